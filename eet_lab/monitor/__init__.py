@@ -1,0 +1,25 @@
+"""Watching a run: sources of measurements and the thread that samples them."""
+
+from __future__ import annotations
+
+from eet_lab.monitor.sampler import Sampler
+from eet_lab.monitor.sources import (
+    PsutilSource,
+    ReplaySource,
+    Sample,
+    Source,
+    energy_joules,
+    open_source,
+    record,
+)
+
+__all__ = [
+    "PsutilSource",
+    "ReplaySource",
+    "Sample",
+    "Sampler",
+    "Source",
+    "energy_joules",
+    "open_source",
+    "record",
+]

@@ -1,0 +1,127 @@
+"""A thread that reads a source several times a second into a ring buffer."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from eet_lab.monitor.sources import Sample, Source, energy_joules
+
+
+class Sampler:
+    """Reads `source` and `probes` at `hz` until it is closed. It only ever writes to its own buffer.
+
+    `probes` are extra metrics of the caller's, such as torch's allocator; one that raises is turned off and
+    its reason kept in `missing`. The newest `capacity` samples stay. The thread is a daemon named
+    "eet-sampler". The sampler owns the source and closes it. `cost_s` is the time spent reading so far.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        hz: float = 10,
+        probes: Mapping[str, Callable[[], float]] | None = None,
+        capacity: int = 36_000,
+    ) -> None:
+        if not 0 < hz <= 1000:
+            raise ValueError(f"hz is {hz}; it must be above 0 and at most 1000. The usual rate is 10.")
+        self.source = source
+        self.cost_s = 0.0
+        self._period_s = 1 / hz
+        self._probes = dict(probes or {})
+        self._failed: dict[str, str] = {}
+        self._samples: deque[Sample] = deque(maxlen=capacity)
+        self._latest: dict[str, float] = {}
+        self._num_taken = 0
+        self._lock = threading.Lock()
+        self._reading = threading.Lock()
+        self._resumed = threading.Event()
+        self._resumed.set()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="eet-sampler", daemon=True)
+        self._thread.start()
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Why a metric is not there, by name."""
+        return {**self.source.missing, **self._failed}
+
+    @property
+    def paused(self) -> bool:
+        """Whether the thread is waiting for `resume`."""
+        return not self._resumed.is_set()
+
+    def since(self, index: int = 0) -> tuple[list[Sample], int]:
+        """Samples from number `index` on, and the index to ask with next time. Lost ones are skipped."""
+        with self._lock:
+            first = self._num_taken - len(self._samples)
+            return list(self._samples)[max(index - first, 0) :], self._num_taken
+
+    def latest(self) -> dict[str, float]:
+        """The last known value of every metric."""
+        with self._lock:
+            return dict(self._latest)
+
+    def sample_now(self) -> Sample:
+        """Take one sample at once, on the caller's thread, also while paused or after closing."""
+        with self._reading:
+            start = time.perf_counter()
+            sample = Sample(start, {**self.source.read(), **self._read_probes()}, self.source.name)
+            with self._lock:
+                self._samples.append(sample)
+                self._latest.update(sample.values)
+                self._num_taken += 1
+            self.cost_s += time.perf_counter() - start
+            return sample
+
+    def pause(self) -> None:
+        """Stop reading, to leave the device alone. Samples stay."""
+        self._resumed.clear()
+
+    def resume(self) -> None:
+        """Go on reading."""
+        self._resumed.set()
+
+    def condition(self) -> list[str]:
+        """Why a timing taken now would be doubtful; see `Source.condition`."""
+        return self.source.condition()
+
+    def energy_joules(self, between: tuple[float, float]) -> float | None:
+        """Energy used between two `perf_counter` times; None where there is no counter or no samples."""
+        return energy_joules(self.since()[0], between)
+
+    def close(self) -> None:
+        """End the thread and wait for it; may be called twice."""
+        self._closing.set()
+        self._resumed.set()
+        self._thread.join()
+        self.source.close()
+
+    def __enter__(self) -> Sampler:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        due = time.perf_counter()
+        while not self._closing.is_set():
+            self._resumed.wait()
+            if self._closing.is_set():
+                return
+            self.sample_now()
+            # Ticks that were missed, while paused or in a slow call, are skipped and not made up for.
+            due = max(due + self._period_s, time.perf_counter())
+            self._closing.wait(due - time.perf_counter())
+
+    def _read_probes(self) -> dict[str, float]:
+        values = {}
+        for name, probe in tuple(self._probes.items()):
+            try:
+                values[name] = float(probe())
+            except Exception as error:  # noqa: BLE001  a caller's probe may raise anything; sampling goes on
+                del self._probes[name]
+                self._failed[name] = f"{type(error).__name__}: {error}"
+        return values

@@ -1,0 +1,224 @@
+"""What is measured while a model runs: a `Source` answers "what are the values now?".
+
+Every metric is optional. One that cannot be read leaves the set and its reason stays in `missing`; the rest
+goes on. Sources: `NvmlSource` (an NVIDIA GPU), `PsutilSource` (this process), `ReplaySource` (a past run).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from eet_lab.errors import MonitorError
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values read at one moment; `t` is `time.perf_counter()`, the clock of the engine's own time stamps.
+
+    A slow metric is not read every time, so look values up with `.get`.
+    """
+
+    t: float
+    values: dict[str, float]
+    source: str
+
+
+class Source(Protocol):
+    """Where samples come from."""
+
+    name: str
+    label: str
+    metrics: Mapping[str, str]
+    missing: Mapping[str, str]
+
+    def read(self) -> dict[str, float]:
+        """The metrics that are due now, by name. Never raises for a metric that went away."""
+
+    def condition(self) -> list[str]:
+        """Why a timing taken now would be doubtful: a shared or throttled device. Empty when all is well."""
+
+    def close(self) -> None:
+        """Let go of the device."""
+
+
+@dataclass
+class Meter:
+    """One call that yields one or more metrics, made at most every `period_s` seconds."""
+
+    units: Mapping[str, str]
+    call: Callable[[], tuple[float, ...]]
+    period_s: float = 0.0
+    due: float = field(default=float("-inf"), init=False)
+
+    def read(self) -> dict[str, float]:
+        """The metrics' values by name, in the order of `units`."""
+        return dict(zip(self.units, map(float, self.call()), strict=True))
+
+
+class MeteredSource:
+    """A source made of meters. A meter that raises one of `errors` is turned off and its reason kept."""
+
+    def __init__(
+        self,
+        name: str,
+        label: str,
+        meters: Iterable[Meter],
+        errors: tuple[type[Exception], ...],
+        missing: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.name, self.label = name, label
+        self.metrics: dict[str, str] = {}
+        self.missing: dict[str, str] = dict(missing or {})
+        self._meters: list[Meter] = []
+        self._errors = errors
+        self._clock = clock
+        for meter in meters:
+            self._admit(meter)
+
+    def read(self) -> dict[str, float]:
+        """The metrics that are due now, by name."""
+        now = self._clock()
+        values: dict[str, float] = {}
+        for meter in tuple(self._meters):
+            if now >= meter.due:
+                meter.due = now + meter.period_s
+                values |= self._try(meter)
+        return values
+
+    def condition(self) -> list[str]:
+        """Nothing is known against a timing."""
+        return []
+
+    def close(self) -> None:
+        """Forget the meters; a later read yields nothing."""
+        self._meters.clear()
+
+    def _admit(self, meter: Meter) -> None:
+        self._meters.append(meter)
+        self.metrics.update(meter.units)
+        self._try(meter)
+
+    def _try(self, meter: Meter) -> dict[str, float]:
+        try:
+            return meter.read()
+        except self._errors as error:
+            self._meters.remove(meter)
+            # New dictionaries, since another thread may be walking through the old ones.
+            self.metrics = {name: unit for name, unit in self.metrics.items() if name not in meter.units}
+            self.missing = {**self.missing, **dict.fromkeys(meter.units, self._reason(error))}
+            return {}
+
+    def _reason(self, error: Exception) -> str:
+        return str(error) or type(error).__name__
+
+
+class PsutilSource(MeteredSource):
+    """This process as the operating system sees it, for machines without a GPU: resident memory, CPU time."""
+
+    def __init__(self, why: str = "no NVIDIA GPU found", missing: Mapping[str, str] | None = None) -> None:
+        import psutil
+
+        process = psutil.Process()
+        meters = [
+            Meter({"process_rss_bytes": "B"}, lambda: (process.memory_info().rss,)),
+            # The first call only starts the measurement and answers 0: the probe at construction takes it.
+            Meter({"process_cpu_percent": "%"}, lambda: (process.cpu_percent(),), period_s=0.2),
+        ]
+        super().__init__("psutil", f"CPU process (psutil; {why})", meters, (psutil.Error,), missing)
+
+
+class ReplaySource:
+    """An earlier run: each read answers the recording's next sample, and nothing after the last one.
+
+    `recording` is what `record` makes; MonitorError when it is not.
+    """
+
+    name = "replay"
+
+    def __init__(self, recording: Mapping[str, Any]) -> None:
+        try:
+            self.label = f"{recording['label']} (recorded)"
+            self.metrics: dict[str, str] = dict(recording["metrics"])
+            self.missing: dict[str, str] = dict(recording["missing"])
+            self.times: list[float] = [float(sample["t"]) for sample in recording["samples"]]
+            self._values: list[dict[str, float]] = [dict(sample["values"]) for sample in recording["samples"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise MonitorError(
+                f"This is not a recording of a monitor: {error!r}. "
+                "A recording has label, metrics, missing and samples, each with t and values."
+            ) from error
+        self._next = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether every sample has been read."""
+        return self._next >= len(self._values)
+
+    def read(self) -> dict[str, float]:
+        """The next sample's values; empty after the last one."""
+        if self.done:
+            return {}
+        self._next += 1
+        return dict(self._values[self._next - 1])
+
+    def condition(self) -> list[str]:
+        """A recorded run is never a measurement of this machine."""
+        return ["replayed from a recording, not measured here"]
+
+    def close(self) -> None:
+        """Skip what is left."""
+        self._next = len(self._values)
+
+
+def record(source: Source, samples: Sequence[Sample]) -> dict[str, Any]:
+    """A recording that `ReplaySource` plays and `json` can write; times start at the first sample."""
+    start = samples[0].t if samples else 0.0
+    return {
+        "label": source.label,
+        "metrics": dict(source.metrics),
+        "missing": dict(source.missing),
+        "samples": [{"t": round(sample.t - start, 6), "values": sample.values} for sample in samples],
+    }
+
+
+def energy_joules(samples: Sequence[Sample], between: tuple[float, float]) -> float | None:
+    """Energy the device used between two `perf_counter` times, from its running total; None when unknown.
+
+    The total is interpolated between the samples around each end. The counter itself moves every 20 to
+    100 ms, so a figure for less than a second is rough.
+    """
+    points = [(s.t, s.values["energy_j"]) for s in samples if "energy_j" in s.values]
+    start, end = (_interpolate(points, t) for t in between)
+    return None if start is None or end is None else end - start
+
+
+def _interpolate(points: Sequence[tuple[float, float]], t: float) -> float | None:
+    for (t0, y0), (t1, y1) in itertools.pairwise(points):
+        if t0 <= t <= t1:
+            return y0 + (y1 - y0) * (t - t0) / (t1 - t0) if t1 > t0 else y1
+    return None
+
+
+def open_source(device: str = "cpu") -> Source:
+    """The best source for a torch device name such as "cpu", "cuda" or "cuda:1".
+
+    Where NVML is missing the process is measured instead, and the label says so.
+    """
+    if not device.startswith("cuda"):
+        return PsutilSource(why=f"running on {device}")
+    import torch
+
+    from eet_lab.monitor.nvml import NvmlSource
+
+    if not torch.cuda.is_available():
+        return PsutilSource()
+    uuid = str(torch.cuda.get_device_properties(torch.device(device)).uuid)
+    try:
+        return NvmlSource(uuid)
+    except MonitorError as error:
+        return PsutilSource(why=str(error), missing={"memory_used_bytes": str(error)})

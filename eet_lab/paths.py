@@ -1,0 +1,58 @@
+"""Where EET Lab's files are: the same answers in a clone and in an installed package."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from eet_lab.errors import SetupError
+
+PACKAGE = Path(__file__).resolve().parent
+
+
+def csrc_dir() -> Path:
+    """The folder of the CUDA sources."""
+    return _shipped("csrc")
+
+
+def notebooks_dir() -> Path:
+    """The folder of the notebooks as they were shipped; in an installed package, read-only in spirit."""
+    return _shipped("notebooks")
+
+
+def is_clone() -> bool:
+    """Whether the package runs from its repository, so that its notebooks may be used where they are."""
+    return not (PACKAGE / "_notebooks").is_dir() and (PACKAGE.parent / "pyproject.toml").is_file()
+
+
+def cache_dir() -> Path:
+    """The user's own cache folder for EET Lab, made when missing, private (mode 0700).
+
+    Kernels that were built here are loaded into the process later, so nobody else may write to it.
+    Raises SetupError when the folder cannot be made, belongs to another user or cannot be written to.
+    """
+    home = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(home) if home else Path.home() / ".cache") / "eet-lab"
+    remedy = "Set XDG_CACHE_HOME to a folder of your own that can be written to."
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = folder.stat().st_uid
+        if owner != os.getuid():
+            raise SetupError(f"{folder} belongs to user {owner}, not to user {os.getuid()}. {remedy}")
+        folder.chmod(0o700)
+    except OSError as error:
+        raise SetupError(f"The cache folder {folder} cannot be used: {error.strerror}. {remedy}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise SetupError(f"The cache folder {folder} cannot be written to. {remedy}")
+    return folder
+
+
+def _shipped(name: str) -> Path:
+    """`eet_lab/_<name>` in an installed package, else `<name>` at the top of the clone."""
+    for folder in (PACKAGE / f"_{name}", PACKAGE.parent / name):
+        if folder.is_dir():
+            return folder
+    raise SetupError(
+        f"EET Lab's {name} folder is missing: looked in {PACKAGE / f'_{name}'} and {PACKAGE.parent / name}. "
+        "Install it again: pip install --force-reinstall --no-deps eet-lab"
+    )
