@@ -1,0 +1,48 @@
+"""EET Lab: a Jupyter-first workbench for transformer optimizations.
+
+Three lines compare two recipes on the bundled model:
+
+    import eet_lab
+    result = eet_lab.compare(eet_lab.load("demo"), ["Return a list of"], recipe="all")
+    result.to_frame()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "eet_lab.models",
+    "Model": "eet_lab.models",
+    "PRESETS": "eet_lab.models",
+    "generate": "eet_lab.generate",
+    "Settings": "eet_lab.engine.settings",
+    "Engine": "eet_lab.engine.engine",
+    "Recipe": "eet_lab.technique",
+    "Technique": "eet_lab.technique",
+    "register": "eet_lab.technique",
+    "knob": "eet_lab.technique",
+    "compare": "eet_lab.bench",
+    "ladder": "eet_lab.bench",
+    "load_result": "eet_lab.bench",
+    "plot": "eet_lab.panels",
+    "Workbench": "eet_lab.panels",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for, when it is asked for: `import eet_lab` alone loads no torch and no widgets."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'eet_lab' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

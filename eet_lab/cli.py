@@ -1,0 +1,51 @@
+"""The command line: `eet-lab`, which is also `python -m eet_lab`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+
+from eet_lab.commands import COMMANDS
+from eet_lab.errors import EETError
+
+ABOUT = """\
+EET Lab: toggle transformer inference optimizations one at a time and see what each one costs and saves.
+"""
+
+START = """\
+new here?          eet-lab lab
+something broken?  eet-lab doctor
+a command's own guide:  eet-lab COMMAND --help
+"""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser with every sub-command in it."""
+    parser = argparse.ArgumentParser("eet-lab", description=ABOUT, epilog=START, formatter_class=_Guide)
+    parser.add_argument("--version", action="version", version=f"eet-lab {metadata.version('eet-lab')}")
+    words = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        word = words.add_parser(
+            command.name, help=command.help, description=command.guide, formatter_class=_Guide
+        )
+        command.add_arguments(word)
+        word.set_defaults(run=command.run)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. 0: done; 1: it found something wrong; 2: bad input; 130: interrupted."""
+    args = build_parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except EETError as error:
+        print(f"eet-lab: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+class _Guide(argparse.RawDescriptionHelpFormatter):
+    """Keeps the guides' line breaks."""

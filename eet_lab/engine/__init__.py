@@ -1,0 +1,1 @@
+"""Prefill, decode, generate: the plain parts, better ones beside them, and the Engine that runs them."""

@@ -1,0 +1,194 @@
+"""Engine: prefill, then decode. It knows Parts, and no technique."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from eet_lab.engine.generation import Generation, StepEvent, Transcript
+from eet_lab.engine.session import Session, moved, rehearsals, session_key
+from eet_lab.engine.settings import Settings, checked_prompts
+from eet_lab.engine.stream import open_stream
+from eet_lab.errors import Cancelled, OutOfMemory
+from eet_lab.memory import Plan
+from eet_lab.models.decoder import Decoder, mapped
+from eet_lab.ops import native
+from eet_lab.ops.types import KVLayer
+from eet_lab.parts import Parts
+
+Progress = Callable[[int, int, str], None]
+
+
+class Cancel(Protocol):
+    """Anything like a `threading.Event`: set it, and the run ends at its next step."""
+
+    def is_set(self) -> bool: ...
+
+
+class Engine:
+    """A model run by parts. Building one is cheap: weights are shared, nothing is compiled or allocated.
+
+    One engine runs one batch at a time, on the thread that calls it.
+    """
+
+    def __init__(self, model: Decoder, parts: Parts | None = None) -> None:
+        self.parts = parts or Parts()
+        for change in self.parts.weights:
+            model = change(model)
+        self.model = model
+        self.memory = self.parts.memory()
+        self.ops = self.parts.ops.bind(self._empty)
+        self.mask = partial(self.parts.mask, empty=self._empty)
+        self._session: Session | None = None
+        self._cancel: Cancel | None = None
+        self._asking = ""
+
+    def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> None:
+        """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later."""
+        if self.parts.ops.kernels:
+            native.build(self.parts.ops.kernels, progress=progress, cancel=cancel)
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        settings: Settings | None = None,
+        *,
+        on_step: Callable[[StepEvent], None] | None = None,
+        cancel: Cancel | None = None,
+        forced: Sequence[Sequence[int]] | None = None,
+    ) -> Generation:
+        """Continue every prompt (token ids, ragged) and return the tokens with their timing.
+
+        `on_step` is called on this thread for each finished step. `cancel` ends the run at the next step, or between two
+        ops of the prefill; what was generated until then is returned. `forced` [B, max_new_tokens] replaces what would be
+        chosen (teacher forcing). Errors: PromptError before any work; OutOfMemory, after which the memory is free again.
+        """
+        settings = settings or Settings()
+        rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
+        self.prepare(cancel=cancel)
+        self._cancel = cancel
+        try:
+            return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced)
+        except torch.OutOfMemoryError as error:
+            raise self._out_of_memory(error) from error
+        except BaseException:
+            self.close()  # a run that broke off in the middle may have left anything behind
+            raise
+        finally:
+            self._cancel = None
+
+    def _generate(
+        self,
+        prompts: list[list[int]],
+        settings: Settings,
+        on_step: Callable[[StepEvent], None],
+        cancel: Cancel | None,
+        forced: Sequence[Sequence[int]] | None,
+    ) -> Generation:
+        stream = open_stream(self.model.device, len(prompts))
+        state, first = self.parts.prompts(prompts, settings.max_new_tokens)
+        ends, width, capacity = state.end.tolist(), first.extent, state.tokens.shape[1]
+        if forced is not None:
+            for row, (end, tokens) in enumerate(zip(ends, forced, strict=True)):
+                state.tokens[row, end : end + len(tokens)] = torch.tensor(tokens)
+            state.end.add_(settings.max_new_tokens)
+        state = state._replace(stop=torch.tensor(settings.stop, dtype=torch.long))
+        session = self._opened(moved(state, self.model.device), moved(first, self.model.device), settings)
+        transcript = Transcript(ends, width, settings.max_new_tokens, capacity - width)
+
+        def read(steps: list) -> None:
+            for step in steps:
+                if not transcript.finished:
+                    on_step(transcript.read(step))
+
+        try:
+            session.prefill()
+            self._cancel = None  # from here on it is looked at once a step
+            read(stream.push(session.state))
+            for extent in range(width + 1, capacity):
+                if transcript.finished or (cancel is not None and cancel.is_set()):
+                    break
+                session.decode(extent)
+                read(stream.push(session.state))
+        except Cancelled:
+            self._session = None
+        read(stream.drain())
+        return transcript.result()
+
+    def _opened(self, state, first, settings: Settings) -> Session:
+        """A session for this batch: the last one if it fits, else a new one."""
+        sampling = settings.sampling(self.model.device)
+        self._asking = "the arena of activations"
+        self.memory.plan(rehearsals(self, state, first, sampling), like=self.model.words)
+        if self._session is not None and self._session.key == session_key(self, state, first, sampling):
+            self._session.restart(state, first, sampling)
+        else:
+            self._session = None  # free the old one's KV cache before the new one asks for its own
+            self._asking = f"the KV cache [{len(state.tokens)} rows x {state.tokens.shape[1]} columns]"
+            self._session = Session(self, state, first, sampling)
+        return self._session
+
+    def new_cache(self, num_rows: int, capacity: int, like: Tensor) -> list[KVLayer]:
+        """An empty KV cache, one layer for each of the model's."""
+        config = self.model.config
+        make = self.parts.kv_cache
+        return [make(config.num_heads, config.head_dim, num_rows, capacity, like) for _ in self.model.layers]
+
+    @cached_property
+    def meta_model(self) -> Decoder:
+        """The model without its data, for rehearsals."""
+        return mapped(self.model, lambda tensor: tensor.to("meta"))
+
+    def plans(self) -> dict[str, Plan]:
+        """What the last run's passes asked for and where it lay: {"prefill": Plan, "decode": Plan}."""
+        return self.memory.plans()
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of activations as `memory` counts them: the most alive at once, or the arena."""
+        return self.memory.num_bytes
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the last run's KV cache."""
+        return 0 if self._session is None else self._session.kv_bytes
+
+    @property
+    def kv_growth_bytes(self) -> int:
+        """Bytes of the copy that a growing KV cache makes beside itself in its last step."""
+        if self._session is None:
+            return 0
+        return max(layer.growth_bytes(layer.num_bytes) for layer in self._session.cache)
+
+    @property
+    def captures(self) -> int:
+        """Decode steps captured so far; 0 where the launch part captures nothing."""
+        return getattr(self._session.launch, "captures", 0) if self._session is not None else 0
+
+    def close(self) -> None:
+        """Give back all memory but the weights; the engine can be used again."""
+        self._session = None
+        self.memory = self.parts.memory()
+
+    def _empty(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Every op comes by here for its memory, so this is also where a prefill can be stopped."""
+        if self._cancel is not None and self._cancel.is_set():
+            raise Cancelled("The run was stopped.")
+        self._asking = name
+        return self.memory.empty(name, shape, like, dtype)
+
+    def _out_of_memory(self, error: torch.OutOfMemoryError) -> OutOfMemory:
+        self.close()
+        detail = str(error).split(". ")
+        wanted = next((part.strip() for part in detail if "Tried to allocate" in part), str(error))
+        if self.model.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return OutOfMemory(
+            f"The GPU's memory is full: {self._asking} could not be allocated ({wanted}). The run has ended and its memory "
+            f"is free again. Use fewer or shorter prompts, fewer new tokens, a smaller model, or half precision."
+        )

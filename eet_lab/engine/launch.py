@@ -1,0 +1,64 @@
+"""How a decode step is launched. A launch part turns `decode(extent, exact)` into a function of the extent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+Decode = Callable[..., None]
+
+
+def eager(decode: Decode, capacity: int) -> Decode:
+    """The baseline: Python launches every kernel of every step."""
+    return decode
+
+
+@dataclass(frozen=True)
+class GraphLaunch:
+    """Capture a step once for each bucket of extents, then replay it: one launch a token.
+
+    The replayed step reads its column from the device, so one graph serves every column of its bucket.
+    """
+
+    bucket: int = 256
+
+    def __call__(self, decode: Decode, capacity: int) -> Graphs:
+        return Graphs(decode, capacity, self.bucket)
+
+
+class Graphs:
+    """The captured steps of one session; `captures` counts them."""
+
+    def __init__(self, decode: Decode, capacity: int, bucket: int) -> None:
+        self._decode, self._capacity, self._bucket = decode, capacity, bucket
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._warm = False
+
+    @property
+    def captures(self) -> int:
+        return len(self._graphs)
+
+    def __call__(self, extent: int) -> None:
+        extent = min(-(-extent // self._bucket) * self._bucket, self._capacity)
+        if not self._warm:  # libraries make their handles and workspaces at the first call, which can't be captured
+            self._decode(extent, exact=False)
+            self._warm = True
+            return
+        if extent not in self._graphs:
+            self._graphs[extent] = self._captured(extent)
+        self._graphs[extent].replay()
+
+    def _captured(self, extent: int) -> torch.cuda.CUDAGraph:
+        graph, stream, current = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            # Thread-local: the threads that watch the run may ask the driver things meanwhile.
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                self._decode(extent, exact=False)
+            finally:
+                graph.capture_end()
+        current.wait_stream(stream)
+        return graph

@@ -1,0 +1,93 @@
+"""A batch in flight: its canvas, its KV cache, and how its steps are launched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from eet_lab.engine.prompts import decode_step
+from eet_lab.engine.trace import Rehearsal
+from eet_lab.models.decoder import mapped
+from eet_lab.ops.types import Sampling, State, Step
+
+if TYPE_CHECKING:
+    from eet_lab.engine.engine import Engine
+
+
+class Session:
+    """Prefill and decode for batches of one shape.
+
+    The tensors keep their addresses from batch to batch (`restart`), so what was captured stays valid.
+    """
+
+    def __init__(self, engine: Engine, state: State, first: Step, sampling: Sampling) -> None:
+        self.key = session_key(engine, state, first, sampling)
+        self._engine, self._sampling, self.state, self._first = engine, sampling, state, first
+        num_rows, self.capacity = state.tokens.shape
+        self.cache = engine.new_cache(num_rows, self.capacity, engine.model.words)
+        self._next = decode_step(state, first.num_pad, first.spans, self.capacity)
+        self.launch = engine.parts.launch(self._decode, self.capacity)
+
+    def restart(self, state: State, first: Step, sampling: Sampling) -> None:
+        """Begin another batch of the same shape in the same memory."""
+        for old, new in zip(self.state, state, strict=True):
+            old.copy_(new)
+        self._sampling.seed.copy_(sampling.seed)
+        self._first = first
+        for layer in self.cache:
+            layer.clear()
+
+    def prefill(self) -> None:
+        """Read the first columns and write each row's next token."""
+        self._run("prefill", self._first)
+
+    def decode(self, extent: int) -> None:
+        """One step, in which columns [0, extent) exist."""
+        self.launch(extent)
+
+    def _decode(self, extent: int, exact: bool = True) -> None:
+        self._run("decode", self._next._replace(extent=extent, exact=exact))
+
+    def _run(self, name: str, step: Step) -> None:
+        engine = self._engine
+        engine.memory.enter(name)
+        token = engine.parts.forward(engine.model, engine.ops, engine.mask, self.cache, step, self._sampling)
+        engine.ops.advance(self.state, token)
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(layer.num_bytes for layer in self.cache)
+
+
+def session_key(engine: Engine, state: State, first: Step, sampling: Sampling) -> tuple:
+    """Equal for batches that can share a session."""
+    pads = tuple(span.num_pad for span in first.spans)
+    return state.tokens.shape, pads, len(state.stop), sampling[:3], engine.memory.generation
+
+
+def rehearsals(engine: Engine, state: State, first: Step, sampling: Sampling) -> dict[str, Rehearsal]:
+    """The passes of a run, ready to run on meta tensors: prefill, and decode at its longest."""
+    num_rows, capacity = state.tokens.shape
+    last = decode_step(state, first.num_pad, first.spans, capacity)
+
+    def on_meta(step: Step) -> Step:
+        return Step(*(part.to("meta") if isinstance(part, Tensor) else part for part in step))
+
+    def rehearse(step: Step) -> None:
+        model = engine.meta_model
+        cache = engine.new_cache(num_rows, step.extent, model.words)
+        meta_sampling = sampling._replace(seed=sampling.seed.to("meta"))
+        with torch.inference_mode():
+            engine.parts.forward(model, engine.ops, engine.mask, cache, on_meta(step), meta_sampling)
+
+    return {
+        name: Rehearsal((name, step.spans, len(step.ids), step.extent, sampling[:3]), lambda step=step: rehearse(step))
+        for name, step in (("prefill", first), ("decode", last))
+    }
+
+
+def moved(tree: State | Step, device: torch.device) -> State | Step:
+    """The same on another device."""
+    return mapped(tree, lambda tensor: tensor.to(device))

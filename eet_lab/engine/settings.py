@@ -1,0 +1,76 @@
+"""What a run is asked to do, and the checks that stand before any work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from eet_lab.errors import PromptError
+from eet_lab.models.config import Config
+from eet_lab.ops.types import Sampling
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to generate: greedy at temperature 0 (the default), else a draw after temperature, top-k and top-p.
+
+    `stop` holds token ids that end a row (the stop token is kept, as in transformers); the seed makes draws repeatable.
+    """
+
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    stop: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        limits = {
+            "max_new_tokens": (_whole(self.max_new_tokens, 1), "a whole number of at least 1"),
+            "temperature": (_real(self.temperature) and self.temperature >= 0, "0 (greedy) or a positive number"),
+            "top_k": (_whole(self.top_k, 0), "0 (no limit) or a positive whole number"),
+            "top_p": (_real(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),
+            "seed": (_whole(self.seed, 0) and self.seed < 2**63, "a whole number from 0 to 2**63 - 1"),
+        }
+        for name, (fine, limit) in limits.items():
+            if not fine:
+                raise PromptError(f"{name} is {getattr(self, name)!r}, but it must be {limit}.")
+        object.__setattr__(self, "stop", tuple(self.stop))
+        if bad := [token for token in self.stop if not _whole(token, 0)]:
+            raise PromptError(f"stop holds {bad[0]!r}, but stop tokens are token ids: whole numbers from 0.")
+
+    def sampling(self, device: torch.device) -> Sampling:
+        """The same as the ops read it."""
+        seed = torch.tensor([self.seed], device=device)
+        return Sampling(float(self.temperature), self.top_k, float(self.top_p), seed)
+
+
+def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, config: Config) -> list[list[int]]:
+    """The prompts as lists of token ids, an empty one as BOS; PromptError for what cannot run."""
+    if not prompts:
+        raise PromptError("There are no prompts; give at least one (an empty one starts from BOS).")
+    rows = [list(prompt) or [config.bos_id] for prompt in prompts]
+    for number, row in enumerate(rows):
+        for token in row:
+            if not (_whole(token, 0) and token < config.vocab_size):
+                raise PromptError(
+                    f"Prompt {number} holds the token {token!r}, but the model's vocabulary ends at "
+                    f"{config.vocab_size - 1}; was it encoded with another tokenizer?"
+                )
+        if len(row) + max_new_tokens > config.context:
+            raise PromptError(
+                f"Prompt {number} has {len(row)} tokens; with {max_new_tokens} new ones it would pass the model's context of "
+                f"{config.context} tokens. Shorten it, or ask for at most {max(config.context - len(row), 0)} new tokens."
+            )
+    return rows
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _real(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,0 +1,56 @@
+"""What can go wrong for a user: every message names the value, the limit and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class EETError(Exception):
+    """The base of every error that EET Lab raises on purpose."""
+
+
+class RecipeError(EETError, ValueError):
+    """A technique or knob that does not exist, is unavailable, or conflicts with another."""
+
+
+class ModelError(EETError, ValueError):
+    """A model that cannot be loaded: unknown, unsupported, or its checkpoint is damaged."""
+
+
+class PromptError(EETError, ValueError):
+    """A prompt or generation setting that cannot be run."""
+
+
+class KernelBuildError(EETError, RuntimeError):
+    """A CUDA kernel that cannot be built or loaded here."""
+
+
+class KernelError(EETError, RuntimeError):
+    """A CUDA kernel that reported an error when it was launched."""
+
+
+class OutOfMemory(EETError, MemoryError):
+    """A buffer that did not fit into the device's memory."""
+
+
+class ResultError(EETError, ValueError):
+    """A saved result that cannot be read."""
+
+
+class SetupError(EETError, RuntimeError):
+    """A machine or an installation that lacks something: a folder, a port, a package."""
+
+
+class MonitorError(EETError, RuntimeError):
+    """A source of measurements that cannot be opened or read."""
+
+
+class Cancelled(EETError):
+    """The user pressed Stop."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """" Did you mean 'x'?" for the nearest known name, or an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {near[0]!r}?" if near else ""

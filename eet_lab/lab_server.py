@@ -1,0 +1,195 @@
+"""Starting JupyterLab on the workbench: notebooks in place, a free port, a token, an address to open."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import quote
+
+from eet_lab import paths
+from eet_lab.errors import SetupError
+
+HOST = "127.0.0.1"
+FIRST_PORT, NUM_PORTS = 8888, 50
+START_TIMEOUT_S = 90
+
+
+def prepare(folder: Path | None = None) -> Path:
+    """Put the notebooks where the user works and return that folder.
+
+    A clone's own notebooks are used where they are, unless `folder` is given. Elsewhere they are copied, by default
+    into the current folder; what exists is kept.
+    """
+    if folder is None and paths.is_clone():
+        return paths.notebooks_dir()
+    target = (folder or Path.cwd()).expanduser().resolve()
+    copied, changed = copy_notebooks(target)
+    if copied:
+        print(f"Copied {len(copied)} notebooks into {target}")
+    for path in changed:
+        print(f"Kept your {path} (the shipped one differs; move yours away to get it)")
+    return target
+
+
+def copy_notebooks(target: Path) -> tuple[list[Path], list[Path]]:
+    """Copy the shipped notebooks into `target`, never over a file: (what was copied, what is there and differs)."""
+    copied, changed = [], []
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for source in sorted(paths.notebooks_dir().glob("*.ipynb")):
+            path = target / source.name
+            try:
+                with path.open("xb") as file:
+                    file.write(source.read_bytes())
+                copied.append(path)
+            except FileExistsError:
+                if path.read_bytes() != source.read_bytes():
+                    changed.append(path)
+    except OSError as error:
+        raise SetupError(
+            f"The notebooks cannot be copied into {target}: {error.strerror}. "
+            "Name a folder of your own: eet-lab lab --dir FOLDER"
+        ) from error
+    return copied, changed
+
+
+def choose_port(wanted: int | None = None) -> int:
+    """`wanted` if it is free, else SetupError; without a wish, the first free port from 8888."""
+    if wanted is not None:
+        if not 1 <= wanted <= 65535:
+            raise SetupError(f"Port {wanted} does not exist. Use one from 1024 to 65535: eet-lab lab --port 8888")
+        if not _is_free(wanted):
+            raise SetupError(
+                f"Port {wanted} on {HOST} is taken or not permitted, perhaps by an earlier lab (`jupyter server list`). "
+                "Leave out --port to get a free one."
+            )
+        return wanted
+    for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS):
+        if _is_free(port):
+            return port
+    raise SetupError(
+        f"Ports {FIRST_PORT} to {FIRST_PORT + NUM_PORTS - 1} are all taken. "
+        "Stop old servers (`jupyter server list`) or name a port: eet-lab lab --port 9000"
+    )
+
+
+def has_display() -> bool:
+    """Whether a browser could show up here: a desktop session, and not one behind ssh without forwarding."""
+    if sys.platform in ("darwin", "win32"):
+        return "SSH_CONNECTION" not in os.environ
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+def server_command(home: Path, notebook: str, port: int, browser: bool) -> list[str]:
+    """The words that start JupyterLab. The token is not among them: other users can read a process's words."""
+    words = [
+        *(sys.executable, "-m", "jupyterlab"),
+        f"--ServerApp.ip={HOST}",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        f"--ServerApp.root_dir={home}",
+        f"--LabApp.default_url=/lab/tree/{quote(notebook)}",
+        "--ServerApp.answer_yes=True",  # Ctrl+C stops at once
+        "--ServerApp.log_level=WARN",
+    ]
+    if not browser:
+        words.append("--no-browser")
+    if os.name == "posix" and os.geteuid() == 0:
+        words.append("--allow-root")
+    return words
+
+
+def serve(home: Path, notebook: str = "workbench.ipynb", port: int | None = None, browser: bool = True) -> int:
+    """Run JupyterLab on `home`/`notebook` until it is stopped; its exit code.
+
+    Raises SetupError when JupyterLab or the notebook is missing, the port is taken, or the server does not start.
+    """
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise SetupError(f"JupyterLab is not installed in {sys.prefix}: {sys.executable} -m pip install jupyterlab")
+    if not (home / notebook).is_file():
+        have = ", ".join(sorted(path.name for path in home.glob("*.ipynb"))) or "no notebooks"
+        raise SetupError(f"There is no {notebook} in {home}, which has {have}. Choose one with --notebook.")
+    port, token = choose_port(port), secrets.token_hex(24)
+    browser = browser and has_display()
+    # The kernels of this environment come first; a "python3" kernel in the user's folder may lack the package.
+    env = {**os.environ, "JUPYTER_TOKEN": token, "JUPYTER_PREFER_ENV_PATH": "1"}
+    print(f"Starting JupyterLab on {home / notebook} ...", flush=True)
+    server = subprocess.Popen(server_command(home, notebook, port, browser), env=env)
+    with _signals_go_to(server):
+        _wait_until_up(server, port)
+        print(address(notebook, port, token, browser), flush=True)
+        return server.wait()
+
+
+def address(notebook: str, port: int, token: str, browser: bool) -> str:
+    """What to open, and how to get there from another computer."""
+    url = f"http://{HOST}:{port}/lab/tree/{quote(notebook)}?token={token}"
+    lines = ["", "  EET Lab is running. Stop it with Ctrl+C.", "", f"  {url}", ""]
+    if not browser:
+        user, machine = getpass.getuser(), socket.gethostname()
+        lines += [
+            "  No browser here? On your own computer run this, then open the address above there:",
+            f"  ssh -N -L {port}:{HOST}:{port} {user}@{machine}",
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _wait_until_up(server: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if server.poll() is not None:
+            raise SetupError(
+                f"JupyterLab ended with code {server.returncode} before it was up; its own message is above. "
+                "Check the installation: eet-lab doctor"
+            )
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{port}/login", timeout=2):
+                return
+        except urllib.error.HTTPError:
+            return  # it answers, which is what counts
+        except OSError:
+            time.sleep(0.2)
+    server.terminate()
+    raise SetupError(f"JupyterLab did not answer within {START_TIMEOUT_S} s. Try again, or run: eet-lab doctor")
+
+
+@contextlib.contextmanager
+def _signals_go_to(server: subprocess.Popen[bytes]):
+    """Ctrl+C reaches the server on its own (same terminal): wait for it. SIGTERM and SIGHUP are passed on."""
+
+    def pass_on(number: int, frame: object) -> None:
+        server.send_signal(signal.SIGTERM)
+
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, pass_on),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, pass_on),
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,94 @@
+"""A GPT-2 decoder. It calls ops; what they cost and where they write is not its business.
+
+T tokens, B rows, C channels, V words, S positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eet_lab.models.config import Config
+from eet_lab.ops.types import KVLayer, Linear, Norm, Sampling, Step
+
+if TYPE_CHECKING:
+    from eet_lab.parts import Ops
+
+
+class Layer(NamedTuple):
+    """One transformer layer: pre-norm attention, then a pre-norm feed-forward network."""
+
+    norm_1: Norm
+    qkv: Linear  # [3C,C]
+    proj: Linear  # [C,C]
+    norm_2: Norm
+    fc_1: Linear  # [F,C]
+    fc_2: Linear  # [C,F]
+
+
+class Decoder(NamedTuple):
+    """The weights, and what they are for."""
+
+    config: Config
+    words: Tensor  # [V,C]
+    places: Tensor  # [S,C]
+    layers: tuple[Layer, ...]
+    norm: Norm
+    head: Linear  # [V,C]
+
+    @property
+    def device(self) -> torch.device:
+        return self.words.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.words.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights; a tied head is counted once."""
+        storages = {t.data_ptr(): t.numel() * t.element_size() for t in tensors(self)}
+        return sum(storages.values())
+
+
+def forward(
+    model: Decoder, ops: Ops, mask: Any, cache: Sequence[KVLayer], step: Step, sampling: Sampling
+) -> Tensor:
+    """The next token of every row, [B]."""
+    act = model.config.act
+    x = ops.embed(step.ids, step.positions, model.words, model.places)
+    attend = mask(ops, step, like=x)
+    for w, kv in zip(model.layers, cache, strict=True):
+        h = ops.norm_linear(x, w.norm_1, w.qkv)
+        h = attend(h, kv, step)
+        x = ops.linear_residual(h, w.proj, x)
+        h = ops.norm_linear(x, w.norm_2, w.fc_1, act)
+        x = ops.linear_residual(h, w.fc_2, x)
+    return ops.next_token(x, step, model.norm, model.head, sampling)
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    """Every tensor of a decoder, in reading order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [t for part in tree for t in tensors(part)] if isinstance(tree, tuple) else []
+
+
+def mapped(tree: Any, change: Any) -> Any:
+    """The same decoder with `change` applied to every tensor; a tensor that is used twice is changed once."""
+    done: dict[int, Tensor] = {}
+
+    def visit(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            if id(part) not in done:
+                done[id(part)] = change(part)
+            return done[id(part)]
+        if isinstance(part, tuple):
+            items = [visit(item) for item in part]
+            return type(part)(*items) if hasattr(part, "_fields") else tuple(items)
+        return part
+
+    return visit(tree)

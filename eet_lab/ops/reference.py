@@ -1,0 +1,171 @@
+"""What each op means, in plain PyTorch. An op asks `empty` for every activation that it makes.
+
+T tokens, B rows, Q queries a row, K columns of the KV cache, C channels, N outputs, H heads, G KV heads, D head dim, V words.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
+
+from eet_lab.ops.types import Empty, KVLayer, Linear, Norm, Sampling, State, Step
+
+
+def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty) -> Tensor:
+    """Word plus position embedding: ids [T], positions [T], words [V,C], places [S,C] -> [T,C]."""
+    x = torch.index_select(words, 0, ids, out=empty("embedded", (len(ids), words.shape[1]), words))
+    place = torch.index_select(places, 0, positions, out=empty("place", x.shape, x))
+    return x.add_(place)
+
+
+def norm(x: Tensor, w: Norm, *, empty: Empty) -> Tensor:
+    """Layer norm, or RMS norm without a bias: [T,C] -> [T,C]."""
+    shape = x.shape[-1:]
+    normed = rms_norm(x, shape, w.weight, w.eps) if w.bias is None else layer_norm(x, shape, w.weight, w.bias, w.eps)
+    return empty("normed", x.shape, x).copy_(normed)
+
+
+def linear(x: Tensor, w: Linear, *, empty: Empty) -> Tensor:
+    """[T,C] -> [T,N]."""
+    out = empty("linear", (len(x), len(w.weight)), x)
+    return torch.mm(x, w.weight.t(), out=out) if w.bias is None else torch.addmm(w.bias, x, w.weight.t(), out=out)
+
+
+def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
+    """An activation by name: "gelu_tanh", "gelu" (erf) or "relu". [T,N] -> [T,N]."""
+    out = empty("activated", x.shape, x)
+    if act == "relu":
+        return torch.clamp_min(x, 0, out=out)
+    return torch.ops.aten.gelu.out(x, approximate={"gelu_tanh": "tanh", "gelu": "none"}[act], out=out)
+
+
+def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
+    """act(linear(norm(x))): [T,C] -> [T,N]."""
+    y = linear(norm(x, norm_w, empty=empty), w, empty=empty)
+    return y if act is None else activate(y, act, empty=empty)
+
+
+def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:
+    """linear(x) + residual: [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
+    y = linear(x, w, empty=empty)
+    return torch.add(y, residual, out=empty("residual", residual.shape, x))
+
+
+def append(qkv: Tensor, kv: KVLayer, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    """Write the new keys and values into the cache: [T,(H+2G)D] -> queries [T,H,D], all keys and values [B,G,K,D]."""
+    kv_width = kv.num_heads * kv.head_dim
+    q, k, v = (
+        part.unflatten(-1, (-1, kv.head_dim))
+        for part in qkv.split([qkv.shape[1] - 2 * kv_width, kv_width, kv_width], -1)
+    )
+    keys, values = kv.room(step)
+    keys[step.rows, :, step.columns] = k
+    values[step.rows, :, step.columns] = v
+    return q, keys, values
+
+
+def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empty: Empty) -> Tensor:
+    """Attention as EET's baseline had it: every score is computed, then a mask [B,1,Q,K] is added. [T,(H+2G)D] -> [T,HD]."""
+    q, keys, values = append(qkv, kv, step)
+    (B, G, K, D), (T, H, _) = keys.shape, q.shape
+    if H > G:
+        keys, values = keys.repeat_interleave(H // G, 1), values.repeat_interleave(H // G, 1)
+    q = q.unflatten(0, (B, -1)).transpose(1, 2).mul(D**-0.5)
+    scores = torch.matmul(q, keys.transpose(-1, -2), out=empty("scores", (B, H, T // B, K), q))
+    scores = torch.add(scores, mask, out=empty("masked_scores", scores.shape, q))
+    weights = torch.softmax(scores, -1, out=empty("attention_weights", scores.shape, q))
+    mixed = torch.matmul(weights, values, out=empty("mixed", q.shape, q))
+    return empty("attended", (T, H * D), qkv).view(B, -1, H, D).copy_(mixed.transpose(1, 2)).view(T, H * D)
+
+
+def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
+    """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; a pad's own output is 0.
+
+    Plain PyTorch has no call for rows with different numbers of pads, so each such group of rows is a call of its own.
+    """
+    q, keys, values = append(qkv, kv, step)
+    out = empty("attended", q.shape, q).zero_()
+    if out.is_meta:  # a rehearsal only wants to know what was asked for
+        return out.flatten(1)
+    B, width = len(step.spans), len(q) // len(step.spans)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for row, span in enumerate(step.spans):
+        groups.setdefault((span.num_pad, span.count), []).append(row)
+    for (num_pad, count), rows in groups.items():
+        seen = slice(num_pad, step.extent)
+        if len(rows) == B and len(q) == B * count:  # one group: the batch as it lies
+            new, k, v, to = q.view(B, width, *q.shape[1:]), keys[:, :, seen], values[:, :, seen], out.view(B, width, -1)
+            to.copy_(_attend(new, k, v, step.columns.view(B, width), num_pad, step.exact).flatten(2))
+            continue
+        for row in rows:
+            now = slice(step.spans[row].first, step.spans[row].first + count)
+            k, v = keys[row : row + 1, :, seen], values[row : row + 1, :, seen]
+            out[now] = _attend(q[None, now], k, v, step.columns[None, now], num_pad, step.exact)[0]
+    return out.flatten(1)
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, columns: Tensor, num_pad: int, exact: bool) -> Tensor:
+    """q [R,Q,H,D], k and v [R,G,K,D], whose first column is `num_pad` -> [R,Q,H,D]; the queries are the newest Q columns."""
+    bound = None
+    if not exact:
+        column = torch.arange(num_pad, num_pad + k.shape[2], device=q.device)
+        bound = (column <= columns[..., None])[:, None]
+    causal = bound is None and q.shape[1] > 1
+    grouped = {"enable_gqa": True} if q.shape[2] > k.shape[1] else {}
+    return scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=bound, is_causal=causal, **grouped).transpose(1, 2)
+
+
+def newest_logits(x: Tensor, step: Step, norm_w: Norm, head: Linear, *, empty: Empty) -> Tensor:
+    """The logits [B,V] of each row's newest token; x [T,C]."""
+    newest = torch.index_select(x, 0, step.last, out=empty("newest", (len(step.last), x.shape[1]), x))
+    return norm_linear(newest, norm_w, head, empty=empty)
+
+
+def next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty) -> Tensor:
+    """The next token of every row: x [T,C] -> [B]."""
+    logits = newest_logits(x, step, norm_w, head, empty=empty)
+    return choose(logits, step.positions.index_select(0, step.last), sampling)
+
+
+def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
+    """Arg-max, or a draw by the Gumbel-max trick after temperature, top-k and top-p: logits [B,V], positions [B] -> [B]."""
+    if sampling.greedy:
+        return logits.argmax(-1)
+    scores = logits.float() / sampling.temperature
+    if 0 < sampling.top_k < scores.shape[-1]:
+        scores = scores.masked_fill(scores < scores.topk(sampling.top_k).values[:, -1:], -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = scores.sort(-1, descending=True)
+        chances = ordered.softmax(-1)
+        beyond = chances.cumsum(-1) - chances >= sampling.top_p  # the first word is never beyond
+        scores = scores.masked_fill(torch.empty_like(beyond).scatter_(-1, order, beyond), -torch.inf)
+    return (scores + gumbel(sampling.seed, positions, scores.shape[-1])).argmax(-1)
+
+
+def gumbel(seed: Tensor, positions: Tensor, num_words: int) -> Tensor:
+    """Gumbel noise [B,V] that depends on (seed, row, position, word) alone, whatever the layout of the batch."""
+    row = torch.arange(len(positions), device=positions.device)
+    key = _mix(_mix(_mix(seed) + row) + positions)
+    bits = _mix(key[:, None] + torch.arange(num_words, device=key.device)) & 0xFFFFFF
+    uniform = (bits.float() + 0.5) * 2.0**-24
+    return uniform.log_().neg_().log_().neg_()
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A 31-bit integer hash (two rounds of the multiply-xorshift family; constants by C. Wellons, "hash-prospector")."""
+    x = x & 0x7FFFFFFF
+    for multiplier in (0x2C1B3C6D, 0x297A2D39):
+        x = ((x ^ (x >> 15)) * multiplier) & 0x7FFFFFFF
+    return x ^ (x >> 15)
+
+
+def advance(state: State, token: Tensor, *, empty: Empty) -> None:
+    """Write `token` [B] into the next column of the canvas, except where the prompt still stands; step forward."""
+    state.column.add_(1)
+    known = state.tokens.index_select(1, state.column)[:, 0]
+    generated = state.column >= state.end
+    state.ids.copy_(torch.where(generated, token, known))
+    state.done.logical_or_(generated & (state.ids[:, None] == state.stop).any(1))
+    state.tokens.index_copy_(1, state.column, state.ids[:, None])
+    state.positions.add_(1)

@@ -1,0 +1,95 @@
+"""The values that ops pass around.
+
+T tokens, B rows of the batch, C channels, N outputs, G KV heads, D head dim, K columns of the KV cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Norm(NamedTuple):
+    """A layer norm, or an RMS norm where there is no bias."""
+
+    weight: Tensor  # [C]
+    bias: Tensor | None  # [C]
+    eps: float
+
+
+class Linear(NamedTuple):
+    """A linear layer; ops dispatch on the weight's dtype."""
+
+    weight: Tensor  # [N,C]
+    bias: Tensor | None  # [N]
+
+
+class Span(NamedTuple):
+    """What the host knows of one row in a step: its real tokens are `first .. first + count - 1` of T."""
+
+    first: int
+    count: int
+    num_pad: int
+
+
+class Step(NamedTuple):
+    """What one forward pass reads. Tensors are on the device; the rest is known to the host."""
+
+    ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64  place in its own sequence
+    rows: Tensor  # [T] int64  row of the batch
+    columns: Tensor  # [T] int64  column of the KV cache
+    last: Tensor  # [B] int64  index in T of each row's newest token
+    num_pad: Tensor  # [B] int64  columns before a row's first token
+    first: Tensor  # [B] int64  index in T of each row's first real token
+    count: Tensor  # [B] int64  number of each row's real tokens
+    spans: tuple[Span, ...]  # B times: first, count and num_pad, on the host
+    extent: int  # columns [0, extent) of the cache hold everything that a query may see
+    exact: bool = True  # False: extent was rounded up, only the device's `columns` tell where a query ends
+
+
+class Sampling(NamedTuple):
+    """How the next token is drawn. The noise is keyed by (seed, row, position), so that recipes agree."""
+
+    temperature: float  # 0: greedy
+    top_k: int  # 0: no limit
+    top_p: float  # 1: no limit
+    seed: Tensor  # [1] int64, on the device: a captured step can be replayed with another seed
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+class KVLayer(Protocol):
+    """One layer's keys and values."""
+
+    num_heads: int
+    head_dim: int
+
+    def room(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Keys and values [B,G,K,D] with K = step.extent; the attention op writes the new columns."""
+
+
+class State(NamedTuple):
+    """What decoding carries from step to step, all of it on the device, updated in place."""
+
+    tokens: Tensor  # [B,S] int64  the canvas: prompts, then what was generated
+    end: Tensor  # [B] int64  first column after the prompt
+    column: Tensor  # [1] int64  the column that the next step reads
+    ids: Tensor  # [B] int64  what stands in that column
+    positions: Tensor  # [B] int64
+    done: Tensor  # [B] bool   a stop token was generated
+    stop: Tensor  # [E] int64  the stop tokens
+
+
+Empty = Callable[..., Tensor]
+"""`empty(name, shape, like, dtype=None)`: an op's only source of memory; not initialized."""
+
+
+def fresh(name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The plainest `Empty`: a new tensor for whoever asks."""
+    return like.new_empty(shape, dtype=dtype)

@@ -1,0 +1,65 @@
+"""Parts: what an engine is built from, each with its plain PyTorch default. `Parts()` is the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
+from typing import Any
+
+from eet_lab.engine import kv_cache, launch, mask, memory, prompts
+from eet_lab.models import decoder
+from eet_lab.ops import reference
+from eet_lab.ops.types import Empty
+
+
+@dataclass(frozen=True)
+class Ops:
+    """What a decoder calls, cut where fusion can happen. Each op takes `empty`, its only source of memory."""
+
+    embed: Callable = reference.embed
+    norm_linear: Callable = reference.norm_linear
+    linear_residual: Callable = reference.linear_residual
+    masked_attention: Callable = reference.masked_attention
+    attention: Callable = reference.attention
+    next_token: Callable = reference.next_token
+    advance: Callable = reference.advance
+
+    def bind(self, empty: Empty) -> Ops:
+        """The same ops with `empty` filled in."""
+        return Ops(**{f.name: partial(getattr(self, f.name), empty=empty) for f in fields(self)})
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The CUDA sources that these ops need built, in order and without repetition."""
+        needed = (name for f in fields(self) for name in getattr(getattr(self, f.name), "kernels", ()))
+        return tuple(dict.fromkeys(needed))
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One field per decision; a technique replaces fields, the engine reads them."""
+
+    ops: Ops = field(default_factory=Ops)
+    weights: tuple[Callable, ...] = ()  # (Decoder) -> Decoder, applied in order
+    prompts: Callable = prompts.token_by_token  # where each prompt token sits, how many are read at once
+    mask: Callable = mask.dense_mask  # how attention knows what a query may see
+    kv_cache: Callable = kv_cache.GrowingKV  # how past keys and values are kept
+    memory: Callable = memory.FreshMemory  # where activations live
+    launch: Callable = launch.eager  # how a decode step is launched
+    forward: Callable = decoder.forward  # one pass over the model
+
+
+def replaced(before: Any, after: Any, prefix: str = "") -> Iterator[str]:
+    """The names of the leaf slots in which two `Parts` differ, e.g. "memory", "ops.attention".
+
+    Passes appended to `weights` stack, so they replace nothing.
+    """
+    for f in fields(before):
+        old, new = getattr(before, f.name), getattr(after, f.name)
+        if is_dataclass(old) and isinstance(old, Ops):
+            yield from replaced(old, new, f"{prefix}{f.name}.")
+        elif f.name == "weights" and new[: len(old)] == old:
+            continue
+        elif old != new:
+            yield prefix + f.name

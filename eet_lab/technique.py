@@ -1,0 +1,216 @@
+"""Technique: one optimization. Recipe: a set of them, and the parts that they make together."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from eet_lab.errors import RecipeError, did_you_mean
+from eet_lab.parts import Parts, replaced
+
+NUMERICS = ("exact", "reordered", "lossy")
+
+
+def knob(default: Any, help: str, *, choices: Iterable[Any] = (), low: float | None = None, high: float | None = None) -> Any:
+    """A field of a technique that the user may turn: one of `choices`, or a number from `low` to `high`."""
+    limits = MappingProxyType({"help": help, "choices": tuple(choices), "low": low, "high": high})
+    return field(default=default, metadata=limits)
+
+
+@dataclass(frozen=True)
+class Technique:
+    """One optimization. The docstring is its card, the fields are its knobs; `apply` is pure.
+
+    `requires` names techniques that must be on beside it; `numerics` is "exact", "reordered" (the same sums in another
+    order) or "lossy"; `headline` ones come first in every list; `replaces` tells what was done before it.
+    """
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    requires: ClassVar[tuple[str, ...]] = ()
+    numerics: ClassVar[str] = "exact"
+    stages: ClassVar[tuple[str, ...]] = ("generate",)
+    headline: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            self._check_knob(f.name, getattr(self, f.name), f.metadata)
+
+    def apply(self, parts: Parts) -> Parts:
+        """The parts with this technique in them."""
+        raise NotImplementedError
+
+    def unavailable(self, device: str = "cpu") -> str | None:
+        """Why it cannot run on that kind of device ("cpu" or "cuda"), or None."""
+        return None
+
+    @property
+    def card(self) -> str:
+        """What the user reads: the docstring."""
+        return inspect.cleandoc(type(self).__doc__ or "")
+
+    @property
+    def summary(self) -> str:
+        """The card's first sentence."""
+        return self.card.split("\n\n")[0].replace("\n", " ")
+
+    @property
+    def knobs(self) -> Mapping[str, Mapping[str, Any]]:
+        """Each knob's help and limits, by name."""
+        return {f.name: f.metadata for f in fields(self)}
+
+    def __str__(self) -> str:
+        turned = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
+        return ":".join([self.name, *turned])
+
+    def _check_knob(self, name: str, value: Any, limits: Mapping[str, Any]) -> None:
+        choices, low, high = limits.get("choices"), limits.get("low"), limits.get("high")
+        if choices and value not in choices:
+            hint = did_you_mean(str(value), map(str, choices))
+            raise RecipeError(f"{self.name}:{name} is {value!r}, but it must be one of {', '.join(map(str, choices))}.{hint}")
+        if low is not None and not (isinstance(value, (int, float)) and low <= value <= (high or value)):
+            raise RecipeError(f"{self.name}:{name} is {value!r}, but it must be a number from {low} to {high}.")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Techniques in canonical order; the empty recipe is the baseline. `str(recipe)` and `Recipe.parse` are inverse."""
+
+    techniques: tuple[Technique, ...] = ()
+
+    def __post_init__(self) -> None:
+        order = {name: i for i, name in enumerate(registry())}
+        names = [t.name for t in self.techniques]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise RecipeError(f"{twice[0]} is named twice; name it once.")
+        ordered = sorted(self.techniques, key=lambda t: order.get(t.name, len(order)))
+        object.__setattr__(self, "techniques", tuple(ordered))
+        for t in self.techniques:
+            if missing := [name for name in t.requires if name not in names]:
+                raise RecipeError(f"{t.name} needs {' and '.join(missing)}; turn that on as well, or leave {t.name} out.")
+        self.parts  # noqa: B018  computed now, so that a conflict is told when the recipe is made
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The parts that the techniques make; RecipeError where two replace the same slot."""
+        parts, owner = Parts(), {}
+        for t in self.techniques:
+            after = t.apply(parts)
+            for slot in replaced(parts, after):
+                if owner.get(slot, t.name) not in (t.name, *t.requires):  # what it requires, it may refine
+                    raise RecipeError(f"{owner[slot]} and {t.name} both replace {slot}; leave one of them out.")
+                owner[slot] = t.name
+            parts = after
+        return parts
+
+    @classmethod
+    def parse(cls, text: str, device: str = "cpu") -> Recipe:
+        """From words such as "all,-cuda_graphs,memory_reuse:planner=first_fit"; "" and "baseline" are the empty one.
+
+        `all` is every technique that is available on `device`, not lossy, and free of conflicts with an earlier one.
+        """
+        chosen: dict[str, Technique] = {}
+        for word in filter(None, (word.strip() for word in text.split(","))):
+            name, *turns = word.split(":")
+            if name == "baseline" and not turns:
+                chosen.clear()
+            elif name == "all" and not turns:
+                chosen |= {t.name: t for t in everything(device).techniques if t.name not in chosen}
+            elif name.startswith("-"):
+                known(name[1:])
+                chosen.pop(name[1:], None)
+            else:
+                chosen[name] = known(name)(**_parsed_knobs(known(name), turns))
+        return cls(tuple(chosen.values()))
+
+    def check(self, device: str) -> Recipe:
+        """The same recipe; RecipeError if one of its techniques cannot run on `device` ("cpu" or "cuda")."""
+        for t in self.techniques:
+            if reason := t.unavailable(device):
+                raise RecipeError(f"{t.name} cannot run on {device}: {reason}")
+        return self
+
+    def without(self, name: str) -> tuple[Recipe, tuple[str, ...]]:
+        """The recipe less `name` and less all that needs it, and the names of what went with it."""
+        gone = [name]
+        for t in self.techniques * len(self.techniques):
+            if t.name not in gone and set(t.requires) & set(gone):
+                gone.append(t.name)
+        return Recipe(tuple(t for t in self.techniques if t.name not in gone)), tuple(gone[1:])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(t.name for t in self.techniques)
+
+    def __str__(self) -> str:
+        return ",".join(map(str, self.techniques)) or "baseline"
+
+    def __iter__(self) -> Iterator[Technique]:
+        return iter(self.techniques)
+
+    def __len__(self) -> int:
+        return len(self.techniques)
+
+
+_REGISTRY: dict[str, type[Technique]] = {}
+
+
+def register(technique: type[Technique]) -> type[Technique]:
+    """Make a technique known by its name, to the toggles and the command line alike. Usable as a decorator.
+
+    Registering a name again replaces it, so that a notebook cell can be run again.
+    """
+    if technique.numerics not in NUMERICS:
+        raise RecipeError(f"{technique.name}.numerics is {technique.numerics!r}, but it must be one of {', '.join(NUMERICS)}.")
+    _REGISTRY[technique.name] = technique
+    return technique
+
+
+def registry() -> Mapping[str, type[Technique]]:
+    """Every known technique by name, in canonical order: headline ones first, then as they were registered."""
+    import eet_lab.techniques  # noqa: F401  registers ours
+
+    headline = {name: t for name, t in _REGISTRY.items() if t.headline}
+    return MappingProxyType(headline | _REGISTRY)
+
+
+def known(name: str) -> type[Technique]:
+    """The technique of that name; RecipeError if there is none."""
+    if name not in registry():
+        raise RecipeError(
+            f"There is no technique {name!r}.{did_you_mean(name, registry())} Known ones: {', '.join(registry())}."
+        )
+    return registry()[name]
+
+
+def everything(device: str) -> Recipe:
+    """Every technique that can run on `device`, is not lossy, and composes with those before it."""
+    recipe = Recipe()
+    for technique in registry().values():
+        if technique.numerics == "lossy" or technique().unavailable(device):
+            continue
+        try:
+            recipe = Recipe((*recipe.techniques, technique()))
+        except RecipeError:
+            continue
+    return recipe
+
+
+def _parsed_knobs(technique: type[Technique], turns: Iterable[str]) -> dict[str, Any]:
+    defaults = {f.name: f.default for f in fields(technique)}
+    values: dict[str, Any] = {}
+    for turn in turns:
+        name, _, text = turn.partition("=")
+        if name not in defaults:
+            has = f"its knobs are {', '.join(defaults)}" if defaults else "it has no knobs"
+            raise RecipeError(f"{technique.name} has no knob {name!r}; {has}.{did_you_mean(name, defaults)}")
+        kind = type(defaults[name])
+        try:
+            values[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)
+        except (ValueError, KeyError):
+            raise RecipeError(f"{technique.name}:{name} is {text!r}, but it must be a {kind.__name__}.") from None
+    return values

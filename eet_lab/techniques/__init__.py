@@ -1,0 +1,13 @@
+"""One file per optimization. To add one: write the file, and add its line here (the order is that of every list)."""
+
+from eet_lab.technique import register
+from eet_lab.techniques.cuda_graphs import CudaGraphs
+from eet_lab.techniques.fused_kernels import FusedKernels
+from eet_lab.techniques.mask_removal import MaskRemoval
+from eet_lab.techniques.memory_reuse import MemoryReuse
+from eet_lab.techniques.pre_padding import PrePadding
+
+for technique in (PrePadding, MaskRemoval, MemoryReuse, FusedKernels, CudaGraphs):
+    register(technique)
+
+__all__ = ["CudaGraphs", "FusedKernels", "MaskRemoval", "MemoryReuse", "PrePadding"]
