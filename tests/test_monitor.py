@@ -127,7 +127,7 @@ class Counter:
     """A source that counts its own reads."""
 
     name, label = "counter", "counter"
-    metrics = {"n": "1"}  # noqa: RUF012
+    metrics = {"n": "1"}
 
     def __init__(self):
         self.missing, self.n, self.closed = {}, 0, 0
