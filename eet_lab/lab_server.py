@@ -7,7 +7,6 @@ import getpass
 import importlib.util
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -26,25 +26,25 @@ FIRST_PORT, NUM_PORTS = 8888, 50
 START_TIMEOUT_S = 90
 
 
-def prepare(folder: Path | None = None) -> Path:
-    """Put the notebooks where the user works and return that folder.
+def prepare(folder: Path | None = None) -> tuple[Path, Path]:
+    """Put the notebooks where the user works: (the folder to serve, the folder of the notebooks in it).
 
-    A clone's own notebooks are used where they are, unless `folder` is given. Elsewhere they are copied, by default
-    into the current folder; what exists is kept.
+    A clone is served as a whole and its notebooks are used where they are, unless `folder` is given.
+    Elsewhere they are copied, by default into the current folder; what exists is kept.
     """
     if folder is None and paths.is_clone():
-        return paths.notebooks_dir()
+        return paths.PACKAGE.parent, paths.notebooks_dir()
     target = (folder or Path.cwd()).expanduser().resolve()
     copied, changed = copy_notebooks(target)
     if copied:
         print(f"Copied {len(copied)} notebooks into {target}")
     for path in changed:
         print(f"Kept your {path} (the shipped one differs; move yours away to get it)")
-    return target
+    return target, target
 
 
 def copy_notebooks(target: Path) -> tuple[list[Path], list[Path]]:
-    """Copy the shipped notebooks into `target`, never over a file: (what was copied, what is there and differs)."""
+    """Copy the shipped notebooks into `target`, never over a file: (what was copied, what differs there)."""
     copied, changed = [], []
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -69,11 +69,13 @@ def choose_port(wanted: int | None = None) -> int:
     """`wanted` if it is free, else SetupError; without a wish, the first free port from 8888."""
     if wanted is not None:
         if not 1 <= wanted <= 65535:
-            raise SetupError(f"Port {wanted} does not exist. Use one from 1024 to 65535: eet-lab lab --port 8888")
+            raise SetupError(
+                f"Port {wanted} does not exist. Use one from 1024 to 65535: eet-lab lab --port 8888"
+            )
         if not _is_free(wanted):
             raise SetupError(
-                f"Port {wanted} on {HOST} is taken or not permitted, perhaps by an earlier lab (`jupyter server list`). "
-                "Leave out --port to get a free one."
+                f"Port {wanted} on {HOST} is taken or not permitted, perhaps by an earlier lab "
+                "(`jupyter server list`). Leave out --port to get a free one."
             )
         return wanted
     for port in range(FIRST_PORT, FIRST_PORT + NUM_PORTS):
@@ -92,15 +94,18 @@ def has_display() -> bool:
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
-def server_command(home: Path, notebook: str, port: int, browser: bool) -> list[str]:
-    """The words that start JupyterLab. The token is not among them: other users can read a process's words."""
+def server_command(root: Path, notebook: Path, port: int, browser: bool) -> list[str]:
+    """The words that start JupyterLab on `root`, open at `notebook` in it.
+
+    The token is not among them: other users can read a process's words.
+    """
     words = [
         *(sys.executable, "-m", "jupyterlab"),
         f"--ServerApp.ip={HOST}",
         f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0",
-        f"--ServerApp.root_dir={home}",
-        f"--LabApp.default_url=/lab/tree/{quote(notebook)}",
+        f"--ServerApp.root_dir={root}",
+        f"--LabApp.default_url=/lab/tree/{_url_path(root, notebook)}",
         "--ServerApp.answer_yes=True",  # Ctrl+C stops at once
         "--ServerApp.log_level=WARN",
     ]
@@ -111,31 +116,36 @@ def server_command(home: Path, notebook: str, port: int, browser: bool) -> list[
     return words
 
 
-def serve(home: Path, notebook: str = "workbench.ipynb", port: int | None = None, browser: bool = True) -> int:
-    """Run JupyterLab on `home`/`notebook` until it is stopped; its exit code.
+def serve(root: Path, notebook: Path, port: int | None = None, browser: bool = True) -> int:
+    """Run JupyterLab on the folder `root`, open at the file `notebook` in it, until stopped; its exit code.
 
-    Raises SetupError when JupyterLab or the notebook is missing, the port is taken, or the server does not start.
+    Raises SetupError when JupyterLab or the notebook is missing, the port is taken, or the server fails.
     """
     if importlib.util.find_spec("jupyterlab") is None:
-        raise SetupError(f"JupyterLab is not installed in {sys.prefix}: {sys.executable} -m pip install jupyterlab")
-    if not (home / notebook).is_file():
-        have = ", ".join(sorted(path.name for path in home.glob("*.ipynb"))) or "no notebooks"
-        raise SetupError(f"There is no {notebook} in {home}, which has {have}. Choose one with --notebook.")
+        raise SetupError(
+            f"JupyterLab is not installed in {sys.prefix}: {sys.executable} -m pip install jupyterlab"
+        )
+    if not notebook.is_file():
+        have = ", ".join(sorted(path.name for path in notebook.parent.glob("*.ipynb"))) or "no notebooks"
+        raise SetupError(
+            f"There is no {notebook.name} in {notebook.parent}, which has {have}. Choose one with --notebook."
+        )
     port, token = choose_port(port), secrets.token_hex(24)
     browser = browser and has_display()
-    # The kernels of this environment come first; a "python3" kernel in the user's folder may lack the package.
+    # This environment's kernels come first: a "python3" kernel in the user's folder may lack the package.
     env = {**os.environ, "JUPYTER_TOKEN": token, "JUPYTER_PREFER_ENV_PATH": "1"}
-    print(f"Starting JupyterLab on {home / notebook} ...", flush=True)
-    server = subprocess.Popen(server_command(home, notebook, port, browser), env=env)
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    print(f"Starting JupyterLab on {notebook} ...", flush=True)
+    server = subprocess.Popen(server_command(root, notebook, port, browser), env=env)
     with _signals_go_to(server):
         _wait_until_up(server, port)
-        print(address(notebook, port, token, browser), flush=True)
+        url = f"http://{HOST}:{port}/lab/tree/{_url_path(root, notebook)}?token={token}"
+        print(address(url, port, browser), flush=True)
         return server.wait()
 
 
-def address(notebook: str, port: int, token: str, browser: bool) -> str:
+def address(url: str, port: int, browser: bool) -> str:
     """What to open, and how to get there from another computer."""
-    url = f"http://{HOST}:{port}/lab/tree/{quote(notebook)}?token={token}"
     lines = ["", "  EET Lab is running. Stop it with Ctrl+C.", "", f"  {url}", ""]
     if not browser:
         user, machine = getpass.getuser(), socket.gethostname()
@@ -145,6 +155,10 @@ def address(notebook: str, port: int, token: str, browser: bool) -> str:
             "",
         ]
     return "\n".join(lines)
+
+
+def _url_path(root: Path, notebook: Path) -> str:
+    return quote(notebook.relative_to(root).as_posix())
 
 
 def _is_free(port: int) -> bool:
@@ -173,11 +187,13 @@ def _wait_until_up(server: subprocess.Popen[bytes], port: int) -> None:
         except OSError:
             time.sleep(0.2)
     server.terminate()
-    raise SetupError(f"JupyterLab did not answer within {START_TIMEOUT_S} s. Try again, or run: eet-lab doctor")
+    raise SetupError(
+        f"JupyterLab did not answer within {START_TIMEOUT_S} s. Try again, or run: eet-lab doctor"
+    )
 
 
 @contextlib.contextmanager
-def _signals_go_to(server: subprocess.Popen[bytes]):
+def _signals_go_to(server: subprocess.Popen[bytes]) -> Iterator[None]:
     """Ctrl+C reaches the server on its own (same terminal): wait for it. SIGTERM and SIGHUP are passed on."""
 
     def pass_on(number: int, frame: object) -> None:

@@ -32,8 +32,14 @@ class Source(Protocol):
 
     name: str
     label: str
-    metrics: Mapping[str, str]
-    missing: Mapping[str, str]
+
+    @property
+    def metrics(self) -> Mapping[str, str]:
+        """Unit by name of what can be read."""
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Reason by name of what cannot."""
 
     def read(self) -> dict[str, float]:
         """The metrics that are due now, by name. Never raises for a metric that went away."""

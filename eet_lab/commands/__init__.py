@@ -1,0 +1,11 @@
+"""The sub-commands of `eet-lab`, in the order in which help shows them: one file each, one line here."""
+
+from __future__ import annotations
+
+from eet_lab.commands import doctor, lab
+from eet_lab.commands.command import Command
+
+COMMANDS: tuple[Command, ...] = (
+    lab.COMMAND,
+    doctor.COMMAND,
+)
