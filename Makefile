@@ -1,0 +1,41 @@
+# make lab     set up and open JupyterLab on the workbench
+# make test    everything that needs no GPU: ruff, mypy, the tests, the notebooks, a real browser
+#
+# ARGS passes words on:  make lab ARGS="--port 9000 --no-browser"   make test ARGS="-k monitor"
+# PYTHON chooses the Python that .venv is made from:  make lab PYTHON=python3.12
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test test-gpu lint doctor clean
+
+PYTHON ?=
+ARGS ?=
+BIN := .venv/bin
+SETUP = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/setup_env.py
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
+
+lab:
+	@$(SETUP)
+	@exec $(BIN)/eet-lab lab $(ARGS)
+
+doctor:
+	@$(SETUP)
+	@$(BIN)/eet-lab doctor
+
+lint:
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+test:
+	@$(SETUP) --extra test
+	@$(BIN)/python tools/chromium.py
+	@$(MAKE) --no-print-directory lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+
+test-gpu:
+	@$(SETUP) --extra test
+	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
