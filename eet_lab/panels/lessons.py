@@ -1,0 +1,126 @@
+"""What lesson notebooks are made of: a prediction taken before anything is shown, pictures, source, exercises."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections.abc import Callable, Sequence
+from html import escape
+from typing import Any
+
+import ipywidgets as W
+from IPython.display import HTML, Code, display
+
+from eet_lab.panels import theme
+from eet_lab.panels.outputs import rendered
+from eet_lab.panels.pictures import buffers_over_time, mask_heatmap, token_matrix
+from eet_lab.technique import Technique, known
+
+__all__ = ["Prediction", "buffers_over_time", "exercise", "mask_heatmap", "source", "token_matrix"]
+
+
+class Prediction:
+    """Takes the reader's prediction, and only then reveals what is so.
+
+    `choices` are words to choose from, or give `number=(low, high)` and a `unit`. `reveal` is what to show: a text, a
+    figure, anything that a notebook can display, or a function of the prediction that returns it (run in a thread of
+    its own, so that it may measure). `value` is the prediction, None until there is one. With EET_LAB_FAST=1 in the
+    environment it answers itself with the first choice, so that a notebook runs without a reader.
+    """
+
+    def __init__(
+        self,
+        question: str,
+        choices: Sequence[str] | None = None,
+        reveal: Any = "",
+        *,
+        number: tuple[float, float] | None = None,
+        unit: str = "",
+    ) -> None:
+        if (choices is None) == (number is None):
+            raise ValueError("Give either choices=[...] or number=(low, high), and not both.")
+        self.value: Any = None
+        self._reveal = reveal
+        self._thread: threading.Thread | None = None
+        self._guess = _choice_widget(choices) if choices else _number_widget(number, unit)
+        self._button = W.Button(description="Reveal", button_style="primary", tooltip="Fix your prediction and see")
+        self._said = W.HTML()
+        self._shown = W.Output()
+        self._button.on_click(lambda _: self.answer(self._guess.value))
+        ask = W.HTML(f'<div class="eet-question">{escape(question)}</div>')
+        style = W.HTML(theme.stylesheet())
+        self.box = W.VBox([style, ask, W.HBox([self._guess, self._button]), self._said, self._shown])
+        self.box.add_class("eet-prediction")
+
+    def answer(self, value: Any) -> None:
+        """Take `value` as the prediction and reveal; the first one counts. Nothing happens without one."""
+        if value is None or self.value is not None:
+            return
+        self.value = value
+        self._thread = threading.Thread(target=self._show, name="eet-reveal", daemon=True)
+        self._thread.start()
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Wait until what was being revealed is shown; the prediction."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self.value
+
+    def _show(self) -> None:
+        """The only writer of these widgets once the reader has answered."""
+        self._button.disabled = self._guess.disabled = True
+        self._said.value = f'<div class="eet-note">Your prediction: <b>{escape(str(self.value))}</b></div>'
+        try:
+            shown = self._reveal(self.value) if callable(self._reveal) else self._reveal
+        except Exception as error:  # noqa: BLE001  whatever the lesson's own code raises is shown to the reader
+            shown = HTML(theme.error_card(error))
+        self._shown.outputs = (rendered(shown),)
+
+    def _ipython_display_(self) -> None:
+        display(self.box)
+        if os.environ.get("EET_LAB_FAST"):
+            first = self._guess.options[0] if isinstance(self._guess, W.RadioButtons) else self._guess.min
+            self.answer(first)
+            self.wait()
+
+
+def source(technique: str | Technique | type[Technique]) -> Code:
+    """A technique's own source, highlighted; one written in a cell works too."""
+    if isinstance(technique, str):
+        technique = known(technique)
+    kind = technique if isinstance(technique, type) else type(technique)
+    try:
+        text = inspect.getsource(kind)
+    except (OSError, TypeError):  # a class from a cell has no file; its methods still know theirs
+        text = inspect.getsource(kind.apply)
+    return Code(data=text, language="python")
+
+
+def exercise(check: Callable[[Any], Any], answer: Any = ...) -> HTML:
+    """Judge an answer: `check(answer)` returns True or None when it is right, else False or a hint.
+
+    An answer of `...` means "not answered yet" and is not judged. An AssertionError's text counts as a hint.
+    """
+    if answer is ...:
+        return HTML(
+            theme.stylesheet()
+            + theme.note("Not answered yet: replace the ... with your answer and run the cell again.")
+        )
+    try:
+        verdict = check(answer)
+    except AssertionError as error:
+        verdict = str(error) or False
+    if verdict is None or verdict is True:
+        return HTML(theme.stylesheet() + theme.note("Right.", "good"))
+    hint = verdict if isinstance(verdict, str) else "Try again."
+    return HTML(theme.stylesheet() + theme.note(f"Not yet: {hint}", "warn"))
+
+
+def _choice_widget(choices: Sequence[str]) -> W.RadioButtons:
+    return W.RadioButtons(options=list(choices), value=None, layout={"width": "max-content"})
+
+
+def _number_widget(number: tuple[float, float] | None, unit: str) -> W.BoundedFloatText:
+    low, high = number or (0.0, 1.0)
+    return W.BoundedFloatText(value=low, min=low, max=high, description=unit, layout={"width": "220px"})

@@ -1,0 +1,90 @@
+"""One look for all panels: colours, the style sheet, and the few pieces of HTML that every panel shares."""
+
+from __future__ import annotations
+
+import traceback
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from eet_lab.errors import EETError
+
+HERE = Path(__file__).parent
+
+BASELINE = "#8a94a6"
+SELECTION = "#3b82f6"
+GAIN = "#10b981"
+LOSS = "#ef4444"
+SERIES = (SELECTION, "#f59e0b", GAIN, "#a855f7", "#ec4899", "#14b8a6", "#eab308", "#64748b")
+
+# Figures are static and do not know the page's theme, so they use what reads well on white and on black.
+INK = "#7d8590"
+GRID = "rgba(125, 133, 144, 0.22)"
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+@cache
+def stylesheet() -> str:
+    """The panels' style sheet as a <style> element."""
+    return f"<style>{(HERE / 'theme.css').read_text(encoding='utf-8')}</style>"
+
+
+def figure(title: str = "", *, height: int = 340, **layout: Any) -> go.Figure:
+    """An empty figure in the house style, legible on a light and on a dark page."""
+    axis = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
+    base = go.Layout(
+        title={"text": title, "font": {"size": 14}, "x": 0, "xref": "container", "pad": {"l": 12}},
+        height=height,
+        autosize=True,
+        margin={"l": 60, "r": 24, "t": 44 if title else 16, "b": 44},
+        font={"family": FONT, "size": 12, "color": INK},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        colorway=SERIES,
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        hoverlabel={"font": {"family": FONT}},
+        xaxis=axis,
+        yaxis=axis,
+        template="none",
+    )
+    return go.Figure(layout=base).update_layout(**layout)
+
+
+def badge(text: str, kind: str = "plain", tip: str = "") -> str:
+    """A small label; `kind` is "plain", "good", "warn" or "bad"."""
+    return f'<span class="eet-badge eet-{kind}" title="{escape(tip)}">{escape(text)}</span>'
+
+
+def note(text: str, kind: str = "plain") -> str:
+    """A paragraph with a coloured edge."""
+    return f'<div class="eet-note eet-{kind}">{escape(text)}</div>'
+
+
+def error_card(error: BaseException) -> str:
+    """What went wrong, readable: errors made for users as they are, others with their traceback in a fold."""
+    if isinstance(error, EETError):
+        detail = _fold("details", _cause(error)) if error.__cause__ else ""
+        return f'<div class="eet-error" role="alert"><b>{_words(error)}</b><p>{escape(str(error))}</p>{detail}</div>'
+    trace = "".join(traceback.format_exception(error))
+    return (
+        f'<div class="eet-error" role="alert"><b>Unexpected: {escape(type(error).__name__)}</b>'
+        f"<p>{escape(str(error)) or 'It carries no message.'} The session goes on; please report this with the "
+        f"details below.</p>{_fold('details', trace)}</div>"
+    )
+
+
+def _fold(title: str, text: str) -> str:
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+
+
+def _cause(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error.__cause__))
+
+
+def _words(error: BaseException) -> str:
+    """ "PromptError" -> "Prompt error"."""
+    name = "".join(f" {c.lower()}" if c.isupper() else c for c in type(error).__name__).strip()
+    return escape(name.capitalize())
