@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Protocol
@@ -17,7 +18,7 @@ from eet_lab.errors import Cancelled, OutOfMemory
 from eet_lab.memory import Plan
 from eet_lab.models.decoder import Decoder, mapped
 from eet_lab.ops import native
-from eet_lab.ops.types import KVLayer
+from eet_lab.ops.types import KVLayer, State, Step
 from eet_lab.parts import Parts
 
 Progress = Callable[[int, int, str], None]
@@ -64,14 +65,14 @@ class Engine:
     ) -> Generation:
         """Continue every prompt (token ids, ragged) and return the tokens with their timing.
 
-        `on_step` is called on this thread for each finished step. `cancel` ends the run at the next step, or between two
-        ops of the prefill; what was generated until then is returned. `forced` [B, max_new_tokens] replaces what would be
-        chosen (teacher forcing). Errors: PromptError before any work; OutOfMemory, after which the memory is free again.
+        `on_step` is called on this thread for each finished step. `cancel` ends the run at the next step, or between
+        two ops of the prefill; what was generated until then is returned. `forced` [B, max_new_tokens] replaces what
+        would be chosen (teacher forcing). Errors: PromptError before any work; OutOfMemory, after which the memory is
+        free again.
         """
         settings = settings or Settings()
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
         self.prepare(cancel=cancel)
-        self._cancel = cancel
         try:
             return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced)
         except torch.OutOfMemoryError as error:
@@ -79,8 +80,6 @@ class Engine:
         except BaseException:
             self.close()  # a run that broke off in the middle may have left anything behind
             raise
-        finally:
-            self._cancel = None
 
     def _generate(
         self,
@@ -90,7 +89,7 @@ class Engine:
         cancel: Cancel | None,
         forced: Sequence[Sequence[int]] | None,
     ) -> Generation:
-        stream = open_stream(self.model.device, len(prompts))
+        began = time.perf_counter()
         state, first = self.parts.prompts(prompts, settings.max_new_tokens)
         ends, width, capacity = state.end.tolist(), first.extent, state.tokens.shape[1]
         if forced is not None:
@@ -100,6 +99,8 @@ class Engine:
         state = state._replace(stop=torch.tensor(settings.stop, dtype=torch.long))
         session = self._opened(moved(state, self.model.device), moved(first, self.model.device), settings)
         transcript = Transcript(ends, width, settings.max_new_tokens, capacity - width)
+        setup_ms = (time.perf_counter() - began) * 1e3
+        stream = open_stream(self.model.device, len(prompts))
 
         def read(steps: list) -> None:
             for step in steps:
@@ -107,8 +108,9 @@ class Engine:
                     on_step(transcript.read(step))
 
         try:
+            self._cancel = cancel  # looked at between two ops of the prefill, and once a step from there on
             session.prefill()
-            self._cancel = None  # from here on it is looked at once a step
+            self._cancel = None
             read(stream.push(session.state))
             for extent in range(width + 1, capacity):
                 if transcript.finished or (cancel is not None and cancel.is_set()):
@@ -117,10 +119,12 @@ class Engine:
                 read(stream.push(session.state))
         except Cancelled:
             self._session = None
+        finally:
+            self._cancel = None
         read(stream.drain())
-        return transcript.result()
+        return transcript.result(setup_ms)
 
-    def _opened(self, state, first, settings: Settings) -> Session:
+    def _opened(self, state: State, first: Step, settings: Settings) -> Session:
         """A session for this batch: the last one if it fits, else a new one."""
         sampling = settings.sampling(self.model.device)
         self._asking = "the arena of activations"
@@ -163,7 +167,7 @@ class Engine:
         """Bytes of the copy that a growing KV cache makes beside itself in its last step."""
         if self._session is None:
             return 0
-        return max(layer.growth_bytes(layer.num_bytes) for layer in self._session.cache)
+        return max(layer.growth_bytes for layer in self._session.cache)
 
     @property
     def captures(self) -> int:
@@ -189,6 +193,7 @@ class Engine:
         if self.model.device.type == "cuda":
             torch.cuda.empty_cache()
         return OutOfMemory(
-            f"The GPU's memory is full: {self._asking} could not be allocated ({wanted}). The run has ended and its memory "
-            f"is free again. Use fewer or shorter prompts, fewer new tokens, a smaller model, or half precision."
+            f"The GPU's memory is full: {self._asking} could not be allocated ({wanted}). The run has "
+            "ended and its memory is free again. Use fewer or shorter prompts, fewer new tokens, a smaller model, or "
+            "half precision."
         )

@@ -12,7 +12,7 @@ from eet_lab.engine.stream import StepTokens
 class StepEvent(NamedTuple):
     """One finished step, for whoever watches: `tokens` holds (row, token id) for each row that generated one."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # not tuple.index
     num_steps: int
     t_ms: float
     step_ms: float
@@ -21,8 +21,9 @@ class StepEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class Generation:
-    """The tokens and the timing of one run. All times are ms since it began.
+    """The tokens and the timing of one run. All times are ms since the prefill began.
 
+    `setup_ms` passed before that: laying out the batch, planning and allocating, once for each shape of batch.
     `first_ms[b]` is None for a row that got no token (a run stopped early); `step_ms` holds every step's duration, the
     first being the prefill. `finish[b]` is "length", "stop" or "cancelled".
     """
@@ -33,6 +34,7 @@ class Generation:
     last_ms: tuple[float | None, ...]
     step_ms: tuple[float, ...]
     total_ms: float
+    setup_ms: float
 
     @property
     def cancelled(self) -> bool:
@@ -67,7 +69,7 @@ class Transcript:
     """Gathers a run's tokens from its steps, and trims what the device generated beyond a row's end."""
 
     def __init__(self, ends: list[int], first_column: int, limit: int, num_steps: int) -> None:
-        """Row b generates from column ends[b]; the first step writes `first_column`; a row ends after `limit` tokens."""
+        """Row b generates from column ends[b]; the first step writes `first_column`; a row holds `limit`."""
         self._ends, self._column, self._limit, self._num_steps = ends, first_column, limit, num_steps
         rows = len(ends)
         self._tokens: list[list[int]] = [[] for _ in range(rows)]
@@ -98,7 +100,7 @@ class Transcript:
         self._t_ms = step.t_ms
         return StepEvent(len(self._step_ms) - 1, self._num_steps, step.t_ms, self._step_ms[-1], tuple(new))
 
-    def result(self) -> Generation:
+    def result(self, setup_ms: float) -> Generation:
         """What has been read so far; a row that is not finished was cancelled."""
         return Generation(
             tokens=tuple(map(tuple, self._tokens)),
@@ -107,4 +109,5 @@ class Transcript:
             last_ms=tuple(self._last),
             step_ms=tuple(self._step_ms),
             total_ms=max((t for t in self._last if t is not None), default=self._t_ms),
+            setup_ms=setup_ms,
         )

@@ -32,10 +32,10 @@ class GrowingKV:
     def num_bytes(self) -> int:
         return 2 * self.keys.numel() * self.keys.element_size()
 
-    @staticmethod
-    def growth_bytes(final_bytes: int) -> int:
-        """Bytes of the copy that stands beside a layer's old keys or values while it grows."""
-        return final_bytes // 2
+    @property
+    def growth_bytes(self) -> int:
+        """Bytes of the copy that stands beside the old keys or values while the layer grows."""
+        return self.num_bytes // 2
 
 
 class StaticKV:
@@ -57,6 +57,6 @@ class StaticKV:
     def num_bytes(self) -> int:
         return 2 * self.keys.numel() * self.keys.element_size()
 
-    @staticmethod
-    def growth_bytes(final_bytes: int) -> int:
+    @property
+    def growth_bytes(self) -> int:
         return 0

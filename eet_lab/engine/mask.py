@@ -13,7 +13,7 @@ from eet_lab.ops.types import Empty, Step
 
 
 def dense_mask(ops: Any, step: Step, like: Tensor, *, empty: Empty) -> Callable:
-    """The baseline: an additive [B,1,Q,K], 0 where a query may look and the lowest number elsewhere, built every step."""
+    """The baseline: an additive [B,1,Q,K], 0 where a query may look and the lowest number elsewhere, every step."""
     B, K = len(step.num_pad), step.extent
     mask = empty("mask", (B, 1, len(step.ids) // B, K), like).zero_()
     key = torch.arange(K, device=like.device)

@@ -34,7 +34,8 @@ def right_aligned(prompts: Prompts, room: int) -> tuple[State, Step]:
 
 
 def lay_out(prompts: Prompts, room: int, num_pad: Sequence[int], width: int) -> tuple[State, Step]:
-    """The canvas [B, longest + room] with every prompt after its pads, and the step that reads its first `width` columns.
+    """The canvas [B, longest + room] with every prompt after its pads, and the step that reads its first `width`
+    columns.
 
     All tensors are on the CPU.
     """

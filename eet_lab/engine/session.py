@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from torch import Tensor
 
 from eet_lab.engine.prompts import decode_step
 from eet_lab.engine.trace import Rehearsal
@@ -14,6 +14,9 @@ from eet_lab.ops.types import Sampling, State, Step
 
 if TYPE_CHECKING:
     from eet_lab.engine.engine import Engine
+
+
+Moved = TypeVar("Moved", State, Step)
 
 
 class Session:
@@ -72,22 +75,21 @@ def rehearsals(engine: Engine, state: State, first: Step, sampling: Sampling) ->
     num_rows, capacity = state.tokens.shape
     last = decode_step(state, first.num_pad, first.spans, capacity)
 
-    def on_meta(step: Step) -> Step:
-        return Step(*(part.to("meta") if isinstance(part, Tensor) else part for part in step))
-
     def rehearse(step: Step) -> None:
         model = engine.meta_model
         cache = engine.new_cache(num_rows, step.extent, model.words)
         meta_sampling = sampling._replace(seed=sampling.seed.to("meta"))
         with torch.inference_mode():
-            engine.parts.forward(model, engine.ops, engine.mask, cache, on_meta(step), meta_sampling)
+            engine.parts.forward(
+                model, engine.ops, engine.mask, cache, moved(step, torch.device("meta")), meta_sampling
+            )
 
-    return {
-        name: Rehearsal((name, step.spans, len(step.ids), step.extent, sampling[:3]), lambda step=step: rehearse(step))
-        for name, step in (("prefill", first), ("decode", last))
-    }
+    def rehearsal(name: str, step: Step) -> Rehearsal:
+        return Rehearsal((name, step.spans, len(step.ids), step.extent, sampling[:3]), partial(rehearse, step))
+
+    return {"prefill": rehearsal("prefill", first), "decode": rehearsal("decode", last)}
 
 
-def moved(tree: State | Step, device: torch.device) -> State | Step:
-    """The same on another device."""
+def moved(tree: Moved, device: torch.device) -> Moved:
+    """The same state or step on another device."""
     return mapped(tree, lambda tensor: tensor.to(device))

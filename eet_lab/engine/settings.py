@@ -30,7 +30,10 @@ class Settings:
     def __post_init__(self) -> None:
         limits = {
             "max_new_tokens": (_whole(self.max_new_tokens, 1), "a whole number of at least 1"),
-            "temperature": (_real(self.temperature) and self.temperature >= 0, "0 (greedy) or a positive number"),
+            "temperature": (
+                _real(self.temperature) and self.temperature >= 0,
+                "0 (greedy) or a positive number",
+            ),
             "top_k": (_whole(self.top_k, 0), "0 (no limit) or a positive whole number"),
             "top_p": (_real(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),
             "seed": (_whole(self.seed, 0) and self.seed < 2**63, "a whole number from 0 to 2**63 - 1"),
@@ -62,8 +65,9 @@ def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, confi
                 )
         if len(row) + max_new_tokens > config.context:
             raise PromptError(
-                f"Prompt {number} has {len(row)} tokens; with {max_new_tokens} new ones it would pass the model's context of "
-                f"{config.context} tokens. Shorten it, or ask for at most {max(config.context - len(row), 0)} new tokens."
+                f"Prompt {number} has {len(row)} tokens; with {max_new_tokens} new ones it would pass the model's "
+                f"context of {config.context} tokens. Shorten it, or ask for at most "
+                f"{max(config.context - len(row), 0)} new tokens."
             )
     return rows
 

@@ -45,7 +45,7 @@ class HostStream:
 
 
 class PinnedRing:
-    """Pinned slots with an event each: the host runs at most `depth` steps ahead of the GPU and never waits for the newest."""
+    """Pinned slots with an event each: the host runs at most `depth` steps ahead and never waits for the newest."""
 
     def __init__(self, num_rows: int, depth: int = 8) -> None:
         self._ids = torch.empty(depth, num_rows, dtype=torch.long, pin_memory=True)

@@ -54,9 +54,7 @@ class Decoder(NamedTuple):
         return sum(storages.values())
 
 
-def forward(
-    model: Decoder, ops: Ops, mask: Any, cache: Sequence[KVLayer], step: Step, sampling: Sampling
-) -> Tensor:
+def forward(model: Decoder, ops: Ops, mask: Any, cache: Sequence[KVLayer], step: Step, sampling: Sampling) -> Tensor:
     """The next token of every row, [B]."""
     act = model.config.act
     x = ops.embed(step.ids, step.positions, model.words, model.places)

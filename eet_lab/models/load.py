@@ -46,7 +46,9 @@ class Model:
         if not isinstance(prompt, str):
             return list(prompt)
         if self.tokenizer is None:
-            raise ModelError(f"{self.name} came without a tokenizer; give prompts as lists of token ids, or load one with it.")
+            raise ModelError(
+                f"{self.name} came without a tokenizer; give prompts as lists of token ids, or load one with it."
+            )
         return self.tokenizer.encode(prompt)
 
     def decode(self, ids: Any) -> str:
@@ -64,11 +66,11 @@ def load(
 ) -> Model:
     """Load a GPT-2-family model.
 
-    `model` is "demo" (bundled, trained), a preset of `PRESETS` (true size, random weights drawn from `seed`), a folder in
-    Hugging Face format, a hub name with a slash (where the hub is reachable), or a live `GPT2LMHeadModel`. Safetensors are
-    preferred and code from a checkpoint is never run. `device` is "cuda" or "cpu" (default: the GPU where there is one);
-    `dtype` is "float16", "bfloat16" or "float32" (default: float16 on a GPU, float32 on the CPU).
-    Errors: ModelError, which names what does not fit and what would.
+    `model` is "demo" (bundled, trained), a preset of `PRESETS` (true size, random weights drawn from `seed`), a
+    folder in Hugging Face format, a hub name with a slash (where the hub is reachable), or a live `GPT2LMHeadModel`.
+    Safetensors are preferred and code from a checkpoint is never run. `device` is "cuda" or "cpu" (default: the GPU
+    where there is one); `dtype` is "float16", "bfloat16" or "float32" (default: float16 on a GPU, float32 on the
+    CPU). Errors: ModelError, which names what does not fit and what would.
     """
     device = checked_device(device)
     kind = checked_dtype(dtype, device)
@@ -105,7 +107,9 @@ def checked_device(device: str | None) -> str:
     if device not in ("cpu", "cuda"):
         raise ModelError(f"device is {device!r}, but it must be 'cuda' or 'cpu'.")
     if device == "cuda" and not torch.cuda.is_available():
-        raise ModelError("device is 'cuda', but torch sees no NVIDIA GPU here; use device='cpu', and see `eet-lab doctor`.")
+        raise ModelError(
+            "device is 'cuda', but torch sees no NVIDIA GPU here; use device='cpu', and see `eet-lab doctor`."
+        )
     return device
 
 

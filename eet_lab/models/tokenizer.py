@@ -17,7 +17,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> Tokenizer | None:
-        """The tokenizer of a checkpoint: tokenizer.json, or GPT-2's vocab.json with merges.txt; None where there is none."""
+        """The tokenizer of a checkpoint: tokenizer.json, or GPT-2's vocab.json with merges.txt, or None."""
         from tokenizers import ByteLevelBPETokenizer
         from tokenizers import Tokenizer as Fast
 

@@ -16,13 +16,26 @@ from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder, Layer, mapped
 from eet_lab.ops.types import Linear, Norm
 
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu": "gelu", "relu": "relu"}
+ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu": "gelu",
+    "relu": "relu",
+}
 SUPPORTED = "GPT-2 (model_type 'gpt2': GPT-2, DistilGPT-2, DialoGPT and others of that architecture)"
-HUB_FILES = ["config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer.json", "vocab.json", "merges.txt"]
+HUB_FILES = [
+    "config.json",
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+]
 
 
 def from_folder(folder: Path) -> Decoder:
-    """A decoder from a folder with config.json and model.safetensors (or pytorch_model.bin), on the CPU in its own dtype."""
+    """A decoder from a folder with config.json and model.safetensors (or a .bin), on the CPU in its own dtype."""
     settings = _read_json(folder / "config.json")
     config = _config(settings)
     return _decoder(config, settings, _read_tensors(folder), str(folder))
@@ -53,7 +66,8 @@ def random_decoder(config: Config, seed: int, device: torch.device, dtype: torch
         return Norm(normal(C).add_(1), normal(C), config.eps)
 
     layers = tuple(
-        Layer(norm(), linear(3 * C, C), linear(C, C), norm(), linear(F, C), linear(C, F)) for _ in range(config.num_layers)
+        Layer(norm(), linear(3 * C, C), linear(C, C), norm(), linear(F, C), linear(C, F))
+        for _ in range(config.num_layers)
     )
     words = normal(config.vocab_size, C)
     return Decoder(config, words, normal(config.context, C), layers, norm(), Linear(words, None))
@@ -79,8 +93,9 @@ def downloaded(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub's client raises many kinds; all mean that it is not to be had
         raise ModelError(
-            f"{name} could not be fetched from the Hugging Face hub ({type(error).__name__}: {str(error).splitlines()[0]}). "
-            "Check the name and the network, or give the path of a local folder; 'demo' needs no network."
+            f"{name} could not be fetched from the Hugging Face hub ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}). Check the name and the network, or give the path of a local "
+            "folder; 'demo' needs no network."
         ) from error
 
 
@@ -88,7 +103,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise ModelError(f"{path.parent} has no {path.name}; a model folder holds config.json and model.safetensors.") from None
+        raise ModelError(
+            f"{path.parent} has no {path.name}; a model folder holds config.json and model.safetensors."
+        ) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
@@ -100,7 +117,9 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
     else:
         files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
     if not files:
-        raise ModelError(f"{folder} has neither model.safetensors nor pytorch_model.bin; save the model with save_pretrained.")
+        raise ModelError(
+            f"{folder} has neither model.safetensors nor pytorch_model.bin; save the model with save_pretrained."
+        )
     tensors: dict[str, Tensor] = {}
     for path in files:
         tensors |= _read_file(path)
@@ -127,7 +146,9 @@ def _config(settings: Mapping[str, Any]) -> Config:
     act = settings.get("activation_function", "gelu_new")
     if act not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
-        raise ModelError(f"The activation {act!r} is not supported; supported: {known}.{did_you_mean(act, ACTIVATIONS)}")
+        raise ModelError(
+            f"The activation {act!r} is not supported; supported: {known}.{did_you_mean(act, ACTIVATIONS)}"
+        )
     try:
         hidden, heads = int(settings["n_embd"]), int(settings["n_head"])
         config = Config(
@@ -144,9 +165,13 @@ def _config(settings: Mapping[str, Any]) -> Config:
             tied_head=bool(settings.get("tie_word_embeddings", True)),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(f"config.json lacks or garbles {error}; GPT-2 needs n_layer, n_embd, n_head, vocab_size, n_positions.") from None
+        raise ModelError(
+            f"config.json lacks or garbles {error}; GPT-2 needs n_layer, n_embd, n_head, vocab_size, n_positions."
+        ) from None
     if hidden % heads:
-        raise ModelError(f"n_embd is {hidden}, which n_head = {heads} does not divide; the checkpoint's config is damaged.")
+        raise ModelError(
+            f"n_embd is {hidden}, which n_head = {heads} does not divide; the checkpoint's config is damaged."
+        )
     return config
 
 
@@ -206,7 +231,10 @@ def _scaled_queries(qkv: Linear, scale: float) -> Linear:
 
 def _shapes(config: Config) -> dict[str, tuple[int, ...]]:
     C, F = config.hidden_size, config.ffn_size
-    shapes: dict[str, tuple[int, ...]] = {"wte.weight": (config.vocab_size, C), "wpe.weight": (config.context, C)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "wte.weight": (config.vocab_size, C),
+        "wpe.weight": (config.context, C),
+    }
     if not config.tied_head:
         shapes["lm_head.weight"] = (config.vocab_size, C)
     for name in ["ln_f"] + [f"h.{i}.{part}" for i in range(config.num_layers) for part in ("ln_1", "ln_2")]:
@@ -224,9 +252,14 @@ def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]],
     problems += [f"has {len(extra)} that a GPT-2 has no place for ({_some(extra)})"] if extra else []
     for name in shapes.keys() & tensors.keys():
         if tuple(tensors[name].shape) != shapes[name]:
-            problems.append(f"has {name} with shape {list(tensors[name].shape)} where config.json asks for {list(shapes[name])}")
+            problems.append(
+                f"has {name} with shape {list(tensors[name].shape)} where config.json asks for {list(shapes[name])}"
+            )
     if problems:
-        raise ModelError(f"{source} does not fit its config: it {'; it '.join(problems[:4])}. Is it complete, and is the config its own?")
+        raise ModelError(
+            f"{source} does not fit its config: it {'; it '.join(problems[:4])}. "
+            "Is it complete, and is the config its own?"
+        )
 
 
 def _some(names: list[str]) -> str:

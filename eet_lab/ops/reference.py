@@ -1,6 +1,7 @@
 """What each op means, in plain PyTorch. An op asks `empty` for every activation that it makes.
 
-T tokens, B rows, Q queries a row, K columns of the KV cache, C channels, N outputs, H heads, G KV heads, D head dim, V words.
+T tokens, B rows, Q queries a row, K columns of the KV cache, C channels, N outputs, H heads, G KV heads, D head dim,
+V words.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def append(qkv: Tensor, kv: KVLayer, step: Step) -> tuple[Tensor, Tensor, Tensor
 
 
 def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empty: Empty) -> Tensor:
-    """Attention as EET's baseline had it: every score is computed, then a mask [B,1,Q,K] is added. [T,(H+2G)D] -> [T,HD]."""
+    """Attention as EET's baseline had it: every score is computed, then a mask [B,1,Q,K] is added.
+
+    [T,(H+2G)D] -> [T,HD].
+    """
     q, keys, values = append(qkv, kv, step)
     (B, G, K, D), (T, H, _) = keys.shape, q.shape
     if H > G:
@@ -80,7 +84,8 @@ def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empt
 
 
 def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
-    """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; a pad's own output is 0.
+    """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; a pad's own output is
+    0.
 
     Plain PyTorch has no call for rows with different numbers of pads, so each such group of rows is a call of its own.
     """
@@ -95,7 +100,12 @@ def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
     for (num_pad, count), rows in groups.items():
         seen = slice(num_pad, step.extent)
         if len(rows) == B and len(q) == B * count:  # one group: the batch as it lies
-            new, k, v, to = q.view(B, width, *q.shape[1:]), keys[:, :, seen], values[:, :, seen], out.view(B, width, -1)
+            new, k, v, to = (
+                q.view(B, width, *q.shape[1:]),
+                keys[:, :, seen],
+                values[:, :, seen],
+                out.view(B, width, -1),
+            )
             to.copy_(_attend(new, k, v, step.columns.view(B, width), num_pad, step.exact).flatten(2))
             continue
         for row in rows:
@@ -106,14 +116,16 @@ def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, columns: Tensor, num_pad: int, exact: bool) -> Tensor:
-    """q [R,Q,H,D], k and v [R,G,K,D], whose first column is `num_pad` -> [R,Q,H,D]; the queries are the newest Q columns."""
+    """q [R,Q,H,D], k and v [R,G,K,D] from column `num_pad` on -> [R,Q,H,D]; the queries are the newest Q columns."""
     bound = None
     if not exact:
         column = torch.arange(num_pad, num_pad + k.shape[2], device=q.device)
         bound = (column <= columns[..., None])[:, None]
     causal = bound is None and q.shape[1] > 1
     grouped = {"enable_gqa": True} if q.shape[2] > k.shape[1] else {}
-    return scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=bound, is_causal=causal, **grouped).transpose(1, 2)
+    return scaled_dot_product_attention(
+        q.transpose(1, 2), k, v, attn_mask=bound, is_causal=causal, **grouped
+    ).transpose(1, 2)
 
 
 def newest_logits(x: Tensor, step: Step, norm_w: Norm, head: Linear, *, empty: Empty) -> Tensor:
@@ -129,7 +141,7 @@ def next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Samp
 
 
 def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
-    """Arg-max, or a draw by the Gumbel-max trick after temperature, top-k and top-p: logits [B,V], positions [B] -> [B]."""
+    """Arg-max, or a draw by the Gumbel-max trick: logits [B,V], positions [B] -> [B]."""
     if sampling.greedy:
         return logits.argmax(-1)
     scores = logits.float() / sampling.temperature
@@ -153,7 +165,10 @@ def gumbel(seed: Tensor, positions: Tensor, num_words: int) -> Tensor:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A 31-bit integer hash (two rounds of the multiply-xorshift family; constants by C. Wellons, "hash-prospector")."""
+    """A 31-bit integer hash (two rounds of the multiply-xorshift family; constants by C.
+
+    Wellons, "hash-prospector").
+    """
     x = x & 0x7FFFFFFF
     for multiplier in (0x2C1B3C6D, 0x297A2D39):
         x = ((x ^ (x >> 15)) * multiplier) & 0x7FFFFFFF
