@@ -1,0 +1,188 @@
+"""Results as tables: numbers for pandas, one layout in words for notebooks (HTML) and terminals (text)."""
+
+from __future__ import annotations
+
+import html as markup
+import unicodedata
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eet_lab.bench.results import Comparison, Environment, Ladder, Measurement, Rung, Spread
+
+Rows = list[list[str]]
+MiB = 2**20
+
+
+def frame(result: Any) -> Any:
+    """One row per measurement, indexed by recipe (and technique, for a ladder)."""
+    import pandas as pd
+
+    if hasattr(result, "rungs"):
+        groups = [("added", r) for r in result.rungs] + [("left out", r) for r in result.left_out]
+        records = [_rung_record(how, rung) for how, rung in groups]
+        return pd.DataFrame.from_records(records, index=["how", "technique"])
+    runs = {"baseline": result.baseline, "selection": result.selection}
+    if result.watched is not None:
+        runs["watched"] = result.watched
+    return pd.DataFrame.from_records([{"run": name} | _record(m) for name, m in runs.items()], index="run")
+
+
+def layout(result: Any) -> tuple[str, Rows, list[str]]:
+    """A title, a table whose first row is its head, and remarks below it."""
+    return _ladder(result) if hasattr(result, "rungs") else _comparison(result)
+
+
+def text(result: Any) -> str:
+    """Columns aligned by spaces."""
+    title, rows, remarks = layout(result)
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    head, *body = ("  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in rows)
+    return "\n".join([title, "", head, "-" * len(head), *body, "", *remarks])
+
+
+def html(result: Any) -> str:
+    """The same table as HTML; everything that came from outside is escaped."""
+    title, (head, *body), remarks = layout(result)
+    cells = [_html_row("th", head)] + [_html_row("td", row) for row in body]
+    notes = "".join(f"<li>{markup.escape(remark)}</li>" for remark in remarks)
+    return (
+        f'<div class="eet-result"><b>{markup.escape(title)}</b>'
+        f"<table><thead>{cells[0]}</thead><tbody>{''.join(cells[1:])}</tbody></table><ul>{notes}</ul></div>"
+    )
+
+
+def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
+    a, b = result.baseline, result.selection
+    rows: Rows = [["", a.recipe, b.recipe, "change"]]
+    for name, read, shown in TIMES:
+        before, after = read(a), read(b)
+        if before is not None and after is not None:
+            rows.append([name, shown(before), shown(after), _ratio(before.p50, after.p50)])
+    for key, name in MEMORY.items():
+        before, after = a.memory[key], b.memory[key]
+        if before or after:
+            rows.append([name, _mib(before), _mib(after), _signed_mib(after - before)])
+    if a.joules_per_token is not None and b.joules_per_token is not None:
+        joules = a.joules_per_token, b.joules_per_token
+        rows.append(["energy per token", *(f"{j:.3g} J" for j in joules), _ratio(*joules)])
+    remarks = [f"Same output? {result.sameness.verdict}. {result.sameness.explanation}"]
+    if result.watching_cost_percent is not None:
+        remarks.append(f"Watching it live changed a run's time by {result.watching_cost_percent:+.1f} %.")
+    if b.cost is not None and b.cost.floor_ms is not None and b.tpot_ms is not None:
+        remarks.append(
+            f"A decode step of {b.recipe} reads {_mib(b.cost.step_bytes)}: {b.cost.floor_ms:.3g} ms at the "
+            f"{b.cost.ceiling_gb_per_s:.0f} GB/s that a streaming read reaches here. It took {b.tpot_ms.p50:.3g} ms, "
+            f"{b.cost.floor_ms / b.tpot_ms.p50:.0%} of that rate."
+        )
+    remarks += dict.fromkeys(f"Warning: {warning}" for m in (a, b) for warning in m.warnings)
+    return _title(result.environment, result.workload, a), rows, [*remarks, _how(a)]
+
+
+def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
+    head = ["", "TTFT ms", "TPOT ms", "total ms", "its own ms", "peak MiB", "its own MiB", "same output"]
+    rows: Rows = [head]
+    rows += [_rung_row("" if i == 0 else "+ ", rung, first=i == 0) for i, rung in enumerate(result.rungs)]
+    rows += [_rung_row("all but ", rung) for rung in result.left_out]
+    measured = [rung.measurement for rung in (*result.rungs, *result.left_out)]
+    remarks = ["Stopped early: what is here was measured, the rest is missing."] if result.partial else []
+    remarks += [
+        "'+' adds to the row above, and these add up; 'all but' is the full recipe without one, and these do not."
+    ]
+    remarks += dict.fromkeys(f"Warning: {warning}" for m in measured for warning in m.warnings)
+    title = _title(result.environment, result.workload, measured[0] if measured else None)
+    return title, rows, [*remarks, *([_how(measured[0])] if measured else [])]
+
+
+def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
+    m = rung.measurement
+    along = f" (with {', '.join(rung.along)})" if rung.along else ""
+    times = [f"{s.p50:.4g}" if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
+    own = "" if first or rung.delta_ms is None else f"{rung.delta_ms.p50:+.3g}"
+    peak, own_bytes = f"{m.memory['peak'] / MiB:.1f}", "" if first else f"{rung.delta_bytes / MiB:+.1f}"
+    return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.sameness.verdict]
+
+
+def _record(m: Measurement) -> dict[str, Any]:
+    record: dict[str, Any] = {"recipe": m.recipe}
+    for name in ("ttft_ms", "tpot_ms", "total_ms", "tokens_per_s"):
+        record |= {name: _p50(getattr(m, name))}
+        record |= {f"{name}_{p}": getattr(getattr(m, name), p, None) for p in ("p20", "p80")}
+    record |= {f"{key}_bytes": num_bytes for key, num_bytes in m.memory.items()}
+    return record | {"joules_per_token": m.joules_per_token, "prepare_s": m.prepare_s, "repeats": m.repeats}
+
+
+def _rung_record(how: str, rung: Rung) -> dict[str, Any]:
+    own = {"how": how, "technique": rung.technique or "baseline", "along": ", ".join(rung.along)}
+    own |= {name: _p50(getattr(rung, name)) for name in ("delta_ms", "delta_ttft_ms", "delta_tpot_ms")}
+    return own | {"delta_bytes": rung.delta_bytes, "verdict": rung.sameness.verdict} | _record(rung.measurement)
+
+
+def _p50(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.p50
+
+
+def _ms(spread: Spread) -> str:
+    return f"{spread.p50:.4g} ms ({spread.p20:.4g}–{spread.p80:.4g})"
+
+
+def _rate(spread: Spread) -> str:
+    return f"{spread.p50:.4g} /s ({spread.p20:.4g}–{spread.p80:.4g})"
+
+
+TIMES: list[tuple[str, Callable[[Any], Any], Callable[[Any], str]]] = [
+    ("time to first token", lambda m: m.ttft_ms, _ms),
+    ("time per output token", lambda m: m.tpot_ms, _ms),
+    ("end to end", lambda m: m.total_ms, _ms),
+    ("tokens", lambda m: m.tokens_per_s, _rate),
+]
+
+MEMORY = {
+    "peak": "peak memory",
+    "weights": "  weights",
+    "kv": "  KV cache",
+    "kv_growth": "  its copy while it grows",
+    "activations": "  activations",
+    "workspace": "  workspaces and graphs",
+}
+
+
+def _title(environment: Environment, workload: str, m: Measurement | None) -> str:
+    repeats = f", {m.repeats} repeats" if m else ""
+    recorded = f", recorded {environment.date[:10]}" if environment.recorded else ""
+    where = f"{environment.dtype} on {environment.device}"
+    return f"{environment.model_label}: {workload}, {where}{repeats}{recorded}"
+
+
+def _how(m: Measurement) -> str:
+    counted = {"measured": "as torch's counters saw it", "planned": "what the engine asks for, by plan"}
+    return f"Times are medians with the middle 60 % of the repeats; memory is {counted[m.memory_source]}."
+
+
+def _ratio(before: float, after: float) -> str:
+    return f"× {after / before:.3g}" if before else "–"
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / MiB:.1f} MiB"
+
+
+def _signed_mib(num_bytes: int) -> str:
+    return f"{num_bytes / MiB:+.1f} MiB" if num_bytes else "0"
+
+
+def _html_row(tag: str, cells: list[str]) -> str:
+    first, *rest = (markup.escape(cell) for cell in cells)
+    indent = "1.5em" if cells[0].startswith("  ") else "0.5em"
+    name = f'<th style="text-align:left;padding-left:{indent}">{first.strip()}</th>'
+    return f"<tr>{name}{''.join(f'<{tag}>{cell}</{tag}>' for cell in rest)}</tr>"
+
+
+def _width(cell: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in cell)
+
+
+def _padded(cell: str, width: int, column: int) -> str:
+    """The first column stands on the left, numbers on the right."""
+    space = " " * (width - _width(cell))
+    return space + cell if column else cell + space

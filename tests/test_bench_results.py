@@ -1,0 +1,126 @@
+"""Results: files that come back as they were, clear errors for those that cannot, and tables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eet_lab.bench import Comparison, Environment, Ladder, Measurement, Rung, Sameness, Spread, load_result
+from eet_lab.bench.results import MEMORY_KEYS, Cost
+from eet_lab.errors import ResultError
+
+HERE = Environment(
+    "Test CPU", "cpu", None, "2.0", "5.0", "0.1", None, "2025-01-02T03:04:05", "float32", "tiny", "a <tiny> model"
+)
+SAME = Sameness(True, (None, None), (None, None), 1e-6, 1e-5, "identical", "Every token is the same.")
+
+
+def measurement(recipe: str = "baseline", total: float = 100.0) -> Measurement:
+    spread = Spread(total * 0.9, total, total * 1.1)
+    return Measurement(
+        recipe=recipe, title=recipe, ttft_ms=spread, tpot_ms=None, total_ms=spread, tokens_per_s=spread,
+        step_ms=(total / 2, total / 2), step_tokens=(1, 2), memory=dict.fromkeys(MEMORY_KEYS, 3 * 2**20),
+        memory_source="planned", prepare_s=0.5, captures=0, joules_per_token=None, tokens=((1, 2), (3,)),
+        texts=("a b", "<c>"), repeats=3, cost=Cost(1000, 10, 50.0, 0.02, 40.0, None),
+    )  # fmt: skip
+
+
+def comparison(**changes: object) -> Comparison:
+    result = Comparison(
+        environment=HERE, workload="tiny/b2/p1-3/n2", prompts=("x", "y"), prompt_lengths=(1, 3),
+        settings={"max_new_tokens": 2}, baseline=measurement(), selection=measurement("memory_reuse", 50.0),
+        sameness=SAME, watched=measurement("memory_reuse", 51.0), watching_cost_percent=2.0,
+    )  # fmt: skip
+    return replace(result, **changes)
+
+
+def ladder() -> Ladder:
+    first, second = measurement(), measurement("memory_reuse", 50.0)
+    delta = second.total_ms.minus(first.total_ms)
+    rungs = (
+        Rung("", "Baseline", (), first, SAME),
+        Rung("memory_reuse", "Memory reuse", (), second, SAME, delta, delta, None, -5),
+    )
+    return Ladder(HERE, "tiny/b2/p1-3/n2", ("x",), (1,), {}, "memory_reuse", rungs, (replace(rungs[0], along=("b",)),))
+
+
+@pytest.mark.parametrize(
+    "result", [comparison(), comparison(watched=None), ladder()], ids=["compare", "plain", "ladder"]
+)
+def test_a_saved_result_comes_back_equal(result, tmp_path):
+    assert load_result(result.save(tmp_path / "r.json")) == result
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=9))
+def test_a_spread_is_ordered_and_within_its_values(values):
+    spread = Spread.of(values)
+    assert min(values) - 1e-3 <= spread.p20 <= spread.p50 <= spread.p80 <= max(values) + 1e-3
+
+
+def test_a_spread_of_unknowns_is_unknown():
+    assert Spread.of([]) is None
+    assert Spread.of([1.0, None]) is None
+
+
+def test_differences_of_spreads_add_up():
+    a, b, c = Spread(1, 2, 3), Spread(4, 6, 7), Spread(2, 3, 9)
+    assert b.minus(a).p50 + c.minus(b).p50 == c.minus(a).p50
+    assert b.minus(a).p20 <= b.minus(a).p50 <= b.minus(a).p80
+
+
+def damage(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: c.pop("eet_lab_result"), "not a result of EET Lab"),
+        (lambda c: c.update(eet_lab_result=99), "format 99"),
+        (lambda c: c.update(kind="novel"), "'novel'"),
+        (lambda c: c["result"].pop("baseline"), "no baseline"),
+        (lambda c: c["result"]["baseline"].update(step_ms="fast"), "result.baseline.step_ms"),
+        (lambda c: c["result"]["sameness"].update(verdict="maybe"), "result.sameness.verdict"),
+        (lambda c: c["result"].update(mood="good"), "mood"),
+        (lambda c: c["result"].update(prompt_lengths=[True]), r"prompt_lengths\[0\]"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_is_wrong(change, says, tmp_path):
+    path = comparison().save(tmp_path / "r.json")
+    damage(path, change)
+    with pytest.raises(ResultError, match=says):
+        load_result(path)
+
+
+def test_files_that_are_no_results(tmp_path):
+    (tmp_path / "text").write_text("hello")
+    (tmp_path / "list").write_text("[1]")
+    for name in ("text", "list", "absent"):
+        with pytest.raises(ResultError, match=name):
+            load_result(tmp_path / name)
+    with pytest.raises(ResultError, match="cannot be written"):
+        comparison().save(tmp_path / "no" / "where.json")
+
+
+def test_frames_hold_numbers():
+    frame = comparison().to_frame()
+    assert frame.loc["selection", "total_ms"] == 50.0
+    assert frame.loc["watched", "total_ms_p80"] == pytest.approx(56.1)
+    rungs = ladder().to_frame()
+    assert rungs.loc[("added", "memory_reuse"), "delta_ms"].item() == -50.0
+
+
+@pytest.mark.parametrize(("result", "word"), [(comparison(), "memory_reuse"), (ladder(), "+ Memory reuse")])
+def test_tables_say_the_same_in_text_and_html(result, word):
+    text, page = result.to_text(), result._repr_html_()
+    assert word in text
+    assert word in page
+    assert "identical" in text
+    assert "a <tiny> model" in text
+    assert "<tiny>" not in page
