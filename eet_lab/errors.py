@@ -51,6 +51,6 @@ class Cancelled(EETError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """" Did you mean 'x'?" for the nearest known name, or an empty string."""
+    """ " Did you mean 'x'?" for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""

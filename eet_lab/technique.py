@@ -15,7 +15,14 @@ from eet_lab.parts import Parts, replaced
 NUMERICS = ("exact", "reordered", "lossy")
 
 
-def knob(default: Any, help: str, *, choices: Iterable[Any] = (), low: float | None = None, high: float | None = None) -> Any:
+def knob(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[Any] = (),
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
     """A field of a technique that the user may turn: one of `choices`, or a number from `low` to `high`."""
     limits = MappingProxyType({"help": help, "choices": tuple(choices), "low": low, "high": high})
     return field(default=default, metadata=limits)
@@ -71,7 +78,9 @@ class Technique:
         choices, low, high = limits.get("choices"), limits.get("low"), limits.get("high")
         if choices and value not in choices:
             hint = did_you_mean(str(value), map(str, choices))
-            raise RecipeError(f"{self.name}:{name} is {value!r}, but it must be one of {', '.join(map(str, choices))}.{hint}")
+            raise RecipeError(
+                f"{self.name}:{name} is {value!r}, but it must be one of {', '.join(map(str, choices))}.{hint}"
+            )
         if low is not None and not (isinstance(value, (int, float)) and low <= value <= (high or value)):
             raise RecipeError(f"{self.name}:{name} is {value!r}, but it must be a number from {low} to {high}.")
 
@@ -91,13 +100,16 @@ class Recipe:
         object.__setattr__(self, "techniques", tuple(ordered))
         for t in self.techniques:
             if missing := [name for name in t.requires if name not in names]:
-                raise RecipeError(f"{t.name} needs {' and '.join(missing)}; turn that on as well, or leave {t.name} out.")
+                raise RecipeError(
+                    f"{t.name} needs {' and '.join(missing)}; turn that on as well, or leave {t.name} out."
+                )
         self.parts  # noqa: B018  computed now, so that a conflict is told when the recipe is made
 
     @cached_property
     def parts(self) -> Parts:
         """The parts that the techniques make; RecipeError where two replace the same slot."""
-        parts, owner = Parts(), {}
+        parts = Parts()
+        owner: dict[str, str] = {}
         for t in self.techniques:
             after = t.apply(parts)
             for slot in replaced(parts, after):
@@ -165,7 +177,9 @@ def register(technique: type[Technique]) -> type[Technique]:
     Registering a name again replaces it, so that a notebook cell can be run again.
     """
     if technique.numerics not in NUMERICS:
-        raise RecipeError(f"{technique.name}.numerics is {technique.numerics!r}, but it must be one of {', '.join(NUMERICS)}.")
+        raise RecipeError(
+            f"{technique.name}.numerics is {technique.numerics!r}, but it must be one of {', '.join(NUMERICS)}."
+        )
     _REGISTRY[technique.name] = technique
     return technique
 
@@ -201,14 +215,14 @@ def everything(device: str) -> Recipe:
 
 
 def _parsed_knobs(technique: type[Technique], turns: Iterable[str]) -> dict[str, Any]:
-    defaults = {f.name: f.default for f in fields(technique)}
+    defaults: dict[str, Any] = {f.name: f.default for f in fields(technique)}
     values: dict[str, Any] = {}
     for turn in turns:
         name, _, text = turn.partition("=")
         if name not in defaults:
             has = f"its knobs are {', '.join(defaults)}" if defaults else "it has no knobs"
             raise RecipeError(f"{technique.name} has no knob {name!r}; {has}.{did_you_mean(name, defaults)}")
-        kind = type(defaults[name])
+        kind: type = type(defaults[name])
         try:
             values[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)
         except (ValueError, KeyError):

@@ -31,7 +31,7 @@ class Span(NamedTuple):
     """What the host knows of one row in a step: its real tokens are `first .. first + count - 1` of T."""
 
     first: int
-    count: int
+    count: int  # type: ignore[assignment]  # not tuple.count
     num_pad: int
 
 
@@ -45,7 +45,7 @@ class Step(NamedTuple):
     last: Tensor  # [B] int64  index in T of each row's newest token
     num_pad: Tensor  # [B] int64  columns before a row's first token
     first: Tensor  # [B] int64  index in T of each row's first real token
-    count: Tensor  # [B] int64  number of each row's real tokens
+    count: Tensor  # type: ignore[assignment]  # [B] int64  number of each row's real tokens
     spans: tuple[Span, ...]  # B times: first, count and num_pad, on the host
     extent: int  # columns [0, extent) of the cache hold everything that a query may see
     exact: bool = True  # False: extent was rounded up, only the device's `columns` tell where a query ends
@@ -72,6 +72,20 @@ class KVLayer(Protocol):
 
     def room(self, step: Step) -> tuple[Tensor, Tensor]:
         """Keys and values [B,G,K,D] with K = step.extent; the attention op writes the new columns."""
+        ...
+
+    def clear(self) -> None:
+        """Forget everything, for a new batch of the same shape."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of keys and values."""
+        ...
+
+    @property
+    def growth_bytes(self) -> int:
+        """Bytes of the copy that stands beside the old keys or values while the layer grows."""
+        ...
 
 
 class State(NamedTuple):

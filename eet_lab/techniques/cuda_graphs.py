@@ -14,11 +14,12 @@ from eet_lab.technique import Technique, knob
 class CudaGraphs(Technique):
     """Record a decode step's launches once, and replay them with a single call.
 
-    Without it, Python launches every kernel of every step; a small model's GPU spends most of its time waiting for the next
-    launch. With it, the step is captured into a CUDA graph and replayed: the kernels follow each other at the GPU's pace.
+    Without it, Python launches every kernel of every step; a small model's GPU spends most of its time waiting for
+    the next launch. With it, the step is captured into a CUDA graph and replayed: the kernels follow each other at
+    the GPU's pace.
 
-    A replay repeats addresses and grid sizes, so it needs `memory_reuse`, whose buffers do not move, and each graph serves
-    a bucket of lengths: the kernels read the true length from the device.
+    A replay repeats addresses and grid sizes, so it needs `memory_reuse`, whose buffers do not move, and each graph
+    serves a bucket of lengths: the kernels read the true length from the device.
 
     Expect the time per token to fall to the sum of the kernels' own times, the more so the smaller the model.
 

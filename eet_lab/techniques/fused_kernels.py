@@ -14,16 +14,17 @@ from eet_lab.technique import Technique
 class FusedKernels(Technique):
     """Let one kernel do what several did: norm with its linear, GELU and residual as epilogues, attention in one pass.
 
-    Without it, a layer is about a dozen launches, and every intermediate result travels to memory and back. With it, a
-    decode layer is five: norm + QKV, attention (which also appends to the KV cache), projection + residual, norm + FC1 +
-    GELU, FC2 + residual. Batches of up to 16 rows stream the weights once at the rate of memory; longer passes leave the
-    matrix product to cuBLAS and fuse what surrounds it.
+    Without it, a layer is about a dozen launches, and every intermediate result travels to memory and back. With it,
+    a decode layer is five: norm + QKV, attention (which also appends to the KV cache), projection + residual, norm +
+    FC1 + GELU, FC2 + residual. Batches of up to 16 rows stream the weights once at the rate of memory; longer passes
+    leave the matrix product to cuBLAS and fuse what surrounds it.
 
     Attention exists here with and without a mask, so that fusing is not credited with mask removal's gain.
 
     Expect the time per token to fall with the number of launches; more so for small models.
 
-    Source: the fused decoder kernels of FasterTransformer and EET; online softmax from FlashAttention (Dao et al., 2022).
+    Source: the fused decoder kernels of FasterTransformer and EET; online softmax from FlashAttention (Dao et al.,
+    2022).
     """
 
     name: ClassVar[str] = "fused_kernels"

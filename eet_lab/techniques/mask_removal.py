@@ -19,7 +19,8 @@ class MaskRemoval(Technique):
     first real token to the query's own column: no mask is built or read, and keys and values of pads are never loaded.
 
     Without `pre_padding` there are no pads, and only the mask's own cost goes. In plain PyTorch rows with different
-    numbers of pads need a call each, which can cost more than the mask did; the kernel of `fused_kernels` needs one call.
+    numbers of pads need a call each, which can cost more than the mask did; the kernel of `fused_kernels` needs one
+    call.
 
     Source: EET (Li et al., NAACL 2022 industry track), "mask fusion".
     """

@@ -16,16 +16,16 @@ from eet_lab.technique import Technique, knob
 class MemoryReuse(Technique):
     """Allocate once: a KV cache of the run's full length, and one arena in which all layers' activations share bytes.
 
-    Without it, every op asks for a new tensor, and the KV cache grows by concatenation, so that each step copies every key
-    and value that was there. With it, each pass is rehearsed without data to learn when every activation is born and
-    dies, a planner gives each an offset so that those alive together never overlap, and the run then works inside that
-    one allocation; keys and values are written in place.
+    Without it, every op asks for a new tensor, and the KV cache grows by concatenation, so that each step copies
+    every key and value that was there. With it, each pass is rehearsed without data to learn when every activation is
+    born and dies, a planner gives each an offset so that those alive together never overlap, and the run then works
+    inside that one allocation; keys and values are written in place.
 
     Expect less traffic per step as sequences grow, fewer trips to the allocator, and addresses that stay the same from
     step to step, which `cuda_graphs` needs.
 
-    Source: EET's buffer manager (Li et al., 2022); planning by lifetimes as in TurboTransformers (Fang et al., PPoPP 2021)
-    and Pisarchyk and Lee (2020).
+    Source: EET's buffer manager (Li et al., 2022); planning by lifetimes as in TurboTransformers (Fang et al., PPoPP
+    2021) and Pisarchyk and Lee (2020).
     """
 
     name: ClassVar[str] = "memory_reuse"

@@ -16,10 +16,11 @@ READ = {"whole": prompts.right_aligned, "shortest": prompts.up_to_the_shortest}
 class PrePadding(Technique):
     """Pad ragged prompts on the left, so that the whole batch is read in one parallel pass.
 
-    Without it, prompts are read token by token: a prompt of 500 tokens costs 500 steps before its first new token, and a
-    longer prompt in the batch keeps the shorter ones waiting for the end. Padded on the left, all prompts end in the same
-    column: one pass reads them, and from then on every row generates at every step. The pads cost some arithmetic in that
-    pass (their share of the token matrix), and positions are shifted, so that each row sees itself start at 0.
+    Without it, prompts are read token by token: a prompt of 500 tokens costs 500 steps before its first new token,
+    and a longer prompt in the batch keeps the shorter ones waiting for the end. Padded on the left, all prompts end
+    in the same column: one pass reads them, and from then on every row generates at every step. The pads cost some
+    arithmetic in that pass (their share of the token matrix), and positions are shifted, so that each row sees itself
+    start at 0.
 
     Expect the time to first token to fall by one to two orders of magnitude, and time per token to stay as it was.
 

@@ -1,0 +1,42 @@
+"""Small models made in the test: real Hugging Face GPT-2s with random weights, too small to mean anything."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from eet_lab.models import Model, load
+
+
+def make_gpt2(**changes) -> GPT2LMHeadModel:
+    """A GPT-2 whose weights are large enough that its arg-max is not a coin toss."""
+    torch.manual_seed(0)
+    sizes = dict(vocab_size=499, n_positions=128, n_embd=48, n_layer=3, n_head=3, initializer_range=0.15)
+    ids = dict(bos_token_id=0, eos_token_id=0)
+    model = GPT2LMHeadModel(GPT2Config(**(sizes | ids | changes))).eval()
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    return model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny matrices run faster on one thread, and tests beside each other don't fight for cores."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def hf_model() -> GPT2LMHeadModel:
+    return make_gpt2(tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="session")
+def tiny(hf_model) -> Model:
+    """The same model as EET Lab loads it, on the CPU in fp32."""
+    return load(hf_model, device="cpu")

@@ -1,0 +1,272 @@
+"""The engine against Hugging Face's left-padded `generate`, under every recipe that runs on a CPU."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+
+import pytest
+import torch
+from conftest import make_gpt2
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import OutOfMemory, PromptError
+from eet_lab.models import load
+from eet_lab.technique import Recipe
+
+HEADLINE = ("pre_padding", "mask_removal", "memory_reuse")
+RECIPES = [",".join(names) for n in range(4) for names in itertools.combinations(HEADLINE, n)]
+RECIPES += ["pre_padding:read=shortest", "memory_reuse:planner=first_fit,mask_removal,pre_padding"]
+BATCHES = {
+    "ragged": (5, 1, 23, 20),
+    "one row": (1, 7, 7, 9),
+    "equal lengths": (4, 6, 6, 8),
+    "one-token prompts": (3, 1, 1, 5),
+    "one new token": (3, 2, 9, 1),
+    "64 rows": (64, 1, 30, 4),
+}
+
+
+def batch(num_rows: int, shortest: int, longest: int, seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(1, 499) for _ in range(draw.randint(shortest, longest))] for _ in range(num_rows)]
+
+
+def hf_greedy(model, prompts, num_new, **kwargs):
+    longest = max(map(len, prompts))
+    ids, attention = (
+        torch.zeros(len(prompts), longest, dtype=torch.long),
+        torch.zeros(len(prompts), longest, dtype=torch.long),
+    )
+    for row, prompt in enumerate(prompts):
+        ids[row, longest - len(prompt) :], attention[row, longest - len(prompt) :] = torch.tensor(prompt), 1
+    options = dict(min_new_tokens=num_new, eos_token_id=None) | kwargs
+    out = model.generate(
+        ids, attention_mask=attention, max_new_tokens=num_new, do_sample=False, pad_token_id=0, **options
+    )
+    return [tuple(row) for row in out[:, longest:].tolist()]
+
+
+@pytest.fixture(scope="module")
+def expected(hf_model):
+    return {name: hf_greedy(hf_model, batch(*shape[:3]), shape[3]) for name, shape in BATCHES.items()}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_greedy_tokens_equal_transformers(tiny, expected, recipe):
+    engine = Engine(tiny.decoder, Recipe.parse(recipe).parts)
+    for name, (num_rows, shortest, longest, num_new) in BATCHES.items():
+        run = engine.generate(batch(num_rows, shortest, longest), Settings(num_new))
+        assert list(run.tokens) == expected[name], name
+        assert set(run.finish) == {"length"}
+
+
+def test_expected_tokens_vary(expected):
+    """Equality would mean little if the model always said the same."""
+    assert len(set(itertools.chain(*expected["ragged"]))) > 20
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scale_attn_by_inverse_layer_idx": True},
+        {"scale_attn_weights": False},
+        {"n_inner": 40},
+        {"activation_function": "gelu"},
+        {"activation_function": "relu"},
+        {"n_embd": 40, "n_head": 5},
+    ],
+)
+def test_variants_of_gpt2_equal_transformers(changes):
+    model, prompts = make_gpt2(**changes), batch(4, 1, 12)
+    ours = Engine(load(model, device="cpu").decoder).generate(prompts, Settings(12)).tokens
+    assert list(ours) == hf_greedy(model, prompts, 12)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        dict(temperature=0.8),
+        dict(temperature=1.3, top_k=7),
+        dict(temperature=0.7, top_p=0.6),
+        dict(temperature=1.0, top_k=40, top_p=0.9, seed=2**40),
+    ],
+)
+def test_draws_do_not_depend_on_the_recipe(tiny, settings):
+    prompts = batch(5, 1, 17)
+    runs = {
+        Engine(tiny.decoder, Recipe.parse(r).parts).generate(prompts, Settings(12, **settings)).tokens for r in RECIPES
+    }
+    assert len(runs) == 1
+    other = Engine(tiny.decoder).generate(prompts, Settings(12, **(settings | {"seed": 5}))).tokens
+    assert other not in runs
+
+
+def test_low_temperature_is_greedy_and_top_k_1_too(tiny):
+    prompts, engine = batch(3, 2, 9), Engine(tiny.decoder)
+    greedy = engine.generate(prompts, Settings(8)).tokens
+    assert engine.generate(prompts, Settings(8, temperature=1e-4)).tokens == greedy
+    assert engine.generate(prompts, Settings(8, temperature=5.0, top_k=1)).tokens == greedy
+    assert engine.generate(prompts, Settings(8, temperature=5.0, top_p=1e-9)).tokens == greedy
+
+
+@pytest.mark.parametrize("recipe", ["", "all"])
+def test_rows_stop_on_their_own(tiny, expected, recipe):
+    prompts = batch(*BATCHES["ragged"][:3])
+    stop = expected["ragged"][1][4]
+    run = Engine(tiny.decoder, Recipe.parse(recipe).parts).generate(prompts, Settings(20, stop=(stop,)))
+    for got, full, why in zip(run.tokens, expected["ragged"], run.finish, strict=True):
+        cut = full.index(stop) + 1 if stop in full else len(full)
+        assert got == full[:cut]
+        assert why == ("stop" if stop in full else "length")
+    assert "stop" in run.finish
+
+
+def test_a_session_is_used_again_for_the_same_shape(tiny):
+    engine = Engine(tiny.decoder, Recipe.parse("pre_padding,memory_reuse").parts)
+    one, two = batch(4, 9, 9, seed=1), batch(4, 9, 9, seed=2)
+    first = engine.generate(one, Settings(6))
+    session = engine._session
+    assert engine.generate(two, Settings(6)).tokens == Engine(tiny.decoder).generate(two, Settings(6)).tokens
+    assert engine._session is session
+    assert engine.generate(one, Settings(6)).tokens == first.tokens
+
+
+def test_events_tell_every_token_once(tiny):
+    events, prompts = [], batch(4, 1, 9)
+    run = Engine(tiny.decoder).generate(prompts, Settings(7), on_step=events.append)
+    rows = [tuple(token for event in events for row, token in event.tokens if row == r) for r in range(4)]
+    assert tuple(rows) == run.tokens
+    assert [event.index for event in events] == list(range(events[0].num_steps))
+    assert run.ttft_ms == max(t for t in run.first_ms) and run.tpot_ms > 0
+    assert run.total_ms == pytest.approx(sum(run.step_ms))
+
+
+def test_times_per_token_follow_their_definition(tiny):
+    assert Engine(tiny.decoder).generate([[1, 2]], Settings(1)).tpot_ms is None
+
+
+@pytest.mark.parametrize("recipe", RECIPES[:8])
+def test_teacher_forcing_reads_what_it_is_told(tiny, recipe):
+    prompts, forced = batch(3, 1, 6), [[7] * 5, [8] * 5, [9] * 5]
+    run = Engine(tiny.decoder, Recipe.parse(recipe).parts).generate(prompts, Settings(5), forced=forced)
+    assert [list(row) for row in run.tokens] == forced
+
+
+@pytest.mark.parametrize("recipe", ["", "all"])
+def test_stop_in_the_prefill_and_between_steps(tiny, recipe):
+    engine, cancel, prompts = (
+        Engine(tiny.decoder, Recipe.parse(recipe).parts),
+        threading.Event(),
+        batch(3, 4, 9),
+    )
+    cancel.set()
+    run = engine.generate(prompts, Settings(30), cancel=cancel)
+    assert run.cancelled and run.num_tokens == 0 and run.ttft_ms is None
+    cancel.clear()
+    run = engine.generate(
+        prompts, Settings(30), cancel=cancel, on_step=lambda e: cancel.set() if e.index == 12 else None
+    )
+    assert run.cancelled and 0 < run.num_tokens < 90
+    assert engine.generate(prompts, Settings(30)).tokens == Engine(tiny.decoder).generate(prompts, Settings(30)).tokens
+
+
+def test_an_empty_prompt_is_bos(tiny):
+    engine = Engine(tiny.decoder)
+    assert engine.generate([[]], Settings(5)).tokens == engine.generate([[0]], Settings(5)).tokens
+
+
+@pytest.mark.parametrize(
+    "prompts, settings, says",
+    [
+        ([], {}, "no prompts"),
+        ([[1] * 120], {"max_new_tokens": 20}, "context of 128 tokens"),
+        ([[1, 499]], {}, "token 499"),
+        ([[1, -1]], {}, "token -1"),
+    ],
+)
+def test_bad_prompts_are_refused_before_any_work(tiny, prompts, settings, says):
+    with pytest.raises(PromptError, match=says):
+        Engine(tiny.decoder).generate(prompts, Settings(**settings))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_new_tokens": 0},
+        {"max_new_tokens": -3},
+        {"max_new_tokens": 2.5},
+        {"temperature": float("nan")},
+        {"temperature": -1},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"seed": -1},
+        {"seed": 2**63},
+        {"stop": (-4,)},
+    ],
+)
+def test_bad_settings_name_the_value_and_the_limit(settings):
+    ((name, value),) = settings.items()
+    with pytest.raises(PromptError, match=name) as caught:
+        Settings(**settings)
+    assert str(value[0] if isinstance(value, tuple) else value) in str(caught.value)
+
+
+def test_a_full_context_runs(tiny, hf_model):
+    prompt = batch(1, 100, 100)
+    assert list(Engine(tiny.decoder).generate(prompt, Settings(28)).tokens) == hf_greedy(hf_model, prompt, 28)
+
+
+def test_nan_in_the_pads_changes_nothing(tiny):
+    """Mask removal never reads what stands in a pad's columns."""
+    from dataclasses import replace
+
+    from eet_lab.engine.kv_cache import StaticKV
+
+    class Poisoned(StaticKV):
+        def room(self, step):
+            keys, values = super().room(step)
+            for row, span in enumerate(step.spans):
+                keys[row, :, : span.num_pad] = values[row, :, : span.num_pad] = float("nan")
+            return keys, values
+
+    parts, prompts = Recipe.parse("all").parts, batch(5, 1, 14)
+    clean = Engine(tiny.decoder, parts).generate(prompts, Settings(9)).tokens
+    assert Engine(tiny.decoder, replace(parts, kv_cache=Poisoned)).generate(prompts, Settings(9)).tokens == clean
+
+
+def test_out_of_memory_names_the_buffer_and_frees_the_rest(tiny):
+    engine = Engine(tiny.decoder, Recipe.parse("all").parts)
+    original = engine.memory.empty
+
+    def full(name, shape, like, dtype=None):
+        if name == "activated" and not like.is_meta:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 1 GiB."
+            )
+        return original(name, shape, like, dtype)
+
+    engine.memory.empty = full
+    with pytest.raises(OutOfMemory, match="activated.*3.00 GiB"):
+        engine.generate(batch(2, 3, 5), Settings(4))
+    assert engine._session is None and engine.activation_bytes == 0
+    assert engine.generate([[1, 2]], Settings(4)).num_tokens == 4
+
+
+def test_an_engine_is_cheap_to_build(tiny):
+    import time
+
+    parts = Recipe.parse("all").parts
+    best = min(_timed(lambda: Engine(tiny.decoder, parts), time) for _ in range(20))
+    assert best < 1e-3
+
+
+def _timed(work, time) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -1,0 +1,165 @@
+"""Loading: presets, folders, live models, and every way in which a checkpoint can be damaged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from conftest import make_gpt2
+from safetensors.torch import load_file, save_file
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import ModelError
+from eet_lab.models import PRESETS, load
+from eet_lab.models.decoder import tensors
+
+
+@pytest.fixture
+def folder(tmp_path):
+    make_gpt2().save_pretrained(tmp_path)
+    return tmp_path
+
+
+def tokens(model):
+    return Engine(model.decoder).generate([[3, 1, 4], [1, 5]], Settings(10)).tokens
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_folder_equals_the_live_model(tmp_path, tied):
+    live = make_gpt2(tie_word_embeddings=tied)
+    live.save_pretrained(tmp_path)
+    from_folder, from_live = load(tmp_path, device="cpu"), load(live, device="cpu")
+    assert tokens(from_folder) == tokens(from_live)
+    assert (from_folder.decoder.head.weight is from_folder.decoder.words) == tied
+    assert from_folder.config.num_params == sum(p.numel() for p in live.parameters())
+
+
+def test_shards_are_put_together(tmp_path):
+    live = make_gpt2()
+    live.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    assert tokens(load(tmp_path, device="cpu")) == tokens(load(live, device="cpu"))
+
+
+def test_a_bin_checkpoint_is_read_without_running_code(folder):
+    state = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(state, folder / "pytorch_model.bin")
+    assert tokens(load(folder, device="cpu")) == tokens(load(make_gpt2(), device="cpu"))
+    torch.save({"wte.weight": print}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="damaged"):
+        load(folder, device="cpu")
+
+
+def edit(folder, change):
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    change(state)
+    save_file(state, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda s: s.pop("transformer.h.1.mlp.c_fc.weight"), "lacks 1 tensors .h.1.mlp.c_fc.weight"),
+        (
+            lambda s: s.update({"transformer.h.9.ln_1.weight": torch.ones(48)}),
+            "no place for .h.9.ln_1.weight",
+        ),
+        (
+            lambda s: s.update({"transformer.ln_f.bias": torch.ones(47)}),
+            r"ln_f.bias with shape \[47\].*asks for \[48\]",
+        ),
+        (lambda s: s.update({"transformer.ln_f.bias": torch.ones(48, dtype=torch.int8)}), "ln_f.bias.*int8"),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_named(folder, change, says):
+    edit(folder, change)
+    with pytest.raises(ModelError, match=says):
+        load(folder, device="cpu")
+
+
+def test_old_mask_buffers_are_not_weights(folder):
+    edit(
+        folder,
+        lambda s: s.update(
+            {
+                "transformer.h.0.attn.bias": torch.ones(1, 1, 8, 8),
+                "transformer.h.0.attn.masked_bias": torch.tensor(-1e4),
+            }
+        ),
+    )
+    load(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "damage, says",
+    [
+        (
+            lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]),
+            "damaged or incomplete",
+        ),
+        (lambda f: (f / "model.safetensors").write_bytes(b"not a safetensors file"), "damaged or incomplete"),
+        (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors"),
+        (lambda f: (f / "config.json").unlink(), "no config.json"),
+        (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
+        (lambda f: _set(f, model_type="llama"), "'llama' is not supported. Supported: GPT-2"),
+        (lambda f: _set(f, activation_function="swish"), "activation 'swish'"),
+        (lambda f: _set(f, n_head=5), "n_head = 5 does not divide"),
+        (lambda f: _set(f, n_layer=None), "config.json lacks or garbles"),
+        (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.*cannot be read"),
+    ],
+)
+def test_a_damaged_folder_is_explained(folder, damage, says):
+    damage(folder)
+    with pytest.raises(ModelError, match=says):
+        load(folder, device="cpu")
+
+
+def _set(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("gpt2-xxl", "Did you mean 'gpt2-xl'"),
+        ("./nowhere", "no model './nowhere'"),
+        ("openai-community/gpt2", "could not be fetched.*network"),
+        (42, "takes a name, a folder or a transformers model, not int"),
+    ],
+)
+def test_unknown_models_are_explained(name, says):
+    with pytest.raises(ModelError, match=says):
+        load(name, device="cpu")
+
+
+def test_device_and_dtype_are_checked():
+    with pytest.raises(ModelError, match="'float8'.*float32"):
+        load("gpt2", device="cpu", dtype="float8")
+    with pytest.raises(ModelError, match="'tpu'"):
+        load("gpt2", device="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ModelError, match="no NVIDIA GPU.*device='cpu'"):
+            load("gpt2", device="cuda")
+
+
+def test_presets_have_their_true_size_and_say_they_are_random():
+    model = load("gpt2", device="cpu")
+    assert model.config.num_params == 124_439_808 == sum(t.numel() for t in _once(model))
+    assert "random" in model.label
+    assert PRESETS["gpt2-xl"].num_params == 1_557_611_200
+    assert model.decoder.weight_bytes == 4 * model.config.num_params
+    assert model.decode([5, 50_000]).endswith("⟨50000⟩")
+
+
+def test_random_weights_are_repeatable():
+    a, b, c = (load("gpt2", device="cpu", dtype="bfloat16", seed=s).decoder.layers[3].fc_1.weight for s in (1, 1, 2))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+def _once(model):
+    return {t.data_ptr(): t for t in tensors(model.decoder)}.values()

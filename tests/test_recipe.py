@@ -1,0 +1,140 @@
+"""Techniques and recipes: the contract that every technique keeps, and the errors of the recipe language."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+
+from eet_lab.engine.prompts import up_to_the_shortest
+from eet_lab.errors import RecipeError
+from eet_lab.parts import Parts, replaced
+from eet_lab.technique import _REGISTRY, NUMERICS, Recipe, Technique, everything, knob, register, registry
+
+ALL = list(registry().values())
+IDS = [t.name for t in ALL]
+
+
+@pytest.mark.parametrize("technique", ALL, ids=IDS)
+class TestContract:
+    def test_pure_and_effective(self, technique):
+        before = Parts()
+        assert technique().apply(before) == technique().apply(before) != before
+        assert before == Parts()
+
+    def test_card(self, technique):
+        card = technique().card
+        assert len(card.splitlines()) >= 6 and technique().summary in card.replace("\n", " ")
+        assert technique.title and technique.numerics in NUMERICS and set(technique.requires) <= set(IDS)
+
+    def test_round_trip(self, technique):
+        needed = [registry()[name]() for name in technique.requires]
+        for value in _knob_settings(technique):
+            recipe = Recipe((technique(**value), *needed))
+            assert Recipe.parse(str(recipe)) == recipe
+
+    def test_leave_one_out_drops_dependents(self, technique):
+        recipe = Recipe(tuple(t() for t in ALL))
+        rest, also = recipe.without(technique.name)
+        assert technique.name not in rest.names
+        assert set(also) == {t.name for t in ALL if technique.name in t.requires}
+
+
+def _knob_settings(technique):
+    yield {}
+    for name, limits in technique().knobs.items():
+        yield from ({name: value} for value in limits["choices"] or (limits["low"], limits["high"]))
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(IDS, 2)), ids="+".join)
+def test_every_pair_composes_or_raises(pair):
+    try:
+        recipe = Recipe.parse(",".join(pair))
+    except RecipeError as error:
+        assert any(name in str(error) for name in pair)  # noqa: PT017
+    else:
+        assert set(recipe.names) == set(pair)
+
+
+def test_headline_techniques_come_first():
+    assert IDS[:3] == ["pre_padding", "mask_removal", "memory_reuse"]
+
+
+def test_order_of_words_does_not_matter():
+    assert Recipe.parse("memory_reuse, pre_padding") == Recipe.parse("pre_padding,memory_reuse")
+
+
+def test_the_baseline_is_the_default_parts():
+    assert Recipe().parts == Recipe.parse("baseline").parts == Recipe.parse("").parts == Parts()
+    assert str(Recipe()) == "baseline"
+
+
+def test_all_means_what_can_run_here():
+    assert Recipe.parse("all", "cpu") == everything("cpu")
+    assert Recipe.parse("all,-mask_removal").names == tuple(n for n in everything("cpu").names if n != "mask_removal")
+    assert "cuda_graphs" not in everything("cpu").names
+    assert all(t.unavailable("cpu") is None for t in everything("cpu"))
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ("pre_paddin", "Did you mean 'pre_padding'"),
+        ("-nonsense", "no technique 'nonsense'"),
+        ("memory_reuse:planer=first_fit", "no knob 'planer'.*Did you mean 'planner'"),
+        ("memory_reuse:planner=best", "'best'.*one of greedy_by_size"),
+        ("cuda_graphs:bucket=3,memory_reuse", "3.*from 16 to 4096"),
+        ("cuda_graphs:bucket=many,memory_reuse", "'many'.*int"),
+        ("mask_removal:x=1", "no knobs"),
+        ("cuda_graphs", "needs memory_reuse"),
+    ],
+)
+def test_mistakes_are_explained(words, says):
+    with pytest.raises(RecipeError, match=says):
+        Recipe.parse(words)
+
+
+def test_unavailable_techniques_are_refused_not_ignored():
+    with pytest.raises(RecipeError, match="cuda_graphs cannot run on cpu.*NVIDIA GPU"):
+        Recipe.parse("memory_reuse,cuda_graphs").check("cpu")
+
+
+@pytest.fixture
+def own():
+    """A learner's own technique, as it would be written in a cell; forgotten afterwards."""
+    before = dict(_REGISTRY)
+
+    @register
+    @dataclass(frozen=True)
+    class Rival(Technique):
+        """Read up to the shortest prompt."""
+
+        name: ClassVar[str] = "rival"
+        title: ClassVar[str] = "Rival"
+        factor: int = knob(2, "Nothing.", low=1, high=4)
+
+        def apply(self, parts: Parts) -> Parts:
+            return replace(parts, prompts=up_to_the_shortest)
+
+    yield Rival
+    _REGISTRY.clear()
+    _REGISTRY.update(before)
+
+
+def test_a_technique_from_a_cell_is_a_citizen(own):
+    assert Recipe.parse("rival:factor=3").techniques == (own(factor=3),)
+    assert "rival" in registry() and str(own(factor=3)) == "rival:factor=3"
+
+
+def test_conflicts_are_computed_per_slot(own):
+    with pytest.raises(RecipeError, match="pre_padding and rival both replace prompts"):
+        Recipe.parse("pre_padding,rival")
+    assert "rival" not in everything("cpu").names  # what came first stays
+    assert list(replaced(Parts(), own().apply(Parts()))) == ["prompts"]
+
+
+def test_what_a_technique_requires_it_may_refine(own):
+    own.requires = ("pre_padding",)
+    assert Recipe.parse("pre_padding,rival").parts.prompts is up_to_the_shortest
