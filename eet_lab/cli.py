@@ -27,9 +27,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"eet-lab {metadata.version('eet-lab')}")
     words = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
-        word = words.add_parser(
-            command.name, help=command.help, description=command.guide, formatter_class=_Guide
-        )
+        word = words.add_parser(command.name, help=command.help, description=command.guide, formatter_class=_Guide)
         command.add_arguments(word)
         word.set_defaults(run=command.run)
     return parser

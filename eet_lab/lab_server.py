@@ -69,9 +69,7 @@ def choose_port(wanted: int | None = None) -> int:
     """`wanted` if it is free, else SetupError; without a wish, the first free port from 8888."""
     if wanted is not None:
         if not 1 <= wanted <= 65535:
-            raise SetupError(
-                f"Port {wanted} does not exist. Use one from 1024 to 65535: eet-lab lab --port 8888"
-            )
+            raise SetupError(f"Port {wanted} does not exist. Use one from 1024 to 65535: eet-lab lab --port 8888")
         if not _is_free(wanted):
             raise SetupError(
                 f"Port {wanted} on {HOST} is taken or not permitted, perhaps by an earlier lab "
@@ -107,7 +105,7 @@ def server_command(root: Path, notebook: Path, port: int, browser: bool) -> list
         f"--ServerApp.root_dir={root}",
         f"--LabApp.default_url=/lab/tree/{_url_path(root, notebook)}",
         "--ServerApp.answer_yes=True",  # Ctrl+C stops at once
-        "--ServerApp.log_level=WARN",
+        "--log-level=WARN",
     ]
     if not browser:
         words.append("--no-browser")
@@ -122,9 +120,7 @@ def serve(root: Path, notebook: Path, port: int | None = None, browser: bool = T
     Raises SetupError when JupyterLab or the notebook is missing, the port is taken, or the server fails.
     """
     if importlib.util.find_spec("jupyterlab") is None:
-        raise SetupError(
-            f"JupyterLab is not installed in {sys.prefix}: {sys.executable} -m pip install jupyterlab"
-        )
+        raise SetupError(f"JupyterLab is not installed in {sys.prefix}: {sys.executable} -m pip install jupyterlab")
     if not notebook.is_file():
         have = ", ".join(sorted(path.name for path in notebook.parent.glob("*.ipynb"))) or "no notebooks"
         raise SetupError(
@@ -187,9 +183,7 @@ def _wait_until_up(server: subprocess.Popen[bytes], port: int) -> None:
         except OSError:
             time.sleep(0.2)
     server.terminate()
-    raise SetupError(
-        f"JupyterLab did not answer within {START_TIMEOUT_S} s. Try again, or run: eet-lab doctor"
-    )
+    raise SetupError(f"JupyterLab did not answer within {START_TIMEOUT_S} s. Try again, or run: eet-lab doctor")
 
 
 @contextlib.contextmanager

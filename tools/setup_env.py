@@ -182,9 +182,7 @@ def check(torch: Torch | None) -> None:
         raise SetupFailed(f"What was installed cannot be imported:\n{answer.stderr.strip()[-1500:]}")
     found = answer.stdout.split()[-1]
     if torch and found != torch.version:
-        raise SetupFailed(
-            f"torch {torch.version} was to stay, but {found} is imported. Remove {VENV}, try again."
-        )
+        raise SetupFailed(f"torch {torch.version} was to stay, but {found} is imported. Remove {VENV}, try again.")
 
 
 def space_left() -> str:

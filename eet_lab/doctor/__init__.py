@@ -20,7 +20,6 @@ def diagnose() -> list[Check]:
         software.check_python(),
         software.check_packages(),
         *inspect_gpu(),
-        software.check_ninja(),
         *notebook.inspect_notebook(),
         machine.check_disk(),
         machine.check_cache(),

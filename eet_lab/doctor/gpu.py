@@ -1,4 +1,4 @@
-"""The GPU and everything on the way to it: driver, torch, nvcc and the C++ compiler behind it.
+"""The GPU and everything on the way to it: driver, torch, and the tools that build kernels.
 
 Without an NVIDIA GPU nothing here is a failure: the rows become notes.
 """
@@ -6,26 +6,27 @@ Without an NVIDIA GPU nothing here is a failure: the rows become notes.
 from __future__ import annotations
 
 import os
-import re
-import shutil
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
-from eet_lab.doctor.check import Check, Status
+from eet_lab.doctor.check import Check
 from eet_lab.doctor.software import pip_install
-from eet_lab.errors import EETError, KernelBuildError, MonitorError
+from eet_lab.errors import KernelBuildError, MonitorError
 from eet_lab.monitor.nvml import Driver, find_driver
 
 OLDEST_CAPABILITY = (8, 0)
 
 
 def inspect_gpu() -> list[Check]:
-    """GPU with driver, torch, nvcc and host compiler, in this order."""
+    """GPU with driver, torch, nvcc, host compiler and ninja, in this order."""
+    driver: Driver | None = None
+    why = ""
     try:
-        driver, why = find_driver(), ""
+        driver = find_driver()
     except MonitorError as error:
-        driver, why = None, str(error)
-    return [check_gpu(driver, why), check_torch(driver), check_nvcc(driver), check_compiler(driver)]
+        why = str(error)
+    nvcc, *tools = inspect_tools(needed=driver is not None and bool(driver.gpus))
+    return [check_gpu(driver, why), check_torch(driver), compare_nvcc(nvcc, driver), *tools]
 
 
 def check_gpu(driver: Driver | None, why: str) -> Check:
@@ -52,9 +53,7 @@ def check_torch(driver: Driver | None) -> Check:
     if driver is None or not driver.gpus:
         return Check("torch", "ok", found)
     cuda = ".".join(map(str, driver.cuda))
-    choose = (
-        "Choose a CUDA build at https://pytorch.org/get-started/locally/ and install it into this environment"
-    )
+    choose = "Choose a CUDA build at https://pytorch.org/get-started/locally/ and install it into this environment"
     if torch.version.cuda is None:
         return Check("torch", "fail", f"{found}: this build cannot use the GPU", choose)
     if int(torch.version.cuda.split(".")[0]) > driver.cuda[0]:
@@ -64,61 +63,45 @@ def check_torch(driver: Driver | None) -> Check:
         if hidden is not None:
             return Check("torch", "warn", f"{found}; CUDA_VISIBLE_DEVICES={hidden!r} hides the GPU",
                          "unset CUDA_VISIBLE_DEVICES")  # fmt: skip
-        return Check(
-            "torch", "fail", f"{found}, but torch sees no GPU", 'python -c "import torch; torch.cuda.init()"'
-        )
+        return Check("torch", "fail", f"{found}, but torch sees no GPU", 'python -c "import torch; torch.cuda.init()"')
     return Check("torch", "ok", found)
 
 
-def check_nvcc(driver: Driver | None) -> Check:
-    """nvcc, of a major version that the driver can run."""
-    needed = driver is not None and bool(driver.gpus)
+def inspect_tools(needed: bool) -> list[Check]:
+    """nvcc, the C++ compiler that it hands host code to, and ninja that drives it: as the kernels' build finds them.
+
+    They are `needed` where there is a GPU to build for; elsewhere a missing one is a note.
+    """
     try:
-        path = _find_nvcc()
-        release = _release_of(path)
-    except (EETError, OSError, subprocess.SubprocessError) as error:
-        return Check(
-            "nvcc", "fail" if needed else "note", f"{error} Without it the CUDA kernels cannot be built.",
-            pip_install("eet-lab[cuda]") if needed else "",
-        )  # fmt: skip
-    found = f"{release} at {path}"
-    if driver is not None and needed and int(release.split(".")[0]) > driver.cuda[0]:
-        major = driver.cuda[0]
-        return Check(
-            "nvcc", "fail", f"{found}; newer than the driver, which runs CUDA {major}",
-            f"Install a CUDA {major} toolkit and set CUDA_HOME to it, or update the driver",
-        )  # fmt: skip
-    return Check("nvcc", "ok", found)
+        from eet_lab.ops.native import toolchain
+    except (ImportError, OSError):
+        return [Check("nvcc", "note", "not looked at, since torch cannot be imported")]
+
+    def nvcc() -> str:
+        path = toolchain.find_nvcc()
+        return f"{toolchain.nvcc_version(path)} at {path}"
+
+    def look(name: str, find: Callable[[], object], remedy: str) -> Check:
+        try:
+            return Check(name, "ok", str(find()))
+        except KernelBuildError as error:
+            return Check(name, "fail" if needed else "note", str(error), remedy if needed else "")
+
+    return [
+        look("nvcc", nvcc, pip_install("eet-lab[cuda]")),
+        look("C++ compiler", toolchain.host_compiler, "sudo apt-get install -y g++"),
+        look("ninja", toolchain.ninja, pip_install("ninja")),
+    ]
 
 
-def check_compiler(driver: Driver | None) -> Check:
-    """The C++ compiler that nvcc hands the host code to."""
-    wanted = os.environ.get("CXX")
-    for name in (wanted,) if wanted else ("g++", "c++", "clang++"):
-        if path := shutil.which(name):
-            version = _output(path, "--version").splitlines() or ["unknown version"]
-            return Check("C++ compiler", "ok", f"{version[0]} at {path}")
-    status: Status = "fail" if driver is not None and driver.gpus else "note"
-    found = f"CXX={wanted} is not there" if wanted else "no g++, c++ or clang++ on PATH"
-    return Check("C++ compiler", status, f"{found}; nvcc needs it", "sudo apt-get install -y g++")
-
-
-def _find_nvcc() -> Path:
-    try:
-        from eet_lab.ops.native import find_nvcc
-    except ImportError:
-        if path := shutil.which("nvcc"):
-            return Path(path)
-        raise KernelBuildError("nvcc is not on PATH.") from None
-    return find_nvcc()
-
-
-def _release_of(nvcc: Path) -> str:
-    match = re.search(r"release (\d+\.\d+)", _output(str(nvcc), "--version"))
-    if match is None:
-        raise OSError(f"{nvcc} --version says nothing of a release.")
-    return match[1]
-
-
-def _output(*words: str) -> str:
-    return subprocess.run(words, capture_output=True, text=True, timeout=30, check=True).stdout
+def compare_nvcc(nvcc: Check, driver: Driver | None) -> Check:
+    """The row of nvcc, failed when its major version is newer than what the driver runs."""
+    major = nvcc.found.split(".")[0]
+    if nvcc.status != "ok" or driver is None or not driver.gpus or int(major) <= driver.cuda[0]:
+        return nvcc
+    return Check(
+        "nvcc",
+        "fail",
+        f"{nvcc.found}; the driver only runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}",
+        f"Install a CUDA {driver.cuda[0]} toolkit and set CUDA_HOME to it, or update the driver",
+    )

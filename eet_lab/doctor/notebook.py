@@ -31,9 +31,7 @@ def check_kernel() -> Check:
     except metadata.PackageNotFoundError:
         return Check("ipykernel", "fail", "not installed", pip_install("ipykernel!=7.0.0"))
     if version in BROKEN_KERNELS:
-        return Check(
-            "ipykernel", "fail", f"{version} {BROKEN_KERNELS[version]}", pip_install("ipykernel>=7.3")
-        )
+        return Check("ipykernel", "fail", f"{version} {BROKEN_KERNELS[version]}", pip_install("ipykernel>=7.3"))
     return Check("ipykernel", "ok", version)
 
 

@@ -1,12 +1,10 @@
-"""Python, the packages that the project requires, and ninja."""
+"""Python and the packages that the project requires."""
 
 from __future__ import annotations
 
 import platform
-import shutil
 import sys
 from importlib import metadata
-from pathlib import Path
 
 from eet_lab.doctor.check import Check
 
@@ -24,9 +22,7 @@ def check_python() -> Check:
     found = f"{platform.python_version()} in {sys.prefix}"
     version = sys.version_info[:2]
     if version < TRIED[0]:
-        return Check(
-            "Python", "fail", f"{found}; {oldest} or newer is needed", f"python{newest} -m venv .venv"
-        )
+        return Check("Python", "fail", f"{found}; {oldest} or newer is needed", f"python{newest} -m venv .venv")
     if version > TRIED[1]:
         return Check("Python", "warn", f"{found}; tried up to {newest}", f"python{newest} -m venv .venv")
     return Check("Python", "ok", found)
@@ -53,15 +49,4 @@ def check_packages() -> Check:
     if wrong:
         found = "; ".join(f"{r.name} is {have}, needed {r.specifier or 'any'}" for r, have in wrong)
         return Check("packages", "fail", found, pip_install(*(f"{r.name}{r.specifier}" for r, _ in wrong)))
-    return Check(
-        "packages", "ok", f"all {num_right} in range; transformers {metadata.version('transformers')}"
-    )
-
-
-def check_ninja() -> Check:
-    """ninja, which drives nvcc; the wheel puts it beside the interpreter, which need not be on PATH."""
-    beside = Path(sys.executable).parent / "ninja"
-    path = str(beside) if beside.is_file() else shutil.which("ninja")
-    if path is None:
-        return Check("ninja", "fail", "not found on PATH or beside python", pip_install("ninja"))
-    return Check("ninja", "ok", path)
+    return Check("packages", "ok", f"all {num_right} in range; transformers {metadata.version('transformers')}")
