@@ -1,0 +1,159 @@
+"""The engine on a GPU: every recipe against the baseline, graphs, memory, Stop, and running out of memory."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.kv_cache import StaticKV
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import OutOfMemory, RecipeError
+from eet_lab.models import weights
+from eet_lab.models.config import Config
+from eet_lab.technique import Recipe, registry
+
+pytestmark = pytest.mark.gpu
+
+NAMES = tuple(registry())
+
+
+def recipes() -> list[str]:
+    """Every set of techniques that composes."""
+    found = []
+    for names in itertools.chain.from_iterable(itertools.combinations(NAMES, n) for n in range(len(NAMES) + 1)):
+        try:
+            found.append(str(Recipe.parse(",".join(names))))
+        except RecipeError:
+            continue
+    return found
+
+
+def batch(num_rows: int, shortest: int, longest: int, seed: int = 0) -> list[list[int]]:
+    draw = random.Random(seed)
+    return [[draw.randrange(1, 1000) for _ in range(draw.randint(shortest, longest))] for _ in range(num_rows)]
+
+
+def decoder(dtype: torch.dtype, head_dim: int = 32):
+    config = Config(3, 4 * head_dim, 4, 16 * head_dim, 1003, 512)
+    model = weights.random_decoder(config, 0, torch.device("cuda"), dtype)
+    layers = tuple(layer._replace(qkv=layer.qkv._replace(weight=layer.qkv.weight * 6)) for layer in model.layers)
+    return model._replace(layers=layers)
+
+
+@pytest.fixture(scope="module")
+def fp32():
+    return decoder(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def fp16():
+    return decoder(torch.float16)
+
+
+@pytest.mark.parametrize("recipe", recipes())
+def test_greedy_tokens_in_fp32_equal_the_baseline(fp32, recipe):
+    engine = Engine(fp32, Recipe.parse(recipe).check("cuda").parts)
+    for shape in ((5, 1, 70), (1, 20, 20), (3, 1, 1), (33, 2, 40)):
+        prompts = batch(*shape)
+        want = Engine(fp32).generate(prompts, Settings(24)).tokens
+        assert engine.generate(prompts, Settings(24)).tokens == want, shape
+        assert engine.generate(prompts, Settings(24)).tokens == want, f"{shape} again"
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
+def test_teacher_forced_logits_stay_within_the_budget(dtype, head_dim):
+    from eet_lab.bench.sameness import sameness
+
+    model, prompts = decoder(dtype, head_dim), batch(5, 1, 70)
+    headline = "pre_padding,mask_removal,memory_reuse"
+    for recipe in (headline, "fused_kernels", "all", "all,-mask_removal", "all,-pre_padding"):
+        found = sameness(model, Recipe.parse(recipe, "cuda"), prompts, Settings(16))
+        assert found.verdict != "different", f"{recipe}: {found.explanation}"
+
+
+def test_draws_do_not_depend_on_the_recipe(fp32):
+    prompts, settings = batch(5, 1, 40), Settings(16, temperature=0.9, top_k=50, top_p=0.9, seed=7)
+    runs = {Engine(fp32, Recipe.parse(r, "cuda").parts).generate(prompts, settings).tokens for r in ("", "all")}
+    assert len(runs) == 1
+
+
+def test_a_graph_replays_with_another_seed(fp32):
+    engine = Engine(fp32, Recipe.parse("all", "cuda").parts)
+    a, b, c = (engine.generate([[1, 2]], Settings(16, temperature=1.0, seed=seed)).tokens for seed in (1, 2, 1))
+    assert a == c != b
+
+
+def test_one_capture_for_each_bucket_and_none_later(fp16):
+    engine = Engine(fp16, Recipe.parse("all,cuda_graphs:bucket=32", "cuda").parts)
+    for _ in range(2):
+        engine.generate([[5] * 20], Settings(80))
+        assert engine.captures == 4  # 20 + 80 columns: up to 32, 64, 96 and 100
+
+
+def test_a_captured_step_allocates_nothing(fp16):
+    engine, counts = Engine(fp16, Recipe.parse("all", "cuda").parts), []
+    engine.generate([[5] * 20], Settings(40))
+    engine.generate(
+        [[5] * 20], Settings(40), on_step=lambda e: counts.append(torch.cuda.memory_stats()["allocation.all.allocated"])
+    )
+    assert len(set(counts[2:])) == 1
+
+
+def test_nan_in_the_pads_changes_nothing(fp16):
+    class Poisoned(StaticKV):
+        def room(self, step):
+            keys, values = super().room(step)
+            if not torch.cuda.is_current_stream_capturing() and not keys.is_meta:
+                for row, span in enumerate(step.spans):
+                    keys[row, :, : span.num_pad] = values[row, :, : span.num_pad] = float("nan")
+            return keys, values
+
+    for recipe in ("pre_padding,mask_removal,memory_reuse", "all"):
+        parts, prompts = Recipe.parse(recipe, "cuda").parts, batch(5, 1, 70)
+        clean = Engine(fp16, parts).generate(prompts, Settings(12)).tokens
+        assert Engine(fp16, replace(parts, kv_cache=Poisoned)).generate(prompts, Settings(12)).tokens == clean
+
+
+@pytest.mark.parametrize("recipe", ["", "all"])
+def test_stop_ends_a_run_and_the_next_one_is_right(fp32, recipe):
+    engine, cancel, prompts = Engine(fp32, Recipe.parse(recipe, "cuda").parts), threading.Event(), batch(3, 4, 9)
+    want = engine.generate(prompts, Settings(200)).tokens
+    run = engine.generate(prompts, Settings(200), cancel=cancel, on_step=lambda e: e.index == 30 and cancel.set())
+    assert run.cancelled
+    assert 20 < len(run.tokens[0]) < 60
+    cancel.clear()
+    assert engine.generate(prompts, Settings(200), cancel=cancel).tokens == want
+
+
+def test_closing_frees_to_the_byte(fp16):
+    Engine(fp16, Recipe.parse("all", "cuda").parts).generate([[1]], Settings(4))  # libraries keep their workspaces
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    engine = Engine(fp16, Recipe.parse("all", "cuda").parts)
+    engine.generate(batch(8, 9, 60), Settings(40))
+    assert torch.cuda.memory_allocated() > before
+    engine.close()
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_out_of_memory_names_the_buffer_and_frees_the_rest(fp16):
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**25) / total)
+    try:
+        engine = Engine(fp16, Recipe.parse("pre_padding", "cuda").parts)
+        before = torch.cuda.memory_allocated()
+        with pytest.raises(OutOfMemory, match=r"could not be allocated .*(MiB|GiB)"):
+            engine.generate(batch(256, 400, 400), Settings(4))
+        assert torch.cuda.memory_allocated() == before
+        assert engine.generate([[1, 2]], Settings(4)).num_tokens == 4
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
