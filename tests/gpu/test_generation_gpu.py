@@ -74,7 +74,7 @@ def test_teacher_forced_logits_stay_within_the_budget(dtype, head_dim):
     model, prompts = decoder(dtype, head_dim), batch(5, 1, 70)
     headline = "pre_padding,mask_removal,memory_reuse"
     for recipe in (headline, "fused_kernels", "all", "all,-mask_removal", "all,-pre_padding"):
-        found = sameness(model, Recipe.parse(recipe, "cuda"), prompts, Settings(16))
+        found = sameness(model, Recipe.parse(recipe, "cuda").parts, prompts, Settings(16))
         assert found.verdict != "different", f"{recipe}: {found.explanation}"
 
 
