@@ -1,0 +1,226 @@
+"""The doctor: one test for each way in which a machine can be ill."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from eet_lab.doctor import Check, diagnose, gpu, machine, notebook, software, to_html, to_text
+from eet_lab.errors import KernelBuildError, MonitorError, SetupError
+from eet_lab.monitor.nvml import Driver, Gpu
+from eet_lab.ops.native import toolchain
+from eet_lab.paths import cache_dir
+
+H200 = Gpu("GPU-1", "NVIDIA H200", (9, 0), 150 << 30, False)
+DRIVER = Driver("580.1", (13, 0), (H200,))
+
+
+def test_diagnose_covers_everything_once_and_leaves_this_machine_usable():
+    checks = diagnose()
+    names = [check.name for check in checks]
+    assert names == [
+        "Python", "packages", "GPU", "torch", "nvcc", "C++ compiler", "ninja", "ipykernel", "environments",
+        "lab extensions", "disk", "cache",
+    ]  # fmt: skip
+    assert not [check for check in checks if check.status == "fail" and not check.remedy]
+
+
+def test_python_range(monkeypatch):
+    assert software.check_python().status == "ok"
+    monkeypatch.setattr(sys, "version_info", (3, 10, 1))
+    assert software.check_python().status == "fail"
+    monkeypatch.setattr(sys, "version_info", (3, 15, 0))
+    assert software.check_python().status == "warn"
+
+
+def test_packages_names_what_is_missing_or_out_of_range(monkeypatch):
+    requires = ["numpy", "plotly>=99", "no-such-package>=2", "pytest; extra == 'test'", "torch>=2.6"]
+    monkeypatch.setattr(metadata, "requires", lambda name: requires)
+    check = software.check_packages()
+    assert check.status == "fail"
+    assert "no-such-package is missing" in check.found
+    assert "plotly is" in check.found
+    assert "numpy" not in check.found
+    assert check.remedy == f'{sys.executable} -m pip install "plotly>=99" "no-such-package>=2"'
+
+
+def test_a_local_version_of_torch_is_in_range(monkeypatch):
+    monkeypatch.setattr(metadata, "requires", lambda name: ["torch>=2.6"])
+    monkeypatch.setattr(metadata, "version", lambda name: "2.6.0+cu124")
+    assert software.check_packages().status == "ok"
+
+
+def test_no_gpu_is_a_note_and_breaks_nothing(monkeypatch):
+    def none_here():
+        raise MonitorError("NVML is not usable: NVML Shared Library Not Found")
+
+    monkeypatch.setattr(gpu, "find_driver", none_here)
+    monkeypatch.setattr(toolchain, "find_nvcc", _raises(KernelBuildError("nvcc is missing")))
+    rows = {check.name: check for check in gpu.inspect_gpu()}
+    assert rows["GPU"].status == "note"
+    assert "CPU mode" in rows["GPU"].found
+    assert rows["nvcc"].status == "note"
+    assert "CPU mode" in to_text(list(rows.values()))
+
+
+def test_missing_nvcc_with_a_gpu_fails_and_says_what_to_type(monkeypatch):
+    monkeypatch.setattr(gpu, "find_driver", lambda: DRIVER)
+    monkeypatch.setattr(toolchain, "find_nvcc", _raises(KernelBuildError("nvcc is missing")))
+    monkeypatch.setattr(toolchain, "host_compiler", _raises(KernelBuildError("no g++")))
+    rows = {check.name: check for check in gpu.inspect_gpu()}
+    assert rows["nvcc"].status == "fail"
+    assert "eet-lab[cuda]" in rows["nvcc"].remedy
+    assert rows["C++ compiler"].status == "fail"
+    assert rows["ninja"].status == "ok"
+
+
+@pytest.mark.parametrize(("version", "status"), [("12.8.1", "ok"), ("13.2.0", "ok"), ("14.0.1", "fail")])
+def test_nvcc_against_the_drivers_cuda(version, status):
+    assert gpu.compare_nvcc(Check("nvcc", "ok", f"{version} at /x/nvcc"), DRIVER).status == status
+
+
+@pytest.mark.parametrize(
+    ("built_for", "sees_gpu", "status"),
+    [
+        ("13.0", True, "ok"),
+        ("12.4", True, "ok"),
+        ("14.0", False, "fail"),
+        (None, False, "fail"),
+        ("13.0", False, "fail"),
+    ],
+)
+def test_torch_against_the_driver(monkeypatch, built_for, sees_gpu, status):
+    import torch
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(torch.version, "cuda", built_for)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: sees_gpu)
+    check = gpu.check_torch(DRIVER)
+    assert check.status == status
+    assert bool(check.remedy) == (status == "fail")
+
+
+def test_a_hidden_gpu_is_not_a_broken_one(monkeypatch):
+    import torch
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.check_torch(DRIVER).status == "warn"
+
+
+def test_an_old_gpu_is_named():
+    old = Driver("580.1", (13, 0), (Gpu("GPU-1", "Tesla T4", (7, 5), 16 << 30, False),))
+    assert gpu.check_gpu(DRIVER, "").status == "ok"
+    assert gpu.check_gpu(old, "").status == "warn"
+
+
+def test_broken_ipykernel(monkeypatch):
+    monkeypatch.setattr(metadata, "version", lambda name: "7.0.0")
+    check = notebook.check_kernel()
+    assert check.status == "fail"
+    assert "ipykernel" in check.remedy
+
+
+def test_outside_a_kernel_the_server_is_ours(monkeypatch):
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    prefix, front_end = notebook.find_server()
+    assert notebook.check_environments(prefix, front_end).status == "ok"
+
+
+def test_a_server_from_another_environment_is_found_by_its_process(monkeypatch, tmp_path):
+    python = tmp_path / "other" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    server = subprocess.Popen([python, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        monkeypatch.setenv("JPY_PARENT_PID", str(server.pid))
+        monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
+        for name in ("VSCODE_PID", "VSCODE_CWD"):
+            monkeypatch.delenv(name, raising=False)
+        prefix, front_end = notebook.find_server()
+    finally:
+        server.communicate()
+    assert prefix == tmp_path / "other"
+    check = notebook.check_environments(prefix, front_end)
+    assert check.status == "warn"
+    assert str(python) in check.remedy
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr("jupyter_core.paths.SYSTEM_JUPYTER_PATH", [])
+    lacking = notebook.check_extensions(prefix, front_end)
+    assert lacking.status == "fail"
+    assert str(python) in lacking.remedy
+    assert "anywidget" in lacking.found
+
+
+def test_front_ends_with_their_own_widget_manager_are_notes(monkeypatch):
+    monkeypatch.setitem(sys.modules, "google.colab", SimpleNamespace())
+    prefix, front_end = notebook.find_server()
+    assert (prefix, front_end) == (None, "Colab")
+    assert notebook.check_environments(prefix, front_end).status == "note"
+    assert notebook.check_extensions(prefix, front_end).status == "note"
+
+
+@pytest.mark.parametrize(("free", "status"), [(10**11, "ok"), (10**9, "warn"), (10**7, "fail")])
+def test_disk(monkeypatch, free, status):
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    assert machine.check_disk().status == status
+
+
+def test_cache_is_made_private(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "eet-lab").mkdir(mode=0o777)
+    os.chmod(tmp_path / "eet-lab", 0o777)
+    assert stat.S_IMODE(cache_dir().stat().st_mode) == 0o700
+    assert machine.check_cache().status == "ok"
+
+
+def test_cache_that_cannot_be_made_is_an_error_with_a_remedy(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(SetupError, match="XDG_CACHE_HOME"):
+        cache_dir()
+    assert machine.check_cache().status == "fail"
+
+
+def test_cache_of_another_user_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(os, "getuid", lambda: 123456)
+    with pytest.raises(SetupError, match="belongs to user"):
+        cache_dir()
+
+
+def test_text_keeps_commands_whole_and_sums_up():
+    checks = [Check("a", "ok", "fine"), Check("long name", "fail", "word " * 40, "pip install " + "x" * 100)]
+    text = to_text(checks, width=60)
+    assert "-> pip install " + "x" * 100 in text
+    assert text.endswith("1 of 2 checks failed: type what stands behind ->")
+    assert max(len(line) for line in text.splitlines() if "->" not in line) <= 60
+    assert "\x1b" not in text
+    assert "\x1b" in to_text(checks, color=True)
+
+
+def test_html_escapes_what_was_found():
+    page = to_html([Check("a<b", "warn", "<script>", "x && y")])
+    assert "<script>" not in page
+    assert "a&lt;b" in page
+    assert "x &amp;&amp; y" in page
+
+
+def test_import_of_the_doctor_is_cheap():
+    code = "import sys, eet_lab.doctor; assert 'torch' not in sys.modules and 'psutil' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def _raises(error: Exception):
+    def call(*args: object) -> Path:
+        raise error
+
+    return call

@@ -1,0 +1,124 @@
+"""The house's floors: a module imports only from its own floor or from below; some libraries have one home."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# From the ground up. A name covers its sub-modules unless they are named themselves; the longest name counts.
+FLOORS = (
+    ("eet_lab.errors", "eet_lab.paths"),
+    ("eet_lab.ops", "eet_lab.memory", "eet_lab.scheduling", "eet_lab.monitor"),
+    ("eet_lab.models",),
+    ("eet_lab.engine",),
+    ("eet_lab.parts",),
+    ("eet_lab.engine.engine", "eet_lab.training", "eet_lab.technique", "eet_lab.generate"),
+    ("eet_lab.techniques",),
+    ("eet_lab.bench",),
+    ("eet_lab.panels", "eet_lab.cli", "eet_lab.__main__", "eet_lab.commands", "eet_lab.doctor", "eet_lab.lab_server"),
+)
+LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
+
+# What the package's techniques are is known one floor up; they register themselves on first use.
+LIFTS = {("eet_lab.technique", "eet_lab.techniques")}
+
+HOMES = {
+    "ipywidgets": ("eet_lab.panels",),
+    "anywidget": ("eet_lab.panels",),
+    "plotly": ("eet_lab.panels",),
+    "IPython": ("eet_lab.panels",),
+    "pynvml": ("eet_lab.monitor",),
+}
+TORCH_FREE = ("eet_lab.memory", "eet_lab.scheduling")
+
+
+def within(module: str, name: str) -> bool:
+    return module == name or module.startswith(name + ".")
+
+
+def level_of(module: str) -> int | None:
+    """The floor of a module; None for the package itself, whose names are looked up lazily."""
+    homes = [name for name in LEVEL if within(module, name)]
+    return LEVEL[max(homes, key=len)] if homes else None
+
+
+def imports_of(tree: ast.Module, module: str, is_package: bool) -> set[str]:
+    """Every module that is imported anywhere in the file, but for those that only type checkers see."""
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".") if is_package else module.split(".")[:-1]
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            source = ".".join(filter(None, (base, node.module)))
+            # `from package import name`: the name may be a module of its own.
+            names = {f"{source}.{alias.name}" for alias in node.names}
+            found |= {name for name in names if is_module(name)} or {source}
+    return found
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def violations(module: str, imported: set[str]) -> list[str]:
+    """What this module must not import, with the reason."""
+    level, wrong = level_of(module), []
+    for name in sorted(imported):
+        above = level_of(name)
+        if level is not None and above is not None and above > level and (module, name) not in LIFTS:
+            wrong.append(f"{module} is below {name}")
+        for library, homes in HOMES.items():
+            if within(name, library) and not any(within(module, home) for home in homes):
+                wrong.append(f"{module} imports {library}, whose home is {', '.join(homes)}")
+        if within(name, "torch") and any(within(module, free) for free in TORCH_FREE):
+            wrong.append(f"{module} must not import torch")
+    return wrong
+
+
+def modules() -> list[tuple[str, Path]]:
+    files = sorted((ROOT / "eet_lab").rglob("*.py"))
+    return [(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path) for path in files]
+
+
+@pytest.mark.parametrize(("module", "path"), modules(), ids=lambda value: value if isinstance(value, str) else "")
+def test_imports_go_downwards(module, path):
+    imported = imports_of(ast.parse(path.read_text()), module, path.name == "__init__.py")
+    assert not violations(module, imported)
+    assert module == "eet_lab" or level_of(module) is not None, f"{module} has no floor yet: add it to FLOORS"
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "wrong"),
+    [
+        ("eet_lab.ops.cuda", "from eet_lab.parts import Parts", True),
+        ("eet_lab.ops.cuda", "from eet_lab.ops import reference", False),
+        ("eet_lab.ops.cuda", "def f():\n    import eet_lab.bench", True),
+        ("eet_lab.engine.mask", "from eet_lab.engine import engine", True),
+        ("eet_lab.engine.mask", "from ..technique import Recipe", True),
+        ("eet_lab.engine.mask", "if TYPE_CHECKING:\n    from eet_lab.technique import Recipe", False),
+        ("eet_lab.memory.planners", "import torch.nn", True),
+        ("eet_lab.models.load", "import torch", False),
+        ("eet_lab.bench.results", "import plotly.graph_objects as go", True),
+        ("eet_lab.bench.results", "import pynvml", True),
+        ("eet_lab.panels.live", "import anywidget", False),
+        ("eet_lab.technique", "import eet_lab.techniques", False),
+        ("eet_lab.techniques.pre_padding", "from eet_lab.bench import compare", True),
+    ],
+)
+def test_the_check_itself(module, source, wrong):
+    assert bool(violations(module, imports_of(ast.parse(source), module, is_package=False))) is wrong

@@ -1,0 +1,278 @@
+"""What is shipped, what is pinned, and that the files which say the same thing agree."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).resolve().parent.parent
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
+
+
+def load_tool(name: str):
+    """A script of tools/, imported under its own name."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def requirements(*extras: str) -> dict[str, Requirement]:
+    lines = [*PROJECT["dependencies"], *(line for x in extras for line in PROJECT["optional-dependencies"][x])]
+    return {r.name.lower(): r for r in map(Requirement, lines) if r.name != PROJECT["name"]}
+
+
+def pins() -> dict[str, Requirement]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {r.name.lower(): r for r in (Requirement(line) for line in lines if line and line[0] != "#")}
+
+
+# --- versions agree
+
+
+def test_every_dependency_is_pinned_within_its_range():
+    pinned = pins()
+    assert str(pinned["torch"]) == "torch==2.13.0"
+    # These come at the version that torch itself asks for.
+    free = {"nvidia-cuda-cccl", "nvidia-cuda-runtime"}
+    wanted = requirements(*PROJECT["optional-dependencies"])
+    assert set(wanted) - free <= set(pinned), f"not in constraints.txt: {set(wanted) - free - set(pinned)}"
+    for name, pin in pinned.items():
+        [spec] = pin.specifier
+        assert spec.operator == "==", pin
+        if name in wanted:
+            assert wanted[name].specifier.contains(spec.version, prereleases=True), f"{pin} against {wanted[name]}"
+
+
+def test_environment_yml_is_in_step_with_pyproject():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["name"] == PROJECT["name"]
+    conda = [entry for entry in environment["dependencies"] if isinstance(entry, str)]
+    [pip] = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    python = SpecifierSet(next(entry for entry in conda if entry.startswith("python ")).removeprefix("python "))
+    tried = [line.rsplit(" ", 1)[1] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert [v for v in (f"3.{minor}" for minor in range(8, 30)) if v in python] == tried
+    assert SpecifierSet(PROJECT["requires-python"]).contains(tried[0])
+    surplus = {entry.split()[0] for entry in conda} - {"python", "pip"} - set(requirements())
+    assert not surplus, f"in environment.yml but no dependency of pyproject.toml: {surplus}"
+    assert pip[0] == "-c constraints.txt"
+    [installed] = pip[1:]
+    extras = re.fullmatch(r"-e \.\[([\w,]+)\]", installed)
+    assert extras, installed
+    unknown = set(extras[1].split(",")) - set(PROJECT["optional-dependencies"])
+    assert not unknown, f"extras that pyproject.toml lacks: {unknown}"
+
+
+def test_python_versions_are_the_same_everywhere():
+    from eet_lab.doctor.software import TRIED
+
+    tried = [line.rsplit(" ", 1)[1] for line in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert (".".join(map(str, TRIED[0])), ".".join(map(str, TRIED[1]))) == (tried[0], tried[-1])
+    script = (ROOT / "tools" / "find_python.sh").read_text()
+    assert f"newest={TRIED[1][1]}" in script
+    assert f"3.{TRIED[0][1]} to 3.{TRIED[1][1]}" in script
+
+
+def test_version_is_stated_once_in_effect():
+    init = ast.parse((ROOT / "eet_lab" / "__init__.py").read_text())
+    versions = [
+        ast.literal_eval(node.value)
+        for node in init.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__version__"
+    ]
+    assert all(version == PROJECT["version"] for version in versions)
+
+
+def test_licence_is_apache_in_full():
+    licence = (ROOT / "LICENSE").read_text()
+    assert "Version 2.0, January 2004" in licence
+    assert "END OF TERMS AND CONDITIONS" in licence
+    assert PROJECT["license"] == "Apache-2.0"
+
+
+# --- the wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> set[str]:
+    """Names of the files in a wheel that is built without a network."""
+    folder = tmp_path_factory.mktemp("wheel")
+    words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, ROOT]
+    subprocess.run(words, check=True, env={**os.environ, "PIP_NO_INDEX": "1"}, timeout=110)
+    [path] = folder.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        names = set(archive.namelist())
+        [metadata] = [name for name in names if name.endswith("/METADATA")]
+        assert "License-Expression: Apache-2.0" in archive.read(metadata).decode()
+    return names
+
+
+@pytest.mark.slow
+def test_wheel_has_sources_notebooks_and_data(wheel):
+    for top, inside in (("csrc", "_csrc"), ("notebooks", "_notebooks")):
+        files = [path for path in (ROOT / top).rglob("*") if path.is_file() and ".ipynb_checkpoints" not in path.parts]
+        missing = {f"eet_lab/{inside}/{path.relative_to(ROOT / top)}" for path in files} - wheel
+        assert not missing
+    hidden = {"__pycache__", ".ipynb_checkpoints"}
+    files = [path for path in (ROOT / "eet_lab").rglob("*") if path.is_file() and not hidden & set(path.parts)]
+    missing = {str(path.relative_to(ROOT)) for path in files} - wheel
+    assert not missing, "code and bundled data (models/demo, recorded) must all be in"
+
+
+@pytest.mark.slow
+def test_wheel_has_nothing_else(wheel):
+    strange = [name for name in wheel if not re.match(r"eet_lab(-[^/]*\.dist-info)?/", name)]
+    assert not strange
+    assert not [name for name in wheel if "__pycache__" in name or ".ipynb_checkpoints" in name]
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_paths_are_found_in_a_clone_and_in_an_installed_package(tmp_path, installed):
+    package = tmp_path / "eet_lab"
+    package.mkdir()
+    for name in ("__init__.py", "paths.py", "errors.py"):
+        (package / name).write_bytes((ROOT / "eet_lab" / name).read_bytes())
+    (tmp_path / "pyproject.toml").write_text("")
+    for name in ("csrc", "notebooks"):
+        (package / f"_{name}" if installed else tmp_path / name).mkdir()
+    code = "from eet_lab.paths import *; print(csrc_dir(), notebooks_dir(), is_clone())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    expected = [package / "_csrc", package / "_notebooks"] if installed else [tmp_path / "csrc", tmp_path / "notebooks"]
+    assert done.stdout.split() == [*map(str, expected), str(not installed)]
+
+
+# --- the set-up script
+
+
+@pytest.fixture
+def setup_env():
+    return load_tool("setup_env")
+
+
+def test_a_kept_torch_takes_the_place_of_the_pin(setup_env):
+    text = "# torch==1 in a comment\nnumpy==2.4.6\ntorch==2.13.0\ntorchtitan==1.0\n"
+    torch = setup_env.Torch("2.7.1+cu126", "/site")
+    assert setup_env.constrain(text, torch) == text.replace("torch==2.13.0", "torch==2.7.1+cu126")
+    assert setup_env.constrain(text, None) == text
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "kept"),
+    [
+        ("2.7.1+cu126", "12.6", True),
+        ("2.6.0", "12.4", True),
+        ("2.13.0+cpu", None, False),
+        ("2.5.1+cu124", "12.4", False),
+        ("2.10.0a0+git1", "13.0", True),
+    ],
+)
+def test_only_a_cuda_torch_in_range_is_kept(setup_env, tmp_path, version, cuda, kept):
+    torch = tmp_path / "site" / "torch"
+    torch.mkdir(parents=True)
+    torch.joinpath("__init__.py").write_text(
+        f"from types import SimpleNamespace\n__version__ = {version!r}\nversion = SimpleNamespace(cuda={cuda!r})\n"
+    )
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    expected = setup_env.Torch(version, str(tmp_path / "site")) if kept else None
+    assert setup_env.find_torch(python) == expected
+
+
+def test_a_stamp_makes_the_second_time_quick(setup_env, tmp_path, monkeypatch):
+    steps = []
+    monkeypatch.setattr(setup_env, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(setup_env, "find_torch", lambda python: None)
+    monkeypatch.setattr(setup_env, "create_venv", lambda torch: (tmp_path / ".venv").mkdir(exist_ok=True))
+    monkeypatch.setattr(setup_env, "runs", lambda python: (tmp_path / ".venv").exists())
+    monkeypatch.setattr(setup_env, "install", lambda extras, torch: steps.append(extras))
+    monkeypatch.setattr(setup_env, "check", lambda torch: None)
+    setup_env.set_up([])
+    setup_env.set_up([])
+    assert steps == [[]]
+    setup_env.set_up(["test"])
+    setup_env.set_up([])
+    assert steps == [[], ["test"]], "fewer extras need no new installation"
+    stamp = json.loads((tmp_path / ".venv" / "eet-lab-stamp.json").read_text())
+    monkeypatch.setattr(setup_env, "fingerprint", lambda files: "pyproject.toml changed")
+    setup_env.set_up([])
+    assert steps[-1] == []
+    assert len(steps) == 3
+    assert stamp["extras"] == ["test"]
+
+
+@pytest.mark.parametrize(
+    ("log", "hint"),
+    [
+        ("ERROR: [Errno 28] No space left on device", "pip cache purge"),
+        ("NewConnectionError: Failed to establish a new connection", "index cannot be reached"),
+        ("ERROR: ResolutionImpossible", "Fix what it names"),
+    ],
+)
+def test_a_failed_installation_says_what_to_do(setup_env, log, hint):
+    message = setup_env.explain(f"Collecting x\n{log}\n", Path("install.log"))
+    assert hint in message
+    assert log in message
+
+
+def test_too_little_disk_is_told_before_downloading(setup_env, tmp_path, monkeypatch):
+    monkeypatch.setattr(setup_env, "VENV", tmp_path)
+    monkeypatch.setattr(setup_env.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**8})())
+    with pytest.raises(setup_env.SetupFailed, match=r"0\.1 GB are free .* 3 GB are needed"):
+        setup_env.install([], None)
+
+
+def test_a_python_that_is_too_old_is_told_what_to_install(tmp_path):
+    old = tmp_path / "python3"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2"\nexit 1\n')
+    old.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHON": str(old)}
+    done = subprocess.run(["sh", ROOT / "tools" / "find_python.sh"], env=env, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Python 3.9.2" in done.stderr
+    assert "apt-get install -y python3.12 python3.12-venv" in done.stderr
+
+
+def test_chromium_is_skipped_with_a_reason(monkeypatch, capsys):
+    chromium = load_tool("chromium")
+    monkeypatch.delenv("EET_CHROMIUM", raising=False)
+    monkeypatch.setattr(chromium.shutil, "which", lambda name: "/usr/bin/apt-get" if name == "apt-get" else None)
+    monkeypatch.setattr(chromium.os, "geteuid", lambda: 1000)
+    chromium.main()
+    assert "will be skipped: this is not root" in capsys.readouterr().out
+
+
+# --- importing
+
+
+def test_import_is_quick_and_starts_nothing():
+    code = """
+import sys, time
+start = time.perf_counter()
+import eet_lab
+seconds = time.perf_counter() - start
+loaded = {"ipywidgets", "anywidget", "plotly", "IPython", "pynvml", "matplotlib"} & set(sys.modules)
+assert not loaded, loaded
+assert "torch" not in sys.modules or not sys.modules["torch"].cuda.is_initialized()
+assert seconds < 1.5, seconds
+"""
+    # The best of three: another test may have the cores.
+    tries = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True) for _ in range(3)]
+    assert any(done.returncode == 0 for done in tries), tries[0].stderr
