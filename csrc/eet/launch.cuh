@@ -1,0 +1,50 @@
+// What launchers share: types by number, limits of the device, names of errors.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+// Python shows this text when a launcher returns an error.
+extern "C" __attribute__((weak, used)) const char* eet_error_string(int error) {
+  return cudaGetErrorString(cudaError_t(error));
+}
+
+namespace eet {
+
+enum DType { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2 };
+
+// Calls launch(T()) for one of the two 16-bit types.
+template <typename Launch>
+cudaError_t by_half_type(int dtype, Launch launch) {
+  switch (dtype) {
+    case kFloat16: return launch(__half());
+    case kBFloat16: return launch(__nv_bfloat16());
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+template <typename Launch>
+cudaError_t by_type(int dtype, Launch launch) {
+  return dtype == kFloat32 ? launch(float()) : by_half_type(dtype, launch);
+}
+
+// Shared memory beyond 48 KiB a block has to be asked for.
+template <typename Kernel>
+cudaError_t allow_shared(Kernel kernel, int bytes) {
+  if (bytes <= 48 * 1024) return cudaSuccess;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&value, attribute, device);
+  return value;
+}
+
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+}  // namespace eet

@@ -1,0 +1,127 @@
+"""What turns a `.cu` into machine code: nvcc, ninja, a host compiler, and the GPU to build for."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from eet_lab.errors import KernelBuildError
+
+OLDEST = (8, 0)  # mma.m16n8k16 with bf16 and cp.async
+NVCC_REMEDY = "Install it: pip install 'eet-lab[cuda]', or NVIDIA's CUDA toolkit; then set CUDA_HOME or PATH."
+
+
+@cache
+def find_nvcc() -> Path:
+    """The real nvcc (not a wrapper script): from CUDA_HOME, PATH, NVIDIA's wheels or /usr/local/cuda.
+
+    Raises KernelBuildError when there is none, or when it cannot run.
+    """
+    looked: list[str] = []
+    for candidate in _nvcc_candidates():
+        looked.append(str(candidate))
+        if os.access(candidate, os.X_OK):
+            return _resolved(candidate)
+    raise KernelBuildError(f"nvcc is missing: looked at {', '.join(looked)}. {NVCC_REMEDY}")
+
+
+def _nvcc_candidates() -> Iterator[Path]:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if root := os.environ.get(variable):
+            yield Path(root) / "bin" / "nvcc"
+    if on_path := shutil.which("nvcc"):
+        yield Path(on_path)
+    wheels = importlib.util.find_spec("nvidia")  # a namespace package: one folder per CUDA component or major
+    for folder in (wheels.submodule_search_locations or ()) if wheels else ():
+        yield from sorted(Path(folder).glob("*/bin/nvcc"), reverse=True)
+    yield Path("/usr/local/cuda/bin/nvcc")
+
+
+def _resolved(nvcc: Path) -> Path:
+    """The nvcc of the toolkit that this one really uses, as its own dry run tells it."""
+    dry_run = _output(nvcc, "-dryrun", "-x", "cu", "/dev/null")
+    top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
+    if top is None:
+        raise KernelBuildError(f"{nvcc} does not work: {dry_run.strip()[:500]}. {NVCC_REMEDY}")
+    real = Path(top[1].strip()).resolve() / "bin" / "nvcc"
+    return real if real.exists() else nvcc
+
+
+@cache
+def nvcc_version(nvcc: Path) -> str:
+    """For instance "13.0.88"."""
+    text = _output(nvcc, "--version")
+    version = re.search(r"\bV(\d+\.\d+\.\d+)", text)
+    if version is None:
+        raise KernelBuildError(f"{nvcc} --version does not tell a version: {text.strip()[:500]}. {NVCC_REMEDY}")
+    return version[1]
+
+
+def _output(nvcc: Path, *args: str) -> str:
+    try:
+        done = subprocess.run([nvcc, *args], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise KernelBuildError(f"{nvcc} cannot be run: {error}. {NVCC_REMEDY}") from error
+    return done.stdout + done.stderr
+
+
+def ninja() -> Path:
+    """The ninja of the wheel of that name, or the one on PATH. Raises KernelBuildError when there is none."""
+    wheel = importlib.util.find_spec("ninja")
+    folders = [str(Path(wheel.origin).parent / "data" / "bin")] if wheel and wheel.origin else []
+    folders.append(os.path.join(sys.prefix, "bin"))
+    found = shutil.which("ninja", path=os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)]))
+    if found is None:
+        raise KernelBuildError("ninja is missing. Install it: pip install ninja")
+    return Path(found)
+
+
+def host_compiler() -> Path:
+    """The C++ compiler that nvcc calls. Raises KernelBuildError when there is none."""
+    found = shutil.which(os.environ.get("NVCC_CCBIN", "g++"))
+    if found is None:
+        raise KernelBuildError("A C++ compiler (g++) is missing; nvcc needs one. Install it: apt-get install g++")
+    return Path(found)
+
+
+def architecture(device: torch.device | int | None = None) -> str:
+    """The GPU to build for, as nvcc names it: "80", "89", "90a". Raises KernelBuildError without a GPU."""
+    if not torch.cuda.is_available():
+        raise KernelBuildError("There is no NVIDIA GPU here that torch can use, so there is nothing to build for.")
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{major}{minor}" + ("a" if (major, minor) == (9, 0) else "")
+
+
+def available(device: torch.device | str) -> str | None:
+    """None when CUDA kernels can be built and run on `device`, else the reason why not and what to do."""
+    device = torch.device(device)
+    if device.type != "cuda":
+        return f"CUDA kernels need an NVIDIA GPU; the model is on {device.type!r}."
+    if not torch.cuda.is_available():
+        return "torch sees no NVIDIA GPU (see: eet-lab doctor)."
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        name = torch.cuda.get_device_name(device)
+        return f"{name} has compute capability {capability[0]}.{capability[1]}; the kernels need 8.0 (Ampere) or newer."
+    try:
+        version = nvcc_version(find_nvcc())
+        ninja()
+        host_compiler()
+    except KernelBuildError as error:
+        return str(error)
+    driver = torch._C._cuda_getDriverVersion() // 1000  # type: ignore[attr-defined]
+    if int(version.split(".")[0]) > driver:
+        return (
+            f"nvcc {version} is newer than what the NVIDIA driver supports (CUDA {driver}). "
+            f"Install a CUDA {driver} toolkit and set CUDA_HOME, or update the driver."
+        )
+    return None
