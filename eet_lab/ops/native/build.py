@@ -52,7 +52,9 @@ def build(
     sources = {str(name): source(name) for name in (all_names() if names is None else names)}
     arch = arch or toolchain.architecture()
     nvcc = toolchain.find_nvcc()
-    flags = (*FLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}", f"-I{csrc_dir()}", *extra_flags)
+    # NVIDIA's wheels keep the CUDA runtime in lib, where their nvcc does not look by itself.
+    runtime = f"-L{nvcc.parent.parent / 'lib'}"
+    flags = (*FLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}", f"-I{csrc_dir()}", runtime, *extra_flags)
     folder = cache_dir() / "kernels" / f"sm_{arch}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     built = {name: folder / f"{path.stem}-{key(path, nvcc, flags)}.so" for name, path in sources.items()}
