@@ -6,8 +6,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 
+from eet_lab import __version__
 from eet_lab.commands import COMMANDS
 from eet_lab.errors import EETError
 
@@ -25,7 +25,7 @@ a command's own guide:  eet-lab COMMAND --help
 def build_parser() -> argparse.ArgumentParser:
     """The parser with every sub-command in it."""
     parser = argparse.ArgumentParser("eet-lab", description=ABOUT, epilog=START, formatter_class=_Guide)
-    parser.add_argument("--version", action="version", version=f"eet-lab {metadata.version('eet-lab')}")
+    parser.add_argument("--version", action="version", version=f"eet-lab {__version__}")
     words = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in COMMANDS:
         word = words.add_parser(command.name, help=command.help, description=command.guide, formatter_class=_Guide)

@@ -7,8 +7,10 @@ import sys
 from importlib import metadata
 
 from eet_lab.doctor.check import Check
+from eet_lab.paths import PACKAGE
 
 TRIED = ((3, 11), (3, 13))
+INSTALL = f"{sys.executable} -m pip install -e {PACKAGE.parent} -c {PACKAGE.parent / 'constraints.txt'}"
 
 
 def pip_install(*what: str) -> str:
@@ -32,8 +34,12 @@ def check_packages() -> Check:
     """Every requirement of the project, with its version."""
     from packaging.requirements import Requirement
 
+    try:
+        lines = metadata.requires("eet-lab") or []
+    except metadata.PackageNotFoundError:
+        return Check("packages", "fail", f"{PACKAGE} is imported but not installed", INSTALL)
     wrong, num_right = [], 0
-    for line in metadata.requires("eet-lab") or []:
+    for line in lines:
         requirement = Requirement(line)
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
