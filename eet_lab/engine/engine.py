@@ -51,7 +51,7 @@ class Engine:
     def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> None:
         """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later."""
         if self.parts.ops.kernels:
-            native.build(self.parts.ops.kernels, progress=progress, cancel=cancel)
+            native.prepare(self.parts.ops.kernels, progress=progress, cancel=cancel)
 
     @torch.inference_mode()
     def generate(

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import KernelError
-from eet_lab.ops import native
-from eet_lab.ops.types import Empty, KVLayer, Linear, Norm, Step
+from eet_lab.ops import native, reference
+from eet_lab.ops.types import Empty, KVLayer, Linear, Norm, Sampling, Step
 
 FEW = 16  # tokens that the weight-streaming product takes
 SMALLEST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on every GPU from sm_80 on
@@ -107,6 +107,12 @@ def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
     float32 takes a kernel without tensor cores. A row's new columns are consecutive.
     """
     return _attend(qkv, kv, step, None, empty)
+
+
+@needs("linear", "norm")
+def next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty) -> Tensor:
+    """The next token of every row, [B]: the reference's choice among the logits of our norm and head."""
+    return reference.next_token(x, step, norm_w, head, sampling, empty=empty, norm_linear=norm_linear)
 
 
 def _attend(qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty) -> Tensor:

@@ -6,6 +6,8 @@ V words.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
@@ -128,15 +130,26 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, columns: Tensor, num_pad: int, exac
     ).transpose(1, 2)
 
 
-def newest_logits(x: Tensor, step: Step, norm_w: Norm, head: Linear, *, empty: Empty) -> Tensor:
+def newest_logits(
+    x: Tensor, step: Step, norm_w: Norm, head: Linear, *, empty: Empty, norm_linear: Callable = norm_linear
+) -> Tensor:
     """The logits [B,V] of each row's newest token; x [T,C]."""
     newest = torch.index_select(x, 0, step.last, out=empty("newest", (len(step.last), x.shape[1]), x))
     return norm_linear(newest, norm_w, head, empty=empty)
 
 
-def next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty) -> Tensor:
+def next_token(
+    x: Tensor,
+    step: Step,
+    norm_w: Norm,
+    head: Linear,
+    sampling: Sampling,
+    *,
+    empty: Empty,
+    norm_linear: Callable = norm_linear,
+) -> Tensor:
     """The next token of every row: x [T,C] -> [B]."""
-    logits = newest_logits(x, step, norm_w, head, empty=empty)
+    logits = newest_logits(x, step, norm_w, head, empty=empty, norm_linear=norm_linear)
     return choose(logits, step.positions.index_select(0, step.last), sampling)
 
 
