@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.memory import PlannedMemory
+from eet_lab.engine.session import rehearsals
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.trace import Rehearsal, Trace
 from eet_lab.memory import PLANNERS, Lifetime, live_bytes
@@ -112,3 +113,14 @@ def test_a_growing_cache_tells_its_copy(tiny):
     per_layer = 2 * 7 * 48 * 4  # keys and values, 3 + 5 - 1 columns
     assert baseline.kv_bytes == 3 * per_layer and baseline.kv_growth_bytes == per_layer // 2
     assert static.kv_growth_bytes == 0
+
+
+def test_the_fused_recipe_is_rehearsed_without_a_gpu(tiny):
+    """Launchers return early on meta tensors after asking for what they would; a layer asks for five tensors at most."""
+    engine = Engine(tiny.decoder, Recipe.parse("pre_padding,mask_removal,memory_reuse,fused_kernels").parts)
+    state, first = engine.parts.prompts([[1] * 40, [2] * 30], 8)
+    engine.memory.plan(rehearsals(engine, state, first, Settings().sampling(torch.device("cpu"))), tiny.decoder.words)
+    plans = engine.plans()
+    assert [life.name for life in plans["decode"].lifetimes].count("attended") == 3
+    assert len(plans["decode"].lifetimes) <= 5 * 3 + 4
+    assert plans["prefill"].lower_bound_bytes > plans["decode"].lower_bound_bytes
