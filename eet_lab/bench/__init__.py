@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from eet_lab.bench.compare import compare
+from eet_lab.bench.ladder import ladder
+from eet_lab.bench.measure import measure
 from eet_lab.bench.results import (
     MEMORY_KEYS,
     Comparison,
@@ -14,6 +17,8 @@ from eet_lab.bench.results import (
     Spread,
     load_result,
 )
+from eet_lab.bench.sameness import sameness
+from eet_lab.bench.workloads import Workload, default_prompts
 
 __all__ = [
     "MEMORY_KEYS",
@@ -25,5 +30,11 @@ __all__ = [
     "Rung",
     "Sameness",
     "Spread",
+    "Workload",
+    "compare",
+    "default_prompts",
+    "ladder",
     "load_result",
+    "measure",
+    "sameness",
 ]

@@ -113,7 +113,7 @@ def _record(m: Measurement) -> dict[str, Any]:
 
 
 def _rung_record(how: str, rung: Rung) -> dict[str, Any]:
-    own = {"how": how, "technique": rung.technique or "baseline", "along": ", ".join(rung.along)}
+    own: dict[str, Any] = {"how": how, "technique": rung.technique or "baseline", "along": ", ".join(rung.along)}
     own |= {name: _p50(getattr(rung, name)) for name in ("delta_ms", "delta_ttft_ms", "delta_tpot_ms")}
     return own | {"delta_bytes": rung.delta_bytes, "verdict": rung.sameness.verdict} | _record(rung.measurement)
 

@@ -44,6 +44,11 @@ class FreshMemory:
         """The most bytes of activations that are alive at once."""
         return max((plan.lower_bound_bytes for plan in self.plans().values()), default=0)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that stay allocated between passes."""
+        return 0
+
     def _traced(self, rehearsal: Rehearsal) -> tuple[Lifetime, ...]:
         self._trace = Trace()
         try:
@@ -106,6 +111,10 @@ class Arena(FreshMemory):
     def num_bytes(self) -> int:
         """The arena's size."""
         return 0 if self._arena is None else self._arena.numel()
+
+    @property
+    def held_bytes(self) -> int:
+        return self.num_bytes
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,49 @@
+"""What Compare and Ladder are asked to do, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from eet_lab.bench.environment import environment
+from eet_lab.bench.workloads import default_prompts, describe
+from eet_lab.engine.settings import Settings, checked_prompts
+from eet_lab.errors import PromptError
+from eet_lab.models import Model
+
+Prompts = Sequence[str | list[int]] | str | None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model, its prompts as token ids, and how to generate."""
+
+    model: Model
+    rows: list[list[int]]
+    settings: Settings
+
+    @classmethod
+    def of(cls, model: Model, prompts: Prompts, repeats: int, settings: dict[str, Any]) -> Job:
+        """From what the user gave (no prompts: the default ones); PromptError for what cannot run."""
+        if not isinstance(repeats, int) or repeats < 1:
+            raise PromptError(f"repeats is {repeats!r}, but it must be a whole number of at least 1.")
+        given = [prompts] if isinstance(prompts, str) else prompts
+        chosen = Settings(**settings)
+        encoded = [model.encode(prompt) for prompt in (default_prompts(model) if given is None else given)]
+        return cls(model, checked_prompts(encoded, chosen.max_new_tokens, model.config), chosen)
+
+    @property
+    def workload(self) -> str:
+        return describe(self.model.name, self.rows, self.settings.max_new_tokens)
+
+    def described(self) -> dict[str, Any]:
+        """The fields that every result begins with."""
+        settings = asdict(self.settings)
+        return {
+            "environment": environment(self.model),
+            "workload": self.workload,
+            "prompts": tuple(map(self.model.decode, self.rows)),
+            "prompt_lengths": tuple(map(len, self.rows)),
+            "settings": settings | {"stop": list(settings["stop"])},
+        }

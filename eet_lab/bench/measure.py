@@ -1,0 +1,206 @@
+"""measure: time an engine, alone or interleaved with others, and count its memory."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from eet_lab.bench.cost import step_cost
+from eet_lab.bench.results import Measurement, Spread
+from eet_lab.engine.engine import Cancel, Engine, Progress
+from eet_lab.engine.generation import Generation, StepEvent
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import Cancelled
+from eet_lab.models import Model
+from eet_lab.monitor import Source, open_source
+from eet_lab.technique import Recipe
+
+OnStep = Callable[[StepEvent], None]
+
+SHORTEST_ENERGY_S = 0.5
+"""NVML's energy counter moves every 20 to 100 ms: runs that sum up to less say nothing."""
+
+STEADY_CLOCK = 0.95
+"""Below this ratio of the lowest to the highest SM clock between repeats, a result carries a warning."""
+
+UNDISTURBED = 0.9
+"""CPU seconds for each second of a run on the CPU, below which others took the processor away."""
+
+
+class Run(NamedTuple):
+    """One run of a subject, and what the device said around it."""
+
+    generation: Generation
+    step_tokens: tuple[int, ...]
+    seconds: float
+    joules: float | None
+    clock_mhz: float | None
+    conditions: tuple[str, ...]
+
+
+class Subject:
+    """One recipe's engine while it is measured: prepared once, then run again and again in the same memory.
+
+    Memory is counted from what was allocated before `prepare`, so that other subjects may stay alive beside it.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        recipe: Recipe,
+        rows: Sequence[Sequence[int]],
+        settings: Settings,
+        source: Source,
+        cancel: Cancel | None = None,
+    ) -> None:
+        self.recipe, self.engine = str(recipe), Engine(model.decoder, recipe.parts)
+        self._title = " + ".join(t.title for t in recipe) or "Baseline"
+        self._model, self._rows, self._settings = model, rows, settings
+        self._source, self._cancel = source, cancel
+        self._memory: dict[str, int] = {}
+        self._prepare_s = 0.0
+
+    def prepare(self, progress: Progress | None = None) -> None:
+        """Build kernels, allocate, capture and warm up in a first run; count the memory that this takes."""
+        start = time.perf_counter()
+        self.engine.prepare(progress, self._cancel)
+        before = _allocated_afresh(self._model.device)
+        self._generate(lambda event: None)
+        self._prepare_s = time.perf_counter() - start
+        self._memory = _memory(self.engine, self._model.device, before)
+
+    def run(self, on_step: OnStep | None = None) -> Run:
+        """One run. Without `on_step` nobody watches, and all that happens beside it is that steps are noted."""
+        counts: list[int] = []
+
+        def note(event: StepEvent) -> None:
+            counts.append(len(event.tokens))
+            if on_step is not None:
+                on_step(event)
+
+        before, start, cpu_start = self._source.read(), time.perf_counter(), time.process_time()
+        generation = self._generate(note)
+        seconds, cpu_s, after = time.perf_counter() - start, time.process_time() - cpu_start, self._source.read()
+        joules = after["energy_j"] - before["energy_j"] if "energy_j" in before and "energy_j" in after else None
+        conditions = self._source.condition()
+        if self._model.device == "cpu" and cpu_s < UNDISTURBED * seconds:
+            conditions.append("the processor was shared: other programs kept this one waiting")
+        return Run(generation, tuple(counts), seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
+
+    def measurement(self, runs: Sequence[Run]) -> Measurement:
+        """What these runs say together."""
+        timings = [run.generation for run in runs]
+        middle = sorted(runs, key=lambda run: run.generation.total_ms)[(len(runs) - 1) // 2]
+        tpot_ms, tokens = Spread.of([t.tpot_ms for t in timings]), timings[0].tokens
+        return Measurement(
+            recipe=self.recipe,
+            title=self._title,
+            ttft_ms=Spread.of([t.ttft_ms for t in timings]),
+            tpot_ms=tpot_ms,
+            total_ms=Spread.of([t.total_ms for t in timings]),
+            tokens_per_s=Spread.of([t.tokens_per_s for t in timings]),
+            step_ms=tuple(round(ms, 4) for ms in middle.generation.step_ms),
+            step_tokens=middle.step_tokens,
+            memory=dict(self._memory),
+            memory_source="measured" if self._model.device == "cuda" else "planned",
+            prepare_s=round(self._prepare_s, 4),
+            captures=self.engine.captures,
+            joules_per_token=_joules_per_token(runs),
+            tokens=tokens,
+            texts=tuple(map(self._model.decode, tokens)),
+            repeats=len(runs),
+            warnings=tuple(dict.fromkeys(_warnings(self.recipe, runs))),
+            cost=step_cost(self.engine.model, self._rows, self._settings.max_new_tokens, tpot_ms),
+        )
+
+    def close(self) -> None:
+        """Give the memory back to the device."""
+        self.engine.close()
+        _free(self._model.device)
+
+    def _generate(self, on_step: OnStep) -> Generation:
+        generation = self.engine.generate(self._rows, self._settings, on_step=on_step, cancel=self._cancel)
+        if generation.cancelled:
+            raise Cancelled("The measurement was stopped.")
+        return generation
+
+
+def measure(
+    model: Model,
+    rows: Sequence[Sequence[int]],
+    settings: Settings,
+    recipe: Recipe | None = None,
+    *,
+    repeats: int = 3,
+    cancel: Cancel | None = None,
+) -> Measurement:
+    """Time one recipe on prompts `rows` (token ids). Errors: those of `Engine.generate`, and Cancelled."""
+    source = open_source(model.device)
+    subject = Subject(model, recipe or Recipe(), rows, settings, source, cancel)
+    try:
+        subject.prepare()
+        return subject.measurement([subject.run() for _ in range(repeats)])
+    finally:
+        subject.close()
+        source.close()
+
+
+def _joules_per_token(runs: Sequence[Run]) -> float | None:
+    joules = [run.joules for run in runs if run.joules is not None]
+    if len(joules) < len(runs) or sum(run.seconds for run in runs) < SHORTEST_ENERGY_S:
+        return None
+    return round(sum(joules) / sum(run.generation.num_tokens for run in runs), 5)
+
+
+def _warnings(recipe: str, runs: Sequence[Run]) -> list[str]:
+    found = [condition for run in runs for condition in run.conditions]
+    if len({run.generation.tokens for run in runs}) > 1:
+        found.append(f"{recipe} gave other tokens from one repeat to the next")
+    clocks = [run.clock_mhz for run in runs if run.clock_mhz]
+    if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
+        found.append(f"the SM clock moved from {min(clocks):.0f} to {max(clocks):.0f} MHz between repeats")
+    return found
+
+
+def _memory(engine: Engine, device: str, before: int) -> dict[str, int]:
+    """Bytes by purpose. On a GPU, activations are what the peak holds beyond all else, ops' own temporaries included.
+
+    They are never less than what `memory` handed out: the peak may fall into the prefill, when the KV cache was not
+    yet at its full length.
+    """
+    weights, kv, growth = engine.model.weight_bytes, engine.kv_bytes, engine.kv_growth_bytes
+    activations, workspace = engine.activation_bytes, 0
+    peak = weights + kv + growth + activations
+    if device == "cuda":
+        workspace = max(torch.cuda.memory_allocated() - before - kv - engine.memory.held_bytes, 0)
+        peak = weights + torch.cuda.max_memory_allocated() - before
+        activations = max(peak - weights - kv - growth - workspace, activations)
+    return {
+        "weights": weights,
+        "kv": kv,
+        "kv_growth": growth,
+        "activations": activations,
+        "workspace": workspace,
+        "peak": peak,
+    }
+
+
+def _allocated_afresh(device: str) -> int:
+    """Bytes that torch holds on the GPU once caches are emptied; peaks count from here. 0 on the CPU."""
+    _free(device)
+    if device != "cuda":
+        return 0
+    torch._C._cuda_clearCublasWorkspaces()  # else the first subject alone would be charged with them
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+def _free(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()

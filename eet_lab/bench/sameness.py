@@ -1,0 +1,207 @@
+"""Does a recipe compute what the baseline computes? The check that stands before every timing.
+
+B rows, T tokens of a pass, N generated tokens that are checked, C channels, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eet_lab.bench.results import Sameness, Verdict
+from eet_lab.engine.engine import Cancel, Engine
+from eet_lab.engine.kv_cache import GrowingKV
+from eet_lab.engine.mask import no_mask
+from eet_lab.engine.prompts import right_aligned
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import Cancelled
+from eet_lab.models.decoder import Decoder, forward, mapped
+from eet_lab.ops import reference
+from eet_lab.ops.types import Empty, Linear, Norm, Sampling, Step, fresh
+from eet_lab.parts import Ops, Parts
+
+MOST_LOGITS = 4096
+"""Rows times tokens whose logits are compared; beyond it only the first tokens of each row are, to bound memory."""
+
+Rows = Sequence[Sequence[int]]
+
+
+def sameness(
+    model: Decoder, parts: Parts, rows: Rows, settings: Settings, *, baseline: Parts | None = None
+) -> Sameness:
+    """Judge `parts` against the baseline on prompts `rows` (token ids); see `Witness` for how.
+
+    Errors: those of `Engine.generate`.
+    """
+    return Witness(model, rows, settings, baseline).judge(parts)
+
+
+class Witness:
+    """What the baseline answers on one workload: its tokens, and how far rounding alone takes its logits.
+
+    A recipe runs freely first. Where its tokens part from the baseline's, it runs again with the baseline's tokens
+    forced on it, so that its logits stay comparable. Both are held against a reference in higher precision (fp64 for
+    fp32, fp32 for fp16 and bf16). The budget is twice the baseline's own error plus 4 eps of the largest logit: what
+    another order of the same sums explains. Two logits that are each off by the budget can swap places if they lie
+    within twice of it, so a free run may part from the baseline there and nowhere else.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        rows: Rows,
+        settings: Settings,
+        baseline: Parts | None = None,
+        cancel: Cancel | None = None,
+    ) -> None:
+        self.model, self.rows, self.cancel = model, [list(row) or [model.config.bos_id] for row in rows], cancel
+        self.settings = replace(settings, stop=())  # every row to its full length, so that all can be compared
+        self.num_checked = min(settings.max_new_tokens, max(1, MOST_LOGITS // len(rows)))
+        self.tokens, logits = self._recorded(baseline or Parts())
+        self._reference = reference_logits(model, self.rows, self.tokens, self.num_checked)
+        eps = torch.finfo(model.dtype).eps
+        self.budget = 2 * self._error(logits) + 4 * eps * self._reference.abs().max().item()
+
+    def judge(self, parts: Parts) -> Sameness:
+        """Run a recipe's parts and compare."""
+        tokens, logits = self._recorded(parts)
+        if tokens != self.tokens:
+            _, logits = self._recorded(parts, forced=self.tokens)
+        places = [_first_difference(a, b) for a, b in zip(self.tokens, tokens, strict=True)]
+        margins = [self._margin(row, place) for row, place in enumerate(places)]
+        error = self._error(logits)
+        verdict, explanation = self._verdict(places, margins, error)
+        known_error = error if error < float("inf") else None
+        return Sameness(
+            tokens == self.tokens, tuple(places), tuple(margins), known_error, self.budget, verdict, explanation
+        )
+
+    def _recorded(self, parts: Parts, forced: Rows | None = None) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
+        """Tokens and logits [B,N,V] of a run."""
+        recorder = Recorder(self.model, parts.ops, [len(row) for row in self.rows], self.num_checked)
+        engine = Engine(self.model, replace(parts, ops=replace(parts.ops, next_token=recorder)))
+        run = engine.generate(self.rows, self.settings, forced=forced, cancel=self.cancel)
+        engine.close()
+        if run.cancelled:
+            raise Cancelled("The check of the output was stopped.")
+        return run.tokens, recorder.logits
+
+    def _error(self, logits: Tensor) -> float:
+        """The largest difference from the reference; infinite where there is a NaN."""
+        # Row by row, so that only one row is widened at a time; torch's max, unlike Python's, lets a NaN through.
+        rows = zip(logits, self._reference, strict=True)
+        worst = torch.stack([(row.to(precise.dtype) - precise).abs().max() for row, precise in rows]).max().item()
+        return worst if worst == worst else float("inf")
+
+    def _margin(self, row: int, place: int | None) -> float | None:
+        """How far apart the reference's two best words are where a row parts; None for a draw, or beyond N."""
+        if place is None or place >= self.num_checked or self.settings.temperature > 0:
+            return None
+        best = self._reference[row, place].topk(2).values
+        return (best[0] - best[1]).item()
+
+    def _verdict(
+        self, places: Sequence[int | None], margins: Sequence[float | None], error: float
+    ) -> tuple[Verdict, str]:
+        parted = [row for row, place in enumerate(places) if place is not None]
+        wide = [row for row in parted if (margins[row] or 0.0) > 2 * self.budget]
+        allowed = f"rounding explains up to {self.budget:.2g}"
+        if error > self.budget:
+            size = f"by {error:.2g}" if error < float("inf") else "without limit (NaN)"
+            same = f"{len(parted)} of {len(places)} rows part" if parted else "the chosen tokens still agree"
+            return "different", f"Its logits are off {size}, where {allowed}; {same}."
+        if wide:
+            row = wide[0]
+            return "different", (
+                f"Row {row} parts at token {places[row]}, where the best two words are {margins[row]:.2g} apart, "
+                f"which is no near-tie: {allowed}."
+            )
+        if parted:
+            row = parted[0]
+            tie = "a draw" if margins[row] is None else f"a near-tie of {margins[row]:.2g}"
+            return "within rounding", (
+                f"{len(parted)} of {len(places)} rows part, the first at token {places[row]} of row {row}, at {tie}; "
+                f"logits differ by at most {error:.2g} from the precise ones, and {allowed}."
+            )
+        return "identical", (
+            f"All {sum(map(len, self.tokens))} tokens agree; logits differ by at most {error:.2g} from the precise "
+            f"ones, and {allowed}."
+        )
+
+
+class Recorder:
+    """A `next_token` op that keeps the logits of the first N generated tokens, then lets the recipe's own op choose.
+
+    The slot is computed on the device from a token's position, so that a replayed graph records as well.
+    """
+
+    def __init__(self, model: Decoder, ops: Ops, lengths: Sequence[int], num_tokens: int) -> None:
+        B, V = len(lengths), len(model.head.weight)
+        self._ops, self._num_tokens = ops, num_tokens
+        self._lengths = torch.tensor(lengths, device=model.device)
+        self._each = torch.arange(B, device=model.device)
+        self._kept = torch.zeros(B, num_tokens + 1, V, device=model.device, dtype=model.dtype)
+        self.kernels = (*getattr(ops.norm_linear, "kernels", ()), *getattr(ops.next_token, "kernels", ()))
+
+    @property
+    def logits(self) -> Tensor:
+        """[B,N,V]; the slot after N took what came before and after."""
+        return self._kept[:, : self._num_tokens]
+
+    def __call__(
+        self, x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty
+    ) -> Tensor:
+        newest = torch.index_select(x, 0, step.last, out=empty("recorded", (len(step.last), x.shape[1]), x))
+        logits = self._ops.norm_linear(newest, norm_w, head, empty=empty)
+        if not x.is_meta:
+            slot = step.positions.index_select(0, step.last) + 1 - self._lengths
+            slot = torch.where((slot < 0) | (slot > self._num_tokens), self._num_tokens, slot)
+            self._kept[self._each, slot] = logits
+        return self._ops.next_token(x, step, norm_w, head, sampling, empty=empty)
+
+
+@torch.inference_mode()
+def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int) -> Tensor:
+    """The logits [B,N,V] that choose each of the first N tokens, in one pass at higher precision.
+
+    Weights are widened layer by layer as they are used, so that no second copy of the model is needed.
+    """
+    high = torch.float64 if model.dtype == torch.float32 else torch.float32
+    kept: list[Tensor] = []
+
+    def wide(w: Any) -> Any:
+        return mapped(w, lambda tensor: tensor.to(high))
+
+    def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty) -> Tensor:
+        return words[ids].to(high) + places[positions].to(high)
+
+    def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
+        return reference.norm_linear(x, wide(norm_w), wide(w), act, empty=empty)
+
+    def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:
+        return reference.linear_residual(x, wide(w), residual, empty=empty)
+
+    def collect(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty) -> Tensor:
+        newest = x.view(len(step.spans), -1, x.shape[1])[:, -num_tokens:]
+        logits = norm_linear(newest.reshape(-1, x.shape[1]), norm_w, head, empty=empty)
+        kept.append(logits.view(len(step.spans), num_tokens, -1))
+        return step.last
+
+    read = [[*row, *new[: num_tokens - 1]] for row, new in zip(rows, tokens, strict=True)]
+    _, step = right_aligned(read, room=1)
+    on_device: Any = (part.to(model.device) if isinstance(part, Tensor) else part for part in step)
+    step = Step(*on_device)
+    ops = Ops(embed=embed, norm_linear=norm_linear, linear_residual=linear_residual, next_token=collect).bind(fresh)
+    like, config = model.words.new_empty(0, dtype=high), model.config
+    cache = [GrowingKV(config.num_heads, config.head_dim, len(rows), 0, like) for _ in model.layers]
+    forward(model, ops, partial(no_mask, empty=fresh), cache, step, Settings().sampling(model.device))
+    return kept[0]
+
+
+def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)

@@ -1,0 +1,86 @@
+"""Workloads: what is run, under names such as `gpt2-xl/b8/p16-512/n128`."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from eet_lab.errors import PromptError
+from eet_lab.models import Model
+
+PATTERN = re.compile(r"(?P<model>.+)/b(?P<batch>\d+)/p(?P<low>\d+)(?:-(?P<high>\d+))?/n(?P<new>\d+)")
+
+DEMO_PROMPTS = (
+    "Return",
+    "Return a list of",
+    "This module provides",
+    "If the file does not exist, an exception is",
+    "The following example shows how to open a file and read",
+    "Raise ValueError if the argument is negative, and TypeError if it is",
+    "class Counter:\n    def __init__(self, items):\n        self.items =",
+    "When an iterator is exhausted, the function returns None. The optional argument is the default value, which",
+)
+"""Eight lengths, so that the batch is ragged; in the words of Python's documentation, which the demo model knows."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model, a batch of prompts of `low` to `high` tokens, evenly spaced, and new tokens for each.
+
+    `str` and `parse` are inverse; one length is written once: `gpt2/b1/p128/n128`.
+    """
+
+    model: str
+    batch: int
+    low: int
+    high: int
+    new_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "low", "new_tokens"):
+            if getattr(self, name) < 1:
+                raise PromptError(f"{name} of a workload is {getattr(self, name)}, but it must be at least 1.")
+        if self.high < self.low:
+            raise PromptError(f"Prompts from {self.low} to {self.high} tokens: the second must not be the smaller.")
+
+    @classmethod
+    def parse(cls, text: str) -> Workload:
+        """From its name; PromptError that shows the form."""
+        found = PATTERN.fullmatch(text.strip())
+        if found is None:
+            raise PromptError(
+                f"{text!r} is no workload. Write model/b<rows>/p<prompt tokens, one number or from-to>/n<new tokens>, "
+                "for example gpt2-xl/b8/p16-512/n128."
+            )
+        numbers = {name: int(found[name] or found["low"]) for name in ("batch", "low", "high", "new")}
+        return cls(found["model"], numbers["batch"], numbers["low"], numbers["high"], numbers["new"])
+
+    def __str__(self) -> str:
+        span = str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+        return f"{self.model}/b{self.batch}/p{span}/n{self.new_tokens}"
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each prompt, evenly spaced from `low` to `high`."""
+        between = max(self.batch - 1, 1)
+        return tuple(round(self.low + (self.high - self.low) * row / between) for row in range(self.batch))
+
+    def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
+        """Random token ids of these lengths; the same for the same seed."""
+        draw = random.Random(seed)
+        return [[draw.randrange(vocab_size) for _ in range(length)] for length in self.lengths]
+
+
+def describe(name: str, rows: Sequence[Sequence[int]], new_tokens: int) -> str:
+    """The workload's name for prompts that are there; only their shortest and longest length show."""
+    lengths = [len(row) for row in rows]
+    return str(Workload(name, len(rows), min(lengths), max(lengths), new_tokens))
+
+
+def default_prompts(model: Model) -> list[str | list[int]]:
+    """Eight ragged prompts: sentences where the model has a tokenizer, else random tokens."""
+    if model.tokenizer is not None:
+        return list(DEMO_PROMPTS)
+    return list(Workload(model.name, 8, 2, 30, 1).prompts(model.config.vocab_size))

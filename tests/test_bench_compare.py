@@ -1,0 +1,168 @@
+"""Compare and Ladder on a tiny model: what they hold, what they call, how they stop."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+
+from eet_lab.bench import compare, ladder, load_result, measure
+from eet_lab.bench.ladder import rungs_down, rungs_up
+from eet_lab.bench.measure import Subject
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import Cancelled, PromptError, RecipeError
+from eet_lab.technique import Recipe, Technique
+
+ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2]]
+
+
+@pytest.fixture(scope="module")
+def comparison(tiny):
+    return compare(tiny, ROWS, "all", repeats=2, max_new_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def climbed(tiny):
+    return ladder(tiny, ROWS, "all", repeats=2, max_new_tokens=5)
+
+
+def test_a_comparison_holds_both_runs(comparison, tmp_path):
+    a, b = comparison.baseline, comparison.selection
+    assert (a.recipe, b.recipe) == ("baseline", "pre_padding,mask_removal,memory_reuse")
+    assert comparison.workload.endswith("/b3/p1-7/n6")
+    assert comparison.sameness.verdict == "identical"
+    assert a.tokens == b.tokens
+    assert [len(row) for row in a.tokens] == [6, 6, 6]
+    assert a.repeats == b.repeats == 2
+    assert comparison.watched.repeats == 1
+    assert comparison.watching_cost_percent is not None
+    assert load_result(comparison.save(tmp_path / "c.json")) == comparison
+
+
+def test_traces_tell_when_tokens_came(comparison):
+    a, b = comparison.baseline, comparison.selection
+    assert len(a.step_ms) == len(a.step_tokens) == 7 + 6 - 1  # token by token: the longest prompt, then the rest
+    assert a.step_tokens[0] == 1  # only the prompt of one token has been read
+    assert b.step_tokens == (3,) * 6
+    assert sum(a.step_tokens) == sum(b.step_tokens) == 18
+
+
+def test_memory_on_the_cpu_adds_up(comparison):
+    for m in (comparison.baseline, comparison.selection):
+        assert m.memory_source == "planned"
+        assert m.memory["peak"] == sum(num_bytes for key, num_bytes in m.memory.items() if key != "peak")
+    assert comparison.baseline.memory["kv_growth"] > 0 == comparison.selection.memory["kv_growth"]
+
+
+def test_phases_and_steps_come_in_order(tiny):
+    phases, steps, told = [], [], []
+    compare(
+        tiny,
+        ROWS,
+        "pre_padding",
+        repeats=2,
+        max_new_tokens=3,
+        on_phase=lambda phase, recipe: phases.append((phase, recipe)),
+        on_step=lambda event: steps.append((phases[-1], event.index)),
+        progress=lambda done, total, message: told.append((done, total)),
+    )
+    pair = ["baseline", "pre_padding"]
+    timed = [("measured", name) for name in pair * 2]
+    expected = [("check", "pre_padding")] + [("warm-up", n) for n in pair] + [("watched", n) for n in pair] + timed
+    assert phases == expected
+    assert {phase for (phase, _), _ in steps} == {"watched"}
+    assert told == sorted(told)
+    assert told[-1][0] == told[-1][1]
+
+
+@pytest.mark.parametrize("when", ["check", "warm-up", "watched", "measured"])
+def test_compare_can_be_stopped_in_every_phase(tiny, when):
+    stop = threading.Event()
+    with pytest.raises(Cancelled):
+        compare(tiny, ROWS, cancel=stop, max_new_tokens=4, on_phase=lambda phase, _: phase == when and stop.set())
+
+
+def test_bad_input_is_told_before_any_work(tiny):
+    with pytest.raises(PromptError, match="repeats"):
+        compare(tiny, ROWS, repeats=0)
+    with pytest.raises(PromptError, match="context"):
+        compare(tiny, [[1] * 100], max_new_tokens=64)
+    with pytest.raises(RecipeError, match="no technique"):
+        compare(tiny, ROWS, "pre_paddin")
+    with pytest.raises(RecipeError, match="cannot run"):
+        ladder(tiny, ROWS, "memory_reuse,cuda_graphs")
+
+
+def test_default_prompts_are_ragged(tiny):
+    lengths = compare(tiny, recipe="pre_padding", repeats=1, watch=False, max_new_tokens=2).prompt_lengths
+    assert len(lengths) == 8
+    assert len(set(lengths)) > 4
+
+
+def test_changing_tokens_are_noticed(tiny):
+    subject_runs = [measure(tiny, ROWS, Settings(max_new_tokens=2), repeats=1)]
+    assert not [w for w in subject_runs[0].warnings if "other tokens" in w]
+    from eet_lab.monitor import open_source
+
+    subject = Subject(tiny, Recipe(), ROWS, Settings(max_new_tokens=2), open_source("cpu"))
+    subject.prepare()
+    run = subject.run()
+    other = run._replace(generation=replace(run.generation, tokens=((1, 2),) * 3))
+    assert any("other tokens" in warning for warning in subject.measurement([run, other]).warnings)
+
+
+def test_a_ladder_climbs_and_its_deltas_add_up(climbed, tmp_path):
+    assert [rung.technique for rung in climbed.rungs] == ["", "pre_padding", "mask_removal", "memory_reuse"]
+    assert [rung.technique for rung in climbed.left_out] == ["pre_padding", "mask_removal", "memory_reuse"]
+    total = climbed.rungs[0].measurement.total_ms.p50 + sum(rung.delta_ms.p50 for rung in climbed.rungs[1:])
+    assert total == pytest.approx(climbed.rungs[-1].measurement.total_ms.p50, abs=1e-2)
+    assert all(rung.sameness.verdict == "identical" for rung in (*climbed.rungs, *climbed.left_out))
+    assert not climbed.partial
+    assert load_result(climbed.save(tmp_path / "l.json")) == climbed
+
+
+def test_a_recipe_on_two_rungs_is_measured_once(climbed):
+    assert climbed.left_out[-1].measurement is climbed.rungs[-2].measurement
+
+
+def test_a_stopped_ladder_keeps_what_it_has(tiny):
+    stop = threading.Event()
+
+    def progress(done, total, message):
+        if "pre_padding,mask_removal" in message:
+            stop.set()
+
+    found = ladder(tiny, ROWS, repeats=1, max_new_tokens=3, progress=progress, cancel=stop)
+    assert found.partial
+    assert [rung.technique for rung in found.rungs] == ["", "pre_padding"]
+    assert "Stopped early" in found.to_text()
+
+
+def test_a_ladder_stopped_at_once_is_empty_and_can_be_shown(tiny, tmp_path):
+    stop = threading.Event()
+    stop.set()
+    found = ladder(tiny, ROWS, repeats=1, max_new_tokens=3, cancel=stop)
+    assert found.partial
+    assert found.rungs == ()
+    assert found.to_text()
+    assert found._repr_html_()
+    assert load_result(found.save(tmp_path / "empty.json")) == found
+
+
+def test_rungs_bring_what_they_require():
+    class Needy(Technique):
+        name: ClassVar[str] = "needy"
+        title: ClassVar[str] = "Needy"
+        requires: ClassVar[tuple[str, ...]] = ("memory_reuse",)
+
+        def apply(self, parts):
+            return parts
+
+    needed = Recipe.parse("memory_reuse").techniques[0]
+    full = Recipe((Needy(), needed))
+    object.__setattr__(full, "techniques", (Needy(), needed))  # as if what it requires came later
+    assert [(name, along) for name, along, _ in rungs_up(full)] == [("", ()), ("needy", ("memory_reuse",))]
+    gone = {name: along for name, along, _ in rungs_down(Recipe((needed, Needy())))}
+    assert gone == {"memory_reuse": ("needy",), "needy": ()}

@@ -1,0 +1,116 @@
+"""The check of the output: every recipe passes it, and a wrong one cannot."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+
+import pytest
+import torch
+
+from eet_lab.bench.sameness import Witness, reference_logits, sameness
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.models import load
+from eet_lab.ops import reference
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe, everything
+
+ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2], []]
+SETTINGS = Settings(max_new_tokens=9)
+HERE = everything("cpu").names
+RECIPES = [",".join(names) for n in range(len(HERE) + 1) for names in combinations(HERE, n)]
+
+
+@pytest.fixture(scope="module")
+def witness(tiny):
+    return Witness(tiny.decoder, ROWS, SETTINGS)
+
+
+@pytest.mark.parametrize("words", [*RECIPES, "pre_padding:read=shortest", "memory_reuse:planner=first_fit"])
+def test_every_recipe_says_what_the_baseline_says(witness, words):
+    found = witness.judge(Recipe.parse(words).parts)
+    assert found.same_tokens, found.explanation
+    assert found.verdict == "identical"
+    assert found.max_error <= found.budget
+
+
+def test_the_reference_is_what_transformers_computes(tiny, hf_model):
+    tokens = Engine(tiny.decoder).generate(ROWS[:3], SETTINGS).tokens
+    ours = reference_logits(tiny.decoder, ROWS[:3], tokens, 9)
+    for row, new, logits in zip(ROWS, tokens, ours, strict=False):
+        with torch.inference_mode():
+            theirs = hf_model(torch.tensor([[*row, *new]])).logits[0, len(row) - 1 : -1]
+        torch.testing.assert_close(logits.float(), theirs, rtol=1e-4, atol=1e-4)
+        assert tuple(theirs.argmax(-1).tolist()) == new
+
+
+def spoiled(change) -> Parts:
+    """Parts whose layers' residual is changed: a kernel with a bug."""
+
+    def linear_residual(x, w, residual, *, empty):
+        return change(reference.linear_residual(x, w, residual, empty=empty))
+
+    return replace(Parts(), ops=replace(Parts().ops, linear_residual=linear_residual))
+
+
+def test_a_wrong_kernel_is_caught_even_where_tokens_agree(witness):
+    slightly = witness.judge(spoiled(lambda y: y.mul_(1 + 3e-4)))
+    assert slightly.verdict == "different"
+    assert slightly.max_error > slightly.budget
+    grossly = witness.judge(spoiled(lambda y: y.roll(1, -1)))
+    assert grossly.verdict == "different"
+    assert not grossly.same_tokens
+    assert any(place is not None for place in grossly.first_difference)
+
+
+def test_nan_is_different(witness):
+    found = witness.judge(spoiled(lambda y: y.mul_(float("nan"))))
+    assert found.verdict == "different"
+    assert found.max_error is None
+
+
+def test_a_wrong_choice_at_a_wide_margin_is_caught(witness):
+    def second_best(x, step, norm_w, head, sampling, *, empty):
+        return reference.newest_logits(x, step, norm_w, head, empty=empty).topk(2).indices[:, 1]
+
+    found = witness.judge(replace(Parts(), ops=replace(Parts().ops, next_token=second_best)))
+    assert found.verdict == "different"
+    assert found.first_difference == (0, 0, 0, 0)
+    assert max(found.margins) > 2 * found.budget
+    assert "no near-tie" in found.explanation
+
+
+def test_a_near_tie_is_reported_and_not_hidden(hf_model):
+    """Two words share one embedding, so that every choice between them is a tie that rounding may break."""
+    model = load(hf_model, device="cpu")
+    favourite = Engine(model.decoder).generate([[5]], Settings(max_new_tokens=1)).tokens[0][0]
+    twin = (favourite + 1) % model.config.vocab_size
+    head = model.decoder.head.weight.clone()
+    head[twin] = head[favourite]
+    decoder = model.decoder._replace(head=model.decoder.head._replace(weight=head))
+
+    def other_one(x, step, norm_w, head, sampling, *, empty):
+        token = reference.next_token(x, step, norm_w, head, sampling, empty=empty)
+        twins = torch.tensor([favourite, twin])
+        return torch.where(torch.isin(token, twins), twins.sum() - token, token)
+
+    parts = replace(Parts(), ops=replace(Parts().ops, next_token=other_one))
+    found = sameness(decoder, parts, [[5]], SETTINGS)
+    assert found.verdict == "within rounding"
+    assert found.first_difference == (0,)
+    assert found.margins == (0.0,)
+    assert "near-tie" in found.explanation
+
+
+def test_draws_are_compared_too(tiny):
+    drawn = Settings(max_new_tokens=9, temperature=0.9, top_k=20, seed=4)
+    found = sameness(tiny.decoder, Recipe.parse("all").parts, ROWS, drawn)
+    assert found.verdict == "identical"
+
+
+def test_half_precision_keeps_its_own_budget(hf_model):
+    model = load(hf_model, device="cpu", dtype="bfloat16")
+    found = sameness(model.decoder, Recipe.parse("all").parts, ROWS, SETTINGS)
+    assert found.verdict in ("identical", "within rounding"), found.explanation
+    assert found.budget > 1e-3
