@@ -1,0 +1,188 @@
+"""One `Case` for each op with kernels: inputs, shapes to test and to time, and the check against the reference.
+
+T tokens, B rows, K columns of the KV cache, C channels, N outputs, H heads, G KV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eet_lab.errors import EETError
+from eet_lab.ops import reference
+from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape, copied
+from eet_lab.ops.types import Empty, fresh
+
+RED_ZONE = 512  # bytes on either side of what an op gets from `empty`
+SENTINEL = 0xFF  # in every byte; as a number it is NaN, so what is never written cannot pass
+
+
+class CaseFailed(EETError, AssertionError):
+    """An op that does not do what its reference does."""
+
+
+class RedZones:
+    """An `Empty` whose memory is full of NaN and surrounded by bytes that must not change."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[str, Tensor]] = []
+
+    def __call__(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or like.dtype
+        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        whole = torch.full((num_bytes + 2 * RED_ZONE,), SENTINEL, dtype=torch.uint8, device=like.device)
+        self.given.append((name, whole))
+        return whole[RED_ZONE : RED_ZONE + num_bytes].view(dtype).view(shape)
+
+    def check(self) -> None:
+        """Raises CaseFailed when an op wrote outside of what it asked for."""
+        for name, whole in self.given:
+            if bool((torch.cat((whole[:RED_ZONE], whole[-RED_ZONE:])) != SENTINEL).any()):
+                raise CaseFailed(f"The op wrote outside of its buffer {name!r}.")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An op by name, what to run it on, and what counts as right."""
+
+    name: str
+    op: str
+    shapes: tuple[Shape, ...]
+    bench: tuple[Shape, ...] = ()
+
+    def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
+        """The op on its inputs; a mask goes by keyword."""
+        if self.op == "masked_attention":
+            return op(*inputs[:3], mask=inputs[3], empty=empty)
+        return op(*inputs, empty=empty)
+
+    def check(
+        self, op: Callable[..., Tensor], shape: Shape, device: str, dtype: torch.dtype, seed: int = 0
+    ) -> tuple[float, float]:
+        """Compare an op with the reference in fp64: (error, budget), both absolute.
+
+        The budget is what the reference itself loses in `dtype`, twice, and four roundings of the largest number.
+        Raises CaseFailed when the error is larger, a buffer was left unwritten, or its surroundings were written to.
+        """
+        inputs, plain, empty = shape.inputs(device, dtype, seed), getattr(reference, self.op), RedZones()
+        exact = self.call(plain, copied(inputs, torch.float64), fresh)
+        low = self.call(plain, copied(inputs), fresh)
+        mine = copied(inputs)
+        self.poison(mine)
+        got = self.call(op, mine, empty)
+        empty.check()
+        if got.shape != exact.shape or got.dtype != dtype:
+            raise CaseFailed(
+                f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} instead of {tuple(exact.shape)} {dtype}."
+            )
+        if isinstance(shape, AttentionShape):
+            exact, low, got = self.real_tokens(shape, exact, low, got, mine)
+        if not got.numel():
+            return 0.0, 0.0
+        error, lost = (float((x.double() - exact).abs().max()) for x in (got, low))
+        budget = 2 * lost + 4 * torch.finfo(dtype).eps * float(exact.abs().max())
+        if not error <= budget:  # NaN is not
+            raise CaseFailed(f"{self.name}/{shape} {dtype}: error {error:.3g}, the budget is {budget:.3g}.")
+        return error, budget
+
+    def poison(self, inputs: tuple[Any, ...]) -> None:
+        """Put NaN where attention without a mask must not look: pads, and columns after the newest."""
+        if self.op != "attention":
+            return
+        qkv, kv, step = inputs
+        column = torch.arange(kv.keys.shape[2], device=qkv.device)
+        newest = step.columns[step.last]
+        hidden = (column < step.num_pad[:, None]) | (column > newest[:, None])
+        for cache in (kv.keys, kv.values):
+            cache.masked_fill_(hidden[:, None, :, None], torch.nan)
+        qkv.masked_fill_((step.columns < step.num_pad[step.rows])[:, None], torch.nan)
+
+    def real_tokens(
+        self, shape: AttentionShape, exact: Tensor, low: Tensor, got: Tensor, inputs: tuple[Any, ...]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs without pads, whose own must be 0, or finite with a mask; and the cache must hold what is new."""
+        qkv, kv, step = inputs[:3]
+        real = step.columns >= step.num_pad[step.rows]
+        pads = got[~real]
+        if not bool((pads.isfinite() if shape.masked else pads == 0).all()):
+            raise CaseFailed(f"{self.name}/{shape}: a pad's own output is {pads.abs().max()}.")
+        rows, columns = step.rows[real], step.columns[real]
+        new = qkv[real, shape.H * shape.D :].view(-1, 2, shape.G, shape.D)
+        if not torch.equal(torch.stack((kv.keys[rows, :, columns], kv.values[rows, :, columns]), 1), new):
+            raise CaseFailed(f"{self.name}/{shape}: the cache does not hold the new keys and values.")
+        return exact[real], low[real], got[real]
+
+
+RAGGED = (37, 1, 130, 64)
+XL = (25, 25, 64)  # heads of GPT-2 XL
+LINEARS = (
+    *(LinearShape(T, 96, 64, "gelu_tanh") for T in (1, 2, 8, 9, 16, 17)),
+    LinearShape(0, 96, 64),
+    LinearShape(1, 50257, 768, bias=False),
+    LinearShape(3, 331, 8, "relu"),
+    LinearShape(5, 1000, 1608, "gelu"),
+    LinearShape(1, 4800, 1600, rms=True),
+    LinearShape(16, 6400, 1600, "gelu_tanh"),
+    LinearShape(64, 515, 1600, "gelu_tanh"),
+    LinearShape(4, 40, 16384),
+    LinearShape(20, 40, 16384, rms=True),
+)
+HEADS = (*((4, 4, D) for D in (8, 32, 40, 64, 80, 128, 256)), (8, 2, 64), (32, 2, 128), (12, 1, 64))
+
+
+def _linears(residual: bool) -> tuple[LinearShape, ...]:
+    return tuple(replace(shape, residual=residual, act=None if residual else shape.act) for shape in LINEARS)
+
+
+def _decode(masked: bool) -> Case:
+    """One new token a row."""
+    decode = partial(AttentionShape, decode=True, masked=masked)
+    shapes = [decode(RAGGED, *heads) for heads in HEADS]
+    shapes += [decode((1,), *XL), decode((1000,), *XL), decode(tuple(range(1, 65)), 12, 12, 64)]
+    shapes += [decode(RAGGED, 8, 2, 64, slack=126)]
+    bench = [decode((1024,), *XL), decode((4096,), *XL), decode((1024,), 32, 8, 128)]
+    bench += [decode((1024,) * 16, *XL), decode((4096,) * 32, 32, 8, 128)]
+    op = "masked_attention" if masked else "attention"
+    return Case(f"decode_{op}", op, tuple(shapes), tuple(bench))
+
+
+def _prefill(masked: bool) -> Case:
+    """Whole prompts."""
+    prefill = partial(AttentionShape, masked=masked)
+    shapes = [prefill(RAGGED, *heads) for heads in HEADS]
+    shapes += [prefill((2,), *XL), prefill((1, 3), *XL), prefill((128, 127, 129), 12, 12, 64)]
+    shapes += [prefill(RAGGED, 8, 2, 64, slack=126)]
+    if not masked:
+        shapes += [prefill(RAGGED, *heads, packed=True) for heads in HEADS[3:]]
+    bench = [prefill((2048,) * 8, 16, 16, 64), prefill((2048,) * 8, *XL), prefill((2048,) * 4, 32, 32, 128)]
+    op = "masked_attention" if masked else "attention"
+    return Case(f"prefill_{op}", op, tuple(shapes), tuple(bench))
+
+
+CASES = (
+    Case(
+        "norm_linear",
+        "norm_linear",
+        _linears(residual=False),
+        tuple(
+            LinearShape(T, N, 1600, act)
+            for T in (1, 8, 16)
+            for N, act in ((4800, None), (6400, "gelu_tanh"), (50257, None))
+        ),
+    ),
+    Case(
+        "linear_residual",
+        "linear_residual",
+        (*_linears(residual=True), *(LinearShape(T, 64, 6400, residual=True) for T in (1, 16))),
+        tuple(LinearShape(T, 1600, C, residual=True) for T in (1, 8, 16) for C in (1600, 6400)),
+    ),
+    _decode(masked=False),
+    _decode(masked=True),
+    _prefill(masked=False),
+    _prefill(masked=True),
+)

@@ -1,0 +1,159 @@
+"""The sizes of a case, and the inputs of those sizes that its op takes.
+
+T tokens, B rows, K columns of the KV cache, C channels, N outputs, H heads, G KV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from eet_lab.ops.types import Linear, Norm, Span, Step
+
+
+class Shape(Protocol):
+    """The sizes of one test; `str` names it in results."""
+
+    def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """What the op takes, the same numbers for the same seed on every device."""
+
+    def read_bytes(self, itemsize: int) -> int:
+        """Bytes that have to be moved, each once."""
+
+
+@dataclass(frozen=True)
+class LinearShape:
+    """A linear layer of T tokens, after a norm or before a residual."""
+
+    T: int
+    N: int
+    C: int
+    act: str | None = None
+    bias: bool = True
+    rms: bool = False
+    residual: bool = False
+
+    def __str__(self) -> str:
+        return f"t{self.T}/n{self.N}/c{self.C}" + (f"/{self.act}" if self.act else "")
+
+    def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """What norm_linear or linear_residual takes."""
+        normal = Normal(device, dtype, seed)
+        x = normal(self.T, self.C) + 1  # a mean that a norm has to take away
+        w = Linear(normal(self.N, self.C, scale=self.C**-0.5), normal(self.N) if self.bias else None)
+        if self.residual:
+            return x, w, normal(self.T, self.N)
+        return x, Norm(normal(self.C) + 1, None if self.rms else normal(self.C), 1e-5), w, self.act
+
+    def read_bytes(self, itemsize: int) -> int:
+        """Weights and activations, each once."""
+        return itemsize * (self.N * self.C + self.T * self.C + self.T * self.N * (1 + self.residual))
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """A batch whose rows have `lengths` real tokens, right-aligned; the cache may be longer than it has to be."""
+
+    lengths: tuple[int, ...]
+    H: int
+    G: int
+    D: int
+    decode: bool = False  # the newest token alone is new
+    packed: bool = False  # no pads among the T tokens
+    masked: bool = False
+    slack: int = 0  # columns of the extent that no query may see
+
+    def __str__(self) -> str:
+        heads = f"h{self.H}" if self.H == self.G else f"h{self.H}g{self.G}"
+        words = ("/packed" * self.packed) + ("/slack" * bool(self.slack))
+        return f"b{len(self.lengths)}/{'kv' if self.decode else 's'}{max(self.lengths)}/{heads}/d{self.D}{words}"
+
+    def step(self, device: str) -> Step:
+        """Where the tokens sit; as the engine's layouts place them."""
+        B, longest = len(self.lengths), max(self.lengths)
+        num_pad = torch.tensor([longest - length for length in self.lengths])
+        begin = longest - 1 if self.decode else 0
+        rows = torch.arange(B).repeat_interleave(longest - begin)
+        columns = torch.arange(begin, longest).repeat(B)
+        if self.packed:
+            real = columns >= num_pad[rows]
+            rows, columns = rows[real], columns[real]
+        is_first = columns == torch.clamp(num_pad, min=begin)[rows]
+        first = is_first.nonzero()[:, 0]
+        count = longest - columns[first]
+        if self.decode:
+            columns = torch.tensor([longest - 1]).expand(B)  # as the engine has it: one number for all rows
+        spans = tuple(Span(*span) for span in zip(first.tolist(), count.tolist(), num_pad.tolist(), strict=True))
+        positions = torch.clamp(columns - num_pad[rows], min=0)
+        positions = positions.to(device)
+        return Step(
+            ids=positions,
+            positions=positions,
+            rows=rows.to(device),
+            columns=columns.to(device),
+            last=(first + count - 1).to(device),
+            num_pad=num_pad.to(device),
+            first=first.to(device),
+            count=count.to(device),
+            spans=spans,
+            extent=longest + self.slack,
+            exact=self.slack == 0,
+        )
+
+    def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """What attention takes, and with a mask what masked_attention takes besides."""
+        normal, step = Normal(device, dtype, seed), self.step(device)
+        B, K, T = len(self.lengths), step.extent, len(step.rows)
+        kv = Columns(normal(B, self.G, K + 3, self.D), normal(B, self.G, K + 3, self.D), self.G, self.D)
+        qkv = normal(T, (self.H + 2 * self.G) * self.D)
+        if not self.masked:
+            return qkv, kv, step
+        key = torch.arange(K, device=device)
+        hidden = (key < step.num_pad[step.rows, None]) | (key > step.columns[:, None])
+        lowest = torch.finfo(dtype).min
+        return (
+            qkv,
+            kv,
+            step,
+            torch.zeros(T, K, device=device, dtype=dtype).masked_fill_(hidden, lowest).view(B, 1, -1, K),
+        )
+
+    def read_bytes(self, itemsize: int) -> int:
+        """Keys, values and activations, each once."""
+        tokens = len(self.lengths) if self.decode else sum(self.lengths)
+        return itemsize * self.D * (2 * self.G * sum(self.lengths) + 2 * (self.H + self.G) * tokens)
+
+
+class Columns(NamedTuple):
+    """One layer's keys and values, with a few columns more than a step asks for."""
+
+    keys: Tensor
+    values: Tensor
+    num_heads: int
+    head_dim: int
+
+    def room(self, step: Step) -> tuple[Tensor, Tensor]:
+        return self.keys[:, :, : step.extent], self.values[:, :, : step.extent]
+
+
+class Normal:
+    """Seeded normal numbers of one type, the same on every device."""
+
+    def __init__(self, device: str, dtype: torch.dtype, seed: int) -> None:
+        self.device, self.dtype, self.source = device, dtype, torch.Generator().manual_seed(seed)
+
+    def __call__(self, *shape: int, scale: float = 1) -> Tensor:
+        return (torch.randn(*shape, generator=self.source) * scale).to(self.device, self.dtype)
+
+
+def copied(tree: Any, dtype: torch.dtype | None = None) -> Any:
+    """The same inputs in memory of their own, floating-point numbers perhaps in another type."""
+    if isinstance(tree, Tensor):
+        return tree.to(dtype, copy=True) if dtype and tree.is_floating_point() else tree.clone()
+    if isinstance(tree, tuple):
+        parts = [copied(part, dtype) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    return tree

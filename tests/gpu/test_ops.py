@@ -1,0 +1,129 @@
+"""The kernels on a GPU: every case, and what a case cannot see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eet_lab.errors import KernelError
+from eet_lab.ops import cuda, native
+from eet_lab.ops.cases import CASES
+from eet_lab.ops.shapes import AttentionShape, LinearShape, copied
+from eet_lab.ops.types import Linear, fresh
+
+pytestmark = pytest.mark.gpu
+SHAPES = [(case, shape) for case in CASES for shape in case.shapes]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels():
+    if problem := native.available("cuda"):
+        pytest.skip(problem)
+    native.prepare(native.all_names())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("case", "shape"), SHAPES, ids=[f"{case.name}/{shape}" for case, shape in SHAPES])
+def test_within_the_budget(case, shape, dtype):
+    case.check(getattr(cuda, case.op), shape, "cuda", dtype)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_second_run_gives_the_same_bits(case):
+    shape = case.shapes[0]
+    inputs = shape.inputs("cuda", torch.float16, 1)
+    first, second = (case.call(getattr(cuda, case.op), copied(inputs), fresh) for _ in range(2))
+    real = slice(None) if isinstance(shape, LinearShape) else inputs[2].columns >= inputs[2].num_pad[inputs[2].rows]
+    assert torch.equal(first[real], second[real])
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_can_be_captured_and_replayed(case):
+    shape = case.shapes[0]
+    inputs = shape.inputs("cuda", torch.float16, 2)
+    eager = case.call(getattr(cuda, case.op), copied(inputs), fresh)
+    graph = torch.cuda.CUDAGraph()
+    mine = copied(inputs)
+    with torch.cuda.graph(graph):
+        captured = case.call(getattr(cuda, case.op), mine, fresh)
+    graph.replay()
+    torch.cuda.synchronize()
+    if isinstance(shape, LinearShape):
+        assert torch.equal(captured, eager)
+    else:
+        real = mine[2].columns >= mine[2].num_pad[mine[2].rows]
+        assert torch.equal(captured[real], eager[real])
+
+
+def test_a_replayed_decode_sees_where_the_column_is_now():
+    case = next(case for case in CASES if case.name == "decode_attention")
+    shape = AttentionShape((9, 20), 4, 4, 64, decode=True, slack=12)
+    qkv, kv, step = shape.inputs("cuda", torch.float16, 3)
+    columns = torch.tensor([15], device="cuda")
+    step = step._replace(columns=columns.expand(2))
+    cuda.attention(qkv, copied(kv), step, empty=fresh)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cuda.attention(qkv, kv, step, empty=fresh)
+    columns.add_(10)
+    graph.replay()
+    expected = case.call(cuda.attention, (qkv, copied(kv), step), fresh)
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_rehearsal_asks_for_the_same_memory(case):
+    for shape in case.shapes:
+        inputs = shape.inputs("cuda", torch.float16, 0)
+        on_meta = moved(inputs, "meta")
+        assert asked(case, inputs) == asked(case, on_meta)
+
+
+def asked(case, inputs):
+    requests = []
+
+    def empty(name, shape, like, dtype=None):
+        requests.append((name, tuple(shape), dtype or like.dtype))
+        return like.new_empty(shape, dtype=dtype)
+
+    case.call(getattr(cuda, case.op), inputs, empty)
+    return requests
+
+
+def moved(tree, device):
+    if isinstance(tree, torch.Tensor):
+        return tree.to(device)
+    if isinstance(tree, tuple):
+        parts = [moved(part, device) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+    return tree
+
+
+def test_a_launch_that_fails_names_the_launcher_and_the_sizes():
+    launcher = native.load("linear").eet_linear
+    with pytest.raises(KernelError, match=r"eet_linear failed: invalid argument.*T=17, N=8, K=8"):
+        launcher(*[None] * 7, 0, 17, 8, 8, 0, 0.0, 0)
+
+
+def test_what_is_not_supported_is_said():
+    x, w = torch.zeros(2, 12, device="cuda"), torch.zeros(8, 12, device="cuda")
+    with pytest.raises(KernelError, match="12 channels"):
+        cuda.linear_residual(x, Linear(w, None), torch.zeros(2, 8, device="cuda"), empty=fresh)
+    with pytest.raises(KernelError, match="float64"):
+        cuda.linear_residual(x.double(), Linear(w.double(), None), x.double(), empty=fresh)
+    x = torch.zeros(2 * 16 + 1, device="cuda")[1:].view(2, 16)
+    with pytest.raises(KernelError, match="multiple of 16 bytes"):
+        cuda.linear_residual(x, Linear(x, None), torch.zeros(2, 2, device="cuda"), empty=fresh)
+
+
+def test_a_kernel_from_a_cell_runs():
+    text = """
+    __global__ void twice(float* x, int n) { int i = blockIdx.x * 256 + threadIdx.x; if (i < n) x[i] *= 2; }
+    extern "C" cudaError_t my_twice(float* x, int n, cudaStream_t stream) {
+      twice<<<(n + 255) / 256, 256, 0, stream>>>(x, n);
+      return cudaGetLastError();
+    }
+    """
+    x = torch.ones(1000, device="cuda")
+    native.compile_source(text, "twice").my_twice(x.data_ptr(), len(x), torch.cuda.current_stream().cuda_stream)
+    assert torch.equal(x, torch.full_like(x, 2))

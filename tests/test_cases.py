@@ -1,0 +1,89 @@
+"""The cases themselves: they pass what is right, and fail what is not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eet_lab.ops import reference
+from eet_lab.ops.cases import CASES, CaseFailed
+from eet_lab.ops.shapes import AttentionShape, LinearShape
+
+SMALL = 1_000_000  # bytes that a shape may read, so that the CPU is not kept busy
+SHAPES = [(case, shape) for case in CASES for shape in case.shapes if shape.read_bytes(4) < SMALL]
+NAMES = [f"{case.name}/{shape}" for case, shape in SHAPES]
+
+
+@pytest.mark.parametrize(("case", "shape"), SHAPES, ids=NAMES)
+def test_the_reference_in_fp32_is_within_the_budget(case, shape):
+    if case.op == "attention" and shape.slack:
+        pytest.skip("plain PyTorch multiplies hidden values by 0, and 0 * NaN is NaN")
+    case.check(getattr(reference, case.op), shape, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_case_fails_an_op_that_is_a_little_wrong(case):
+    shape = next(s for c, s in SHAPES if c is case and not getattr(s, "slack", 0))
+
+    def wrong(*args, **kwargs):
+        return getattr(reference, case.op)(*args, **kwargs).mul_(1 + 1e-3)
+
+    with pytest.raises(CaseFailed, match="error"):
+        case.check(wrong, shape, "cpu", torch.float32)
+
+
+def case_of(name):
+    return next(case for case in CASES if case.name == name)
+
+
+def test_an_unwritten_output_is_noticed():
+    def lazy(x, norm_w, w, act, *, empty):
+        return empty("linear", (len(x), len(w.weight)), x)
+
+    with pytest.raises(CaseFailed, match="error nan"):
+        case_of("norm_linear").check(lazy, LinearShape(2, 8, 8), "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("overrun", [-1, 1])
+def test_a_write_beside_the_output_is_noticed(overrun):
+    def clumsy(x, norm_w, w, act, *, empty):
+        out = reference.norm_linear(x, norm_w, w, act, empty=empty)
+        out.untyped_storage()[512 - 1 if overrun < 0 else 512 + out.nbytes] = 0
+        return out
+
+    with pytest.raises(CaseFailed, match="outside of its buffer"):
+        case_of("norm_linear").check(clumsy, LinearShape(2, 8, 8), "cpu", torch.float32)
+
+
+def test_attention_that_looks_at_pads_is_noticed():
+    def nosy(qkv, kv, step, *, empty):
+        out = reference.attention(qkv, kv, step, empty=empty)
+        return out + 0 * kv.keys[:, :, 0].sum()
+
+    with pytest.raises(CaseFailed):
+        case_of("decode_attention").check(nosy, AttentionShape((3, 5), 2, 2, 8, decode=True), "cpu", torch.float32)
+
+
+def test_a_cache_that_is_not_written_is_noticed():
+    def forgetful(qkv, kv, step, *, empty):
+        return reference.attention(qkv, kv._replace(keys=kv.keys.clone()), step, empty=empty)
+
+    with pytest.raises(CaseFailed, match="cache does not hold"):
+        case_of("decode_attention").check(forgetful, AttentionShape((5,), 2, 2, 8, decode=True), "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_steps_are_what_the_engine_makes(packed):
+    from eet_lab.engine.prompts import lay_out
+
+    step = AttentionShape((3, 1, 4), 2, 2, 8, packed=packed).step("cpu")
+    _, made = lay_out([[0] * 3, [0], [0] * 4], 2, [1, 3, 0], 4)
+    if not packed:
+        assert all(torch.equal(a, b) for a, b in zip(step[1:8], made[1:8], strict=True))
+    assert step.count.tolist() == made.count.tolist() == [3, 1, 4]
+    assert step.spans[1] == (3 if packed else 7, 1, 3)
+
+
+def test_bytes_are_counted_once():
+    assert LinearShape(1, 10, 20).read_bytes(2) == 2 * (200 + 20 + 10)
+    assert AttentionShape((5,), 4, 2, 8, decode=True).read_bytes(2) == 2 * 8 * (2 * 2 * 5 + 2 * (4 + 2))
