@@ -25,6 +25,7 @@ doctor:
 
 lint:
 	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 
 test:

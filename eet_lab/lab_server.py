@@ -98,14 +98,15 @@ def server_command(root: Path, notebook: Path, port: int, browser: bool) -> list
     The token is not among them: other users can read a process's words.
     """
     words = [
-        *(sys.executable, "-m", "jupyterlab"),
+        *(sys.executable, "-W", "ignore::DeprecationWarning", "-m", "jupyterlab"),
         f"--ServerApp.ip={HOST}",
         f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0",
         f"--ServerApp.root_dir={root}",
         f"--LabApp.default_url=/lab/tree/{_url_path(root, notebook)}",
         "--ServerApp.answer_yes=True",  # Ctrl+C stops at once
-        "--log-level=WARN",
+        "--ServerApp.log_level=WARN",
+        "--LabApp.log_level=WARN",
     ]
     if not browser:
         words.append("--no-browser")
