@@ -98,7 +98,7 @@ def server_command(root: Path, notebook: Path, port: int, browser: bool) -> list
     The token is not among them: other users can read a process's words.
     """
     words = [
-        *(sys.executable, "-W", "ignore::DeprecationWarning", "-m", "jupyterlab"),
+        *(sys.executable, "-m", "jupyterlab"),
         f"--ServerApp.ip={HOST}",
         f"--ServerApp.port={port}",
         "--ServerApp.port_retries=0",
@@ -106,7 +106,6 @@ def server_command(root: Path, notebook: Path, port: int, browser: bool) -> list
         f"--LabApp.default_url=/lab/tree/{_url_path(root, notebook)}",
         "--ServerApp.answer_yes=True",  # Ctrl+C stops at once
         "--ServerApp.log_level=WARN",
-        "--LabApp.log_level=WARN",
     ]
     if not browser:
         words.append("--no-browser")
@@ -183,13 +182,15 @@ def _wait_until_up(server: subprocess.Popen[bytes], port: int) -> None:
             return  # it answers, which is what counts
         except OSError:
             time.sleep(0.2)
-    server.terminate()
     raise SetupError(f"JupyterLab did not answer within {START_TIMEOUT_S} s. Try again, or run: eet-lab doctor")
 
 
 @contextlib.contextmanager
 def _signals_go_to(server: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Ctrl+C reaches the server on its own (same terminal): wait for it. SIGTERM and SIGHUP are passed on."""
+    """Ctrl+C reaches the server by itself (same terminal), so wait for it; pass SIGTERM and SIGHUP on.
+
+    Whatever happens inside, the server has ended when this is left.
+    """
 
     def pass_on(number: int, frame: object) -> None:
         server.send_signal(signal.SIGTERM)
@@ -202,5 +203,8 @@ def _signals_go_to(server: subprocess.Popen[bytes]) -> Iterator[None]:
     try:
         yield
     finally:
+        if server.poll() is None:  # an error on our side must not leave a server behind
+            server.terminate()
+            server.wait()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -148,6 +148,15 @@ def test_display(monkeypatch):
     assert lab_server.has_display()
 
 
+def test_an_error_on_our_side_leaves_no_server_behind():
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(BrokenPipeError), lab_server._signals_go_to(server):
+        raise BrokenPipeError
+    assert server.poll() is not None
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
 @pytest.mark.slow
 def test_lab_serves_the_notebook_behind_its_token_and_stops(tmp_path):
     (tmp_path / "nb").mkdir()
