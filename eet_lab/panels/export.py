@@ -1,0 +1,82 @@
+"""One self-contained HTML page of a result: tables, texts and figures, with plotly.js inside. It needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import plotly.io
+from IPython.display import HTML, display
+from plotly.offline import get_plotlyjs
+
+from eet_lab.bench import Comparison, Ladder
+from eet_lab.errors import ResultError
+from eet_lab.panels import summary
+from eet_lab.panels.figures import plot
+from eet_lab.panels.outputs import CONFIG, rendered
+from eet_lab.panels.theme import stylesheet
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>{style}
+<script>{plotlyjs}</script></head>
+<body class="eet-bench eet-page"><h1>{title}</h1><p>{where}</p>{overview}{figures}<section>{texts}</section></body>
+</html>
+"""
+
+
+class Report:
+    """A result as a cell's own output: it stays in the notebook, and shows when the kernel is gone."""
+
+    def __init__(self, result: Comparison | Ladder) -> None:
+        self.result = result
+
+    def _ipython_display_(self) -> None:
+        figures = plot(self.result, "all")
+        assert isinstance(figures, dict)
+        display(HTML(stylesheet() + summary.overview(self.result)))
+        for fig in figures.values():
+            display(rendered(fig)["data"], raw=True)
+
+
+def page(result: Comparison | Ladder) -> str:
+    """The page's HTML."""
+    environment = result.environment
+    figures = plot(result, "all")
+    assert isinstance(figures, dict)
+    title = f"EET Lab: {type(result).__name__} of {result.workload}"
+    where = f"{environment.model_label}; {environment.dtype} on {environment.device}; {environment.date}"
+    return PAGE.format(
+        title=escape(title),
+        style=stylesheet(),
+        plotlyjs=get_plotlyjs(),
+        where=escape(where),
+        overview=summary.overview(result),
+        figures="".join(f"<section>{_figure(fig)}</section>" for fig in figures.values()),
+        texts=summary.texts(result),
+    )
+
+
+def write_page(result: Comparison | Ladder, path: Path) -> Path:
+    """Write the page; ResultError where it cannot be written."""
+    return _write(path, page(result))
+
+
+def write_csv(result: Comparison | Ladder, path: Path) -> Path:
+    """Write the table; ResultError where it cannot be written."""
+    return _write(path, result.to_frame().to_csv())
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written: {error.strerror}. Choose another place.") from error
+    return path
+
+
+def _figure(fig: Any) -> str:
+    config: Mapping[str, Any] = {**CONFIG, "responsive": True}
+    return plotly.io.to_html(fig, full_html=False, include_plotlyjs=False, config=dict(config))

@@ -1,0 +1,187 @@
+"""What the engine thread can be asked to do. Each function returns `work(feed, cancel)`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from eet_lab import bench
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.generation import Generation, StepEvent
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import PromptError
+from eet_lab.models import Model, load
+from eet_lab.monitor import ReplaySource
+from eet_lab.panels.worker import Feed, Work
+from eet_lab.technique import Recipe
+
+LONGEST_REPLAY_S = 12.0
+"""A recorded run that took longer is played faster."""
+
+PHASES = {
+    "check": "checking that the output is the same",
+    "warm-up": "warming up",
+    "watched": "watched run",
+    "measured": "measuring, with the view at rest",
+}
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """One watched run, not a measurement: the text and its timing as it went by."""
+
+    model_label: str
+    recipe: str
+    texts: tuple[str, ...]
+    generation: Generation
+    planned_bytes: float
+
+
+def token_ids(model: Model, prompt: str) -> list[int]:
+    """A prompt's tokens; without a tokenizer the text is read as token ids."""
+    if model.tokenizer is not None:
+        return model.encode(prompt)
+    try:
+        return [int(word) for word in prompt.replace(",", " ").split()]
+    except ValueError:
+        raise PromptError(
+            f"{model.name} came without a tokenizer, so prompts are token ids such as 12 7 405, and {prompt[:40]!r} is "
+            "not. Load it with a tokenizer, or write numbers."
+        ) from None
+
+
+def ids_as_text(ids: Sequence[int]) -> str:
+    """For a recorded run whose model is not loaded: there is nothing to decode with."""
+    return "".join(f"⟨{token}⟩" for token in ids)
+
+
+def load_model(name: Any, device: str, dtype: str | None) -> Work:
+    """Load a model."""
+
+    def work(feed: Feed, cancel: threading.Event) -> Model:
+        feed.progress(0, 0, f"loading {name if isinstance(name, str) else type(name).__name__}")
+        return load(name, device=device, dtype=dtype)
+
+    return work
+
+
+def run(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Settings) -> Work:
+    """Generate once, watched."""
+
+    def work(feed: Feed, cancel: threading.Event) -> RunReport:
+        rows = [token_ids(model, prompt) for prompt in prompts]
+        engine = Engine(model.decoder, recipe.check(model.device).parts)
+        try:
+            engine.prepare(feed.progress, cancel)
+            feed.engine(engine)
+            feed.phase(f"running {recipe}", series=1 if recipe else 0)
+            generation = engine.generate(rows, settings, on_step=feed.step, cancel=cancel)
+            planned = feed.planned_bytes()
+        finally:
+            engine.close()
+        texts = tuple(map(model.decode, generation.tokens))
+        return RunReport(model.label, str(recipe), texts, generation, planned)
+
+    return work
+
+
+def compare(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Settings, repeats: int) -> Work:
+    """The baseline against the recipe: checked, watched, measured."""
+
+    def work(feed: Feed, cancel: threading.Event) -> bench.Comparison:
+        def on_phase(phase: str, about: str) -> None:
+            series = 1 if about == str(recipe) and len(recipe) else 0
+            feed.phase(f"{PHASES.get(phase, phase)}: {about}", series, watched=phase == "watched")
+
+        return bench.compare(
+            model,
+            [token_ids(model, prompt) for prompt in prompts],
+            recipe,
+            repeats=repeats,
+            progress=feed.progress,
+            cancel=cancel,
+            on_step=feed.step,
+            on_phase=on_phase,
+            **vars(settings),
+        )
+
+    return work
+
+
+def ladder(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Settings, repeats: int) -> Work:
+    """The recipe's techniques added one by one, then left out one by one."""
+
+    def work(feed: Feed, cancel: threading.Event) -> bench.Ladder:
+        feed.phase("measuring, with the view at rest", watched=False)
+        return bench.ladder(
+            model,
+            [token_ids(model, prompt) for prompt in prompts],
+            recipe,
+            repeats=repeats,
+            progress=feed.progress,
+            cancel=cancel,
+            **vars(settings),
+        )
+
+    return work
+
+
+def replay(result: bench.Comparison | bench.Ladder, monitor: Mapping[str, Any]) -> Work:
+    """Play a recorded result: its steps, its tokens, and its samples where it has them. Nothing is measured."""
+
+    def work(feed: Feed, cancel: threading.Event) -> Any:
+        for series, (name, m) in enumerate(_played(result)):
+            speed = max(1.0, sum(m.step_ms) / 1e3 / LONGEST_REPLAY_S)
+            how = f" at {speed:.3g} times the speed" if speed > 1 else ""
+            feed.phase(f"replaying {name}, recorded on {result.environment.device}{how}", series)
+            _play(feed, cancel, m, result.prompt_lengths, monitor.get(name), speed)
+        return result
+
+    return work
+
+
+def _played(result: bench.Comparison | bench.Ladder) -> list[tuple[str, bench.Measurement]]:
+    if isinstance(result, bench.Comparison):
+        return [("baseline", result.baseline), ("selection", result.selection)]
+    return [("baseline", result.rungs[0].measurement), ("selection", result.rungs[-1].measurement)]
+
+
+def _play(
+    feed: Feed,
+    cancel: threading.Event,
+    m: bench.Measurement,
+    prompt_lengths: Sequence[int],
+    recording: Mapping[str, Any] | None,
+    speed: float,
+) -> None:
+    start = time.perf_counter()
+    source = ReplaySource(recording) if recording else None
+    times = iter(source.times if source else ())
+    due = next(times, None)
+    ends, steps = list(accumulate(m.step_ms)), tokens_by_step(m, prompt_lengths)
+    for index, (t_ms, step_ms, tokens) in enumerate(zip(ends, m.step_ms, steps, strict=True)):
+        while source and due is not None and due * 1e3 <= t_ms:
+            feed.sample(due, source.read())
+            due = next(times, None)
+        if cancel.wait(max(0.0, start + t_ms / 1e3 / speed - time.perf_counter())):
+            return
+        feed.step(StepEvent(index, len(ends), t_ms, step_ms, tokens))
+
+
+def tokens_by_step(m: bench.Measurement, prompt_lengths: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Which (row, token) pairs each step gave: rows begin in order of their prompts' lengths, the shortest first."""
+    waiting = sorted(range(len(m.tokens)), key=lambda row: prompt_lengths[row])
+    given = [0] * len(m.tokens)
+    active: list[int] = []
+    for count in m.step_tokens:
+        active = [row for row in active if given[row] < len(m.tokens[row])]
+        while len(active) < count and waiting:
+            active.append(waiting.pop(0))
+        new = tuple((row, m.tokens[row][given[row]]) for row in sorted(active))
+        for row in active:
+            given[row] += 1
+        yield new

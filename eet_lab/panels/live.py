@@ -1,0 +1,101 @@
+"""What is seen while it runs: latency of each step, memory, utilization and power, and the text of every prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ipywidgets as W
+
+from eet_lab.monitor import Sample
+from eet_lab.panels import theme
+from eet_lab.panels.strip_chart import Point, StripChart
+from eet_lab.panels.token_stream import TokenStream
+
+MiB = 2**20
+WINDOW_S = 60.0
+
+Line = tuple[str, str, str, float]
+"""(metric, name, unit, factor from the metric's unit)"""
+
+PLAN: Line = ("planned_bytes", "arena plan + KV", "MiB", 1 / MiB)
+
+GPU_MEMORY: list[Line] = [
+    PLAN,
+    ("torch_allocated_bytes", "torch allocated", "MiB", 1 / MiB),
+    ("torch_reserved_bytes", "torch reserved", "MiB", 1 / MiB),
+    ("memory_used_bytes", "NVML used", "MiB", 1 / MiB),
+]
+CPU_MEMORY: list[Line] = [PLAN, ("process_rss_bytes", "process RSS", "MiB", 1 / MiB)]
+GPU_LOAD: list[Line] = [("utilization_percent", "utilization", "%", 1), ("power_w", "power", "W", 1)]
+CPU_LOAD: list[Line] = [("process_cpu_percent", "this process's CPU", "%", 1)]
+
+
+class Live:
+    """Three strip charts and the streamed text. Only the ui thread calls it."""
+
+    def __init__(self) -> None:
+        runs = [{"name": "baseline", "color": theme.BASELINE}, {"name": "selection", "color": theme.SELECTION}]
+        self.latency = StripChart(title="Latency per token step", unit="ms", scale="log", series=runs)
+        self.memory = StripChart(unit="MiB", scale="log", window=WINDOW_S)
+        self.load = StripChart(unit="%", window=WINDOW_S)
+        self.stream = TokenStream()
+        self._lines: dict[int, list[Line]] = {}
+        self.charts = (self.latency, self.memory, self.load)
+        for chart in self.charts:
+            chart.add_class("eet-panel")
+        grid = W.Box(list(self.charts), layout={"display": "grid"}).add_class("eet-charts")
+        self.box = W.VBox([W.HTML('<div class="eet-section">Live</div>'), grid, self.stream])
+
+    def watch(self, gpu: bool, where: str) -> None:
+        """Say what the charts show: of a GPU, or of this process where there is none."""
+        if gpu:
+            self._set(self.memory, f"GPU memory · {where}", GPU_MEMORY)
+            self._set(self.load, "GPU utilization and power", GPU_LOAD)
+        else:
+            self._set(self.memory, f"Memory of this process · {where}", CPU_MEMORY)
+            self._set(self.load, "CPU utilization (no GPU counters here)", CPU_LOAD)
+
+    def explain(self, missing: dict[str, str]) -> None:
+        """Say why a line has stopped, or was never there."""
+        for chart in (self.memory, self.load):
+            lines = self._lines.get(id(chart), [])
+            gone = {missing[metric]: name for metric, name, _, _ in lines if metric in missing}
+            chart.note = "; ".join(f"{name}: {reason}" for reason, name in gone.items())
+
+    def begin(self, prompts: Sequence[str], decode: Any) -> None:
+        """A new run, or the first of several: everything of the last one goes."""
+        self.latency.clear()
+        self.stream.begin(prompts, decode)
+
+    def push_steps(self, steps: Sequence[tuple[int, float, float]]) -> None:
+        """(series, seconds since the run began, ms) of every new step."""
+        self.latency.push(steps)
+
+    def push_samples(self, samples: Sequence[Sample], start: float) -> None:
+        """What was sampled; `start` is the moment that the charts call 0."""
+        for chart in (self.memory, self.load):
+            chart.push(self._points(chart, samples, start))
+
+    def snapshot(self) -> None:
+        """For a page that is reloaded, or opened a second time."""
+        for part in (*self.charts, self.stream):
+            part.snapshot_now()
+
+    def _points(self, chart: StripChart, samples: Sequence[Sample], start: float) -> list[Point]:
+        lines = list(enumerate(self._lines.get(id(chart), [])))
+        return [
+            (index, sample.t - start, sample.values[metric] * factor)
+            for sample in samples
+            for index, (metric, _, _, factor) in lines
+            if metric in sample.values
+        ]
+
+    def _set(self, chart: StripChart, title: str, lines: list[Line]) -> None:
+        self._lines[id(chart)] = lines
+        chart.clear()
+        chart.title = title
+        chart.series = [
+            {"name": name, "color": theme.SERIES[i], "unit": unit, **({"dash": [5, 3]} if metric == PLAN[0] else {})}
+            for i, (metric, name, unit, _) in enumerate(lines)
+        ]

@@ -1,0 +1,113 @@
+"""What the user has chosen, and what follows from it. Traitlets only: no widget, no thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import traitlets as T
+
+from eet_lab.bench.workloads import DEMO_PROMPTS
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import EETError, RecipeError
+from eet_lab.models import Model
+from eet_lab.technique import Recipe, Technique, registry
+
+DEFAULT_PROMPTS = DEMO_PROMPTS[1::2]
+
+
+class State(T.HasTraits):
+    """The choices of one workbench. `chosen` and `knobs` go by technique name; `generation` is what Settings takes."""
+
+    model: Any = T.Any("demo")
+    device = T.Unicode()
+    dtype = T.Unicode("auto")
+    prompts = T.List(T.Unicode(), list(DEFAULT_PROMPTS))
+    chosen = T.Dict()
+    knobs = T.Dict()
+    generation = T.Dict({"max_new_tokens": 64, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0})
+    stop_at_eos = T.Bool(False)
+    repeats = T.Int(3)
+
+    def __init__(self, **choices: Any) -> None:
+        super().__init__(**choices)
+        self._unavailable: dict[tuple[type[Technique], str], str | None] = {}
+
+    def choose(self, recipe: Recipe) -> None:
+        """Switch exactly these techniques on, with their knobs."""
+        self.chosen = {t.name: True for t in recipe}
+        self.knobs = {t.name: {name: getattr(t, name) for name in t.knobs} for t in recipe}
+
+    def toggle(self, name: str, on: bool) -> None:
+        """Switch a technique; what can no longer be on goes off with it."""
+        self.chosen = {**self.chosen, name: on}
+        self.drop_blocked()
+
+    def drop_blocked(self) -> None:
+        """Switch off what cannot be on: its device is gone, or something that it requires is off."""
+        while wrong := [name for name in registry() if self.is_on(name) and self.blocked(name)]:
+            self.chosen = {**self.chosen, wrong[-1]: False}
+
+    def turn(self, name: str, knob: str, value: Any) -> None:
+        """Set a knob; RecipeError, and nothing changed, where it does not take that value."""
+        values = {**self.knobs.get(name, {}), knob: value}
+        registry()[name](**values)
+        self.knobs = {**self.knobs, name: values}
+
+    def is_on(self, name: str) -> bool:
+        return bool(self.chosen.get(name)) and name in registry()
+
+    def technique(self, name: str) -> Technique:
+        """The technique with its knobs as they stand."""
+        return registry()[name](**self.knobs.get(name, {}))
+
+    def blocked(self, name: str) -> str | None:
+        """Why a technique cannot be on now: unavailable here, lacking another, or in conflict; None if it can."""
+        technique = self.technique(name)
+        if reason := self._reason(type(technique)):
+            return reason
+        if missing := [registry()[other].title for other in technique.requires if not self.is_on(other)]:
+            return f"needs {' and '.join(missing)}: switch that on first"
+        others = [self.technique(other) for other in registry() if other != name and self.is_on(other)]
+        kept = [t for t in others if name not in t.requires]  # those go, rather than stand in its way
+        try:
+            Recipe((*kept, technique))
+        except RecipeError as error:
+            return str(error)
+        return None
+
+    def recipe(self) -> Recipe:
+        """What is switched on; RecipeError where it does not fit together."""
+        return Recipe(tuple(self.technique(name) for name in registry() if self.is_on(name)))
+
+    def settings(self, model: Model) -> Settings:
+        """How to generate; PromptError names a value that cannot be."""
+        eos = model.config.eos_id
+        return Settings(**self.generation, stop=(eos,) if self.stop_at_eos and eos is not None else ())
+
+    def _reason(self, technique: type[Technique]) -> str | None:
+        """Asking a technique may look for compilers and drivers, so each is asked once a device."""
+        key = technique, self.device
+        if key not in self._unavailable:
+            self._unavailable[key] = technique().unavailable(self.device)
+        return self._unavailable[key]
+
+
+def problem(state: State, model: Model | None, lengths: Sequence[int]) -> str | None:
+    """Why a run cannot start with these prompts and settings; None when it can. `lengths` are tokens per prompt."""
+    if model is None:
+        return "No model is loaded yet."
+    if not state.prompts:
+        return "There are no prompts: add one (an empty one starts from BOS)."
+    try:
+        state.settings(model)
+    except EETError as error:
+        return str(error)
+    longest, new, context = max(lengths), state.generation["max_new_tokens"], model.config.context
+    if longest + new > context:
+        row = list(lengths).index(longest) + 1
+        return (
+            f"Prompt {row} has {longest} tokens; with {new} new ones that is {longest + new}, past the context of "
+            f"{context}. Shorten it, or ask for at most {max(context - longest, 0)} new tokens."
+        )
+    return None

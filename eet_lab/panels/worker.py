@@ -1,0 +1,168 @@
+"""The engine thread: it does jobs one after the other and tells what happens through a queue. It touches no widget."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import torch
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.generation import StepEvent
+from eet_lab.errors import Cancelled
+
+THREAD_NAME = "eet-engine"
+
+
+@dataclass(frozen=True)
+class Started:
+    """A job has begun."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """`done` of `total` steps of the present phase; `text` says what it is doing."""
+
+    done: int
+    total: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A run begins, drawn as `series` (0 baseline, 1 selection). `watched` False: it must not be disturbed."""
+
+    text: str
+    series: int = 1
+    watched: bool = True
+
+
+@dataclass(frozen=True)
+class Step:
+    """One finished step of the engine."""
+
+    event: StepEvent
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Metrics of a recorded run, when a job replays one: seconds since its start, and values."""
+
+    t: float
+    values: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The job is over. `error` is what ended it, if anything; `seconds` how long it took."""
+
+    name: str
+    value: Any
+    error: BaseException | None
+    seconds: float
+
+
+class Cancel(Protocol):
+    def is_set(self) -> bool: ...
+
+    def wait(self, timeout: float | None = None) -> bool: ...
+
+
+class Feed:
+    """What a job tells: each method only appends to a queue."""
+
+    def __init__(self, events: SimpleQueue[Any]) -> None:
+        self._events = events
+        self._engine: Engine | None = None
+
+    def progress(self, done: int, total: int, text: str = "") -> None:
+        self._events.put(Progress(done, total, text))
+
+    def phase(self, text: str, series: int = 1, watched: bool = True) -> None:
+        self._events.put(Phase(text, series, watched))
+
+    def step(self, event: StepEvent) -> None:
+        self._events.put(Step(event))
+
+    def sample(self, t: float, values: dict[str, float]) -> None:
+        self._events.put(Sampled(t, values))
+
+    def engine(self, engine: Engine | None) -> None:
+        """The engine that runs now; None after it has been closed."""
+        self._engine = engine
+
+    def planned_bytes(self) -> float:
+        """Bytes of the arena and the KV cache of the engine that runs now. Cheap, and safe on any thread.
+
+        A memory part without an arena has no plan: then only the KV cache counts.
+        """
+        engine = self._engine
+        if engine is None:
+            return 0.0
+        arena = engine.activation_bytes if engine.memory.generation else 0
+        return float(arena + engine.kv_bytes)
+
+
+Work = Callable[[Feed, threading.Event], Any]
+
+
+class Worker:
+    """One thread, one job at a time. `events` is where the ui thread reads."""
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self.events: SimpleQueue[Any] = SimpleQueue()
+        self.feed = Feed(self.events)
+        self.cancel = threading.Event()
+        self._jobs: SimpleQueue[tuple[str, Work] | None] = SimpleQueue()
+        self._num_threads = num_threads or max(1, (os.cpu_count() or 2) - 1)
+        self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def submit(self, name: str, work: Work) -> None:
+        """Do `work(feed, cancel)` when what came before is done; its end is told as Finished."""
+        self.cancel.clear()
+        self._jobs.put((name, work))
+
+    def stop(self) -> None:
+        """Ask the present job to end."""
+        self.cancel.set()
+
+    def take(self) -> list[Any]:
+        """All events since the last call."""
+        events = []
+        while True:
+            try:
+                events.append(self.events.get_nowait())
+            except Empty:
+                return events
+
+    def close(self) -> None:
+        """End the present job and the thread, and wait for it."""
+        self._jobs.put(None)
+        self.cancel.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        # torch's setting is per thread: one made elsewhere does not hold here. A core is left to the page and the ui.
+        torch.set_num_threads(self._num_threads)
+        while (job := self._jobs.get()) is not None:
+            name, work = job
+            start = time.perf_counter()
+            self.events.put(Started(name))
+            value, error = None, None
+            try:
+                value = work(self.feed, self.cancel)
+            except Cancelled:
+                pass  # what the user asked for; the job ends without a result
+            except BaseException as caught:  # noqa: BLE001  told to the user by the ui thread; this one must live on
+                error = caught
+            self.feed.engine(None)
+            self.events.put(Finished(name, value, error, time.perf_counter() - start))
+            del value, error, work, job  # nothing of a run stays alive because of this frame
