@@ -70,7 +70,7 @@ def test_phases_and_steps_come_in_order(tiny):
     )
     pair = ["baseline", "pre_padding"]
     timed = [("measured", name) for name in pair * 2]
-    expected = [("check", "pre_padding")] + [("warm-up", n) for n in pair] + [("watched", n) for n in pair] + timed
+    expected = [("warm-up", n) for n in pair] + [("check", "pre_padding")] + [("watched", n) for n in pair] + timed
     assert phases == expected
     assert {phase for (phase, _), _ in steps} == {"watched"}
     assert told == sorted(told)

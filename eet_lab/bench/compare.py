@@ -11,14 +11,14 @@ from eet_lab.bench.measure import OnStep, Run, Subject
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.results import Comparison, Measurement
 from eet_lab.bench.sameness import Witness
-from eet_lab.engine.engine import Cancel, Progress
+from eet_lab.engine.engine import Cancel, Engine, Progress
 from eet_lab.generate import as_recipe
 from eet_lab.models import Model
 from eet_lab.monitor import open_source
 from eet_lab.technique import Recipe
 
 OnPhase = Callable[[str, str], None]
-"""Called with a phase ("check", "warm-up", "watched", "measured") and the recipe that it is about."""
+"""Called with a phase ("warm-up", "check", "watched", "measured") and the recipe that it is about."""
 
 
 def compare(
@@ -33,14 +33,16 @@ def compare(
     cancel: Cancel | None = None,
     on_step: OnStep | None = None,
     on_phase: OnPhase | None = None,
+    on_engine: Callable[[Engine], None] | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run `baseline` and `recipe` on the prompts, check that they say the same, and time both.
 
     Prompts are texts or lists of token ids (default: eight ragged ones); `settings` are those of `Settings`. Every row
-    gets its full number of tokens unless `stop` is given. In order: the output is checked (phase "check"), each recipe
-    is warmed up ("warm-up") and run once with `on_step` called for every step ("watched"), then both are timed in
-    turn, A, B, A, B ("measured"); a live view should hold still then. What watching cost is the difference.
+    gets its full number of tokens unless `stop` is given. In order: each recipe is warmed up (phase
+    "warm-up"), the output is checked ("check"), each runs once with `on_step` called for every step ("watched"), then
+    both are timed in turn, A, B, A, B ("measured"); a live view should hold still then. What watching cost is the
+    difference. `on_engine` is given the engine of each watched run, to see its arena and KV cache meanwhile.
 
     Errors: RecipeError, PromptError, OutOfMemory, and Cancelled once `cancel` is set.
     """
@@ -53,20 +55,22 @@ def compare(
         if on_phase is not None:
             on_phase(phase, about)
 
-    enter("check", str(recipes[1]), "checking the output against the baseline")
-    witness = Witness(model.decoder, job.rows, job.settings, recipes[0].parts, cancel)
-    sameness = witness.judge(recipes[1].parts)
-    tally.finish(2)
     with closing(open_source(model.device)) as source:
         subjects = [Subject(model, each, job.rows, job.settings, source, cancel) for each in recipes]
         try:
             for subject in subjects:
                 enter("warm-up", subject.recipe, f"warming up {subject.recipe}")
-                subject.prepare(tally.building)
+                tokens = subject.prepare(tally.building)
                 tally.finish()
+            enter("check", str(recipes[1]), "checking the output against the baseline")
+            witness = Witness(model.decoder, job.rows, job.settings, recipes[0].parts, cancel)
+            sameness = witness.judge(recipes[1].parts, tokens)
+            tally.finish(2)
             watched: list[Run] = []
             for subject in subjects if watch else []:
                 enter("watched", subject.recipe, f"watching {subject.recipe}")
+                if on_engine is not None:
+                    on_engine(subject.engine)
                 watched.append(subject.run(on_step))
                 tally.finish()
             timed: tuple[list[Run], list[Run]] = ([], [])

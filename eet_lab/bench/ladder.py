@@ -104,13 +104,13 @@ class _Bench:
 
     def _measured(self, recipe: Recipe) -> tuple[Measurement, Sameness]:
         job, tally, runs = self._job, self._tally, list[Run]()
-        tally.say(f"checking {recipe}")
-        sameness = self._witness.judge(recipe.parts)
-        tally.finish()
         subject = Subject(job.model, recipe, job.rows, job.settings, self._source, self._cancel)
         try:
             tally.say(f"warming up {recipe}")
-            subject.prepare(tally.building)
+            tokens = subject.prepare(tally.building)
+            tally.finish()
+            tally.say(f"checking {recipe}")
+            sameness = self._witness.judge(recipe.parts, tokens)
             tally.finish()
             for repeat in range(self._repeats):
                 tally.say(f"timing {recipe}, {repeat + 1} of {self._repeats}")

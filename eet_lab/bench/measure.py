@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -64,14 +66,18 @@ class Subject:
         self._memory: dict[str, int] = {}
         self._prepare_s = 0.0
 
-    def prepare(self, progress: Progress | None = None) -> None:
-        """Build kernels, allocate, capture and warm up in a first run; count the memory that this takes."""
+    def prepare(self, progress: Progress | None = None) -> tuple[tuple[int, ...], ...]:
+        """Build kernels, allocate, capture and warm up in a first run; count the memory that this takes.
+
+        Returns the tokens of that run, for the check that stands before any timing.
+        """
         start = time.perf_counter()
         self.engine.prepare(progress, self._cancel)
         before = _allocated_afresh(self._model.device)
-        self._generate(lambda event: None)
+        warm_up = self._generate(lambda event: None)
         self._prepare_s = time.perf_counter() - start
         self._memory = _memory(self.engine, self._model.device, before)
+        return warm_up.tokens
 
     def run(self, on_step: OnStep | None = None) -> Run:
         """One run. Without `on_step` nobody watches, and all that happens beside it is that steps are noted."""
@@ -176,8 +182,9 @@ def _memory(engine: Engine, device: str, before: int) -> dict[str, int]:
     activations, workspace = engine.activation_bytes, 0
     peak = weights + kv + growth + activations
     if device == "cuda":
-        workspace = max(torch.cuda.memory_allocated() - before - kv - engine.memory.held_bytes, 0)
-        peak = weights + torch.cuda.max_memory_allocated() - before
+        libraries = _library_bytes(threading.get_ident())
+        workspace = libraries + max(torch.cuda.memory_allocated() - before - kv - engine.memory.held_bytes, 0)
+        peak = weights + libraries + torch.cuda.max_memory_allocated() - before
         activations = max(peak - weights - kv - growth - workspace, activations)
     return {
         "weights": weights,
@@ -194,9 +201,20 @@ def _allocated_afresh(device: str) -> int:
     _free(device)
     if device != "cuda":
         return 0
-    torch._C._cuda_clearCublasWorkspaces()  # else the first subject alone would be charged with them
+    _library_bytes(threading.get_ident())
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
+
+
+@lru_cache
+def _library_bytes(thread: int) -> int:
+    """What cuBLAS keeps for a thread once it has multiplied anything; made now, so that no one subject is charged."""
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    square = torch.ones(64, 64, device="cuda", dtype=torch.float16)
+    torch.mm(square, square)
+    del square
+    return torch.cuda.memory_allocated() - before
 
 
 def _free(device: str) -> None:

@@ -44,11 +44,11 @@ def sameness(
 class Witness:
     """What the baseline answers on one workload: its tokens, and how far rounding alone takes its logits.
 
-    A recipe runs freely first. Where its tokens part from the baseline's, it runs again with the baseline's tokens
-    forced on it, so that its logits stay comparable. Both are held against a reference in higher precision (fp64 for
-    fp32, fp32 for fp16 and bf16). The budget is twice the baseline's own error plus 4 eps of the largest logit: what
-    another order of the same sums explains. Two logits that are each off by the budget can swap places if they lie
-    within twice of it, so a free run may part from the baseline there and nowhere else.
+    A recipe runs with the baseline's tokens forced on it, so that logits stay comparable where a free run parts from
+    the baseline. Both are held against a reference in higher precision (fp64 for fp32, fp32 for fp16 and bf16). The
+    budget is twice the baseline's own error plus 4 eps of the largest logit: what another order of the same sums
+    explains. Two logits that are each off by the budget can swap places if they lie within twice of it, so a free run
+    may part from the baseline there and nowhere else.
     """
 
     def __init__(
@@ -62,24 +62,30 @@ class Witness:
         self.model, self.rows, self.cancel = model, [list(row) or [model.config.bos_id] for row in rows], cancel
         self.settings = replace(settings, stop=())  # every row to its full length, so that all can be compared
         self.num_checked = min(settings.max_new_tokens, max(1, MOST_LOGITS // len(rows)))
-        self.tokens, logits = self._recorded(baseline or Parts())
+        self._baseline = baseline or Parts()
+        self.tokens, logits = self._recorded(self._baseline)
         self._reference = reference_logits(model, self.rows, self.tokens, self.num_checked)
         eps = torch.finfo(model.dtype).eps
-        self.budget = 2 * self._error(logits) + 4 * eps * self._reference.abs().max().item()
+        self._own_error = self._error(logits)
+        self.budget = 2 * self._own_error + 4 * eps * self._reference.abs().max().item()
 
-    def judge(self, parts: Parts) -> Sameness:
-        """Run a recipe's parts and compare."""
-        tokens, logits = self._recorded(parts)
-        if tokens != self.tokens:
-            _, logits = self._recorded(parts, forced=self.tokens)
-        places = [_first_difference(a, b) for a, b in zip(self.tokens, tokens, strict=True)]
-        margins = [self._margin(row, place) for row, place in enumerate(places)]
-        error = self._error(logits)
+    def judge(self, parts: Parts, tokens: Rows | None = None) -> Sameness:
+        """Run a recipe's parts and compare. `tokens`: those of a free run, if there was one already."""
+        error = self._own_error
+        if parts == self._baseline:
+            tokens = tokens or self.tokens
+        else:
+            tokens = tokens or self._recorded(parts)[0]
+            error = self._error(self._recorded(parts, forced=self.tokens)[1])
+        places, margins = self.partings(tokens)
         verdict, explanation = self._verdict(places, margins, error)
-        known_error = error if error < float("inf") else None
-        return Sameness(
-            tokens == self.tokens, tuple(places), tuple(margins), known_error, self.budget, verdict, explanation
-        )
+        same, known_error = not any(place is not None for place in places), error if error < float("inf") else None
+        return Sameness(same, places, margins, known_error, self.budget, verdict, explanation)
+
+    def partings(self, tokens: Rows) -> tuple[tuple[int | None, ...], tuple[float | None, ...]]:
+        """For each row: where its tokens part from the baseline's, and the reference's margin there."""
+        places = tuple(_first_difference(a, b) for a, b in zip(self.tokens, tokens, strict=True))
+        return places, tuple(self._margin(row, place) for row, place in enumerate(places))
 
     def _recorded(self, parts: Parts, forced: Rows | None = None) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
         """Tokens and logits [B,N,V] of a run."""
@@ -204,4 +210,5 @@ def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int) 
 
 
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), None)
+    """None where one is the beginning of the other: a row may have met its stop token."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)

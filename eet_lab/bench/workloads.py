@@ -19,8 +19,11 @@ DEMO_PROMPTS = (
     "If the file does not exist, an exception is",
     "The following example shows how to open a file and read",
     "Raise ValueError if the argument is negative, and TypeError if it is",
-    "class Counter:\n    def __init__(self, items):\n        self.items =",
-    "When an iterator is exhausted, the function returns None. The optional argument is the default value, which",
+    "class Counter:\n    def __init__(self, items):\n        self.items = list(items)\n\n    def __len__(self):\n"
+    "        return",
+    "When an iterator is exhausted, the function returns None. The optional argument specifies the default value, "
+    "which is returned if the key is not found in the dictionary. If the key is found, its value is removed and "
+    "returned. This is useful when several threads share",
 )
 """Eight lengths, so that the batch is ragged; in the words of Python's documentation, which the demo model knows."""
 

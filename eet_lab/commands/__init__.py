@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from eet_lab.commands import doctor, lab
+from eet_lab.commands import compare, doctor, generate, lab, techniques
 from eet_lab.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
     lab.COMMAND,
     doctor.COMMAND,
+    techniques.COMMAND,
+    generate.COMMAND,
+    compare.COMMAND,
 )

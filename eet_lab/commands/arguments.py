@@ -1,0 +1,66 @@
+"""Options that several commands share, and what they mean."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eet_lab.models import Model
+
+
+def add_model(parser: argparse.ArgumentParser, default: str | None = "demo") -> None:
+    """--model, --device and --dtype."""
+    group = parser.add_argument_group("model")
+    if default is not None:
+        group.add_argument(
+            "--model",
+            default=default,
+            metavar="NAME",
+            help="demo (bundled), gpt2, gpt2-medium, gpt2-xl, l16-h1024, l24-h2048 (true size, random weights), a "
+            "folder in Hugging Face format, or a hub name such as openai-community/gpt2 (default: %(default)s)",
+        )
+    group.add_argument("--device", choices=["cuda", "cpu"], help="default: the GPU where there is one")
+    group.add_argument(
+        "--dtype", choices=["float16", "bfloat16", "float32"], help="default: float16 on a GPU, float32 on the CPU"
+    )
+
+
+def load_model(args: argparse.Namespace, name: str | None = None) -> Model:
+    """The model that the options name."""
+    from eet_lab.models import load
+
+    return load(name or args.model, device=args.device, dtype=args.dtype)
+
+
+def add_generation(parser: argparse.ArgumentParser, new_tokens: int = 64) -> None:
+    """How to generate: the fields of `Settings` that suit a command line."""
+    group = parser.add_argument_group("generation")
+    group.add_argument("-n", "--new-tokens", type=int, default=new_tokens, metavar="N", help="default: %(default)s")
+    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (greedy, the default) or more")
+    group.add_argument("--top-k", type=int, default=0, metavar="N", help="draw among the N best (0: all)")
+    group.add_argument(
+        "--top-p", type=float, default=1.0, metavar="X", help="draw among the best that sum to X (1: all)"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="makes draws repeatable (default: 0)")
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """The same as keyword arguments."""
+    return {
+        "max_new_tokens": args.new_tokens,
+        "temperature": args.temperature,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "seed": args.seed,
+    }
+
+
+def add_prompts(parser: argparse.ArgumentParser) -> None:
+    """--prompt, as often as there are prompts."""
+    parser.add_argument(
+        "--prompt",
+        action="append",
+        metavar="TEXT",
+        help="give it several times for a batch (default: eight ragged ones)",
+    )

@@ -1,0 +1,88 @@
+"""`eet-lab generate`: text in, text out, with a recipe."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from eet_lab.commands.arguments import add_generation, add_model, load_model, settings
+from eet_lab.commands.command import Command
+from eet_lab.commands.terminal import stoppable
+
+GUIDE = """\
+Continues one or more prompts and tells how long it took. A single prompt is streamed as it comes; several run as one
+batch and each is printed when it ends.
+
+  eet-lab generate "Return a list of"
+  eet-lab generate "Return" "If the file does not exist," --recipe baseline
+  eet-lab generate "def main():" --temperature 0.8 --top-p 0.95 --seed 1 -n 200
+  eet-lab generate "Once upon a time" --model openai-community/gpt2 --device cuda
+
+Ctrl-C stops at the next token and keeps what is there.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("prompts", nargs="+", metavar="PROMPT", help="what to continue")
+    parser.add_argument(
+        "--recipe", default="all", metavar="WORDS", help="see `eet-lab techniques --help` (default: all)"
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="go on after the end-of-text token")
+    add_generation(parser)
+    add_model(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate and print; 130 when stopped."""
+    from eet_lab.generate import generate
+
+    model = load_model(args)
+    printer = Printer(args.prompts, model.decode)
+    with stoppable() as stop:
+        output = generate(
+            model,
+            args.prompts,
+            args.recipe,
+            stop_at_eos=not args.ignore_eos,
+            on_step=printer.on_step,
+            cancel=stop,
+            **settings(args),
+        )
+    printer.finish(output.texts)
+    run = output.run
+    ttft = "–" if run.ttft_ms is None else f"{run.ttft_ms:.1f} ms"
+    tpot = "–" if run.tpot_ms is None else f"{run.tpot_ms:.2f} ms"
+    stats = f"{run.num_tokens} tokens, {run.tokens_per_s:.0f} tokens/s, first token {ttft}, then {tpot} each"
+    print(f"\n[{model.label}, {model.dtype} on {model.device}, {output.recipe}: {stats}]")
+    return 130 if run.cancelled else 0
+
+
+class Printer:
+    """Prints a single prompt's text as it grows, or every prompt's text at the end."""
+
+    def __init__(self, prompts: list[str], decode: Callable) -> None:
+        self._prompts, self._decode = prompts, decode
+        self._tokens: list[int] = []
+        self._shown = ""
+        if len(prompts) == 1:
+            print(prompts[0], end="", flush=True)
+
+    def on_step(self, event: object) -> None:
+        """Print what one step added to the only row."""
+        if len(self._prompts) == 1:
+            self._tokens += [token for _, token in event.tokens]  # type: ignore[attr-defined]
+            text = self._decode(self._tokens)
+            if not text.endswith("\ufffd"):  # half of a character of several tokens: wait for the rest
+                print(text[len(self._shown) :], end="", flush=True)
+                self._shown = text
+
+    def finish(self, texts: tuple[str, ...]) -> None:
+        """Print what is left."""
+        if len(self._prompts) == 1:
+            print(texts[0][len(self._shown) :])
+        else:
+            print("\n\n".join(prompt + text for prompt, text in zip(self._prompts, texts, strict=True)))
+
+
+COMMAND = Command("generate", "continue prompts, and tell how fast", GUIDE, add_arguments, run)
