@@ -18,7 +18,7 @@ _HOMES = {
     "load": "eet_lab.models",
     "Model": "eet_lab.models",
     "PRESETS": "eet_lab.models",
-    "generate": "eet_lab.generate",
+    "generate": "eet_lab.texts",
     "Settings": "eet_lab.engine.settings",
     "Engine": "eet_lab.engine.engine",
     "Recipe": "eet_lab.technique",

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate and print; 130 when stopped."""
-    from eet_lab.generate import generate
+    from eet_lab.texts import generate
 
     model = load_model(args)
     printer = Printer(args.prompts, model.decode)
