@@ -1,23 +1,18 @@
-"""What lesson notebooks are made of: a prediction taken before anything is shown, pictures, source, exercises."""
+"""A prediction that is taken before anything is shown."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 import ipywidgets as W
-from IPython.display import HTML, Code, display
+from IPython.display import HTML, display
 
 from eet_lab.panels import theme
 from eet_lab.panels.outputs import rendered
-from eet_lab.panels.pictures import buffers_over_time, mask_heatmap, token_matrix
-from eet_lab.technique import Technique, known
-
-__all__ = ["Prediction", "buffers_over_time", "exercise", "mask_heatmap", "source", "token_matrix"]
 
 
 class Prediction:
@@ -41,16 +36,18 @@ class Prediction:
         if (choices is None) == (number is None):
             raise ValueError("Give either choices=[...] or number=(low, high), and not both.")
         self.value: Any = None
+        self.unit = unit
         self._reveal = reveal
         self._thread: threading.Thread | None = None
-        self._guess = _choice_widget(choices) if choices else _number_widget(number, unit)
+        self._guess = _choice_widget(choices) if choices else _number_widget(number)
         self._button = W.Button(description="Reveal", button_style="primary", tooltip="Fix your prediction and see")
         self._said = W.HTML()
         self._shown = W.Output()
         self._button.on_click(lambda _: self.answer(self._guess.value))
         ask = W.HTML(f'<div class="eet-question">{escape(question)}</div>')
         style = W.HTML(theme.stylesheet())
-        self.box = W.VBox([style, ask, W.HBox([self._guess, self._button]), self._said, self._shown])
+        answer = W.HBox([self._guess, W.Label(unit), self._button])
+        self.box = W.VBox([style, ask, answer, self._said, self._shown])
         self.box.add_class("eet-prediction")
 
     def answer(self, value: Any) -> None:
@@ -67,10 +64,17 @@ class Prediction:
             self._thread.join(timeout_s)
         return self.value
 
+    def __str__(self) -> str:
+        """The prediction in words: "20 ×", "slower"; "none" until there is one."""
+        if self.value is None:
+            return "none"
+        value = f"{self.value:g}" if isinstance(self.value, float) else str(self.value)
+        return f"{value} {self.unit}".strip()
+
     def _show(self) -> None:
         """The only writer of these widgets once the reader has answered."""
         self._button.disabled = self._guess.disabled = True
-        self._said.value = f'<div class="eet-note">Your prediction: <b>{escape(str(self.value))}</b></div>'
+        self._said.value = f'<div class="eet-note">Your prediction: <b>{escape(str(self))}</b></div>'
         try:
             shown = self._reveal(self.value) if callable(self._reveal) else self._reveal
         except Exception as error:  # noqa: BLE001  whatever the lesson's own code raises is shown to the reader
@@ -85,42 +89,10 @@ class Prediction:
             self.wait()
 
 
-def source(technique: str | Technique | type[Technique]) -> Code:
-    """A technique's own source, highlighted; one written in a cell works too."""
-    if isinstance(technique, str):
-        technique = known(technique)
-    kind = technique if isinstance(technique, type) else type(technique)
-    try:
-        text = inspect.getsource(kind)
-    except (OSError, TypeError):  # a class from a cell has no file; its methods still know theirs
-        text = inspect.getsource(kind.apply)
-    return Code(data=text, language="python")
-
-
-def exercise(check: Callable[[Any], Any], answer: Any = ...) -> HTML:
-    """Judge an answer: `check(answer)` returns True or None when it is right, else False or a hint.
-
-    An answer of `...` means "not answered yet" and is not judged. An AssertionError's text counts as a hint.
-    """
-    if answer is ...:
-        return HTML(
-            theme.stylesheet()
-            + theme.note("Not answered yet: replace the ... with your answer and run the cell again.")
-        )
-    try:
-        verdict = check(answer)
-    except AssertionError as error:
-        verdict = str(error) or False
-    if verdict is None or verdict is True:
-        return HTML(theme.stylesheet() + theme.note("Right.", "good"))
-    hint = verdict if isinstance(verdict, str) else "Try again."
-    return HTML(theme.stylesheet() + theme.note(f"Not yet: {hint}", "warn"))
-
-
 def _choice_widget(choices: Sequence[str]) -> W.RadioButtons:
     return W.RadioButtons(options=list(choices), value=None, layout={"width": "max-content"})
 
 
-def _number_widget(number: tuple[float, float] | None, unit: str) -> W.BoundedFloatText:
+def _number_widget(number: tuple[float, float] | None) -> W.BoundedFloatText:
     low, high = number or (0.0, 1.0)
-    return W.BoundedFloatText(value=low, min=low, max=high, description=unit, layout={"width": "220px"})
+    return W.BoundedFloatText(value=low, min=low, max=high, layout={"width": "110px"})

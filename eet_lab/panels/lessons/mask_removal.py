@@ -1,0 +1,249 @@
+"""Lesson 2, mask removal: what does a mask cost, and what does it cost to have none?
+
+B rows, H heads, Q queries, K keys, D head dim.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eet_lab.bench import Comparison
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.kv_cache import StaticKV
+from eet_lab.engine.mask import dense_mask
+from eet_lab.engine.prompts import right_aligned
+from eet_lab.engine.session import moved
+from eet_lab.engine.settings import Settings
+from eet_lab.models import Model
+from eet_lab.ops import reference
+from eet_lab.ops.types import Step, fresh
+from eet_lab.panels import theme
+from eet_lab.panels.lessons.exercise import Exercise, Wrong, ask
+from eet_lab.panels.lessons.pre_padding import PROMPTS, lengths
+from eet_lab.panels.lessons.prediction import Prediction
+from eet_lab.panels.lessons.show import Shown, after, table
+from eet_lab.panels.pictures import mask_heatmap
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe
+
+MiB = 2**20
+SHORT = ("Return a list", "Open the file and read", "When the name is not a string, a")
+
+
+def predict(model: Model) -> Prediction:
+    """What share of the scores is thrown away? Reveals the count, and no time."""
+    seen, whole = scores(model)
+    return Prediction(
+        f"The batch is padded to {max(lengths(model))} columns. Of all attention scores that its first pass computes, "
+        "how many percent does the mask throw away?",
+        reveal=f"{1 - seen / whole:.1%}: of {whole:,} scores a head, {seen:,} are used. The picture shows where they "
+        "lie. So, will the run be that much faster without them?",
+        number=(0, 100),
+        unit="%",
+    )
+
+
+def scores(model: Model) -> tuple[int, int]:
+    """Scores a head that the first pass needs, and that it computes with a mask."""
+    counts = lengths(model)
+    return sum(n * (n + 1) // 2 for n in counts), len(counts) * max(counts) ** 2
+
+
+def picture(model: Model) -> Shown:
+    """The mask of three short prompts."""
+    return Shown(
+        mask_heatmap(SHORT, model=model),
+        "Look at the blue squares: a query (down) may see itself and what is before it (across), back to its row's "
+        "first real token. The mask exists to undo the work that was done for all other squares.",
+    )
+
+
+def poisoned(model: Model) -> Shown:
+    """Pads' keys and values become NaN after the prompts are read: who notices, the mask or the bounds?"""
+    rows = [model.encode(prompt) for prompt in PROMPTS]
+    settings = Settings(max_new_tokens=8)
+
+    def tokens(recipe: str, **parts: Any) -> tuple[tuple[int, ...], ...]:
+        built = replace(Recipe.parse(recipe, model.device).parts, **parts)
+        return Engine(model.decoder, built).generate(rows, settings).tokens
+
+    verdicts = []
+    for recipe in ("pre_padding", "pre_padding,mask_removal"):
+        clean, poison = tokens(recipe), tokens(recipe, kv_cache=PoisonedKV)
+        verdicts.append(["as before" if a == b else "destroyed" for a, b in zip(clean, poison, strict=True)])
+    pads = [max(map(len, rows)) - len(row) for row in rows]
+    lines = [[f"{b}", f"{pad}", *both] for b, (pad, *both) in enumerate(zip(pads, *verdicts, strict=True))]
+    return Shown(
+        table(["row", "pads", "with a mask", "mask removed"], lines),
+        "A mask hides a pad after reading it: its weight becomes 0, and 0 × NaN is NaN. Bounds never read it.",
+    )
+
+
+class PoisonedKV(StaticKV):
+    """A KV cache that puts NaN into every pad's key and value before each decode step."""
+
+    def room(self, step: Step) -> tuple[Tensor, Tensor]:
+        keys, values = super().room(step)
+        if len(step.ids) == len(step.spans):  # a decode step, so the prompts have been read
+            for row, span in enumerate(step.spans):
+                keys[row, :, : span.num_pad] = values[row, :, : span.num_pad] = torch.nan
+        return keys, values
+
+
+def attention_ms(model: Model) -> tuple[float, float]:
+    """Milliseconds of the first pass's attention, all layers, plain PyTorch: with a mask, and without."""
+    config = model.config
+    rows = [model.encode(prompt) for prompt in PROMPTS]
+    _, first = right_aligned(rows, 0)
+    step = moved(first, model.decoder.device)
+    like = model.decoder.words
+    qkv = torch.randn(len(step.ids), 3 * config.hidden_size, device=like.device, dtype=like.dtype)
+    kv = StaticKV(config.num_heads, config.head_dim, len(rows), step.extent, like)
+    ops = Parts().ops.bind(fresh)
+
+    def masked() -> None:
+        attend = dense_mask(ops, step, like, empty=fresh)
+        for _ in model.decoder.layers:
+            attend(qkv, kv, step)
+
+    def bounded() -> None:
+        for _ in model.decoder.layers:
+            reference.attention(qkv, kv, step, empty=fresh)
+
+    return _median_ms(masked, like.device), _median_ms(bounded, like.device)
+
+
+@torch.inference_mode()
+def _median_ms(run: Callable[[], None], device: torch.device, repeats: int = 9) -> float:
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else (lambda: None)
+    run()  # warm up
+    times = []
+    for _ in range(repeats):
+        wait()
+        start = time.perf_counter()
+        run()
+        wait()
+        times.append((time.perf_counter() - start) * 1e3)
+    return median(times)
+
+
+def verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:
+    """Scores counted beside the time of attention alone, of the first pass, and of the whole run."""
+    return after(guess, lambda: _verdict(float(guess.value), result, model))
+
+
+def _verdict(guess: float, result: Comparison, model: Model) -> Shown:
+    a, b = result.baseline, result.selection
+    if not (a.ttft_ms and b.ttft_ms and a.total_ms and b.total_ms):
+        return Shown("Some time could not be measured: run the comparison again.")
+    seen, whole = scores(model)
+    masked, bounded = attention_ms(model)
+    num_rows, longest = len(result.prompt_lengths), max(result.prompt_lengths)
+    itemsize = model.decoder.dtype.itemsize
+    mask_bytes = num_rows * longest**2 * itemsize
+    score_bytes = 3 * mask_bytes * model.config.num_heads
+    lines = [
+        ["scores a head in the first pass (counted)", f"{whole:,}", f"{seen:,}", _times(whole / seen)],
+        ["attention alone, first pass (measured)", f"{masked:.3g} ms", f"{bounded:.3g} ms", _times(masked / bounded)],
+        ["whole first pass, TTFT (measured)", *_both(a.ttft_ms.p50, b.ttft_ms.p50)],
+        ["whole run (measured)", *_both(a.total_ms.p50, b.total_ms.p50)],
+        ["mask (counted)", f"{mask_bytes / MiB:.3g} MiB", "0", ""],
+        ["scores kept for a layer (counted)", f"{score_bytes / MiB:.3g} MiB", "0", ""],
+    ]
+    bars = {
+        "you": 100 / max(100 - guess, 0.1),
+        "scores (counted)": whole / seen,
+        "attention alone": masked / bounded,
+        "first pass": a.ttft_ms.p50 / b.ttft_ms.p50,
+        "whole run": a.total_ms.p50 / b.total_ms.p50,
+    }
+    fig = theme.figure("How many times less, or sooner, without the mask", height=260)
+    fig.add_bar(
+        y=list(bars), x=list(bars.values()), orientation="h", text=[_times(v) for v in bars.values()], hoverinfo="skip",
+        marker_color=[theme.BASELINE] * 2 + [theme.GAIN] * 3, textposition="outside", cliponaxis=False,
+    )  # fmt: skip
+    fig.add_vline(x=1, line={"dash": "dot", "color": theme.INK})
+    fig.update_xaxes(range=[0, 1.15 * max(*list(bars.values())[1:], min(bars["you"], 12))])
+    fig.update_yaxes(autorange="reversed")
+    share = f"{masked / a.ttft_ms.p50:.0%}"
+    slower = " Left of the dotted line it got slower." if min(bars.values()) < 1 else ""
+    return Shown(
+        table(["", "mask", "no mask", "ratio"], lines),
+        fig,
+        f"Look how the gain shrinks from bar to bar.{slower} Attention with its mask was about {share} of the first "
+        "pass; the linear layers compute the pads all the same, so the rest cannot gain. And attention alone does "
+        "not follow the count: plain PyTorch needs a call of its own for each number of pads (here "
+        f"{len(set(result.prompt_lengths))} calls a layer instead of one), and part of what you see is that its "
+        "mask-free call is a fused one. The CUDA kernels of fused_kernels exist with and without a mask, so there "
+        f"the two are measured apart. Same output? {result.sameness.verdict}.",
+    )
+
+
+def _both(before: float, after_: float) -> list[str]:
+    return [f"{before:.4g} ms", f"{after_:.4g} ms", _times(before / after_)]
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.3g}×"
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
+
+
+def exercise() -> Exercise:
+    """Write attention for one query without a mask."""
+    return Exercise(_judge, attend)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, num_pad: int, column: int) -> Tensor:
+    """One query [D] over the columns that it may see of keys and values [K,D]."""
+    seen = slice(num_pad, column + 1)
+    weights = torch.softmax(keys[seen] @ q / len(q) ** 0.5, dim=0)
+    return weights @ values[seen]
+
+
+def _judge(answer: Attend) -> tuple[str, tuple[Any, ...]]:
+    generator = torch.Generator().manual_seed(0)
+    for num_pad, column, K in ((0, 3, 4), (2, 5, 6), (1, 3, 7), (4, 4, 9)):
+        q, keys, values = (torch.randn(*shape, generator=generator) for shape in ((8,), (K, 8), (K, 8)))
+        case = f"With num_pad={num_pad}, column={column} and {K} columns in the cache"
+        expected = attend(q, keys, values, num_pad, column)
+        given = ask(answer, q, keys, values, num_pad, column)
+        if not isinstance(given, Tensor) or given.shape != expected.shape:
+            raise Wrong(f"{case}: return a tensor [D] = [8], not {getattr(given, 'shape', type(given).__name__)}.")
+        if not torch.allclose(given, expected, atol=1e-5):
+            raise Wrong(f"{case}: {_likely(given, q, keys, values, num_pad, column)}")
+        hidden = torch.ones(K, dtype=torch.bool)
+        hidden[num_pad : column + 1] = False
+        poisoned_keys, poisoned_values = keys.clone(), values.clone()
+        poisoned_keys[hidden] = poisoned_values[hidden] = torch.nan
+        if not torch.allclose(ask(answer, q, poisoned_keys, poisoned_values, num_pad, column), expected, atol=1e-5):
+            raise Wrong(
+                f"{case}: the numbers are right, but they turn into NaN when the hidden columns hold NaN. So hidden "
+                "keys or values are still read and then weighted with 0. Cut them off instead: slice."
+            )
+    return "It agrees with the masked result, and NaN in pads and in the future changes nothing.", ()
+
+
+def _likely(given: Tensor, q: Tensor, keys: Tensor, values: Tensor, num_pad: int, column: int) -> str:
+    """What a wrong result looks like."""
+    mistakes = {
+        "it sees the pads, too. A row's first real token is in column num_pad.": (q, num_pad, num_pad, column),
+        "it looks into the future. The query's own column is the last that it may see.": (q, 0, num_pad, len(keys) - 1),
+        "it does not see its own column. A slice ends before its end.": (q, 0, num_pad, column - 1),
+        "the scores are not divided by √D.": (q * len(q) ** 0.5, 0, num_pad, column),
+    }
+    for words, (query, before, first, last) in mistakes.items():
+        if last >= first - before and torch.allclose(
+            given, attend(query, keys, values, first - before, last), atol=1e-5
+        ):
+            return words
+    return "the result is another one than softmax(q·k / √D) over columns num_pad to column, times their values."

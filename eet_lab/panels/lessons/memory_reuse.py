@@ -1,0 +1,248 @@
+"""Lesson 3, memory reuse: where do the bytes of a run live, and who can share them?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from eet_lab.bench import Comparison
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.memory import Arena
+from eet_lab.engine.settings import Settings
+from eet_lab.memory import PLANNERS, Lifetime, Plan
+from eet_lab.memory.lifetimes import ALIGNMENT
+from eet_lab.models import Model
+from eet_lab.models.weights import placed
+from eet_lab.panels import theme
+from eet_lab.panels.lessons.exercise import Exercise, Unanswered, Wrong, ask
+from eet_lab.panels.lessons.pre_padding import PROMPTS
+from eet_lab.panels.lessons.prediction import Prediction
+from eet_lab.panels.lessons.show import Shown, after, table
+from eet_lab.panels.pictures import buffers_over_time
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe
+
+MiB = 2**20
+NEW_TOKENS = 128
+BASE = "pre_padding,mask_removal"
+ROOMY = 1.5
+"""An answer to the exercise may need this many times the bytes that are alive at once."""
+
+
+def predict(model: Model) -> Prediction:
+    """How often is the cache copied? Reveals the count, and no time."""
+    copied, final = kv_copies(model)
+    return Prediction(
+        f"The KV cache ends at {final / MiB:.1f} MiB. If each of the {NEW_TOKENS} steps lengthens it by "
+        "concatenation, how many times its final size is copied in the whole run?",
+        reveal=f"{copied / final:.0f} times: {copied / MiB:,.0f} MiB are read and written again, to append "
+        f"{final / MiB:.1f} MiB. The next question is what that takes in milliseconds.",
+        number=(0, 1000),
+        unit="times its final size",
+    )
+
+
+def _columns(model: Model) -> tuple[int, int, int]:
+    """Rows, columns after the first pass, columns at the end."""
+    longest = max(len(model.encode(prompt)) for prompt in PROMPTS)
+    return len(PROMPTS), longest, longest + NEW_TOKENS - 1
+
+
+def kv_copies(model: Model) -> tuple[int, int]:
+    """Bytes of old keys and values that a growing cache copies in the run, and its final size."""
+    num_rows, begin, end = _columns(model)
+    column_bytes = num_rows * model.config.kv_bytes_per_token(model.decoder.dtype.itemsize)
+    return sum(range(begin, end)) * column_bytes, end * column_bytes
+
+
+def trace(model: Model, recipe: str = BASE) -> Plan:
+    """Every buffer that the first pass asks for, placed as the recipe's planner places it."""
+    engine = Engine(model.decoder, Recipe.parse(recipe, model.device).parts)
+    engine.generate([model.encode(prompt) for prompt in PROMPTS], Settings(max_new_tokens=2))
+    return engine.plans()["prefill"]
+
+
+def buffers(plan: Plan, planner: str) -> Shown:
+    """The same buffers, placed by one of the planners."""
+    plan = PLANNERS[planner](plan.lifetimes)
+    words = {
+        "no_reuse": "Every buffer has bytes of its own, so addresses only climb. Look at how short the rectangles are: "
+        "each is needed for a moment, and its bytes lie idle for the rest of the pass.",
+    }.get(
+        planner,
+        "The same rectangles, moved down: what is dead gives its bytes to what comes next, and each layer uses those "
+        "of the layer before. No two rectangles overlap; that is the only rule.",
+    )
+    return Shown(buffers_over_time(plan), words)
+
+
+def alive(model: Model) -> Shown:
+    """What the first pass asks for, what is alive at once, and what an arena needs."""
+    plan = trace(model)
+    total = sum(life.num_bytes for life in plan.lifetimes)
+    lines = [
+        ["sum of all requests (no_reuse)", f"{len(plan.lifetimes)}", f"{total / MiB:.2f} MiB"],
+        ["alive at once: what freeing by reference counts needs", "", f"{plan.lower_bound_bytes / MiB:.2f} MiB"],
+    ]
+    lines += [
+        [f"arena, planner {name}", "1", f"{PLANNERS[name](plan.lifetimes).footprint_bytes / MiB:.2f} MiB"]
+        for name in PLANNERS
+        if name != "no_reuse"
+    ]
+    return Shown(
+        table(["first pass", "trips to the allocator", "bytes"], lines),
+        "Be fair to the baseline: Python frees a tensor when its last user is done, so it, too, lives with what is "
+        "alive at once. A plan brings no smaller peak here. It brings one trip to the allocator instead of one for "
+        "each tensor, and addresses that are known before the run and never move.",
+    )
+
+
+@torch.inference_mode()
+def copy_gb_per_s(model: Model) -> float:
+    """The rate, read plus written, at which this device concatenates a cache of this run's middle size."""
+    num_rows, begin, end = _columns(model)
+    config, like = model.config, model.decoder.words
+    shape = (num_rows, config.num_heads, (begin + end) // 2, config.head_dim)
+    cache = [like.new_zeros(shape) for _ in range(2 * config.num_layers)]
+    new = like.new_zeros(*shape[:2], 1, shape[3])
+    wait = partial(torch.cuda.synchronize, like.device) if like.device.type == "cuda" else (lambda: None)
+    seconds = []
+    for _ in range(7):
+        wait()
+        start = time.perf_counter()
+        cache_next = [torch.cat((old, new), 2) for old in cache]
+        wait()
+        seconds.append(time.perf_counter() - start)
+        del cache_next
+    num_bytes = 2 * sum(old.numel() * old.element_size() for old in cache)
+    return num_bytes / sorted(seconds)[len(seconds) // 2] / 1e9
+
+
+def verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:
+    """The copies' time, predicted from bytes and rate, beside what memory reuse saved."""
+    return after(guess, lambda: _verdict(guess, result, model))
+
+
+def _verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:
+    a, b = result.baseline, result.selection
+    if not (a.total_ms and b.total_ms and a.tpot_ms and b.tpot_ms):
+        return Shown("Some time could not be measured: run the comparison again.")
+    copied, final = kv_copies(model)
+    rate = copy_gb_per_s(model)
+    predicted_ms = 2 * copied / rate / 1e6
+    saved_ms = a.total_ms.p50 - b.total_ms.p50
+    lines = [
+        ["cache copied, in final sizes: you", str(guess)],
+        ["cache copied, in final sizes: counted", f"{copied / final:.0f}"],
+        ["bytes read and written for it (counted)", f"{2 * copied / MiB:,.0f} MiB"],
+        ["rate of concatenation here (measured)", f"{rate:.3g} GB/s"],
+        ["time of the copies (bytes / rate)", f"{predicted_ms:.3g} ms"],
+        ["saved by memory_reuse in the run (measured)", f"{saved_ms:.3g} ms of {a.total_ms.p50:.4g}"],
+    ]
+    num_rows, begin, end = _columns(model)
+    column_bytes = num_rows * model.config.kv_bytes_per_token(model.decoder.dtype.itemsize)
+    columns = list(range(begin, end))
+    fig = theme.figure("Each decode step's time as the cache grows", height=320)
+    for m, color in ((a, theme.BASELINE), (b, theme.SELECTION)):
+        steps = _smoothed(m.step_ms[1:])
+        fig.add_scatter(x=columns, y=[round(ms, 3) for ms in steps], name=m.recipe, line={"color": color, "width": 2})
+    flat = _smoothed(b.step_ms[1:])
+    fig.add_scatter(
+        x=columns, y=[round(ms + 2 * n * column_bytes / rate / 1e6, 3) for ms, n in zip(flat, columns, strict=False)],
+        name="predicted: memory_reuse + the copy", line={"color": theme.LOSS, "dash": "dot", "width": 1.5},
+    )  # fmt: skip
+    fig.update_xaxes(title="columns in the cache")
+    fig.update_yaxes(title="step (ms, median of 9 neighbours)", rangemode="tozero")
+    fig.update_layout(legend={"y": -0.25, "yanchor": "top", "x": 0, "xanchor": "left"}, margin={"b": 90})
+    return Shown(
+        table(["", ""], lines),
+        fig,
+        "Look at the gap between grey and blue: the dotted line is what the copies alone would make of it. The two "
+        "differ because the growing cache also clears its new column, asks the allocator for two new tensors a layer "
+        "and a step, and pushes other data out of the processor's caches, while the arena saves the trips of all "
+        "other buffers, and planning it takes a little time once. A difference of two noisy times is noisy itself: "
+        f"on a busy machine, run the comparison again. Same output? {result.sameness.verdict}.",
+    )
+
+
+def _smoothed(steps: Sequence[float], reach: int = 4) -> list[float]:
+    """The median of each step and its neighbours."""
+    windows = (sorted(steps[max(i - reach, 0) : i + reach + 1]) for i in range(len(steps)))
+    return [window[len(window) // 2] for window in windows]
+
+
+Planner = Callable[[Sequence[Lifetime]], Sequence[int]]
+
+
+def exercise(model: Model) -> Exercise:
+    """Write a planner; a right answer places the engine's own activations."""
+    return Exercise(lambda answer: _judge(answer, model), plan)
+
+
+def plan(lifetimes: Sequence[Lifetime]) -> list[int]:
+    """Each buffer at the lowest offset where it touches no buffer that lives at the same time."""
+    offsets: list[int] = []
+    for life in lifetimes:
+        offset, moved = 0, True
+        while moved:
+            moved = False
+            for other, start in zip(lifetimes, offsets, strict=False):
+                end = start + other.num_bytes
+                if life.overlaps(other) and offset < end and start < offset + life.num_bytes:
+                    offset, moved = end, True
+        offsets.append(offset)
+    return offsets
+
+
+TOY = (Lifetime("a", 512, 0, 1), Lifetime("b", 256, 1, 2), Lifetime("c", 512, 2, 3), Lifetime("d", 256, 3, 4))
+
+
+def _judge(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]:
+    _judge_plan(TOY, ask(answer, TOY), "The toy")
+    real = trace(model)
+    placed_by_you = _judge_plan(real.lifetimes, ask(answer, real.lifetimes), "The first pass")
+    need, limit = placed_by_you.footprint_bytes, ROOMY * real.lower_bound_bytes
+    if need > limit:
+        raise Wrong(
+            f"nothing collides, but the first pass needs {need / MiB:.2f} MiB, and {real.lower_bound_bytes / MiB:.2f} "
+            f"are alive at once. Get below {limit / MiB:.2f} MiB: put each buffer at the lowest offset where it fits."
+        )
+    decoder = placed(model.decoder, torch.device("cpu"), torch.float32)
+    rows, settings = [model.encode(prompt) for prompt in PROMPTS[:2]], Settings(max_new_tokens=8)
+    yours = partial(Arena, lambda lifetimes: Plan(tuple(lifetimes), tuple(answer(lifetimes))))
+    if (
+        Engine(decoder, Parts(memory=yours)).generate(rows, settings).tokens
+        != Engine(decoder).generate(rows, settings).tokens
+    ):
+        raise Wrong("the plan looks right, but the engine generated other tokens than the baseline in it.")
+    message = (
+        f"{need / MiB:.2f} MiB, where {real.lower_bound_bytes / MiB:.2f} are alive at once. The engine just ran in "
+        "your arena and generated what the baseline generates."
+    )
+    return message, (buffers_over_time(placed_by_you, title="The first pass, placed by your planner"),)
+
+
+def _judge_plan(lifetimes: Sequence[Lifetime], offsets: Any, what: str) -> Plan:
+    """The plan that these offsets make; Wrong, naming two buffers, if they cannot be used."""
+    if any(offset is ... or offset is None for offset in offsets):
+        raise Unanswered
+    if len(offsets) != len(lifetimes):
+        raise Wrong(
+            f"{what} has {len(lifetimes)} buffers, but you gave {len(offsets)} offsets: one for each, in order."
+        )
+    for life, offset in zip(lifetimes, offsets, strict=True):
+        if not isinstance(offset, int) or offset < 0 or offset % ALIGNMENT:
+            raise Wrong(f"{what}: {life.name} is at {offset!r}; an offset is a multiple of {ALIGNMENT} from 0 on.")
+    for i, (life, offset) in enumerate(zip(lifetimes, offsets, strict=True)):
+        for other, start in zip(lifetimes[:i], offsets[:i], strict=True):
+            if life.overlaps(other) and offset < start + other.num_bytes and start < offset + life.num_bytes:
+                raise Wrong(
+                    f"{what}: {other.name} (requests {other.first} to {other.last}, bytes {start} to "
+                    f"{start + other.num_bytes}) and {life.name} (requests {life.first} to {life.last}, bytes "
+                    f"{offset} to {offset + life.num_bytes}) are alive together and share bytes."
+                )
+    return Plan(tuple(lifetimes), tuple(offsets))
