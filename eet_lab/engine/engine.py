@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from typing import Protocol
@@ -76,6 +77,7 @@ class Engine:
         try:
             return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced)
         except torch.OutOfMemoryError as error:
+            traceback.clear_frames(error.__traceback__)  # its frames hold the tensors that must be freed
             raise self._out_of_memory(error) from error
         except BaseException:
             self.close()  # a run that broke off in the middle may have left anything behind
@@ -118,7 +120,7 @@ class Engine:
                 session.decode(extent)
                 read(stream.push(session.state))
         except Cancelled:
-            self._session = None
+            self._drop_session()
         finally:
             self._cancel = None
         read(stream.drain())
@@ -132,7 +134,7 @@ class Engine:
         if self._session is not None and self._session.key == session_key(self, state, first, sampling):
             self._session.restart(state, first, sampling)
         else:
-            self._session = None  # free the old one's KV cache before the new one asks for its own
+            self._drop_session()  # free the old one's KV cache before the new one asks for its own
             self._asking = f"the KV cache [{len(state.tokens)} rows x {state.tokens.shape[1]} columns]"
             self._session = Session(self, state, first, sampling)
         return self._session
@@ -176,8 +178,13 @@ class Engine:
 
     def close(self) -> None:
         """Give back all memory but the weights; the engine can be used again."""
-        self._session = None
+        self._drop_session()
         self.memory = self.parts.memory()
+
+    def _drop_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
 
     def _empty(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Every op comes by here for its memory, so this is also where a prefill can be stopped."""

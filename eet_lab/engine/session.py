@@ -50,6 +50,10 @@ class Session:
         """One step, in which columns [0, extent) exist."""
         self.launch(extent)
 
+    def close(self) -> None:
+        """Let go of cache and graphs now: they and the session refer to each other, so nothing else would free them."""
+        self.cache, self.launch = [], None
+
     def _decode(self, extent: int, exact: bool = True) -> None:
         self._run("decode", self._next._replace(extent=extent, exact=exact))
 
