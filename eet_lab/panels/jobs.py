@@ -106,6 +106,7 @@ def compare(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Sett
             cancel=cancel,
             on_step=feed.step,
             on_phase=on_phase,
+            on_engine=feed.engine,
             **vars(settings),
         )
 

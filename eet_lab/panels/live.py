@@ -53,7 +53,7 @@ class Live:
             self._set(self.memory, f"GPU memory · {where}", GPU_MEMORY)
             self._set(self.load, "GPU utilization and power", GPU_LOAD)
         else:
-            self._set(self.memory, f"Memory of this process · {where}", CPU_MEMORY)
+            self._set(self.memory, f"Memory of this process (no GPU) · {where}", CPU_MEMORY)
             self._set(self.load, "CPU utilization (no GPU counters here)", CPU_LOAD)
 
     def explain(self, missing: dict[str, str]) -> None:

@@ -49,15 +49,15 @@ class PromptsEditor:
         self.open_paste(False)
         return lines
 
-    def update(self, prompts: Sequence[str], lengths: Sequence[int | None], new: int, context: int | None) -> None:
+    def update(self, prompts: Sequence[str], lengths: Sequence[int] | None, new: int, context: int | None) -> None:
         """Show the prompts, their numbers of tokens, and the longest with the new ones beside the context."""
         if len(prompts) != len(self.rows):
             self.rows = [Row(i, text, self._put) for i, text in enumerate(prompts)]
             self._list.children = [row.box for row in self.rows]
-        for row, text, length in zip(self.rows, prompts, lengths, strict=True):
+        known: Sequence[int | None] = lengths or [None] * len(prompts)
+        for row, text, length in zip(self.rows, prompts, known, strict=True):
             row.update(text, length, new, context)
-        known = [length for length in lengths if length is not None]
-        self.sum.value = _sum(known, new, context) if known and context else ""
+        self.sum.value = _sum(lengths, new, context) if lengths and context else ""
 
 
 class Row:

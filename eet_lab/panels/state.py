@@ -93,9 +93,9 @@ class State(T.HasTraits):
         return self._unavailable[key]
 
 
-def problem(state: State, model: Model | None, lengths: Sequence[int]) -> str | None:
+def problem(state: State, model: Model | None, lengths: Sequence[int] | None) -> str | None:
     """Why a run cannot start with these prompts and settings; None when it can. `lengths` are tokens per prompt."""
-    if model is None:
+    if model is None or lengths is None:
         return "No model is loaded yet."
     if not state.prompts:
         return "There are no prompts: add one (an empty one starts from BOS)."

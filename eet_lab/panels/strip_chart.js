@@ -15,7 +15,8 @@ function logTicks(low, high) {
   const ticks = [];
   for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++)
     for (const m of [1, 2, 5]) { const v = m * Math.pow(10, e); if (v >= low * 0.999 && v <= high * 1.001) ticks.push(v); }
-  return ticks.length > 6 ? ticks.filter((v) => Math.abs(Math.log10(v) % 1) < 1e-6) : ticks;
+  if (ticks.length < 2) return niceTicks(low, high, 3);
+  return ticks.length > 6 ? ticks.filter((v) => Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6) : ticks;
 }
 
 function short(v) {
@@ -23,7 +24,7 @@ function short(v) {
   const a = Math.abs(v);
   if (a >= 10000) return Math.round(v).toLocaleString("en");
   if (a >= 100) return v.toFixed(0);
-  if (a >= 10) return v.toFixed(1);
+  if (a >= 10) return v.toFixed(1).replace(/\.0$/, "");
   return a === 0 ? "0" : v.toPrecision(a >= 1 ? 3 : 2).replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, "");
 }
 
@@ -62,7 +63,7 @@ function render({ model, el }) {
   function later() { if (!waiting) { waiting = true; requestAnimationFrame(draw); } }
 
   function legend() {
-    titleEl.textContent = model.get("title");
+    titleEl.textContent = titleEl.title = model.get("title");
     scaleEl.textContent = scale;
     noteEl.textContent = model.get("note");
     noteEl.style.display = model.get("note") ? "" : "none";

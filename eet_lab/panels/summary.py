@@ -33,21 +33,14 @@ def overview(result: Comparison | Ladder | RunReport) -> str:
         return _run(result)
     if isinstance(result, Ladder):
         return _ladder(result)
-    parts = [
-        _recorded(result),
-        _tiles(result.baseline, result.selection),
-        same_output(result.sameness),
-        _watching(result),
-        _warnings(result.baseline, result.selection),
-        result._repr_html_(),
-    ]
-    return _section("".join(parts))
+    verdict = f'<div class="eet-same">{_verdict(result.sameness)}</div>'
+    tiles = _tiles(result.baseline, result.selection, _watching(result))
+    return _section(_recorded(result) + tiles + verdict + result._repr_html_())
 
 
 def same_output(sameness: Sameness) -> str:
     """The verdict and why."""
-    label = theme.badge(f"same output: {sameness.verdict}", VERDICTS[sameness.verdict])
-    return f'<div class="eet-same">{label} {escape(sameness.explanation)}</div>'
+    return f'<div class="eet-same">{_verdict(sameness)} {escape(sameness.explanation)}</div>'
 
 
 def sameness_story(result: Comparison | Ladder) -> str:
@@ -100,9 +93,13 @@ def _run(report: RunReport) -> str:
     return _section(f'<div class="eet-tiles">{tiles}</div>{theme.note(note, "warn" if end else "plain")}')
 
 
-def _tiles(before: Measurement, after: Measurement) -> str:
+def _verdict(sameness: Sameness) -> str:
+    return theme.badge(f"same output: {sameness.verdict}", VERDICTS[sameness.verdict])
+
+
+def _tiles(before: Measurement, after: Measurement, more: str = "") -> str:
     tiles = (_tile(name, unit, _number(read(before)), _number(read(after)), more) for name, unit, read, more in TILES)
-    return f'<div class="eet-tiles">{"".join(tiles)}</div>'
+    return f'<div class="eet-tiles">{"".join(tiles)}{more}</div>'
 
 
 def _tile(name: str, unit: str, before: float | None, after: float | None, more_is_better: bool) -> str:
@@ -120,16 +117,10 @@ def _tile(name: str, unit: str, before: float | None, after: float | None, more_
 def _watching(result: Comparison) -> str:
     if result.watching_cost_percent is None:
         return ""
-    cost = result.watching_cost_percent
     return (
-        f'<div class="eet-dim">Watching it live changed the run\'s time by <b>{cost:+.1f} %</b>; '
-        "the numbers are from runs that nobody watched.</div>"
+        f'<div class="eet-tile"><span>what watching cost</span><b>{result.watching_cost_percent:+.1f}</b> %'
+        "<em>the numbers are from runs that nobody watched</em></div>"
     )
-
-
-def _warnings(*measurements: Measurement) -> str:
-    found = dict.fromkeys(warning for m in measurements for warning in m.warnings)
-    return "".join(theme.note(f"This timing is doubtful: {warning}.", "warn") for warning in found)
 
 
 def _recorded(result: Comparison | Ladder) -> str:

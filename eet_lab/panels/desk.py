@@ -1,0 +1,285 @@
+"""The desk: all that the ui thread does, ten times a second. It is the only writer of widgets.
+
+A turn: do what the user asked for (the inbox), take in what the engine thread told, look at the device, show.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import ipywidgets as W
+
+from eet_lab.bench import Ladder
+from eet_lab.errors import EETError
+from eet_lab.models import Model
+from eet_lab.panels import jobs, theme
+from eet_lab.panels.controls import OTHER, Actions, Generating, Header, mode_label
+from eet_lab.panels.device import Device
+from eet_lab.panels.live import Live
+from eet_lab.panels.progress import Clock
+from eet_lab.panels.prompts_editor import PromptsEditor
+from eet_lab.panels.runs import Runs
+from eet_lab.panels.shelf import Shelf
+from eet_lab.panels.state import State, problem
+from eet_lab.panels.toggles import Toggles
+from eet_lab.panels.worker import Finished, Phase, Progress, Sampled, Started, Step, Worker
+
+TICK_S = 0.1
+TICKS_PER_S = round(1 / TICK_S)
+
+
+class Desk:
+    """The widgets, the choices behind them, and the engine and sampler threads. Only `put` and `idle` are for others."""
+
+    def __init__(self, state: State, devices: list[str], folder: Path) -> None:
+        self.state, self.devices = state, devices
+        self.model: Model | None = None
+        self.status = ""
+        self.busy = self.stopping = False
+        self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
+        self._ticks, self._turning = 0, False
+        self._asking_path = False
+        self._why_not: str | None = None
+        self._counted: dict[str, int] = {}
+        self._wanted: tuple[Any, str, str] | None = None
+        self._clock = Clock()
+        self._build(folder)
+        self.worker = Worker()
+        self.device = Device(self.live, self.worker.feed.planned_bytes)
+        self.runs = Runs(self.live, self.device)
+        self.device.watch(state.device)
+
+    def _build(self, folder: Path) -> None:
+        state, put = self.state, self.put
+        self.header = Header(state.model, self.devices, put)
+        self.mode = W.HTML()
+        self.toggles = Toggles(state, put)
+        self.prompts = PromptsEditor(put)
+        self.generating = Generating(state.generation, state.stop_at_eos, state.repeats, put)
+        self.actions = Actions(put)
+        self.live = Live()
+        self.shelf = Shelf(folder, put)
+        inputs = W.HBox([self.prompts.box, self.generating.box]).add_class("eet-inputs")
+        above = [W.HTML(theme.stylesheet()), self.header.box, self.mode, self.toggles.box, inputs]
+        below = [self.actions.box, self.live.box, self.shelf.view.box]
+        self.box = W.VBox([*above, *below]).add_class("eet-bench")
+
+    def put(self, command: str, *values: Any) -> None:
+        """Leave a command for the ui thread. Callbacks do nothing else, since they run on whatever thread there is."""
+        self._inbox.put((command, *values))
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked for, running, or still to be loaded."""
+        # In this order: a command leaves the inbox within a turn, and whatever it starts is known at the turn's end.
+        return self._inbox.empty() and not self._turning and not self.busy and self._wanted == self._wish
+
+    def close(self) -> None:
+        """End the engine and sampler threads."""
+        self.worker.close()
+        self.device.close()
+
+    def tick(self) -> None:
+        """One turn."""
+        self._turning = True
+        try:
+            changed = self._drain()
+            for event in self.worker.take():
+                getattr(self, f"_on_{type(event).__name__.lower()}")(event)
+                changed |= isinstance(event, (Started, Finished))
+            self._load_if_needed()
+            second = self._ticks % TICKS_PER_S == 0
+            if not self.runs.resting:
+                self.runs.flush()
+                self.device.look(all_of_it=self.busy)
+                if second:
+                    self.live.snapshot()
+            if changed or (second and not self.runs.resting):  # each second, for techniques registered in a cell
+                self._show_choices()
+            self._show_progress()
+        except Exception as error:  # noqa: BLE001  shown to the user; the thread must live on
+            self._fail(error)
+        self._ticks += 1
+        self._turning = False
+
+    def _drain(self) -> bool:
+        """Do what was asked for; whether there was anything."""
+        any_at_all = False
+        while True:
+            try:
+                command, *values = self._inbox.get_nowait()
+            except Empty:
+                return any_at_all
+            any_at_all = True
+            try:
+                home = self if hasattr(self, f"do_{command}") else self.shelf
+                getattr(home, f"do_{command}")(*values)
+            except EETError as error:
+                self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        self.actions.error.value = theme.error_card(error)
+        self.status = "failed; the session goes on"
+
+    def _show_choices(self) -> None:
+        """What was chosen, and what follows from it. Widgets send only what has changed."""
+        state, model = self.state, self.model
+        lengths = self._lengths()
+        context, new = (model.config.context if model else None), int(state.generation["max_new_tokens"])
+        self.header.update(state.model, state.device, state.dtype, model, self._asking_path)
+        self.mode.value = mode_label(state.device, "cuda" in self.devices)
+        self.toggles.update()
+        self.prompts.update(state.prompts, lengths, new, context)
+        self._why_not = problem(state, model, lengths)
+        self.actions.update(self.busy, self.stopping, self._why_not, len(state.recipe()))
+        self.shelf.view.update(self.busy)
+
+    def _show_progress(self) -> None:
+        self.actions.bar.value = self._clock.share
+        self.actions.bar.layout.visibility = "visible" if self.busy else "hidden"
+        if self.busy:
+            text, kind = ("stopping…", "warn") if self.stopping else (self.status, "plain")
+            self.actions.say(text, kind, self._clock.left())
+        elif self._why_not and self.model is not None:
+            self.actions.say(self._why_not, "bad")
+        else:
+            self.actions.say(self.status)
+
+    def _lengths(self) -> list[int] | None:
+        """Tokens of every prompt, each counted once; an empty one counts as BOS. None without a model."""
+        if self.model is None:
+            return None
+        for prompt in self.state.prompts:
+            if prompt not in self._counted:
+                self._counted[prompt] = max(len(jobs.token_ids(self.model, prompt)), 1)
+        return [self._counted[prompt] for prompt in self.state.prompts]
+
+    @property
+    def _wish(self) -> tuple[Any, str, str]:
+        return self.state.model, self.state.device, self.state.dtype
+
+    def _load_if_needed(self) -> None:
+        if self.busy or self._wish == self._wanted:
+            return
+        self._wanted, self.model = self._wish, None
+        dtype = None if self.state.dtype == "auto" else self.state.dtype
+        self._submit("load", jobs.load_model(self.state.model, self.state.device, dtype))
+
+    def _submit(self, name: str, work: Any) -> None:
+        self.busy, self.stopping = True, False
+        self.actions.error.value = ""
+        self._clock.start()
+        self.worker.submit(name, work)
+
+    # What the engine thread tells
+
+    def _on_started(self, event: Started) -> None:
+        self.status = f"{event.name}…"
+
+    def _on_progress(self, event: Progress) -> None:
+        self.status = event.text or self.status
+        self._clock.progress(event.done, event.total)
+
+    def _on_phase(self, event: Phase) -> None:
+        self.status = event.text
+        self.runs.enter(event)
+
+    def _on_step(self, event: Step) -> None:
+        self._clock.step(event.event.index + 1, event.event.num_steps)
+        self.runs.step(event.event)
+
+    def _on_sampled(self, event: Sampled) -> None:
+        self.runs.replayed(event)
+
+    def _on_finished(self, event: Finished) -> None:
+        self.runs.leave()
+        stopped, self.busy, self.stopping = self.stopping, False, False
+        self.status = f"{event.name} {'stopped' if stopped else 'done'} in {event.seconds:.1f} s"
+        if event.error is not None:
+            self._fail(event.error)
+        elif event.name == "load":
+            self.model = event.value
+            self._counted.clear()
+            self.status = "ready" if self.model else "no model: pick one above"
+        elif event.value is not None and getattr(
+            event.value, "rungs", True
+        ):  # a ladder may have been stopped too early
+            self.shelf.put_up(event.value, self.runs.monitor, "waterfall" if isinstance(event.value, Ladder) else "")
+
+    # What the user asks for
+
+    def do_pick_model(self, value: Any) -> None:
+        self._asking_path = value == OTHER
+        if not self._asking_path:
+            self.state.model = value
+
+    def do_type_model(self, text: str) -> None:
+        if text.strip():
+            self.state.model = text.strip()
+            self._asking_path = False
+
+    def do_choose(self, name: str, value: Any) -> None:
+        setattr(self.state, name, value)
+        if name == "device":
+            self.state.drop_blocked()
+            self.device.watch(value)
+
+    def do_setting(self, name: str, value: Any) -> None:
+        self.state.generation = {**self.state.generation, name: value}
+
+    def do_toggle(self, name: str, on: bool) -> None:
+        self.state.toggle(name, on)
+
+    def do_knob(self, name: str, knob: str, value: Any) -> None:
+        self.state.turn(name, knob, value)
+
+    def do_prompt(self, index: int, text: str) -> None:
+        prompts = list(self.state.prompts)
+        if index < len(prompts):
+            prompts[index] = text
+            self.state.prompts = prompts
+
+    def do_add_prompts(self, lines: list[str]) -> None:
+        self.state.prompts = [*self.state.prompts, *lines]
+
+    def do_remove_prompt(self, index: int) -> None:
+        self.state.prompts = [text for i, text in enumerate(self.state.prompts) if i != index]
+
+    def do_open_paste(self, wanted: bool) -> None:
+        self.prompts.open_paste(wanted)
+
+    def do_paste(self) -> None:
+        self.do_add_prompts(self.prompts.take_pasted())
+
+    def do_run(self) -> None:
+        self._begin("run", jobs.run)
+
+    def do_compare(self) -> None:
+        self._begin("compare", jobs.compare, self.state.repeats)
+
+    def do_ladder(self) -> None:
+        self._begin("ladder", jobs.ladder, self.state.repeats)
+
+    def _begin(self, name: str, job: Any, *more: Any) -> None:
+        if self.busy or self.model is None:
+            return
+        state, model = self.state, self.model
+        work = job(model, list(state.prompts), state.recipe(), state.settings(model), *more)
+        self.runs.begin(state.prompts, model.decode)
+        self._submit(name, work)
+
+    def do_stop(self) -> None:
+        if self.busy:
+            self.stopping = True
+            self.worker.stop()
+
+    def do_replay(self) -> None:
+        result, monitor = self.shelf.open_chosen()
+        environment = result.environment
+        same_model = self.model is not None and self.model.name == environment.model
+        self.runs.begin(result.prompts, self.model.decode if self.model and same_model else jobs.ids_as_text)
+        self.device.pause_showing()
+        self.live.watch(environment.device_kind == "cuda", f"recorded on {environment.device}")
+        self._submit("replay", jobs.replay(result, monitor))

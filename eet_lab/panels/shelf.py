@@ -1,0 +1,70 @@
+"""The shelf: the present result, its tabs, and the files that results are kept in. Only the ui thread calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from eet_lab.bench import Comparison, Ladder
+from eet_lab.errors import ResultError
+from eet_lab.panels.jobs import RunReport
+from eet_lab.panels.recordings import Files, Result, open_file
+from eet_lab.panels.results_view import ResultsView
+
+Put = Callable[..., None]
+
+
+class Shelf:
+    """What was measured last, or opened."""
+
+    def __init__(self, folder: Path, put: Put) -> None:
+        self.files = Files(folder)
+        self.view = ResultsView(put)
+        self.view.offer(self.files.available())
+        self.result: Result | RunReport | None = None
+        self._monitor: dict[str, Any] = {}
+
+    def put_up(self, result: Result | RunReport, monitor: Mapping[str, Any], tab: str = "") -> None:
+        """Show a result; `monitor` are the samples of its watched runs, to be saved with it."""
+        self.result, self._monitor = result, dict(monitor)
+        self.view.say("")
+        self.view.show(result, tab or "overview")
+
+    def open_chosen(self) -> tuple[Result, dict[str, Any]]:
+        """Show the file that is chosen in the picker; ResultError where it cannot be read."""
+        result, monitor = open_file(Path(self.view.files.value))
+        self.put_up(result, monitor)
+        return result, monitor
+
+    def do_tab(self, tab: str) -> None:
+        self.view.show(self.result, tab)
+
+    def do_open(self) -> None:
+        self.open_chosen()
+
+    def do_save(self) -> None:
+        self._kept(self.files.save(self._measured(), self._monitor))
+
+    def do_export_csv(self) -> None:
+        self._kept(self.files.export_csv(self._measured()))
+
+    def do_export_page(self) -> None:
+        self._kept(self.files.export_page(self._measured()))
+
+    def do_upload(self, uploaded: Any) -> None:
+        if not uploaded:
+            return  # it was emptied, by us
+        self.view.upload.value = ()  # a file's content need not be saved with the notebook
+        path = self.files.take(bytes(uploaded[0]["content"]))
+        self.put_up(*open_file(path))
+        self._kept(path)
+
+    def _kept(self, path: Path) -> None:
+        self.view.say(f"Written: {path}")
+        self.view.offer(self.files.available())
+
+    def _measured(self) -> Result:
+        if not isinstance(self.result, (Comparison, Ladder)):
+            raise ResultError("There is no result to keep yet: press Compare or Ladder first.")
+        return self.result
