@@ -218,7 +218,7 @@ def _library_bytes(thread: int) -> int:
 
 
 def _free(device: str) -> None:
-    gc.collect()
-    if device == "cuda":
+    if device == "cuda":  # the CPU's memory is counted by plan, and collecting takes a while
+        gc.collect()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
