@@ -5,6 +5,7 @@ from __future__ import annotations
 from eet_lab.bench.compare import compare
 from eet_lab.bench.ladder import ladder
 from eet_lab.bench.measure import measure
+from eet_lab.bench.race import race
 from eet_lab.bench.results import (
     MEMORY_KEYS,
     Comparison,
@@ -36,5 +37,6 @@ __all__ = [
     "ladder",
     "load_result",
     "measure",
+    "race",
     "sameness",
 ]

@@ -12,10 +12,10 @@ from eet_lab.bench.progress import Tally
 from eet_lab.bench.results import Comparison, Measurement
 from eet_lab.bench.sameness import Witness
 from eet_lab.engine.engine import Cancel, Engine, Progress
-from eet_lab.texts import as_recipe
 from eet_lab.models import Model
 from eet_lab.monitor import open_source
 from eet_lab.technique import Recipe
+from eet_lab.texts import as_recipe
 
 OnPhase = Callable[[str, str], None]
 """Called with a phase ("warm-up", "check", "watched", "measured") and the recipe that it is about."""
@@ -39,10 +39,10 @@ def compare(
     """Run `baseline` and `recipe` on the prompts, check that they say the same, and time both.
 
     Prompts are texts or lists of token ids (default: eight ragged ones); `settings` are those of `Settings`. Every row
-    gets its full number of tokens unless `stop` is given. In order: each recipe is warmed up (phase
-    "warm-up"), the output is checked ("check"), each runs once with `on_step` called for every step ("watched"), then
-    both are timed in turn, A, B, A, B ("measured"); a live view should hold still then. What watching cost is the
-    difference. `on_engine` is given the engine of each watched run, to see its arena and KV cache meanwhile.
+    gets its full number of tokens unless `stop` is given. In order: each recipe is warmed up (phase "warm-up"), the
+    output is checked ("check"), each runs once with `on_step` called for every step ("watched"), then both are timed in
+    turn, A, B, A, B ("measured"); a live view should hold still then. What watching cost is the difference.
+    `on_engine` is given the engine of each watched run, to see its arena and KV cache meanwhile.
 
     Errors: RecipeError, PromptError, OutOfMemory, and Cancelled once `cancel` is set.
     """

@@ -166,7 +166,7 @@ class Recorder:
         logits = self._ops.norm_linear(newest, norm_w, head, empty=empty)
         if not x.is_meta:
             slot = step.positions.index_select(0, step.last) + 1 - self._lengths
-            slot = torch.where((slot < 0) | (slot > self._num_tokens), self._num_tokens, slot)
+            slot = slot.masked_fill((slot < 0) | (slot > self._num_tokens), self._num_tokens)
             self._kept[self._each, slot] = logits
         return self._ops.next_token(x, step, norm_w, head, sampling, empty=empty)
 

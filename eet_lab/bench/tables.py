@@ -36,9 +36,14 @@ def layout(result: Any) -> tuple[str, Rows, list[str]]:
 def text(result: Any) -> str:
     """Columns aligned by spaces."""
     title, rows, remarks = layout(result)
+    return "\n".join([title, "", *aligned(rows), "", *remarks])
+
+
+def aligned(rows: Rows) -> list[str]:
+    """Lines with a rule below the first."""
     widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
     head, *body = ("  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in rows)
-    return "\n".join([title, "", head, "-" * len(head), *body, "", *remarks])
+    return [head, "-" * len(head), *body]
 
 
 def html(result: Any) -> str:

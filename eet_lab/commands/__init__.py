@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eet_lab.commands import compare, doctor, generate, lab, techniques
+from eet_lab.commands import bench, compare, doctor, generate, lab, techniques
 from eet_lab.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
@@ -11,4 +11,5 @@ COMMANDS: tuple[Command, ...] = (
     techniques.COMMAND,
     generate.COMMAND,
     compare.COMMAND,
+    bench.COMMAND,
 )

@@ -1,0 +1,146 @@
+"""Rows: one JSON line per workload, provider and recipe in `benchmarks/<gpu>.jsonl`, and the README's table from them.
+
+`python -m eet_lab.bench.rows` writes the table between the README's markers; `--check` only says whether it is in step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eet_lab.bench.codec import decode, encode
+from eet_lab.bench.results import Spread
+from eet_lab.errors import ResultError
+
+BEGIN = "<!-- benchmarks: made by `python -m eet_lab.bench.rows`, do not edit -->"
+END = "<!-- /benchmarks -->"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one line holds. `run` is one id per process, so that rows taken side by side can be found.
+
+    `equality` is "passed", or why not; `gpu` names the device, also where it is a processor.
+    """
+
+    workload: str
+    provider: str
+    recipe: str
+    dtype: str
+    ttft_ms: Spread | None
+    tpot_ms: Spread | None
+    total_ms: Spread | None
+    peak_bytes: int | None
+    floor_ms: float | None
+    gb_per_s: float | None
+    launches_per_token: float | None
+    equality: str
+    same_tokens: bool | None
+    run: str
+    gpu: str
+    driver: str | None
+    torch: str
+    transformers: str
+    commit: str | None
+    date: str
+
+
+def file_name(gpu: str) -> str:
+    """`NVIDIA H200` -> `h200.jsonl`; processors share `cpu.jsonl`."""
+    if not gpu.startswith("NVIDIA "):
+        return "cpu.jsonl"
+    return re.sub(r"[^a-z0-9]+", "-", gpu.removeprefix("NVIDIA ").lower()).strip("-") + ".jsonl"
+
+
+def append(rows: Iterable[Row], folder: Path) -> list[Path]:
+    """Add the rows to their GPUs' files in `folder`, and return the files."""
+    files = []
+    for row in rows:
+        path = folder / file_name(row.gpu)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(encode(row), allow_nan=False) + "\n")
+        except OSError as error:
+            raise ResultError(f"{path} cannot be written: {error.strerror}. Choose another folder.") from error
+        files.append(path)
+    return list(dict.fromkeys(files))
+
+
+def read(path: Path) -> list[Row]:
+    """The rows of a file; ResultError, naming the line, for what is none."""
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            rows.append(decode(Row, json.loads(line), "row"))
+        except ValueError as error:
+            raise ResultError(f"{path}, line {number}: {error}. Correct or remove the line.") from error
+    return rows
+
+
+def newest(rows: Sequence[Row]) -> list[Row]:
+    """The last row of each workload, provider, recipe and dtype, in the order in which they first came."""
+    latest = {(row.workload, row.provider, row.recipe, row.dtype): row for row in rows}
+    return list(latest.values())
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table for each workload, the slowest first."""
+    parts = []
+    for workload in dict.fromkeys(row.workload for row in rows):
+        own = sorted((row for row in rows if row.workload == workload), key=_total)
+        lines = ["| | TTFT ms | TPOT ms | total ms | peak GiB | same output |", "|---|--:|--:|--:|--:|---|"]
+        lines += [_line(row) for row in reversed(own)]
+        parts.append(f"**`{workload}`**, {own[0].dtype}, {own[0].gpu}, {own[0].date[:10]}\n\n" + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def with_table(readme: str, rows: Sequence[Row]) -> str:
+    """The README's text with the table between its markers renewed; unchanged where it has no markers."""
+    if BEGIN not in readme or END not in readme:
+        return readme
+    head, _, rest = readme.partition(BEGIN)
+    return f"{head}{BEGIN}\n\n{markdown(newest(rows))}\n\n{END}{rest.partition(END)[2]}"
+
+
+def _line(row: Row) -> str:
+    name = row.recipe if row.provider == "eet_lab" else row.provider
+    times = [_ms(spread) for spread in (row.ttft_ms, row.tpot_ms, row.total_ms)]
+    peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
+    return f"| {name.replace(',', ', ')} | {' | '.join(times)} | {peak} | {row.equality} |"
+
+
+def _ms(spread: Spread | None) -> str:
+    if spread is None:
+        return "–"
+    return f"{spread.p50:.3g}" if spread.p50 < 100 else f"{spread.p50:.0f}"
+
+
+def _total(row: Row) -> float:
+    return row.total_ms.p50 if row.total_ms else float("inf")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Renew the README's table, or with --check tell whether it is in step (exit code 1 if not)."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--readme", type=Path, default=Path("README.md"))
+    parser.add_argument("--benchmarks", type=Path, default=Path("benchmarks"))
+    parser.add_argument("--check", action="store_true")
+    args = parser.parse_args(argv)
+    rows = [row for path in sorted(args.benchmarks.glob("*.jsonl")) for row in read(path)]
+    old = args.readme.read_text(encoding="utf-8")
+    new = with_table(old, rows)
+    if args.check:
+        print("in step" if new == old else f"{args.readme} is out of step: run python -m eet_lab.bench.rows")
+        return int(new != old)
+    args.readme.write_text(new, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Workloads, peers, the race between them, the cost model and the rows that come of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eet_lab.bench import Spread, Workload, race
+from eet_lab.bench.cost import step_cost, step_weight_bytes
+from eet_lab.bench.peers import PEERS, Peer, to_hf
+from eet_lab.bench.rows import BEGIN, END, Row, append, file_name, main, newest, read, with_table
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import PromptError, ResultError
+from eet_lab.models import load
+from eet_lab.models.decoder import tensors
+
+ROOT = Path(__file__).parents[1]
+ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2]]
+
+
+@given(st.sampled_from(["gpt2", "openai-community/gpt2"]), st.integers(1, 64), st.integers(1, 500), st.integers(0, 500))
+def test_a_workload_reads_back_from_its_name(model, batch, low, more):
+    workload = Workload(model, batch, low, low + more, 7)
+    assert Workload.parse(str(workload)) == workload
+    lengths = workload.lengths
+    assert len(lengths) == batch
+    assert lengths[0] == low
+    assert list(lengths) == sorted(lengths)
+    assert lengths[-1] == (low + more if batch > 1 else low)
+
+
+def test_workloads_are_evenly_spaced_and_repeatable():
+    workload = Workload.parse("gpt2/b8/p16-512/n128")
+    assert workload.lengths == (16, 87, 158, 229, 299, 370, 441, 512)
+    assert workload.prompts(100) == workload.prompts(100)
+    assert [len(row) for row in workload.prompts(100)] == list(workload.lengths)
+
+
+@pytest.mark.parametrize("text", ["gpt2", "gpt2/b8", "gpt2/b0/p4/n4", "gpt2/b1/p9-4/n4", "gpt2/b1/p4/n0", "/b1/p1/n1x"])
+def test_bad_workloads_are_told(text):
+    with pytest.raises(PromptError):
+        Workload.parse(text)
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_word_embeddings": False, "n_inner": 80, "activation_function": "relu"}])
+def test_the_peer_has_the_same_weights(changes):
+    from conftest import make_gpt2
+
+    theirs = make_gpt2(**changes)
+    ours = load(theirs, device="cpu").decoder
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    with torch.inference_mode():
+        torch.testing.assert_close(to_hf(ours)(ids).logits, theirs(ids).logits)
+
+
+@pytest.mark.parametrize("name", ["hf-eager", "hf-sdpa"])
+@pytest.mark.parametrize("new_tokens", [1, 5])
+def test_peers_say_what_we_say_and_take_time(tiny, name, new_tokens):
+    peer = Peer(PEERS[name], to_hf(tiny.decoder), ROWS, Settings(max_new_tokens=new_tokens))
+    peer.prepare()
+    timing = peer.time()
+    assert timing.tokens == Engine(tiny.decoder).generate(ROWS, Settings(max_new_tokens=new_tokens)).tokens
+    assert 0 < timing.ttft_ms <= timing.total_ms
+    assert (timing.tpot_ms is None) == (new_tokens == 1)
+
+
+def test_a_race_makes_a_row_for_each_and_says_who_is_missing(tiny, tmp_path):
+    workload = Workload(tiny.name, 3, 2, 9, 4)
+    rows, remarks = race(tiny, workload, ["baseline", "all"], ["eet_lab", "hf-sdpa", "hf-static-compile"], repeats=2)
+    assert [(row.provider, row.recipe) for row in rows] == [
+        ("eet_lab", "baseline"),
+        ("eet_lab", "pre_padding,mask_removal,memory_reuse"),
+        ("hf-sdpa", ""),
+    ]
+    assert all(row.equality == "passed" and row.same_tokens for row in rows)
+    assert len({row.run for row in rows}) == 1
+    assert "hf-static-compile is left out: transformers compiles generate on a GPU only" in remarks
+    [path] = append(rows, tmp_path)
+    assert path.name == "cpu.jsonl"
+    assert read(path) == rows
+
+
+def test_a_peer_that_fails_is_left_out_and_told(tiny, monkeypatch):
+    monkeypatch.setattr(Peer, "prepare", lambda self: 1 / 0)
+    rows, remarks = race(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], ["eet_lab", "hf-sdpa"], repeats=1)
+    assert [row.provider for row in rows] == ["eet_lab"]
+    assert any("hf-sdpa failed: ZeroDivisionError" in remark for remark in remarks)
+
+
+def test_an_unknown_provider_is_told(tiny):
+    with pytest.raises(PromptError, match="Did you mean 'hf-sdpa'"):
+        race(tiny, Workload(tiny.name, 1, 2, 2, 2), ["all"], ["hf-sdp"])
+
+
+def test_a_step_reads_all_weights_but_the_embeddings_and_every_key(tiny):
+    decoder = tiny.decoder
+    embeddings = (decoder.words.numel() + decoder.places.numel()) * 4  # the head is not tied here
+    everything = sum(t.numel() for t in tensors(decoder)) * 4
+    assert step_weight_bytes(decoder) == everything - embeddings
+    cost = step_cost(decoder, ROWS, 10, Spread(1.0, 2.0, 3.0))
+    tokens = sum(len(row) + 5 for row in ROWS)
+    assert cost.kv_bytes == tokens * 2 * 3 * 48 * 4
+    assert cost.floor_ms == pytest.approx(cost.step_bytes / cost.ceiling_gb_per_s / 1e6, rel=0.05)
+    assert cost.gb_per_s == pytest.approx(cost.step_bytes / 2e-3 / 1e9, rel=0.01, abs=1e-3)
+
+
+def row(**changes) -> Row:
+    spread = Spread(1.0, 2.0, 3.0)
+    base = Row(
+        "gpt2/b1/p4/n4", "eet_lab", "all", "float16", spread, None, spread, 2**30, 1.0, 2.0, 5.0, "passed", True,
+        "abc", "NVIDIA H200", "580", "2.13", "5.23", "c0ffee", "2025-01-02T00:00:00+00:00",
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def test_files_are_named_by_gpu():
+    assert file_name("NVIDIA H200") == "h200.jsonl"
+    assert file_name("NVIDIA A100-SXM4-80GB") == "a100-sxm4-80gb.jsonl"
+    assert file_name("Intel(R) Xeon(R) (2 threads)") == "cpu.jsonl"
+
+
+def test_a_broken_line_is_named(tmp_path):
+    [path] = append([row()], tmp_path)
+    path.write_text(path.read_text() + '{"workload": 1}\n')
+    with pytest.raises(ResultError, match="line 2"):
+        read(path)
+
+
+def test_the_newest_row_of_each_counts():
+    rows = [row(), row(provider="hf-sdpa", recipe=""), row(date="2026-01-01")]
+    assert [r.date for r in newest(rows)] == ["2026-01-01", row().date]
+
+
+def test_the_readme_table_is_renewed_between_its_markers(tmp_path):
+    append([row(), row(provider="hf-sdpa", recipe="", total_ms=Spread(8.0, 9.0, 10.0))], tmp_path)
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    where = ["--readme", str(readme), "--benchmarks", str(tmp_path)]
+    assert main([*where, "--check"]) == 1
+    assert main(where) == 0
+    assert main([*where, "--check"]) == 0
+    text = readme.read_text()
+    assert text.startswith("before")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "| hf-sdpa | 2 | – | 9 |" in text
+    assert with_table("no markers", [row()]) == "no markers"
+
+
+def test_the_projects_readme_is_in_step_with_its_rows(capsys):
+    readme = ROOT / "README.md"
+    if not readme.exists() or BEGIN not in readme.read_text(encoding="utf-8"):
+        pytest.skip("README.md has no benchmark markers")
+    assert main(["--readme", str(readme), "--benchmarks", str(ROOT / "benchmarks"), "--check"]) == 0, (
+        capsys.readouterr()
+    )
+
+
+def test_shipped_results_can_be_loaded_and_are_small():
+    from eet_lab.bench import load_result
+
+    for path in (ROOT / "eet_lab" / "recorded").glob("*.json"):
+        assert load_result(path).environment.recorded, path.name
+        assert path.stat().st_size < 250_000, path.name
+
+
+def test_committed_rows_can_be_read():
+    for path in (ROOT / "benchmarks").glob("*.jsonl"):
+        assert all(json.loads(line) for line in path.read_text().splitlines())
+        assert read(path)

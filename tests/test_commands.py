@@ -1,0 +1,163 @@
+"""The commands techniques, generate, compare and bench, as they are typed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+import pytest
+from conftest import make_gpt2
+
+from eet_lab.bench import load_result
+from eet_lab.cli import main
+from eet_lab.commands.terminal import ProgressLine, stoppable
+from eet_lab.technique import registry
+
+SHORT = ["-n", "4"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A checkpoint without a tokenizer."""
+    path = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    make_gpt2().save_pretrained(path)
+    return str(path)
+
+
+def test_techniques_lists_them_all_with_reasons(capsys):
+    assert main(["techniques", "--device", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in registry())
+    assert "no: CUDA graphs need an NVIDIA GPU" in text
+
+
+@pytest.mark.parametrize("name", list(registry()))
+def test_every_technique_has_a_card(name, capsys):
+    assert main(["techniques", name]) == 0
+    text = capsys.readouterr().out
+    technique = registry()[name]()
+    assert technique.title in text
+    assert all(f"{name}:{knob}=" in text for knob in technique.knobs)
+
+
+def test_generate_streams_one_prompt(capsys):
+    assert main(["generate", "Return a list of", *SHORT]) == 0
+    text, stats = capsys.readouterr().out.rsplit("\n\n", 1)
+    assert text.startswith("Return a list of ")
+    assert "4 tokens" in stats
+    assert "first token" in stats
+
+
+def test_generate_runs_a_batch(capsys):
+    assert main(["generate", "Return", "If the file", "--recipe", "baseline", *SHORT, "--ignore-eos"]) == 0
+    out = capsys.readouterr().out
+    assert "Return" in out
+    assert "If the file" in out
+    assert "baseline: 8 tokens" in out
+
+
+def test_compare_prints_the_notebooks_table_and_saves_it(folder, tmp_path, capsys):
+    path = tmp_path / "result.json"
+    words = ["--recipe", "pre_padding,mask_removal", "--repeats", "1", "--device", "cpu", "--save", str(path)]
+    assert main(["compare", "--model", folder, *SHORT, *words]) == 0
+    out = capsys.readouterr().out
+    result = load_result(path)
+    assert result.to_text() in out
+    assert result.selection.recipe == "pre_padding,mask_removal"
+    assert main(["compare", "--load", str(path)]) == 0
+    assert result.to_text() in capsys.readouterr().out
+
+
+def test_compare_writes_one_page(folder, tmp_path):
+    pytest.importorskip("plotly")
+    page = tmp_path / "result.html"
+    assert main(["compare", "--model", folder, *SHORT, "--repeats", "1", "--device", "cpu", "--html", str(page)]) == 0
+    assert "<html" in page.read_text()
+
+
+def test_compare_climbs_a_ladder(folder, capsys):
+    words = ["--ladder", "--recipe", "pre_padding,mask_removal", "--repeats", "1", "--device", "cpu"]
+    assert main(["compare", "--model", folder, *SHORT, *words]) == 0
+    out = capsys.readouterr().out
+    assert "+ Mask removal" in out
+    assert "all but Pre-padding" in out
+
+
+def test_bench_prints_a_line_for_each_and_appends(folder, tmp_path, capsys):
+    words = ["--provider", "eet_lab", "--provider", "hf-sdpa", "--repeats", "1", "--device", "cpu"]
+    assert main(["bench", f"{folder}/b2/p2-5/n3", *words, "--append", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "hf-sdpa" in out
+    assert len((tmp_path / "cpu.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["techniques", "pre_pading"], "Did you mean 'pre_padding'"),
+        (["generate", "x", "--recipe", "fused"], "no technique 'fused'"),
+        (["generate", "x", "--model", "gpt3"], "no model 'gpt3'"),
+        (["generate", "x", "--temperature", "nan"], "temperature is nan"),
+        (["compare", "--load", "nowhere.json"], "nowhere.json cannot be read"),
+        (["compare", "--repeats", "0"], "repeats is 0"),
+        (["bench", "gpt2-b1"], "is no workload"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr(words, says, capsys):
+    assert main(words) == 2
+    streams = capsys.readouterr()
+    assert says in streams.err
+    assert streams.err.count("\n") == 1
+    assert "Traceback" not in streams.err
+
+
+@pytest.mark.parametrize("command", ["techniques", "generate", "compare", "bench"])
+def test_help_teaches_with_examples(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert capsys.readouterr().out.count(f"eet-lab {command}") >= 2
+
+
+def test_ctrl_c_stops_a_run_cleanly(folder, capsys):
+    before, given_up = signal.getsignal(signal.SIGINT), threading.Event()
+
+    def press() -> None:
+        while signal.getsignal(signal.SIGINT) is before and not given_up.wait(0.05):
+            pass
+        if not given_up.is_set():
+            os.kill(os.getpid(), signal.SIGINT)
+
+    finger = threading.Thread(target=press)
+    finger.start()
+    try:
+        code = main(["compare", "--model", folder, "-n", "90", "--repeats", "500", "--device", "cpu"])
+    finally:
+        given_up.set()
+        finger.join()
+    assert code == 130
+    assert "Stopped." in capsys.readouterr().out
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    before = signal.getsignal(signal.SIGINT)
+
+    def press_twice() -> None:
+        with stoppable() as stop:
+            os.kill(os.getpid(), signal.SIGINT)
+            assert stop.wait(2)
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait(2)
+
+    with pytest.raises(KeyboardInterrupt):
+        press_twice()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_progress_off_a_terminal_is_lines(capsys):
+    line = ProgressLine()
+    line(1, 3, "warming up")
+    line(1, 3, "warming up")
+    line(2, 3, "timing")
+    line.clear()
+    assert capsys.readouterr().err == "[1/3] warming up\n[2/3] timing\n"
