@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eet_lab.bench.compare import compare
+from eet_lab.bench.files import load_result
 from eet_lab.bench.ladder import ladder
 from eet_lab.bench.measure import measure
 from eet_lab.bench.race import race
@@ -16,7 +17,6 @@ from eet_lab.bench.results import (
     Rung,
     Sameness,
     Spread,
-    load_result,
 )
 from eet_lab.bench.sameness import sameness
 from eet_lab.bench.workloads import Workload, default_prompts
