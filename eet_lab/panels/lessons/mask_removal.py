@@ -35,7 +35,7 @@ from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 
 MiB = 2**20
-SHORT = ("Return a list", "Open the file and read", "When the name is not a string, a")
+SHORT = ("Return a list", "If the file does not", "When the name is not a string, a")
 
 
 def predict(model: Model) -> Prediction:
@@ -62,7 +62,8 @@ def picture(model: Model) -> Shown:
     return Shown(
         mask_heatmap(SHORT, model=model),
         "Look at the blue squares: a query (down) may see itself and what is before it (across), back to its row's "
-        "first real token. The mask exists to undo the work that was done for all other squares.",
+        "first real token. Red is the future, grey has to do with a pad. The mask exists to undo the work that was "
+        "done for all squares but the blue ones.",
     )
 
 
@@ -159,8 +160,8 @@ def _verdict(guess: float, result: Comparison, model: Model) -> Shown:
         ["scores kept for a layer (counted)", f"{score_bytes / MiB:.3g} MiB", "0", ""],
     ]
     bars = {
-        "you": 100 / max(100 - guess, 0.1),
-        "scores (counted)": whole / seen,
+        "scores, you said": 100 / max(100 - guess, 0.1),
+        "scores, counted": whole / seen,
         "attention alone": masked / bounded,
         "first pass": a.ttft_ms.p50 / b.ttft_ms.p50,
         "whole run": a.total_ms.p50 / b.total_ms.p50,
@@ -171,7 +172,7 @@ def _verdict(guess: float, result: Comparison, model: Model) -> Shown:
         marker_color=[theme.BASELINE] * 2 + [theme.GAIN] * 3, textposition="outside", cliponaxis=False,
     )  # fmt: skip
     fig.add_vline(x=1, line={"dash": "dot", "color": theme.INK})
-    fig.update_xaxes(range=[0, 1.15 * max(*list(bars.values())[1:], min(bars["you"], 12))])
+    fig.update_xaxes(range=[0, 1.15 * max(*list(bars.values())[1:], min(bars["scores, you said"], 12))])
     fig.update_yaxes(autorange="reversed")
     share = f"{masked / a.ttft_ms.p50:.0%}"
     slower = " Left of the dotted line it got slower." if min(bars.values()) < 1 else ""

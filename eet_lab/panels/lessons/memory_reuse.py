@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
+import plotly.graph_objects as go
 import torch
 
 from eet_lab.bench import Comparison
@@ -25,6 +27,7 @@ from eet_lab.panels.lessons.show import Shown, after, table
 from eet_lab.panels.pictures import buffers_over_time
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
+from eet_lab.texts import Output
 
 MiB = 2**20
 NEW_TOKENS = 128
@@ -146,27 +149,50 @@ def _verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:
     num_rows, begin, end = _columns(model)
     column_bytes = num_rows * model.config.kv_bytes_per_token(model.decoder.dtype.itemsize)
     columns = list(range(begin, end))
-    fig = theme.figure("Each decode step's time as the cache grows", height=320)
+    fig = _steps_figure()
     for m, color in ((a, theme.BASELINE), (b, theme.SELECTION)):
-        steps = _smoothed(m.step_ms[1:])
-        fig.add_scatter(x=columns, y=[round(ms, 3) for ms in steps], name=m.recipe, line={"color": color, "width": 2})
+        _add_steps(fig, m.recipe, m.step_ms, begin, color)
     flat = _smoothed(b.step_ms[1:])
     fig.add_scatter(
         x=columns, y=[round(ms + 2 * n * column_bytes / rate / 1e6, 3) for ms, n in zip(flat, columns, strict=False)],
         name="predicted: memory_reuse + the copy", line={"color": theme.LOSS, "dash": "dot", "width": 1.5},
     )  # fmt: skip
-    fig.update_xaxes(title="columns in the cache")
-    fig.update_yaxes(title="step (ms, median of 9 neighbours)", rangemode="tozero")
-    fig.update_layout(legend={"y": -0.25, "yanchor": "top", "x": 0, "xanchor": "left"}, margin={"b": 90})
     return Shown(
-        table(["", ""], lines),
+        table(["in the whole run", ""], lines),
         fig,
-        "Look at the gap between grey and blue: the dotted line is what the copies alone would make of it. The two "
-        "differ because the growing cache also clears its new column, asks the allocator for two new tensors a layer "
-        "and a step, and pushes other data out of the processor's caches, while the arena saves the trips of all "
-        "other buffers, and planning it takes a little time once. A difference of two noisy times is noisy itself: "
-        f"on a busy machine, run the comparison again. Same output? {result.sameness.verdict}.",
+        "Look at the gap between grey and blue, and at the dotted line: it is what the copies alone would make of "
+        "blue. Where dotted and grey differ, it is because the growing cache also clears its new column, asks the "
+        "allocator for new tensors in every layer and step, and pushes other data out of the caches, while the arena "
+        "saves the trips of all other buffers. A difference of two noisy times is noisy itself: on a busy machine, "
+        f"run the comparison again. Same output? {result.sameness.verdict}.",
     )
+
+
+def steps_over_time(output: Output, model: Model) -> Shown:
+    """Each decode step's time as the cache grows."""
+    steps, (_, begin, _) = output.run.step_ms, _columns(model)
+    fig = _steps_figure()
+    _add_steps(fig, str(output.recipe), steps, begin, theme.BASELINE)
+    quarter = len(steps) // 4
+    early, late = median(steps[1 : 1 + quarter]), median(steps[-quarter:])
+    return Shown(
+        fig,
+        f"Look whether the line rises: the first quarter of the steps took {early:.3g} ms each, the last {late:.3g}. "
+        "Every step does the same arithmetic but for attention, whose keys become more.",
+    )
+
+
+def _steps_figure() -> go.Figure:
+    fig = theme.figure("Each decode step's time as the cache grows (median of 9 neighbours)", height=320)
+    fig.update_xaxes(title="columns in the cache")
+    fig.update_yaxes(title="ms per step", rangemode="tozero")
+    legend = {"y": -0.25, "yanchor": "top", "x": 0, "xanchor": "left"}
+    return fig.update_layout(legend=legend, margin={"b": 90}, showlegend=True)
+
+
+def _add_steps(fig: go.Figure, name: str, step_ms: Sequence[float], begin: int, color: str) -> None:
+    steps = [round(ms, 3) for ms in _smoothed(step_ms[1:])]
+    fig.add_scatter(x=list(range(begin, begin + len(steps))), y=steps, name=name, line={"color": color, "width": 2})
 
 
 def _smoothed(steps: Sequence[float], reach: int = 4) -> list[float]:

@@ -12,7 +12,6 @@ from eet_lab.bench import Comparison
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.settings import Settings
-from eet_lab.texts import Output
 from eet_lab.models import Model
 from eet_lab.models.weights import placed
 from eet_lab.ops.types import State, Step
@@ -22,6 +21,7 @@ from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.show import Shown, after, table
 from eet_lab.panels.pictures import token_matrix
 from eet_lab.parts import Parts
+from eet_lab.texts import Output
 
 PROMPTS = (
     "Return a list",
@@ -34,7 +34,7 @@ PROMPTS = (
     "other, and why a loop over a file, which is its own iterator, finds nothing when it runs for the second time. If "
     "you want to go through the lines of a file twice, then",
 )
-SHORT = ("Return a list", "Open the file and read", "When the name is not a string,")
+SHORT = ("Return a list", "If the file does not", "When the name is not a string,")
 
 
 def prompts(model: Model) -> Shown:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
@@ -38,6 +38,7 @@ class Prediction:
         self.value: Any = None
         self.unit = unit
         self._reveal = reveal
+        self._waiting: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self._guess = _choice_widget(choices) if choices else _number_widget(number)
         self._button = W.Button(description="Reveal", button_style="primary", tooltip="Fix your prediction and see")
@@ -57,6 +58,10 @@ class Prediction:
         self.value = value
         self._thread = threading.Thread(target=self._show, name="eet-reveal", daemon=True)
         self._thread.start()
+
+    def then(self, do: Callable[[], None]) -> None:
+        """Call `do` once the prediction is made and what it revealed is shown, on the thread that showed it."""
+        self._waiting.append(do)
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait until what was being revealed is shown; the prediction."""
@@ -80,6 +85,8 @@ class Prediction:
         except Exception as error:  # noqa: BLE001  whatever the lesson's own code raises is shown to the reader
             shown = HTML(theme.error_card(error))
         self._shown.outputs = (rendered(shown),)
+        for do in self._waiting:
+            do()
 
     def _ipython_display_(self) -> None:
         display(self.box)

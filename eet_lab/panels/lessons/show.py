@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import ipywidgets as W
 import plotly.graph_objects as go
 import plotly.io as pio
+import torch
 from IPython.display import HTML, Code, display
 
 from eet_lab.panels import theme
 from eet_lab.panels.lessons.prediction import Prediction
-from eet_lab.panels.outputs import CONFIG
+from eet_lab.panels.outputs import CONFIG, rendered
 from eet_lab.technique import Technique, known
 
 
@@ -49,9 +52,15 @@ def caption(text: str) -> HTML:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> HTML:
-    """A small table; the first column is text, numbers stand on the right. All of it is escaped."""
-    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    """A small table; columns of numbers stand on the right. All of it is escaped."""
+    sides = ["number" if all(map(_is_number, column)) else "words" for column in zip(*rows, strict=True)]
+
+    def line(tag: str, row: Sequence[str]) -> str:
+        cells = zip(sides, row, strict=True)
+        return "".join(f'<{tag} class="eet-{side}">{escape(cell)}</{tag}>' for side, cell in cells)
+
+    cells = line("th", head)
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
     return HTML(f'{_stylesheet()}<table class="eet-table"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>')
 
 
@@ -60,11 +69,24 @@ def _stylesheet() -> str:
     return f"<style>{Path(__file__).with_name('lessons.css').read_text(encoding='utf-8')}</style>"
 
 
+def _is_number(cell: str) -> bool:
+    return not cell or cell[0] in "0123456789+-−"
+
+
 def after(guess: Prediction, show: Callable[[], Shown]) -> Shown:
-    """What `show` gives, once the reader has made a prediction; until then a reminder."""
+    """What `show` gives, once the reader has made a prediction; until then a reminder in its place."""
     if guess.value is not None:
         return show()
-    return Shown(HTML(theme.stylesheet() + theme.note("Predict first (above), then run this cell again.", "warn")))
+    place, num_threads = W.Output(), torch.get_num_threads()
+    place.outputs = (rendered(HTML(theme.stylesheet() + theme.note("Predict first (above), then look here.", "warn"))),)
+
+    def fill() -> None:
+        torch.set_num_threads(num_threads)  # each thread has a setting of its own
+        things = (caption(thing) if isinstance(thing, str) else thing for thing in show().things)
+        place.outputs = tuple(map(rendered, things))
+
+    guess.then(fill)
+    return Shown(place)
 
 
 def source(thing: str | Technique | Callable) -> Code:
@@ -79,4 +101,4 @@ def source(thing: str | Technique | Callable) -> Code:
         text = inspect.getsource(kind)
     except (OSError, TypeError):  # a class from a cell has no file; its methods still know theirs
         text = inspect.getsource(getattr(kind, "apply"))  # noqa: B009  only techniques get here
-    return Code(data=text, language="python")
+    return Code(data=textwrap.dedent(text), language="python")

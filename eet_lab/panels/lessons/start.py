@@ -11,13 +11,13 @@ from IPython.display import HTML
 from eet_lab.bench.environment import device_name
 from eet_lab.doctor import diagnose, to_html
 from eet_lab.doctor.check import summary
-from eet_lab.texts import Output
 from eet_lab.models import Model
 from eet_lab.models.load import default_device
 from eet_lab.panels import theme
 from eet_lab.panels.lessons.show import Shown, table
 from eet_lab.parts import Ops, Parts
 from eet_lab.technique import Recipe, registry
+from eet_lab.texts import Output
 
 
 def machine() -> Shown:
@@ -26,8 +26,7 @@ def machine() -> Shown:
     if device == "cuda":
         words, kind = f"GPU: {device_name(device)}. All cells use it.", "good"
     else:
-        words = f"CPU mode: {device_name(device)}. Everything here runs; the CUDA kernels and what needs them are "
-        "greyed out."
+        words = f"CPU mode: {device_name(device)}. All lessons run here; what needs an NVIDIA GPU says so."
         kind = "warn"
     fold = f"<details><summary>{escape(summary(checks))}</summary>{to_html(checks)}</details>"
     return Shown(HTML(theme.stylesheet() + theme.note(words, kind) + fold))
@@ -68,18 +67,24 @@ def techniques(device: str | None = None) -> Shown:
 
 
 def parts_table(*recipes: str | Recipe) -> Shown:
-    """What stands in each slot of `Parts`, for the baseline and for the recipes; changes are marked with a star."""
+    """What stands in each slot of `Parts`, for the baseline and for the recipes; changes are marked with a star.
+
+    Ops that none of the recipes changes share a line.
+    """
     chosen = [recipe if isinstance(recipe, Recipe) else Recipe.parse(recipe) for recipe in recipes]
     baseline = _slots(Parts())
     columns = [_slots(recipe.parts) for recipe in chosen]
     rows = [
-        [slot, name, *(name if c[slot] == name else f"★ {c[slot]}" for c in columns)] for slot, name in baseline.items()
+        [slot, name, *(name if c[slot] == name else f"★ {c[slot]}" for c in columns)]
+        for slot, name in baseline.items()
+        if not slot.startswith("ops.") or any(c[slot] != name for c in columns)
     ]
+    rows.insert(0, ["ops", *["plain PyTorch"] * (1 + len(columns))])
     return Shown(table(["slot", "baseline", *map(str, chosen)], rows))
 
 
 def _slots(parts: Parts) -> dict[str, str]:
-    """Every slot and the name of what is in it; ops only where some recipe could tell them apart."""
+    """Every slot, ops one by one, and the name of what is in it."""
     slots: dict[str, str] = {}
     for f in fields(parts):
         value = getattr(parts, f.name)
