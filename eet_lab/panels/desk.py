@@ -31,7 +31,7 @@ TICKS_PER_S = round(1 / TICK_S)
 
 
 class Desk:
-    """The widgets, the choices behind them, and the engine and sampler threads. Only `put` and `idle` are for others."""
+    """The widgets, the choices behind them, the engine and sampler threads. Only `put` and `idle` are for others."""
 
     def __init__(self, state: State, devices: list[str], folder: Path) -> None:
         self.state, self.devices = state, devices
@@ -267,7 +267,7 @@ class Desk:
             return
         state, model = self.state, self.model
         work = job(model, list(state.prompts), state.recipe(), state.settings(model), *more)
-        self.runs.begin(state.prompts, model.decode)
+        self.runs.begin(state.prompts, jobs.decoder(model))
         self._submit(name, work)
 
     def do_stop(self) -> None:
@@ -279,7 +279,7 @@ class Desk:
         result, monitor = self.shelf.open_chosen()
         environment = result.environment
         same_model = self.model is not None and self.model.name == environment.model
-        self.runs.begin(result.prompts, self.model.decode if self.model and same_model else jobs.ids_as_text)
+        self.runs.begin(result.prompts, jobs.decoder(self.model if same_model else None))
         self.device.pause_showing()
         self.live.watch(environment.device_kind == "cuda", f"recorded on {environment.device}")
         self._submit("replay", jobs.replay(result, monitor))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -54,9 +54,11 @@ def token_ids(model: Model, prompt: str) -> list[int]:
         ) from None
 
 
-def ids_as_text(ids: Sequence[int]) -> str:
-    """For a recorded run whose model is not loaded: there is nothing to decode with."""
-    return "".join(f"⟨{token}⟩" for token in ids)
+def decoder(model: Model | None) -> Callable[[Sequence[int]], str]:
+    """Token ids to text, a piece at a time; without a tokenizer (or a model) the ids themselves, apart."""
+    if model is not None and model.tokenizer is not None:
+        return model.decode
+    return lambda ids: "".join(f"{token} " for token in ids)
 
 
 def load_model(name: Any, device: str, dtype: str | None) -> Work:

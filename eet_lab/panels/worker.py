@@ -110,6 +110,12 @@ class Feed:
         return float(arena + engine.kv_bytes)
 
 
+def _import_meta_kernels() -> None:
+    """Torch imports them at the first pass on meta tensors, which takes most of a second: here nobody waits for it."""
+    x = torch.empty(1, 1, device="meta")
+    torch.addmm(x[0], x, x, out=torch.empty_like(x))
+
+
 Work = Callable[[Feed, threading.Event], Any]
 
 
@@ -152,6 +158,7 @@ class Worker:
     def _run(self) -> None:
         # torch's setting is per thread: one made elsewhere does not hold here. A core is left to the page and the ui.
         torch.set_num_threads(self._num_threads)
+        _import_meta_kernels()
         while (job := self._jobs.get()) is not None:
             name, work = job
             start = time.perf_counter()

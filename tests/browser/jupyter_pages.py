@@ -1,0 +1,108 @@
+"""A Jupyter server of the test's own, and JupyterLab in a page of the browser."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+
+
+class Server:
+    """A Jupyter server of the test's own, on a free port, with its own home."""
+
+    def __init__(self, app: list[str], root: Path, home: Path, ready: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.root, self.token, self.log = root, secrets.token_hex(8), home / "server.log"
+        self.base = f"http://127.0.0.1:{self.port}"
+        folders = {f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+        env = {**os.environ, **folders, "HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "OMP_NUM_THREADS": "1"}
+        env |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "JUPYTER_TOKEN": self.token}
+        command = [sys.executable, "-m", *app, "--no-browser", f"--port={self.port}"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, cwd=root, env=env, stdout=log, stderr=log, start_new_session=True)
+        self._wait_for(f"{self.base}{ready}?token={self.token}")
+
+    def _wait_for(self, url: str) -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()[-2000:]
+            try:
+                urllib.request.urlopen(url, timeout=1).close()
+                return
+            except urllib.error.HTTPError:
+                return  # it answers, which is what counts
+            except OSError:
+                pass
+            time.sleep(0.2)
+        raise AssertionError(f"no answer from {url}: {self.log.read_text()[-2000:]}")
+
+    def close(self) -> None:
+        """Stop the server and its kernels: they are one process group, started here."""
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(15)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class Lab:
+    """JupyterLab in the page."""
+
+    def __init__(self, page: Any, server: Server) -> None:
+        self.page, self.server = page, server
+
+    def open(self, name: str) -> None:
+        """Open a notebook and wait until its kernel can take a command: the "idle" of the page comes too early."""
+        self.page.goto(f"{self.server.base}/lab/tree/{name}?token={self.server.token}&reset")
+        self.page.wait_for_function("() => window.jupyterapp", timeout=60_000)
+        self.page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=60_000)
+        self.page.evaluate(
+            """async () => {
+                const panel = window.jupyterapp.shell.currentWidget;
+                await panel.context.ready; await panel.sessionContext.ready;
+                for (let i = 0; i < 300 && panel.sessionContext.session?.kernel?.status !== 'idle'; i++)
+                    await new Promise((done) => setTimeout(done, 100));
+            }"""
+        )
+
+    def command(self, name: str) -> None:
+        """Run one of the application's commands."""
+        self.page.evaluate(f"() => window.jupyterapp.commands.execute({name!r})")
+
+    def run_all(self) -> None:
+        """Run all cells, without waiting for their end."""
+        self.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:run-all-cells'); }")
+
+    def execute(self, code: str) -> str:
+        """Run code in the notebook's kernel, beside its cells; what it printed."""
+        return self.page.evaluate(
+            """async (code) => {
+                const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+                const run = kernel.requestExecute({ code, store_history: false });
+                let text = '';
+                run.onIOPub = (m) => { if (m.header.msg_type === 'stream') text += m.content.text;
+                                       if (m.header.msg_type === 'error') text += m.content.traceback.join('\\n'); };
+                await run.done;
+                return text.trim();
+            }""",
+            code,
+        )
+
+    def close_kernels(self) -> None:
+        """The next test gets fresh ones."""
+        self.page.evaluate(
+            """async () => { const app = window.jupyterapp;
+                if (app) { await app.serviceManager.sessions.shutdownAll(); } }"""
+        )

@@ -1,0 +1,166 @@
+"""The workbench in JupyterLab, in a real browser: what a person does, and what a person sees."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(170)]
+
+MAX_SAVED_BYTES = 300_000
+
+
+def status_has(page: Any, text: str, seconds: float = 60) -> None:
+    page.wait_for_function(
+        "(text) => document.querySelector('.eet-status')?.innerText.includes(text)", arg=text, timeout=seconds * 1000
+    )
+
+
+def button(page: Any, name: str) -> Any:
+    return page.locator(".eet-bench").get_by_role("button", name=name, exact=True)
+
+
+def draws(page: Any) -> list[int]:
+    """How often each chart has been drawn."""
+    return page.eval_on_selector_all(".eet-strip", "all => all.map(e => +e.dataset.draws)")
+
+
+def points(page: Any, chart: int = 0) -> int:
+    return page.eval_on_selector_all(".eet-strip", "all => all.map(e => +e.dataset.points)")[chart]
+
+
+def thread_names(lab: Any) -> list[str]:
+    code = "import threading; print(*sorted(t.name for t in threading.enumerate() if t.name.startswith('eet-')))"
+    return lab.execute(code).split()
+
+
+@pytest.fixture
+def bench(lab: Any) -> Any:
+    lab.open("workbench.ipynb")
+    lab.run_all()
+    lab.page.wait_for_selector(".eet-bench", timeout=60_000)
+    status_has(lab.page, "ready")
+    yield lab
+    assert lab.page.failures == []
+    assert lab.page.external == []
+
+
+def test_toggle_run_stop_compare_reload(bench: Any) -> None:
+    page = bench.page
+    assert page.locator(".eet-mode").inner_text().startswith("CPU mode: no NVIDIA GPU")
+    assert button(page, "CUDA graphs").is_disabled()
+
+    # Toggle: the card follows the kernel's state, not the click.
+    button(page, "Mask removal").click()
+    page.wait_for_selector(".eet-technique-mask_removal:not(.eet-on)")
+    button(page, "Mask removal").click()
+    page.wait_for_selector(".eet-technique-mask_removal.eet-on")
+
+    # Type: tokens are counted, and the sum with the new ones is checked against the context.
+    first = page.locator(".eet-prompt textarea").first
+    first.fill("word " * 1500)
+    page.wait_for_selector(".eet-sum.eet-over")
+    assert button(page, "Compare").is_disabled()
+    first.fill("Return the <b>name</b> of")
+    page.wait_for_selector(".eet-sum:not(.eet-over)")
+
+    # Run: text and latency arrive while it runs.
+    page.get_by_label("New tokens").or_(page.locator(".eet-settings input").first).first.fill("500")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('.eet-sum').innerText.includes('500 new')")
+    button(page, "Run").click()
+    page.wait_for_function("() => +document.querySelector('.eet-strip').dataset.points > 20")
+    seen, drawn = points(page), draws(page)[0]
+    page.wait_for_function(f"() => +document.querySelector('.eet-strip').dataset.points > {seen + 20}")
+    assert draws(page)[0] > drawn
+    assert "<b>name</b>" in page.locator(".eet-stream-pane").first.inner_text()
+
+    # Stop: answered in half a second.
+    begun = time.monotonic()
+    button(page, "Stop").click()
+    status_has(page, "run stopped", 10)
+    assert time.monotonic() - begun < 0.9  # half a second, and the browser driver's own way there and back
+
+    # Compare, on the selection as it is.
+    page.locator(".eet-settings input").first.fill("64")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('.eet-sum').innerText.includes('64 new')")
+    begun = time.monotonic()
+    button(page, "Compare").click()
+    status_has(page, "compare done")
+    assert time.monotonic() - begun < 20
+    words = page.locator(".eet-overview").inner_text()
+    for wanted in ("TIME TO FIRST TOKEN", "THROUGHPUT", "PEAK MEMORY", "WHAT WATCHING COST"):
+        assert wanted in words.upper()
+    assert "same output" in words.lower()
+    button(page, "Latency").click()
+    page.wait_for_selector(".eet-figure .js-plotly-plot .scatterlayer .trace", timeout=20_000)
+
+    # Reload: everything comes back from the kernel, and goes on.
+    count = points(page)
+    bench.command("docmanager:save")
+    page.wait_for_timeout(500)
+    page.reload()
+    page.wait_for_selector(".eet-bench", timeout=60_000)
+    page.wait_for_function(f"() => +document.querySelector('.eet-strip')?.dataset.points >= {count}", timeout=20_000)
+    status_has(page, "compare done")
+    page.wait_for_selector(".eet-figure .js-plotly-plot .scatterlayer .trace", timeout=20_000)
+    button(page, "Run").click()
+    status_has(page, "run done")
+
+
+def test_running_the_cell_again_leaves_one_bench_and_no_old_thread(bench: Any) -> None:
+    page = bench.page
+    assert thread_names(bench) == ["eet-engine", "eet-sampler", "eet-ui"]
+    bench.run_all()
+    page.wait_for_timeout(500)
+    status_has(page, "ready")
+    assert thread_names(bench) == ["eet-engine", "eet-sampler", "eet-ui"]
+    assert page.locator(".eet-bench").count() == 1
+    bench.execute("import eet_lab.panels.workbench as w; w._open.close()")
+    assert thread_names(bench) == []
+
+
+def test_a_saved_notebook_is_small_even_with_widget_state(bench: Any) -> None:
+    page = bench.page
+    button(page, "Compare").click()
+    status_has(page, "compare done")
+    button(page, "Memory").click()
+    page.wait_for_selector(".eet-figure .js-plotly-plot .barlayer .trace", timeout=20_000)
+    state = page.evaluate(
+        """async () => {
+            const panel = window.jupyterapp.shell.currentWidget;
+            await window.jupyterapp.commands.execute('@jupyter-widgets/jupyterlab-manager:saveWidgetState');
+            await panel.context.save();
+            return JSON.stringify(panel.context.model.toJSON());
+        }"""
+    )
+    notebook = json.loads(state)
+    widgets = notebook["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
+    assert len(widgets) > 50, "the state of the widgets is there"
+    saved = bench.server.root / "workbench.ipynb"
+    assert len(state) < MAX_SAVED_BYTES
+    assert saved.stat().st_size < MAX_SAVED_BYTES
+
+
+def test_a_technique_from_a_cell_appears(bench: Any) -> None:
+    bench.execute(
+        "from dataclasses import dataclass\n"
+        "import eet_lab\n"
+        "@eet_lab.register\n"
+        "@dataclass(frozen=True)\n"
+        "class Mine(eet_lab.Technique):\n"
+        "    'A technique of my own.'\n"
+        "    name = 'mine'\n"
+        "    title = 'My own'\n"
+        "    def apply(self, parts):\n"
+        "        return parts\n"
+    )
+    card = bench.page.locator(".eet-technique-mine")
+    card.wait_for(timeout=10_000)
+    assert "A technique of my own." in card.inner_text()
+    button(bench.page, "My own").click()
+    bench.page.wait_for_selector(".eet-technique-mine.eet-on")

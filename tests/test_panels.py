@@ -1,0 +1,474 @@
+"""The workbench without a browser: real widgets, driven by their traits, turned by hand."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from eet_lab import technique as techniques
+from eet_lab.bench import Comparison, Ladder, load_result
+from eet_lab.errors import ModelError, PromptError, RecipeError, ResultError
+from eet_lab.panels import Workbench, export, figures, jobs, recordings, theme
+from eet_lab.panels.outputs import PLOTLY, rendered
+from eet_lab.panels.progress import Clock
+from eet_lab.panels.state import State, problem
+from eet_lab.panels.strip_chart import StripChart
+from eet_lab.panels.token_stream import TokenStream, Transcript
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe, Technique, knob
+
+PROMPTS = ["5 6 7", "8 9 10 11 12 13"]
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("eet-")]
+
+
+@pytest.fixture
+def bench(hf_model: Any, tmp_path: Any) -> Iterator[Workbench]:
+    """A workbench on a tiny live model, whose desk the test turns itself."""
+    workbench = Workbench(hf_model, PROMPTS, max_new_tokens=8, folder=tmp_path / "results", device="cpu")
+    turn_until(workbench, lambda: workbench.model is not None)
+    yield workbench
+    workbench.close()
+    assert threads() == []
+
+
+def turn_until(workbench: Workbench, done: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        workbench.desk.tick()
+        if done():
+            workbench.desk.tick()
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"nothing after {seconds} s; status: {workbench.desk.status}")
+
+
+def do(workbench: Workbench, action: str, *values: Any) -> None:
+    """Give a command and turn the desk until it is done."""
+    workbench.desk.put(action, *values)
+    turn_until(workbench, lambda: workbench.desk.idle)
+
+
+def errors(workbench: Workbench) -> str:
+    return workbench.desk.actions.error.value
+
+
+# Toggles and prompts
+
+
+def test_switching_a_technique_goes_through_the_inbox_and_back(bench: Workbench) -> None:
+    card = bench.desk.toggles["mask_removal"]
+    assert card.switch.value
+    card.switch.value = False
+    assert bench.desk.state.is_on("mask_removal"), "the callback itself must not change anything"
+    bench.desk.tick()
+    assert bench.desk.state.recipe().names == ("pre_padding", "memory_reuse")
+    assert "eet-on" not in card.box._dom_classes
+
+
+def test_what_cannot_run_here_is_greyed_with_its_reason(bench: Workbench) -> None:
+    card = bench.desk.toggles["cuda_graphs"]
+    assert card.switch.disabled
+    assert "NVIDIA GPU" in card._why.value
+    assert bench.desk.mode.value.count("CPU mode: no NVIDIA GPU") == 1
+
+
+def test_headline_techniques_come_first_and_cards_tell_their_docstring(bench: Workbench) -> None:
+    titles = [box.children[0].description for box in bench.desk.toggles.headline.children]
+    assert titles == ["Pre-padding", "Mask removal", "Memory reuse"]
+    assert "EET" in bench.desk.toggles["pre_padding"].box.children[-1].value
+
+
+def test_a_knob_turns_the_recipe(bench: Workbench) -> None:
+    bench.desk.toggles["memory_reuse"].knobs["planner"].value = "first_fit"
+    bench.desk.tick()
+    assert "memory_reuse:planner=first_fit" in str(bench.desk.state.recipe())
+
+
+def test_a_technique_registered_in_a_cell_appears_and_what_it_requires_is_told(bench: Workbench) -> None:
+    @dataclass(frozen=True)
+    class Mine(Technique):
+        """Do it my way <b>boldly</b>.
+
+        And more of it.
+        """
+
+        name: ClassVar[str] = "mine"
+        title: ClassVar[str] = "Mine"
+        requires: ClassVar[tuple[str, ...]] = ("memory_reuse",)
+        strength: int = knob(3, "How much.", low=1, high=9)
+
+        def apply(self, parts: Parts) -> Parts:
+            return replace(parts, weights=(*parts.weights, lambda model: model))
+
+    techniques.register(Mine)
+    try:
+        for _ in range(11):
+            bench.desk.tick()
+        card = bench.desk.toggles["mine"]
+        assert not card.switch.disabled
+        assert "&lt;b&gt;" in card.box.children[1].value, "the card is text, not markup"
+        card.switch.value = True
+        bench.desk.toggles["memory_reuse"].switch.value = False
+        bench.desk.tick()
+        assert not bench.desk.state.is_on("mine"), "it goes off with what it requires"
+        assert card.switch.disabled
+        assert "Memory reuse" in card._why.value
+    finally:
+        del techniques._REGISTRY["mine"]
+    for _ in range(11):
+        bench.desk.tick()
+    assert "mine" not in bench.desk.toggles._cards
+
+
+def test_prompts_are_added_pasted_and_removed(bench: Workbench) -> None:
+    editor = bench.desk.prompts
+    editor.add.click()
+    bench.desk.tick()
+    assert bench.desk.state.prompts == [*PROMPTS, ""]
+    editor.pasted.value = "1 2\n\n  \n3 4 5\n"
+    editor.take.click()
+    bench.desk.tick()
+    assert bench.desk.state.prompts == [*PROMPTS, "", "1 2", "3 4 5"]
+    assert editor.pasted.value == ""
+    editor.rows[0].remove.click()
+    bench.desk.tick()
+    assert bench.desk.state.prompts == [PROMPTS[1], "", "1 2", "3 4 5"]
+    assert [row.text.value for row in editor.rows] == bench.desk.state.prompts
+    assert ">1<" in editor.rows[1].count.value, "an empty prompt counts as BOS"
+
+
+def test_the_sum_is_checked_against_the_context_while_typing(bench: Workbench) -> None:
+    row = bench.desk.prompts.rows[0]
+    row.text.value = " ".join(["7"] * 121)
+    bench.desk.tick()
+    assert "eet-over" in row.count.value
+    assert "past the context of 128" in bench.desk.actions.status.value
+    assert bench.desk.actions.run.disabled
+    row.text.value = " ".join(["7"] * 120)
+    bench.desk.tick()
+    assert not bench.desk.actions.run.disabled
+
+
+def test_no_prompts_means_nothing_to_run(bench: Workbench) -> None:
+    do(bench, "remove_prompt", 0)
+    do(bench, "remove_prompt", 0)
+    assert bench.desk.actions.compare.disabled
+    assert "add one" in bench.desk.actions.status.value
+
+
+# Running
+
+
+def test_run_streams_text_and_latency(bench: Workbench) -> None:
+    bench.desk.actions.run.click()
+    turn_until(bench, lambda: bench.result is not None)
+    assert bench.desk.live.stream.counts == [8, 8]
+    assert len(bench.desk.live.latency.points) == 8
+    assert bench.result.texts == tuple(text.strip() for text in bench.desk.live.stream.texts)
+    assert bench.desk.status.startswith("run done")
+
+
+def test_compare_measures_with_the_view_at_rest(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[bool] = []
+    inner = bench.desk.device.rest
+    monkeypatch.setattr(bench.desk.device, "rest", lambda resting: (rests.append(resting), inner(resting)))
+    do(bench, "compare")
+    assert errors(bench) == ""
+    assert isinstance(bench.result, Comparison)
+    assert rests[0] is True
+    assert rests[-1] is False
+    assert False in rests[1:-1], "the watched runs are not at rest"
+    assert {series for series, _, _ in bench.desk.live.latency.points} == {0, 1}
+    assert set(bench.desk.shelf._monitor) == {"baseline", "selection"}
+    assert "what watching cost" in bench.desk.shelf.view._words.value
+
+
+def test_ladder_opens_on_its_waterfall(bench: Workbench) -> None:
+    do(bench, "choose", "repeats", 1)
+    do(bench, "ladder")
+    assert errors(bench) == ""
+    assert isinstance(bench.result, Ladder)
+    [output] = bench.desk.shelf.view.figure.outputs
+    assert {trace["type"] for trace in output["data"][PLOTLY]["data"]} == {"waterfall"}
+
+
+def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workbench) -> None:
+    do(bench, "setting", "max_new_tokens", 120)
+    do(bench, "choose", "repeats", 50)
+    bench.desk.put("compare")
+    turn_until(bench, lambda: bench.desk.busy and bench.desk._clock.share > 0)
+    begun = time.monotonic()
+    bench.desk.actions.stop.click()
+    bench.desk.tick()
+    assert "stopping…" in bench.desk.actions.status.value
+    turn_until(bench, lambda: not bench.desk.busy)
+    assert time.monotonic() - begun < 0.5
+    assert "compare stopped" in bench.desk.actions.status.value
+    assert errors(bench) == ""
+    do(bench, "setting", "max_new_tokens", 4)
+    do(bench, "run")
+    assert bench.result.generation.num_tokens == 8
+
+
+def test_an_error_is_shown_with_its_remedy_and_the_session_goes_on(bench: Workbench) -> None:
+    do(bench, "choose", "dtype", "float16")
+    do(bench, "pick_model", "no-such-model")
+    assert "There is no model" in errors(bench)
+    assert "Give one of demo" in errors(bench)
+    assert bench.desk.actions.run.disabled
+
+
+def test_an_unexpected_exception_is_shown_with_its_traceback(bench: Workbench) -> None:
+    def work(feed: Any, cancel: Any) -> None:
+        raise ZeroDivisionError("<i>oops</i>")
+
+    bench.desk._submit("break", work)
+    turn_until(bench, lambda: not bench.desk.busy)
+    assert "ZeroDivisionError" in errors(bench)
+    assert "Traceback" in errors(bench)
+    assert "<i>" not in errors(bench)
+    do(bench, "run")
+    assert errors(bench) == ""
+    assert bench.result is not None
+
+
+def test_a_mistake_of_the_desk_itself_is_shown_too(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.desk.toggles, "update", lambda: 1 / 0)
+    bench.desk.put("toggle", "mask_removal", False)
+    bench.desk.tick()
+    assert "ZeroDivisionError" in errors(bench)
+
+
+def test_a_metric_that_dies_in_mid_run_is_explained(bench: Workbench) -> None:
+    bench.desk.device._sampler.source.missing = {"process_rss_bytes": "the driver <went> away"}
+    for _ in range(5):
+        bench.desk.tick()
+    assert bench.desk.live.memory.note == "process RSS: the driver <went> away"
+
+
+# Opening and closing
+
+
+def test_a_second_workbench_closes_the_first_with_its_threads(hf_model: Any, tmp_path: Any) -> None:
+    first = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
+    first.start()
+    first.wait(30)
+    assert sorted(threads()) == ["eet-engine", "eet-sampler", "eet-ui"]
+    second = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
+    assert not first._ui.is_alive()
+    assert sorted(threads()) == ["eet-engine", "eet-sampler"]
+    assert first.desk.box.comm is None, "its widgets are gone"
+    second.close()
+    second.close()
+    assert threads() == []
+
+
+def test_closing_in_mid_run_leaves_no_thread(hf_model: Any, tmp_path: Any) -> None:
+    workbench = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu", max_new_tokens=100)
+    workbench.start()
+    workbench.wait(30)
+    workbench.press("compare")
+    time.sleep(0.25)
+    workbench.close()
+    assert threads() == []
+
+
+@pytest.mark.parametrize(
+    ("choices", "error"),
+    [
+        ({"recipe": "pre_paddin"}, RecipeError),
+        ({"temperature": float("nan")}, PromptError),
+        ({"max_new_tokens": 0}, PromptError),
+        ({"device": "tpu"}, ModelError),
+    ],
+)
+def test_bad_arguments_are_told_at_once_and_start_nothing(choices: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Workbench(**choices)
+    assert threads() == []
+
+
+# Results
+
+
+def test_results_are_saved_opened_replayed_and_exported(bench: Workbench) -> None:
+    do(bench, "compare")
+    measured = bench.result
+    shelf = bench.desk.shelf
+    for button in (shelf.view.save, shelf.view.csv, shelf.view.page):
+        button.click()
+        turn_until(bench, lambda: bench.desk.idle)
+    assert errors(bench) == ""
+    written = sorted(shelf.files.folder.iterdir())
+    assert [path.suffix for path in written] == [".csv", ".html", ".json"]
+    assert load_result(written[2]) == measured, "the file is what `load_result` reads"
+
+    page = written[1].read_text(encoding="utf-8")
+    assert "Plotly.newPlot" in page
+    assert 'src="http' not in page
+
+    shelf.view.files.value = str(written[2])
+    do(bench, "replay")
+    assert bench.result.environment.recorded
+    assert bench.result.selection == measured.selection
+    assert "Recorded on" in shelf.view._words.value
+    assert "recorded on" in bench.desk.live.memory.title
+    assert bench.desk.live.stream.counts == [8, 8]
+    assert {series for series, _, _ in bench.desk.live.latency.points} == {0, 1}
+
+
+def test_a_foreign_file_is_refused_and_not_kept(bench: Workbench) -> None:
+    for content in (b"{}", b"\xff\xfe", b'{"eet_lab_result": 1, "kind": "comparison", "result": {}}'):
+        do(bench, "upload", [{"content": content}])
+        assert "cannot be used" in errors(bench)
+    assert list(bench.desk.shelf.files.folder.glob("*.json")) == []
+
+
+def test_damaged_samples_are_refused(comparison: Comparison, tmp_path: Any) -> None:
+    path = recordings.save(tmp_path / "a.json", comparison, {"baseline": {"label": "x"}})
+    with pytest.raises(ResultError, match="damaged"):
+        recordings.open_file(path)
+
+
+@pytest.fixture(scope="module")
+def comparison(tiny: Any) -> Comparison:
+    from eet_lab.bench import compare
+
+    rows = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
+    return compare(tiny, rows, "pre_padding,mask_removal,memory_reuse", repeats=2, max_new_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def climbed(tiny: Any) -> Ladder:
+    from eet_lab.bench import ladder
+
+    return ladder(tiny, [[5, 6, 7], [8, 9]], "pre_padding,mask_removal,memory_reuse", repeats=2, max_new_tokens=6)
+
+
+def test_every_figure_can_be_drawn_and_is_small(comparison: Comparison, climbed: Ladder) -> None:
+    for result in (comparison, climbed):
+        drawn = figures.plot(result, "all")
+        assert list(drawn) == list(figures.kinds(result))
+        assert len(json.dumps([rendered(fig) for fig in drawn.values()])) < 60_000
+
+
+def test_an_unknown_figure_is_told_with_the_known_ones(comparison: Comparison) -> None:
+    with pytest.raises(ResultError, match="latency"):
+        figures.plot(comparison, "latencies")
+
+
+def test_the_waterfall_adds_up(climbed: Ladder) -> None:
+    ms = figures.plot(climbed, "waterfall").data[0]
+    assert sum(ms.y[:-1]) == pytest.approx(climbed.rungs[-1].measurement.total_ms.p50, rel=2e-3)
+
+
+def test_the_latency_trace_ends_when_the_run_does(comparison: Comparison) -> None:
+    for trace, m in zip(
+        figures.plot(comparison, "latency").data, (comparison.baseline, comparison.selection), strict=True
+    ):
+        assert trace.x[-1] == pytest.approx(sum(m.step_ms), rel=1e-3)
+
+
+def test_a_replay_gives_every_row_its_tokens_in_order(comparison: Comparison) -> None:
+    for m in (comparison.baseline, comparison.selection):
+        rows: list[list[int]] = [[] for _ in m.tokens]
+        steps = list(jobs.tokens_by_step(m, comparison.prompt_lengths))
+        assert [len(step) for step in steps] == list(m.step_tokens)
+        for step in steps:
+            for row, token in step:
+                rows[row].append(token)
+        assert tuple(map(tuple, rows)) == m.tokens
+
+
+def test_the_page_needs_no_network(climbed: Ladder, tmp_path: Any) -> None:
+    page = export.write_page(climbed, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "cdn.plot.ly" not in page.split("<script>", 1)[0]
+    assert page.count("Plotly.newPlot(") >= len(figures.kinds(climbed))
+
+
+# The small parts
+
+
+def test_text_waits_for_the_whole_character() -> None:
+    pieces = {1: b"a", 2: b"\xc3", 3: b"\xa9", 4: b"<b>"}
+    transcript = Transcript(lambda ids: b"".join(pieces[i] for i in ids).decode(errors="replace"))
+    assert [transcript.add([i]) for i in (1, 2, 3, 4)] == ["a", "", "é", "<b>"]
+    assert transcript.add([2] * 9) != "", "broken bytes are shown in the end"
+
+
+def test_the_stream_sends_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream, sent = TokenStream(), []
+    monkeypatch.setattr(stream, "send", lambda content, buffers=None: sent.append(content))
+    stream.begin(["p", "q"], lambda ids: "".join(f"[{i}]" for i in ids))
+    stream.push([(0, 1), (1, 2), (0, 3)])
+    stream.push([])
+    assert sent[1:] == [{"kind": "append", "news": [[0, "[1][3]", 2], [1, "[2]", 1]]}]
+    stream.snapshot_now()
+    assert json.loads(stream.snapshot)["texts"] == ["[1][3]", "[2]"]
+
+
+def test_a_chart_sends_only_new_points_and_keeps_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    chart, sent = StripChart(series=[{"name": "a", "color": "red"}]), []
+    monkeypatch.setattr(chart, "send", lambda content, buffers=None: sent.append(len(buffers[0]) if buffers else 0))
+    chart.push([(0, 0.0, 1.0), (0, 1.0, 2.0)])
+    chart.push([])
+    chart.push([(0, 2.0, 3.0)])
+    assert sent == [24, 12]
+    assert chart.snapshot == b""
+    chart.snapshot_now()
+    assert np.frombuffer(chart.snapshot, "<f4").reshape(-1, 3)[:, 2].tolist() == [1, 2, 3]
+
+
+def test_the_clock_counts_phases_and_steps_and_says_what_is_left() -> None:
+    now = [0.0]
+    clock = Clock(lambda: now[0])
+    assert clock.left() == ""
+    now[0] = 10.0
+    clock.progress(1, 4)
+    assert clock.share == 0.25
+    assert clock.left() == "about 30 s left"
+    clock.step(32, 64)
+    assert clock.share == 0.375
+
+
+def test_state_explains_conflicts_and_requirements() -> None:
+    state = State(device="cpu")
+    state.choose(Recipe.parse("memory_reuse"))
+    assert state.blocked("mask_removal") is None
+    state.turn("memory_reuse", "planner", "first_fit")
+    with pytest.raises(RecipeError):
+        state.turn("memory_reuse", "planner", "wurst")
+    assert str(state.recipe()) == "memory_reuse:planner=first_fit"
+    assert "No model" in problem(state, None, None)
+
+
+def test_errors_made_for_users_are_shown_without_a_traceback() -> None:
+    card = theme.error_card(PromptError("temperature is <nan>, but it must be 0."))
+    assert "Prompt error" in card
+    assert "&lt;nan&gt;" in card
+    assert "Traceback" not in card
+
+
+def test_callbacks_only_fill_the_inbox(bench: Workbench) -> None:
+    """They run on whatever thread there is: with nobody turning the desk, nothing moves."""
+    before, prompts = bench.desk.actions.status.value, bench.desk.state.prompts
+    for button in (bench.desk.actions.run, bench.desk.prompts.add, bench.desk.prompts.rows[0].remove):
+        button.click()
+    bench.desk.toggles["pre_padding"].switch.value = False
+    bench.desk.generating.stop.value = True
+    assert not bench.desk.busy
+    assert bench.desk.actions.status.value == before
+    assert bench.desk.state.prompts == prompts
+    assert bench.desk.state.is_on("pre_padding")
+    assert not bench.desk.state.stop_at_eos
+    assert bench.desk._inbox.qsize() == 5
