@@ -28,7 +28,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 END_OF_TEXT = 0
 VOCAB_SIZE, NUM_POSITIONS, N_EMBD, N_LAYER, N_HEAD = 4096, 1024, 256, 4, 4
 SETTINGS = ("steps", "batch", "learning_rate", "weight_decay", "dropout", "sources", "seed")
-EVALUATE_EVERY = 100
+EVALUATE_EVERY = 250
 WARM_UP_STEPS = 100
 
 
@@ -132,8 +132,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(".demo_data"))
     parser.add_argument("--out", type=Path, default=Path("eet_lab/models/demo"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--steps", type=int, default=1600)
-    parser.add_argument("--batch", type=int, default=32, help="windows per step")
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--batch", type=int, default=8, help="windows per step")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--weight-decay", type=float, default=0.3)
     parser.add_argument("--dropout", type=float, default=0.15)
