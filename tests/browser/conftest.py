@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jupyter_pages import NOTEBOOKS, Lab, Server
+
+from browser.jupyter_pages import NOTEBOOKS, Lab, Server
 
 CHROMIUM = os.environ.get("EET_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]

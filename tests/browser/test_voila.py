@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from jupyter_pages import NOTEBOOKS, Server
+
+from browser.jupyter_pages import NOTEBOOKS, Server
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
 
