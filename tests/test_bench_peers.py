@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from eet_lab.bench import Spread, Workload, race
 from eet_lab.bench.cost import step_cost, step_weight_bytes
 from eet_lab.bench.peers import PEERS, Peer, to_hf
-from eet_lab.bench.rows import BEGIN, END, Row, append, file_name, main, newest, read, with_table
+from eet_lab.bench.rows import Row, append, file_name, newest, read
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, ResultError
@@ -136,31 +136,6 @@ def test_a_broken_line_is_named(tmp_path):
 def test_the_newest_row_of_each_counts():
     rows = [row(), row(provider="hf-sdpa", recipe=""), row(date="2026-01-01")]
     assert [r.date for r in newest(rows)] == ["2026-01-01", row().date]
-
-
-def test_the_readme_table_is_renewed_between_its_markers(tmp_path):
-    append([row(), row(provider="hf-sdpa", recipe="", total_ms=Spread(8.0, 9.0, 10.0))], tmp_path)
-    readme = tmp_path / "README.md"
-    readme.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    where = ["--readme", str(readme), "--benchmarks", str(tmp_path)]
-    assert main([*where, "--check"]) == 1
-    assert main(where) == 0
-    assert main([*where, "--check"]) == 0
-    text = readme.read_text()
-    assert text.startswith("before")
-    assert text.endswith("after\n")
-    assert "old" not in text
-    assert "| hf-sdpa | 2 | – | 9 |" in text
-    assert with_table("no markers", [row()]) == "no markers"
-
-
-def test_the_projects_readme_is_in_step_with_its_rows(capsys):
-    readme = ROOT / "README.md"
-    if not readme.exists() or BEGIN not in readme.read_text(encoding="utf-8"):
-        pytest.skip("README.md has no benchmark markers")
-    assert main(["--readme", str(readme), "--benchmarks", str(ROOT / "benchmarks"), "--check"]) == 0, (
-        capsys.readouterr()
-    )
 
 
 def test_shipped_results_can_be_loaded_and_are_small():

@@ -1,14 +1,9 @@
-"""Rows: one JSON line per workload, provider and recipe in `benchmarks/<gpu>.jsonl`, and the README's table from them.
-
-`python -m eet_lab.bench.rows` writes the table between the README's markers; `--check` only says whether it is in step.
-"""
+"""Rows: one JSON line per workload, provider and recipe in `benchmarks/<gpu>.jsonl`, and tables made from them."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +11,6 @@ from pathlib import Path
 from eet_lab.bench.codec import decode, encode
 from eet_lab.bench.results import Spread
 from eet_lab.errors import ResultError
-
-BEGIN = "<!-- benchmarks: made by `python -m eet_lab.bench.rows`, do not edit -->"
-END = "<!-- /benchmarks -->"
 
 
 @dataclass(frozen=True)
@@ -100,14 +92,6 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join(parts)
 
 
-def with_table(readme: str, rows: Sequence[Row]) -> str:
-    """The README's text with the table between its markers renewed; unchanged where it has no markers."""
-    if BEGIN not in readme or END not in readme:
-        return readme
-    head, _, rest = readme.partition(BEGIN)
-    return f"{head}{BEGIN}\n\n{markdown(newest(rows))}\n\n{END}{rest.partition(END)[2]}"
-
-
 def _line(row: Row) -> str:
     name = row.recipe if row.provider == "eet_lab" else row.provider
     times = [_ms(spread) for spread in (row.ttft_ms, row.tpot_ms, row.total_ms)]
@@ -123,24 +107,3 @@ def _ms(spread: Spread | None) -> str:
 
 def _total(row: Row) -> float:
     return row.total_ms.p50 if row.total_ms else float("inf")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Renew the README's table, or with --check tell whether it is in step (exit code 1 if not)."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--readme", type=Path, default=Path("README.md"))
-    parser.add_argument("--benchmarks", type=Path, default=Path("benchmarks"))
-    parser.add_argument("--check", action="store_true")
-    args = parser.parse_args(argv)
-    rows = [row for path in sorted(args.benchmarks.glob("*.jsonl")) for row in read(path)]
-    old = args.readme.read_text(encoding="utf-8")
-    new = with_table(old, rows)
-    if args.check:
-        print("in step" if new == old else f"{args.readme} is out of step: run python -m eet_lab.bench.rows")
-        return int(new != old)
-    args.readme.write_text(new, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,58 @@
+"""The README's tables come from data, and are in step with it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from eet_lab.technique import registry
+
+ROOT = Path(__file__).resolve().parent.parent
+SPEC = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "readme.py")
+readme = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(readme)
+
+
+def test_the_readme_is_in_step(capsys):
+    assert readme.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_tables_are_renewed_between_their_markers(tmp_path, capsys):
+    page = tmp_path / "README.md"
+    page.write_text(
+        "before\n<!-- techniques:begin -->old<!-- techniques:end -->\n"
+        "<!-- benchmarks:begin --><!-- benchmarks:end -->\nafter\n"
+    )
+    where = ["--readme", str(page), "--benchmarks", str(tmp_path)]
+    assert readme.main([*where, "--check"]) == 1
+    assert readme.main(where) == 0
+    assert readme.main([*where, "--check"]) == 0
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("\nafter\n")
+    assert "old" not in text
+    assert all(f"`{name}`" in text for name in registry())
+
+
+def test_missing_markers_are_named(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("nothing")
+    with pytest.raises(SystemExit, match="<!-- techniques:begin -->"):
+        readme.main(["--readme", str(page)])
+
+
+def test_every_file_that_the_readme_names_exists():
+    text = (ROOT / "README.md").read_text()
+    links = [path for path in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text) if path]
+    newcomer = re.findall(r"`((?:eet_lab|csrc|notebooks)/[\w/.]+\.\w+)`", text)
+    assert len(newcomer) >= 6
+    assert [path for path in links + newcomer if not (ROOT / path).exists()] == []
+
+
+def test_the_newcomers_path_stays_short():
+    text = (ROOT / "README.md").read_text()
+    files = re.findall(r"`(eet_lab/[\w/]+\.py)`", text)
+    assert sum(len((ROOT / path).read_text().splitlines()) for path in files) < 1000
