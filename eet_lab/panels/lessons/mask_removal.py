@@ -26,8 +26,8 @@ from eet_lab.models import Model
 from eet_lab.ops import reference
 from eet_lab.ops.types import Step, fresh
 from eet_lab.panels import theme
-from eet_lab.panels.lessons.exercise import Exercise, Wrong, ask
-from eet_lab.panels.lessons.pre_padding import PROMPTS, lengths
+from eet_lab.panels.lessons.attend import exercise
+from eet_lab.panels.lessons.batch import PROMPTS, SHORT, lengths, rows
 from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.show import Shown, after, table
 from eet_lab.panels.pictures import mask_heatmap
@@ -35,7 +35,6 @@ from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 
 MiB = 2**20
-SHORT = ("Return a list", "If the file does not", "When the name is not a string, a")
 
 
 def predict(model: Model) -> Prediction:
@@ -69,18 +68,17 @@ def picture(model: Model) -> Shown:
 
 def poisoned(model: Model) -> Shown:
     """Pads' keys and values become NaN after the prompts are read: who notices, the mask or the bounds?"""
-    rows = [model.encode(prompt) for prompt in PROMPTS]
-    settings = Settings(max_new_tokens=8)
+    batch, settings = rows(model), Settings(max_new_tokens=8)
 
     def tokens(recipe: str, **parts: Any) -> tuple[tuple[int, ...], ...]:
         built = replace(Recipe.parse(recipe, model.device).parts, **parts)
-        return Engine(model.decoder, built).generate(rows, settings).tokens
+        return Engine(model.decoder, built).generate(batch, settings).tokens
 
     verdicts = []
     for recipe in ("pre_padding", "pre_padding,mask_removal"):
         clean, poison = tokens(recipe), tokens(recipe, kv_cache=PoisonedKV)
         verdicts.append(["as before" if a == b else "destroyed" for a, b in zip(clean, poison, strict=True)])
-    pads = [max(map(len, rows)) - len(row) for row in rows]
+    pads = [max(map(len, batch)) - len(row) for row in batch]
     lines = [[f"{b}", f"{pad}", *both] for b, (pad, *both) in enumerate(zip(pads, *verdicts, strict=True))]
     return Shown(
         table(["row", "pads", "with a mask", "mask removed"], lines),
@@ -102,12 +100,11 @@ class PoisonedKV(StaticKV):
 def attention_ms(model: Model) -> tuple[float, float]:
     """Milliseconds of the first pass's attention, all layers, plain PyTorch: with a mask, and without."""
     config = model.config
-    rows = [model.encode(prompt) for prompt in PROMPTS]
-    _, first = right_aligned(rows, 0)
+    _, first = right_aligned(rows(model), 0)
     step = moved(first, model.decoder.device)
     like = model.decoder.words
     qkv = torch.randn(len(step.ids), 3 * config.hidden_size, device=like.device, dtype=like.dtype)
-    kv = StaticKV(config.num_heads, config.head_dim, len(rows), step.extent, like)
+    kv = StaticKV(config.num_heads, config.head_dim, len(PROMPTS), step.extent, like)
     ops = Parts().ops.bind(fresh)
 
     def masked() -> None:
@@ -196,55 +193,4 @@ def _times(ratio: float) -> str:
     return f"{ratio:.3g}×"
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
-
-
-def exercise() -> Exercise:
-    """Write attention for one query without a mask."""
-    return Exercise(_judge, attend)
-
-
-def attend(q: Tensor, keys: Tensor, values: Tensor, num_pad: int, column: int) -> Tensor:
-    """One query [D] over the columns that it may see of keys and values [K,D]."""
-    seen = slice(num_pad, column + 1)
-    weights = torch.softmax(keys[seen] @ q / len(q) ** 0.5, dim=0)
-    return weights @ values[seen]
-
-
-def _judge(answer: Attend) -> tuple[str, tuple[Any, ...]]:
-    generator = torch.Generator().manual_seed(0)
-    for num_pad, column, K in ((0, 3, 4), (2, 5, 6), (1, 3, 7), (4, 4, 9)):
-        q, keys, values = (torch.randn(*shape, generator=generator) for shape in ((8,), (K, 8), (K, 8)))
-        case = f"With num_pad={num_pad}, column={column} and {K} columns in the cache"
-        expected = attend(q, keys, values, num_pad, column)
-        given = ask(answer, q, keys, values, num_pad, column)
-        if not isinstance(given, Tensor) or given.shape != expected.shape:
-            raise Wrong(f"{case}: return a tensor [D] = [8], not {getattr(given, 'shape', type(given).__name__)}.")
-        if not torch.allclose(given, expected, atol=1e-5):
-            raise Wrong(f"{case}: {_likely(given, q, keys, values, num_pad, column)}")
-        hidden = torch.ones(K, dtype=torch.bool)
-        hidden[num_pad : column + 1] = False
-        poisoned_keys, poisoned_values = keys.clone(), values.clone()
-        poisoned_keys[hidden] = poisoned_values[hidden] = torch.nan
-        if not torch.allclose(ask(answer, q, poisoned_keys, poisoned_values, num_pad, column), expected, atol=1e-5):
-            raise Wrong(
-                f"{case}: the numbers are right, but they turn into NaN when the hidden columns hold NaN. So hidden "
-                "keys or values are still read and then weighted with 0. Cut them off instead: slice."
-            )
-    return "It agrees with the masked result, and NaN in pads and in the future changes nothing.", ()
-
-
-def _likely(given: Tensor, q: Tensor, keys: Tensor, values: Tensor, num_pad: int, column: int) -> str:
-    """What a wrong result looks like."""
-    mistakes = {
-        "it sees the pads, too. A row's first real token is in column num_pad.": (q, num_pad, num_pad, column),
-        "it looks into the future. The query's own column is the last that it may see.": (q, 0, num_pad, len(keys) - 1),
-        "it does not see its own column. A slice ends before its end.": (q, 0, num_pad, column - 1),
-        "the scores are not divided by √D.": (q * len(q) ** 0.5, 0, num_pad, column),
-    }
-    for words, (query, before, first, last) in mistakes.items():
-        if last >= first - before and torch.allclose(
-            given, attend(query, keys, values, first - before, last), atol=1e-5
-        ):
-            return words
-    return "the result is another one than softmax(q·k / √D) over columns num_pad to column, times their values."
+__all__ = ["PROMPTS", "attention_ms", "exercise", "picture", "poisoned", "predict", "scores", "verdict"]

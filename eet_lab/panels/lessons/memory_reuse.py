@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from statistics import median
-from typing import Any
 
 import plotly.graph_objects as go
 import torch
 
 from eet_lab.bench import Comparison
-from eet_lab.engine.engine import Engine
-from eet_lab.engine.memory import Arena
-from eet_lab.engine.settings import Settings
-from eet_lab.memory import PLANNERS, Lifetime, Plan
-from eet_lab.memory.lifetimes import ALIGNMENT
+from eet_lab.memory import PLANNERS, Plan
 from eet_lab.models import Model
-from eet_lab.models.weights import placed
 from eet_lab.panels import theme
-from eet_lab.panels.lessons.exercise import Exercise, Unanswered, Wrong, ask
-from eet_lab.panels.lessons.pre_padding import PROMPTS
+from eet_lab.panels.lessons.batch import PROMPTS, lengths
+from eet_lab.panels.lessons.planner import BASE, exercise, trace
 from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.show import Shown, after, table
 from eet_lab.panels.pictures import buffers_over_time
-from eet_lab.parts import Parts
-from eet_lab.technique import Recipe
 from eet_lab.texts import Output
 
 MiB = 2**20
 NEW_TOKENS = 128
-BASE = "pre_padding,mask_removal"
-ROOMY = 1.5
-"""An answer to the exercise may need this many times the bytes that are alive at once."""
 
 
 def predict(model: Model) -> Prediction:
@@ -51,7 +40,7 @@ def predict(model: Model) -> Prediction:
 
 def _columns(model: Model) -> tuple[int, int, int]:
     """Rows, columns after the first pass, columns at the end."""
-    longest = max(len(model.encode(prompt)) for prompt in PROMPTS)
+    longest = max(lengths(model))
     return len(PROMPTS), longest, longest + NEW_TOKENS - 1
 
 
@@ -60,13 +49,6 @@ def kv_copies(model: Model) -> tuple[int, int]:
     num_rows, begin, end = _columns(model)
     column_bytes = num_rows * model.config.kv_bytes_per_token(model.decoder.dtype.itemsize)
     return sum(range(begin, end)) * column_bytes, end * column_bytes
-
-
-def trace(model: Model, recipe: str = BASE) -> Plan:
-    """Every buffer that the first pass asks for, placed as the recipe's planner places it."""
-    engine = Engine(model.decoder, Recipe.parse(recipe, model.device).parts)
-    engine.generate([model.encode(prompt) for prompt in PROMPTS], Settings(max_new_tokens=2))
-    return engine.plans()["prefill"]
 
 
 def buffers(plan: Plan, planner: str) -> Shown:
@@ -201,74 +183,15 @@ def _smoothed(steps: Sequence[float], reach: int = 4) -> list[float]:
     return [window[len(window) // 2] for window in windows]
 
 
-Planner = Callable[[Sequence[Lifetime]], Sequence[int]]
-
-
-def exercise(model: Model) -> Exercise:
-    """Write a planner; a right answer places the engine's own activations."""
-    return Exercise(lambda answer: _judge(answer, model), plan)
-
-
-def plan(lifetimes: Sequence[Lifetime]) -> list[int]:
-    """Each buffer at the lowest offset where it touches no buffer that lives at the same time."""
-    offsets: list[int] = []
-    for life in lifetimes:
-        offset, moved = 0, True
-        while moved:
-            moved = False
-            for other, start in zip(lifetimes, offsets, strict=False):
-                end = start + other.num_bytes
-                if life.overlaps(other) and offset < end and start < offset + life.num_bytes:
-                    offset, moved = end, True
-        offsets.append(offset)
-    return offsets
-
-
-TOY = (Lifetime("a", 512, 0, 1), Lifetime("b", 256, 1, 2), Lifetime("c", 512, 2, 3), Lifetime("d", 256, 3, 4))
-
-
-def _judge(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]:
-    _judge_plan(TOY, ask(answer, TOY), "The toy")
-    real = trace(model)
-    placed_by_you = _judge_plan(real.lifetimes, ask(answer, real.lifetimes), "The first pass")
-    need, limit = placed_by_you.footprint_bytes, ROOMY * real.lower_bound_bytes
-    if need > limit:
-        raise Wrong(
-            f"nothing collides, but the first pass needs {need / MiB:.2f} MiB, and {real.lower_bound_bytes / MiB:.2f} "
-            f"are alive at once. Get below {limit / MiB:.2f} MiB: put each buffer at the lowest offset where it fits."
-        )
-    decoder = placed(model.decoder, torch.device("cpu"), torch.float32)
-    rows, settings = [model.encode(prompt) for prompt in PROMPTS[:2]], Settings(max_new_tokens=8)
-    yours = partial(Arena, lambda lifetimes: Plan(tuple(lifetimes), tuple(answer(lifetimes))))
-    if (
-        Engine(decoder, Parts(memory=yours)).generate(rows, settings).tokens
-        != Engine(decoder).generate(rows, settings).tokens
-    ):
-        raise Wrong("the plan looks right, but the engine generated other tokens than the baseline in it.")
-    message = (
-        f"{need / MiB:.2f} MiB, where {real.lower_bound_bytes / MiB:.2f} are alive at once. The engine just ran in "
-        "your arena and generated what the baseline generates."
-    )
-    return message, (buffers_over_time(placed_by_you, title="The first pass, placed by your planner"),)
-
-
-def _judge_plan(lifetimes: Sequence[Lifetime], offsets: Any, what: str) -> Plan:
-    """The plan that these offsets make; Wrong, naming two buffers, if they cannot be used."""
-    if any(offset is ... or offset is None for offset in offsets):
-        raise Unanswered
-    if len(offsets) != len(lifetimes):
-        raise Wrong(
-            f"{what} has {len(lifetimes)} buffers, but you gave {len(offsets)} offsets: one for each, in order."
-        )
-    for life, offset in zip(lifetimes, offsets, strict=True):
-        if not isinstance(offset, int) or offset < 0 or offset % ALIGNMENT:
-            raise Wrong(f"{what}: {life.name} is at {offset!r}; an offset is a multiple of {ALIGNMENT} from 0 on.")
-    for i, (life, offset) in enumerate(zip(lifetimes, offsets, strict=True)):
-        for other, start in zip(lifetimes[:i], offsets[:i], strict=True):
-            if life.overlaps(other) and offset < start + other.num_bytes and start < offset + life.num_bytes:
-                raise Wrong(
-                    f"{what}: {other.name} (requests {other.first} to {other.last}, bytes {start} to "
-                    f"{start + other.num_bytes}) and {life.name} (requests {life.first} to {life.last}, bytes "
-                    f"{offset} to {offset + life.num_bytes}) are alive together and share bytes."
-                )
-    return Plan(tuple(lifetimes), tuple(offsets))
+__all__ = [
+    "BASE",
+    "NEW_TOKENS",
+    "PROMPTS",
+    "alive",
+    "buffers",
+    "exercise",
+    "predict",
+    "steps_over_time",
+    "trace",
+    "verdict",
+]

@@ -1,0 +1,51 @@
+"""Every notebook runs from top to bottom, without a reader and without a network, and stays small when saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from nbmake.nb_run import NotebookRun
+
+NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
+PLOTLY = "application/vnd.plotly.v1+json"
+MOST_BYTES = 300_000
+
+
+@pytest.fixture
+def reader_away(monkeypatch, tmp_path):
+    """Predictions answer themselves and exercises fall back to their solutions; proxies that lead nowhere."""
+    monkeypatch.setenv("EET_LAB_FAST", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+
+
+@pytest.mark.notebook
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs(path, reader_away):
+    result = NotebookRun(path, default_timeout=100).execute()
+    assert result.error is None, result.error.trace
+    outputs = [output for cell in result.nb.cells for output in cell.get("outputs", [])]
+    assert outputs, "a notebook that shows nothing teaches nothing"
+    noise = [output["text"] for output in outputs if output.get("name") == "stderr"]
+    assert not noise, "warnings land in front of the reader"
+    assert len(json.dumps([output.get("data", {}) for output in outputs])) < MOST_BYTES
+    if path.stem != "workbench":
+        assert any(PLOTLY in output.get("data", {}) for output in outputs), "its figures show without a kernel"
+
+
+def test_there_are_four_lessons():
+    names = {path.stem for path in NOTEBOOKS}
+    assert {"00_start_here", "01_pre_padding", "02_mask_removal", "03_memory_reuse"} <= names
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_links_lead_somewhere(path):
+    text = "".join("".join(cell["source"]) for cell in json.loads(path.read_text())["cells"])
+    targets = [part.split(")")[0].partition("#")[0] for part in text.split("](")[1:]]
+    for target in filter(None, targets):
+        assert "://" in target or (path.parent / target).exists(), f"{path.name} links to {target}"
