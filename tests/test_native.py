@@ -1,0 +1,249 @@
+"""The build of kernels: what nvcc makes of csrc/, and what happens when something is missing, wrong or stopped."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from eet_lab.errors import Cancelled, KernelBuildError, KernelError
+from eet_lab.ops import native
+from eet_lab.ops.native import toolchain
+from eet_lab.ops.native.build import explain, includes, key, source
+from eet_lab.ops.native.library import Library, signatures
+
+try:
+    native.find_nvcc(), native.ninja(), native.host_compiler()
+    MISSING = None
+except KernelBuildError as error:
+    MISSING = str(error)
+
+needs_nvcc = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
+SMALL = """
+#include <cuda_runtime.h>
+#include "answer.cuh"
+extern "C" const char* eet_error_string(int) { return "too bad"; }
+extern "C" cudaError_t eet_answer(int* out, int64_t step, float scale, cudaStream_t stream) {
+  if (step < 0) return cudaErrorInvalidValue;
+  *out = ANSWER + int(step * scale);
+  return cudaSuccess;
+}
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "answer.cuh").write_text("#define ANSWER 42\n")
+    path = tmp_path / "small.cu"
+    path.write_text(SMALL)
+    return path
+
+
+SPILLS_ARE_ERRORS = ("-Xptxas=--warn-on-spills,--warn-on-local-memory-usage,--warning-as-error",)
+WIDE = """
+#include <cuda_runtime.h>
+__global__ void __launch_bounds__(1024, 2) wide(float* x) {  // 32 registers for 64 numbers
+  float a[64];
+#pragma unroll
+  for (int i = 0; i < 64; ++i) a[i] = x[i * 1024 + threadIdx.x];
+  for (int round = 0; round < int(x[0]); ++round) {
+#pragma unroll
+    for (int i = 0; i < 64; ++i) a[i] = a[i] * a[(i + 7) % 64] + x[i];
+  }
+#pragma unroll
+  for (int i = 0; i < 64; ++i) x[i * 1024 + threadIdx.x] = a[i];
+}
+"""
+
+
+@needs_nvcc
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", ["80", "90a"])
+def test_every_source_compiles_without_spills_and_has_its_launchers(arch):
+    for name, path in native.build(arch=arch, extra_flags=SPILLS_ARE_ERRORS).items():
+        launchers = Library(path, source(name).read_text()).launchers
+        assert launchers, f"{name}.cu defines no launcher"
+        assert all(launcher.startswith("eet_") for launcher in launchers)
+
+
+@needs_nvcc
+def test_a_spill_would_be_noticed(cache, tmp_path):
+    (tmp_path / "wide.cu").write_text(WIDE)
+    with pytest.raises(KernelBuildError, match="[Ss]pill|local memory"):
+        native.build([tmp_path / "wide.cu"], arch="80", extra_flags=SPILLS_ARE_ERRORS)
+
+
+@needs_nvcc
+def test_a_build_is_done_once_and_again_when_a_header_changes(cache, small):
+    messages = []
+    report = lambda done, total, message: messages.append((done, total, message))  # noqa: E731
+    first = native.build([small], arch="80", progress=report)[str(small)]
+    assert messages[0][:2] == (0, 1)
+    assert messages[-1] == (1, 1, "small.cu")
+    assert native.build([small], arch="80", progress=report)[str(small)] == first
+    assert len(messages) == 2
+    (small.parent / "answer.cuh").write_text("#define ANSWER 43\n")
+    second = native.build([small], arch="80")[str(small)]
+    assert second != first
+    assert [run(path) for path in (first, second)] == [42, 43]
+    assert (cache / "eet-lab").stat().st_mode & 0o777 == 0o700
+
+
+def run(path: Path) -> int:
+    out = ctypes.c_int()
+    Library(path, SMALL).eet_answer(ctypes.addressof(out), 0, 1.0, None)
+    return out.value
+
+
+@needs_nvcc
+def test_a_launcher_passes_its_arguments_and_raises_on_an_error(cache, small):
+    library = Library(native.build([small], arch="80")[str(small)], SMALL)
+    out = ctypes.c_int()
+    library.eet_answer(ctypes.addressof(out), 1 << 33, 2.0**-33, 0)
+    assert out.value == 43
+    with pytest.raises(KernelError, match=r"eet_answer failed: too bad \(CUDA error 1\) \(step=-5, scale=1.0\)"):
+        library.eet_answer(None, -5, 1.0, None)
+    with pytest.raises(AttributeError, match="Did you mean 'eet_answer'"):
+        _ = library.eet_anser
+
+
+@needs_nvcc
+def test_a_compile_error_shows_the_line(cache, small):
+    small.write_text(SMALL.replace("ANSWER +", "no_such_thing +"))
+    with pytest.raises(KernelBuildError, match="no_such_thing") as caught:
+        native.build([small], arch="80")
+    assert "*out = no_such_thing + int(step * scale);" in str(caught.value)
+    small.write_text(SMALL)
+    assert run(native.build([small], arch="80")[str(small)]) == 42
+
+
+@needs_nvcc
+def test_stop_ends_a_build_at_once_and_the_next_one_works(cache):
+    stop = threading.Event()
+    threading.Timer(0.3, stop.set).start()
+    began = time.monotonic()
+    with pytest.raises(Cancelled):
+        native.build(["prefill_attention"], arch="80", cancel=stop)
+    assert time.monotonic() - began < 2
+    assert not list(cache.glob("eet-lab/kernels/sm_80/*.so"))
+    assert native.build(["append"], arch="80")["append"].exists()
+
+
+@needs_nvcc
+def test_a_killed_build_leaves_no_lock(cache, small):
+    script = "from eet_lab.ops import native; native.build(['prefill_attention'], arch='80')"
+    process = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
+    while not (cache / "eet-lab" / "kernels" / "sm_80" / "build.ninja").exists():
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    began = time.monotonic()
+    assert run(native.build([small], arch="80")[str(small)]) == 42
+    assert time.monotonic() - began < 20
+
+
+@needs_nvcc
+def test_two_processes_build_the_same_at_once(cache, small):
+    script = f"from eet_lab.ops import native; print(native.build([{str(small)!r}], arch='80'))"
+    processes = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    told = [process.communicate()[0] for process in processes]
+    assert len(set(told)) == 1
+    assert all(process.returncode == 0 for process in processes)
+    assert run(native.build([small], arch="80")[str(small)]) == 42
+
+
+def test_a_lock_that_another_holds_can_be_given_up(tmp_path):
+    import fcntl
+
+    from eet_lab.ops.native.build import _locked
+
+    stop = threading.Event()
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        threading.Timer(0.1, stop.set).start()
+        with pytest.raises(Cancelled), _locked(tmp_path / "lock", stop):
+            pytest.fail("the lock was taken twice")
+
+
+@needs_nvcc
+def test_the_headers_found_by_name_are_those_that_nvcc_read():
+    nvcc = native.find_nvcc()
+    for name in native.all_names():
+        told = subprocess.run(
+            [nvcc, "-M", f"-I{source(name).parent}", source(name)], capture_output=True, text=True, check=True
+        ).stdout
+        read = {Path(part).resolve() for part in told.replace("\\\n", " ").split()[2:]}
+        ours = {path for path in read if path.is_relative_to(source(name).parent)}
+        assert ours == includes(source(name))
+
+
+def test_the_key_depends_on_flags(small, monkeypatch):
+    monkeypatch.setattr(toolchain, "nvcc_version", lambda nvcc: "13.0.0")
+    assert key(small, Path("nvcc"), ["-O3"]) != key(small, Path("nvcc"), ["-O2"])
+
+
+def test_no_nvcc_is_an_error_that_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setattr(toolchain, "_nvcc_candidates", lambda: iter([tmp_path / "nvcc"]))
+    toolchain.find_nvcc.cache_clear()
+    try:
+        with pytest.raises(KernelBuildError, match=r"nvcc is missing: looked at .*pip install 'eet-lab\[cuda\]'"):
+            toolchain.find_nvcc()
+    finally:
+        toolchain.find_nvcc.cache_clear()
+
+
+def test_no_ninja_and_no_compiler_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(KernelBuildError, match="pip install ninja"):
+        native.ninja()
+    with pytest.raises(KernelBuildError, match="apt-get install g"):
+        native.host_compiler()
+
+
+def test_a_source_that_does_not_exist_is_named():
+    with pytest.raises(KernelBuildError, match=r"nothing\.cu.*Sources in csrc/:.*linear"):
+        native.build(["nothing"], arch="80")
+
+
+def test_a_cpu_has_no_kernels():
+    assert "NVIDIA GPU" in native.available("cpu")
+
+
+def test_signatures_are_read_from_the_definition():
+    text = 'extern "C" cudaError_t f(void* a, const int64_t* b, int c,\n   float d, cudaStream_t s) {\n}'
+    assert [(p.name, p.ctype) for p in signatures(text)["f"]] == [
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("c", ctypes.c_int),
+        ("d", ctypes.c_float),
+        ("s", ctypes.c_void_p),
+    ]
+    with pytest.raises(KernelBuildError, match="cannot pass 'double x'"):
+        signatures('extern "C" cudaError_t f(double x) {}')
+
+
+def test_a_linker_error_is_not_hidden():
+    log = ["[1/1] x.cu", "FAILED: x.so", "nvcc x.cu", "/usr/bin/ld: cannot find -lfoo", "ninja: build stopped."]
+    assert "cannot find -lfoo" in explain(log)
+
+
+@pytest.mark.parametrize("name", ["a b", "../x", ""])
+def test_a_cells_kernel_needs_a_plain_name(name):
+    with pytest.raises(KernelBuildError, match="cannot name a kernel source"):
+        native.compile_source("", name)
