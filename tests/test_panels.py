@@ -256,6 +256,47 @@ def test_a_metric_that_dies_in_mid_run_is_explained(bench: Workbench) -> None:
     assert bench.desk.live.memory.note == "process RSS: the driver <went> away"
 
 
+class FakeGpu:
+    """What NVML would say, until it goes away."""
+
+    name, label = "nvml", "Imaginary GPU (NVML)"
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, str] = {}
+        self.missing: dict[str, str] = {}
+
+    def read(self) -> dict[str, float]:
+        return {} if self.missing else {"memory_used_bytes": 2.0**31, "utilization_percent": 40.0, "power_w": 300.0}
+
+    def condition(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def test_on_a_gpu_memory_is_three_kinds_of_lines_that_may_stop(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr("eet_lab.panels.device.open_source", lambda kind: gpu)
+    bench.desk.device.watch("cuda")
+    live = bench.desk.live
+    assert [s["name"] for s in live.memory.series] == [
+        "arena plan + KV",
+        "torch allocated",
+        "torch reserved",
+        "NVML used",
+    ]
+    turn_until(bench, lambda: live.memory.points)
+    assert {(series, y) for series, _, y in live.load.points} == {(0, 40.0), (1, 300.0)}
+    assert {series for series, _, _ in live.memory.points} == {0, 1, 2, 3}
+    gpu.missing = {"memory_used_bytes": "NVML: GPU is lost", "power_w": "NVML: GPU is lost"}
+    turn_until(bench, lambda: live.memory.note)
+    assert live.memory.note == "NVML used: NVML: GPU is lost"
+    assert live.load.note == "power: NVML: GPU is lost"
+
+
 # Opening and closing
 
 
@@ -309,15 +350,15 @@ def test_results_are_saved_opened_replayed_and_exported(bench: Workbench) -> Non
         button.click()
         turn_until(bench, lambda: bench.desk.idle)
     assert errors(bench) == ""
-    written = sorted(shelf.files.folder.iterdir())
-    assert [path.suffix for path in written] == [".csv", ".html", ".json"]
-    assert load_result(written[2]) == measured, "the file is what `load_result` reads"
+    written = {path.suffix: path for path in shelf.files.folder.iterdir()}
+    assert sorted(written) == [".csv", ".html", ".json"]
+    assert load_result(written[".json"]) == measured, "the file is what `load_result` reads"
 
-    page = written[1].read_text(encoding="utf-8")
+    page = written[".html"].read_text(encoding="utf-8")
     assert "Plotly.newPlot" in page
     assert 'src="http' not in page
 
-    shelf.view.files.value = str(written[2])
+    shelf.view.files.value = str(written[".json"])
     do(bench, "replay")
     assert bench.result.environment.recorded
     assert bench.result.selection == measured.selection
@@ -325,6 +366,11 @@ def test_results_are_saved_opened_replayed_and_exported(bench: Workbench) -> Non
     assert "recorded on" in bench.desk.live.memory.title
     assert bench.desk.live.stream.counts == [8, 8]
     assert {series for series, _, _ in bench.desk.live.latency.points} == {0, 1}
+    shelf.view.save.click()
+    turn_until(bench, lambda: bench.desk.idle)
+    assert json.loads(max(shelf.files.folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns).read_text())[
+        "monitor"
+    ], "samples are kept on"
 
 
 def test_a_foreign_file_is_refused_and_not_kept(bench: Workbench) -> None:

@@ -15,6 +15,7 @@ from eet_lab.bench import Ladder
 from eet_lab.errors import EETError
 from eet_lab.models import Model
 from eet_lab.panels import jobs, theme
+from eet_lab.panels.choices import Choices
 from eet_lab.panels.controls import OTHER, Actions, Generating, Header, mode_label
 from eet_lab.panels.device import Device
 from eet_lab.panels.live import Live
@@ -57,6 +58,7 @@ class Desk:
         self.mode = W.HTML()
         self.toggles = Toggles(state, put)
         self.prompts = PromptsEditor(put)
+        self.choices = Choices(state, self.prompts)
         self.generating = Generating(state.generation, state.stop_at_eos, state.repeats, put)
         self.actions = Actions(put)
         self.live = Live()
@@ -114,7 +116,7 @@ class Desk:
                 return any_at_all
             any_at_all = True
             try:
-                home = self if hasattr(self, f"do_{command}") else self.shelf
+                home = next(each for each in (self, self.choices, self.shelf) if hasattr(each, f"do_{command}"))
                 getattr(home, f"do_{command}")(*values)
             except EETError as error:
                 self._fail(error)
@@ -203,9 +205,7 @@ class Desk:
             self.model = event.value
             self._counted.clear()
             self.status = "ready" if self.model else "no model: pick one above"
-        elif event.value is not None and getattr(
-            event.value, "rungs", True
-        ):  # a ladder may have been stopped too early
+        elif event.name != "replay" and event.value is not None:  # what is replayed was put up when it was opened
             self.shelf.put_up(event.value, self.runs.monitor, "waterfall" if isinstance(event.value, Ladder) else "")
 
     # What the user asks for
@@ -226,33 +226,6 @@ class Desk:
             self.state.drop_blocked()
             self.device.watch(value)
 
-    def do_setting(self, name: str, value: Any) -> None:
-        self.state.generation = {**self.state.generation, name: value}
-
-    def do_toggle(self, name: str, on: bool) -> None:
-        self.state.toggle(name, on)
-
-    def do_knob(self, name: str, knob: str, value: Any) -> None:
-        self.state.turn(name, knob, value)
-
-    def do_prompt(self, index: int, text: str) -> None:
-        prompts = list(self.state.prompts)
-        if index < len(prompts):
-            prompts[index] = text
-            self.state.prompts = prompts
-
-    def do_add_prompts(self, lines: list[str]) -> None:
-        self.state.prompts = [*self.state.prompts, *lines]
-
-    def do_remove_prompt(self, index: int) -> None:
-        self.state.prompts = [text for i, text in enumerate(self.state.prompts) if i != index]
-
-    def do_open_paste(self, wanted: bool) -> None:
-        self.prompts.open_paste(wanted)
-
-    def do_paste(self) -> None:
-        self.do_add_prompts(self.prompts.take_pasted())
-
     def do_run(self) -> None:
         self._begin("run", jobs.run)
 
@@ -261,6 +234,7 @@ class Desk:
 
     def do_ladder(self) -> None:
         self._begin("ladder", jobs.ladder, self.state.repeats)
+        self.live.remark("a ladder only measures: nothing is watched, so nothing moves here")
 
     def _begin(self, name: str, job: Any, *more: Any) -> None:
         if self.busy or self.model is None:
@@ -282,4 +256,5 @@ class Desk:
         self.runs.begin(result.prompts, jobs.decoder(self.model if same_model else None))
         self.device.pause_showing()
         self.live.watch(environment.device_kind == "cuda", f"recorded on {environment.device}")
+        self.live.remark("" if monitor else "this recording holds no samples of memory and power: see the results")
         self._submit("replay", jobs.replay(result, monitor))

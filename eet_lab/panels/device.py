@@ -40,7 +40,9 @@ class Device:
     def show(self) -> None:
         """(Again) show this device, from now on."""
         if self._sampler is not None:
-            self._live.watch(self._kind == "cuda", self._sampler.source.label)
+            source = self._sampler.source
+            counters = source.name == "nvml"
+            self._live.watch(self._kind == "cuda", source.label if counters else "", counters)
             self._seen, self._start, self._showing = self.mark(), time.perf_counter(), True
 
     def pause_showing(self) -> None:

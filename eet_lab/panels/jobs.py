@@ -118,9 +118,9 @@ def compare(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Sett
 def ladder(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Settings, repeats: int) -> Work:
     """The recipe's techniques added one by one, then left out one by one."""
 
-    def work(feed: Feed, cancel: threading.Event) -> bench.Ladder:
-        feed.phase("measuring, with the view at rest", watched=False)
-        return bench.ladder(
+    def work(feed: Feed, cancel: threading.Event) -> bench.Ladder | None:
+        feed.phase(PHASES["measured"], watched=False)
+        found = bench.ladder(
             model,
             [token_ids(model, prompt) for prompt in prompts],
             recipe,
@@ -129,6 +129,7 @@ def ladder(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Setti
             cancel=cancel,
             **vars(settings),
         )
+        return found if found.rungs else None  # stopped before anything was measured
 
     return work
 

@@ -47,14 +47,19 @@ class Live:
         grid = W.Box(list(self.charts), layout={"display": "grid"}).add_class("eet-charts")
         self.box = W.VBox([W.HTML('<div class="eet-section">Live</div>'), grid, self.stream])
 
-    def watch(self, gpu: bool, where: str) -> None:
-        """Say what the charts show: of a GPU, or of this process where there is none."""
+    def watch(self, gpu: bool, where: str, counters: bool = True) -> None:
+        """Say what the charts show: of a GPU, or of this process; `where` it is, if it is not here.
+
+        `counters`: the GPU's own (NVML) can be read.
+        """
         if gpu:
-            self._set(self.memory, f"GPU memory · {where}", GPU_MEMORY)
+            self._set(self.memory, _titled("GPU memory", where), GPU_MEMORY)
+        else:
+            self._set(self.memory, _titled("Process memory (no GPU)", where), CPU_MEMORY)
+        if gpu and counters:
             self._set(self.load, "GPU utilization and power", GPU_LOAD)
         else:
-            self._set(self.memory, f"Memory of this process (no GPU) · {where}", CPU_MEMORY)
-            self._set(self.load, "CPU utilization (no GPU counters here)", CPU_LOAD)
+            self._set(self.load, "CPU utilization (no GPU counters)", CPU_LOAD)
 
     def explain(self, missing: dict[str, str]) -> None:
         """Say why a line has stopped, or was never there."""
@@ -62,6 +67,10 @@ class Live:
             lines = self._lines.get(id(chart), [])
             gone = {missing[metric]: name for metric, name, _, _ in lines if metric in missing}
             chart.note = "; ".join(f"{name}: {reason}" for reason, name in gone.items())
+
+    def remark(self, text: str) -> None:
+        """A remark under the latency chart, such as why nothing moves in it."""
+        self.latency.note = text
 
     def begin(self, prompts: Sequence[str], decode: Any) -> None:
         """A new run, or the first of several: everything of the last one goes."""
@@ -99,3 +108,7 @@ class Live:
             {"name": name, "color": theme.SERIES[i], "unit": unit, **({"dash": [5, 3]} if metric == PLAN[0] else {})}
             for i, (metric, name, unit, _) in enumerate(lines)
         ]
+
+
+def _titled(title: str, where: str) -> str:
+    return f"{title} · {where}" if where else title

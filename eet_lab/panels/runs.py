@@ -35,6 +35,7 @@ class Runs:
             self._device.show()
         self._prompts, self._decode, self.monitor = list(prompts), decode, {}
         self._live.begin(prompts, decode)
+        self._live.remark("")
 
     def enter(self, phase: Phase) -> None:
         """The next run begins."""
