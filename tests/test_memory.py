@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from hypothesis import given
@@ -106,6 +108,26 @@ def test_closing_gives_everything_back(tiny):
     assert engine.kv_bytes == 0 and engine.activation_bytes == 0
 
 
+@pytest.mark.parametrize("recipe", ["", "pre_padding,memory_reuse"])
+def test_a_closed_run_leaves_no_tensor_to_the_collector(tiny, recipe):
+    engine = Engine(tiny.decoder, Recipe.parse(recipe).parts)
+    engine.generate([[1, 2]], Settings(4))  # imports and caches of torch's own
+    engine.close()
+    gc.collect()
+    gc.disable()
+    try:
+        before = _num_tensors()
+        engine.generate([[1, 2, 3], [4]], Settings(6))
+        engine.close()
+        assert _num_tensors() == before
+    finally:
+        gc.enable()
+
+
+def _num_tensors() -> int:
+    return sum(issubclass(type(found), torch.Tensor) for found in gc.get_objects())
+
+
 def test_a_growing_cache_tells_its_copy(tiny):
     baseline, static = (Engine(tiny.decoder, Recipe.parse(r).parts) for r in ("", "memory_reuse"))
     for engine in (baseline, static):
@@ -116,7 +138,7 @@ def test_a_growing_cache_tells_its_copy(tiny):
 
 
 def test_the_fused_recipe_is_rehearsed_without_a_gpu(tiny):
-    """Launchers return early on meta tensors after asking for what they would; a layer asks for five tensors at most."""
+    """Launchers return early on meta tensors after asking for what they would; a layer asks for at most five."""
     engine = Engine(tiny.decoder, Recipe.parse("pre_padding,mask_removal,memory_reuse,fused_kernels").parts)
     state, first = engine.parts.prompts([[1] * 40, [2] * 30], 8)
     engine.memory.plan(rehearsals(engine, state, first, Settings().sampling(torch.device("cpu"))), tiny.decoder.words)

@@ -77,16 +77,16 @@ def tensors(tree: Any) -> list[Tensor]:
 
 def mapped(tree: Any, change: Any) -> Any:
     """The same decoder with `change` applied to every tensor; a tensor that is used twice is changed once."""
-    done: dict[int, Tensor] = {}
+    return _mapped(tree, change, {})
 
-    def visit(part: Any) -> Any:
-        if isinstance(part, Tensor):
-            if id(part) not in done:
-                done[id(part)] = change(part)
-            return done[id(part)]
-        if isinstance(part, tuple):
-            items = [visit(item) for item in part]
-            return type(part)(*items) if hasattr(part, "_fields") else tuple(items)
-        return part
 
-    return visit(tree)
+def _mapped(part: Any, change: Any, done: dict[int, Tensor]) -> Any:
+    # Not a closure: one that calls itself is a cycle, and would keep the tensors until the collector comes by.
+    if isinstance(part, Tensor):
+        if id(part) not in done:
+            done[id(part)] = change(part)
+        return done[id(part)]
+    if isinstance(part, tuple):
+        items = [_mapped(item, change, done) for item in part]
+        return type(part)(*items) if hasattr(part, "_fields") else tuple(items)
+    return part
