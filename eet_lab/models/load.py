@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,8 @@ class Model:
 
     name: str
     label: str
-    decoder: Decoder
-    tokenizer: Tokenizer | None
+    decoder: Decoder = field(repr=False)
+    tokenizer: Tokenizer | None = field(repr=False)
 
     @property
     def config(self) -> Config:
