@@ -29,8 +29,8 @@ def predict(model: Model) -> Prediction:
     """How often is the cache copied? Reveals the count, and no time."""
     copied, final = kv_copies(model)
     return Prediction(
-        f"The KV cache ends at {final / MiB:.1f} MiB. If each of the {NEW_TOKENS} steps lengthens it by "
-        "concatenation, how many times its final size is copied in the whole run?",
+        f"The KV cache ends at {final / MiB:.1f} MiB. If each of the {NEW_TOKENS - 1} decode steps lengthens it "
+        "by concatenation, how many times its final size is copied in the whole run?",
         reveal=f"{copied / final:.0f} times: {copied / MiB:,.0f} MiB are read and written again, to append "
         f"{final / MiB:.1f} MiB. The next question is what that takes in milliseconds.",
         number=(0, 1000),

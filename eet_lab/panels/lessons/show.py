@@ -35,15 +35,21 @@ class Shown:
     def _ipython_display_(self) -> None:
         for thing in self.things:
             if isinstance(thing, go.Figure):
-                thing.show(renderer=_light_renderer(), config=CONFIG)
+                _show(thing)
             else:
                 display(caption(thing) if isinstance(thing, str) else thing)
 
 
-def _light_renderer() -> str:
-    """Plotly's own choice for this front end, less the part that embeds plotly.js (4 MB) in the notebook."""
+def _show(fig: go.Figure) -> None:
+    """By plotly's own choice for this front end, less the part that embeds plotly.js (4 MB) in the notebook.
+
+    Where only bare JSON is left, the title goes along for pages that cannot draw it.
+    """
     names = [name for name in pio.renderers.default.split("+") if not name.startswith("notebook")]
-    return "+".join(names) or "plotly_mimetype"
+    if names in ([], ["plotly_mimetype"]):
+        display(rendered(fig)["data"], raw=True)
+    else:
+        fig.show(renderer="+".join(names), config=CONFIG)
 
 
 def caption(text: str) -> HTML:

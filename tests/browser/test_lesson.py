@@ -1,0 +1,30 @@
+"""A lesson in JupyterLab, as a reader goes through it: nothing is revealed before the prediction."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+from browser.jupyter_pages import NOTEBOOKS, Lab, Server
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
+
+
+def test_a_prediction_fills_in_the_verdict(lab: Lab, lab_server: Server, page: Any) -> None:
+    shutil.copy(NOTEBOOKS / "01_pre_padding.ipynb", lab_server.root)
+    page.set_viewport_size({"width": 1250, "height": 7000})  # JupyterLab draws only what would be seen
+    lab.open("01_pre_padding.ipynb")
+    lab.run_all()
+    page.get_by_text("Predict first (above)").wait_for(timeout=90_000)
+    assert page.get_by_text("if every step took the same time").count() == 0
+    page.locator(".eet-prediction input").first.fill("30")
+    page.locator(".eet-prediction input").first.press("Tab")
+    page.get_by_role("button", name="Reveal", exact=True).click()
+    page.get_by_text("if every step took the same time").wait_for(timeout=20_000)
+    assert page.get_by_text("Predict first (above)").count() == 0
+    assert page.get_by_text("Your prediction: 30 times sooner").count() == 1
+    assert page.get_by_text("Not answered yet").count() == 1
+    assert page.locator(".js-plotly-plot").count() >= 6
+    assert page.failures == [] and page.external == []
