@@ -53,4 +53,5 @@ def generate(
         run = engine.generate(rows, chosen, on_step=on_step, cancel=cancel)
     finally:
         engine.close()
-    return Output(tuple(map(model.decode, rows)), tuple(map(model.decode, run.tokens)), recipe, run)
+    ended = [row[:-1] if why == "stop" else row for row, why in zip(run.tokens, run.finish, strict=True)]
+    return Output(tuple(map(model.decode, rows)), tuple(map(model.decode, ended)), recipe, run)

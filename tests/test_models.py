@@ -14,6 +14,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import ModelError
 from eet_lab.models import PRESETS, load
 from eet_lab.models.decoder import tensors
+from eet_lab.texts import generate
 
 
 @pytest.fixture
@@ -163,3 +164,13 @@ def test_random_weights_are_repeatable():
 
 def _once(model):
     return {t.data_ptr(): t for t in tensors(model.decoder)}.values()
+
+
+def test_the_end_of_a_text_is_shown_but_not_returned():
+    model = load("demo", device="cpu")
+    end = model.config.eos_id
+    assert model.decode([end]) == "<|endoftext|>"
+    output = generate(model, ["Return True if"], "baseline", max_new_tokens=80)
+    assert output.run.finish == ("stop",)
+    assert output.run.tokens[0][-1] == end
+    assert "endoftext" not in output.texts[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from eet_lab.errors import ModelError
 
 
 class Tokenizer:
-    """A thin cover over a Hugging Face tokenizer; ids that it does not know decode to ⟨id⟩."""
+    """A thin cover over a Hugging Face tokenizer. Special tokens are shown; unknown ids decode to ⟨id⟩."""
 
     def __init__(self, encode: Any, decode: Any, num_words: int) -> None:
         self._encode, self._decode, self.num_words = encode, decode, num_words
@@ -35,9 +36,10 @@ class Tokenizer:
         """From a `tokenizers` tokenizer, or one of transformers."""
         if isinstance(tokenizer, cls):
             return tokenizer
+        decode = partial(tokenizer.decode, skip_special_tokens=False)
         if hasattr(tokenizer, "get_vocab_size"):
-            return cls(lambda text: tokenizer.encode(text).ids, tokenizer.decode, tokenizer.get_vocab_size())
-        return cls(tokenizer.encode, tokenizer.decode, len(tokenizer))
+            return cls(lambda text: tokenizer.encode(text).ids, decode, tokenizer.get_vocab_size())
+        return cls(tokenizer.encode, decode, len(tokenizer))
 
     def encode(self, text: str) -> list[int]:
         return list(self._encode(text)) if text else []

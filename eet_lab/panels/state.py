@@ -25,7 +25,7 @@ class State(T.HasTraits):
     prompts = T.List(T.Unicode(), list(DEFAULT_PROMPTS))
     chosen = T.Dict()
     knobs = T.Dict()
-    generation = T.Dict({"max_new_tokens": 64, "temperature": 0.0, "top_k": 0, "top_p": 1.0, "seed": 0})
+    generation = T.Dict({"max_new_tokens": 64, "temperature": 0.6, "top_k": 0, "top_p": 1.0, "seed": 0})
     stop_at_eos = T.Bool(False)
     repeats = T.Int(3)
 
