@@ -8,14 +8,14 @@
 
 namespace {
 
+constexpr int kMaxCluster = 8;
+constexpr int kHeads = 8;  // query heads that a block serves: the columns of an mma
+constexpr int kKeys = 16;  // keys that a warp handles at a time
 // Registers decide: larger heads leave room for fewer warps, and the largest for no loads ahead.
 template <int kDim>
 constexpr int kMaxWarps = kDim <= 64 ? 16 : 8;
 template <int kDim>
 constexpr bool kAhead = kDim <= 128;
-constexpr int kMaxCluster = 8;
-constexpr int kHeads = 8;  // query heads that a block serves: the columns of an mma
-constexpr int kKeys = 16;  // keys that a warp handles at a time
 
 template <typename T>
 struct DecodeArgs {
@@ -30,17 +30,18 @@ struct DecodeArgs {
   int K;
 };
 
-// Registers of one warp: 16 keys at a time. Lane 4g+t loads contiguous bytes; the order of the inner dimension and of the
-// output channels is ours to choose, so what a lane loads is already a fragment and nothing passes through shared memory.
-//   scores  [head g, key]      = q[16 heads (8 used), D] * keys^T:  the lane's 16 bytes are inputs 8t.. of key g
-//   outputs [channel, head]    = values^T * weights^T:              the lane's 16 bytes are channels 8g.. of keys 2t, 2t+1
+// One warp, 16 keys at a time. The order of the inner dimension and of the output channels is ours to choose, so the 16
+// bytes that a lane loads are already its fragments of an mma, and nothing passes through shared memory.
+//   scores  [head g, key]   = q[16 heads (8 used), D] * keys^T:  lane 4g+t holds inputs 8t.. of key g
+//   outputs [channel, head] = values^T * weights^T:              lane 4g+t holds channels 8g.. of keys 2t and 2t+1
+// Where D ends before kDim does, a lane reads the last 8 again: q is 0 there, and such outputs are not stored.
 template <typename T, int kDim>
 struct Warp {
   static constexpr int kSteps = kDim / 32;          // 32 inputs of a key by four lanes
   static constexpr int kBlocks = (kDim + 63) / 64;  // 64 channels of a value by eight lanes
-  uint4 q[kSteps], key[2][kSteps], value[2][2][kBlocks];
+  uint4 q[kSteps], key[2][kSteps], value[4][kBlocks];
   float out[kBlocks][4][4] = {};
-  float max = -INFINITY, sum = 0;
+  float max = eet::kLowest, sum = 0;
 
   __device__ int g() const { return threadIdx.x % 32 / 4; }
   __device__ int t() const { return threadIdx.x % 4; }
@@ -53,32 +54,24 @@ struct Warp {
     }
   }
 
-  // key_at(k) is null where there is no key.
   template <typename At>
-  __device__ void load_keys(int first, int D, At key_at) {
+  __device__ void load_keys(int first, int D, At at) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const T* from = key_at(first + half * 8 + g());
+      const T* from = at(first + half * 8 + g());
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        const int d = i * 32 + t() * 8;
-        key[half][i] = from && d < D ? eet::load_once(from + d) : eet::zeros();
-      }
+      for (int i = 0; i < kSteps; ++i) key[half][i] = eet::load_once(from + min(i * 32 + t() * 8, D - 8));
     }
   }
 
   template <typename At>
-  __device__ void load_values(int first, int D, At value_at) {
+  __device__ void load_values(int first, int D, At at) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int i = 0; i < 4; ++i) {
+      const T* from = at(first + i / 2 * 8 + 2 * t() + i % 2);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const T* from = value_at(first + half * 8 + 2 * t() + j);
-#pragma unroll
-        for (int block = 0; block < kBlocks; ++block) {
-          const int d = block * 64 + g() * 8;
-          value[half][j][block] = from && d < D ? eet::load_once(from + d) : eet::zeros();
-        }
+      for (int block = 0; block < kBlocks; ++block) {
+        value[i][block] = eet::load_once(from + min(block * 64 + g() * 8, D - 8));
       }
     }
   }
@@ -90,21 +83,23 @@ struct Warp {
       float c[4] = {};
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        eet::mma<T>(c, q[i].x, 0, q[i].y, 0, key[half][i].x, key[half][i].y);
-        eet::mma<T>(c, q[i].z, 0, q[i].w, 0, key[half][i].z, key[half][i].w);
+        const uint4 k = key[half][i];
+        eet::mma<T>(c, q[i].x, 0, q[i].y, 0, k.x, k.y);
+        eet::mma<T>(c, q[i].z, 0, q[i].w, 0, k.z, k.w);
       }
       score[half][0] = c[0];
       score[half][1] = c[1];
     }
   }
 
-  // Online softmax; leaves weights in the scores' place.
+  // Online softmax of scores in units of log2(e); leaves weights in their place.
   __device__ void weigh(float (&score)[2][2]) {
-    const float newest = eet::warp_max<4>(fmaxf(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1])));
-    const float new_max = fmaxf(max, newest), shrink = eet::weight_of(max, new_max);
+    const float newest = fmaxf(fmaxf(score[0][0], score[0][1]), fmaxf(score[1][0], score[1][1]));
+    const float new_max = fmaxf(max, eet::warp_max<4>(newest)), shrink = eet::exp2_of(max - new_max);
     max = new_max;
     sum *= shrink;
-    const float of_even = __shfl_sync(0xffffffffu, shrink, t() * 8), of_odd = __shfl_sync(0xffffffffu, shrink, t() * 8 + 4);
+    const float of_even = __shfl_sync(0xffffffffu, shrink, t() * 8);  // of the lane's outputs: heads 2t and 2t+1
+    const float of_odd = __shfl_sync(0xffffffffu, shrink, t() * 8 + 4);
 #pragma unroll
     for (auto& block : out) {
 #pragma unroll
@@ -113,7 +108,7 @@ struct Warp {
 #pragma unroll
     for (auto& half : score) {
 #pragma unroll
-      for (float& s : half) sum += s = eet::weight_of(s, max);
+      for (float& s : half) sum += s = eet::exp2_of(s - max);
     }
   }
 
@@ -121,15 +116,14 @@ struct Warp {
     const uint32_t b0 = eet::pack2<T>(weight[0][0], weight[0][1]), b1 = eet::pack2<T>(weight[1][0], weight[1][1]);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
-      const uint4 &v00 = value[0][0][block], &v01 = value[0][1][block], &v10 = value[1][0][block],
-                  &v11 = value[1][1][block];
-      const uint32_t even[4][2] = {{v00.x, v01.x}, {v00.y, v01.y}, {v00.z, v01.z}, {v00.w, v01.w}};
-      const uint32_t odd[4][2] = {{v10.x, v11.x}, {v10.y, v11.y}, {v10.z, v11.z}, {v10.w, v11.w}};
+      const uint4 &v00 = value[0][block], &v01 = value[1][block], &v10 = value[2][block], &v11 = value[3][block];
+      const uint32_t low[4][2] = {{v00.x, v01.x}, {v00.y, v01.y}, {v00.z, v01.z}, {v00.w, v01.w}};
+      const uint32_t high[4][2] = {{v10.x, v11.x}, {v10.y, v11.y}, {v10.z, v11.z}, {v10.w, v11.w}};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // channels 8g + 2i and 8g + 2i + 1
-        eet::mma<T>(out[block][i], __byte_perm(even[i][0], even[i][1], 0x5410),
-                    __byte_perm(even[i][0], even[i][1], 0x7632), __byte_perm(odd[i][0], odd[i][1], 0x5410),
-                    __byte_perm(odd[i][0], odd[i][1], 0x7632), b0, b1);
+        eet::mma<T>(out[block][i], __byte_perm(low[i][0], low[i][1], 0x5410),
+                    __byte_perm(low[i][0], low[i][1], 0x7632), __byte_perm(high[i][0], high[i][1], 0x5410),
+                    __byte_perm(high[i][0], high[i][1], 0x7632), b0, b1);
       }
     }
   }
@@ -145,34 +139,53 @@ struct Warp {
 template <typename T, int kDim>
 __global__ void __launch_bounds__(kMaxWarps<kDim> * 32, 1) decode_kernel(const DecodeArgs<T> a) {
   extern __shared__ float shared[];
-  const auto [H, G, D] = a.heads;
-  const int b = blockIdx.z, per_group = H / G, parts = (per_group + kHeads - 1) / kHeads;
+  const int H = a.heads.H, D = a.heads.D, per_group = H / a.heads.G;
+  const int b = blockIdx.z, parts = (per_group + kHeads - 1) / kHeads;
   const int kv = blockIdx.y / parts, first_head = blockIdx.y % parts * kHeads;
   const int num_heads = min(kHeads, per_group - first_head);
   const int warp = threadIdx.x / 32, num_warps = blockDim.x / 32, cluster = gridDim.x;
 
   Warp<T, kDim> w;
   const int head = kv * per_group + first_head + min(w.g(), num_heads - 1);  // past the last head: the last, again
-  const int64_t newest = a.columns[b * a.column_stride];
-  const int begin = a.mask ? 0 : int(a.num_pad[b]), end = a.mask ? a.K : int(newest) + 1;
+  const int newest = int(a.columns[b * a.column_stride]);
+  const int begin = a.mask ? 0 : int(a.num_pad[b]), end = a.mask ? a.K : newest + 1;
   const T* new_key = a.qkv + a.heads.key(b, kv);
   const T* new_value = a.qkv + a.heads.value(b, kv);
   w.load_query(a.qkv + a.heads.query(b, head), D);
 
-  // Blocks take turns by kKeys, so that they all have as much to do.
-  const int stride = cluster * num_warps * kKeys;
-  const auto find = [&](const eet::Cache<T>& cache, const T* fresh) {
-    return [=, &cache](int k) -> const T* {
-      if (k == newest) return fresh;
-      return k < end ? cache.at(b, kv, k) : nullptr;
-    };
+  // The newest key and value are not in the cache yet; past the last one, the last is read again, with weight 0. A tile
+  // without either is plain, and its addresses are cheap.
+  const auto load = [&](int first, const eet::Cache<T>& cache, const T* fresh, auto load_tile) {
+    const T* base = cache.at(b, kv, 0);
+    const int stride = int(cache.column);
+    if (first >= end) return;
+    if (kAhead<kDim> && first + kKeys <= end && unsigned(newest - first) >= kKeys) {
+      load_tile([=](int k) { return base + int64_t(k) * stride; });
+    } else {
+      load_tile([=](int k) { return min(k, end - 1) == newest ? fresh : base + int64_t(min(k, end - 1)) * stride; });
+    }
   };
-  const auto key_at = find(a.keys, new_key), value_at = find(a.values, new_value);
-  const float scale = rsqrtf(float(D));
+  T mask[2][2];
+  const auto load_keys = [&](int first) {
+    load(first, a.keys, new_key, [&](auto at) { w.load_keys(first, D, at); });
+    if (!a.mask) return;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int k = first + i / 2 * 8 + w.t() * 2 + i % 2;
+      mask[i / 2][i % 2] = k < end ? a.mask[int64_t(b) * a.K + k] : T(0.f);
+    }
+  };
+  const auto load_values = [&](int first) {
+    load(first, a.values, new_value, [&](auto at) { w.load_values(first, D, at); });
+  };
+
+  // Warps of all the cluster's blocks take turns, so that they all have as much to do.
+  const int stride = cluster * num_warps * kKeys;
+  const float log2e = 1.4426950408889634f, scale = rsqrtf(float(D)) * log2e;
   int first = begin + (warp * cluster + blockIdx.x) * kKeys;
   if (kAhead<kDim>) {
-    w.load_keys(first, D, key_at);
-    w.load_values(first, D, value_at);
+    load_keys(first);
+    load_values(first);
   }
 
   if (blockIdx.x == 0 && first_head == 0) {  // the cache's new column
@@ -185,28 +198,29 @@ __global__ void __launch_bounds__(kMaxWarps<kDim> * 32, 1) decode_kernel(const D
 
   for (; first < end; first += stride) {
     float score[2][2];
-    if (!kAhead<kDim>) w.load_keys(first, D, key_at);
+    if (!kAhead<kDim>) load_keys(first);
     w.multiply_keys(score);
-    if (kAhead<kDim>) w.load_keys(first + stride, D, key_at);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int k = first + i / 2 * 8 + w.t() * 2 + i % 2;
       float& s = score[i / 2][i % 2];
-      s = k < end ? s * scale + (a.mask ? eet::to_float(a.mask[int64_t(b) * a.K + k]) : 0.f) : -INFINITY;
+      s *= scale;
+      if (a.mask) s = fmaxf(s + eet::to_float(mask[i / 2][i % 2]) * log2e, eet::kLowest);
+      if (first + i / 2 * 8 + w.t() * 2 + i % 2 >= end) s = -INFINITY;
     }
+    if (kAhead<kDim>) load_keys(first + stride);
     w.weigh(score);
-    if (!kAhead<kDim>) w.load_values(first, D, value_at);
+    if (!kAhead<kDim>) load_values(first);
     w.multiply_values(score);
-    if (kAhead<kDim>) w.load_values(first + stride, D, value_at);
+    if (kAhead<kDim>) load_values(first + stride);
   }
 
   // Each warp leaves its maximum, its sum and its outputs [heads][D]; the block merges them.
-  float* maxima = shared;                       // [warps][kHeads]
-  float* sums = maxima + num_warps * kHeads;    // [warps][kHeads]
+  float* maxima = shared;                        // [warps][kHeads]
+  float* sums = maxima + num_warps * kHeads;     // [warps][kHeads]
   float* block_max = sums + num_warps * kHeads;  // [kHeads]
-  float* block_sum = block_max + kHeads;        // [kHeads]
-  float* block_out = block_sum + kHeads;        // [num_heads][D]
-  float* outs = block_out + num_heads * D;      // [warps][num_heads][D]
+  float* block_sum = block_max + kHeads;         // [kHeads]
+  float* block_out = block_sum + kHeads;         // [num_heads][D]
+  float* outs = block_out + num_heads * D;       // [warps][num_heads][D]
   const float sum = eet::warp_sum<4>(w.sum);
   if (w.t() == 0) {
     maxima[warp * kHeads + w.g()] = w.max;
@@ -218,50 +232,59 @@ __global__ void __launch_bounds__(kMaxWarps<kDim> * 32, 1) decode_kernel(const D
     if (h < num_heads && channel < D) outs[(warp * num_heads + h) * D + channel] = w.out[block][i / 4 % 4][i % 4];
   }
   __syncthreads();
+  const int64_t out_at = (int64_t(b) * H + kv * per_group + first_head) * D;
   for (int i = threadIdx.x; i < num_heads * D; i += blockDim.x) {
     const int h = i / D;
-    float max = -INFINITY, total = 0, value = 0;
+    float max = eet::kLowest, total = 0, value = 0;
     for (int j = 0; j < num_warps; ++j) max = fmaxf(max, maxima[j * kHeads + h]);
     for (int j = 0; j < num_warps; ++j) {
-      const float share = eet::weight_of(maxima[j * kHeads + h], max);
+      const float share = eet::exp2_of(maxima[j * kHeads + h] - max);
       total += share * sums[j * kHeads + h];
       value += share * outs[j * num_heads * D + i];
     }
     block_out[i] = value;
     if (i % D == 0) block_max[h] = max, block_sum[h] = total;
+    if (cluster == 1) a.out[out_at + i] = eet::from_float<T>(value / total);
   }
-  __syncthreads();
+  if (cluster == 1) return;
   eet::cluster_barrier();
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < num_heads * D; i += cluster * blockDim.x) {
-    const int h = i / D;
-    float max = -INFINITY, total = 0, value = 0;
-    for (int j = 0; j < cluster; ++j) max = fmaxf(max, eet::of_block(block_max + h, j));
-    for (int j = 0; j < cluster; ++j) {
-      const float share = eet::weight_of(eet::of_block(block_max + h, j), max);
-      total += share * eet::of_block(block_sum + h, j);
-      value += share * eet::of_block(block_out + i, j);
+    float max[kMaxCluster], sum[kMaxCluster], out[kMaxCluster], most = eet::kLowest, total = 0, value = 0;
+#pragma unroll
+    for (int j = 0; j < kMaxCluster; ++j) {
+      if (j >= cluster) break;
+      max[j] = eet::of_block(block_max + i / D, j);
+      sum[j] = eet::of_block(block_sum + i / D, j);
+      out[j] = eet::of_block(block_out + i, j);
+      most = fmaxf(most, max[j]);
     }
-    a.out[(int64_t(b) * H + kv * per_group + first_head) * D + i] = eet::from_float<T>(value / total);
+#pragma unroll
+    for (int j = 0; j < kMaxCluster; ++j) {
+      if (j >= cluster) break;
+      const float share = eet::exp2_of(max[j] - most);
+      total += share * sum[j];
+      value += share * out[j];
+    }
+    a.out[out_at + i] = eet::from_float<T>(value / total);
   }
   eet::cluster_barrier();  // nobody leaves while another reads its shared memory
 }
 
 template <typename T, int kDim>
 cudaError_t launch_decode(const DecodeArgs<T>& a, int B, cudaStream_t stream) {
-  const auto [H, G, D] = a.heads;
-  const int per_group = H / G, jobs = G * eet::ceil_div(per_group, kHeads), keys = eet::ceil_div(a.K, kKeys);
+  const int D = a.heads.D, per_group = a.heads.H / a.heads.G;
+  const int jobs = a.heads.G * eet::ceil_div(per_group, kHeads), keys = eet::ceil_div(a.K, kKeys);
   const int multiprocessors = eet::device_attribute(cudaDevAttrMultiProcessorCount);
   const bool clusters = eet::device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
   // Few rows: many warps, and several blocks a row and head. Many rows: small blocks, of which several fit.
-  constexpr int max_warps = kMaxWarps<kDim>;
-  int warps = max_warps;
-  while (warps > 4 && (B * jobs * warps > multiprocessors * max_warps || warps >= 2 * keys)) warps /= 2;
+  const int num_heads = per_group < kHeads ? per_group : kHeads;
+  const int slots = multiprocessors * kMaxWarps<kDim>;
+  int warps = kMaxWarps<kDim>;
+  while (warps > 4 && (B * jobs * warps > slots || warps >= 2 * keys)) warps /= 2;
   int cluster = 1;
-  while (clusters && cluster < kMaxCluster && 2 * cluster * B * jobs * warps <= multiprocessors * max_warps &&
-         cluster * warps < keys) {
+  while (clusters && cluster < kMaxCluster && 2 * cluster * B * jobs * warps <= slots && cluster * warps < keys) {
     cluster *= 2;
   }
-  const int num_heads = per_group < kHeads ? per_group : kHeads;
   const int bytes = (2 * (warps + 1) * kHeads + (warps + 1) * num_heads * D) * sizeof(float);
   const auto kernel = decode_kernel<T, kDim>;
   if (cudaError_t error = eet::allow_shared(kernel, bytes)) return error;

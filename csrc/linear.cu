@@ -8,8 +8,8 @@
 namespace {
 
 constexpr int kWarps = 16;
-constexpr int kTile = 8;    // outputs that a group of warps computes at a time
-constexpr int kDepth = 8;   // weight vectors that a thread has on their way
+constexpr int kTile = 8;   // outputs that a group of warps computes at a time
+constexpr int kDepth = 8;  // weight vectors that a thread has on their way
 constexpr int kMaxTokens = 16;
 
 template <typename T>
@@ -20,7 +20,7 @@ struct LinearArgs {
   const T* bias;      // [N] or null
   const T* residual;  // [T,N] or null; may be `out`
   eet::Norm<T> norm;  // no weight: none
-  int num_tokens, N, K, act, group_warps, stride;
+  int num_tokens, N, K, act, stride, group_warps;
 };
 
 // A warp's part of out^T[8 outputs, tokens], for one vector of weights a lane: lane 4g+t holds kVec inputs of output g.
@@ -29,21 +29,26 @@ struct LinearArgs {
 template <typename T, int kTokens>
 struct Product {
   static constexpr int kChunk = 32;  // inputs in one step of a warp
-  float sum[4] = {};
+  const T *low, *high;               // the lane's tokens; one past the last repeats the last: its sums are never stored
+  float sum[2][4] = {};              // two, so that one mma need not wait for the other
 
-  __device__ void add(uint4 w, const T* rows, int stride, int num_tokens, int k) {
+  __device__ Product(const T* rows, int stride, int num_tokens) {
     const int g = threadIdx.x % 32 / 4;
-    // A row past the last token repeats it: its sums are never stored.
-    const uint4 low = eet::load(rows + min(g, num_tokens - 1) * stride + k);
-    const uint4 high = kTokens > 8 ? eet::load(rows + min(g + 8, num_tokens - 1) * stride + k) : eet::zeros();
-    eet::mma<T>(sum, low.x, high.x, low.y, high.y, w.x, w.y);
-    eet::mma<T>(sum, low.z, high.z, low.w, high.w, w.z, w.w);
+    low = rows + min(g, num_tokens - 1) * stride;
+    high = rows + min(g + 8, num_tokens - 1) * stride;
+  }
+
+  __device__ void add(uint4 w, int k, int) {
+    const uint4 x = eet::load(low + k), y = kTokens > 8 ? eet::load(high + k) : eet::zeros();
+    eet::mma<T>(sum[0], x.x, y.x, x.y, y.y, w.x, w.y);
+    eet::mma<T>(sum[1], x.z, y.z, x.w, y.w, w.z, w.w);
   }
 
   __device__ void store(float* partial) {  // [kTokens][kTile]
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    *reinterpret_cast<float2*>(partial + g * kTile + 2 * t) = make_float2(sum[0], sum[1]);
-    if (kTokens > 8) *reinterpret_cast<float2*>(partial + (g + 8) * kTile + 2 * t) = make_float2(sum[2], sum[3]);
+    float* to = partial + threadIdx.x % 32 / 4 * kTile + threadIdx.x % 4 * 2;
+    *reinterpret_cast<float2*>(to) = make_float2(sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]);
+    if (kTokens <= 8) return;
+    *reinterpret_cast<float2*>(to + 8 * kTile) = make_float2(sum[0][2] + sum[1][2], sum[0][3] + sum[1][3]);
   }
 };
 
@@ -51,9 +56,13 @@ struct Product {
 template <int kTokens>
 struct Product<float, kTokens> {
   static constexpr int kChunk = 16;
+  const float* rows;
+  int stride;
   float sum[kTokens] = {};
 
-  __device__ void add(uint4 w, const float* rows, int stride, int num_tokens, int k) {
+  __device__ Product(const float* rows, int stride, int) : rows(rows), stride(stride) {}
+
+  __device__ void add(uint4 w, int k, int num_tokens) {
     float weight[4], x[4];
     eet::unpack<float>(w, weight);
 #pragma unroll
@@ -88,51 +97,66 @@ __global__ void __launch_bounds__(kWarps * 32, 1) linear_kernel(const LinearArgs
   extern __shared__ uint4 shared[];
   __shared__ float partial[2][kWarps][kTokens * kTile];
   T* rows = reinterpret_cast<T*>(shared);
+  eet::RowStager<kWarps, T> stager(a.x, a.num_tokens, a.K, a.stride, a.norm);
 
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int group = warp / a.group_warps, member = warp % a.group_warps, num_groups = kWarps / a.group_warps;
-  const int thread = threadIdx.x % (a.group_warps * 32);
-  const int num_tiles = (a.N + kTile - 1) / kTile, stride = gridDim.x * num_groups;
-  const int step = a.group_warps * Part::kChunk;  // inputs in one step of a group
-  const int offset = member * Part::kChunk + t * eet::kVec<T>;
+  const int group = warp / a.group_warps, member = warp % a.group_warps, group_threads = a.group_warps * 32;
+  const int num_tiles = (a.N + kTile - 1) / kTile, tile_step = gridDim.x * (kWarps / a.group_warps);
 
-  const auto fetch = [&](int tile, int k) {
-    const int n = tile * kTile + g;
-    return n < a.N && k < a.K ? eet::load_once(a.weight + int64_t(n) * a.K + k) : eet::zeros();
-  };
+  // The warp's steps through the inputs: its lane's vector begins at k_of(step). Past the last input and the last output a
+  // lane reads the last one again: there the activation is 0, and here nothing is stored.
+  const int num_steps = ((a.K + Part::kChunk - 1) / Part::kChunk - member + a.group_warps - 1) / a.group_warps;
+  const int first_k = member * Part::kChunk + t * eet::kVec<T>, step_k = a.group_warps * Part::kChunk;
+  const int last_k = a.K - eet::kVec<T>;
+  const auto row_of = [&](int tile) { return a.weight + int64_t(min(tile * kTile + g, a.N - 1)) * a.K; };
 
   int tile = blockIdx.x + group * gridDim.x;
+  const T* row = row_of(tile);
   uint4 weights[kDepth];
 #pragma unroll
-  for (int i = 0; i < kDepth; ++i) weights[i] = fetch(tile, offset + i * step);
-  eet::stage_rows<kWarps>(rows, a.stride, a.x, a.num_tokens, a.K, a.norm);
+  for (int i = 0; i < kDepth; ++i) {
+    if (i < num_steps && tile < num_tiles) weights[i] = eet::load_once(row + min(first_k + i * step_k, last_k));
+  }
+  stager.stage(rows);
   __syncthreads();
 
-  for (int buffer = 0; tile < num_tiles; tile += stride, buffer ^= 1) {
-    Part part;
-    for (int k = offset; k < a.K + t * eet::kVec<T>;) {
-      // Where this tile's inputs end, the next tile's begin.
-      const bool last = k + kDepth * step >= a.K + t * eet::kVec<T>;
-      const int next_tile = last ? tile + stride : tile, next_k = last ? offset : k + kDepth * step;
+  for (int buffer = 0; tile < num_tiles; tile += tile_step, buffer ^= 1) {
+    // The thread that finishes an output, and what it adds: on its way while the products are computed.
+    constexpr int kOutputs = kTokens / 8;  // for each of a group's threads, which are 64 at least
+    const int64_t n = tile * kTile + threadIdx.x % kTile;
+    T bias[kOutputs], residual[kOutputs];
 #pragma unroll
-      for (int i = 0; i < kDepth; ++i, k += step) {
-        const uint4 w = weights[i];
-        weights[i] = fetch(next_tile, next_k + i * step);
-        if (k - t * eet::kVec<T> < a.K) part.add(w, rows, a.stride, a.num_tokens, k);
+    for (int i = 0; i < kOutputs; ++i) {
+      const int token = (threadIdx.x % group_threads + i * group_threads) / kTile;
+      const bool mine = token < a.num_tokens && n < a.N;
+      bias[i] = mine && a.bias ? a.bias[n] : T(0.f);
+      residual[i] = mine && a.residual ? a.residual[token * int64_t(a.N) + n] : T(0.f);
+    }
+
+    Part part(rows, a.stride, a.num_tokens);
+    for (int step = 0; step < num_steps; step += kDepth) {
+      // Where this tile's steps end, the next tile's begin.
+      const bool last = step + kDepth >= num_steps;
+      if (last) row = row_of(tile + tile_step);
+      const int next_step = last ? 0 : step + kDepth, end = last && tile + tile_step >= num_tiles ? 0 : num_steps;
+#pragma unroll
+      for (int i = 0; i < kDepth; ++i) {
+        if (step + i < num_steps) part.add(weights[i], first_k + (step + i) * step_k, a.num_tokens);
+        if (next_step + i < end) weights[i] = eet::load_once(row + min(first_k + (next_step + i) * step_k, last_k));
       }
     }
     part.store(partial[buffer][warp]);
 
-    // The group's threads finish the tile. Two buffers: a tile's sums are read before those of the tile after next come.
-    eet::barrier(1 + group, a.group_warps * 32);
-    for (int i = thread; i < a.num_tokens * kTile; i += a.group_warps * 32) {
-      const int n = tile * kTile + i % kTile;
-      if (n >= a.N) continue;
-      float sum = a.bias ? eet::to_float(a.bias[n]) : 0.f;
-      for (int j = 0; j < a.group_warps; ++j) sum += partial[buffer][group * a.group_warps + j][i];
-      sum = eet::activate(sum, a.act);
-      const int64_t to = int64_t(i / kTile) * a.N + n;
-      a.out[to] = eet::from_float<T>(a.residual ? sum + eet::to_float(a.residual[to]) : sum);
+    // Two buffers: a tile's sums are read before those of the tile after next come.
+    eet::barrier(1 + group, group_threads);
+#pragma unroll
+    for (int i = 0; i < kOutputs; ++i) {
+      const int output = threadIdx.x % group_threads + i * group_threads, token = output / kTile;
+      if (token >= a.num_tokens || n >= a.N) continue;
+      float sum = eet::to_float(bias[i]);
+      for (int j = 0; j < a.group_warps; ++j) sum += partial[buffer][group * a.group_warps + j][output];
+      sum = eet::activate(sum, a.act) + eet::to_float(residual[i]);
+      a.out[token * int64_t(a.N) + n] = eet::from_float<T>(sum);
     }
   }
 }
@@ -188,12 +212,12 @@ int row_stride(int K) {
 template <typename T, int kTokens>
 cudaError_t launch_linear(LinearArgs<T> a, cudaStream_t stream) {
   const int num_tiles = eet::ceil_div(a.N, kTile);
-  const int num_blocks = eet::device_attribute(cudaDevAttrMultiProcessorCount);
+  const int num_blocks = min(num_tiles, eet::device_attribute(cudaDevAttrMultiProcessorCount));
   a.group_warps = group_warps(num_tiles, num_blocks);
   a.stride = row_stride<T>(a.K);
   const int bytes = a.num_tokens * a.stride * sizeof(T);
   if (cudaError_t error = eet::allow_shared(linear_kernel<T, kTokens>, bytes)) return error;
-  linear_kernel<T, kTokens><<<min(num_blocks, num_tiles), kWarps * 32, bytes, stream>>>(a);
+  linear_kernel<T, kTokens><<<num_blocks, kWarps * 32, bytes, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -218,11 +242,11 @@ extern "C" cudaError_t eet_epilogue(void* out, const void* y, const void* bias, 
                                     int N, int act, cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    constexpr int kThreads = 256;
+    constexpr int kBlock = 256;
     const int64_t num = int64_t(T) * N;
     const auto launch = [&](auto kernel, int width) {
-      const int64_t num_blocks = (num + kThreads * width - 1) / (kThreads * width);
-      kernel<<<num_blocks, kThreads, 0, stream>>>(static_cast<Type*>(out), static_cast<const Type*>(y),
+      const int64_t num_blocks = (num + kBlock * width - 1) / (kBlock * width);
+      kernel<<<num_blocks, kBlock, 0, stream>>>(static_cast<Type*>(out), static_cast<const Type*>(y),
                                                   static_cast<const Type*>(bias),
                                                   static_cast<const Type*>(residual), num, N, act);
       return cudaGetLastError();

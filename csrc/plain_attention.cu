@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const PlainArgs a) {
   for (int d = threadIdx.x; d < D; d += blockDim.x) query[d] = a.qkv[a.heads.query(token, h) + d] * scale;
   __syncthreads();
 
-  float max = -INFINITY, sum = 0, out[kMaxDim / 32] = {};
+  float max = eet::kLowest, sum = 0, out[kMaxDim / 32] = {};
   for (int base = begin + warp * 32; base < end; base += kWarps * 32) {
     float score = -INFINITY;
     if (base + lane < end) {
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const PlainArgs a) {
       }
       if (a.mask) score += a.mask[token * a.K + base + lane];
     }
-    const float new_max = fmaxf(max, eet::warp_max(score)), shrink = eet::weight_of(max, new_max);
-    const float weight = eet::weight_of(score, new_max);
+    const float new_max = fmaxf(max, eet::warp_max(score)), shrink = eet::exp_of(max - new_max);
+    const float weight = eet::exp_of(score - new_max);
     max = new_max;
     sum = sum * shrink + weight;
     for (float& x : out) x *= shrink;
@@ -76,10 +76,10 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const PlainArgs a) {
   for (int j = 0; j < kMaxDim / 32; ++j) outs[warp][j * 32 + lane] = out[j];
   __syncthreads();
   for (int d = threadIdx.x; d < D; d += blockDim.x) {
-    float most = -INFINITY, total = 0, value = 0;
+    float most = eet::kLowest, total = 0, value = 0;
     for (int i = 0; i < kWarps; ++i) most = fmaxf(most, maxima[i]);
     for (int i = 0; i < kWarps; ++i) {
-      const float share = eet::weight_of(maxima[i], most);
+      const float share = eet::exp_of(maxima[i] - most);
       total += share * sums[i];
       value += share * outs[i][d];
     }

@@ -8,6 +8,7 @@
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kThreads = kWarps * 32;
 constexpr int kQueries = 16 * kWarps;  // of a block
 template <int kDim>
 constexpr int kKeys = kDim <= 128 ? 64 : 32;  // of a tile
@@ -21,7 +22,8 @@ struct PrefillArgs {
   const T* qkv;                             // [T,(H+2G)D]
   const T* mask;                            // [B,1,Q,K] or null
   const int64_t *first, *count, *num_pad;   // [B]
-  const int64_t* columns;                   // [T]
+  const int64_t* columns;                   // [T], `column_stride` apart
+  int64_t column_stride;
   eet::Heads heads;
   int Q, K;  // for a mask
 };
@@ -31,19 +33,6 @@ struct Tiles {
   T query[kQueries][kRow<kDim>], key[2][kKeys<kDim>][kRow<kDim>], value[2][kKeys<kDim>][kRow<kDim>];
 };
 
-// Copies rows of D numbers; row r from from(r), or zeros where that is null.
-template <typename T, int kDim, int kRows, typename From>
-__device__ inline void copy_rows(T (&to)[kRows][kRow<kDim>], int D, From from) {
-  constexpr int kVecs = kDim / 8;
-#pragma unroll
-  for (int i = threadIdx.x; i < kRows * kVecs; i += kWarps * 32) {
-    const int row = i / kVecs, d = i % kVecs * 8;
-    const T* source = from(row);
-    const bool valid = source && d < D;
-    eet::copy_async(&to[row][d], valid ? source + d : reinterpret_cast<const T*>(to), valid);
-  }
-}
-
 // Why      scores of a whole prompt do not fit into fast memory: tiles of keys pass by while a softmax is kept up to date
 // Mapping  4 warps of 16 queries each against tiles of 64 keys: grid (ceil(longest / 64), H, B), the longest work first
 // Traffic  q and out once; keys and values once for each 64 queries of a head, mostly from L2
@@ -51,7 +40,7 @@ __device__ inline void copy_rows(T (&to)[kRows][kRow<kDim>], int D, From from) {
 // Numerics scores, softmax and sums in fp32; weights are rounded to T for the tensor cores
 // Source   Dao 2023, FlashAttention-2; the first key is num_pad itself, so pads take no part at all
 template <typename T, int kDim>
-__global__ void __launch_bounds__(kWarps * 32) prefill_kernel(const PrefillArgs<T> a) {
+__global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> a) {
   extern __shared__ uint4 shared[];
   Tiles<T, kDim>& tiles = *reinterpret_cast<Tiles<T, kDim>*>(shared);
   constexpr int kTileKeys = kKeys<kDim>;
@@ -60,47 +49,64 @@ __global__ void __launch_bounds__(kWarps * 32) prefill_kernel(const PrefillArgs<
   const int64_t token = a.mask ? int64_t(b) * a.Q : a.first[b];
   const int count = a.mask ? a.Q : int(a.count[b]), query = int(gridDim.x - 1 - blockIdx.x) * kQueries;
   if (query >= count) return;
-  const int column = int(a.columns[token]) + query;  // of the block's first query
+  const int column = int(a.columns[token * a.column_stride]) + query;  // of the block's first query
   const int begin = a.mask ? 0 : int(a.num_pad[b]);
   const int end = a.mask ? a.K : column + min(kQueries, count - query);
 
-  const auto copy_tile = [&](int tile, int buffer) {
-    const int k = begin + tile * kTileKeys;
-    const auto from = [&](const eet::Cache<T>& cache) {
-      return [&, k](int row) -> const T* { return k + row < end ? cache.at(b, kv, k + row) : nullptr; };
-    };
-    copy_rows<T, kDim>(tiles.key[buffer], D, from(a.keys));
-    copy_rows<T, kDim>(tiles.value[buffer], D, from(a.values));
+  // A thread copies one vector of every kRowStep-th row.
+  constexpr int kVecs = kDim / 8, kRowStep = kThreads / kVecs;
+  const int first_row = threadIdx.x / kVecs, first_d = threadIdx.x % kVecs * 8;
+  const T* next_query = a.qkv + a.heads.query(token + query + first_row, h) + first_d;
+#pragma unroll
+  for (int row = 0; row < kQueries; row += kRowStep, next_query += kRowStep * a.heads.width()) {
+    eet::copy_async(&tiles.query[row + first_row][first_d], next_query, query + row + first_row < count && first_d < D);
+  }
+  const T* next_key = a.keys.at(b, kv, begin + first_row) + first_d;
+  const T* next_value = a.values.at(b, kv, begin + first_row) + first_d;
+  const int64_t row_step = kRowStep * a.keys.column;
+  int keys_left = first_d < D ? end - begin - first_row : 0;
+  const auto copy_tile = [&](int buffer) {
+#pragma unroll
+    for (int row = 0; row < kTileKeys; row += kRowStep, keys_left -= kRowStep) {
+      eet::copy_async(&tiles.key[buffer][row + first_row][first_d], next_key, keys_left > 0);
+      eet::copy_async(&tiles.value[buffer][row + first_row][first_d], next_value, keys_left > 0);
+      next_key += row_step;
+      next_value += row_step;
+    }
     eet::commit_copies();
   };
-  copy_rows<T, kDim>(tiles.query, D, [&](int row) -> const T* {
-    return query + row < count ? a.qkv + a.heads.query(token + query + row, h) : nullptr;
-  });
-  copy_tile(0, 0);
+  copy_tile(0);
 
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = threadIdx.x / 32 * 16;  // the warp's first query
   const int low_row = lane % 16, low_d = lane / 16 * 8;                      // ldmatrix: rows first, then channels
   const int high_row = lane / 16 * 8 + lane % 8, high_d = lane / 8 % 2 * 8;  // channels first, then rows
   const float scale = rsqrtf(float(D));
-  const float exponent = a.mask ? 1.f : scale;  // with a mask the scores are scaled before it is added
+  // exp(x) is exp2(log2(e) x); with a mask the scores are scaled before it is added.
+  const float exponent = (a.mask ? 1.f : scale) * 1.4426950408889634f;
+  constexpr bool kHold = kDim <= 128;  // registers for all of the warp's queries
+  uint32_t held[kHold ? kDim / 16 : 1][4];
   float out[kDim / 8][4] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
   const int num_tiles = (end - begin + kTileKeys - 1) / kTileKeys;
   for (int tile = 0; tile < num_tiles; ++tile) {
     const int buffer = tile % 2, first_key = begin + tile * kTileKeys;
     if (tile + 1 < num_tiles) {
-      copy_tile(tile + 1, buffer ^ 1);
+      copy_tile(buffer ^ 1);
       eet::wait_for_copies<1>();
     } else {
       eet::wait_for_copies<0>();
     }
     __syncthreads();
+    if (kHold && tile == 0) {
+#pragma unroll
+      for (int d = 0; d < kDim; d += 16) eet::load_matrices(held[d / 16], &tiles.query[row + low_row][d + low_d]);
+    }
 
     float score[kTileKeys / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < kDim; d += 16) {
-      uint32_t q[4];
-      eet::load_matrices(q, &tiles.query[row + low_row][d + low_d]);
+      uint32_t(&q)[4] = held[kHold ? d / 16 : 0];
+      if (!kHold) eet::load_matrices(q, &tiles.query[row + low_row][d + low_d]);
 #pragma unroll
       for (int k = 0; k < kTileKeys; k += 16) {
         uint32_t r[4];
@@ -112,11 +118,19 @@ __global__ void __launch_bounds__(kWarps * 32) prefill_kernel(const PrefillArgs<
 
     if (a.mask) {
 #pragma unroll
-      for (int i = 0; i < kTileKeys / 2; ++i) {
-        const int k = first_key + i / 4 * 8 + t * 2 + i % 2, q = query + row + g + i % 4 / 2 * 8;
-        float& s = score[i / 4][i % 4];
-        s = k < end && q < count ? s * scale + eet::to_float(a.mask[(token + q) * a.K + k]) : -INFINITY;
-        if (q >= count) s = 0;
+      for (int i = 0; i < kTileKeys / 4; ++i) {  // pairs of keys
+        const int k = first_key + i / 2 * 8 + t * 2, q = query + row + g + i % 2 * 8;
+        float* s = &score[i / 2][i % 2 * 2];
+        const T* at = a.mask + (token + min(q, count - 1)) * a.K + k;
+        alignas(4) T pair[2] = {T(0.f), T(0.f)};
+        if (a.K % 2 == 0 && k < end) {
+          *reinterpret_cast<uint32_t*>(pair) = *reinterpret_cast<const uint32_t*>(at);
+        } else {
+          if (k < end) pair[0] = at[0];
+          if (k + 1 < end) pair[1] = at[1];
+        }
+        s[0] = k < end ? s[0] * scale + eet::to_float(pair[0]) : -INFINITY;
+        s[1] = k + 1 < end ? s[1] * scale + eet::to_float(pair[1]) : -INFINITY;
       }
     } else if (first_key + kTileKeys > column + row + 1) {  // some query of the warp must not see some key
 #pragma unroll
@@ -133,7 +147,7 @@ __global__ void __launch_bounds__(kWarps * 32) prefill_kernel(const PrefillArgs<
       for (int i = 0; i < kTileKeys / 8; ++i) newest = fmaxf(newest, fmaxf(score[i][2 * half], score[i][2 * half + 1]));
       // Every query sees the first key of the first tile, so the maximum is finite from here on.
       const float new_max = fmaxf(max[half], eet::warp_max<4>(newest));
-      const float shrink = eet::exp_of((max[half] - new_max) * exponent);
+      const float shrink = eet::exp2_of((max[half] - new_max) * exponent);
       max[half] = new_max;
       sum[half] *= shrink;
 #pragma unroll
@@ -141,7 +155,7 @@ __global__ void __launch_bounds__(kWarps * 32) prefill_kernel(const PrefillArgs<
 #pragma unroll
       for (int i = 0; i < kTileKeys / 4; ++i) {
         float& s = score[i / 2][2 * half + i % 2];
-        sum[half] += s = eet::exp_of((s - new_max) * exponent);
+        sum[half] += s = eet::exp2_of((s - new_max) * exponent);
       }
     }
 
@@ -181,7 +195,7 @@ cudaError_t launch_prefill(const PrefillArgs<T>& a, int B, int longest, cudaStre
   const auto kernel = prefill_kernel<T, kDim>;
   const int bytes = sizeof(Tiles<T, kDim>);
   if (cudaError_t error = eet::allow_shared(kernel, bytes)) return error;
-  kernel<<<dim3(eet::ceil_div(longest, kQueries), a.heads.H, B), kWarps * 32, bytes, stream>>>(a);
+  kernel<<<dim3(eet::ceil_div(longest, kQueries), a.heads.H, B), kThreads, bytes, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -190,16 +204,17 @@ cudaError_t launch_prefill(const PrefillArgs<T>& a, int B, int longest, cudaStre
 // Causal, keys num_pad .. a query's own column; with a mask: all keys 0 .. K-1 for all B * Q tokens.
 extern "C" cudaError_t eet_prefill_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                              const int64_t* first, const int64_t* count, const int64_t* num_pad,
-                                             const int64_t* columns, int64_t row_stride, int64_t head_stride,
-                                             int64_t key_stride, int dtype, int B, int longest, int H, int G, int D,
-                                             int K, cudaStream_t stream) {
+                                             const int64_t* columns, int64_t column_stride, int64_t row_stride,
+                                             int64_t head_stride, int64_t key_stride, int dtype, int B, int longest,
+                                             int H, int G, int D, int K, cudaStream_t stream) {
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto cache = [&](void* p) {
       return eet::Cache<Type>{static_cast<Type*>(p), row_stride, head_stride, key_stride};
     };
     const PrefillArgs<Type> a{static_cast<Type*>(out), cache(keys), cache(values), static_cast<const Type*>(qkv),
-                              static_cast<const Type*>(mask), first, count, num_pad, columns, {H, G, D}, longest, K};
+                              static_cast<const Type*>(mask), first, count, num_pad, columns,
+                              column_stride, {H, G, D}, longest, K};
     if (D <= 32) return launch_prefill<Type, 32>(a, B, longest, stream);
     if (D <= 64) return launch_prefill<Type, 64>(a, B, longest, stream);
     if (D <= 128) return launch_prefill<Type, 128>(a, B, longest, stream);

@@ -26,9 +26,7 @@ struct Heads {
   __device__ int64_t value(int64_t token, int g) const { return token * width() + (H + G + g) * D; }
 };
 
-// exp(x - max), where a max of -inf means that nothing has been seen yet.
-__device__ inline float weight_of(float score, float max) {
-  return max == -INFINITY ? 0.f : exp_of(score - max);
-}
+// The maximum of no scores: finite, so that differences of maxima are numbers, and below every score.
+constexpr float kLowest = -3.4028234e38f;
 
 }  // namespace eet

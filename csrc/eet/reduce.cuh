@@ -1,4 +1,4 @@
-// Sums and maxima over the lanes of a warp, and barriers among some of a block's warps.
+// Sums and maxima over the lanes of a warp, barriers among some of a block's warps, and fast exponentials.
 #pragma once
 
 #include <cstdint>
@@ -25,11 +25,13 @@ __device__ inline void barrier(int id, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }
 
-// exp(x) in two instructions, good to 2 ulp; exp_of(-inf) is 0.
-__device__ inline float exp_of(float x) {
+// 2^x in one instruction, good to 2 ulp; exp2_of(-inf) is 0.
+__device__ inline float exp2_of(float x) {
   float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+__device__ inline float exp_of(float x) { return exp2_of(x * 1.4426950408889634f); }
 
 }  // namespace eet

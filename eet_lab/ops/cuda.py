@@ -19,7 +19,7 @@ from eet_lab.ops.types import Empty, KVLayer, Linear, Norm, Sampling, Step
 
 FEW = 16  # tokens that the weight-streaming product takes
 SMALLEST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on every GPU from sm_80 on
-REDUCTION_SHARED = 17 * 1024  # bytes of it that eet_linear needs for itself
+REDUCTION_SHARED = 18 * 1024  # bytes of it that eet_linear needs besides the activations
 MAX_HEAD_DIM = 256
 _DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 _ACTS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
@@ -43,11 +43,10 @@ def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, e
     Few tokens (T <= 16, and T*C numbers fit in shared memory): one launch, which streams the weights once.
     More: our norm, cuBLAS, and our bias with activation, a launch each.
     """
-    (T, C), N = x.shape, len(w.weight)
-    _check_linear(x, w)
+    T, C, N = _check_linear(x, w)
     if act not in _ACTS:
         raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, _ACTS))}.")
-    few = _is_few(x)
+    few = _is_few(T, C, x.element_size())
     normed = x if few else empty("normed", x.shape, x)
     out = empty("linear", (T, N), x)
     if x.is_meta or not T:
@@ -72,10 +71,9 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> 
 
     Few tokens (as in `norm_linear`): one launch. More: cuBLAS, and our bias with residual.
     """
-    (T, C), N = x.shape, len(w.weight)
-    _check_linear(x, w)
+    T, C, N = _check_linear(x, w)
     _check(residual, "residual", x.dtype, (T, N))
-    few = _is_few(x)
+    few = _is_few(T, C, x.element_size())
     product = x if few else empty("linear", (T, N), x)
     if x.is_meta or not T:
         return residual
@@ -116,53 +114,47 @@ def next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Samp
 
 
 def _attend(qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty) -> Tensor:
-    T, B, G, D = len(qkv), len(step.spans), kv.num_heads, kv.head_dim
-    H = qkv.shape[1] // D - 2 * G
     keys, values = kv.room(step)
-    K = keys.shape[2]
+    (T, width), (B, G, K, D), strides = qkv.shape, keys.shape, keys.stride()
+    H = width // D - 2 * G
     _check_attention(qkv, keys, values, H, G, D)
     out = empty("attended", (T, H * D), qkv)
     if qkv.is_meta or not T:
         return out
     if mask is not None:
         _check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
+    tensors = (_at(out), _at(keys), _at(values), _at(qkv))
+    dtype, stream = _DTYPES[qkv.dtype], _stream(qkv)
+    columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
+    strides = (step.columns.stride(0), *strides[:3])
     one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
-    attended, k, v, new, bias, dtype, stream = (
-        *(_at(out), _at(keys), _at(values), _at(qkv), _at(mask)),
-        *(_DTYPES[qkv.dtype], _stream(qkv)),
-    )
-    rows, columns, first, count, num_pad = (
-        index.data_ptr() for index in (step.rows, step.columns, step.first, step.count, step.num_pad)
-    )
-    between, strides = step.columns.stride(0), keys.stride()[:3]
     if one_each and qkv.dtype != torch.float32:
         native.loaded("decode_attention").eet_decode_attention(
-            attended, k, v, new, bias, num_pad, columns, between, *strides, dtype, B, H, G, D, K, stream
+            *tensors, _at(mask), num_pad, columns, *strides, dtype, B, H, G, D, K, stream
         )
         return out
-    has_pads = mask is None and sum(span.count for span in step.spans) != T
+    num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
+    rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
+    zeroed = tensors[0] if mask is None and num_real != T else None
     native.loaded("append").eet_append(
-        *(attended if has_pads else None, k, v, new, rows, columns, first, count, between, *strides),
-        *(dtype, T, H, G, D, stream),
+        zeroed, *tensors[1:], rows, columns, first, count, *strides, dtype, T, H, G, D, stream
     )
     if qkv.dtype == torch.float32:
         native.loaded("plain_attention").eet_plain_attention(
-            *(attended, k, v, new, bias, rows, columns, first, count, num_pad, between, *strides),
-            *(T, H, G, D, K, stream),
+            *tensors, _at(mask), rows, columns, first, count, num_pad, *strides, T, H, G, D, K, stream
         )
         return out
-    longest = T // B if mask is not None else max(span.count for span in step.spans)
+    queries = longest if mask is None else T // B
     native.loaded("prefill_attention").eet_prefill_attention(
-        *(attended, k, v, new, bias, first, count, num_pad, columns, *strides),
-        *(dtype, B, longest, H, G, D, K, stream),
+        *tensors, _at(mask), first, count, num_pad, columns, *strides, dtype, B, queries, H, G, D, K, stream
     )
     return out
 
 
-def _is_few(x: Tensor) -> bool:
-    """Whether the activations fit into the weight-streaming kernel; the same answer for a rehearsal on meta tensors."""
-    T, C = x.shape
-    row_bytes = (-(-C * x.element_size() // 64) | 1) * 64  # as row_stride in linear.cu
+@cache
+def _is_few(T: int, C: int, itemsize: int) -> bool:
+    """Whether the weight-streaming kernel takes them; the same answer for a rehearsal on meta tensors."""
+    row_bytes = (-(-C * itemsize // 64) | 1) * 64  # as row_stride in linear.cu
     return T <= FEW and T * row_bytes + REDUCTION_SHARED <= _shared_bytes()
 
 
@@ -197,14 +189,17 @@ def _check(x: Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> 
         )
 
 
-def _check_linear(x: Tensor, w: Linear) -> None:
-    T, C = x.shape
+def _check_linear(x: Tensor, w: Linear) -> tuple[int, int, int]:
+    """T, C, N."""
+    (T, C), (N, weight_C) = x.shape, w.weight.shape
     if x.dtype not in _DTYPES:
         raise KernelError(f"x is {x.dtype}; kernels take {', '.join(map(str, _DTYPES))}.")
     if C % 8:
         raise KernelError(f"x has {C} channels; kernels need a multiple of 8.")
-    _check(x, "x", x.dtype, (T, C))
-    _check(w.weight, "weight", x.dtype, (len(w.weight), C))
+    if weight_C != C or w.weight.dtype != x.dtype or not (x.is_contiguous() and w.weight.is_contiguous()):
+        _check(x, "x", x.dtype, (T, C))
+        _check(w.weight, "weight", x.dtype, (N, C))
+    return T, C, N
 
 
 def _check_attention(qkv: Tensor, keys: Tensor, values: Tensor, H: int, G: int, D: int) -> None:

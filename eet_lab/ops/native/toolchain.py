@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -118,10 +119,18 @@ def available(device: torch.device | str) -> str | None:
         host_compiler()
     except KernelBuildError as error:
         return str(error)
-    driver = torch._C._cuda_getDriverVersion() // 1000  # type: ignore[attr-defined]
+    driver = _driver_major()
     if int(version.split(".")[0]) > driver:
         return (
             f"nvcc {version} is newer than what the NVIDIA driver supports (CUDA {driver}). "
             f"Install a CUDA {driver} toolkit and set CUDA_HOME, or update the driver."
         )
     return None
+
+
+@cache
+def _driver_major() -> int:
+    """The newest CUDA major that the NVIDIA driver supports."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value // 1000
