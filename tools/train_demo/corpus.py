@@ -163,14 +163,16 @@ def split(documents: Iterable[Document], sources: Iterable[Document]) -> dict[st
     for document in documents:
         splits[split_of(document.module)].append(document)
     splits["sources"] = [
-        Document(module, clean(source)) for module, source in sources
+        Document(module, clean(source))
+        for module, source in sources
         if split_of(module) == "train" and prose_share(source) >= MIN_PROSE_SOURCE
     ]
     trained_on = splits["train"] + splits["sources"]
     known = {line for document in trained_on for line in long_lines(document.text)}
     for name in ("validation", "test"):  # measured on the library's own documentation alone
         splits[name] = [
-            document for document in splits[name]
+            document
+            for document in splits[name]
             if not TESTS & set(document.module.split(".")) and not long_lines(document.text) & known
         ]
     return splits
