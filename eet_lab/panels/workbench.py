@@ -25,25 +25,24 @@ from eet_lab.panels.jobs import RunReport
 from eet_lab.panels.state import State
 from eet_lab.technique import Recipe
 
-HEADLINE = "pre_padding,mask_removal,memory_reuse"
-
 _open: Workbench | None = None
 
 
 class Workbench:
     """Pick a model and prompts, switch techniques, run, compare, and see where the time and the memory go.
 
-    `model` is what `eet_lab.load` takes. `recipe` is what is switched on at first. `settings` are those of a generation
-    (max_new_tokens, temperature, top_k, top_p, seed). Results are in `result`; `report()` shows the last one as a
-    cell's own output, which still shows when the kernel is gone; saved ones go to `folder`. Opening another workbench
-    closes this one; `close()` ends its threads. Errors: RecipeError, PromptError, ModelError (no such device).
+    `model` is what `eet_lab.load` takes. `recipe` is what is switched on at first (all that can run here). `settings`
+    are those of a generation (max_new_tokens, temperature, top_k, top_p, seed). Results are in `result`; `report()`
+    shows the last one as a cell's own output, which still shows when the kernel is gone; saved ones go to `folder`.
+    Opening another workbench closes this one; `close()` ends its threads. Errors: RecipeError, PromptError,
+    ModelError (no such device).
     """
 
     def __init__(
         self,
         model: Any = "demo",
         prompts: list[str] | None = None,
-        recipe: str | Recipe = HEADLINE,
+        recipe: str | Recipe = "all",
         *,
         device: str | None = None,
         dtype: str | None = None,
