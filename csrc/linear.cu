@@ -7,9 +7,10 @@
 
 namespace {
 
-constexpr int kWarps = 16;
+template <int kTokens>
+constexpr int kLogWarps = kTokens == 8 ? 5 : 4;  // as many as registers allow
 constexpr int kTile = 8;   // outputs that a group of warps computes at a time
-constexpr int kDepth = 8;  // weight vectors that a thread has on their way
+constexpr int kDepth = 4;  // weight vectors that a thread has on their way
 constexpr int kMaxTokens = 16;
 
 template <typename T>
@@ -20,7 +21,8 @@ struct LinearArgs {
   const T* bias;      // [N] or null
   const T* residual;  // [T,N] or null; may be `out`
   eet::Norm<T> norm;  // no weight: none
-  int num_tokens, N, K, act, stride, group_warps;
+  int num_tokens, N, K, act, stride;
+  int log_group, log_team;  // warps that share a tile, and a token's norm
 };
 
 // A warp's part of out^T[8 outputs, tokens], for one vector of weights a lane: lane 4g+t holds kVec inputs of output g.
@@ -85,28 +87,30 @@ struct Product<float, kTokens> {
 };
 
 // Why      a decode step reads every weight once for a handful of tokens: the time is the bytes over the bandwidth
-// Mapping  a block a multiprocessor, 16 warps in groups; a group takes every so many-th tile of 8 outputs, its warps
-//          split the inputs and add up through shared memory; the next tile's weights are on their way meanwhile
+// Mapping  a block a multiprocessor, 32 warps (16 beyond 8 tokens) in groups; a group takes every so many-th tile of 8
+//          outputs, its warps split the inputs and add up through shared memory, while the next weights are on their way
 // Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 64 KiB on their way a multiprocessor
 // Needs    K a multiple of 8, T <= 16, T*K activations in shared memory
 // Numerics tensor cores, or fp32 multiply-adds; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   the fragment order is after Frantar et al. 2024, MARLIN, without its quantization
 template <typename T, int kTokens>
-__global__ void __launch_bounds__(kWarps * 32, 1) linear_kernel(const LinearArgs<T> a) {
+__global__ void __launch_bounds__(32 << kLogWarps<kTokens>, 1) linear_kernel(const LinearArgs<T> a) {
+  constexpr int kWarps = 1 << kLogWarps<kTokens>;
   using Part = Product<T, kTokens>;
   extern __shared__ uint4 shared[];
   __shared__ float partial[2][kWarps][kTokens * kTile];
   T* rows = reinterpret_cast<T*>(shared);
-  eet::RowStager<kWarps, T> stager(a.x, a.num_tokens, a.K, a.stride, a.norm);
+  eet::RowStager<kLogWarps<kTokens>, T> stager(a.x, a.num_tokens, a.log_team, a.K, a.stride, a.norm);
 
   const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int group = warp / a.group_warps, member = warp % a.group_warps, group_threads = a.group_warps * 32;
-  const int num_tiles = (a.N + kTile - 1) / kTile, tile_step = gridDim.x * (kWarps / a.group_warps);
+  const int group_warps = 1 << a.log_group, group_threads = 32 << a.log_group;
+  const int group = warp >> a.log_group, member = warp & (group_warps - 1), thread = threadIdx.x & (group_threads - 1);
+  const int num_tiles = (a.N + kTile - 1) / kTile, tile_step = gridDim.x * kWarps >> a.log_group;
 
   // The warp's steps through the inputs: its lane's vector begins at k_of(step). Past the last input and the last output a
   // lane reads the last one again: there the activation is 0, and here nothing is stored.
-  const int num_steps = ((a.K + Part::kChunk - 1) / Part::kChunk - member + a.group_warps - 1) / a.group_warps;
-  const int first_k = member * Part::kChunk + t * eet::kVec<T>, step_k = a.group_warps * Part::kChunk;
+  const int num_steps = ((a.K + Part::kChunk - 1) / Part::kChunk - member + group_warps - 1) >> a.log_group;
+  const int first_k = member * Part::kChunk + t * eet::kVec<T>, step_k = Part::kChunk << a.log_group;
   const int last_k = a.K - eet::kVec<T>;
   const auto row_of = [&](int tile) { return a.weight + int64_t(min(tile * kTile + g, a.N - 1)) * a.K; };
 
@@ -117,9 +121,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) linear_kernel(const LinearArgs
   for (int i = 0; i < kDepth; ++i) {
     if (i < num_steps && tile < num_tiles) weights[i] = eet::load_once(row + min(first_k + i * step_k, last_k));
   }
+  stager.request_norm();
   stager.stage(rows);
   __syncthreads();
 
+#pragma unroll 1
   for (int buffer = 0; tile < num_tiles; tile += tile_step, buffer ^= 1) {
     // The thread that finishes an output, and what it adds: on its way while the products are computed.
     constexpr int kOutputs = kTokens / 8;  // for each of a group's threads, which are 64 at least
@@ -127,23 +133,26 @@ __global__ void __launch_bounds__(kWarps * 32, 1) linear_kernel(const LinearArgs
     T bias[kOutputs], residual[kOutputs];
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) {
-      const int token = (threadIdx.x % group_threads + i * group_threads) / kTile;
+      const int token = (thread + i * group_threads) / kTile;
       const bool mine = token < a.num_tokens && n < a.N;
       bias[i] = mine && a.bias ? a.bias[n] : T(0.f);
       residual[i] = mine && a.residual ? a.residual[token * int64_t(a.N) + n] : T(0.f);
     }
 
     Part part(rows, a.stride, a.num_tokens);
-    for (int step = 0; step < num_steps; step += kDepth) {
+#pragma unroll 1
+    for (int step = 0, k = first_k; step < num_steps; step += kDepth) {
       // Where this tile's steps end, the next tile's begin.
       const bool last = step + kDepth >= num_steps;
       if (last) row = row_of(tile + tile_step);
-      const int next_step = last ? 0 : step + kDepth, end = last && tile + tile_step >= num_tiles ? 0 : num_steps;
+      const int next_k = last ? first_k : k + kDepth * step_k;
+      const int more = last ? (tile + tile_step < num_tiles ? num_steps : 0) : num_steps - step - kDepth;
 #pragma unroll
       for (int i = 0; i < kDepth; ++i) {
-        if (step + i < num_steps) part.add(weights[i], first_k + (step + i) * step_k, a.num_tokens);
-        if (next_step + i < end) weights[i] = eet::load_once(row + min(first_k + (next_step + i) * step_k, last_k));
+        if (i < num_steps - step) part.add(weights[i], k + i * step_k, a.num_tokens);
+        if (i < more) weights[i] = eet::load_once(row + min(next_k + i * step_k, last_k));
       }
+      k = next_k;
     }
     part.store(partial[buffer][warp]);
 
@@ -151,10 +160,11 @@ __global__ void __launch_bounds__(kWarps * 32, 1) linear_kernel(const LinearArgs
     eet::barrier(1 + group, group_threads);
 #pragma unroll
     for (int i = 0; i < kOutputs; ++i) {
-      const int output = threadIdx.x % group_threads + i * group_threads, token = output / kTile;
+      const int output = thread + i * group_threads, token = output / kTile;
       if (token >= a.num_tokens || n >= a.N) continue;
       float sum = eet::to_float(bias[i]);
-      for (int j = 0; j < a.group_warps; ++j) sum += partial[buffer][group * a.group_warps + j][output];
+#pragma unroll 2
+      for (int j = 0; j < group_warps; ++j) sum += partial[buffer][(group << a.log_group) + j][output];
       sum = eet::activate(sum, a.act) + eet::to_float(residual[i]);
       a.out[token * int64_t(a.N) + n] = eet::from_float<T>(sum);
     }
@@ -196,13 +206,6 @@ __global__ void epilogue_kernel(T* out, const T* y, const T* bias, const T* resi
   }
 }
 
-// Few tiles: more warps share one. Many: each pair of warps has its own, and all start together.
-int group_warps(int num_tiles, int num_blocks) {
-  int warps = kWarps;
-  while (warps > 2 && num_blocks * (kWarps / warps) < num_tiles) warps /= 2;
-  return warps;
-}
-
 // Rows in shared memory are an odd number of 64 bytes apart: the 8 rows that a warp reads lie in different banks.
 template <typename T>
 int row_stride(int K) {
@@ -213,11 +216,14 @@ template <typename T, int kTokens>
 cudaError_t launch_linear(LinearArgs<T> a, cudaStream_t stream) {
   const int num_tiles = eet::ceil_div(a.N, kTile);
   const int num_blocks = min(num_tiles, eet::device_attribute(cudaDevAttrMultiProcessorCount));
-  a.group_warps = group_warps(num_tiles, num_blocks);
+  // Few tiles: more warps share one. Many: each pair of warps has its own, and all start together.
+  a.log_group = a.log_team = kLogWarps<kTokens>;
+  while (a.log_group > 1 && num_blocks << (kLogWarps<kTokens> - a.log_group) < num_tiles) --a.log_group;
+  while (1 << (kLogWarps<kTokens> - a.log_team) < a.num_tokens) --a.log_team;
   a.stride = row_stride<T>(a.K);
   const int bytes = a.num_tokens * a.stride * sizeof(T);
   if (cudaError_t error = eet::allow_shared(linear_kernel<T, kTokens>, bytes)) return error;
-  linear_kernel<T, kTokens><<<num_blocks, kWarps * 32, bytes, stream>>>(a);
+  linear_kernel<T, kTokens><<<num_blocks, 32 << kLogWarps<kTokens>, bytes, stream>>>(a);
   return cudaGetLastError();
 }
 
@@ -232,7 +238,7 @@ extern "C" cudaError_t eet_linear(void* out, const void* x, const void* weight, 
     using Type = decltype(type);
     const auto in = [](const void* p) { return static_cast<const Type*>(p); };
     const LinearArgs<Type> a{static_cast<Type*>(out), in(x), in(weight), in(bias), in(residual),
-                             {in(norm_weight), in(norm_bias), eps}, T, N, K, act, 0, 0};
+                             {in(norm_weight), in(norm_bias), eps}, T, N, K, act, 0, 0, 0};
     return T <= 8 ? launch_linear<Type, 8>(a, stream) : launch_linear<Type, 16>(a, stream);
   });
 }

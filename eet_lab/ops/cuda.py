@@ -19,7 +19,7 @@ from eet_lab.ops.types import Empty, KVLayer, Linear, Norm, Sampling, Step
 
 FEW = 16  # tokens that the weight-streaming product takes
 SMALLEST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on every GPU from sm_80 on
-REDUCTION_SHARED = 18 * 1024  # bytes of it that eet_linear needs besides the activations
+REDUCTION_SHARED = 34 * 1024  # bytes of it that eet_linear needs besides the activations
 MAX_HEAD_DIM = 256
 _DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 _ACTS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
