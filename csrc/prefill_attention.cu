@@ -33,6 +33,14 @@ struct Tiles {
   T query[kQueries][kRow<kDim>], key[2][kKeys<kDim>][kRow<kDim>], value[2][kKeys<kDim>][kRow<kDim>];
 };
 
+// Numbers k and k + 1 of a row, where they exist; together, where the row is so aligned.
+template <typename T>
+__device__ inline uint32_t load_pair(const T* row, int k, int end, bool aligned) {
+  if (aligned) return k < end ? *reinterpret_cast<const uint32_t*>(row + k) : 0;
+  const auto bits = [&](int i) -> uint32_t { return i < end ? reinterpret_cast<const uint16_t*>(row)[i] : 0; };
+  return bits(k) | bits(k + 1) << 16;
+}
+
 // Why      scores of a whole prompt do not fit into fast memory: tiles of keys pass by while a softmax is kept up to date
 // Mapping  4 warps of 16 queries each against tiles of 64 keys: grid (ceil(longest / 64), H, B), the longest work first
 // Traffic  q and out once; keys and values once for each 64 queries of a head, mostly from L2
@@ -102,6 +110,15 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
       for (int d = 0; d < kDim; d += 16) eet::load_matrices(held[d / 16], &tiles.query[row + low_row][d + low_d]);
     }
 
+    uint32_t bias[kTileKeys / 4];  // pairs of keys, on their way while the scores are computed
+    if (a.mask) {
+#pragma unroll
+      for (int i = 0; i < kTileKeys / 4; ++i) {
+        const int k = first_key + i / 2 * 8 + t * 2, q = min(query + row + g + i % 2 * 8, count - 1);
+        bias[i] = load_pair(a.mask + (token + q) * a.K, k, end, a.K % 2 == 0);
+      }
+    }
+
     float score[kTileKeys / 8][4] = {};
 #pragma unroll
     for (int d = 0; d < kDim; d += 16) {
@@ -118,17 +135,10 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
 
     if (a.mask) {
 #pragma unroll
-      for (int i = 0; i < kTileKeys / 4; ++i) {  // pairs of keys
-        const int k = first_key + i / 2 * 8 + t * 2, q = query + row + g + i % 2 * 8;
+      for (int i = 0; i < kTileKeys / 4; ++i) {
+        const int k = first_key + i / 2 * 8 + t * 2;
         float* s = &score[i / 2][i % 2 * 2];
-        const T* at = a.mask + (token + min(q, count - 1)) * a.K + k;
-        alignas(4) T pair[2] = {T(0.f), T(0.f)};
-        if (a.K % 2 == 0 && k < end) {
-          *reinterpret_cast<uint32_t*>(pair) = *reinterpret_cast<const uint32_t*>(at);
-        } else {
-          if (k < end) pair[0] = at[0];
-          if (k + 1 < end) pair[1] = at[1];
-        }
+        const T* pair = reinterpret_cast<const T*>(&bias[i]);
         s[0] = k < end ? s[0] * scale + eet::to_float(pair[0]) : -INFINITY;
         s[1] = k + 1 < end ? s[1] * scale + eet::to_float(pair[1]) : -INFINITY;
       }

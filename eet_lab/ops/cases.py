@@ -54,6 +54,7 @@ class Case:
     op: str
     shapes: tuple[Shape, ...]
     bench: tuple[Shape, ...] = ()
+    launches: int = 1  # of the CUDA op, on each bench shape in a 16-bit type
 
     def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
         """The op on its inputs; a mask goes by keyword."""
@@ -161,7 +162,7 @@ def _prefill(masked: bool) -> Case:
         shapes += [prefill(RAGGED, *heads, packed=True) for heads in HEADS[3:]]
     bench = [prefill((2048,) * 8, 16, 16, 64), prefill((2048,) * 8, *XL), prefill((2048,) * 4, 32, 32, 128)]
     op = "masked_attention" if masked else "attention"
-    return Case(f"prefill_{op}", op, tuple(shapes), tuple(bench))
+    return Case(f"prefill_{op}", op, tuple(shapes), tuple(bench), launches=2)
 
 
 CASES = (

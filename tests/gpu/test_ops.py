@@ -55,6 +55,18 @@ def test_it_can_be_captured_and_replayed(case):
         assert torch.equal(captured[real], eager[real])
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_launches_are_as_many_as_declared(case):
+    inputs = case.bench[0].inputs("cuda", torch.float16, 0)
+    case.call(getattr(cuda, case.op), inputs, fresh)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        case.call(getattr(cuda, case.op), inputs, fresh)
+        torch.cuda.synchronize()
+    on_device = [event for event in profile.events() if event.device_type == torch.profiler.DeviceType.CUDA]
+    assert len(on_device) == case.launches, [event.name for event in on_device]
+
+
 def test_a_replayed_decode_sees_where_the_column_is_now():
     case = next(case for case in CASES if case.name == "decode_attention")
     shape = AttentionShape((9, 20), 4, 4, 64, decode=True, slack=12)
