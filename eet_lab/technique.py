@@ -75,14 +75,18 @@ class Technique:
         return ":".join([self.name, *turned])
 
     def _check_knob(self, name: str, value: Any, limits: Mapping[str, Any]) -> None:
-        choices, low, high = limits.get("choices"), limits.get("low"), limits.get("high")
-        if choices and value not in choices:
+        choices, low, high = (limits.get(limit) for limit in ("choices", "low", "high"))
+        kind = type(next(f.default for f in fields(self) if f.name == name))
+        if choices:
             hint = did_you_mean(str(value), map(str, choices))
-            raise RecipeError(
-                f"{self.name}:{name} is {value!r}, but it must be one of {', '.join(map(str, choices))}.{hint}"
-            )
-        if low is not None and not (isinstance(value, (int, float)) and low <= value <= (high or value)):
-            raise RecipeError(f"{self.name}:{name} is {value!r}, but it must be a number from {low} to {high}.")
+            fine, allowed = value in choices, f"one of {', '.join(map(str, choices))}.{hint}"
+        else:
+            fits = type(value) is kind or (kind is float and type(value) is int)
+            fine = fits and (low is None or value >= low) and (high is None or value <= high)
+            ends = [f"from {low}"] * (low is not None) + [f"to {high}"] * (high is not None)
+            allowed = " ".join([f"{'an' if kind is int else 'a'} {kind.__name__}", *ends]) + "."
+        if not fine:
+            raise RecipeError(f"{self.name}:{name} is {value!r}, but it must be {allowed}")
 
 
 @dataclass(frozen=True)

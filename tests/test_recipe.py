@@ -87,6 +87,7 @@ def test_all_means_what_can_run_here():
         ("memory_reuse:planner=best", "'best'.*one of greedy_by_size"),
         ("cuda_graphs:bucket=3,memory_reuse", "3.*from 16 to 4096"),
         ("cuda_graphs:bucket=many,memory_reuse", "'many'.*int"),
+        ("cuda_graphs:bucket=9999,memory_reuse", "9999.*an int from 16 to 4096"),
         ("mask_removal:x=1", "no knobs"),
         ("cuda_graphs", "needs memory_reuse"),
     ],
@@ -138,3 +139,8 @@ def test_conflicts_are_computed_per_slot(own):
 def test_what_a_technique_requires_it_may_refine(own):
     own.requires = ("pre_padding",)
     assert Recipe.parse("pre_padding,rival").parts.prompts is up_to_the_shortest
+
+
+def test_a_knob_keeps_its_type():
+    with pytest.raises(RecipeError, match=r"100.5.*an int from 16 to 4096"):
+        registry()["cuda_graphs"](bucket=100.5)

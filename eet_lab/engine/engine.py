@@ -129,14 +129,18 @@ class Engine:
     def _opened(self, state: State, first: Step, settings: Settings) -> Session:
         """A session for this batch: the last one if it fits, else a new one."""
         sampling = settings.sampling(self.model.device)
+        key = session_key(self, state, first, sampling)
+        if self._session is not None and self._session.key != key:
+            self._drop_session()  # free its KV cache before anything new is asked for
+        generation = self.memory.generation
         self._asking = "the arena of activations"
         self.memory.plan(rehearsals(self, state, first, sampling), like=self.model.words)
-        if self._session is not None and self._session.key == session_key(self, state, first, sampling):
+        if self._session is not None and self.memory.generation == generation:
             self._session.restart(state, first, sampling)
         else:
-            self._drop_session()  # free the old one's KV cache before the new one asks for its own
+            self._drop_session()
             self._asking = f"the KV cache [{len(state.tokens)} rows x {state.tokens.shape[1]} columns]"
-            self._session = Session(self, state, first, sampling)
+            self._session = Session(self, key, state, first, sampling)
         return self._session
 
     def new_cache(self, num_rows: int, capacity: int, like: Tensor) -> list[KVLayer]:
@@ -162,19 +166,20 @@ class Engine:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the last run's KV cache."""
-        return 0 if self._session is None else self._session.kv_bytes
+        session = self._session  # once: the thread that watches reads this while a run may drop it
+        return 0 if session is None else session.kv_bytes
 
     @property
     def kv_growth_bytes(self) -> int:
         """Bytes of the copy that a growing KV cache makes beside itself in its last step."""
-        if self._session is None:
-            return 0
-        return max(layer.growth_bytes for layer in self._session.cache)
+        session = self._session
+        return 0 if session is None else max((layer.growth_bytes for layer in session.cache), default=0)
 
     @property
     def captures(self) -> int:
         """Decode steps captured so far; 0 where the launch part captures nothing."""
-        return getattr(self._session.launch, "captures", 0) if self._session is not None else 0
+        session = self._session
+        return 0 if session is None else getattr(session.launch, "captures", 0)
 
     def close(self) -> None:
         """Give back all memory but the weights; the engine can be used again."""

@@ -51,7 +51,9 @@ class StaticKV:
         return self.keys[:, :, : step.extent], self.values[:, :, : step.extent]
 
     def clear(self) -> None:
-        """Nothing to do: old columns are overwritten before they are read."""
+        """Zeros again: a NaN of an earlier batch must not reach the next one through the mask."""
+        self.keys.zero_()
+        self.values.zero_()
 
     @property
     def num_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -51,7 +52,8 @@ class Graphs:
         self._graphs[extent].replay()
 
     def _captured(self, extent: int) -> torch.cuda.CUDAGraph:
-        graph, stream, current = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
+        current = torch.cuda.current_stream()
+        graph, stream = torch.cuda.CUDAGraph(), _capture_stream(current.device_index)
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
             # Thread-local: the threads that watch the run may ask the driver things meanwhile.
@@ -62,3 +64,9 @@ class Graphs:
                 graph.capture_end()
         current.wait_stream(stream)
         return graph
+
+
+@cache
+def _capture_stream(device_index: int) -> torch.cuda.Stream:
+    """One for all captures: cuBLAS keeps a workspace of 32 MiB for each stream that it has seen."""
+    return torch.cuda.Stream(device_index)

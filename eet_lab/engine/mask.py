@@ -6,20 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from eet_lab.ops import reference
 from eet_lab.ops.types import Empty, Step
 
 
 def dense_mask(ops: Any, step: Step, like: Tensor, *, empty: Empty) -> Callable:
-    """The baseline: an additive [B,1,Q,K], 0 where a query may look and the lowest number elsewhere, every step."""
-    B, K = len(step.num_pad), step.extent
-    mask = empty("mask", (B, 1, len(step.ids) // B, K), like).zero_()
-    key = torch.arange(K, device=like.device)
-    hidden = (key < step.num_pad[step.rows, None]) | (key > step.columns[:, None])
-    mask.masked_fill_(hidden.view(mask.shape), torch.finfo(mask.dtype).min)
-    return partial(ops.masked_attention, mask=mask)
+    """The baseline: an additive mask [B,1,Q,K], built and added in every step."""
+    return partial(ops.masked_attention, mask=reference.dense_mask(step, like, empty=empty))
 
 
 def no_mask(ops: Any, step: Step, like: Tensor, *, empty: Empty) -> Callable:

@@ -110,7 +110,8 @@ class Arena(FreshMemory):
     @property
     def num_bytes(self) -> int:
         """The arena's size."""
-        return 0 if self._arena is None else self._arena.numel()
+        arena = self._arena  # once: another thread may watch while it is replaced
+        return 0 if arena is None else arena.numel()
 
     @property
     def held_bytes(self) -> int:

@@ -10,6 +10,7 @@ import torch
 from eet_lab.engine.prompts import decode_step
 from eet_lab.engine.trace import Rehearsal
 from eet_lab.models.decoder import mapped
+from eet_lab.ops import native
 from eet_lab.ops.types import Sampling, State, Step
 
 if TYPE_CHECKING:
@@ -25,8 +26,8 @@ class Session:
     The tensors keep their addresses from batch to batch (`restart`), so what was captured stays valid.
     """
 
-    def __init__(self, engine: Engine, state: State, first: Step, sampling: Sampling) -> None:
-        self.key = session_key(engine, state, first, sampling)
+    def __init__(self, engine: Engine, key: tuple, state: State, first: Step, sampling: Sampling) -> None:
+        self.key = key
         self._engine, self._sampling, self.state, self._first = engine, sampling, state, first
         num_rows, self.capacity = state.tokens.shape
         self.cache = engine.new_cache(num_rows, self.capacity, engine.model.words)
@@ -69,9 +70,10 @@ class Session:
 
 
 def session_key(engine: Engine, state: State, first: Step, sampling: Sampling) -> tuple:
-    """Equal for batches that can share a session."""
+    """Equal for batches that can share a session, and what it has captured."""
     pads = tuple(span.num_pad for span in first.spans)
-    return state.tokens.shape, pads, len(state.stop), sampling[:3], engine.memory.generation
+    libraries = tuple(native.loaded(name).path for name in engine.parts.ops.kernels)  # others once a source is edited
+    return tuple(state.tokens.shape), pads, len(state.stop), sampling[:3], libraries
 
 
 def rehearsals(engine: Engine, state: State, first: Step, sampling: Sampling) -> dict[str, Rehearsal]:

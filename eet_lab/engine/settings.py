@@ -12,6 +12,9 @@ from eet_lab.errors import PromptError
 from eet_lab.models.config import Config
 from eet_lab.ops.types import Sampling
 
+COLDEST = 1e-4
+"""The lowest temperature that still draws: far below it, scores overflow in fp32."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -31,12 +34,12 @@ class Settings:
         limits = {
             "max_new_tokens": (_whole(self.max_new_tokens, 1), "a whole number of at least 1"),
             "temperature": (
-                _real(self.temperature) and self.temperature >= 0,
-                "0 (greedy) or a positive number",
+                _real(self.temperature) and (self.temperature == 0 or self.temperature >= COLDEST),
+                f"0 (greedy) or at least {COLDEST}",
             ),
             "top_k": (_whole(self.top_k, 0), "0 (no limit) or a positive whole number"),
             "top_p": (_real(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),
-            "seed": (_whole(self.seed, 0) and self.seed < 2**63, "a whole number from 0 to 2**63 - 1"),
+            "seed": (_whole(self.seed, 0) and self.seed < 2**62, "a whole number from 0 to 2**62 - 1"),
         }
         for name, (fine, limit) in limits.items():
             if not fine:

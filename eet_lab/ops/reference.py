@@ -68,6 +68,18 @@ def append(qkv: Tensor, kv: KVLayer, step: Step) -> tuple[Tensor, Tensor, Tensor
     return q, keys, values
 
 
+def dense_mask(step: Step, like: Tensor, *, empty: Empty) -> Tensor:
+    """An additive mask [B,1,Q,K]: 0 where a query may look, and half the lowest number elsewhere.
+
+    Half of it, so that no sum with a score overflows: the row of a pad is hidden altogether, and would become NaN.
+    """
+    B, K = len(step.num_pad), step.extent
+    mask = empty("mask", (B, 1, len(step.ids) // B, K), like).zero_()
+    key = torch.arange(K, device=like.device)
+    hidden = (key < step.num_pad[step.rows, None]) | (key > step.columns[:, None])
+    return mask.masked_fill_(hidden.view(mask.shape), torch.finfo(mask.dtype).min / 2)
+
+
 def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empty: Empty) -> Tensor:
     """Attention as EET's baseline had it: every score is computed, then a mask [B,1,Q,K] is added.
 
@@ -171,9 +183,9 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
 def gumbel(seed: Tensor, positions: Tensor, num_words: int) -> Tensor:
     """Gumbel noise [B,V] that depends on (seed, row, position, word) alone, whatever the layout of the batch."""
     row = torch.arange(len(positions), device=positions.device)
-    key = _mix(_mix(_mix(seed) + row) + positions)
-    bits = _mix(key[:, None] + torch.arange(num_words, device=key.device)) & 0xFFFFFF
-    uniform = (bits.float() + 0.5) * 2.0**-24
+    key = _mix(_mix(_mix(_mix(seed) + (seed >> 31)) + row) + positions)
+    bits = _mix(key[:, None] + torch.arange(num_words, device=key.device)) & 0x7FFFFF
+    uniform = (bits.float() + 0.5) * 2.0**-23  # 23 bits: one more would round up to 1, whose noise is infinite
     return uniform.log_().neg_().log_().neg_()
 
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from eet_lab.ops.types import Linear, Norm, Span, Step
+from eet_lab.ops import reference
+from eet_lab.ops.types import Linear, Norm, Span, Step, fresh
 
 
 class Shape(Protocol):
@@ -111,15 +112,7 @@ class AttentionShape:
         qkv = normal(T, (self.H + 2 * self.G) * self.D)
         if not self.masked:
             return qkv, kv, step
-        key = torch.arange(K, device=device)
-        hidden = (key < step.num_pad[step.rows, None]) | (key > step.columns[:, None])
-        lowest = torch.finfo(dtype).min
-        return (
-            qkv,
-            kv,
-            step,
-            torch.zeros(T, K, device=device, dtype=dtype).masked_fill_(hidden, lowest).view(B, 1, -1, K),
-        )
+        return qkv, kv, step, reference.dense_mask(step, qkv, empty=fresh)
 
     def read_bytes(self, itemsize: int) -> int:
         """Keys, values and activations, each once."""

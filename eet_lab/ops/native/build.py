@@ -64,6 +64,11 @@ def build(
             missing = {library: sources[name] for name, library in built.items() if not library.exists()}
             (folder / "build.ninja").write_text("".join(_ninja_file(nvcc, flags, missing)))
             _run_ninja(folder, len(missing), progress, cancel)
+            edited = [library for library, path in missing.items() if key(path, nvcc, flags) not in library.name]
+            for library in edited:  # nvcc may have read either text: what it made belongs to neither key
+                library.unlink(missing_ok=True)
+        if edited:
+            return build(list(sources), arch, progress, cancel, extra_flags)
     return built
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -111,8 +113,11 @@ def compile_source(text: str, name: str) -> Library:
         raise KernelBuildError(f"{name!r} cannot name a kernel source: use letters, digits and underscores.")
     folder = cache_dir() / "sources"
     folder.mkdir(mode=0o700, exist_ok=True)
-    path = folder / f"{name}.cu"
-    path.write_text(text)
+    path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cu"
+    if not path.exists():  # named by its content, so another notebook's kernel of this name is another file
+        draft = path.with_suffix(f".{os.getpid()}")
+        draft.write_text(text)
+        draft.replace(path)
     return load(path)
 
 
