@@ -112,11 +112,11 @@ def test_draws_stay_within_top_k_and_top_p(tiny, monkeypatch):
     assert reference.gumbel(torch.tensor([0]), torch.zeros(3, dtype=torch.long), 7).isfinite().all()
     monkeypatch.undo()
     torch.manual_seed(0)
-    logits, seen = torch.randn(1, 50257).mul(0.1).expand(400, -1), set()
+    logits, seen = torch.randn(1, 50257).mul(0.1).expand(100, -1), set()
     allowed = set(logits[0].topk(5).indices.tolist())
-    for seed in range(10):
+    for seed in range(3):
         sampling = Settings(temperature=1.0, top_k=5, seed=seed).sampling(torch.device("cpu"))
-        seen |= set(reference.choose(logits, torch.zeros(400, dtype=torch.long), sampling).tolist())
+        seen |= set(reference.choose(logits, torch.zeros(100, dtype=torch.long), sampling).tolist())
     assert seen == allowed
 
 

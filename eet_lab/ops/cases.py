@@ -128,6 +128,8 @@ LINEARS = (
     LinearShape(3, 331, 8, "relu"),
     LinearShape(5, 1000, 1608, "gelu"),
     LinearShape(1, 4800, 1600, rms=True),
+    LinearShape(4, 40, 4096),  # with this and the next, static and dynamic shared memory pass 48 KiB only together
+    LinearShape(12, 40, 1600),
     LinearShape(16, 6400, 1600, "gelu_tanh"),
     LinearShape(64, 515, 1600, "gelu_tanh"),
     LinearShape(4, 40, 16384),

@@ -16,7 +16,7 @@ class FusedKernels(Technique):
 
     Without it, a layer is about a dozen launches, and every intermediate result travels to memory and back. With it,
     a decode layer is five: norm + QKV, attention (which also appends to the KV cache), projection + residual, norm +
-    FC1 + GELU, FC2 + residual. Batches of up to 16 rows stream the weights once at the rate of memory; longer passes
+    FC1 + GELU, FC2 + residual. Batches of up to 16 rows read every weight once, in one launch a linear; longer passes
     leave the matrix product to cuBLAS and fuse what surrounds it.
 
     Attention exists here with and without a mask, so that fusing is not credited with mask removal's gain.

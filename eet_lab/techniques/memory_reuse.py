@@ -18,8 +18,9 @@ class MemoryReuse(Technique):
 
     Without it, every op asks for a new tensor, and the KV cache grows by concatenation, so that each step copies
     every key and value that was there. With it, each pass is rehearsed without data to learn when every activation is
-    born and dies, a planner gives each an offset so that those alive together never overlap, and the run then works
-    inside that one allocation; keys and values are written in place.
+    born and dies, a planner gives each an offset so that those alive together never overlap, and the ops' activations
+    then share that one allocation; keys and values are written in place. What PyTorch's own functions take for
+    themselves meanwhile is beyond a plan; the kernels of `fused_kernels` take nothing.
 
     Expect less traffic per step as sequences grow, fewer trips to the allocator, and addresses that stay the same from
     step to step, which `cuda_graphs` needs.

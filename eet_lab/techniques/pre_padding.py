@@ -22,7 +22,8 @@ class PrePadding(Technique):
     arithmetic in that pass (their share of the token matrix), and positions are shifted, so that each row sees itself
     start at 0.
 
-    Expect the time to first token to fall by one to two orders of magnitude, and time per token to stay as it was.
+    Expect the time to first token to fall from as many steps as the longest prompt has tokens to a single pass, and
+    the time per token to stay as it was.
 
     Source: EET (Li et al., NAACL 2022 industry track), "pre-padding decoding". `read=shortest` is FasterTransformer
     v4.0's way: no pads, in parallel only up to the shortest prompt.
