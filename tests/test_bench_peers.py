@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench import Spread, Workload, race
+from eet_lab.bench import Spread, Workload, launches, race
 from eet_lab.bench.cost import step_cost, step_weight_bytes
 from eet_lab.bench.peers import PEERS, Peer, to_hf
-from eet_lab.bench.rows import Row, append, file_name, newest, read
+from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, ResultError
@@ -136,6 +136,32 @@ def test_a_broken_line_is_named(tmp_path):
 def test_the_newest_row_of_each_counts():
     rows = [row(), row(provider="hf-sdpa", recipe=""), row(date="2026-01-01")]
     assert [r.date for r in newest(rows)] == ["2026-01-01", row().date]
+
+
+def test_tables_and_the_newest_row_keep_gpus_and_types_apart():
+    rows = [row(), row(gpu="NVIDIA L4"), row(dtype="float32"), row(provider="hf-sdpa", total_ms=Spread(4, 5, 6), date="2025-03-04")]
+    assert newest(rows) == rows
+    text = markdown(rows)
+    assert text.count("**`gpt2/b1/p4/n4`**") == 3
+    for heading in ("float16, NVIDIA H200, 2025-01-02 to 2025-03-04", "float16, NVIDIA L4, 2025-01-02", "float32, "):
+        assert heading in text
+    assert [line.split(" |")[0] for line in text.split("\n\n")[1].splitlines()[2:]] == ["| hf-sdpa", "| all"]
+
+
+def test_launches_are_counted_on_the_whole_batch(tiny, monkeypatch):
+    """From 17 rows on another kernel runs: a smaller batch would be counted wrongly."""
+    seen = []
+    monkeypatch.setattr(launches, "_launches", lambda engine, rows, settings: seen.append(len(rows)) or 5)
+    engine = Engine(tiny.decoder)
+    engine.model = engine.model._replace(words=engine.model.words.to("meta"))
+    monkeypatch.setattr(type(engine.model), "device", torch.device("cuda"))
+    assert launches.launches_per_token(engine, 17) == 0
+    assert seen == [17, 17]
+
+
+def test_rows_that_cannot_be_read_are_told(tmp_path):
+    with pytest.raises(ResultError, match="absent.jsonl cannot be read"):
+        read(tmp_path / "absent.jsonl")
 
 
 def test_shipped_results_can_be_loaded_and_are_small():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from dataclasses import replace
 from itertools import combinations
 
 import pytest
 import torch
 
+from eet_lab.bench.codec import encode
 from eet_lab.bench.sameness import Witness, reference_logits, sameness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -107,6 +110,75 @@ def test_draws_are_compared_too(tiny):
     drawn = Settings(max_new_tokens=9, temperature=0.9, top_k=20, seed=4)
     found = sameness(tiny.decoder, Recipe.parse("all").parts, ROWS, drawn)
     assert found.verdict == "identical"
+
+
+def choosing(choice) -> Parts:
+    """Parts whose logits are right, and whose choice of a token is another."""
+
+    def next_token(x, step, norm_w, head, sampling, *, empty):
+        logits = reference.newest_logits(x, step, norm_w, head, empty=empty)
+        return choice(logits, step, sampling)
+
+    return replace(Parts(), ops=replace(Parts().ops, next_token=next_token))
+
+
+def wrong_seed(logits, step, sampling):
+    return reference.choose(logits, step.positions[step.last], sampling._replace(seed=sampling.seed + 1))
+
+
+@pytest.mark.parametrize("limits", [{}, {"top_k": 20}, {"top_p": 0.8}, {"top_k": 30, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "choice",
+    [lambda logits, *_: logits.argmin(-1), lambda logits, *_: logits.argmax(-1), wrong_seed],
+    ids=["least", "greedy", "another seed"],
+)
+def test_wrong_draws_are_caught(tiny, choice, limits):
+    found = sameness(tiny.decoder, choosing(choice), ROWS, Settings(max_new_tokens=9, temperature=0.9, seed=4, **limits))
+    assert found.verdict == "different", found.explanation
+    assert max(margin for margin in found.margins if margin is not None) > 2 * found.budget
+
+
+def test_half_precision_draws_may_part_at_near_ties_only(hf_model):
+    """The op reads logits that are off by a little: what rounding does, and then what it does not."""
+    model = load(hf_model, device="cpu", dtype="bfloat16")
+
+    def shaken(size):
+        def choice(logits, step, sampling):
+            shift = torch.linspace(-size, size, logits.shape[1])[torch.randperm(logits.shape[1])]
+            return reference.choose(logits.float() + shift, step.positions[step.last], sampling)
+
+        return choosing(choice)
+
+    for limits in ({}, {"top_k": 20}, {"top_p": 0.8}):
+        settings = Settings(max_new_tokens=60, temperature=0.9, seed=4, **limits)
+        witness = Witness(model.decoder, ROWS, settings)
+        torch.manual_seed(0)
+        assert witness.judge(shaken(0.3 * witness.budget)).verdict in ("within rounding", "identical"), limits
+        assert witness.judge(shaken(30 * witness.budget)).verdict == "different", limits
+
+
+def test_what_comes_after_the_checked_logits_is_checked_too(tiny, monkeypatch):
+    monkeypatch.setattr(sys.modules[Witness.__module__], "MOST_LOGITS", 2 * len(ROWS))
+
+    def late_mistake(logits, step, sampling):
+        return torch.where(step.positions[step.last] >= 10, logits.argmin(-1), logits.argmax(-1))
+
+    found = sameness(tiny.decoder, choosing(late_mistake), ROWS, SETTINGS)
+    assert found.first_difference == (None, 7, 4, None)
+    assert found.verdict == "different"
+    assert min(found.margins[1:3]) > 2 * found.budget
+
+
+def test_a_baseline_that_overflows_vouches_for_nothing(hf_model):
+    model = load(hf_model, device="cpu", dtype="float16")
+    fc_2 = model.decoder.layers[0].fc_2
+    layer = model.decoder.layers[0]._replace(fc_2=fc_2._replace(weight=fc_2.weight * 60_000))
+    decoder = model.decoder._replace(layers=(layer, *model.decoder.layers[1:]))
+    for words in ("", "all"):
+        found = sameness(decoder, Recipe.parse(words).parts, ROWS, SETTINGS)
+        assert found.verdict == "different"
+        assert "baseline's own logits overflow in float16" in found.explanation
+        assert json.loads(json.dumps(encode(found), allow_nan=False))
 
 
 def test_half_precision_keeps_its_own_budget(hf_model):

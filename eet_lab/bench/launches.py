@@ -21,7 +21,8 @@ def launches_per_token(engine: Engine, num_rows: int) -> float | None:
     """
     if engine.model.device.type != "cuda":
         return None
-    rows = [[1] * (row + 1) for row in range(min(num_rows, 16))]
+    longest = engine.model.config.context - 1 - STEPS
+    rows = [[1] * min(row + 1, longest) for row in range(num_rows)]
     counts = [_launches(engine, rows, Settings(max_new_tokens=n)) for n in (1, 1 + STEPS)]
     return (counts[1] - counts[0]) / STEPS if all(counts) else None
 

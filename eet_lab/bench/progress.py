@@ -3,32 +3,76 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from eet_lab.engine.engine import Progress
 
+EARLY = 0.04
+"""Below this share of the whole, the pace so far says nothing."""
+
 
 class Tally:
-    """Counts finished units and passes them on with an estimate of the time left, from the mean of those before."""
+    """Counts finished units and passes them on. The time left is for whoever shows them to tell, with a `Clock`."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
-        self._total, self._progress = total, progress
-        self._done, self._start = 0, time.perf_counter()
+        self._done, self._total, self._progress = 0, total, progress
 
     def say(self, message: str) -> None:
         """What is being done now."""
         if self._progress is not None:
-            self._progress(self._done, self._total, message + self._left())
+            self._progress(self._done, self._total, message)
 
     def building(self, done: int, total: int, message: str) -> None:
-        """A `Progress` for building kernels, which is part of one unit."""
-        self.say(f"building kernels, {done} of {total}: {message}")
+        """A `Progress` for building kernels: a count of its own, whose pace tells nothing of the units."""
+        if self._progress is not None:
+            self._progress(done, total, f"building kernels: {message}")
 
     def finish(self, units: int = 1) -> None:
         """So many more units are done."""
         self._done += units
 
-    def _left(self) -> str:
-        if self._done < 2:  # too early for an estimate
+
+class Clock:
+    """Units done of all, the steps within the present one, and the time left at the pace so far.
+
+    The pace is taken from where a count was taken up: another total, or less done than before, is another count.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self.start()
+
+    def start(self) -> None:
+        """A job begins; how much there is to do is not known yet."""
+        self._take_up(0, 0)
+
+    def progress(self, done: int, total: int) -> None:
+        """So many units are done; 0 of 0: unknown."""
+        if total != self._total or done < self._done:
+            self._take_up(done, total)
+        self._done, self._within, self._told = done, 0.0, self._now()
+
+    def step(self, done: int, total: int) -> None:
+        """Steps within the present unit."""
+        self._within, self._told = done / max(total, 1), self._now()
+
+    @property
+    def share(self) -> float:
+        """From 0 to 1."""
+        return min((self._done + self._within) / max(self._total, 1), 1.0)
+
+    def left(self) -> str:
+        """The time left in words; empty while it cannot be said: too early, or the last unit is overdue."""
+        since = self._done + self._within - self._first
+        if since < EARLY * max(self._total, 1):
             return ""
-        seconds = (time.perf_counter() - self._start) / self._done * (self._total - self._done)
-        return f", about {max(round(seconds), 1)} s left"
+        pace = (self._told - self._begun) / since  # seconds a unit
+        going_on = min(self._now() - self._told, pace * (1 - self._within))
+        seconds = pace * (self._total - self._done - self._within) - going_on
+        if seconds <= 0:
+            return ""
+        return f"about {max(round(seconds), 1)} s left" if seconds < 90 else f"about {seconds / 60:.0f} min left"
+
+    def _take_up(self, done: int, total: int) -> None:
+        self._first, self._done, self._total, self._within = done, done, total, 0.0
+        self._begun = self._told = self._now()

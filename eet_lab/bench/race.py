@@ -149,11 +149,7 @@ class Theirs:
         self._peer.prepare()
         places, margins = witness.partings(self._peer.time().tokens)
         self._same = not any(place is not None for place in places)
-        wide = [(m, row) for row, m in enumerate(margins) if m is not None and m > 2 * witness.budget]
-        self._equality = "passed"
-        if wide:
-            margin, row = max(wide)
-            self._equality = f"row {row} parts at token {places[row]}, where the best two words are {margin:.2g} apart"
+        self._equality = witness.doubt(places, margins) or "passed"
 
     def time(self) -> None:
         self._timings.append(self._peer.time())

@@ -127,9 +127,9 @@ class Sameness:
     """Whether a recipe computes what the baseline computes.
 
     `max_error` is the largest difference of its teacher-forced logits from a reference in higher precision, and
-    `budget` what rounding explains. `first_difference[b]` is the first generated token in which row b parts from the
-    baseline, `margins[b]` the distance of the two best logits there (a near-tie if small); None for rows that never
-    part.
+    `budget` what rounding explains; None and 0 where the baseline's own logits overflow. `first_difference[b]` is the
+    first generated token in which row b parts from the baseline, `margins[b]` how far its choice lies below the
+    reference's there (a near-tie if small); None for rows that never part.
     """
 
     same_tokens: bool

@@ -66,8 +66,12 @@ def append(rows: Iterable[Row], folder: Path) -> list[Path]:
 
 def read(path: Path) -> list[Row]:
     """The rows of a file; ResultError, naming the line, for what is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ResultError(f"{path} cannot be read: {error}. Give a file that `append` made.") from error
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         try:
             rows.append(decode(Row, json.loads(line), "row"))
         except ValueError as error:
@@ -76,20 +80,33 @@ def read(path: Path) -> list[Row]:
 
 
 def newest(rows: Sequence[Row]) -> list[Row]:
-    """The last row of each workload, provider, recipe and dtype, in the order in which they first came."""
-    latest = {(row.workload, row.provider, row.recipe, row.dtype): row for row in rows}
+    """The last row of each GPU, workload, provider, recipe and dtype, in the order in which they first came."""
+    latest = {(*_table(row), row.provider, row.recipe): row for row in rows}
     return list(latest.values())
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table for each workload, the slowest first."""
-    parts = []
-    for workload in dict.fromkeys(row.workload for row in rows):
-        own = sorted((row for row in rows if row.workload == workload), key=_total)
-        lines = ["| | TTFT ms | TPOT ms | total ms | peak GiB | same output |", "|---|--:|--:|--:|--:|---|"]
-        lines += [_line(row) for row in reversed(own)]
-        parts.append(f"**`{workload}`**, {own[0].dtype}, {own[0].gpu}, {own[0].date[:10]}\n\n" + "\n".join(lines))
-    return "\n\n".join(parts)
+    """A table for each workload, dtype and GPU, the slowest first."""
+    tables: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        tables.setdefault(_table(row), []).append(row)
+    return "\n\n".join(_heading(own) + "\n\n" + _body(own) for own in tables.values())
+
+
+def _table(row: Row) -> tuple[str, ...]:
+    """What the rows of one table share."""
+    return row.workload, row.dtype, row.gpu
+
+
+def _heading(rows: Sequence[Row]) -> str:
+    workload, *where = _table(rows[0])
+    days = sorted({row.date[:10] for row in rows})
+    return f"**`{workload}`**, {', '.join(where)}, {' to '.join(dict.fromkeys((days[0], days[-1])))}"
+
+
+def _body(rows: Sequence[Row]) -> str:
+    lines = ["| | TTFT ms | TPOT ms | total ms | peak GiB | same output |", "|---|--:|--:|--:|--:|---|"]
+    return "\n".join([*lines, *map(_line, sorted(rows, key=_total, reverse=True))])
 
 
 def _line(row: Row) -> str:

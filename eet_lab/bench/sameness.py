@@ -5,6 +5,7 @@ B rows, T tokens of a pass, N generated tokens that are checked, C channels, V w
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eet_lab.bench.margins import drawn_margin, greedy_margin, noise_at
 from eet_lab.bench.results import Sameness, Verdict
 from eet_lab.engine.engine import Cancel, Engine
 from eet_lab.engine.kv_cache import GrowingKV
@@ -48,7 +50,8 @@ class Witness:
     the baseline. Both are held against a reference in higher precision (fp64 for fp32, fp32 for fp16 and bf16). The
     budget is twice the baseline's own error plus 4 eps of the largest logit: what another order of the same sums
     explains. Two logits that are each off by the budget can swap places if they lie within twice of it, so a free run
-    may part from the baseline there and nowhere else.
+    may part from the baseline there and nowhere else: its token must lie within that margin of the reference's choice.
+    Where the baseline itself overflows there is nothing to judge by, and everything is called different.
     """
 
     def __init__(
@@ -67,7 +70,9 @@ class Witness:
         self._reference = reference_logits(model, self.rows, self.tokens, self.num_checked)
         eps = torch.finfo(model.dtype).eps
         self._own_error = self._error(logits)
-        self.budget = 2 * self._own_error + 4 * eps * self._reference.abs().max().item()
+        budget = 2 * self._own_error + 4 * eps * self._reference.abs().max().item()
+        self.sound = math.isfinite(budget)
+        self.budget = budget if self.sound else 0.0
 
     def judge(self, parts: Parts, tokens: Rows | None = None) -> Sameness:
         """Run a recipe's parts and compare. `tokens`: those of a free run, if there was one already."""
@@ -79,13 +84,38 @@ class Witness:
             error = self._error(self._recorded(parts, forced=self.tokens)[1])
         places, margins = self.partings(tokens)
         verdict, explanation = self._verdict(places, margins, error)
-        same, known_error = not any(place is not None for place in places), error if error < float("inf") else None
+        same = not any(place is not None for place in places)
+        known_error = error if math.isfinite(error) else None
         return Sameness(same, places, margins, known_error, self.budget, verdict, explanation)
 
     def partings(self, tokens: Rows) -> tuple[tuple[int | None, ...], tuple[float | None, ...]]:
-        """For each row: where its tokens part from the baseline's, and the reference's margin there."""
+        """For each row: where its tokens part from the baseline's, and its token's margin there; None if nowhere."""
         places = tuple(_first_difference(a, b) for a, b in zip(self.tokens, tokens, strict=True))
-        return places, tuple(self._margin(row, place) for row, place in enumerate(places))
+        parted = enumerate(zip(places, tokens, strict=True))
+        return places, tuple(
+            self._margin(row, place, new[place]) if place is not None and self.sound else None
+            for row, (place, new) in parted
+        )
+
+    def doubt(self, places: Sequence[int | None], margins: Sequence[float | None]) -> str | None:
+        """Why these tokens cannot be what the baseline computes, or None."""
+        if not self.sound:
+            return f"The baseline's own logits overflow in {self._type}, so that nothing can be held against them."
+        for row, (place, margin) in enumerate(zip(places, margins, strict=True)):
+            if margin is not None and not margin <= 2 * self.budget:
+                return (
+                    f"Row {row} parts at token {place}, where its choice is {margin:.2g} below the best, which is no "
+                    f"near-tie: {self._allowed}."
+                )
+        return None
+
+    @property
+    def _type(self) -> str:
+        return str(self.model.dtype).removeprefix("torch.")
+
+    @property
+    def _allowed(self) -> str:
+        return f"rounding explains up to {self.budget:.2g}"
 
     def _recorded(self, parts: Parts, forced: Rows | None = None) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
         """Tokens and logits [B,N,V] of a run."""
@@ -104,40 +134,40 @@ class Witness:
         worst = torch.stack([(row.to(precise.dtype) - precise).abs().max() for row, precise in rows]).max().item()
         return worst if worst == worst else float("inf")
 
-    def _margin(self, row: int, place: int | None) -> float | None:
-        """How far apart the reference's two best words are where a row parts; None for a draw, or beyond N."""
-        if place is None or place >= self.num_checked or self.settings.temperature > 0:
-            return None
-        best = self._reference[row, place].topk(2).values
-        return (best[0] - best[1]).item()
+    def _margin(self, row: int, place: int, token: int) -> float:
+        """How far `token` lies below what the reference chooses there."""
+        logits = self._precise(row, place)
+        if self.settings.temperature == 0:
+            return greedy_margin(logits, token)
+        noise = noise_at(self.settings.seed, row, len(self.rows[row]) + place - 1, logits)
+        return drawn_margin(logits, token, noise, self.settings, 2 * self.budget)
+
+    def _precise(self, row: int, place: int) -> Tensor:
+        """The reference's logits [V] for one token; beyond N in a pass of their own."""
+        if place < self.num_checked:
+            return self._reference[row, place]
+        read = [*self.rows[row], *self.tokens[row][:place]]
+        return reference_logits(self.model, [read], [[]], 1)[0, 0]
 
     def _verdict(
         self, places: Sequence[int | None], margins: Sequence[float | None], error: float
     ) -> tuple[Verdict, str]:
         parted = [row for row, place in enumerate(places) if place is not None]
-        wide = [row for row in parted if (margins[row] or 0.0) > 2 * self.budget]
-        allowed = f"rounding explains up to {self.budget:.2g}"
-        if error > self.budget:
-            size = f"by {error:.2g}" if error < float("inf") else "without limit (NaN)"
+        doubt = self.doubt(places, margins)
+        if self.sound and error > self.budget:
+            size = f"by {error:.2g}" if math.isfinite(error) else "without limit (NaN)"
             same = f"{len(parted)} of {len(places)} rows part" if parted else "the chosen tokens still agree"
-            return "different", f"Its logits are off {size}, where {allowed}; {same}."
-        if wide:
-            row = wide[0]
-            return "different", (
-                f"Row {row} parts at token {places[row]}, where the best two words are {margins[row]:.2g} apart, "
-                f"which is no near-tie: {allowed}."
-            )
+            return "different", f"Its logits are off {size}, where {self._allowed}; {same}."
+        if doubt is not None:
+            return "different", doubt
+        known = f"logits differ by at most {error:.2g} from the precise ones, and {self._allowed}"
         if parted:
             row = parted[0]
-            tie = "a draw" if margins[row] is None else f"a near-tie of {margins[row]:.2g}"
             return "within rounding", (
-                f"{len(parted)} of {len(places)} rows part, the first at token {places[row]} of row {row}, at {tie}; "
-                f"logits differ by at most {error:.2g} from the precise ones, and {allowed}."
+                f"{len(parted)} of {len(places)} rows part, the first at token {places[row]} of row {row}, at a near-tie "
+                f"of {margins[row]:.2g}; {known}."
             )
-        return "identical", (
-            f"All {sum(map(len, self.tokens))} tokens agree; logits differ by at most {error:.2g} from the precise "
-            f"ones, and {allowed}."
-        )
+        return "identical", f"All {sum(map(len, self.tokens))} tokens agree; {known}."
 
 
 class Recorder:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html as markup
 import unicodedata
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, TIMES, MiB
 
 if TYPE_CHECKING:
     from eet_lab.bench.results import Comparison, Environment, Ladder, Measurement, Rung, Spread
 
 Rows = list[list[str]]
-MiB = 2**20
 
 
 def frame(result: Any) -> Any:
@@ -60,17 +60,18 @@ def html(result: Any) -> str:
 def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     a, b = result.baseline, result.selection
     rows: Rows = [["", a.recipe, b.recipe, "change"]]
-    for name, read, shown in TIMES:
-        before, after = read(a), read(b)
+    for metric in TIMES:
+        before, after = metric.read(a), metric.read(b)
         if before is not None and after is not None:
-            rows.append([name, shown(before), shown(after), _ratio(before.p50, after.p50)])
-    for key, name in MEMORY.items():
+            told = (_spread(spread, metric.unit) for spread in (before, after))
+            rows.append([metric.name, *told, _ratio(before.p50, after.p50)])
+    for key, name in {"peak": PEAK.name, **{key: f"  {part}" for key, part in MEMORY_PARTS.items()}}.items():
         before, after = a.memory[key], b.memory[key]
         if before or after:
             rows.append([name, _mib(before), _mib(after), _signed_mib(after - before)])
     if a.joules_per_token is not None and b.joules_per_token is not None:
         joules = a.joules_per_token, b.joules_per_token
-        rows.append(["energy per token", *(f"{j:.3g} J" for j in joules), _ratio(*joules)])
+        rows.append([ENERGY.name, *(f"{j:.3g} {ENERGY.unit}" for j in joules), _ratio(*joules)])
     remarks = [f"Same output? {result.sameness.verdict}. {result.sameness.explanation}"]
     if result.watching_cost_percent is not None:
         remarks.append(f"Watching it live changed a run's time by {result.watching_cost_percent:+.1f} %.")
@@ -127,29 +128,8 @@ def _p50(spread: Spread | None) -> float | None:
     return None if spread is None else spread.p50
 
 
-def _ms(spread: Spread) -> str:
-    return f"{spread.p50:.4g} ms ({spread.p20:.4g}–{spread.p80:.4g})"
-
-
-def _rate(spread: Spread) -> str:
-    return f"{spread.p50:.4g} /s ({spread.p20:.4g}–{spread.p80:.4g})"
-
-
-TIMES: list[tuple[str, Callable[[Any], Any], Callable[[Any], str]]] = [
-    ("time to first token", lambda m: m.ttft_ms, _ms),
-    ("time per output token", lambda m: m.tpot_ms, _ms),
-    ("end to end", lambda m: m.total_ms, _ms),
-    ("tokens", lambda m: m.tokens_per_s, _rate),
-]
-
-MEMORY = {
-    "peak": "peak memory",
-    "weights": "  weights",
-    "kv": "  KV cache",
-    "kv_growth": "  its copy while it grows",
-    "activations": "  activations",
-    "workspace": "  workspaces and graphs",
-}
+def _spread(spread: Spread, unit: str) -> str:
+    return f"{spread.p50:.4g} {unit} ({spread.p20:.4g}–{spread.p80:.4g})"
 
 
 def _title(environment: Environment, workload: str, m: Measurement | None) -> str:
