@@ -22,6 +22,7 @@ from eet_lab import paths
 from eet_lab.errors import SetupError
 
 HOST = "127.0.0.1"
+LAB_CONFIG = paths.PACKAGE / "lab_config"
 FIRST_PORT, NUM_PORTS = 8888, 50
 START_TIMEOUT_S = 90
 
@@ -130,6 +131,8 @@ def serve(root: Path, notebook: Path, port: int | None = None, browser: bool = T
     browser = browser and has_display()
     # This environment's kernels come first: a "python3" kernel in the user's folder may lack the package.
     env = {**os.environ, "JUPYTER_TOKEN": token, "JUPYTER_PREFER_ENV_PATH": "1"}
+    # JupyterLab would ask whether to fetch news: not this server. The user's own settings stay as they are.
+    env["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, [str(LAB_CONFIG), env.get("JUPYTER_CONFIG_PATH")]))
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     print(f"Starting JupyterLab on {notebook} ...", flush=True)
     server = subprocess.Popen(server_command(root, notebook, port, browser), env=env)

@@ -130,6 +130,7 @@ class Recipe:
         `all` is every technique that is available on `device`, not lossy, and free of conflicts with an earlier one.
         """
         chosen: dict[str, Technique] = {}
+        named: set[str] = set()
         for word in filter(None, (word.strip() for word in text.split(","))):
             name, *turns = word.split(":")
             if name == "baseline" and not turns:
@@ -139,8 +140,11 @@ class Recipe:
             elif name.startswith("-"):
                 known(name[1:])
                 chosen.pop(name[1:], None)
+            elif name in named:
+                raise RecipeError(f"{name} is named twice in {text!r}; name it once.")
             else:
                 chosen[name] = known(name)(**_parsed_knobs(known(name), turns))
+                named.add(name)
         return cls(tuple(chosen.values()))
 
     def check(self, device: str) -> Recipe:
@@ -178,14 +182,33 @@ _REGISTRY: dict[str, type[Technique]] = {}
 def register(technique: type[Technique]) -> type[Technique]:
     """Make a technique known by its name, to the toggles and the command line alike. Usable as a decorator.
 
-    Registering a name again replaces it, so that a notebook cell can be run again.
+    Registering a name again replaces it, so that a notebook cell can be run again; a name of ours is taken.
+    Errors: RecipeError for what is not a technique.
     """
-    if technique.numerics not in NUMERICS:
+    who = getattr(technique, "__name__", repr(technique))
+    if not (isinstance(technique, type) and issubclass(technique, Technique)):
+        raise RecipeError(f"{who} is not a technique: derive it from eet_lab.Technique.")
+    if "__dataclass_fields__" not in vars(technique) or not technique.__dataclass_params__.frozen:  # type: ignore
+        raise RecipeError(f"{who} is not a frozen dataclass: write @dataclass(frozen=True) between @register and it.")
+    if technique.apply is Technique.apply:
+        raise RecipeError(f"{who} has no apply: write `def apply(self, parts)`, which returns the changed parts.")
+    for attribute in ("name", "title"):
+        if not isinstance(getattr(technique, attribute, None), str):
+            raise RecipeError(f"{who} has no {attribute}: give it one, `{attribute}: ClassVar[str] = ...`.")
+    if not technique.name.isidentifier():
         raise RecipeError(
-            f"{technique.name}.numerics is {technique.numerics!r}, but it must be one of {', '.join(NUMERICS)}."
+            f"{who}.name is {technique.name!r}, but it must be a word of letters, digits and underscores."
         )
+    if technique.numerics not in NUMERICS:
+        raise RecipeError(f"{who}.numerics is {technique.numerics!r}, but it must be one of {', '.join(NUMERICS)}.")
+    if (taken := _REGISTRY.get(technique.name)) and _is_ours(taken) and not _is_ours(technique):
+        raise RecipeError(f"The name {technique.name!r} is taken by a technique of EET Lab; choose another.")
     _REGISTRY[technique.name] = technique
     return technique
+
+
+def _is_ours(technique: type[Technique]) -> bool:
+    return technique.__module__.startswith("eet_lab.techniques.")
 
 
 def registry() -> Mapping[str, type[Technique]]:

@@ -276,6 +276,11 @@ def test_bad_settings_name_the_value_and_the_limit(settings):
     assert str(value[0] if isinstance(value, tuple) else value) in str(caught.value)
 
 
+def test_an_unknown_setting_is_named():
+    with pytest.raises(PromptError, match="no setting 'max_new_token'.*Did you mean 'max_new_tokens'"):
+        Settings.of(max_new_token=3)
+
+
 def test_a_full_context_runs(tiny, hf_model):
     prompt = batch(1, 100, 100)
     assert list(Engine(tiny.decoder).generate(prompt, Settings(28)).tokens) == hf_greedy(hf_model, prompt, 28)

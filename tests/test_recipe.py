@@ -89,6 +89,7 @@ def test_all_means_what_can_run_here():
         ("cuda_graphs:bucket=many,memory_reuse", "'many'.*int"),
         ("cuda_graphs:bucket=9999,memory_reuse", "9999.*an int from 16 to 4096"),
         ("mask_removal:x=1", "no knobs"),
+        ("pre_padding:read=shortest,pre_padding", "pre_padding is named twice"),
         ("cuda_graphs", "needs memory_reuse"),
     ],
 )
@@ -144,3 +145,52 @@ def test_what_a_technique_requires_it_may_refine(own):
 def test_a_knob_keeps_its_type():
     with pytest.raises(RecipeError, match=r"100.5.*an int from 16 to 4096"):
         registry()["cuda_graphs"](bucket=100.5)
+
+
+def _without_apply():
+    @dataclass(frozen=True)
+    class Idle(Technique):
+        name: ClassVar[str] = "idle"
+        title: ClassVar[str] = "Idle"
+
+    return Idle
+
+
+def _not_frozen():
+    class Loose(Technique):
+        name, title = "loose", "Loose"
+
+        def apply(self, parts: Parts) -> Parts:
+            return parts
+
+    return Loose
+
+
+def _named(word):
+    @dataclass(frozen=True)
+    class Named(Technique):
+        name: ClassVar[str] = word
+        title: ClassVar[str] = "Named"
+
+        def apply(self, parts: Parts) -> Parts:
+            return parts
+
+    return Named
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (_without_apply, "Idle has no apply"),
+        (_not_frozen, "Loose is not a frozen dataclass"),
+        (lambda: _named("pre_padding"), "'pre_padding' is taken"),
+        (lambda: _named("my-mask"), "'my-mask'.*letters, digits"),
+        (lambda: _named(None), "has no name"),
+        (lambda: print, "is not a technique"),
+    ],
+)
+def test_what_is_no_technique_is_refused_when_it_is_registered(made, says):
+    before = dict(_REGISTRY)
+    with pytest.raises(RecipeError, match=says):
+        register(made())
+    assert before == _REGISTRY

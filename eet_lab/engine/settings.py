@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
-from eet_lab.errors import PromptError
+from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models.config import Config
 from eet_lab.ops.types import Sampling
 
@@ -48,6 +49,15 @@ class Settings:
         if bad := [token for token in self.stop if not _whole(token, 0)]:
             raise PromptError(f"stop holds {bad[0]!r}, but stop tokens are token ids: whole numbers from 0.")
 
+    @classmethod
+    def of(cls, **settings: Any) -> Settings:
+        """Settings from keywords; PromptError names one that does not exist."""
+        names = [f.name for f in fields(cls)]
+        if unknown := [name for name in settings if name not in names]:
+            hint = did_you_mean(unknown[0], names)
+            raise PromptError(f"There is no setting {unknown[0]!r}.{hint} There are {', '.join(names)}.")
+        return cls(**settings)
+
     def sampling(self, device: torch.device) -> Sampling:
         """The same as the ops read it."""
         seed = torch.tensor([self.seed], device=device)
@@ -69,10 +79,13 @@ def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, confi
         if len(row) + max_new_tokens > config.context:
             raise PromptError(
                 f"Prompt {number} has {len(row)} tokens; with {max_new_tokens} new ones it would pass the model's "
-                f"context of {config.context} tokens. Shorten it, or ask for at most "
-                f"{max(config.context - len(row), 0)} new tokens."
+                f"context of {config.context} tokens. {_remedy(config.context - len(row))}"
             )
     return rows
+
+
+def _remedy(room: int) -> str:
+    return f"Ask for at most {room} new tokens, or shorten it." if room > 0 else "Shorten the prompt."
 
 
 def _whole(value: object, least: int) -> bool:

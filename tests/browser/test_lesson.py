@@ -22,7 +22,7 @@ def test_a_prediction_fills_in_the_verdict(lab: Lab, lab_server: Server, page: A
     page.locator(".eet-prediction input").first.fill("30")
     page.locator(".eet-prediction input").first.press("Tab")
     page.get_by_role("button", name="Reveal", exact=True).click()
-    page.get_by_text("if every step took the same time").wait_for(timeout=20_000)
+    page.get_by_text("if every step took the same time").first.wait_for(timeout=20_000)
     assert page.get_by_text("Predict first (above)").count() == 0
     assert page.get_by_text("Your prediction: 30 times sooner").count() == 1
     assert page.get_by_text("Not answered yet").count() == 1
