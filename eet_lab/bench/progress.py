@@ -40,6 +40,8 @@ class Clock:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
+        self._first = self._done = self._total = 0
+        self._within = self._begun = self._told = 0.0
         self.start()
 
     def start(self) -> None:

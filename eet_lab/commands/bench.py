@@ -44,11 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Race and print; 130 when stopped."""
+    from eet_lab.bench.progress import Clock
     from eet_lab.bench.race import race
     from eet_lab.bench.rows import append
     from eet_lab.bench.workloads import Workload
 
-    workload, line = Workload.parse(args.workload), ProgressLine()
+    workload, line = Workload.parse(args.workload), ProgressLine(Clock())
     model = load_model(args, workload.model)
     try:
         with stoppable() as stop:

@@ -63,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
 def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The comparison or the ladder that the options ask for."""
     from eet_lab.bench import compare, ladder
+    from eet_lab.bench.progress import Clock
 
-    model, line = load_model(args), ProgressLine()
+    model, line = load_model(args), ProgressLine(Clock())
     common = {"repeats": args.repeats, "progress": line, **settings(args)}
     try:
         with stoppable() as stop:

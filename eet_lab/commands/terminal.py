@@ -8,6 +8,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from eet_lab.bench.progress import Clock
 
 
 @contextmanager
@@ -31,18 +35,28 @@ def stoppable() -> Iterator[threading.Event]:
 
 
 class ProgressLine:
-    """A `Progress` on stderr: one line that is written over on a terminal, and a line for each message elsewhere."""
+    """A `Progress` on stderr: one line that is written over on a terminal, and a line for each message elsewhere.
 
-    def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
-        self._last = ""
+    With a `clock`, each line ends with the time left as soon as that can be said.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._live, self._clock = sys.stderr.isatty(), clock
+        self._last: tuple[int, int, str] | None = None
 
     def __call__(self, done: int, total: int, message: str) -> None:
-        line = f"[{done}/{total}] {message}"
-        if line == self._last:
+        if self._last == (done, total, message):
             return
-        self._last = line
+        self._last = done, total, message
+        line = f"[{done}/{total}] {message}{self._left(done, total)}"
         print(f"\r\x1b[K{line}" if self._live else line, end="" if self._live else "\n", file=sys.stderr, flush=True)
+
+    def _left(self, done: int, total: int) -> str:
+        if self._clock is None:
+            return ""
+        self._clock.progress(done, total)
+        left = self._clock.left()
+        return left and f", {left}"
 
     def clear(self) -> None:
         """Leave the terminal's line empty."""

@@ -1,0 +1,41 @@
+"""What is told of every run, and what its memory is made of: one list for tables, tiles and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+MiB = 2**20
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number of a run. `read` takes a `Measurement` and gives a `Spread`, a number, or None where it is missing."""
+
+    name: str
+    unit: str
+    read: Callable[[Any], Any]
+    more_is_better: bool = False
+
+
+TIMES = (
+    Metric("time to first token", "ms", lambda m: m.ttft_ms),
+    Metric("time per output token", "ms", lambda m: m.tpot_ms),
+    Metric("end to end", "ms", lambda m: m.total_ms),
+    Metric("throughput", "tokens/s", lambda m: m.tokens_per_s, more_is_better=True),
+)
+"""A `Generation` has these too, as plain numbers."""
+
+PEAK = Metric("peak memory", "MiB", lambda m: m.memory["peak"] / MiB)
+ENERGY = Metric("energy", "J/token", lambda m: m.joules_per_token)
+METRICS = (*TIMES, PEAK, ENERGY)
+
+MEMORY_PARTS = {
+    "weights": "weights",
+    "kv": "KV cache",
+    "kv_growth": "its copy while it grows",
+    "activations": "activations",
+    "workspace": "workspaces and graphs",
+}
+"""What the peak is made of, by the keys of `Measurement.memory`."""
