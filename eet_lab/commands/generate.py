@@ -62,25 +62,24 @@ class Printer:
     """Prints a single prompt's text as it grows, or every prompt's text at the end."""
 
     def __init__(self, prompts: list[str], decode: Callable) -> None:
-        self._prompts, self._decode = prompts, decode
-        self._tokens: list[int] = []
-        self._shown = ""
+        from eet_lab.models.transcript import Transcript
+
+        self._prompts, self._transcript = prompts, Transcript(decode)
+        self._num_shown = 0
         if len(prompts) == 1:
             print(prompts[0], end="", flush=True)
 
     def on_step(self, event: object) -> None:
         """Print what one step added to the only row."""
         if len(self._prompts) == 1:
-            self._tokens += [token for _, token in event.tokens]  # type: ignore[attr-defined]
-            text = self._decode(self._tokens)
-            if not text.endswith("\ufffd"):  # half of a character of several tokens: wait for the rest
-                print(text[len(self._shown) :], end="", flush=True)
-                self._shown = text
+            text = self._transcript.add(token for _, token in event.tokens)  # type: ignore[attr-defined]
+            print(text, end="", flush=True)
+            self._num_shown += len(text)
 
     def finish(self, texts: tuple[str, ...]) -> None:
         """Print what is left."""
         if len(self._prompts) == 1:
-            print(texts[0][len(self._shown) :])
+            print(texts[0][self._num_shown :])
         else:
             print("\n\n".join(prompt + text for prompt, text in zip(self._prompts, texts, strict=True)))
 

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import anywidget
 import traitlets as T
 
+from eet_lab.models.transcript import Decode, Transcript
+
 HERE = Path(__file__).parent
-MAX_UNDECIDED = 8
-"""Tokens held back at most, while their bytes are not a whole character yet."""
-
-Decode = Callable[[Sequence[int]], str]
-
-
-class Transcript:
-    """Token ids in, text out, a piece at a time; a character that spans tokens waits for its last one."""
-
-    def __init__(self, decode: Decode) -> None:
-        self._decode = decode
-        self._undecided: list[int] = []
-
-    def add(self, ids: Iterable[int]) -> str:
-        """The text that is now certain."""
-        self._undecided += ids
-        text = self._decode(self._undecided)
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and len(self._undecided) < MAX_UNDECIDED:
-            return ""
-        self._undecided = []
-        return text
 
 
 class TokenStream(anywidget.AnyWidget):
@@ -63,15 +44,21 @@ class TokenStream(anywidget.AnyWidget):
         by_row: dict[int, list[int]] = {}
         for row, token in tokens:
             by_row.setdefault(row, []).append(token)
-        news = []
         for row, ids in by_row.items():
-            text = self._transcripts[row].add(ids)
-            self.texts[row] += text
             self.counts[row] += len(ids)
-            news.append([row, text, self.counts[row]])
-        if news:
+        self._append({row: self._transcripts[row].add(ids) for row, ids in by_row.items()})
+
+    def finish(self) -> None:
+        """Nothing more comes: show what still waits for the rest of a character."""
+        rest = {row: transcript.finish() for row, transcript in enumerate(self._transcripts)}
+        self._append({row: text for row, text in rest.items() if text})
+
+    def _append(self, texts: Mapping[int, str]) -> None:
+        for row, text in texts.items():
+            self.texts[row] += text
+        if texts:
             self._fresh = True
-            self.send({"kind": "append", "news": news})
+            self.send({"kind": "append", "news": [[row, text, self.counts[row]] for row, text in texts.items()]})
 
     def snapshot_now(self) -> None:
         """Bring the snapshot up to date, if anything is new."""

@@ -1,0 +1,35 @@
+"""Token ids in, text out, while they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+MAX_PENDING = 3
+"""A character of UTF-8 has four bytes at most, and a token one at least: so many tokens may wait for the last one."""
+
+BROKEN = "\N{REPLACEMENT CHARACTER}"
+
+Decode = Callable[[Sequence[int]], str]
+
+
+class Transcript:
+    """Text a piece at a time: a character that spans tokens waits for its last one, and only that one waits."""
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._pending: list[int] = []
+
+    def add(self, ids: Iterable[int]) -> str:
+        """The text that is now certain. Bytes that cannot become a character any more are shown as broken."""
+        self._pending += ids
+        most, least = len(self._pending), max(len(self._pending) - MAX_PENDING, 0)
+        whole = (end for end in range(most, least, -1) if not self._decode(self._pending[:end]).endswith(BROKEN))
+        return self._take(next(whole, least))
+
+    def finish(self) -> str:
+        """The text of what still waits: nothing more comes."""
+        return self._take(len(self._pending))
+
+    def _take(self, num_tokens: int) -> str:
+        taken, self._pending = self._pending[:num_tokens], self._pending[num_tokens:]
+        return self._decode(taken) if taken else ""
