@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from eet_lab.errors import SetupError
@@ -45,6 +46,18 @@ def cache_dir() -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise SetupError(f"The cache folder {folder} cannot be written to. {remedy}")
     return folder
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all: whoever reads it meanwhile sees the old one. OSError where it cannot be."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.replace(path)
+    except OSError:
+        with suppress(OSError):
+            part.unlink()
+        raise
 
 
 def _shipped(name: str) -> Path:

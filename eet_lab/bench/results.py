@@ -15,6 +15,7 @@ from typing import Any, Literal
 from eet_lab.bench import tables
 from eet_lab.bench.codec import encode
 from eet_lab.errors import ResultError
+from eet_lab.paths import write_whole
 
 SCHEMA = 1
 """The version of the file format; raised when an older reader would misread a newer file."""
@@ -144,12 +145,15 @@ class Sameness:
 class Result:
     """What Comparison and Ladder share: files and tables."""
 
-    def save(self, path: str | Path) -> Path:
-        """Write JSON that `load_result` reads, and return the path; ResultError where it cannot be written."""
+    def save(self, path: str | Path, **beside: Any) -> Path:
+        """Write JSON that `load_result` reads, and return the path; ResultError where it cannot be written.
+
+        `beside` are entries to keep beside the result, such as what a monitor recorded.
+        """
         path = Path(path)
-        content = {"eet_lab_result": SCHEMA, "kind": type(self).__name__.lower(), "result": encode(self)}
+        content = {"eet_lab_result": SCHEMA, "kind": type(self).__name__.lower(), "result": encode(self), **beside}
         try:
-            path.write_text(json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n", encoding="utf-8")
+            write_whole(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
         except OSError as error:
             raise ResultError(
                 f"The result cannot be written to {path}: {error.strerror}. Choose another place."

@@ -17,6 +17,7 @@ from eet_lab.panels import summary
 from eet_lab.panels.figures import plot
 from eet_lab.panels.outputs import CONFIG, rendered
 from eet_lab.panels.theme import stylesheet
+from eet_lab.paths import write_whole
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
@@ -61,17 +62,18 @@ def page(result: Comparison | Ladder) -> str:
 
 def write_page(result: Comparison | Ladder, path: Path) -> Path:
     """Write the page; ResultError where it cannot be written."""
-    return _write(path, page(result))
+    return write(path, page(result))
 
 
 def write_csv(result: Comparison | Ladder, path: Path) -> Path:
     """Write the table; ResultError where it cannot be written."""
-    return _write(path, result.to_frame().to_csv())
+    return write(path, result.to_frame().to_csv())
 
 
-def _write(path: Path, text: str) -> Path:
+def write(path: Path, content: str | bytes) -> Path:
+    """Write any file; ResultError where it cannot be written."""
     try:
-        path.write_text(text, encoding="utf-8")
+        write_whole(path, content)
     except OSError as error:
         raise ResultError(f"{path} cannot be written: {error.strerror}. Choose another place.") from error
     return path

@@ -53,11 +53,10 @@ class Files:
 
     def take(self, content: bytes) -> Path:
         """Keep an uploaded file, if it is a result; ResultError else."""
-        path = self._free(f"loaded-{time.strftime(STAMP)}", ".json")
-        path.write_bytes(content)
+        path = export.write(self._free(f"loaded-{time.strftime(STAMP)}", ".json"), content)
         try:
             open_file(path)
-        except (ResultError, UnicodeDecodeError) as error:
+        except ResultError as error:
             path.unlink()
             raise ResultError(f"The loaded file cannot be used: {error}") from error
         return path
@@ -79,22 +78,18 @@ class Files:
 
 def save(path: Path, result: Result, monitor: Mapping[str, Any]) -> Path:
     """Write a result with its samples; ResultError where it cannot be written."""
-    result.save(path)
-    if monitor:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        path.write_text(json.dumps({**content, "monitor": monitor}, separators=(",", ":")) + "\n", encoding="utf-8")
-    return path
+    return result.save(path, **({"monitor": monitor} if monitor else {}))
 
 
 def open_file(path: Path) -> tuple[Result, dict[str, Any]]:
     """A result, marked as recorded, and its samples; ResultError where the file cannot be read."""
     result = load_result(path)
     result = replace(result, environment=replace(result.environment, recorded=True))
-    monitor = json.loads(path.read_text(encoding="utf-8")).get("monitor", {})
     try:
+        monitor = json.loads(path.read_text(encoding="utf-8")).get("monitor", {})
         for recording in monitor.values():
             ReplaySource(recording)
-    except (MonitorError, AttributeError) as error:
+    except (MonitorError, AttributeError, OSError) as error:
         raise ResultError(f"{path} is damaged: {error} Measure and save it again.") from error
     return result, monitor
 
