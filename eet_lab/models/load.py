@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -16,17 +16,22 @@ from eet_lab.models.decoder import Decoder
 from eet_lab.models.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parent / "demo"
+Kind = Literal["demo", "random", "folder", "hub", "live"]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder with its tokenizer; `label` says what it is, and that its weights are random where they are."""
+    """A decoder with its tokenizer.
+
+    `label` says what it is, and that its weights are random where they are; `kind` is where they came from.
+    """
 
     name: str
     label: str
     decoder: Decoder = field(repr=False)
     tokenizer: Tokenizer | None = field(repr=False)
+    kind: Kind
 
     @property
     def config(self) -> Config:
@@ -75,16 +80,17 @@ def load(
     device = checked_device(device)
     kind = checked_dtype(dtype, device)
     if not isinstance(model, (str, os.PathLike)):
-        loaded = Model(type(model).__name__, "live model", weights.from_live(model), None)
+        loaded = Model(type(model).__name__, "live model", weights.from_live(model), None, "live")
     elif str(model) == "demo":
-        loaded = _from_folder(DEMO, "demo", "bundled demo model")
+        loaded = _from_folder(DEMO, "demo", "bundled demo model", "demo")
     elif str(model) in PRESETS:
         decoder = weights.random_decoder(PRESETS[str(model)], seed, torch.device(device), kind)
-        loaded = Model(str(model), f"{model} shape, random weights: for timing only", decoder, demo_tokenizer())
+        label = f"{model} shape, random weights: for timing only"
+        loaded = Model(str(model), label, decoder, demo_tokenizer(), "random")
     elif Path(model).is_dir():
-        loaded = _from_folder(Path(model), Path(model).resolve().name, str(model))
+        loaded = _from_folder(Path(model), Path(model).resolve().name, str(model), "folder")
     elif "/" in str(model) and not Path(model).exists() and str(model).count("/") == 1 and str(model)[0] not in "./~":
-        loaded = _from_folder(weights.downloaded(str(model)), str(model), f"{model} from the Hugging Face hub")
+        loaded = _from_folder(weights.downloaded(str(model)), str(model), f"{model} from the Hugging Face hub", "hub")
     else:
         names = ["demo", *PRESETS]
         raise ModelError(
@@ -128,5 +134,5 @@ def demo_tokenizer() -> Tokenizer | None:
     return Tokenizer.from_folder(DEMO)
 
 
-def _from_folder(folder: Path, name: str, label: str) -> Model:
-    return Model(name, label, weights.from_folder(folder), Tokenizer.from_folder(folder))
+def _from_folder(folder: Path, name: str, label: str, kind: Kind) -> Model:
+    return Model(name, label, weights.from_folder(folder), Tokenizer.from_folder(folder), kind)
