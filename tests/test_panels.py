@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from queue import SimpleQueue
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 import pytest
 
 from eet_lab import technique as techniques
 from eet_lab.bench import Comparison, Ladder, load_result
-from eet_lab.errors import ModelError, PromptError, RecipeError, ResultError
-from eet_lab.panels import Workbench, export, figures, jobs, recordings, theme
+from eet_lab.bench.metrics import MEMORY_PARTS, PEAK, TIMES
+from eet_lab.bench.progress import Clock, Tally
+from eet_lab.errors import EETError, ModelError, PromptError, RecipeError, ResultError
+from eet_lab.models import load
+from eet_lab.models.load import Kind
+from eet_lab.models.transcript import Transcript
+from eet_lab.panels import Workbench, export, figures, jobs, recordings, summary, theme, worker
+from eet_lab.panels.controls import BADGES
 from eet_lab.panels.outputs import PLOTLY, rendered
-from eet_lab.panels.progress import Clock
+from eet_lab.panels.prompts_editor import PromptsEditor
 from eet_lab.panels.state import State, problem
 from eet_lab.panels.strip_chart import StripChart
-from eet_lab.panels.token_stream import TokenStream, Transcript
+from eet_lab.panels.token_stream import TokenStream
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, Technique, knob
 
@@ -202,6 +211,63 @@ def test_ladder_opens_on_its_waterfall(bench: Workbench) -> None:
     assert {trace["type"] for trace in output["data"][PLOTLY]["data"]} == {"waterfall"}
 
 
+def test_a_ladder_after_a_comparison_leaves_its_tabs_alone(bench: Workbench) -> None:
+    """The new result has other tabs, and opens on another than the one that was chosen."""
+    do(bench, "choose", "repeats", 1)
+    do(bench, "compare")
+    view = bench.desk.shelf.view
+    view.tabs.value = "latency"
+    bench.desk.actions.ladder.click()
+    turn_until(bench, lambda: isinstance(bench.result, Ladder) and not bench.desk.busy)
+    turn_until(bench, lambda: bench.desk.idle, 5)
+    assert view.tabs.value == "waterfall"
+    view.tabs.value = "memory"
+    turn_until(bench, lambda: bench.desk.idle, 5)
+    assert view.tabs.value == "memory"
+    assert view.figure.outputs
+    do(bench, "run")
+    view.tabs.index = 0
+    do(bench, "tab", "left_out")
+    assert errors(bench) == "", "a tab that was clicked before it went away"
+    assert view.tabs.value == "overview"
+
+
+def test_a_turn_ends_even_if_each_command_asks_for_another(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def do_again() -> None:
+        asked.append(len(asked))
+        if len(asked) < 100:
+            bench.desk.put("again")
+
+    monkeypatch.setattr(bench.desk, "do_again", do_again, raising=False)
+    bench.desk.put("again")
+    bench.desk.tick()
+    assert asked == [0]
+
+
+def test_the_bar_starts_again_when_kernels_have_been_built(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare(self: Any, progress: Any = None, cancel: Any = None) -> None:
+        for done in range(4) if progress else ():
+            progress(done, 3, "building 3 CUDA sources")
+
+    shares: list[float] = []
+    step = bench.desk._on_step
+    monkeypatch.setattr("eet_lab.panels.jobs.Engine.prepare", prepare)
+    monkeypatch.setattr(bench.desk, "_on_step", lambda event: (step(event), shares.append(bench.desk._clock.share)))
+    do(bench, "run")
+    assert shares == [pytest.approx((i + 1) / 8) for i in range(8)]
+
+
+def test_a_replay_counts_both_runs(bench: Workbench, comparison: Comparison) -> None:
+    told: list[tuple[int, int]] = []
+    feed = worker.Feed(SimpleQueue())
+    monkey = lambda done, total, text="": told.append((done, total))  # noqa: E731
+    feed.progress = monkey  # type: ignore[method-assign]
+    jobs.replay(comparison, {})(feed, threading.Event())
+    assert told == [(0, 2), (1, 2)]
+
+
 def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workbench) -> None:
     do(bench, "setting", "max_new_tokens", 120)
     do(bench, "choose", "repeats", 50)
@@ -226,6 +292,59 @@ def test_an_error_is_shown_with_its_remedy_and_the_session_goes_on(bench: Workbe
     assert "There is no model" in errors(bench)
     assert "Give one of demo" in errors(bench)
     assert bench.desk.actions.run.disabled
+
+
+def test_a_load_that_failed_can_be_tried_again(bench: Workbench, hf_model: Any, tmp_path: Any) -> None:
+    again = bench.desk.header.again
+    assert again.layout.display == "none"
+    do(bench, "pick_model", str(tmp_path / "later"))
+    assert errors(bench) != ""
+    assert again.layout.display == ""
+    hf_model.save_pretrained(tmp_path / "later")
+    again.click()
+    turn_until(bench, lambda: bench.model is not None, 20)
+    turn_until(bench, lambda: bench.desk.idle)
+    assert errors(bench) == ""
+    assert again.layout.display == "none"
+
+
+def test_the_badge_is_the_kind_of_model_and_not_its_path(bench: Workbench, hf_model: Any, tmp_path: Any) -> None:
+    assert "live model" in bench.desk.header._facts.value
+    folder = tmp_path / "oliver-random"
+    hf_model.save_pretrained(folder)
+    do(bench, "pick_model", str(folder))
+    assert "weights from a folder" in bench.desk.header._facts.value
+    assert "live model" not in bench.desk.header._facts.value
+    assert {load(name, device="cpu").kind for name in (str(folder), "demo")} == {"folder", "demo"}
+    assert set(BADGES) == set(get_args(Kind))
+
+
+def test_a_model_that_was_left_is_forgotten(bench: Workbench) -> None:
+    do(bench, "pick_model", "demo")
+    do(bench, "prompt", 0, "Return the name")
+    do(bench, "run")
+    words = weakref.ref(bench.model.decoder.words)
+    do(bench, "choose", "dtype", "bfloat16")
+    assert bench.model.dtype == "bfloat16"
+    gc.collect()
+    assert words() is None, "its weights would stay in memory beside the new ones"
+
+
+def test_text_for_a_model_without_a_tokenizer_is_a_reason_and_not_the_end(bench: Workbench) -> None:
+    do(bench, "prompt", 0, "Return the name")
+    assert errors(bench) == ""
+    assert "came without a tokenizer" in bench.desk.actions.status.value
+    assert bench.desk.actions.run.disabled
+    do(bench, "prompt", 0, "5 499")
+    assert "vocabulary ends at 498" in bench.desk.actions.status.value
+    assert bench.desk.actions.run.disabled
+    do(bench, "prompt", 0, "5 498")
+    assert not bench.desk.actions.run.disabled
+
+
+def test_an_action_that_does_not_exist_is_told(bench: Workbench) -> None:
+    with pytest.raises(EETError, match="Did you mean 'compare'"):
+        bench.press("comapre")
 
 
 def test_an_unexpected_exception_is_shown_with_its_traceback(bench: Workbench) -> None:
@@ -324,6 +443,39 @@ def test_closing_in_mid_run_leaves_no_thread(hf_model: Any, tmp_path: Any) -> No
     assert threads() == []
 
 
+def test_closing_waits_for_a_turn_that_starts_a_sampler(
+    hf_model: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workbench = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
+    workbench.start()
+    workbench.wait(30)
+    inner, watching = workbench.desk.device.watch, threading.Event()
+
+    def slow(kind: str) -> None:
+        watching.set()
+        time.sleep(0.3)
+        inner(kind)
+
+    monkeypatch.setattr(workbench.desk.device, "watch", slow)
+    workbench.desk.put("choose", "device", "cpu")
+    assert watching.wait(5)
+    workbench.close()
+    assert threads() == []
+
+
+def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A download cannot be stopped."""
+    monkeypatch.setattr(worker, "PATIENCE_S", 0.1)
+    busy, downloaded = worker.Worker(1), threading.Event()
+    busy.submit("load", lambda feed, cancel: downloaded.wait(20))
+    begun = time.monotonic()
+    busy.close()
+    assert time.monotonic() - begun < 5
+    downloaded.set()
+    busy._thread.join(5)
+    assert not busy._thread.is_alive()
+
+
 @pytest.mark.parametrize(
     ("choices", "error"),
     [
@@ -366,6 +518,11 @@ def test_results_are_saved_opened_replayed_and_exported(bench: Workbench) -> Non
     assert "recorded on" in bench.desk.live.memory.title
     assert bench.desk.live.stream.counts == [8, 8]
     assert {series for series, _, _ in bench.desk.live.latency.points} == {0, 1}
+    bench.desk.put("replay")
+    bench.desk.put("replay")
+    bench.desk.tick()
+    assert bench.desk.worker._jobs.qsize() <= 1
+    turn_until(bench, lambda: bench.desk.idle)
     shelf.view.save.click()
     turn_until(bench, lambda: bench.desk.idle)
     assert json.loads(max(shelf.files.folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns).read_text())[
@@ -378,6 +535,34 @@ def test_a_foreign_file_is_refused_and_not_kept(bench: Workbench) -> None:
         do(bench, "upload", [{"content": content}])
         assert "cannot be used" in errors(bench)
     assert list(bench.desk.shelf.files.folder.glob("*.json")) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    bench: Workbench, comparison: Comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def full(path: Any, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    kept = recordings.save(tmp_path / "kept.json", comparison, {"baseline": {}})
+    before = kept.read_bytes()
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(ResultError, match="No space left"):
+        recordings.save(kept, comparison, {})
+    assert kept.read_bytes() == before, "whole or not at all"
+    do(bench, "upload", [{"content": before}])
+    assert "No space left" in errors(bench)
+    assert "Unexpected" not in errors(bench)
+    monkeypatch.undo()
+    assert list(tmp_path.glob("**/*.json")) == [kept]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_result_is_written_once(comparison: Comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    written: list[str] = []
+    monkeypatch.setattr("eet_lab.bench.results.write_whole", lambda path, content: written.append(content))
+    recordings.save(tmp_path / "a.json", comparison, {"baseline": {"label": "x"}})
+    [content] = written
+    assert json.loads(content)["monitor"] == {"baseline": {"label": "x"}}
 
 
 def test_damaged_samples_are_refused(comparison: Comparison, tmp_path: Any) -> None:
@@ -406,6 +591,37 @@ def test_every_figure_can_be_drawn_and_is_small(comparison: Comparison, climbed:
         drawn = figures.plot(result, "all")
         assert list(drawn) == list(figures.kinds(result))
         assert len(json.dumps([rendered(fig) for fig in drawn.values()])) < 60_000
+
+
+def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> None:
+    table, tiles = comparison.to_text(), summary.overview(comparison)
+    for metric in (*TIMES, PEAK):
+        assert metric.name in table
+        assert f"<span>{metric.name}</span>" in tiles
+    drawn = {trace.name for trace in figures.plot(comparison, "memory").data}
+    assert {"weights", "KV cache"} <= drawn <= {*MEMORY_PARTS.values(), "peak"}
+
+
+def test_a_ladder_that_was_stopped_at_once_can_be_shown_kept_and_replayed(
+    bench: Workbench, climbed: Ladder, tmp_path: Any
+) -> None:
+    empty = replace(climbed, rungs=(), left_out=(), partial=True)
+    assert "Stopped early" in export.page(empty)
+    assert figures.plot(empty, "all") == {}
+    for kind in (None, "waterfall"):
+        with pytest.raises(ResultError, match="before anything was measured"):
+            figures.plot(empty, kind)
+    do(bench, "upload", [{"content": empty.save(tmp_path / "empty.json").read_bytes()}])
+    assert errors(bench) == ""
+    assert bench.result == replace(empty, environment=replace(empty.environment, recorded=True))
+    for button in (bench.desk.shelf.view.csv, bench.desk.shelf.view.page, bench.desk.shelf.view.replay):
+        button.click()
+        turn_until(bench, lambda: bench.desk.idle)
+        assert errors(bench) == ""
+
+
+def test_a_ladder_of_one_rung_can_be_drawn(climbed: Ladder) -> None:
+    assert "waterfall" in figures.plot(replace(climbed, rungs=climbed.rungs[:1], left_out=()), "all")
 
 
 def test_an_unknown_figure_is_told_with_the_known_ones(comparison: Comparison) -> None:
@@ -445,11 +661,30 @@ def test_the_page_needs_no_network(climbed: Ladder, tmp_path: Any) -> None:
 # The small parts
 
 
+def of_bytes(ids: Any) -> str:
+    return bytes(ids).decode(errors="replace")
+
+
 def test_text_waits_for_the_whole_character() -> None:
-    pieces = {1: b"a", 2: b"\xc3", 3: b"\xa9", 4: b"<b>"}
-    transcript = Transcript(lambda ids: b"".join(pieces[i] for i in ids).decode(errors="replace"))
-    assert [transcript.add([i]) for i in (1, 2, 3, 4)] == ["a", "", "é", "<b>"]
-    assert transcript.add([2] * 9) != "", "broken bytes are shown in the end"
+    transcript = Transcript(of_bytes)
+    assert [transcript.add([each]) for each in "aé<".encode()] == ["a", "", "é", "<"]
+
+
+def test_a_long_batch_that_ends_inside_a_character_breaks_nothing() -> None:
+    text = "12345678 é €uro 😀"
+    for size in range(1, 12):
+        transcript, ids = Transcript(of_bytes), list(text.encode())
+        pieces = [transcript.add(ids[at : at + size]) for at in range(0, len(ids), size)]
+        assert "".join(pieces) == text
+    assert Transcript(of_bytes).add("12345678é".encode()[:-1]) == "12345678", "only the character waits"
+
+
+def test_bytes_that_never_become_a_character_are_shown_in_the_end() -> None:
+    transcript = Transcript(of_bytes)
+    shown = [transcript.add([0xC3]) for _ in range(9)]
+    assert "".join(shown) == "\ufffd" * 6
+    assert transcript.finish() == "\ufffd" * 3
+    assert transcript.finish() == ""
 
 
 def test_the_stream_sends_only_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -475,16 +710,67 @@ def test_a_chart_sends_only_new_points_and_keeps_a_snapshot(monkeypatch: pytest.
     assert np.frombuffer(chart.snapshot, "<f4").reshape(-1, 3)[:, 2].tolist() == [1, 2, 3]
 
 
+def test_a_chart_keeps_a_whole_window_of_every_series() -> None:
+    chart = StripChart(window=60.0)
+    chart.series = [{"name": name, "color": "red"} for name in "abcd"]
+    chart.push([(index, tick / 10, 1.0) for tick in range(700) for index in range(4)])
+    for index in range(4):
+        ticks = [x for series, x, _ in chart.points if series == index]
+        assert (ticks[0], ticks[-1]) == (pytest.approx(10.0), pytest.approx(69.9))
+        assert ticks == sorted(ticks)
+
+
+def test_a_long_prompt_gets_more_lines() -> None:
+    editor = PromptsEditor(lambda *command: None)
+    prompts = ["", "short", "w " * 70, "one\ntwo\nthree\nfour"]
+    editor.update(prompts, None, 8, None)
+    assert [row.text.rows for row in editor.rows] == [1, 1, 2, 3]
+    editor.update([*prompts[:1], "w " * 200, *prompts[2:]], None, 8, None)
+    assert editor.rows[1].text.rows == 3
+
+
 def test_the_clock_counts_phases_and_steps_and_says_what_is_left() -> None:
     now = [0.0]
     clock = Clock(lambda: now[0])
+    clock.progress(0, 4)
     assert clock.left() == ""
     now[0] = 10.0
     clock.progress(1, 4)
     assert clock.share == 0.25
     assert clock.left() == "about 30 s left"
+    now[0] = 14.0
+    assert clock.left() == "about 26 s left", "it falls while nothing is told"
+    now[0] = 35.0
+    assert clock.left() == "about 20 s left", "a unit that is overdue does not eat into the others"
     clock.step(32, 64)
     assert clock.share == 0.375
+
+
+def test_building_kernels_is_a_count_of_its_own() -> None:
+    now = [0.0]
+    clock = Clock(lambda: now[0])
+    tally = Tally(12, lambda done, total, text: clock.progress(done, total))
+    tally.say("warming up")
+    tally.building(0, 9, "one.cu")
+    now[0] = 90.0
+    tally.building(9, 9, "nine.cu")
+    tally.finish(2)
+    tally.say("timing")
+    assert clock.share == pytest.approx(2 / 12)
+    assert clock.left() == ""
+    now[0] = 91.0
+    tally.finish()
+    tally.say("timing")
+    assert clock.left() == "about 9 s left", "what the build took is no unit's pace"
+
+
+def test_a_tally_leaves_the_time_left_to_whoever_shows_it() -> None:
+    said: list[str] = []
+    tally = Tally(3, lambda done, total, text: said.append(text))
+    for _ in range(3):
+        tally.say("timing")
+        tally.finish()
+    assert said == ["timing"] * 3
 
 
 def test_state_explains_conflicts_and_requirements() -> None:

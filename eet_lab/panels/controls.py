@@ -15,7 +15,14 @@ Put = Callable[..., None]
 
 OTHER = "folder or hub name…"
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-MiB = 2**20
+BADGES = {
+    "demo": ("trained weights", "good"),
+    "random": ("random weights: for timing", "warn"),
+    "folder": ("weights from a folder", "good"),
+    "hub": ("weights from the hub", "good"),
+    "live": ("live model", "plain"),
+}
+"""What to say of each `Model.kind`, and how good it is."""
 
 
 class Header:
@@ -41,15 +48,22 @@ class Header:
         self.path.observe(lambda change: put("type_model", change.new), "value")
         self.dtype.observe(lambda change: put("choose", "dtype", change.new), "value")
         self.device.observe(lambda change: put("choose", "device", change.new), "value")
+        self.again = W.Button(description="Load again", tooltip="Try the same model once more").add_class("eet-quiet")
+        self.again.on_click(lambda _: put("load_again"))
+        self.offer_again(False)
         self._facts = W.HTML().add_class("eet-facts")
         brand = W.HTML('<div class="eet-brand">EET<b>Lab</b></div>')
         fields = {"Model": self.model, "Folder or hub name": self.path, "dtype": self.dtype, "Device": self.device}
         self._fields = {label: _labelled(label, widget) for label, widget in fields.items()}
-        self.box = W.HBox([brand, *self._fields.values(), self._facts]).add_class("eet-header")
+        self.box = W.HBox([brand, *self._fields.values(), self.again, self._facts]).add_class("eet-header")
 
     def ask_path(self, wanted: bool) -> None:
         """Show or hide the place to type a folder or hub name into."""
         self._fields["Folder or hub name"].layout.display = "" if wanted else "none"
+
+    def offer_again(self, wanted: bool) -> None:
+        """Show or hide the button that loads the same model once more."""
+        self.again.layout.display = "" if wanted else "none"
 
     def update(self, model: Any, device: str, dtype: str, loaded: Model | None, asking_path: bool) -> None:
         """Show the choice and, once it is there, the model; `asking_path` while a folder is yet to be named."""
@@ -139,11 +153,8 @@ def _labelled(label: str, widget: W.DOMWidget) -> W.VBox:
 
 def _facts(model: Model) -> str:
     config = model.config
-    random = "random" in model.label
-    kind = theme.badge("random weights: for timing", "warn") if random else theme.badge("trained weights", "good")
-    if "live" in model.label:
-        kind = theme.badge("live model")
     return (
         f"<b>{config.num_params / 1e6:.3g} M</b> parameters · {config.num_layers} layers · "
-        f"{config.hidden_size} wide · context <b>{config.context}</b> · {model.dtype} on {model.device} {kind}"
+        f"{config.hidden_size} wide · context <b>{config.context}</b> · {model.dtype} on {model.device} "
+        f"{theme.badge(*BADGES[model.kind])}"
     )

@@ -6,20 +6,21 @@ A turn: do what the user asked for (the inbox), take in what the engine thread t
 from __future__ import annotations
 
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
 import ipywidgets as W
 
 from eet_lab.bench import Ladder
+from eet_lab.bench.progress import Clock
 from eet_lab.errors import EETError
 from eet_lab.models import Model
 from eet_lab.panels import jobs, theme
 from eet_lab.panels.choices import Choices
-from eet_lab.panels.controls import OTHER, Actions, Generating, Header, mode_label
+from eet_lab.panels.controls import Actions, Generating, Header, mode_label
 from eet_lab.panels.device import Device
 from eet_lab.panels.live import Live
-from eet_lab.panels.progress import Clock
+from eet_lab.panels.loading import Loading
 from eet_lab.panels.prompts_editor import PromptsEditor
 from eet_lab.panels.runs import Runs
 from eet_lab.panels.shelf import Shelf
@@ -41,10 +42,8 @@ class Desk:
         self.busy = self.stopping = False
         self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._ticks, self._turning = 0, False
-        self._asking_path = False
         self._why_not: str | None = None
-        self._counted: dict[str, int] = {}
-        self._wanted: tuple[Any, str, str] | None = None
+        self._encoded: dict[str, list[int]] = {}
         self._clock = Clock()
         self._build(folder)
         self.worker = Worker()
@@ -59,6 +58,7 @@ class Desk:
         self.toggles = Toggles(state, put)
         self.prompts = PromptsEditor(put)
         self.choices = Choices(state, self.prompts)
+        self.loading = Loading(state)
         self.generating = Generating(state.generation, state.stop_at_eos, state.repeats, put)
         self.actions = Actions(put)
         self.live = Live()
@@ -76,7 +76,7 @@ class Desk:
     def idle(self) -> bool:
         """Nothing is asked for, running, or still to be loaded."""
         # In this order: a command leaves the inbox within a turn, and whatever it starts is known at the turn's end.
-        return self._inbox.empty() and not self._turning and not self.busy and self._wanted == self._wish
+        return self._inbox.empty() and not self._turning and not self.busy and self.loading.settled
 
     def close(self) -> None:
         """End the engine and sampler threads."""
@@ -107,19 +107,17 @@ class Desk:
         self._turning = False
 
     def _drain(self) -> bool:
-        """Do what was asked for; whether there was anything."""
-        any_at_all = False
-        while True:
+        """Do what was asked for before this turn; whether there was anything."""
+        homes = self, self.choices, self.loading, self.shelf
+        num_commands = self._inbox.qsize()  # one that asks for the next cannot keep the turn from ending
+        for _ in range(num_commands):
+            command, *values = self._inbox.get()
+            home = next(each for each in homes if hasattr(each, f"do_{command}"))
             try:
-                command, *values = self._inbox.get_nowait()
-            except Empty:
-                return any_at_all
-            any_at_all = True
-            try:
-                home = next(each for each in (self, self.choices, self.shelf) if hasattr(each, f"do_{command}"))
                 getattr(home, f"do_{command}")(*values)
             except EETError as error:
                 self._fail(error)
+        return num_commands > 0
 
     def _fail(self, error: BaseException) -> None:
         self.actions.error.value = theme.error_card(error)
@@ -128,13 +126,15 @@ class Desk:
     def _show_choices(self) -> None:
         """What was chosen, and what follows from it. Widgets send only what has changed."""
         state, model = self.state, self.model
-        lengths = self._lengths()
+        rows, unreadable = self._rows()
+        lengths = None if rows is None else [max(len(row), 1) for row in rows]  # an empty prompt counts as BOS
         context, new = (model.config.context if model else None), int(state.generation["max_new_tokens"])
-        self.header.update(state.model, state.device, state.dtype, model, self._asking_path)
+        self.header.update(state.model, state.device, state.dtype, model, self.loading.asking_path)
+        self.header.offer_again(self.model is None and not self.busy and self.loading.settled)
         self.mode.value = mode_label(state.device, "cuda" in self.devices)
         self.toggles.update()
         self.prompts.update(state.prompts, lengths, new, context)
-        self._why_not = problem(state, model, lengths)
+        self._why_not = unreadable or problem(state, model, rows)
         self.actions.update(self.busy, self.stopping, self._why_not, len(state.recipe()))
         self.shelf.view.update(self.busy)
 
@@ -149,25 +149,22 @@ class Desk:
         else:
             self.actions.say(self.status)
 
-    def _lengths(self) -> list[int] | None:
-        """Tokens of every prompt, each counted once; an empty one counts as BOS. None without a model."""
+    def _rows(self) -> tuple[list[list[int]] | None, str | None]:
+        """Tokens of every prompt, each encoded once; None without a model, or with why one cannot be encoded."""
         if self.model is None:
-            return None
-        for prompt in self.state.prompts:
-            if prompt not in self._counted:
-                self._counted[prompt] = max(len(jobs.token_ids(self.model, prompt)), 1)
-        return [self._counted[prompt] for prompt in self.state.prompts]
-
-    @property
-    def _wish(self) -> tuple[Any, str, str]:
-        return self.state.model, self.state.device, self.state.dtype
+            return None, None
+        try:
+            for prompt in self.state.prompts:
+                if prompt not in self._encoded:
+                    self._encoded[prompt] = jobs.token_ids(self.model, prompt)
+        except EETError as error:
+            return None, str(error)
+        return [self._encoded[prompt] for prompt in self.state.prompts], None
 
     def _load_if_needed(self) -> None:
-        if self.busy or self._wish == self._wanted:
-            return
-        self._wanted, self.model = self._wish, None
-        dtype = None if self.state.dtype == "auto" else self.state.dtype
-        self._submit("load", jobs.load_model(self.state.model, self.state.device, dtype))
+        if not (self.busy or self.loading.settled):
+            self.model = None
+            self._submit("load", self.loading.next())
 
     def _submit(self, name: str, work: Any) -> None:
         self.busy, self.stopping = True, False
@@ -203,22 +200,12 @@ class Desk:
             self._fail(event.error)
         elif event.name == "load":
             self.model = event.value
-            self._counted.clear()
+            self._encoded.clear()
             self.status = "ready" if self.model else "no model: pick one above"
         elif event.name != "replay" and event.value is not None:  # what is replayed was put up when it was opened
             self.shelf.put_up(event.value, self.runs.monitor, "waterfall" if isinstance(event.value, Ladder) else "")
 
     # What the user asks for
-
-    def do_pick_model(self, value: Any) -> None:
-        self._asking_path = value == OTHER
-        if not self._asking_path:
-            self.state.model = value
-
-    def do_type_model(self, text: str) -> None:
-        if text.strip():
-            self.state.model = text.strip()
-            self._asking_path = False
 
     def do_choose(self, name: str, value: Any) -> None:
         setattr(self.state, name, value)
@@ -250,6 +237,8 @@ class Desk:
             self.worker.stop()
 
     def do_replay(self) -> None:
+        if self.busy:
+            return
         result, monitor = self.shelf.open_chosen()
         environment = result.environment
         same_model = self.model is not None and self.model.name == environment.model

@@ -10,18 +10,11 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Rung
+from eet_lab.bench.metrics import MEMORY_PARTS, MiB
 from eet_lab.errors import ResultError, did_you_mean
 from eet_lab.panels import theme
 
-MiB = 2**20
-
-MEMORY_PARTS = {
-    "weights": ("weights", "#94a3b8"),
-    "kv": ("KV cache", theme.SELECTION),
-    "kv_growth": ("its copy while it grows", "#93b8f8"),
-    "activations": ("activations", "#f59e0b"),
-    "workspace": ("workspaces and graphs", "#a855f7"),
-}
+MEMORY_COLORS = ("#94a3b8", theme.SELECTION, "#93b8f8", "#f59e0b", "#a855f7")
 
 
 def plot(result: Comparison | Ladder, kind: str | None = None) -> go.Figure | dict[str, go.Figure]:
@@ -33,6 +26,8 @@ def plot(result: Comparison | Ladder, kind: str | None = None) -> go.Figure | di
     makers = kinds(result)
     if kind == "all":
         return {name: make(result) for name, make in makers.items()}
+    if not makers:
+        raise ResultError("This ladder was stopped before anything was measured, so there is nothing to draw.")
     kind = kind or next(iter(makers))
     if kind not in makers:
         raise ResultError(
@@ -43,15 +38,17 @@ def plot(result: Comparison | Ladder, kind: str | None = None) -> go.Figure | di
 
 
 def kinds(result: Comparison | Ladder) -> dict[str, Callable[[Any], go.Figure]]:
-    """The figures that a result has, by name."""
+    """The figures that a result has, by name; none of a ladder that was stopped before its first rung."""
     if isinstance(result, Comparison):
         return {"latency": latency, "tokens": tokens_over_time, "memory": memory, "sameness": sameness}
+    if not result.rungs:
+        return {}
     return {
         "waterfall": waterfall,
         **({"left_out": left_out} if result.left_out else {}),
         "latency": latency,
         "memory": memory,
-        "sameness": sameness,
+        **({"sameness": sameness} if len(result.rungs) > 1 else {}),
     }
 
 
@@ -107,7 +104,7 @@ def memory(result: Comparison | Ladder) -> go.Figure:
     how = "measured by torch's counters" if source == {"measured"} else "as planned, on the CPU"
     fig = theme.figure(f"Memory at its peak, {how}", height=150 + 46 * len(measured), barmode="stack", bargap=0.35)
     names = [name for name, _ in measured]
-    for key, (title, color) in MEMORY_PARTS.items():
+    for (key, title), color in zip(MEMORY_PARTS.items(), MEMORY_COLORS, strict=True):
         sizes = [m.memory.get(key, 0) / MiB for _, m in measured]
         if any(sizes):
             fig.add_bar(

@@ -22,6 +22,9 @@ from eet_lab.technique import Recipe
 LONGEST_REPLAY_S = 12.0
 """A recorded run that took longer is played faster."""
 
+NAMES = ("baseline", "selection")
+"""Of the runs that the live view shows, in the order of its series."""
+
 PHASES = {
     "check": "checking that the output is the same",
     "warm-up": "warming up",
@@ -57,7 +60,7 @@ def token_ids(model: Model, prompt: str) -> list[int]:
 def decoder(model: Model | None) -> Callable[[Sequence[int]], str]:
     """Token ids to text, a piece at a time; without a tokenizer (or a model) the ids themselves, apart."""
     if model is not None and model.tokenizer is not None:
-        return model.decode
+        return model.tokenizer.decode  # not `model.decode`, which would keep the weights alive
     return lambda ids: "".join(f"{token} " for token in ids)
 
 
@@ -80,6 +83,7 @@ def run(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Settings
         try:
             engine.prepare(feed.progress, cancel)
             feed.engine(engine)
+            feed.progress(0, 1)  # one unit, whose steps are told; building was another count
             feed.phase(f"running {recipe}", series=1 if recipe else 0)
             generation = engine.generate(rows, settings, on_step=feed.step, cancel=cancel)
             planned = feed.planned_bytes()
@@ -99,18 +103,8 @@ def compare(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Sett
             series = 1 if about == str(recipe) and len(recipe) else 0
             feed.phase(f"{PHASES.get(phase, phase)}: {about}", series, watched=phase == "watched")
 
-        return bench.compare(
-            model,
-            [token_ids(model, prompt) for prompt in prompts],
-            recipe,
-            repeats=repeats,
-            progress=feed.progress,
-            cancel=cancel,
-            on_step=feed.step,
-            on_phase=on_phase,
-            on_engine=feed.engine,
-            **vars(settings),
-        )
+        rows, common = [token_ids(model, prompt) for prompt in prompts], _common(repeats, settings, feed, cancel)
+        return bench.compare(model, rows, recipe, on_step=feed.step, on_phase=on_phase, on_engine=feed.engine, **common)
 
     return work
 
@@ -120,25 +114,25 @@ def ladder(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Setti
 
     def work(feed: Feed, cancel: threading.Event) -> bench.Ladder | None:
         feed.phase(PHASES["measured"], watched=False)
-        found = bench.ladder(
-            model,
-            [token_ids(model, prompt) for prompt in prompts],
-            recipe,
-            repeats=repeats,
-            progress=feed.progress,
-            cancel=cancel,
-            **vars(settings),
-        )
+        rows = [token_ids(model, prompt) for prompt in prompts]
+        found = bench.ladder(model, rows, recipe, **_common(repeats, settings, feed, cancel))
         return found if found.rungs else None  # stopped before anything was measured
 
     return work
+
+
+def _common(repeats: int, settings: Settings, feed: Feed, cancel: threading.Event) -> dict[str, Any]:
+    """What Compare and Ladder both take."""
+    return {"repeats": repeats, "progress": feed.progress, "cancel": cancel, **vars(settings)}
 
 
 def replay(result: bench.Comparison | bench.Ladder, monitor: Mapping[str, Any]) -> Work:
     """Play a recorded result: its steps, its tokens, and its samples where it has them. Nothing is measured."""
 
     def work(feed: Feed, cancel: threading.Event) -> Any:
-        for series, (name, m) in enumerate(_played(result)):
+        played = _played(result)
+        for series, (name, m) in enumerate(played):
+            feed.progress(series, len(played))
             speed = max(1.0, sum(m.step_ms) / 1e3 / LONGEST_REPLAY_S)
             how = f" at {speed:.3g} times the speed" if speed > 1 else ""
             feed.phase(f"replaying {name}, recorded on {result.environment.device}{how}", series)
@@ -149,9 +143,12 @@ def replay(result: bench.Comparison | bench.Ladder, monitor: Mapping[str, Any]) 
 
 
 def _played(result: bench.Comparison | bench.Ladder) -> list[tuple[str, bench.Measurement]]:
+    """The two that the live view can show side by side; none of a ladder that was stopped before its first rung."""
     if isinstance(result, bench.Comparison):
-        return [("baseline", result.baseline), ("selection", result.selection)]
-    return [("baseline", result.rungs[0].measurement), ("selection", result.rungs[-1].measurement)]
+        ends = [result.baseline, result.selection]
+    else:
+        ends = [rung.measurement for rung in (*result.rungs[:1], *result.rungs[-1:])]
+    return list(zip(NAMES, ends, strict=False))
 
 
 def _play(

@@ -9,6 +9,7 @@ import ipywidgets as W
 
 from eet_lab.monitor import Sample
 from eet_lab.panels import theme
+from eet_lab.panels.jobs import NAMES
 from eet_lab.panels.strip_chart import Point, StripChart
 from eet_lab.panels.token_stream import TokenStream
 
@@ -35,7 +36,8 @@ class Live:
     """Three strip charts and the streamed text. Only the ui thread calls it."""
 
     def __init__(self) -> None:
-        runs = [{"name": "baseline", "color": theme.BASELINE}, {"name": "selection", "color": theme.SELECTION}]
+        colors = theme.BASELINE, theme.SELECTION
+        runs = [{"name": name, "color": color} for name, color in zip(NAMES, colors, strict=True)]
         self.latency = StripChart(title="Latency per token step", unit="ms", scale="log", series=runs)
         self.memory = StripChart(unit="MiB", scale="log", window=WINDOW_S)
         self.load = StripChart(unit="%", window=WINDOW_S)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import ceil
 
 import ipywidgets as W
 
 Put = Callable[..., None]
+
+LINE_CHARACTERS = 80
+"""About what fits into one line of a prompt's text area."""
+MAX_LINES = 3
+"""A longer prompt scrolls."""
 
 
 class PromptsEditor:
@@ -64,7 +70,7 @@ class Row:
     """One prompt."""
 
     def __init__(self, index: int, text: str, put: Put) -> None:
-        self.text = W.Textarea(value=text, rows=1, continuous_update=True, placeholder="(empty: starts from BOS)")
+        self.text = W.Textarea(value=text, rows=_num_lines(text), placeholder="(empty: starts from BOS)")
         self.text.observe(lambda change: put("prompt", index, change.new), "value")
         self._seen = text
         self.count = W.HTML()
@@ -77,12 +83,19 @@ class Row:
         if text != self._seen and text != self.text.value:
             self.text.value = text
         self._seen = text
+        self.text.rows = _num_lines(text)
         over = length is not None and context is not None and length + new > context
         self.count.value = (
             ""
             if length is None
             else f'<div class="eet-count{" eet-over" if over else ""}" title="tokens of this prompt">{length}</div>'
         )
+
+
+def _num_lines(text: str) -> int:
+    """Lines that a text area should show."""
+    wrapped = sum(max(ceil(len(line) / LINE_CHARACTERS), 1) for line in text.split("\n"))
+    return min(wrapped, MAX_LINES)
 
 
 def _sum(lengths: Sequence[int], new: int, context: int) -> str:

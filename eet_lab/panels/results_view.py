@@ -32,7 +32,8 @@ class ResultsView:
 
     def __init__(self, put: Put) -> None:
         self.tabs = W.ToggleButtons(options=[("Overview", "overview")]).add_class("eet-tabs")
-        self.tabs.observe(lambda change: put("tab", change.new), "value")
+        self._put, self._setting_tabs = put, False
+        self.tabs.observe(self._on_tab, "value")
         self._words = W.HTML()
         self.figure = W.Output().add_class("eet-figure")
         self.save = _button("Save (JSON)", "save", "Everything, to open and replay later", put)
@@ -50,25 +51,32 @@ class ResultsView:
         self.box = W.VBox(
             [W.HTML('<div class="eet-section">Results</div>'), self.tabs, self._words, self.figure, files, self.said]
         ).add_class("eet-panel")
-        self._result: Any = None
         self.show(None)
 
     def show(self, result: Comparison | Ladder | RunReport | None, tab: str = "overview") -> None:
-        """Show a tab of a result; None: there is none yet."""
-        if result is not self._result:
-            self._result = result
-            names: Sequence[str] = ["overview"]
-            if isinstance(result, (Comparison, Ladder)):
-                names = ["overview", *kinds(result)]
-            self.tabs.options = [(TITLES[name], name) for name in names]
-        self.tabs.value = tab
+        """Show a tab of a result (one that it does not have: the overview); None: there is no result yet."""
         can_keep = isinstance(result, (Comparison, Ladder))
+        names = ["overview", *(kinds(result) if isinstance(result, (Comparison, Ladder)) else ())]
+        tab = tab if tab in names else "overview"
+        self._set_tabs(names, tab)
         self.save.disabled = self.csv.disabled = self.page.disabled = not can_keep
         self._words.value = _words(result, tab)
         if isinstance(result, (Comparison, Ladder)) and tab != "overview":
             self.figure.outputs = (rendered(plot(result, tab)),)
         else:
             self.figure.outputs = ()
+
+    def _set_tabs(self, names: Sequence[str], tab: str) -> None:
+        """New options choose the first of them, and then `tab` is chosen: neither is what a reader has clicked."""
+        self._setting_tabs = True
+        if names != [name for _, name in self.tabs.options]:
+            self.tabs.options = [(TITLES[name], name) for name in names]
+        self.tabs.value = tab
+        self._setting_tabs = False
+
+    def _on_tab(self, change: Any) -> None:
+        if not self._setting_tabs:
+            self._put("tab", change.new)
 
     def offer(self, files: dict[str, Any]) -> None:
         """What can be opened."""

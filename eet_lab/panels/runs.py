@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from eet_lab.engine.generation import StepEvent
+from eet_lab.models.transcript import Decode
 from eet_lab.monitor import Sample
 from eet_lab.panels.device import Device
+from eet_lab.panels.jobs import NAMES
 from eet_lab.panels.live import Live
-from eet_lab.panels.token_stream import Decode
 from eet_lab.panels.worker import Phase, Sampled
-
-NAMES = ("baseline", "selection")
 
 
 class Runs:
@@ -50,6 +49,7 @@ class Runs:
     def leave(self) -> None:
         """The job is over."""
         self.flush()
+        self._live.stream.finish()
         self._keep_samples()
         self._rest(False)
         self._live.snapshot()

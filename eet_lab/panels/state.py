@@ -93,9 +93,9 @@ class State(T.HasTraits):
         return self._unavailable[key]
 
 
-def problem(state: State, model: Model | None, lengths: Sequence[int] | None) -> str | None:
-    """Why a run cannot start with these prompts and settings; None when it can. `lengths` are tokens per prompt."""
-    if model is None or lengths is None:
+def problem(state: State, model: Model | None, rows: Sequence[Sequence[int]] | None) -> str | None:
+    """Why a run cannot start with these prompts and settings; None when it can. `rows` are each prompt's tokens."""
+    if model is None or rows is None:
         return "No model is loaded yet."
     if not state.prompts:
         return "There are no prompts: add one (an empty one starts from BOS)."
@@ -103,11 +103,17 @@ def problem(state: State, model: Model | None, lengths: Sequence[int] | None) ->
         state.settings(model)
     except EETError as error:
         return str(error)
-    longest, new, context = max(lengths), state.generation["max_new_tokens"], model.config.context
-    if longest + new > context:
-        row = list(lengths).index(longest) + 1
-        return (
-            f"Prompt {row} has {longest} tokens; with {new} new ones that is {longest + new}, past the context of "
-            f"{context}. Shorten it, or ask for at most {max(context - longest, 0)} new tokens."
-        )
+    new, context, last = state.generation["max_new_tokens"], model.config.context, model.config.vocab_size - 1
+    for number, row in enumerate(rows, 1):
+        length = max(len(row), 1)  # an empty one is BOS
+        if length + new > context:
+            return (
+                f"Prompt {number} has {length} tokens; with {new} new ones that is {length + new}, past the context of "
+                f"{context}. Shorten it, or ask for at most {max(context - length, 0)} new tokens."
+            )
+        if strange := [token for token in row if not 0 <= token <= last]:
+            return (
+                f"Prompt {number} holds the token {strange[0]}, but the model's vocabulary ends at {last}. "
+                "Write other ids, or load the model with the tokenizer that it was trained with."
+            )
     return None

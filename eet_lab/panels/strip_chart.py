@@ -5,7 +5,7 @@ The snapshot is what a reloaded page, or a second view, starts from.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,15 @@ class StripChart(anywidget.AnyWidget):
 
     def __init__(self, **traits: Any) -> None:
         super().__init__(**traits)
-        self._points: deque[Point] = deque(maxlen=CAPACITY * max(len(self.series), 1))
+        self._points: defaultdict[int, deque[Point]] = defaultdict(lambda: deque(maxlen=CAPACITY))
         self._fresh = False
 
     def push(self, points: Iterable[Point]) -> None:
         """Show more points."""
         new = list(points)
         if new:
-            self._points.extend(new)
+            for point in new:
+                self._points[point[0]].append(point)
             self._fresh = True
             self.send({"kind": "points"}, buffers=[_packed(new)])
 
@@ -65,12 +66,12 @@ class StripChart(anywidget.AnyWidget):
         """Bring the snapshot up to date, if anything is new."""
         if self._fresh:
             self._fresh = False
-            self.snapshot = _packed(self._points)
+            self.snapshot = _packed(self.points)
 
     @property
     def points(self) -> list[Point]:
-        """What is in view, as it was pushed."""
-        return list(self._points)
+        """What is in view, one series after the other."""
+        return [point for index in sorted(self._points) for point in self._points[index]]
 
 
 def _packed(points: Iterable[Point]) -> bytes:

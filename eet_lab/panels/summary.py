@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html import escape
 from typing import Any
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Sameness, Spread
+from eet_lab.bench.metrics import METRICS, TIMES, Metric, MiB
 from eet_lab.panels import theme
 from eet_lab.panels.jobs import RunReport
 
-MiB = 2**20
-
 VERDICTS = {"identical": "good", "within rounding": "plain", "different": "bad"}
-
-Read = Callable[[Measurement], "Spread | float | None"]
-
-TILES: list[tuple[str, str, Read, bool]] = [
-    ("time to first token", "ms", lambda m: m.ttft_ms, False),
-    ("time per output token", "ms", lambda m: m.tpot_ms, False),
-    ("end to end", "ms", lambda m: m.total_ms, False),
-    ("throughput", "tokens/s", lambda m: m.tokens_per_s, True),
-    ("peak memory", "MiB", lambda m: m.memory["peak"] / MiB, False),
-    ("energy", "J/token", lambda m: m.joules_per_token, False),
-]
-"""(what, unit, where it stands, whether more is better)"""
 
 
 def overview(result: Comparison | Ladder | RunReport) -> str:
@@ -60,6 +46,8 @@ def sameness_story(result: Comparison | Ladder) -> str:
 
 def texts(result: Comparison | Ladder) -> str:
     """What each prompt became."""
+    if isinstance(result, Ladder) and not result.rungs:
+        return ""
     last = result.selection if isinstance(result, Comparison) else result.rungs[-1].measurement
     rows = (
         f'<div class="eet-text"><span class="eet-dim">{escape(prompt)}</span>{escape(text)}</div>'
@@ -69,20 +57,15 @@ def texts(result: Comparison | Ladder) -> str:
 
 
 def _ladder(result: Ladder) -> str:
-    first, last = result.rungs[0].measurement, result.rungs[-1].measurement
-    tiles = _tiles(first, last) if len(result.rungs) > 1 else ""
+    measured = [rung.measurement for rung in result.rungs]
+    tiles = _tiles(measured[0], measured[-1]) if len(measured) > 1 else ""
     return _section(_recorded(result) + tiles + result._repr_html_())
 
 
 def _run(report: RunReport) -> str:
     run = report.generation
-    values: list[tuple[str, float | None, str]] = [
-        ("time to first token", run.ttft_ms, "ms"),
-        ("time per output token", run.tpot_ms, "ms"),
-        ("end to end", run.total_ms, "ms"),
-        ("throughput", run.tokens_per_s, "tokens/s"),
-        ("arena plan + KV cache", report.planned_bytes / MiB, "MiB"),
-    ]
+    values: list[tuple[str, float | None, str]] = [(each.name, each.read(run), each.unit) for each in TIMES]
+    values.append(("arena plan + KV cache", report.planned_bytes / MiB, "MiB"))
     tiles = "".join(
         f'<div class="eet-tile"><span>{name}</span><b>{value:.4g}</b> {unit}</div>'
         for name, value, unit in values
@@ -98,18 +81,18 @@ def _verdict(sameness: Sameness) -> str:
 
 
 def _tiles(before: Measurement, after: Measurement, more: str = "") -> str:
-    tiles = (_tile(name, unit, _number(read(before)), _number(read(after)), more) for name, unit, read, more in TILES)
+    tiles = (_tile(metric, _number(metric.read(before)), _number(metric.read(after))) for metric in METRICS)
     return f'<div class="eet-tiles">{"".join(tiles)}{more}</div>'
 
 
-def _tile(name: str, unit: str, before: float | None, after: float | None, more_is_better: bool) -> str:
+def _tile(metric: Metric, before: float | None, after: float | None) -> str:
     if before is None or after is None:
         return ""
-    ratio = (after / before if more_is_better else before / after) if before and after else 1.0
+    ratio = (after / before if metric.more_is_better else before / after) if before and after else 1.0
     kind = "good" if ratio > 1.02 else "bad" if ratio < 0.98 else "plain"
     word = f"{ratio:.3g}× better" if kind == "good" else f"{1 / ratio:.3g}× worse" if kind == "bad" else "as before"
     return (
-        f'<div class="eet-tile"><span>{name}</span><b>{after:.4g}</b> {unit}'
+        f'<div class="eet-tile"><span>{metric.name}</span><b>{after:.4g}</b> {metric.unit}'
         f"<em>from {before:.4g} {theme.badge(word, kind)}</em></div>"
     )
 

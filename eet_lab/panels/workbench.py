@@ -17,6 +17,7 @@ from IPython.display import HTML, display
 
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.engine.settings import Settings
+from eet_lab.errors import EETError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.models.load import checked_device
 from eet_lab.panels import export, recordings, theme
@@ -24,6 +25,8 @@ from eet_lab.panels.desk import TICK_S, Desk
 from eet_lab.panels.jobs import RunReport
 from eet_lab.panels.state import State
 from eet_lab.technique import Recipe
+
+ACTIONS = ("run", "compare", "ladder", "stop")
 
 _open: Workbench | None = None
 
@@ -80,7 +83,10 @@ class Workbench:
             self._ui.start()
 
     def press(self, action: str) -> None:
-        """As if "run", "compare", "ladder" or "stop" had been pressed. Returns at once."""
+        """As if "run", "compare", "ladder" or "stop" had been pressed. Returns at once; EETError for another."""
+        if action not in ACTIONS:
+            known = f"{', '.join(ACTIONS[:-1])} and {ACTIONS[-1]}"
+            raise EETError(f"There is no action {action!r}.{did_you_mean(action, ACTIONS)} Actions are {known}.")
         self.desk.put(action)
 
     def wait(self, timeout_s: float = 600.0) -> Comparison | Ladder | RunReport | None:
@@ -108,9 +114,9 @@ class Workbench:
         if self._closing.is_set():
             return
         self._closing.set()
-        self.desk.close()
         if self._ui.is_alive():
-            self._ui.join()
+            self._ui.join()  # first: a turn of the desk may start a sampler
+        self.desk.close()
         for widget in _all_widgets(self.desk.box):
             widget.close()
         if _open is self:

@@ -17,6 +17,8 @@ from eet_lab.engine.generation import StepEvent
 from eet_lab.errors import Cancelled
 
 THREAD_NAME = "eet-engine"
+PATIENCE_S = 10.0
+"""A download cannot be stopped: its thread is left to end by itself. All else looks at `cancel` far sooner."""
 
 
 @dataclass(frozen=True)
@@ -150,10 +152,10 @@ class Worker:
                 return events
 
     def close(self) -> None:
-        """End the present job and the thread, and wait for it."""
+        """End the present job and the thread, and wait for it a while."""
         self._jobs.put(None)
         self.cancel.set()
-        self._thread.join()
+        self._thread.join(PATIENCE_S)
 
     def _run(self) -> None:
         # torch's setting is per thread: one made elsewhere does not hold here. A core is left to the page and the ui.
