@@ -4,21 +4,21 @@
     python benchmarks/run_h200.py --out OUT --smoke        tiny models on the CPU: does the script run?
 
 Writes OUT/<gpu>.jsonl (rows to append to benchmarks/), OUT/recorded-*.json (for eet_lab/recorded/) and OUT/report.json.
-A part that fails is reported, and the others go on. `--minutes` is the budget: parts that would begin after it are left
-out, and said to be.
+A part that fails is reported, and the others go on. `--minutes` is the budget: the part that runs when it is spent is
+stopped, and those after it are left out and said to be.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,24 +26,27 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from check_kernels import HOME, cold_build_s
 
 from eet_lab import bench
 from eet_lab.bench import environment as environments
+from eet_lab.bench import rows as tables
 from eet_lab.bench.cost import streaming_gb_per_s
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.race import OURS, race
-from eet_lab.bench.rows import append
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.settings import Settings
+from eet_lab.errors import Cancelled
 from eet_lab.models import Model, load
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.monitor import Sampler, open_source, record
-from eet_lab.technique import everything, registry
+from eet_lab.technique import registry
 from eet_lab.texts import as_recipe
 
 HEADLINE = ["pre_padding", "mask_removal", "memory_reuse"]
-RECIPES = ["baseline", *HEADLINE, ",".join(HEADLINE), "all"]
+RECIPES = ["baseline", ",".join(HEADLINE), "all"]
+HZ = 20
+"""Of the samples beside a recorded result: its watched runs last a second or two."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +61,35 @@ class Sizes:
     new_tokens: int = 128
     repeats: int = 5
     large_repeats: int = 3
-    single: tuple[int, int] = (128, 128)
+    single: int = 128
     device: str | None = None
+
+    def ragged(self, model: str) -> Workload:
+        """The batch of prompts of many lengths."""
+        return Workload(model, self.batch, self.low, self.high, self.new_tokens)
+
+    def one_row(self, model: str) -> Workload:
+        """A single prompt."""
+        return Workload(model, 1, self.single, self.single, self.new_tokens)
 
 
 SMOKE = Sizes(
-    "smoke", "smoke", batch=3, low=2, high=9, new_tokens=6, repeats=2, large_repeats=2, single=(4, 6), device="cpu"
+    "smoke", "smoke", single=4, batch=3, low=2, high=9, new_tokens=6, repeats=2, large_repeats=2, device="cpu"
 )
+
+
+class Deadline:
+    """A `Cancel` that sets itself once the time is up."""
+
+    def __init__(self, minutes: float) -> None:
+        self.minutes, self._start = minutes, time.perf_counter()
+
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.perf_counter() - self._start
+
+    def is_set(self) -> bool:
+        return self.seconds() > self.minutes * 60
 
 
 @dataclass
@@ -73,31 +98,35 @@ class Session:
 
     out: Path
     sizes: Sizes
-    minutes: float
-    start: float = field(default_factory=time.perf_counter)
+    deadline: Deadline
     report: dict[str, Any] = field(default_factory=dict)
     models: dict[str, Model] = field(default_factory=dict)
 
     def part(self, name: str, work: Callable[[Session], Any]) -> None:
         """Run one part; keep what it returns, or why it failed."""
-        begin = time.perf_counter()
-        if begin - self.start > self.minutes * 60:
-            self.keep(name, {"left out": f"the budget of {self.minutes:g} minutes was spent"})
-            return
-        print(f"== {name} at {begin - self.start:.0f} s", flush=True)
+        begin = self.deadline.seconds()
+        print(f"== {name} at {begin:.0f} s", flush=True)
         try:
+            if self.deadline.is_set():
+                raise Cancelled("It did not begin.")
             found = work(self)
+        except Cancelled as stop:
+            found = {"left out": f"the budget of {self.deadline.minutes:g} minutes was spent: {stop}"}
         except Exception:  # noqa: BLE001  whatever happens in one part, the others are wanted
             found = {"failed": traceback.format_exc()}
             print(found["failed"], flush=True)
-        seconds = round(time.perf_counter() - begin, 1)
+        seconds = round(self.deadline.seconds() - begin, 1)
         print(f"   took {seconds} s", flush=True)
-        self.keep(name, found, seconds)
-
-    def keep(self, name: str, found: Any, seconds: float = 0.0) -> None:
-        """Write the report after every part, so that a run that is cut short leaves what it had."""
         self.report[name] = {"seconds": seconds, "found": found}
-        (self.out / "report.json").write_text(json.dumps(self.report, indent=1))
+        # After every part, so that a call that is cut short leaves what it had.
+        (self.out / "report.json").write_text(json.dumps(self.report, indent=1) + "\n")
+        gc.collect()  # a part that failed may have left its engines in a cycle
+        torch.cuda.empty_cache()
+
+    def those(self, how: str) -> list[str]:
+        """The parts that "failed", or were "left out"."""
+        found = {name: entry["found"] for name, entry in self.report.items()}
+        return [name for name, each in found.items() if isinstance(each, dict) and how in each]
 
     def model(self, name: str) -> Model:
         """A model, loaded once."""
@@ -105,164 +134,136 @@ class Session:
             self.models[name] = load(name, device=self.sizes.device)
         return self.models[name]
 
+    def common(self) -> dict[str, Any]:
+        """What every measurement is told."""
+        return {"progress": progress, "cancel": self.deadline}
 
-def progress(done: int, total: int, message: str) -> None:
-    """A line for each step."""
-    print(f"   {done}/{total} {message}", flush=True)
+
+def progress(done: int, total: int, message: str = "") -> None:
+    """A line for each message."""
+    if message:
+        print(f"   {done}/{total} {message}", flush=True)
 
 
-def cold_build(session: Session) -> dict[str, Any]:
+def build(session: Session) -> dict[str, Any]:
     """Import time, and every kernel from an empty cache, in processes of their own."""
-    imported = "import time; t = time.perf_counter(); import eet_lab; print(time.perf_counter() - t)"
-    built = (
-        "import time; from eet_lab.ops import native; from eet_lab.technique import everything; "
-        "k = everything('cuda').parts.ops.kernels; t = time.perf_counter(); first = []; "
-        "native.build(k, progress=lambda done, total, m: first.append((round(time.perf_counter() - t, 2), done, m))); "
-        "print({'kernels': k, 'seconds': time.perf_counter() - t, 'progress': first[:40]})"
+    code = "import time; t = time.perf_counter(); import eet_lab; print(time.perf_counter() - t)"
+    python = [sys.executable, "-c", code]
+    done = subprocess.run(
+        python, env=os.environ | {"PYTHONPATH": str(HOME)}, capture_output=True, text=True, check=True
     )
-    with tempfile.TemporaryDirectory() as cache:
-        found = {"import_s": _child(imported)}
-        if session.sizes.device != "cpu":
-            found["cold_build"] = _child(built, {"XDG_CACHE_HOME": cache})
+    found = {"import_s": round(float(done.stdout), 3)}
+    if session.sizes.device != "cpu":
+        found["cold_build_s"] = round(cold_build_s(), 2)
     return found
 
 
-def unavailable(session: Session) -> dict[str, str | None]:
-    """Why a technique cannot run here, if so."""
+def machine(session: Session) -> dict[str, Any]:
+    """The ceiling, and why a technique cannot run here, if so."""
     device = session.model(session.sizes.small).device
-    return {name: technique().unavailable(device) for name, technique in registry().items()}
+    reasons = {name: technique().unavailable(device) for name, technique in registry().items()}
+    return {"streaming_gb_per_s": streaming_gb_per_s(device), "unavailable": reasons}
 
 
-def _child(code: str, variables: dict[str, str] | None = None) -> str:
-    home = str(Path(__file__).resolve().parents[1])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=os.environ | {"PYTHONPATH": home} | (variables or {}),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return (done.stdout or done.stderr).strip()[-2000:]
-
-
-def batch_race(name: str, repeats: int) -> Callable[[Session], Any]:
-    """The toggles alone and together, and all, beside the peers, on the ragged batch."""
+def raced(
+    workload: Workload, recipes: Sequence[str], repeats: int, peers: Sequence[str] = tuple(PEERS)
+) -> Callable[[Session], Any]:
+    """Recipes beside peers on one workload."""
 
     def work(session: Session) -> Any:
-        s = session.sizes
-        workload = Workload(name, s.batch, s.low, s.high, s.new_tokens)
-        recipes = list(dict.fromkeys(str(as_recipe(each, session.model(name).device)) for each in RECIPES))
-        return _raced(session, workload, recipes, [OURS, *PEERS], repeats)
+        model = session.model(workload.model)
+        distinct = list(dict.fromkeys(str(as_recipe(each, model.device)) for each in recipes))
+        rows, remarks = race(model, workload, distinct, [OURS, *peers], repeats=repeats, **session.common())
+        tables.append(rows, session.out)
+        print(tables.markdown(rows), *remarks, sep="\n", flush=True)
+        return {"rows": len(rows), "remarks": remarks}
 
     return work
-
-
-def single_race(name: str) -> Callable[[Session], Any]:
-    """All techniques on one row, beside the peers."""
-
-    def work(session: Session) -> Any:
-        prompt, new = session.sizes.single
-        return _raced(session, Workload(name, 1, prompt, prompt, new), ["all"], [OURS, *PEERS], session.sizes.repeats)
-
-    return work
-
-
-def _raced(session: Session, workload: Workload, recipes: list[str], providers: list[str], repeats: int) -> Any:
-    rows, remarks = race(
-        session.model(workload.model), workload, recipes, providers, repeats=repeats, progress=progress
-    )
-    append(rows, session.out)
-    for row in rows:
-        tpot, total = (spread.p50 if spread else None for spread in (row.tpot_ms, row.total_ms))
-        print(f"   {row.provider:18} {row.recipe:60} TPOT {tpot} total {total} {row.equality}", flush=True)
-    for remark in remarks:
-        print(f"   {remark}", flush=True)
-    return {"rows": len(rows), "remarks": remarks}
-
-
-def live_view_cost(session: Session) -> dict[str, Any]:
-    """Tokens/s with a sampler at 10 Hz and a callback for every step, against nobody watching; interleaved."""
-    model, s = session.model(session.sizes.large), session.sizes
-    rows = Workload(model.name, s.batch, s.low, s.high, s.new_tokens).prompts(model.config.vocab_size)
-    engine, settings = Engine(model.decoder, everything(model.device).parts), Settings(max_new_tokens=s.new_tokens)
-    watched: list[float] = []
-    alone: list[float] = []
-    for _ in range(2):
-        engine.generate(rows, settings)
-    for _ in range(2 * s.repeats):
-        alone.append(engine.generate(rows, settings).tokens_per_s)
-        arrived: list[int] = []
-        probes = {"allocated": torch.cuda.memory_allocated} if model.device == "cuda" else {}
-        with Sampler(open_source(model.device), hz=10, probes=probes):
-            run = engine.generate(rows, settings, on_step=lambda event, a=arrived: a.append(len(event.tokens)))
-        watched.append(run.tokens_per_s)
-    engine.close()
-    before, after = sorted(alone)[len(alone) // 2], sorted(watched)[len(watched) // 2]
-    return {"tokens_per_s": before, "watched_tokens_per_s": after, "cost_percent": (1 - after / before) * 100}
 
 
 def recorded_compare(name: str) -> Callable[[Session], Any]:
     """One Compare, with the monitor's samples of both watched runs beside it."""
 
     def work(session: Session) -> Any:
-        model, s, samples = session.model(name), session.sizes, dict[str, Any]()
-        source = open_source(model.device)
-        sampler = Sampler(source, hz=20)
-        seen: list[tuple[str, str, int]] = []
-
-        def on_phase(phase: str, recipe: str) -> None:
-            if seen and seen[-1][0] == "watched":
-                which = "baseline" if len(samples) == 0 else "selection"
-                samples[which] = record(source, sampler.since(seen[-1][2])[0])
-            (sampler.resume if phase == "watched" else sampler.pause)()
-            seen.append((phase, recipe, sampler.since()[1]))
-
-        with sampler:
-            sampler.pause()
+        model = session.model(name)
+        with Watch(model.device) as watch:
             result = bench.compare(
                 model,
-                _prompts(model, s),
-                repeats=s.large_repeats,
-                max_new_tokens=s.new_tokens,
-                progress=progress,
-                on_phase=on_phase,
+                on_phase=watch.on_phase,
+                on_engine=watch.on_engine,
                 on_step=lambda event: None,
+                **_asked(session, model),
             )
-        return _recorded(session, result, f"recorded-compare-{name}", {"monitor": samples})
+        return _recorded(session, result, f"recorded-compare-{name}", {"monitor": watch.recordings})
 
     return work
 
 
 def recorded_ladder(name: str) -> Callable[[Session], Any]:
-    """One Ladder."""
+    """One Ladder; one that the budget stopped is of no use."""
 
     def work(session: Session) -> Any:
-        model, s = session.model(name), session.sizes
-        result = bench.ladder(
-            model,
-            _prompts(model, s),
-            repeats=s.large_repeats,
-            max_new_tokens=s.new_tokens,
-            progress=progress,
-        )
+        model = session.model(name)
+        result = bench.ladder(model, **_asked(session, model))
+        if result.partial:
+            raise Cancelled("The ladder was stopped.")
         return _recorded(session, result, f"recorded-ladder-{name}", {})
 
     return work
 
 
-def _prompts(model: Model, s: Sizes) -> list[list[int]] | None:
+class Watch:
+    """Samples the device in the watched runs of a Compare, with the probes that the live view has."""
+
+    def __init__(self, device: str) -> None:
+        self.recordings: dict[str, Any] = {}
+        self._engine: Engine | None = None
+        self._names = iter(("baseline", "selection"))
+        probes: dict[str, Callable[[], float]] = {"planned_bytes": self._planned_bytes}
+        if device == "cuda":
+            probes["torch_allocated_bytes"] = torch.cuda.memory_allocated
+            probes["torch_reserved_bytes"] = torch.cuda.memory_reserved
+        self._sampler = Sampler(open_source(device), HZ, probes)
+        self._sampler.pause()
+        self._begin: int | None = None
+
+    def on_phase(self, phase: str, recipe: str) -> None:
+        """Keep what was sampled in the watched run that ends here; sample in one that begins."""
+        self._sampler.pause()
+        if self._begin is not None:
+            samples, _ = self._sampler.since(self._begin)
+            self.recordings[next(self._names)] = record(self._sampler.source, samples)
+            self._begin = None
+        if phase == "watched":
+            self._begin = self._sampler.since()[1]
+            self._sampler.resume()
+
+    def on_engine(self, engine: Engine) -> None:
+        """The engine of the run that begins."""
+        self._engine = engine
+
+    def _planned_bytes(self) -> float:
+        engine = self._engine
+        return 0.0 if engine is None else float(engine.activation_bytes + engine.kv_bytes)
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._engine = None
+        self._sampler.close()
+
+
+def _asked(session: Session, model: Model) -> dict[str, Any]:
     """Random tokens for random weights; the demo model has prompts of its own."""
-    if model.name == "demo":
-        return None
-    return Workload(model.name, s.batch, s.low, s.high, s.new_tokens).prompts(model.config.vocab_size)
+    s = session.sizes
+    prompts = None if model.name == "demo" else s.ragged(model.name).prompts(model.config.vocab_size)
+    return {"prompts": prompts, "repeats": s.large_repeats, "max_new_tokens": s.new_tokens, **session.common()}
 
 
 def _recorded(session: Session, result: Any, stem: str, beside: dict[str, Any]) -> Any:
     result = replace(result, environment=replace(result.environment, recorded=True))
-    path = result.save(session.out / f"{stem}.json")
-    content = json.loads(path.read_text()) | beside
-    path.write_text(json.dumps(content, separators=(",", ":")) + "\n")
+    path = result.save(session.out / f"{stem}.json", **beside)
     print(result.to_text(), flush=True)
     return {"file": path.name, "bytes": path.stat().st_size}
 
@@ -272,10 +273,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--smoke", action="store_true")
-    parser.add_argument("--minutes", type=float, default=8.5)
+    parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--only", nargs="*", metavar="WORD", help="only parts with one of these words in their name")
     parser.add_argument("--commit", help="what the rows say the commit is, where there is no git to ask")
     args = parser.parse_args()
+    deadline = Deadline(args.minutes)
     args.out.mkdir(parents=True, exist_ok=True)
     if args.commit:
         environments.commit = lambda: args.commit
@@ -283,30 +285,26 @@ def main() -> int:
         torch.set_num_threads(1)
         PRESETS["smoke"] = Config(2, 32, 2, 64, 97, 64)
     s = SMOKE if args.smoke else Sizes()
-    session = Session(args.out, s, args.minutes)
+    session = Session(args.out, s, deadline)
+    # What is wanted most comes first, since the budget may end before the last.
     parts: dict[str, Callable[[Session], Any]] = {
-        "build": cold_build,
-        "ceiling": lambda session: streaming_gb_per_s(session.model(s.small).device),
-        "techniques": unavailable,
-        "large, one row": single_race(s.large),
-        "large, ragged batch": batch_race(s.large, s.large_repeats),
-        "small, ragged batch": batch_race(s.small, s.repeats),
-        "small, one row": single_race(s.small),
-        "live view": live_view_cost,
+        "build": build,
+        "machine": machine,
+        "large, ragged batch": raced(s.ragged(s.large), RECIPES, s.large_repeats),
         "compare large": recorded_compare(s.large),
         "ladder large": recorded_ladder(s.large),
         "compare demo": recorded_compare("demo"),
         "ladder demo": recorded_ladder("demo"),
+        "large, one row": raced(s.one_row(s.large), ["all"], s.repeats),
+        "small, ragged batch": raced(s.ragged(s.small), [*RECIPES, *HEADLINE], s.repeats),
+        "small, one row": raced(s.one_row(s.small), ["all"], s.repeats),
+        "large, toggles alone": raced(s.ragged(s.large), HEADLINE, s.large_repeats, peers=()),
     }
     for name, work in parts.items():
         if not args.only or any(word in name for word in args.only):
             session.part(name, work)
-    failed = [
-        name
-        for name, entry in session.report.items()
-        if isinstance(entry["found"], dict) and "failed" in entry["found"]
-    ]
-    print(f"{len(session.report) - len(failed)} parts done, failed: {', '.join(failed) or 'none'}")
+    failed, left_out = session.those("failed"), session.those("left out")
+    print(f"{len(session.report)} parts; failed: {failed or 'none'}; left out: {left_out or 'none'}")
     return len(failed)
 
 

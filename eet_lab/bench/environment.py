@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,16 +24,23 @@ def environment(model: Model) -> Environment:
     return Environment(
         device=device_name(model.device),
         device_kind=model.device,
-        driver=driver_version() if model.device == "cuda" else None,
-        torch=torch.__version__,
-        transformers=metadata.version("transformers"),
+        **versions(model.device),
         eet_lab=eet_lab.__version__,
-        commit=commit(),
-        date=datetime.now(UTC).isoformat(timespec="seconds"),
         dtype=model.dtype,
         model=model.name,
         model_label=model.label,
     )
+
+
+def versions(device: str) -> dict[str, Any]:
+    """driver, torch, transformers, commit and date, as results and rows name them."""
+    return {
+        "driver": driver_version() if device == "cuda" else None,
+        "torch": torch.__version__,
+        "transformers": metadata.version("transformers"),
+        "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def device_name(device: str) -> str:

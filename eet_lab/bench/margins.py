@@ -54,6 +54,7 @@ def _kept(scores: Tensor, settings: Settings, slack: float) -> tuple[Tensor, Ten
         mass = torch.cat([ordered.new_zeros(1), ordered.softmax(-1).cumsum(-1)])
         least = mass[torch.searchsorted(-ordered, -(scores + slack))]  # of the words that are above in any case
         most = mass[torch.searchsorted(-ordered, -(scores - slack), right=True)] - inside.softmax(-1)
-        moved = slack / 2  # a share P moves by P (1 - P) <= 1/4 of what its odds move; twice, for those at the top-k's end
+        # A share P moves by P (1 - P) <= 1/4 of what its log odds move; twice, as words at the top-k's end come and go.
+        moved = slack / 2
         possible, certain = possible & (least - moved < p), certain & (most + moved < p)
     return possible, certain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Protocol
@@ -10,13 +9,12 @@ from typing import Any, Protocol
 import torch
 
 from eet_lab.bench.cost import step_cost
-from eet_lab.bench.environment import environment
 from eet_lab.bench.launches import launches_per_token
 from eet_lab.bench.measure import Run, Subject
 from eet_lab.bench.peers import PEERS, Mode, Peer, Timing, to_hf
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.results import Sameness, Spread
-from eet_lab.bench.rows import Row
+from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.sameness import Witness
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.engine import Cancel, Progress
@@ -27,9 +25,6 @@ from eet_lab.monitor import open_source
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 
-RUN = uuid.uuid4().hex[:12]
-"""One id per process."""
-
 OURS = "eet_lab"
 PROVIDERS = (OURS, *PEERS)
 
@@ -39,7 +34,7 @@ class Racer(Protocol):
 
     name: str
 
-    def prepare(self, witness: Witness) -> None:
+    def prepare(self, witness: Witness, progress: Progress) -> None:
         """Build, compile, warm up, and check the output."""
 
     def time(self) -> None:
@@ -82,17 +77,14 @@ def race(
         hf = to_hf(model.decoder) if modes else None
         racers: list[Racer] = [*ours, *(Theirs(Peer(mode, hf, rows, settings), model, rows) for mode in modes)]
         try:
-            ready, failed = _prepared(racers, witness, tally)
+            ready, failed = _prepared(racers, witness, tally, cancel)
             for repeat in range(repeats):
                 for racer in ready:
-                    if cancel is not None and cancel.is_set():
-                        raise Cancelled("The benchmark was stopped.")
+                    _check(cancel)
                     tally.say(f"timing {racer.name}, {repeat + 1} of {repeats}")
                     racer.time()
                     tally.finish()
-            taken = environment(model)
-            shared: dict[str, Any] = {"workload": str(workload), "dtype": model.dtype, "run": RUN, "gpu": taken.device}
-            shared |= {name: getattr(taken, name) for name in ("driver", "torch", "transformers", "commit", "date")}
+            shared = {"workload": str(workload), "dtype": model.dtype} | taken(model.device)
             found = [Row(**shared, **racer.figures()) for racer in ready]
         finally:
             for each in ours:
@@ -111,8 +103,8 @@ class Ours:
         self._sameness: Sameness | None = None
         self.warnings: tuple[str, ...] = ()
 
-    def prepare(self, witness: Witness) -> None:
-        tokens = self.subject.prepare()
+    def prepare(self, witness: Witness, progress: Progress) -> None:
+        tokens = self.subject.prepare(progress)
         self._sameness = witness.judge(self._recipe.parts, tokens)
 
     def time(self) -> None:
@@ -145,7 +137,7 @@ class Theirs:
         self._timings: list[Timing] = []
         self._equality, self._same = "", False
 
-    def prepare(self, witness: Witness) -> None:
+    def prepare(self, witness: Witness, progress: Progress) -> None:
         self._peer.prepare()
         places, margins = witness.partings(self._peer.time().tokens)
         self._same = not any(place is not None for place in places)
@@ -180,13 +172,21 @@ def _available(providers: Sequence[str], device: str) -> tuple[list[Mode], list[
     return [mode for mode in modes if not absent[mode.name]], remarks
 
 
-def _prepared(racers: Sequence[Racer], witness: Witness, tally: Tally) -> tuple[list[Racer], list[str]]:
+def _check(cancel: Cancel | None) -> None:
+    if cancel is not None and cancel.is_set():
+        raise Cancelled("The benchmark was stopped.")
+
+
+def _prepared(
+    racers: Sequence[Racer], witness: Witness, tally: Tally, cancel: Cancel | None
+) -> tuple[list[Racer], list[str]]:
     """Those that are ready, and why the others are not. Ours raise; a peer that fails is left out."""
     ready, failed = [], []
     for racer in racers:
+        _check(cancel)
         tally.say(f"preparing {racer.name}")
         try:
-            racer.prepare(witness)
+            racer.prepare(witness, tally.building)
             ready.append(racer)
         except Exception as error:
             if not isinstance(racer, Theirs):

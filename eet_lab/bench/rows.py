@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from eet_lab.bench.codec import decode, encode
+from eet_lab.bench.environment import device_name, versions
 from eet_lab.bench.results import Spread
 from eet_lab.errors import ResultError
 
@@ -40,6 +43,15 @@ class Row:
     transformers: str
     commit: str | None
     date: str
+
+
+RUN = uuid.uuid4().hex[:12]
+"""One id per process."""
+
+
+def taken(device: str) -> dict[str, Any]:
+    """What a row that is taken now says of where: run, gpu, versions, commit and date."""
+    return {"run": RUN, "gpu": device_name(device), **versions(device)}
 
 
 def file_name(gpu: str) -> str:

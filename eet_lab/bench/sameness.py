@@ -164,8 +164,8 @@ class Witness:
         if parted:
             row = parted[0]
             return "within rounding", (
-                f"{len(parted)} of {len(places)} rows part, the first at token {places[row]} of row {row}, at a near-tie "
-                f"of {margins[row]:.2g}; {known}."
+                f"{len(parted)} of {len(places)} rows part, the first at token {places[row]} of row {row}, at a "
+                f"near-tie of {margins[row]:.2g}; {known}."
             )
         return "identical", f"All {sum(map(len, self.tokens))} tokens agree; {known}."
 
