@@ -133,7 +133,8 @@ def wrong_seed(logits, step, sampling):
     ids=["least", "greedy", "another seed"],
 )
 def test_wrong_draws_are_caught(tiny, choice, limits):
-    found = sameness(tiny.decoder, choosing(choice), ROWS, Settings(max_new_tokens=9, temperature=0.9, seed=4, **limits))
+    drawn = Settings(max_new_tokens=9, temperature=0.9, seed=4, **limits)
+    found = sameness(tiny.decoder, choosing(choice), ROWS, drawn)
     assert found.verdict == "different", found.explanation
     assert max(margin for margin in found.margins if margin is not None) > 2 * found.budget
 
