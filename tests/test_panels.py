@@ -565,6 +565,12 @@ def test_a_result_is_written_once(comparison: Comparison, monkeypatch: pytest.Mo
     assert json.loads(content)["monitor"] == {"baseline": {"label": "x"}}
 
 
+def test_samples_that_are_no_numbers_are_told(comparison: Comparison, tmp_path: Any) -> None:
+    with pytest.raises(ResultError, match="not finite"):
+        recordings.save(tmp_path / "a.json", comparison, {"baseline": {"power_w": [float("nan")]}})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_damaged_samples_are_refused(comparison: Comparison, tmp_path: Any) -> None:
     path = recordings.save(tmp_path / "a.json", comparison, {"baseline": {"label": "x"}})
     with pytest.raises(ResultError, match="damaged"):

@@ -158,6 +158,8 @@ class Result:
             raise ResultError(
                 f"The result cannot be written to {path}: {error.strerror}. Choose another place."
             ) from error
+        except ValueError as error:
+            raise ResultError(f"The result holds a number that is not finite, which JSON cannot: {error}.") from error
         return path
 
     def to_frame(self) -> Any:
