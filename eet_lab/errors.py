@@ -54,3 +54,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ " Did you mean 'x'?" for the nearest known name, or an empty string."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message; "no message" where it has none."""
+    return next(iter(str(error).splitlines()), "no message")

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eet_lab.engine.engine import Cancel, Engine
+from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.models import Model
+from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 
 
@@ -35,13 +36,16 @@ def generate(
     *,
     stop_at_eos: bool = True,
     on_step: Callable[[StepEvent], None] | None = None,
+    progress: Progress | None = None,
     cancel: Cancel | None = None,
     **settings: Any,
 ) -> Output:
     """Continue the prompts (texts, or lists of token ids) and return texts with their timing.
 
-    `settings` are those of `Settings` (max_new_tokens, temperature, top_k, top_p, seed, stop). Errors: PromptError,
-    RecipeError, OutOfMemory.
+    `progress` is told of the kernels that are built first, if any. `cancel` ends the run at its next step, and what is
+    there is kept. `settings` are those of `Settings` (max_new_tokens, temperature, top_k, top_p, seed, stop).
+
+    Errors: PromptError, RecipeError, KernelBuildError, OutOfMemory, and Cancelled where kernels were still being built.
     """
     rows = [model.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
     chosen = Settings(**settings)
@@ -50,6 +54,7 @@ def generate(
     recipe = as_recipe(recipe, model.device)
     engine = Engine(model.decoder, recipe.parts)
     try:
+        engine.prepare(progress, cancel)
         run = engine.generate(rows, chosen, on_step=on_step, cancel=cancel)
     finally:
         engine.close()

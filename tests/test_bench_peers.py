@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench import Spread, Workload, launches, race
-from eet_lab.bench.cost import step_cost, step_weight_bytes
+from eet_lab.bench.cost import step_cost, step_weight_bytes, streaming_gb_per_s
 from eet_lab.bench.peers import PEERS, Peer, to_hf
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
+from eet_lab.bench.sameness import Witness, reference_logits
 from eet_lab.engine.engine import Engine
+from eet_lab.engine.kv_cache import GrowingKV
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import PromptError, ResultError
+from eet_lab.errors import Cancelled, OutOfMemory, PromptError, ResultError
 from eet_lab.models import load
 from eet_lab.models.decoder import tensors
 
@@ -158,6 +161,41 @@ def test_launches_are_counted_on_the_whole_batch(tiny, monkeypatch):
     monkeypatch.setattr(type(engine.model), "device", torch.device("cuda"))
     assert launches.launches_per_token(engine, 17) == 0
     assert seen == [17, 17]
+
+
+def test_a_full_gpu_names_what_did_not_fit(tiny, monkeypatch):
+    def full(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has 1 GiB.")
+
+    def check(function, name, what, *args):
+        with monkeypatch.context() as patch:
+            patch.setattr(function, name, full)
+            with pytest.raises(OutOfMemory, match=f"{what}.*Tried to allocate 4.00 GiB"):
+                args[0](*args[1:])
+
+    witness = (Witness, tiny.decoder, ROWS, Settings(max_new_tokens=2))
+    check(torch, "ones", "a buffer of 128 MiB", streaming_gb_per_s.__wrapped__, "cpu")
+    check(torch, "zeros", r"record of logits \[3 x 3 x 499\]", *witness)
+    check(GrowingKV, "room", "pass at higher precision", reference_logits, tiny.decoder, ROWS, [[1], [2], [3]], 1)
+    check(torch, "stack", "difference of logits", Witness._error, Witness(*witness[1:]), torch.ones(3, 2, 499))
+    check(torch.nn.Module, "load_state_dict", "copy of the weights", to_hf, tiny.decoder)
+    peer = Peer(PEERS["hf-sdpa"], to_hf(tiny.decoder), ROWS, Settings(max_new_tokens=2))
+    check(type(peer._model), "generate", "a buffer of transformers", peer.time)
+
+
+def test_stop_before_a_peer_is_prepared_ends_the_race(tiny, monkeypatch):
+    stop, prepared = threading.Event(), []
+    monkeypatch.setattr(Peer, "prepare", lambda self: prepared.append(self.name) or stop.set())
+    with pytest.raises(Cancelled):
+        race(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], ["hf-eager", "hf-sdpa"], cancel=stop)
+    assert prepared == ["hf-eager"]
+
+
+def test_a_race_tells_how_far_kernels_are_built(tiny, monkeypatch):
+    monkeypatch.setattr(Engine, "prepare", lambda self, progress=None, cancel=None: progress and progress(1, 3, "x.cu"))
+    told = []
+    race(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], repeats=1, progress=lambda *args: told.append(args))
+    assert (1, 3, "building kernels: x.cu") in told
 
 
 def test_rows_that_cannot_be_read_are_told(tmp_path):

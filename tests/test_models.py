@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import ModelError
+from eet_lab.errors import ModelError, OutOfMemory
 from eet_lab.models import PRESETS, load
 from eet_lab.models.decoder import tensors
 from eet_lab.texts import generate
@@ -52,6 +53,57 @@ def test_a_bin_checkpoint_is_read_without_running_code(folder):
     torch.save({"wte.weight": print}, folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="damaged"):
         load(folder, device="cpu")
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_a_hub_model_comes_with_a_bin_only_where_it_has_no_safetensors(folder, tmp_path_factory, monkeypatch, pickled):
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    if pickled:
+        (folder / "model.safetensors").unlink()
+    cache = tmp_path_factory.mktemp("hub")
+
+    def snapshot_download(name, allow_patterns):
+        for path in folder.iterdir():
+            if any(path.match(pattern) for pattern in allow_patterns):
+                shutil.copy(path, cache)
+        return str(cache)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    model = load("someone/gpt2", device="cpu")
+    assert tokens(model) == tokens(load(make_gpt2(), device="cpu"))
+    assert (cache / "pytorch_model.bin").exists() == pickled
+
+
+def test_an_error_of_the_hub_without_a_message_is_told(monkeypatch):
+    def fail(*args, **options):
+        raise TimeoutError
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ModelError, match="TimeoutError: no message"):
+        load("someone/gpt2", device="cpu")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_live_model_can_be_trained_on_without_changing_ours(tied):
+    live = make_gpt2(tie_word_embeddings=tied)
+    model = load(live, device="cpu")
+    before = [tensor.clone() for tensor in tensors(model.decoder)]
+    for parameter in live.parameters():
+        parameter.data.fill_(7)
+    assert all(map(torch.equal, before, tensors(model.decoder)))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "demo"])
+def test_weights_that_do_not_fit_are_told(monkeypatch, name):
+    def full(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 148.00 MiB. GPU 0 has 1 GiB.")
+
+    monkeypatch.setattr(torch, "empty", full)
+    monkeypatch.setattr(torch.Tensor, "to", full)
+    with pytest.raises(
+        OutOfMemory, match=r"weights of \d+ MiB could not be allocated \(Tried to allocate 148.00 MiB\)"
+    ):
+        load(name, device="cpu")
 
 
 def edit(folder, change):
@@ -109,7 +161,17 @@ def test_old_mask_buffers_are_not_weights(folder):
         (lambda f: _set(f, model_type="llama"), "'llama' is not supported. Supported: GPT-2"),
         (lambda f: _set(f, activation_function="swish"), "activation 'swish'"),
         (lambda f: _set(f, n_head=5), "n_head = 5 does not divide"),
-        (lambda f: _set(f, n_layer=None), "config.json lacks or garbles"),
+        (lambda f: _set(f, n_layer=None), "n_layer is None"),
+        (lambda f: _set(f, n_head=0), "n_head is 0"),
+        (lambda f: _set(f, n_head=-4), "n_head is -4"),
+        (lambda f: _set(f, n_inner=True), "n_inner is True"),
+        (lambda f: _set(f, activation_function=["gelu"]), r"activation \['gelu'\] is not supported"),
+        (lambda f: _set(f, layer_norm_epsilon=float("nan")), "layer_norm_epsilon is nan"),
+        (lambda f: _set(f, layer_norm_epsilon="small"), "layer_norm_epsilon is 'small'"),
+        (lambda f: _set(f, bos_token_id=499), "bos_token_id is 499, but the vocabulary ends at 498"),
+        (lambda f: _set(f, eos_token_id=[]), r"eos_token_id is \[\]"),
+        (lambda f: (f / "config.json").write_text("[]"), r"config.json holds '\[\]', not an object"),
+        (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "no weight_map"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.*cannot be read"),
     ],
 )

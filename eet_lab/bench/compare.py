@@ -11,9 +11,10 @@ from eet_lab.bench.measure import OnStep, Run, Subject
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.results import Comparison, Measurement
 from eet_lab.bench.sameness import Witness
-from eet_lab.engine.engine import Cancel, Engine, Progress
+from eet_lab.engine.engine import Engine
 from eet_lab.models import Model
 from eet_lab.monitor import open_source
+from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 

@@ -14,6 +14,7 @@ import torch
 
 from eet_lab.bench.results import Cost, Spread
 from eet_lab.models.decoder import Decoder, tensors
+from eet_lab.ops.oom import memory_for
 
 NUM_BYTES = {"cuda": 4 * 2**30, "cpu": 128 * 2**20}
 """Of the streaming read: far beyond any cache."""
@@ -51,8 +52,9 @@ def streaming_gb_per_s(device: str) -> float:
     """The rate in GB/s at which a sum over a large buffer reads memory here: the best of a few, once per process."""
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else NUM_BYTES["cpu"] * 4
     num_bytes = min(NUM_BYTES[device], free // 4)
-    buffer = torch.ones(num_bytes // 4, device=device)
-    best = min(_seconds(buffer) for _ in range(7))
+    with memory_for(f"a buffer of {num_bytes / 2**20:.0f} MiB, to measure how fast memory can be read,"):
+        buffer = torch.ones(num_bytes // 4, device=device)
+        best = min(_seconds(buffer) for _ in range(7))
     return num_bytes / best / 1e9
 
 

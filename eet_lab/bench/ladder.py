@@ -10,10 +10,10 @@ from eet_lab.bench.measure import Run, Subject
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.results import Ladder, Measurement, Rung, Sameness, Spread
 from eet_lab.bench.sameness import Witness
-from eet_lab.engine.engine import Cancel, Progress
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model
 from eet_lab.monitor import Source, open_source
+from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe, Technique, known
 from eet_lab.texts import as_recipe
 

@@ -13,12 +13,13 @@ import torch
 
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.results import Measurement, Spread
-from eet_lab.engine.engine import Cancel, Engine, Progress
+from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model
 from eet_lab.monitor import Source, open_source
+from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 
 OnStep = Callable[[StepEvent], None]

@@ -16,6 +16,7 @@ import torch
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
+from eet_lab.ops.oom import memory_for
 
 HF_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 
@@ -72,6 +73,7 @@ class Peer:
         if on_gpu:
             self.peak_bytes = int(torch.cuda.max_memory_allocated() - others)
 
+    @memory_for("a buffer of transformers")
     @torch.inference_mode()
     def time(self) -> Timing:
         """One run."""
@@ -129,6 +131,7 @@ class _Clock:
         return [start.elapsed_time(mark) for mark in marks]
 
 
+@memory_for("the copy of the weights that transformers runs")
 def to_hf(decoder: Decoder) -> Any:
     """A `GPT2LMHeadModel` with copies of the same weights, on the same device."""
     from transformers import GPT2LMHeadModel

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from eet_lab.engine.engine import Progress
+from eet_lab.progress import Progress
 
 EARLY = 0.04
 """Below this share of the whole, the pace so far says nothing."""

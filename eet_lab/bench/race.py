@@ -17,11 +17,11 @@ from eet_lab.bench.results import Sameness, Spread
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.sameness import Witness
 from eet_lab.bench.workloads import Workload
-from eet_lab.engine.engine import Cancel, Progress
 from eet_lab.engine.settings import Settings, checked_prompts
-from eet_lab.errors import Cancelled, PromptError, did_you_mean
+from eet_lab.errors import Cancelled, PromptError, did_you_mean, first_line
 from eet_lab.models import Model
 from eet_lab.monitor import open_source
+from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 
@@ -191,7 +191,7 @@ def _prepared(
         except Exception as error:
             if not isinstance(racer, Theirs):
                 raise
-            failed.append(f"{racer.name} failed: {type(error).__name__}: {str(error).splitlines()[0]}")
+            failed.append(f"{racer.name} failed: {type(error).__name__}: {first_line(error)}")
             torch._dynamo.reset()
         tally.finish()
     return ready, failed

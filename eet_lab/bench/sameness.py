@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eet_lab.bench.margins import drawn_margin, greedy_margin, noise_at
 from eet_lab.bench.results import Sameness, Verdict
-from eet_lab.engine.engine import Cancel, Engine
+from eet_lab.engine.engine import Engine
 from eet_lab.engine.kv_cache import GrowingKV
 from eet_lab.engine.mask import no_mask
 from eet_lab.engine.prompts import right_aligned
@@ -24,8 +24,10 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled
 from eet_lab.models.decoder import Decoder, forward, mapped
 from eet_lab.ops import reference
+from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Empty, Linear, Norm, Sampling, Step, fresh
 from eet_lab.parts import Ops, Parts
+from eet_lab.progress import Cancel
 
 MOST_LOGITS = 4096
 """Rows times tokens whose logits are compared; beyond it only the first tokens of each row are, to bound memory."""
@@ -127,6 +129,7 @@ class Witness:
             raise Cancelled("The check of the output was stopped.")
         return run.tokens, recorder.logits
 
+    @memory_for("the difference of logits")
     def _error(self, logits: Tensor) -> float:
         """The largest difference from the reference; infinite where there is a NaN."""
         # Row by row, so that only one row is widened at a time; torch's max, unlike Python's, lets a NaN through.
@@ -181,7 +184,8 @@ class Recorder:
         self._ops, self._num_tokens = ops, num_tokens
         self._lengths = torch.tensor(lengths, device=model.device)
         self._each = torch.arange(B, device=model.device)
-        self._kept = torch.zeros(B, num_tokens + 1, V, device=model.device, dtype=model.dtype)
+        with memory_for(f"the record of logits [{B} x {num_tokens + 1} x {V}]"):
+            self._kept = torch.zeros(B, num_tokens + 1, V, device=model.device, dtype=model.dtype)
         self.kernels = (*getattr(ops.norm_linear, "kernels", ()), *getattr(ops.next_token, "kernels", ()))
 
     @property
@@ -201,6 +205,7 @@ class Recorder:
         return self._ops.next_token(x, step, norm_w, head, sampling, empty=empty)
 
 
+@memory_for("the pass at higher precision that recipes are held against")
 @torch.inference_mode()
 def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int) -> Tensor:
     """The logits [B,N,V] that choose each of the first N tokens, in one pass at higher precision.

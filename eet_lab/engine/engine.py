@@ -6,7 +6,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,14 +20,7 @@ from eet_lab.models.decoder import Decoder, mapped
 from eet_lab.ops import native
 from eet_lab.ops.types import KVLayer, State, Step
 from eet_lab.parts import Parts
-
-Progress = Callable[[int, int, str], None]
-
-
-class Cancel(Protocol):
-    """Anything like a `threading.Event`: set it, and the run ends at its next step."""
-
-    def is_set(self) -> bool: ...
+from eet_lab.progress import Cancel, Progress
 
 
 class Engine:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from eet_lab.errors import ModelError, did_you_mean
-from eet_lab.models import weights
+from eet_lab.models import checkpoint, weights
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.tokenizer import Tokenizer
@@ -75,7 +75,7 @@ def load(
     folder in Hugging Face format, a hub name with a slash (where the hub is reachable), or a live `GPT2LMHeadModel`.
     Safetensors are preferred and code from a checkpoint is never run. `device` is "cuda" or "cpu" (default: the GPU
     where there is one); `dtype` is "float16", "bfloat16" or "float32" (default: float16 on a GPU, float32 on the
-    CPU). Errors: ModelError, which names what does not fit and what would.
+    CPU). Errors: ModelError, which names what is wrong and what would do; OutOfMemory.
     """
     device = checked_device(device)
     kind = checked_dtype(dtype, device)
@@ -90,7 +90,9 @@ def load(
     elif Path(model).is_dir():
         loaded = _from_folder(Path(model), Path(model).resolve().name, str(model), "folder")
     elif "/" in str(model) and not Path(model).exists() and str(model).count("/") == 1 and str(model)[0] not in "./~":
-        loaded = _from_folder(weights.downloaded(str(model)), str(model), f"{model} from the Hugging Face hub", "hub")
+        loaded = _from_folder(
+            checkpoint.downloaded(str(model)), str(model), f"{model} from the Hugging Face hub", "hub"
+        )
     else:
         names = ["demo", *PRESETS]
         raise ModelError(

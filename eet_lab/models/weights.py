@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from eet_lab.errors import ModelError, did_you_mean
+from eet_lab.models.checkpoint import read_json, read_tensors
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder, Layer, mapped
+from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Linear, Norm
 
 ACTIVATIONS = {
@@ -24,31 +26,24 @@ ACTIVATIONS = {
     "relu": "relu",
 }
 SUPPORTED = "GPT-2 (model_type 'gpt2': GPT-2, DistilGPT-2, DialoGPT and others of that architecture)"
-HUB_FILES = [
-    "config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "tokenizer.json",
-    "vocab.json",
-    "merges.txt",
-]
+REMEDY = "Close other models, or use half precision or a smaller model."
 
 
 def from_folder(folder: Path) -> Decoder:
     """A decoder from a folder with config.json and model.safetensors (or a .bin), on the CPU in its own dtype."""
-    settings = _read_json(folder / "config.json")
-    config = _config(settings)
-    return _decoder(config, settings, _read_tensors(folder), str(folder))
+    settings = read_json(folder / "config.json")
+    return _decoder(_config(settings), settings, read_tensors(folder), str(folder))
 
 
 def from_live(model: Any) -> Decoder:
-    """A decoder from a live `GPT2LMHeadModel`."""
+    """A decoder from a live `GPT2LMHeadModel`, with a copy of its weights: training it on does not change this one."""
     if getattr(getattr(model, "config", None), "model_type", None) is None or not hasattr(model, "state_dict"):
         raise ModelError(
             f"load takes a name, a folder or a transformers model, not {type(model).__name__}. Supported: {SUPPORTED}."
         )
     settings = model.config.to_dict()
-    return _decoder(_config(settings), settings, model.state_dict(), type(model).__name__)
+    with memory_for("a copy of the model's weights", remedy=REMEDY):
+        return _decoder(_config(settings), settings, model.state_dict(), type(model).__name__)
 
 
 def random_decoder(config: Config, seed: int, device: torch.device, dtype: torch.dtype) -> Decoder:
@@ -65,76 +60,23 @@ def random_decoder(config: Config, seed: int, device: torch.device, dtype: torch
     def norm() -> Norm:
         return Norm(normal(C).add_(1), normal(C), config.eps)
 
-    layers = tuple(
-        Layer(norm(), linear(3 * C, C), linear(C, C), norm(), linear(F, C), linear(C, F))
-        for _ in range(config.num_layers)
-    )
-    words = normal(config.vocab_size, C)
-    return Decoder(config, words, normal(config.context, C), layers, norm(), Linear(words, None))
+    with _weights(config, dtype):
+        layers = tuple(
+            Layer(norm(), linear(3 * C, C), linear(C, C), norm(), linear(F, C), linear(C, F))
+            for _ in range(config.num_layers)
+        )
+        words = normal(config.vocab_size, C)
+        return Decoder(config, words, normal(config.context, C), layers, norm(), Linear(words, None))
 
 
 def placed(decoder: Decoder, device: torch.device, dtype: torch.dtype) -> Decoder:
     """The same decoder on a device, in a dtype."""
-    try:
+    with _weights(decoder.config, dtype):
         return mapped(decoder, lambda tensor: tensor.to(device, dtype))
-    except torch.OutOfMemoryError as error:
-        need = decoder.config.num_params * dtype.itemsize
-        raise ModelError(
-            f"The weights need {need / 2**20:.0f} MiB and do not fit into the GPU's memory; close other models, or use "
-            "half precision or a smaller model."
-        ) from error
 
 
-def downloaded(name: str) -> Path:
-    """The local folder of a hub model, downloaded if need be."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub's client raises many kinds; all mean that it is not to be had
-        raise ModelError(
-            f"{name} could not be fetched from the Hugging Face hub ({type(error).__name__}: "
-            f"{str(error).splitlines()[0]}). Check the name and the network, or give the path of a local "
-            "folder; 'demo' needs no network."
-        ) from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except FileNotFoundError:
-        raise ModelError(
-            f"{path.parent} has no {path.name}; a model folder holds config.json and model.safetensors."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-
-
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        files = sorted({folder / name for name in _read_json(index)["weight_map"].values()})
-    else:
-        files = sorted(folder.glob("*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
-    if not files:
-        raise ModelError(
-            f"{folder} has neither model.safetensors nor pytorch_model.bin; save the model with save_pretrained."
-        )
-    tensors: dict[str, Tensor] = {}
-    for path in files:
-        tensors |= _read_file(path)
-    return tensors
-
-
-def _read_file(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # both readers raise many kinds, and every one means a damaged file
-        raise ModelError(f"{path} is damaged or incomplete ({error}); download or save it again.") from error
+def _weights(config: Config, dtype: torch.dtype) -> AbstractContextManager[None]:
+    return memory_for(f"weights of {config.num_params * dtype.itemsize / 2**20:.0f} MiB", remedy=REMEDY)
 
 
 def _config(settings: Mapping[str, Any]) -> Config:
@@ -144,41 +86,59 @@ def _config(settings: Mapping[str, Any]) -> Config:
     if settings.get("add_cross_attention"):
         raise ModelError("The checkpoint has cross-attention; only decoder-only GPT-2 models are supported.")
     act = settings.get("activation_function", "gelu_new")
-    if act not in ACTIVATIONS:
+    if not isinstance(act, str) or act not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise ModelError(
-            f"The activation {act!r} is not supported; supported: {known}.{did_you_mean(act, ACTIVATIONS)}"
+            f"The activation {act!r} is not supported; supported: {known}.{did_you_mean(str(act), ACTIVATIONS)}"
         )
-    try:
-        hidden, heads = int(settings["n_embd"]), int(settings["n_head"])
-        config = Config(
-            num_layers=int(settings["n_layer"]),
-            hidden_size=hidden,
-            num_heads=heads,
-            ffn_size=int(settings.get("n_inner") or 4 * hidden),
-            vocab_size=int(settings["vocab_size"]),
-            context=int(settings["n_positions"]),
-            act=ACTIVATIONS[act],
-            eps=float(settings.get("layer_norm_epsilon", 1e-5)),
-            bos_id=_first(settings.get("bos_token_id"), 0),
-            eos_id=_first(settings.get("eos_token_id"), None),
-            tied_head=bool(settings.get("tie_word_embeddings", True)),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelError(
-            f"config.json lacks or garbles {error}; GPT-2 needs n_layer, n_embd, n_head, vocab_size, n_positions."
-        ) from None
+    hidden, heads, vocab = (_size(settings, name) for name in ("n_embd", "n_head", "vocab_size"))
     if hidden % heads:
         raise ModelError(
             f"n_embd is {hidden}, which n_head = {heads} does not divide; the checkpoint's config is damaged."
         )
-    return config
+    eps, bos = settings.get("layer_norm_epsilon", 1e-5), _token(settings, "bos_token_id")
+    if not isinstance(eps, (int, float)) or not 0 < eps < math.inf:
+        raise ModelError(f"layer_norm_epsilon is {eps!r}, but it must be a positive number; GPT-2's is 1e-5.")
+    if bos is not None and bos >= vocab:
+        raise ModelError(
+            f"bos_token_id is {bos}, but the vocabulary ends at {vocab - 1}; correct it in the checkpoint's config."
+        )
+    return Config(
+        num_layers=_size(settings, "n_layer"),
+        hidden_size=hidden,
+        num_heads=heads,
+        ffn_size=_size(settings, "n_inner") if settings.get("n_inner") is not None else 4 * hidden,
+        vocab_size=vocab,
+        context=_size(settings, "n_positions"),
+        act=ACTIVATIONS[act],
+        eps=float(eps),
+        bos_id=bos or 0,
+        eos_id=_token(settings, "eos_token_id"),
+        tied_head=bool(settings.get("tie_word_embeddings", True)),
+    )
 
 
-def _first(value: Any, default: Any) -> Any:
-    """A token id; some checkpoints give a list of them."""
+def _size(settings: Mapping[str, Any], name: str) -> int:
+    value = settings.get(name)
+    if not _is_whole(value) or value < 1:
+        raise ModelError(
+            f"{name} is {value!r} in the checkpoint's config, but it must be a whole number of at least 1; GPT-2 needs "
+            "n_layer, n_embd, n_head, vocab_size and n_positions."
+        )
+    return value
+
+
+def _token(settings: Mapping[str, Any], name: str) -> int | None:
+    """A token id, if the config has one; some checkpoints give a list of them."""
+    value = settings.get(name)
     value = value[0] if isinstance(value, (list, tuple)) and value else value
-    return default if value is None else int(value)
+    if value is not None and (not _is_whole(value) or value < 0):
+        raise ModelError(f"{name} is {value!r} in the checkpoint's config, but token ids are whole numbers from 0.")
+    return value
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _decoder(config: Config, settings: Mapping[str, Any], state: Mapping[str, Tensor], source: str) -> Decoder:
@@ -193,11 +153,15 @@ def _decoder(config: Config, settings: Mapping[str, Any], state: Mapping[str, Te
         if not tensor.is_floating_point():
             raise ModelError(f"{name} in {source} holds {tensor.dtype}, but weights are floating-point numbers.")
 
+    def own(name: str) -> Tensor:  # a copy: a live model's tensors may change
+        return tensors[name].clone(memory_format=torch.contiguous_format)
+
     def norm(name: str) -> Norm:
-        return Norm(tensors[f"{name}.weight"], tensors[f"{name}.bias"], config.eps)
+        return Norm(own(f"{name}.weight"), own(f"{name}.bias"), config.eps)
 
     def linear(name: str) -> Linear:  # transformers keeps GPT-2's linears as [in, out]
-        return Linear(tensors[f"{name}.weight"].t().contiguous(), tensors[f"{name}.bias"])
+        weight = tensors[f"{name}.weight"].t().clone(memory_format=torch.contiguous_format)
+        return Linear(weight, own(f"{name}.bias"))
 
     layers = tuple(
         Layer(
@@ -210,9 +174,9 @@ def _decoder(config: Config, settings: Mapping[str, Any], state: Mapping[str, Te
         )
         for i in range(config.num_layers)
     )
-    words = tensors["wte.weight"]
-    head = words if config.tied_head else tensors["lm_head.weight"]
-    return Decoder(config, words, tensors["wpe.weight"], layers, norm("ln_f"), Linear(head, None))
+    words = own("wte.weight")
+    head = words if config.tied_head else own("lm_head.weight")
+    return Decoder(config, words, own("wpe.weight"), layers, norm("ln_f"), Linear(head, None))
 
 
 def _query_scale(config: Config, settings: Mapping[str, Any], layer: int) -> float:

@@ -15,24 +15,17 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 from eet_lab.errors import Cancelled, KernelBuildError
 from eet_lab.ops.native import toolchain
 from eet_lab.paths import cache_dir, csrc_dir
+from eet_lab.progress import Cancel, Progress
 
-Progress = Callable[[int, int, str], None]
 POLL_S = 0.05
 FLAGS = ("-O3", "-std=c++17", "-lineinfo", "-shared", "-Xcompiler=-fPIC")
-
-
-class Cancel(Protocol):
-    """A threading.Event, or anything that can say that the user pressed Stop."""
-
-    def is_set(self) -> bool: ...
 
 
 def build(

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eet_lab.errors import KernelBuildError, KernelError, did_you_mean
-from eet_lab.ops.native.build import Cancel, Progress, build, source
+from eet_lab.ops.native.build import build, source
 from eet_lab.paths import cache_dir
+from eet_lab.progress import Cancel, Progress
 
 _LAUNCHER = re.compile(r'extern\s+"C"[^(;{]*?\bcudaError_t\s+(\w+)\s*\(([^)]*)\)\s*\{')
 _SCALARS: dict[str, Any] = {
