@@ -110,7 +110,7 @@ function render({ model, el }) {
       pen.fillText(short(t), left - 6, y);
     }
     pen.textBaseline = "alphabetic"; pen.textAlign = "center";
-    for (const t of niceTicks(x0, x1, Math.max(2, Math.floor(W / 90)))) pen.fillText(short(t) + " " + model.get("x_unit"), Math.min(px(t), width - right - 12), height - 4);
+    for (const t of niceTicks(x0, x1, Math.max(2, Math.floor(W / 55)))) pen.fillText(short(t) + " " + model.get("x_unit"), Math.min(px(t), width - right - 12), height - 4);
     lines.forEach((line, i) => {
       if (!line.x.length) return;
       pen.strokeStyle = pen.fillStyle = series[i].color;
