@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from eet_lab import limits
 from eet_lab.doctor import Check, diagnose, gpu, machine, notebook, software, to_html, to_text
 from eet_lab.errors import KernelBuildError, MonitorError, SetupError
 from eet_lab.monitor.nvml import Driver, Gpu
@@ -84,6 +85,29 @@ def test_missing_nvcc_with_a_gpu_fails_and_says_what_to_type(monkeypatch):
 @pytest.mark.parametrize(("version", "status"), [("12.8.1", "ok"), ("13.2.0", "ok"), ("14.0.1", "fail")])
 def test_nvcc_against_the_drivers_cuda(version, status):
     assert gpu.compare_nvcc(Check("nvcc", "ok", f"{version} at /x/nvcc"), DRIVER).status == status
+
+
+def test_the_kernels_and_the_doctor_ask_for_the_same(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    old = Driver("580.1", (13, 0), (Gpu("GPU-1", "Tesla T4", (7, 5), 16 << 30, False),))
+    why = limits.gpu_too_old((7, 5))
+    assert why in toolchain.available("cuda")
+    assert why in gpu.check_gpu(old, "").found
+    assert limits.gpu_too_old((8, 0)) is None
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for name, found in {"find_nvcc": "/x", "nvcc_version": "14.0.1", "ninja": "/x", "host_compiler": "/x"}.items():
+        monkeypatch.setattr(toolchain, name, lambda *args, found=found: found)
+    monkeypatch.setattr(toolchain, "_driver_major", lambda: 13)
+    row = gpu.compare_nvcc(Check("nvcc", "ok", "14.0.1 at /x/nvcc"), DRIVER)
+    assert limits.nvcc_too_new("14.0.1", 13) in row.found
+    assert toolchain.available("cuda") == f"{limits.nvcc_too_new('14.0.1', 13)}. {row.remedy}."
+    monkeypatch.setattr(toolchain, "_driver_major", lambda: 14)
+    assert toolchain.available("cuda") is None
 
 
 @pytest.mark.parametrize(

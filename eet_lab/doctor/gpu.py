@@ -9,12 +9,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from eet_lab import limits
 from eet_lab.doctor.check import Check
 from eet_lab.doctor.software import pip_install
 from eet_lab.errors import KernelBuildError, MonitorError
 from eet_lab.monitor.nvml import Driver, find_driver
-
-OLDEST_CAPABILITY = (8, 0)
 
 
 def inspect_gpu() -> list[Check]:
@@ -38,8 +37,9 @@ def check_gpu(driver: Driver | None, why: str) -> Check:
     cuda = ".".join(map(str, driver.cuda))
     names = ", ".join(f"{gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for gpu in driver.gpus)
     found = f"{names}; driver {driver.version}, CUDA up to {cuda}; NVML answers"
-    if all(gpu.capability < OLDEST_CAPABILITY for gpu in driver.gpus):
-        return Check("GPU", "warn", f"{found}; the CUDA kernels need sm_80 or newer, torch's own still run")
+    too_old = [limits.gpu_too_old(gpu.capability) for gpu in driver.gpus]
+    if all(too_old):
+        return Check("GPU", "warn", f"{found}; it {too_old[0]}; torch's own still run")
     return Check("GPU", "ok", found)
 
 
@@ -96,12 +96,8 @@ def inspect_tools(needed: bool) -> list[Check]:
 
 def compare_nvcc(nvcc: Check, driver: Driver | None) -> Check:
     """The row of nvcc, failed when its major version is newer than what the driver runs."""
-    major = nvcc.found.split(".")[0]
-    if nvcc.status != "ok" or driver is None or not driver.gpus or int(major) <= driver.cuda[0]:
+    if nvcc.status != "ok" or driver is None or not driver.gpus:
         return nvcc
-    return Check(
-        "nvcc",
-        "fail",
-        f"{nvcc.found}; the driver only runs CUDA up to {driver.cuda[0]}.{driver.cuda[1]}",
-        f"Install a CUDA {driver.cuda[0]} toolkit and set CUDA_HOME to it, or update the driver",
-    )
+    version, _, where = nvcc.found.partition(" ")
+    too_new = limits.nvcc_too_new(version, driver.cuda[0])
+    return Check("nvcc", "fail", f"{too_new} {where}", limits.nvcc_remedy(driver.cuda[0])) if too_new else nvcc

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from eet_lab import limits
 from eet_lab.errors import KernelBuildError
 
-OLDEST = (8, 0)  # mma.m16n8k16 with bf16 and cp.async
 NVCC_REMEDY = "Install it: pip install 'eet-lab[cuda]', or NVIDIA's CUDA toolkit; then set CUDA_HOME or PATH."
 
 
@@ -109,10 +109,8 @@ def available(device: torch.device | str) -> str | None:
         return f"CUDA kernels need an NVIDIA GPU; the model is on {device.type!r}."
     if not torch.cuda.is_available():
         return "torch sees no NVIDIA GPU (see: eet-lab doctor)."
-    capability = torch.cuda.get_device_capability(device)
-    if capability < OLDEST:
-        name = torch.cuda.get_device_name(device)
-        return f"{name} has compute capability {capability[0]}.{capability[1]}; the kernels need 8.0 (Ampere) or newer."
+    if too_old := limits.gpu_too_old(torch.cuda.get_device_capability(device)):
+        return f"{torch.cuda.get_device_name(device)} {too_old}."
     try:
         version = nvcc_version(find_nvcc())
         ninja()
@@ -120,12 +118,8 @@ def available(device: torch.device | str) -> str | None:
     except KernelBuildError as error:
         return str(error)
     driver = _driver_major()
-    if int(version.split(".")[0]) > driver:
-        return (
-            f"nvcc {version} is newer than what the NVIDIA driver supports (CUDA {driver}). "
-            f"Install a CUDA {driver} toolkit and set CUDA_HOME, or update the driver."
-        )
-    return None
+    too_new = limits.nvcc_too_new(version, driver)
+    return too_new and f"{too_new}. {limits.nvcc_remedy(driver)}."
 
 
 @cache
