@@ -50,9 +50,13 @@ def cache_dir() -> Path:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all: whoever reads it meanwhile sees the old one. OSError where it cannot be."""
+    path, data = path.resolve(), content.encode() if isinstance(content, str) else content
+    if path.exists() and not path.is_file():  # /dev/stdout and the like must not be replaced
+        path.write_bytes(data)
+        return
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        part.write_bytes(data)
         part.replace(path)
     except OSError:
         with suppress(OSError):

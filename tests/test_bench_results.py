@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
@@ -45,7 +46,9 @@ def ladder() -> Ladder:
         Rung("", "Baseline", (), first, SAME),
         Rung("memory_reuse", "Memory reuse", (), second, SAME, delta, delta, None, -5),
     )
-    return Ladder(HERE, "tiny/b2/p1-3/n2", ("x",), (1,), {}, "memory_reuse", rungs, (replace(rungs[0], along=("b",)),))
+    prompts, lengths = ("x", "y"), (1, 3)
+    left_out = (replace(rungs[0], along=("b",)),)
+    return Ladder(HERE, "tiny/b2/p1-3/n2", prompts, lengths, {}, "memory_reuse", rungs, left_out)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +91,11 @@ def damage(path, change):
         (lambda c: c["result"]["baseline"].update(step_ms="fast"), "result.baseline.step_ms"),
         (lambda c: c["result"]["sameness"].update(verdict="maybe"), "result.sameness.verdict"),
         (lambda c: c["result"].update(mood="good"), "mood"),
+        (lambda c: c["result"]["selection"]["memory"].pop("peak"), "result.selection.memory has no peak"),
+        (lambda c: c["result"]["watched"]["step_ms"].pop(), "result.watched has 1 step_ms, but 2 step_tokens"),
+        (lambda c: c["result"]["baseline"]["tokens"].pop(), "result.baseline.tokens has 1 rows"),
+        (lambda c: c["result"].update(prompt_lengths=[1, 2, 3]), "there are 3 prompts"),
+        (lambda c: c["result"]["selection"].update(prepare_s=float("nan")), "it holds NaN"),
         (lambda c: c["result"].update(prompt_lengths=[True]), r"prompt_lengths\[0\]"),
     ],
 )
@@ -95,6 +103,13 @@ def test_a_damaged_file_is_named_with_what_is_wrong(change, says, tmp_path):
     path = comparison().save(tmp_path / "r.json")
     damage(path, change)
     with pytest.raises(ResultError, match=says):
+        load_result(path)
+
+
+def test_a_damaged_rung_is_named(tmp_path):
+    path = ladder().save(tmp_path / "r.json")
+    damage(path, lambda c: c["result"]["rungs"][1]["measurement"].update(memory={}))
+    with pytest.raises(ResultError, match=r"result.rungs\[1\].memory has no weights"):
         load_result(path)
 
 
@@ -106,6 +121,21 @@ def test_files_that_are_no_results(tmp_path):
             load_result(tmp_path / name)
     with pytest.raises(ResultError, match="cannot be written"):
         comparison().save(tmp_path / "no" / "where.json")
+
+
+def test_a_link_and_a_device_stay_what_they_are(tmp_path):
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    link.symlink_to(real)
+    comparison().save(link)
+    assert link.is_symlink()
+    assert load_result(real) == comparison()
+    controller, terminal = os.openpty()
+    try:
+        comparison(watched=None).save(os.ttyname(terminal))
+        assert b"eet_lab_result" in os.read(controller, 100)
+    finally:
+        os.close(controller)
+        os.close(terminal)
 
 
 def test_frames_hold_numbers():

@@ -12,6 +12,8 @@ from conftest import make_gpt2
 from eet_lab.bench import load_result
 from eet_lab.cli import main
 from eet_lab.commands.terminal import ProgressLine, stoppable
+from eet_lab.engine.engine import Engine
+from eet_lab.errors import Cancelled
 from eet_lab.technique import registry
 
 SHORT = ["-n", "4"]
@@ -101,7 +103,9 @@ def test_bench_prints_a_line_for_each_and_appends(folder, tmp_path, capsys):
         (["generate", "x", "--temperature", "nan"], "temperature is nan"),
         (["compare", "--load", "nowhere.json"], "nowhere.json cannot be read"),
         (["compare", "--repeats", "0"], "repeats is 0"),
+        (["compare", "--ladder", "--baseline", "pre_padding"], "leave out one of the two"),
         (["bench", "gpt2-b1"], "is no workload"),
+        (["doctor", "--html", "no/where.html"], "no/where.html cannot be written"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr(words, says, capsys):
@@ -137,6 +141,18 @@ def test_ctrl_c_stops_a_run_cleanly(folder, capsys):
         finger.join()
     assert code == 130
     assert "Stopped." in capsys.readouterr().out
+
+
+def test_ctrl_c_while_kernels_are_built_is_told_too(monkeypatch, capsys):
+    def prepare(self, progress=None, cancel=None):
+        progress(1, 3, "attention.cu")
+        raise Cancelled("Stopped while CUDA kernels were being built.")
+
+    monkeypatch.setattr(Engine, "prepare", prepare)
+    assert main(["generate", "Return", *SHORT, "--device", "cpu"]) == 130
+    streams = capsys.readouterr()
+    assert "Stopped." in streams.out
+    assert "[1/3] attention.cu" in streams.err
 
 
 def test_a_second_ctrl_c_interrupts_at_once():

@@ -8,7 +8,7 @@ from pathlib import Path
 from eet_lab.commands.arguments import add_generation, add_model, add_prompts, load_model, settings
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
-from eet_lab.errors import Cancelled
+from eet_lab.errors import Cancelled, RecipeError
 
 GUIDE = """\
 Runs the baseline and a recipe on the same prompts, checks that they say the same, times both in turn, and prints the
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe", default="all", metavar="WORDS", help="see `eet-lab techniques --help` (default: all)"
     )
-    parser.add_argument("--baseline", default="baseline", metavar="WORDS", help="compare with this recipe instead")
+    parser.add_argument("--baseline", metavar="WORDS", help="compare with this recipe (default: the plain baseline)")
     parser.add_argument(
         "--ladder", action="store_true", help="add techniques one by one, then leave them out one by one"
     )
@@ -65,13 +65,15 @@ def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     from eet_lab.bench import compare, ladder
     from eet_lab.bench.progress import Clock
 
+    if args.ladder and args.baseline is not None:
+        raise RecipeError("--ladder always climbs from the plain baseline: leave out one of the two.")
     model, line = load_model(args), ProgressLine(Clock())
     common = {"repeats": args.repeats, "progress": line, **settings(args)}
     try:
         with stoppable() as stop:
             if args.ladder:
                 return ladder(model, args.prompt, args.recipe, cancel=stop, **common)
-            return compare(model, args.prompt, args.recipe, baseline=args.baseline, cancel=stop, **common)
+            return compare(model, args.prompt, args.recipe, baseline=args.baseline or "", cancel=stop, **common)
     finally:
         line.clear()
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from eet_lab.commands.command import Command
+from eet_lab.errors import SetupError
+from eet_lab.paths import write_whole
 
 GUIDE = """\
 Checks Python, torch, the NVIDIA driver, nvcc, ninja, the C++ compiler, JupyterLab's extensions, disk and
@@ -21,10 +24,12 @@ In a notebook, where the kernel may live in another environment than the server:
   HTML(to_html(diagnose()))
 """
 
+PAGE = "<!doctype html><meta charset=utf-8><title>EET Lab doctor</title>{table}\n"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--html", metavar="FILE", help="write the table as an HTML page")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the table as an HTML page")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,8 +39,10 @@ def run(args: argparse.Namespace) -> int:
     checks = diagnose()
     print(to_text(checks, color=sys.stdout.isatty()))
     if args.html:
-        with open(args.html, "w", encoding="utf-8") as page:
-            page.write(f"<!doctype html><meta charset=utf-8><title>EET Lab doctor</title>{to_html(checks)}\n")
+        try:
+            write_whole(args.html, PAGE.format(table=to_html(checks)))
+        except OSError as error:
+            raise SetupError(f"{args.html} cannot be written: {error.strerror}. Choose another place.") from error
     return 1 if any(check.status == "fail" for check in checks) else 0
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from eet_lab.commands.arguments import add_generation, add_model, load_model, settings
 from eet_lab.commands.command import Command
-from eet_lab.commands.terminal import stoppable
+from eet_lab.commands.terminal import ProgressLine, stoppable
+from eet_lab.errors import Cancelled
 
 GUIDE = """\
 Continues one or more prompts and tells how long it took. A single prompt is streamed as it comes; several run as one
@@ -39,16 +40,24 @@ def run(args: argparse.Namespace) -> int:
 
     model = load_model(args)
     printer = Printer(args.prompts, model.decode)
-    with stoppable() as stop:
-        output = generate(
-            model,
-            args.prompts,
-            args.recipe,
-            stop_at_eos=not args.ignore_eos,
-            on_step=printer.on_step,
-            cancel=stop,
-            **settings(args),
-        )
+    line = ProgressLine()
+    try:
+        with stoppable() as stop:
+            output = generate(
+                model,
+                args.prompts,
+                args.recipe,
+                stop_at_eos=not args.ignore_eos,
+                on_step=printer.on_step,
+                progress=line,
+                cancel=stop,
+                **settings(args),
+            )
+    except Cancelled:  # while kernels were being built
+        print("Stopped.")
+        return 130
+    finally:
+        line.clear()
     printer.finish(output.texts)
     run = output.run
     ttft = "–" if run.ttft_ms is None else f"{run.ttft_ms:.1f} ms"
