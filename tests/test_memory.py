@@ -146,3 +146,16 @@ def test_the_fused_recipe_is_rehearsed_without_a_gpu(tiny):
     assert [life.name for life in plans["decode"].lifetimes].count("attended") == 3
     assert len(plans["decode"].lifetimes) <= 5 * 3 + 4
     assert plans["prefill"].lower_bound_bytes > plans["decode"].lower_bound_bytes
+
+
+def test_who_watches_the_baseline_does_not_rehearse_it(tiny, monkeypatch):
+    """A sampler reads the planned bytes many times a second: while a run goes on, that must be a look-up."""
+    engine, seen = Engine(tiny.decoder), []
+
+    def watch(event):
+        if not seen:
+            monkeypatch.setattr(engine.memory, "_traced", lambda rehearsal: pytest.fail("rehearsed while running"))
+        seen.append(engine.activation_bytes)
+
+    engine.generate([[1, 2, 3], [4]], Settings(4), on_step=watch)
+    assert len(set(seen)) == 1 and seen[0] > 0

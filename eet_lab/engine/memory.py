@@ -14,13 +14,18 @@ from eet_lab.memory.lifetimes import aligned
 
 
 class FreshMemory:
-    """The baseline: a new tensor for whoever asks; the reference count frees it."""
+    """The baseline: a new tensor for whoever asks; the reference count frees it.
+
+    Passes are rehearsed all the same, so that their memory can be told and drawn; plans are kept by shape.
+    """
 
     generation = 0
 
-    def __init__(self) -> None:
+    def __init__(self, planner: Planner = PLANNERS["greedy_by_size"]) -> None:
+        self._planner = planner
         self._trace: Trace | None = None
-        self._rehearsals: Mapping[str, Rehearsal] = {}
+        self._by_key: dict[tuple, Plan] = {}
+        self._plans: dict[str, Plan] = {}
 
     def empty(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Memory for one activation; not initialized."""
@@ -30,14 +35,17 @@ class FreshMemory:
 
     def plan(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
         """Before a run: its passes, each at its largest. `like` tells the device."""
-        self._rehearsals = rehearsals
+        for name, rehearsal in rehearsals.items():
+            if rehearsal.key not in self._by_key:
+                self._by_key[rehearsal.key] = self._planner(self._traced(rehearsal))
+            self._plans[name] = self._by_key[rehearsal.key]
 
     def enter(self, name: str) -> None:
         """The next calls of `empty` belong to this pass."""
 
     def plans(self) -> dict[str, Plan]:
-        """What each pass asked for; nothing is placed, so offsets only stack what is alive at once."""
-        return {name: PLANNERS["greedy_by_size"](self._traced(r)) for name, r in self._rehearsals.items()}
+        """What each pass of the last run asked for, and where an arena would put it."""
+        return dict(self._plans)
 
     @property
     def num_bytes(self) -> int:
@@ -66,19 +74,13 @@ class Arena(FreshMemory):
     """
 
     def __init__(self, planner: Planner) -> None:
-        super().__init__()
-        self._planner = planner
-        self._by_key: dict[tuple, Plan] = {}
-        self._plans: dict[str, Plan] = {}
+        super().__init__(planner)
         self._arena: Tensor | None = None
         self._current: Plan | None = None
         self._cursor = 0
 
     def plan(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
-        for name, rehearsal in rehearsals.items():
-            if rehearsal.key not in self._by_key:
-                self._by_key[rehearsal.key] = self._planner(self._traced(rehearsal))
-            self._plans[name] = self._by_key[rehearsal.key]
+        super().plan(rehearsals, like)
         needed = max(plan.footprint_bytes for plan in self._plans.values())
         if self._arena is None or self._arena.numel() < needed:
             self._arena = None  # free first: the old and the new together might not fit
@@ -103,9 +105,6 @@ class Arena(FreshMemory):
             )
         self._cursor += 1
         return self._arena[offset : offset + num_bytes].view(dtype).view(shape)
-
-    def plans(self) -> dict[str, Plan]:
-        return dict(self._plans)
 
     @property
     def num_bytes(self) -> int:
