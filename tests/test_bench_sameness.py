@@ -9,8 +9,11 @@ from itertools import combinations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from eet_lab.bench.codec import encode
+from eet_lab.bench.margins import drawn_margin, noise_at
 from eet_lab.bench.sameness import Witness, reference_logits, sameness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -145,7 +148,8 @@ def test_half_precision_draws_may_part_at_near_ties_only(hf_model):
 
     def shaken(size):
         def choice(logits, step, sampling):
-            shift = torch.linspace(-size, size, logits.shape[1])[torch.randperm(logits.shape[1])]
+            V = logits.shape[1]
+            shift = torch.linspace(-size, size, V)[torch.randperm(V)].to(logits.device)
             return reference.choose(logits.float() + shift, step.positions[step.last], sampling)
 
         return choosing(choice)
@@ -156,6 +160,24 @@ def test_half_precision_draws_may_part_at_near_ties_only(hf_model):
         torch.manual_seed(0)
         assert witness.judge(shaken(0.3 * witness.budget)).verdict in ("within rounding", "identical"), limits
         assert witness.judge(shaken(30 * witness.budget)).verdict == "different", limits
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    slack=st.sampled_from([0.0, 1e-3, 0.1, 1.0]),
+    temperature=st.sampled_from([0.1, 0.7, 1.0, 5.0]),
+    top_k=st.sampled_from([0, 1, 5, 40]),
+    top_p=st.sampled_from([0.1, 0.5, 0.9, 1.0]),
+)
+def test_what_rounding_explains_is_never_called_wrong(seed, slack, temperature, top_k, top_p):
+    """Logits that move against each other by no more than the slack lead to choices within the slack."""
+    settings, generator = Settings(8, temperature, top_k, top_p, seed), torch.Generator().manual_seed(seed)
+    logits = torch.randn(3, 50, generator=generator) * 3
+    moved = logits + (torch.rand(logits.shape, generator=generator) - 0.5) * slack
+    drawn = reference.choose(moved, torch.full((3,), 17), settings.sampling(torch.device("cpu")))
+    for row, token in enumerate(drawn.tolist()):
+        noise = noise_at(seed, row, 17, logits[row])
+        assert drawn_margin(logits[row].double(), token, noise, settings, slack) <= slack + 1e-5
 
 
 def test_what_comes_after_the_checked_logits_is_checked_too(tiny, monkeypatch):
