@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
@@ -14,10 +13,11 @@ from eet_lab.engine.generation import Generation, StepEvent, Transcript
 from eet_lab.engine.session import Session, moved, rehearsals, session_key
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.engine.stream import open_stream
-from eet_lab.errors import Cancelled, OutOfMemory
+from eet_lab.errors import Cancelled
 from eet_lab.memory import Plan
 from eet_lab.models.decoder import Decoder, mapped
 from eet_lab.ops import native
+from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import KVLayer, State, Step
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
@@ -67,10 +67,8 @@ class Engine:
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
         self.prepare(cancel=cancel)
         try:
-            return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced)
-        except torch.OutOfMemoryError as error:
-            traceback.clear_frames(error.__traceback__)  # its frames hold the tensors that must be freed
-            raise self._out_of_memory(error) from error
+            with memory_for(lambda: self._asking, free=self.close):
+                return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced)
         except BaseException:
             self.close()  # a run that broke off in the middle may have left anything behind
             raise
@@ -189,15 +187,3 @@ class Engine:
             raise Cancelled("The run was stopped.")
         self._asking = name
         return self.memory.empty(name, shape, like, dtype)
-
-    def _out_of_memory(self, error: torch.OutOfMemoryError) -> OutOfMemory:
-        self.close()
-        detail = str(error).split(". ")
-        wanted = next((part.strip() for part in detail if "Tried to allocate" in part), str(error))
-        if self.model.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return OutOfMemory(
-            f"The GPU's memory is full: {self._asking} could not be allocated ({wanted}). The run has "
-            "ended and its memory is free again. Use fewer or shorter prompts, fewer new tokens, a smaller model, or "
-            "half precision."
-        )
