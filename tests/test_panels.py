@@ -27,6 +27,7 @@ from eet_lab.panels import Workbench, export, figures, jobs, recordings, summary
 from eet_lab.panels.controls import BADGES
 from eet_lab.panels.outputs import PLOTLY, rendered
 from eet_lab.panels.prompts_editor import PromptsEditor
+from eet_lab.panels.refresh import Refresh
 from eet_lab.panels.state import State, problem
 from eet_lab.panels.strip_chart import StripChart
 from eet_lab.panels.token_stream import TokenStream
@@ -795,6 +796,24 @@ def test_errors_made_for_users_are_shown_without_a_traceback() -> None:
     assert "Prompt error" in card
     assert "&lt;nan&gt;" in card
     assert "Traceback" not in card
+
+
+def test_a_page_that_was_opening_is_told_once_more(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, sent = [0.0], []
+    refresh = Refresh(bench.desk.box, lambda: now[0])
+    monkeypatch.setattr("ipywidgets.Widget.send_state", lambda self, key=None: sent.append((self, key)))
+    refresh.turn(changed=True, busy=False)
+    assert sent == []
+    now[0] = 10.0
+    refresh.turn(changed=False, busy=True)
+    assert sent == [], "runs are left alone"
+    refresh.turn(changed=False, busy=False)
+    assert (bench.desk.actions.status, {"value"}) in sent
+    assert any(widget is bench.desk.actions.compare and "disabled" in names for widget, names in sent)
+    assert not any(widget is bench.desk.prompts.rows[0].text and "value" in names for widget, names in sent)
+    sent.clear()
+    refresh.turn(changed=False, busy=False)
+    assert sent == [], "once"
 
 
 def test_callbacks_only_fill_the_inbox(bench: Workbench) -> None:

@@ -22,6 +22,7 @@ from eet_lab.panels.device import Device
 from eet_lab.panels.live import Live
 from eet_lab.panels.loading import Loading
 from eet_lab.panels.prompts_editor import PromptsEditor
+from eet_lab.panels.refresh import Refresh
 from eet_lab.panels.runs import Runs
 from eet_lab.panels.shelf import Shelf
 from eet_lab.panels.state import State, problem
@@ -29,7 +30,6 @@ from eet_lab.panels.toggles import Toggles
 from eet_lab.panels.worker import Finished, Phase, Progress, Sampled, Started, Step, Worker
 
 TICK_S = 0.1
-TICKS_PER_S = round(1 / TICK_S)
 
 
 class Desk:
@@ -67,6 +67,7 @@ class Desk:
         above = [W.HTML(theme.stylesheet()), self.header.box, self.mode, self.toggles.box, inputs]
         below = [self.actions.box, self.live.box, self.shelf.view.box]
         self.box = W.VBox([*above, *below]).add_class("eet-bench")
+        self._refresh = Refresh(self.box)
 
     def put(self, command: str, *values: Any) -> None:
         """Leave a command for the ui thread. Callbacks do nothing else, since they run on whatever thread there is."""
@@ -92,7 +93,7 @@ class Desk:
                 getattr(self, f"_on_{type(event).__name__.lower()}")(event)
                 changed |= isinstance(event, (Started, Finished))
             self._load_if_needed()
-            second = self._ticks % TICKS_PER_S == 0
+            second = self._ticks % round(1 / TICK_S) == 0
             if not self.runs.resting:
                 self.runs.flush()
                 self.device.look(all_of_it=self.busy)
@@ -101,6 +102,7 @@ class Desk:
             if changed or (second and not self.runs.resting):  # each second, for techniques registered in a cell
                 self._show_choices()
             self._show_progress()
+            self._refresh.turn(changed, self.busy)
         except Exception as error:  # noqa: BLE001  shown to the user; the thread must live on
             self._fail(error)
         self._ticks += 1

@@ -11,7 +11,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import ipywidgets as W
 import torch
 from IPython.display import HTML, display
 
@@ -23,6 +22,7 @@ from eet_lab.models.load import checked_device
 from eet_lab.panels import export, recordings, theme
 from eet_lab.panels.desk import TICK_S, Desk
 from eet_lab.panels.jobs import RunReport
+from eet_lab.panels.refresh import all_widgets
 from eet_lab.panels.state import State
 from eet_lab.technique import Recipe
 
@@ -117,7 +117,7 @@ class Workbench:
         if self._ui.is_alive():
             self._ui.join()  # first: a turn of the desk may start a sampler
         self.desk.close()
-        for widget in _all_widgets(self.desk.box):
+        for widget in all_widgets(self.desk.box):
             widget.close()
         if _open is self:
             _open = None
@@ -129,8 +129,3 @@ class Workbench:
     def _ipython_display_(self) -> None:
         display(self.desk.box)
         self.start()
-
-
-def _all_widgets(widget: W.Widget) -> list[W.Widget]:
-    """A widget and everything below it."""
-    return [widget, *(each for child in getattr(widget, "children", ()) for each in _all_widgets(child))]

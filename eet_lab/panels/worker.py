@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import torch
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
 from eet_lab.errors import Cancelled
+from eet_lab.threads import num_cpu_threads
 
 THREAD_NAME = "eet-engine"
 PATIENCE_S = 10.0
@@ -129,7 +129,7 @@ class Worker:
         self.feed = Feed(self.events)
         self.cancel = threading.Event()
         self._jobs: SimpleQueue[tuple[str, Work] | None] = SimpleQueue()
-        self._num_threads = num_threads or max(1, (os.cpu_count() or 2) - 1)
+        self._num_threads = num_threads or num_cpu_threads()
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
