@@ -12,6 +12,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models import Model
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
+from eet_lab.threads import on_cpu_threads
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ def as_recipe(recipe: str | Recipe, device: str) -> Recipe:
     return (Recipe.parse(recipe, device) if isinstance(recipe, str) else recipe).check(device)
 
 
+@on_cpu_threads
 def generate(
     model: Model,
     prompts: Sequence[str | list[int]] | str,

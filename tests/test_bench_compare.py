@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from contextlib import closing
 from dataclasses import replace
 from typing import ClassVar
 
@@ -13,6 +15,7 @@ from eet_lab.bench.ladder import rungs_down, rungs_up
 from eet_lab.bench.measure import Subject
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, PromptError, RecipeError
+from eet_lab.monitor import open_source
 from eet_lab.technique import Recipe, Technique
 
 ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2]]
@@ -104,13 +107,30 @@ def test_default_prompts_are_ragged(tiny):
 def test_changing_tokens_are_noticed(tiny):
     subject_runs = [measure(tiny, ROWS, Settings(max_new_tokens=2), repeats=1)]
     assert not [w for w in subject_runs[0].warnings if "other tokens" in w]
-    from eet_lab.monitor import open_source
-
     subject = Subject(tiny, Recipe(), ROWS, Settings(max_new_tokens=2), open_source("cpu"))
     subject.prepare()
     run = subject.run()
     other = run._replace(generation=replace(run.generation, tokens=((1, 2),) * 3))
     assert any("other tokens" in warning for warning in subject.measurement([run, other]).warnings)
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_processor_that_others_use_is_told(tiny, watched):
+    with closing(open_source("cpu")) as source:
+        subject = Subject(tiny, Recipe(), ROWS, Settings(max_new_tokens=2), source)
+        subject.prepare()
+        run = subject.run()
+    slow = run._replace(generation=replace(run.generation, total_ms=95 * run.generation.total_ms))
+    m = subject.measurement([run, run], [slow]) if watched else subject.measurement([run, slow])
+    assert any("the processor was shared" in warning for warning in m.warnings)
+    assert m.repeats == 2
+    assert not any("runs of" in warning for warning in subject.measurement([run, run]).warnings)
+
+
+def test_compare_holds_the_watched_runs_against_the_others(tiny):
+    slow = compare(tiny, ROWS, "pre_padding", repeats=1, max_new_tokens=3, on_step=lambda event: time.sleep(0.1))
+    assert slow.watching_cost_percent > 100
+    assert "the processor was shared" in slow.to_text()
 
 
 def test_a_ladder_climbs_and_its_deltas_add_up(climbed, tmp_path):

@@ -17,11 +17,13 @@ from eet_lab.monitor import open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
+from eet_lab.threads import on_cpu_threads
 
 OnPhase = Callable[[str, str], None]
 """Called with a phase ("warm-up", "check", "watched", "measured") and the recipe that it is about."""
 
 
+@on_cpu_threads
 def compare(
     model: Model,
     prompts: Prompts = None,
@@ -80,7 +82,10 @@ def compare(
                     enter("measured", subject.recipe, f"timing {subject.recipe}, {repeat + 1} of {repeats}")
                     runs.append(subject.run())
                     tally.finish()
-            before, after = (subject.measurement(runs) for subject, runs in zip(subjects, timed, strict=True))
+            beside = [[run] for run in watched] or [[], []]
+            before, after = (
+                subject.measurement(runs, others) for subject, runs, others in zip(subjects, timed, beside, strict=True)
+            )
             seen = subjects[1].measurement(watched[1:]) if watch else None
         finally:
             for subject in subjects:

@@ -16,11 +16,13 @@ from eet_lab.monitor import Source, open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe, Technique, known
 from eet_lab.texts import as_recipe
+from eet_lab.threads import on_cpu_threads
 
 Climb = list[tuple[str, tuple[str, ...], Recipe]]
 """Rungs to be measured: a technique's name, what goes along with it, and the recipe."""
 
 
+@on_cpu_threads
 def ladder(
     model: Model,
     prompts: Prompts = None,

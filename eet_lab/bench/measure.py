@@ -21,6 +21,7 @@ from eet_lab.models import Model
 from eet_lab.monitor import Source, open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
+from eet_lab.threads import on_cpu_threads
 
 OnStep = Callable[[StepEvent], None]
 
@@ -31,7 +32,12 @@ STEADY_CLOCK = 0.95
 """Below this ratio of the lowest to the highest SM clock between repeats, a result carries a warning."""
 
 UNDISTURBED = 0.9
-"""CPU seconds for each second of a run on the CPU, below which others took the processor away."""
+"""CPU seconds of the engine's thread for each second of a run on the CPU, below which others took it away.
+
+Its own seconds only: those of torch's other threads would make up for what it lost."""
+
+STEADY_RUNS = 1.5
+"""Above this ratio of the longest to the shortest run on the CPU, a result carries a warning."""
 
 
 class Run(NamedTuple):
@@ -89,17 +95,17 @@ class Subject:
             if on_step is not None:
                 on_step(event)
 
-        before, start, cpu_start = self._source.read(), time.perf_counter(), time.process_time()
+        before, start, cpu_start = self._source.read(), time.perf_counter(), time.thread_time()
         generation = self._generate(note)
-        seconds, cpu_s, after = time.perf_counter() - start, time.process_time() - cpu_start, self._source.read()
+        seconds, cpu_s, after = time.perf_counter() - start, time.thread_time() - cpu_start, self._source.read()
         joules = after["energy_j"] - before["energy_j"] if "energy_j" in before and "energy_j" in after else None
         conditions = self._source.condition()
         if self._model.device == "cpu" and cpu_s < UNDISTURBED * seconds:
             conditions.append("the processor was shared: other programs kept this one waiting")
         return Run(generation, tuple(counts), seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
 
-    def measurement(self, runs: Sequence[Run]) -> Measurement:
-        """What these runs say together."""
+    def measurement(self, runs: Sequence[Run], beside: Sequence[Run] = ()) -> Measurement:
+        """What these runs say together. Those `beside` them, such as watched ones, count for the warnings only."""
         timings = [run.generation for run in runs]
         middle = sorted(runs, key=lambda run: run.generation.total_ms)[(len(runs) - 1) // 2]
         tpot_ms, tokens = Spread.of([t.tpot_ms for t in timings]), timings[0].tokens
@@ -120,7 +126,7 @@ class Subject:
             tokens=tokens,
             texts=tuple(map(self._model.decode, tokens)),
             repeats=len(runs),
-            warnings=tuple(dict.fromkeys(_warnings(self.recipe, runs))),
+            warnings=tuple(dict.fromkeys(_warnings(self.recipe, self._model.device, [*runs, *beside]))),
             cost=step_cost(self.engine.model, self._rows, self._settings.max_new_tokens, tpot_ms),
         )
 
@@ -136,6 +142,7 @@ class Subject:
         return generation
 
 
+@on_cpu_threads
 def measure(
     model: Model,
     rows: Sequence[Sequence[int]],
@@ -163,10 +170,16 @@ def _joules_per_token(runs: Sequence[Run]) -> float | None:
     return round(sum(joules) / sum(run.generation.num_tokens for run in runs), 5)
 
 
-def _warnings(recipe: str, runs: Sequence[Run]) -> list[str]:
+def _warnings(recipe: str, device: str, runs: Sequence[Run]) -> list[str]:
     found = [condition for run in runs for condition in run.conditions]
     if len({run.generation.tokens for run in runs}) > 1:
         found.append(f"{recipe} gave other tokens from one repeat to the next")
+    longest, shortest = (pick(run.generation.total_ms for run in runs) for pick in (max, min))
+    if device == "cpu" and longest > STEADY_RUNS * shortest:
+        found.append(
+            f"runs of {recipe} took from {shortest:.4g} to {longest:.4g} ms: the processor was shared, so these times "
+            "say little; close what else runs and measure again"
+        )
     clocks = [run.clock_mhz for run in runs if run.clock_mhz]
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
         found.append(f"the SM clock moved from {min(clocks):.0f} to {max(clocks):.0f} MHz between repeats")

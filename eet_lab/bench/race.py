@@ -24,6 +24,7 @@ from eet_lab.monitor import open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
+from eet_lab.threads import on_cpu_threads
 
 OURS = "eet_lab"
 PROVIDERS = (OURS, *PEERS)
@@ -44,6 +45,7 @@ class Racer(Protocol):
         """What a row holds of it."""
 
 
+@on_cpu_threads
 def race(
     model: Model,
     workload: Workload,

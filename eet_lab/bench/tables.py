@@ -79,7 +79,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
         remarks.append(
             f"A decode step of {b.recipe} reads {_mib(b.cost.step_bytes)}: {b.cost.floor_ms:.3g} ms at the "
             f"{b.cost.ceiling_gb_per_s:.0f} GB/s that a streaming read reaches here. It took {b.tpot_ms.p50:.3g} ms, "
-            f"{b.cost.floor_ms / b.tpot_ms.p50:.0%} of that rate."
+            f"{_share(b.cost.floor_ms / b.tpot_ms.p50)}"
         )
     remarks += dict.fromkeys(f"Warning: {warning}" for m in (a, b) for warning in m.warnings)
     return _title(result.environment, result.workload, a), rows, [*remarks, _how(a)]
@@ -142,6 +142,12 @@ def _title(environment: Environment, workload: str, m: Measurement | None) -> st
 def _how(m: Measurement) -> str:
     counted = {"measured": "as torch's counters saw it", "planned": "what the engine asks for, by plan"}
     return f"Times are medians with the middle 60 % of the repeats; memory is {counted[m.memory_source]}."
+
+
+def _share(reached: float) -> str:
+    if reached <= 1:
+        return f"{reached:.0%} of that rate."
+    return "faster than that: caches hold a part of it, or the processor was shared when the rate was measured."
 
 
 def _ratio(before: float, after: float) -> str:
