@@ -98,48 +98,35 @@ def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empt
 
 
 def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
-    """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; a pad's own output is
-    0.
+    """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; a pad's own is 0.
 
-    Plain PyTorch has no call for rows with different numbers of pads, so each such group of rows is a call of its own.
+    Plain PyTorch has no call for rows with different numbers of pads: rows that differ get a call each.
     """
     q, keys, values = append(qkv, kv, step)
-    out = empty("attended", q.shape, q).zero_()
+    out, B, (T, H, D) = empty("attended", q.shape, q), len(step.spans), q.shape
     if out.is_meta:  # a rehearsal only wants to know what was asked for
         return out.flatten(1)
-    B, width = len(step.spans), len(q) // len(step.spans)
-    groups: dict[tuple[int, int], list[int]] = {}
-    for row, span in enumerate(step.spans):
-        groups.setdefault((span.num_pad, span.count), []).append(row)
-    for (num_pad, count), rows in groups.items():
-        seen = slice(num_pad, step.extent)
-        if len(rows) == B and len(q) == B * count:  # one group: the batch as it lies
-            new, k, v, to = (
-                q.view(B, width, *q.shape[1:]),
-                keys[:, :, seen],
-                values[:, :, seen],
-                out.view(B, width, -1),
-            )
-            to.copy_(_attend(new, k, v, step.columns.view(B, width), num_pad, step.exact).flatten(2))
-            continue
-        for row in rows:
-            now = slice(step.spans[row].first, step.spans[row].first + count)
-            k, v = keys[row : row + 1, :, seen], values[row : row + 1, :, seen]
-            out[now] = _attend(q[None, now], k, v, step.columns[None, now], num_pad, step.exact)[0]
+    if sum(span.count for span in step.spans) < T:
+        out.zero_()
+    first, count, num_pad = step.spans[0]
+    alike = B * count == T and all(span[1:] == (count, num_pad) for span in step.spans)
+    for rows in [slice(0, B)] if alike else [slice(row, row + 1) for row in range(B)]:
+        first, count, num_pad = step.spans[rows.start]
+        now, seen = slice(first, first + count * (rows.stop - rows.start)), slice(num_pad, step.extent)
+        k, v, bound = keys[rows, :, seen], values[rows, :, seen], None
+        if not step.exact:
+            column = torch.arange(num_pad, step.extent, device=q.device)
+            bound = column <= step.columns[now].view(-1, 1, count, 1)
+        out[now] = _attend(q[now].view(-1, count, H, D), k, v, bound).flatten(0, 1)
     return out.flatten(1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, columns: Tensor, num_pad: int, exact: bool) -> Tensor:
-    """q [R,Q,H,D], k and v [R,G,K,D] from column `num_pad` on -> [R,Q,H,D]; the queries are the newest Q columns."""
-    bound = None
-    if not exact:
-        column = torch.arange(num_pad, num_pad + k.shape[2], device=q.device)
-        bound = (column <= columns[..., None])[:, None]
+def _attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None) -> Tensor:
+    """q [R,Q,H,D], k and v [R,G,K,D] -> [R,Q,H,D]; the queries are the newest Q columns, or see what `bound` allows."""
     causal = bound is None and q.shape[1] > 1
     grouped = {"enable_gqa": True} if q.shape[2] > k.shape[1] else {}
-    return scaled_dot_product_attention(
-        q.transpose(1, 2), k, v, attn_mask=bound, is_causal=causal, **grouped
-    ).transpose(1, 2)
+    mixed = scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=bound, is_causal=causal, **grouped)
+    return mixed.transpose(1, 2)
 
 
 def newest_logits(
