@@ -9,10 +9,13 @@ from typing import Any
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
+from eet_lab.errors import PromptError, RecipeError
 from eet_lab.models import Model
 from eet_lab.progress import Cancel, Progress
-from eet_lab.technique import Recipe
+from eet_lab.technique import Recipe, Technique
 from eet_lab.threads import on_cpu_threads
+
+Prompts = Sequence[str | list[int]] | str
 
 
 @dataclass(frozen=True)
@@ -25,16 +28,38 @@ class Output:
     run: Generation
 
 
-def as_recipe(recipe: str | Recipe, device: str) -> Recipe:
-    """A recipe from its words or itself, checked against the device."""
-    return (Recipe.parse(recipe, device) if isinstance(recipe, str) else recipe).check(device)
+RecipeLike = str | Recipe | Technique | Sequence[str | Technique]
+"""A recipe: itself, its words ("pre_padding,mask_removal", "all"), or a list of words and techniques."""
+
+
+def as_recipe(recipe: RecipeLike, device: str) -> Recipe:
+    """What the user gave as a recipe, checked against the device; RecipeError for what is none."""
+    if not isinstance(recipe, Recipe):
+        given = [recipe] if isinstance(recipe, (str, Technique)) else recipe
+        if not isinstance(given, Sequence) or not all(isinstance(each, (str, Technique)) for each in given):
+            raise RecipeError(
+                f"recipe is {recipe!r}, but it must be words such as 'all' or 'pre_padding,mask_removal', a list of "
+                "them, or a Recipe; '' is the baseline."
+            )
+        words = Recipe.parse(",".join(each for each in given if isinstance(each, str)), device)
+        recipe = Recipe((*words, *(each for each in given if isinstance(each, Technique))))
+    return recipe.check(device)
+
+
+def as_rows(model: Model, prompts: Prompts) -> list[list[int]]:
+    """One prompt or several as token ids; PromptError for what is neither."""
+    if not isinstance(prompts, Sequence):
+        raise PromptError(
+            f"prompts is {prompts!r}, but it must be a text, or a list of texts or of lists of token ids."
+        )
+    return [model.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
 
 
 @on_cpu_threads
 def generate(
     model: Model,
-    prompts: Sequence[str | list[int]] | str,
-    recipe: str | Recipe = "all",
+    prompts: Prompts,
+    recipe: RecipeLike = "all",
     *,
     stop_at_eos: bool = True,
     on_step: Callable[[StepEvent], None] | None = None,
@@ -49,16 +74,15 @@ def generate(
 
     Errors: PromptError, RecipeError, KernelBuildError, OutOfMemory, and Cancelled where kernels were still being built.
     """
-    rows = [model.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
-    chosen = Settings(**settings)
+    rows, how = as_rows(model, prompts), Settings.of(**settings)
     if stop_at_eos and model.config.eos_id is not None:
-        chosen = replace(chosen, stop=(*chosen.stop, model.config.eos_id))
-    recipe = as_recipe(recipe, model.device)
-    engine = Engine(model.decoder, recipe.parts)
+        how = replace(how, stop=(*how.stop, model.config.eos_id))
+    chosen = as_recipe(recipe, model.device)
+    engine = Engine(model.decoder, chosen.parts)
     try:
         engine.prepare(progress, cancel)
-        run = engine.generate(rows, chosen, on_step=on_step, cancel=cancel)
+        run = engine.generate(rows, how, on_step=on_step, cancel=cancel)
     finally:
         engine.close()
     ended = [row[:-1] if why == "stop" else row for row, why in zip(run.tokens, run.finish, strict=True)]
-    return Output(tuple(map(model.decode, rows)), tuple(map(model.decode, ended)), recipe, run)
+    return Output(tuple(map(model.decode, rows)), tuple(map(model.decode, ended)), chosen, run)

@@ -17,6 +17,8 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, PromptError, RecipeError
 from eet_lab.monitor import open_source
 from eet_lab.technique import Recipe, Technique
+from eet_lab.techniques.pre_padding import PrePadding
+from eet_lab.texts import generate
 
 ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2]]
 
@@ -96,6 +98,25 @@ def test_bad_input_is_told_before_any_work(tiny):
         compare(tiny, ROWS, "pre_paddin")
     with pytest.raises(RecipeError, match="cannot run"):
         ladder(tiny, ROWS, "memory_reuse,cuda_graphs")
+
+
+@pytest.mark.parametrize("call", [compare, ladder, generate])
+def test_what_the_wrong_type_gets_is_told(tiny, call):
+    for recipe in (5, None, ["pre_padding", 5], PrePadding):
+        with pytest.raises(RecipeError, match="must be words such as 'all'"):
+            call(tiny, ROWS, recipe)
+    for prompts in ([None], [5], 5):
+        with pytest.raises(PromptError, match="must be a text"):
+            call(tiny, prompts)
+    with pytest.raises(PromptError, match="no setting 'max_tokens'.*max_new_tokens"):
+        call(tiny, ROWS, max_tokens=3)
+
+
+def test_a_recipe_may_be_a_list(tiny):
+    for recipe in (["mask_removal", "pre_padding"], [PrePadding(), "mask_removal"]):
+        assert str(generate(tiny, ROWS, recipe, max_new_tokens=1).recipe) == "pre_padding,mask_removal"
+    assert str(generate(tiny, ROWS, PrePadding(), max_new_tokens=1).recipe) == "pre_padding"
+    assert str(generate(tiny, ROWS, [], max_new_tokens=1).recipe) == "baseline"
 
 
 def test_default_prompts_are_ragged(tiny):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
-from eet_lab.bench.job import Job, Prompts
+from eet_lab.bench.job import Job
 from eet_lab.bench.measure import OnStep, Run, Subject
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.results import Comparison, Measurement
@@ -15,8 +15,7 @@ from eet_lab.engine.engine import Engine
 from eet_lab.models import Model
 from eet_lab.monitor import open_source
 from eet_lab.progress import Cancel, Progress
-from eet_lab.technique import Recipe
-from eet_lab.texts import as_recipe
+from eet_lab.texts import Prompts, RecipeLike, as_recipe
 from eet_lab.threads import on_cpu_threads
 
 OnPhase = Callable[[str, str], None]
@@ -26,10 +25,10 @@ OnPhase = Callable[[str, str], None]
 @on_cpu_threads
 def compare(
     model: Model,
-    prompts: Prompts = None,
-    recipe: str | Recipe = "all",
+    prompts: Prompts | None = None,
+    recipe: RecipeLike = "all",
     *,
-    baseline: str | Recipe = "",
+    baseline: RecipeLike = "",
     repeats: int = 3,
     watch: bool = True,
     progress: Progress | None = None,

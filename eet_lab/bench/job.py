@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,8 +10,7 @@ from eet_lab.bench.workloads import default_prompts, describe
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError
 from eet_lab.models import Model
-
-Prompts = Sequence[str | list[int]] | str | None
+from eet_lab.texts import Prompts, as_rows
 
 
 @dataclass(frozen=True)
@@ -24,13 +22,12 @@ class Job:
     settings: Settings
 
     @classmethod
-    def of(cls, model: Model, prompts: Prompts, repeats: int, settings: dict[str, Any]) -> Job:
+    def of(cls, model: Model, prompts: Prompts | None, repeats: int, settings: dict[str, Any]) -> Job:
         """From what the user gave (no prompts: the default ones); PromptError for what cannot run."""
         if not isinstance(repeats, int) or repeats < 1:
             raise PromptError(f"repeats is {repeats!r}, but it must be a whole number of at least 1.")
-        given = [prompts] if isinstance(prompts, str) else prompts
-        chosen = Settings(**settings)
-        encoded = [model.encode(prompt) for prompt in (default_prompts(model) if given is None else given)]
+        chosen = Settings.of(**settings)
+        encoded = as_rows(model, default_prompts(model) if prompts is None else prompts)
         return cls(model, checked_prompts(encoded, chosen.max_new_tokens, model.config), chosen)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 from typing import Any
 
-from eet_lab.bench.job import Job, Prompts
+from eet_lab.bench.job import Job
 from eet_lab.bench.measure import Run, Subject
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.results import Ladder, Measurement, Rung, Sameness, Spread
@@ -15,7 +15,7 @@ from eet_lab.models import Model
 from eet_lab.monitor import Source, open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe, Technique, known
-from eet_lab.texts import as_recipe
+from eet_lab.texts import Prompts, RecipeLike, as_recipe
 from eet_lab.threads import on_cpu_threads
 
 Climb = list[tuple[str, tuple[str, ...], Recipe]]
@@ -25,8 +25,8 @@ Climb = list[tuple[str, tuple[str, ...], Recipe]]
 @on_cpu_threads
 def ladder(
     model: Model,
-    prompts: Prompts = None,
-    recipe: str | Recipe = "all",
+    prompts: Prompts | None = None,
+    recipe: RecipeLike = "all",
     *,
     repeats: int = 3,
     progress: Progress | None = None,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from eet_lab.errors import ModelError, did_you_mean
+from eet_lab.errors import ModelError, PromptError, did_you_mean
 from eet_lab.models import checkpoint, weights
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.models.decoder import Decoder
@@ -47,7 +48,9 @@ class Model:
         return str(self.decoder.dtype).removeprefix("torch.")
 
     def encode(self, prompt: str | list[int]) -> list[int]:
-        """Token ids of a text; a list of ids is returned as it is."""
+        """Token ids of a text; a list of ids is returned as it is. Errors: ModelError without a tokenizer, PromptError."""
+        if not isinstance(prompt, Iterable):
+            raise PromptError(f"A prompt is {prompt!r}, but it must be a text or a list of token ids.")
         if not isinstance(prompt, str):
             return list(prompt)
         if self.tokenizer is None:
