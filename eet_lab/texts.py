@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,10 +48,8 @@ def as_recipe(recipe: RecipeLike, device: str) -> Recipe:
 
 def as_rows(model: Model, prompts: Prompts) -> list[list[int]]:
     """One prompt or several as token ids; PromptError for what is neither."""
-    if not isinstance(prompts, Sequence):
-        raise PromptError(
-            f"prompts is {prompts!r}, but it must be a text, or a list of texts or of lists of token ids."
-        )
+    if not isinstance(prompts, Iterable):
+        raise PromptError(f"prompts is {prompts!r}, but it must be a text, or a list of texts or lists of token ids.")
     return [model.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
 
 

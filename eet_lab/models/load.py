@@ -48,7 +48,7 @@ class Model:
         return str(self.decoder.dtype).removeprefix("torch.")
 
     def encode(self, prompt: str | list[int]) -> list[int]:
-        """Token ids of a text; a list of ids is returned as it is. Errors: ModelError without a tokenizer, PromptError."""
+        """Token ids of a text; a list of ids is returned as it is. Errors: PromptError, ModelError (no tokenizer)."""
         if not isinstance(prompt, Iterable):
             raise PromptError(f"A prompt is {prompt!r}, but it must be a text or a list of token ids.")
         if not isinstance(prompt, str):
