@@ -292,7 +292,32 @@ def test_an_error_is_shown_with_its_remedy_and_the_session_goes_on(bench: Workbe
     do(bench, "pick_model", "no-such-model")
     assert "There is no model" in errors(bench)
     assert "Give one of demo" in errors(bench)
-    assert bench.desk.actions.run.disabled
+    assert bench.desk.box.children.index(bench.desk.actions.error) == 4, "right under the actions"
+
+
+def test_a_load_that_fails_leaves_the_model_that_was_there(bench: Workbench) -> None:
+    before = bench.model
+    do(bench, "type_model", "./mistyped")
+    assert bench.model is before
+    assert "mistyped" in errors(bench)
+    assert bench.desk.state.model is not before
+    assert not bench.desk.actions.run.disabled
+    assert bench.desk.header.path.layout.display != "none", "the name stays where it can be mended"
+    do(bench, "prompt", 0, "5 6")
+    assert errors(bench) == "", "a change takes down what failed"
+    assert bench.desk.status == "ready"
+    do(bench, "run")
+    assert bench.result is not None
+
+
+def test_with_nothing_switched_on_there_is_nothing_to_compare(bench: Workbench) -> None:
+    for name in ("pre_padding", "mask_removal", "memory_reuse"):
+        do(bench, "toggle", name, False)
+    actions = bench.desk.actions
+    assert (actions.run.disabled, actions.compare.disabled, actions.ladder.disabled) == (False, True, True)
+    assert "No technique is switched on" in actions.status.value
+    do(bench, "toggle", "memory_reuse", True)
+    assert not actions.compare.disabled
 
 
 def test_a_load_that_failed_can_be_tried_again(bench: Workbench, hf_model: Any, tmp_path: Any) -> None:

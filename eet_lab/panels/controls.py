@@ -14,6 +14,7 @@ from eet_lab.panels import theme
 Put = Callable[..., None]
 
 OTHER = "folder or hub name…"
+NOTHING_ON = "No technique is switched on: Run shows the baseline; Compare and Ladder need one to hold against it."
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 BADGES = {
     "demo": ("trained weights", "good"),
@@ -116,17 +117,34 @@ class Actions:
         self.bar = W.FloatProgress(min=0, max=1, value=0).add_class("eet-progress")
         self.status = W.HTML().add_class("eet-status")
         self.error = W.HTML().add_class("eet-errors")
+        self._stopping, self._hint = False, ("", "plain")
         buttons = W.HBox([self.run, self.compare, self.ladder, self.stop]).add_class("eet-buttons")
         line = W.HBox([buttons, W.VBox([self.bar, self.status]).add_class("eet-progress-box")]).add_class("eet-actions")
-        self.box = W.VBox([line, self.error])
+        self.box = line
 
-    def update(self, busy: bool, stopping: bool, why_not: str | None, selected: int) -> None:
-        """Which buttons can be pressed; `why_not` is why nothing can start."""
-        self.run.disabled = self.compare.disabled = busy or why_not is not None
-        self.ladder.disabled = self.run.disabled or not selected
+    def update(self, busy: bool, stopping: bool, loaded: bool, why_not: str | None, nothing_on: bool) -> None:
+        """Which buttons can be pressed, and why not all; `why_not` is why nothing can start."""
+        self._stopping = stopping
+        self._hint = (why_not, "bad") if why_not else (NOTHING_ON, "warn") if nothing_on else ("", "plain")
+        if not loaded:
+            self._hint = "", "plain"  # then the status tells
+        self.run.disabled = busy or why_not is not None
+        self.compare.disabled = self.ladder.disabled = self.run.disabled or nothing_on
         self.stop.disabled = not busy or stopping
 
-    def say(self, text: str, kind: str = "plain", right: str = "") -> None:
+    def progress(self, status: str, share: float, left: str) -> None:
+        """Something runs."""
+        self.bar.value, self.bar.layout.visibility = share, "visible"
+        text, kind = ("stopping…", "warn") if self._stopping else (status, "plain")
+        self._say(text, kind, left)
+
+    def rest(self, status: str) -> None:
+        """Nothing runs: say why nothing could, else how the last one went."""
+        self.bar.layout.visibility = "hidden"
+        text, kind = self._hint
+        self._say(text or status, kind)
+
+    def _say(self, text: str, kind: str, right: str = "") -> None:
         """The status line; `right` is the time left."""
         extra = f'<span class="eet-left">{escape(right)}</span>' if right else ""
         self.status.value = f'<div class="eet-status-line eet-{kind}"><span>{escape(text)}</span>{extra}</div>'

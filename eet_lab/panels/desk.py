@@ -19,6 +19,7 @@ from eet_lab.panels import jobs, theme
 from eet_lab.panels.choices import Choices
 from eet_lab.panels.controls import Actions, Generating, Header, mode_label
 from eet_lab.panels.device import Device
+from eet_lab.panels.encoding import Encoding
 from eet_lab.panels.live import Live
 from eet_lab.panels.loading import Loading
 from eet_lab.panels.prompts_editor import PromptsEditor
@@ -42,8 +43,8 @@ class Desk:
         self.busy = self.stopping = False
         self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._ticks, self._turning = 0, False
-        self._why_not: str | None = None
-        self._encoded: dict[str, list[int]] = {}
+        self._encoding = Encoding()
+        self._failed_with: dict[str, Any] | None = None
         self._clock = Clock()
         self._build(folder)
         self.worker = Worker()
@@ -64,8 +65,8 @@ class Desk:
         self.live = Live()
         self.shelf = Shelf(folder, put)
         inputs = W.HBox([self.prompts.box, self.generating.box]).add_class("eet-inputs")
-        above = [W.HTML(theme.stylesheet()), self.header.box, self.mode, self.toggles.box, inputs]
-        below = [self.actions.box, self.live.box, self.shelf.view.box]
+        above = [W.HTML(theme.stylesheet()), self.header.box, self.mode, self.actions.box, self.actions.error]
+        below = [self.toggles.box, inputs, self.live.box, self.shelf.view.box]
         self.box = W.VBox([*above, *below]).add_class("eet-bench")
         self._refresh = Refresh(self.box)
 
@@ -115,6 +116,8 @@ class Desk:
         for _ in range(num_commands):
             command, *values = self._inbox.get()
             home = next(each for each in homes if hasattr(each, f"do_{command}"))
+            if home is self.shelf:
+                self._forgive()
             try:
                 getattr(home, f"do_{command}")(*values)
             except EETError as error:
@@ -123,54 +126,45 @@ class Desk:
 
     def _fail(self, error: BaseException) -> None:
         self.actions.error.value = theme.error_card(error)
-        self.status = "failed; the session goes on"
+        self.status = "failed: see above; the session goes on"
+        self._failed_with = self.state.trait_values()
+
+    def _forgive(self) -> None:
+        """Take down what failed: something else was chosen since, or is done now."""
+        if self._failed_with is not None:
+            self._failed_with, self.status = None, "ready"
+            self.actions.error.value = ""
 
     def _show_choices(self) -> None:
         """What was chosen, and what follows from it. Widgets send only what has changed."""
         state, model = self.state, self.model
-        rows, unreadable = self._rows()
+        if self._failed_with not in (None, state.trait_values()):
+            self._forgive()
+        rows, unreadable = self._encoding.rows(model, state.prompts)
         lengths = None if rows is None else [max(len(row), 1) for row in rows]  # an empty prompt counts as BOS
         context, new = (model.config.context if model else None), int(state.generation["max_new_tokens"])
         self.header.update(state.model, state.device, state.dtype, model, self.loading.asking_path)
-        self.header.offer_again(self.model is None and not self.busy and self.loading.settled)
+        self.header.offer_again(self.loading.failed is not None and not self.busy)
         self.mode.value = mode_label(state.device, "cuda" in self.devices)
         self.toggles.update()
         self.prompts.update(state.prompts, lengths, new, context)
-        self._why_not = unreadable or problem(state, model, rows)
-        self.actions.update(self.busy, self.stopping, self._why_not, len(state.recipe()))
+        why_not = unreadable or problem(state, model, rows)
+        self.actions.update(self.busy, self.stopping, model is not None, why_not, not len(state.recipe()))
         self.shelf.view.update(self.busy)
 
     def _show_progress(self) -> None:
-        self.actions.bar.value = self._clock.share
-        self.actions.bar.layout.visibility = "visible" if self.busy else "hidden"
         if self.busy:
-            text, kind = ("stopping…", "warn") if self.stopping else (self.status, "plain")
-            self.actions.say(text, kind, self._clock.left())
-        elif self._why_not and self.model is not None:
-            self.actions.say(self._why_not, "bad")
+            self.actions.progress(self.status, self._clock.share, self._clock.left())
         else:
-            self.actions.say(self.status)
-
-    def _rows(self) -> tuple[list[list[int]] | None, str | None]:
-        """Tokens of every prompt, each encoded once; None without a model, or with why one cannot be encoded."""
-        if self.model is None:
-            return None, None
-        try:
-            for prompt in self.state.prompts:
-                if prompt not in self._encoded:
-                    self._encoded[prompt] = jobs.token_ids(self.model, prompt)
-        except EETError as error:
-            return None, str(error)
-        return [self._encoded[prompt] for prompt in self.state.prompts], None
+            self.actions.rest(self.status)
 
     def _load_if_needed(self) -> None:
         if not (self.busy or self.loading.settled):
-            self.model = None
             self._submit("load", self.loading.next())
 
     def _submit(self, name: str, work: Any) -> None:
+        self._forgive()
         self.busy, self.stopping = True, False
-        self.actions.error.value = ""
         self._clock.start()
         self.worker.submit(name, work)
 
@@ -198,14 +192,24 @@ class Desk:
         self.runs.leave()
         stopped, self.busy, self.stopping = self.stopping, False, False
         self.status = f"{event.name} {'stopped' if stopped else 'done'} in {event.seconds:.1f} s"
+        if event.name == "load":
+            self._loaded(event.value)
         if event.error is not None:
             self._fail(event.error)
-        elif event.name == "load":
-            self.model = event.value
-            self._encoded.clear()
-            self.status = "ready" if self.model else "no model: pick one above"
-        elif event.name != "replay" and event.value is not None:  # what is replayed was put up when it was opened
+        elif (
+            event.name not in ("load", "replay") and event.value is not None
+        ):  # what is replayed was put up when it was opened
             self.shelf.put_up(event.value, self.runs.monitor, "waterfall" if isinstance(event.value, Ladder) else "")
+
+    def _loaded(self, model: Model | None) -> None:
+        """The new model; None: it could not be loaded, and the one before stays."""
+        if model is not None:
+            self.model = model
+            self._encoding.forget()
+            self.loading.succeeded()
+        elif self.loading.back():
+            self.do_choose("device", self.state.device)
+        self.status = "ready" if self.model else "no model: pick one above"
 
     # What the user asks for
 

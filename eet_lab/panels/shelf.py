@@ -53,8 +53,6 @@ class Shelf:
         self._kept(self.files.export_page(self._measured()))
 
     def do_upload(self, uploaded: Any) -> None:
-        if not uploaded:
-            return  # it was emptied, by us
         self.view.upload.value = ()  # a file's content need not be saved with the notebook
         path = self.files.take(bytes(uploaded[0]["content"]))
         self.put_up(*open_file(path))
