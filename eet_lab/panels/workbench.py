@@ -6,6 +6,7 @@ of widgets; the engine thread (`worker`) does the work; the sampler thread reads
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from pathlib import Path
@@ -129,3 +130,10 @@ class Workbench:
     def _ipython_display_(self) -> None:
         display(self.desk.box)
         self.start()
+
+
+@atexit.register
+def _close_open() -> None:
+    """A script that ends closes its workbench: torch aborts where a thread of Python's ends in the middle of it."""
+    if _open is not None:
+        _open.close()
