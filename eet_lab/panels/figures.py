@@ -102,7 +102,9 @@ def memory(result: Comparison | Ladder) -> go.Figure:
     measured = list(runs(result))
     source = {m.memory_source for _, m in measured}
     how = "measured by torch's counters" if source == {"measured"} else "as planned, on the CPU"
-    fig = theme.figure(f"Memory at its peak, {how}", height=150 + 46 * len(measured), barmode="stack", bargap=0.35)
+    fig = theme.figure(
+        f"Memory at its peak in MiB, {how}", height=150 + 46 * len(measured), barmode="stack", bargap=0.35
+    )
     names = [name for name, _ in measured]
     for (key, title), color in zip(MEMORY_PARTS.items(), MEMORY_COLORS, strict=True):
         sizes = [m.memory.get(key, 0) / MiB for _, m in measured]
@@ -128,7 +130,7 @@ def memory(result: Comparison | Ladder) -> go.Figure:
         hovertemplate="peak %{x:.4g} MiB<extra></extra>",
     )
     fig.update_yaxes(autorange="reversed", showgrid=False)
-    fig.update_xaxes(title="MiB", range=[0, max(peaks) * 1.16])
+    fig.update_xaxes(range=[0, max(peaks) * 1.16])
     return fig.update_layout(legend={"x": 0, "xanchor": "left", "y": -0.3, "yanchor": "top", "traceorder": "normal"})
 
 
@@ -184,7 +186,7 @@ def left_out(result: Ladder) -> go.Figure:
         },
     )  # fmt: skip
     fig.update_yaxes(autorange="reversed", showgrid=False)
-    return fig.update_xaxes(title="ms")
+    return fig.update_xaxes(title="ms (green: the recipe needs it; red: the recipe is faster without it)")
 
 
 def runs(result: Comparison | Ladder) -> Iterable[tuple[str, Measurement]]:

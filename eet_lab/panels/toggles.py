@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
@@ -91,15 +92,20 @@ class Card:
 
 def _summary(technique: Technique) -> str:
     label, kind, tip = NUMERICS[technique.numerics]
-    return f'<div class="eet-summary">{escape(technique.summary)}</div>{theme.badge(label, kind, tip)}'
+    return f'<div class="eet-summary">{_with_code(technique.summary)}</div>{theme.badge(label, kind, tip)}'
 
 
 def _fold(technique: Technique) -> str:
     paragraphs = technique.card.split("\n\n")[1:]
     if not paragraphs:
         return ""
-    text = "".join(f"<p>{escape(paragraph)}</p>" for paragraph in paragraphs)
+    text = "".join(f"<p>{_with_code(paragraph)}</p>" for paragraph in paragraphs)
     return f"<details class='eet-fold'><summary>how it works</summary>{text}</details>"
+
+
+def _with_code(text: str) -> str:
+    """Escaped, with what stands in `backticks` as code."""
+    return re.sub(r"`+([^`]+)`+", r"<code>\1</code>", escape(text))
 
 
 def _knob_widget(name: str, technique: Technique, limits: Mapping[str, Any]) -> W.DOMWidget:
