@@ -96,6 +96,9 @@ def test_headline_techniques_come_first_and_cards_tell_their_docstring(bench: Wo
     titles = [box.children[0].description for box in bench.desk.toggles.headline.children]
     assert titles == ["Pre-padding", "Mask removal", "Memory reuse"]
     assert "EET" in bench.desk.toggles["pre_padding"].box.children[-1].value
+    folds = [card.box.children[-1].value for card in bench.desk.toggles._cards.values()]
+    assert any("<code>" in fold for fold in folds)
+    assert not any("`" in fold for fold in folds)
 
 
 def test_a_knob_turns_the_recipe(bench: Workbench) -> None:
@@ -165,6 +168,29 @@ def test_the_sum_is_checked_against_the_context_while_typing(bench: Workbench) -
     assert "past the context of 128" in bench.desk.actions.status.value
     assert bench.desk.actions.run.disabled
     row.text.value = " ".join(["7"] * 120)
+    bench.desk.tick()
+    assert not bench.desk.actions.run.disabled
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "words"),
+    [
+        (0, 0, "max_new_tokens is 0"),
+        (0, 2.5, "max_new_tokens is 2.5"),
+        (1, -1, "temperature is -1"),
+        (3, 2, "top_p is 2"),
+        (5, 0, "repeats is 0"),
+        (5, 1.5, "repeats is 1.5"),
+    ],
+)
+def test_a_number_that_cannot_be_is_told_with_its_limit(bench: Workbench, index: int, value: float, words: str) -> None:
+    field = bench.desk.generating.box.children[1].children[index].children[1]
+    before, field.value = field.value, value
+    bench.desk.tick()
+    assert words in bench.desk.actions.status.value
+    assert "must be" in bench.desk.actions.status.value
+    assert bench.desk.actions.run.disabled
+    field.value = before
     bench.desk.tick()
     assert not bench.desk.actions.run.disabled
 
@@ -260,13 +286,22 @@ def test_the_bar_starts_again_when_kernels_have_been_built(bench: Workbench, mon
     assert shares == [pytest.approx((i + 1) / 8) for i in range(8)]
 
 
-def test_a_replay_counts_both_runs(bench: Workbench, comparison: Comparison) -> None:
-    told: list[tuple[int, int]] = []
-    feed = worker.Feed(SimpleQueue())
-    monkey = lambda done, total, text="": told.append((done, total))  # noqa: E731
-    feed.progress = monkey  # type: ignore[method-assign]
-    jobs.replay(comparison, {})(feed, threading.Event())
-    assert told == [(0, 2), (1, 2)]
+def test_a_replay_takes_long_enough_to_be_seen_and_samples_go_forward(
+    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "SHORTEST_REPLAY_S", 0.25)
+    samples = [{"t": t, "values": {"power_w": 1.0}} for t in (0.0, 0.0005)]
+    recording = {"label": "GPU", "metrics": {"power_w": "W"}, "missing": {}, "samples": samples}
+    events: SimpleQueue[Any] = SimpleQueue()
+    begun = time.monotonic()
+    jobs.replay(comparison, {"baseline": recording, "selection": recording})(worker.Feed(events), threading.Event())
+    assert time.monotonic() - begun > 0.45
+    told = [events.get() for _ in range(events.qsize())]
+    assert [(e.done, e.total) for e in told if isinstance(e, worker.Progress)] == [(0, 2), (1, 2)]
+    assert all("slow motion" in e.text for e in told if isinstance(e, worker.Phase))
+    times = [e.t for e in told if isinstance(e, worker.Sampled)]
+    assert len(times) == 4
+    assert times == sorted(times), "the second run is drawn after the first"
 
 
 def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workbench) -> None:

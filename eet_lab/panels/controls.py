@@ -79,25 +79,26 @@ class Generating:
     """The settings of a generation."""
 
     def __init__(self, values: Mapping[str, Any], stop_at_eos: bool, repeats: int, put: Put) -> None:
-        def number(name: str, kind: Any, label: str, tip: str, **limits: Any) -> Any:
-            widget = kind(value=values[name], tooltip=tip, **limits)
-            widget.observe(lambda change: put("setting", name, change.new), "value")
+        def number(label: str, value: Any, tip: str, tell: Callable[[Any], None], step: float = 1) -> Any:
+            # Unbounded: a number that cannot be is told with its limit, where a bounded field would change it silently.
+            widget = W.FloatText(value=value, step=step, tooltip=tip)
+            widget.observe(lambda change: tell(int(change.new) if change.new.is_integer() else change.new), "value")
             return _labelled(label, widget)
+
+        def setting(name: str, label: str, tip: str, step: float = 1) -> Any:
+            return number(label, values[name], tip, lambda value: put("setting", name, value), step)
 
         self.stop = W.Checkbox(value=stop_at_eos, description="stop at end of text", indent=False)
         self.stop.observe(lambda change: put("choose", "stop_at_eos", change.new), "value")
-        self.repeats = W.BoundedIntText(
-            value=repeats, min=1, max=50, tooltip="Timed runs of each recipe in Compare and Ladder"
-        )
-        self.repeats.observe(lambda change: put("choose", "repeats", change.new), "value")
+        timed = "Timed runs of each recipe in Compare and Ladder"
         grid = W.Box(
             [
-                number("max_new_tokens", W.BoundedIntText, "New tokens", "For every prompt", min=1, max=100_000),
-                number("temperature", W.BoundedFloatText, "Temperature", "0: greedy", min=0, max=100, step=0.1),
-                number("top_k", W.BoundedIntText, "Top-k", "0: no limit", min=0, max=1_000_000),
-                number("top_p", W.BoundedFloatText, "Top-p", "1: no limit", min=0.01, max=1, step=0.05),
-                number("seed", W.BoundedIntText, "Seed", "The same seed, the same draws", min=0, max=2**53),
-                _labelled("Repeats", self.repeats),
+                setting("max_new_tokens", "New tokens", "For every prompt"),
+                setting("temperature", "Temperature", "0: greedy", step=0.1),
+                setting("top_k", "Top-k", "0: no limit"),
+                setting("top_p", "Top-p", "1: no limit", step=0.05),
+                setting("seed", "Seed", "The same seed, the same draws"),
+                number("Repeats", repeats, timed, lambda value: put("choose", "repeats", value)),
             ],
             layout={"display": "grid"},
         ).add_class("eet-settings")

@@ -19,8 +19,8 @@ from eet_lab.monitor import ReplaySource
 from eet_lab.panels.worker import Feed, Work
 from eet_lab.technique import Recipe
 
-LONGEST_REPLAY_S = 12.0
-"""A recorded run that took longer is played faster."""
+SHORTEST_REPLAY_S, LONGEST_REPLAY_S = 3.0, 10.0
+"""A recorded run that took less is played slower, one that took longer is played faster."""
 
 NAMES = ("baseline", "selection")
 """Of the runs that the live view shows, in the order of its series."""
@@ -131,15 +131,24 @@ def replay(result: bench.Comparison | bench.Ladder, monitor: Mapping[str, Any]) 
 
     def work(feed: Feed, cancel: threading.Event) -> Any:
         played = _played(result)
+        sampled_s = 0.0
         for series, (name, m) in enumerate(played):
             feed.progress(series, len(played))
-            speed = max(1.0, sum(m.step_ms) / 1e3 / LONGEST_REPLAY_S)
-            how = f" at {speed:.3g} times the speed" if speed > 1 else ""
-            feed.phase(f"replaying {name}, recorded on {result.environment.device}{how}", series)
-            _play(feed, cancel, m, result.prompt_lengths, monitor.get(name), speed)
+            seconds = sum(m.step_ms) / 1e3
+            speed = seconds / min(max(seconds, SHORTEST_REPLAY_S), LONGEST_REPLAY_S)
+            how = f"{m.recipe}, recorded on {result.environment.device}: {seconds * 1e3:.4g} ms {_pace(speed)}"
+            feed.phase(f"replaying {name}, {how}", series)
+            _play(feed, cancel, m, result.prompt_lengths, monitor.get(name), speed, sampled_s)
+            sampled_s += seconds
         return result
 
     return work
+
+
+def _pace(speed: float) -> str:
+    if speed < 1:
+        return f"in slow motion, {1 / speed:.3g}× slower"
+    return f"{speed:.3g}× faster" if speed > 1 else "at their own pace"
 
 
 def _played(result: bench.Comparison | bench.Ladder) -> list[tuple[str, bench.Measurement]]:
@@ -158,7 +167,9 @@ def _play(
     prompt_lengths: Sequence[int],
     recording: Mapping[str, Any] | None,
     speed: float,
+    sampled_s: float,
 ) -> None:
+    """Play one run; `sampled_s` is where its samples begin on their charts, after those of the runs before."""
     start = time.perf_counter()
     source = ReplaySource(recording) if recording else None
     times = iter(source.times if source else ())
@@ -166,7 +177,7 @@ def _play(
     ends, steps = list(accumulate(m.step_ms)), tokens_by_step(m, prompt_lengths)
     for index, (t_ms, step_ms, tokens) in enumerate(zip(ends, m.step_ms, steps, strict=True)):
         while source and due is not None and due * 1e3 <= t_ms:
-            feed.sample(due, source.read())
+            feed.sample(sampled_s + due, source.read())
             due = next(times, None)
         if cancel.wait(max(0.0, start + t_ms / 1e3 / speed - time.perf_counter())):
             return

@@ -13,6 +13,7 @@ from eet_lab.errors import EETError, RecipeError
 from eet_lab.models import Model
 from eet_lab.technique import Recipe, Technique, registry
 
+MOST_REPEATS = 50
 DEFAULT_PROMPTS = DEMO_PROMPTS[1::2]
 
 
@@ -27,7 +28,7 @@ class State(T.HasTraits):
     knobs = T.Dict()
     generation = T.Dict({"max_new_tokens": 64, "temperature": 0.6, "top_k": 0, "top_p": 1.0, "seed": 0})
     stop_at_eos = T.Bool(False)
-    repeats = T.Int(3)
+    repeats: Any = T.Any(3)
 
     def __init__(self, **choices: Any) -> None:
         super().__init__(**choices)
@@ -103,6 +104,8 @@ def problem(state: State, model: Model | None, rows: Sequence[Sequence[int]] | N
         state.settings(model)
     except EETError as error:
         return str(error)
+    if not isinstance(state.repeats, int) or not 1 <= state.repeats <= MOST_REPEATS:
+        return f"repeats is {state.repeats}, but it must be a whole number from 1 to {MOST_REPEATS}."
     new, context, last = state.generation["max_new_tokens"], model.config.context, model.config.vocab_size - 1
     for number, row in enumerate(rows, 1):
         length = max(len(row), 1)  # an empty one is BOS
