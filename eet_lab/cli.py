@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser with every sub-command in it."""
     parser = argparse.ArgumentParser("eet-lab", description=ABOUT, epilog=START, formatter_class=_Guide)
     parser.add_argument("--version", action="version", version=f"eet-lab {__version__}")
-    words = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    words = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         word = words.add_parser(command.name, help=command.help, description=command.guide, formatter_class=_Guide)
         command.add_arguments(word)
@@ -36,7 +36,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command. 0: done; 1: it found something wrong; 2: bad input; 130: interrupted."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    if "run" not in args:  # no command: whoever types only our name wants to know what there is
+        parser.print_help()
+        return 0
     try:
         return args.run(args)
     except EETError as error:

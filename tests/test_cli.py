@@ -50,6 +50,11 @@ def test_help_lists_every_command_and_imports_no_torch():
         assert re.search(rf"^\s+{command.name}\s", done.stdout, re.MULTILINE)
 
 
+def test_without_a_command_it_shows_its_guide(capsys):
+    assert cli.main([]) == 0
+    assert capsys.readouterr().out == cli.build_parser().format_help()
+
+
 def test_unknown_command_lists_the_known_ones(capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(["docter"])

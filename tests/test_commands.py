@@ -10,6 +10,7 @@ import pytest
 from conftest import make_gpt2
 
 from eet_lab.bench import load_result
+from eet_lab.bench.peers import Peer
 from eet_lab.cli import main
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.engine.engine import Engine
@@ -46,16 +47,28 @@ def test_every_technique_has_a_card(name, capsys):
 def test_generate_streams_one_prompt(capsys):
     assert main(["generate", "Return a list of", *SHORT]) == 0
     text, stats = capsys.readouterr().out.rsplit("\n\n", 1)
-    assert text.startswith("Return a list of ")
+    assert text.startswith("Return a list of >> ")
     assert "4 tokens" in stats
     assert "first token" in stats
+
+
+def test_generate_tells_prompt_from_text_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert main(["generate", "Return a list of", *SHORT]) == 0
+    assert capsys.readouterr().out.startswith("\x1b[1mReturn a list of\x1b[0m ")
+
+
+@pytest.mark.parametrize("wrong", [["-n", "0"], ["-n", "99999"], ["--recipe", "fused"]])
+def test_generate_prints_no_prompt_that_it_cannot_continue(wrong, capsys):
+    assert main(["generate", "Return", *wrong]) == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_generate_runs_a_batch(capsys):
     assert main(["generate", "Return", "If the file", "--recipe", "baseline", *SHORT, "--ignore-eos"]) == 0
     out = capsys.readouterr().out
-    assert "Return" in out
-    assert "If the file" in out
+    assert out.startswith("--- prompt 1 of 2\nReturn >>")
+    assert "\n--- prompt 2 of 2\nIf the file >>" in out
     assert "baseline: 8 tokens" in out
 
 
@@ -94,6 +107,17 @@ def test_bench_prints_a_line_for_each_and_appends(folder, tmp_path, capsys):
     assert len((tmp_path / "cpu.jsonl").read_text().splitlines()) == 2
 
 
+def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
+    def prepare(self):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(Peer, "prepare", prepare)
+    assert main(["bench", f"{folder}/b1/p2/n2", "--provider", "hf-sdpa", "--device", "cpu"]) == 2
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert "Nothing could be timed. hf-sdpa failed: RuntimeError: no such kernel" in streams.err
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -106,9 +130,15 @@ def test_bench_prints_a_line_for_each_and_appends(folder, tmp_path, capsys):
         (["compare", "--ladder", "--baseline", "pre_padding"], "leave out one of the two"),
         (["bench", "gpt2-b1"], "is no workload"),
         (["doctor", "--html", "no/where.html"], "no/where.html cannot be written"),
+        (["compare", "--html", "no/where.html"], "no/where.html cannot be written"),
+        (["compare", "--save", "no/where.json"], "no/where.json cannot be written: there is no folder"),
+        (["compare", "--save", "."], ". cannot be written: it is a folder"),
+        (["bench", "demo/b1/p2/n2", "--append", "README.md/rows"], "README.md/rows cannot be made"),
+        (["bench", "demo/b1/p2/n2", "--provider", "hf-static-compile", "--device", "cpu"], "on a GPU only"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr(words, says, capsys):
+    """One line also means that no work was begun, whose progress would be told there."""
     assert main(words) == 2
     streams = capsys.readouterr()
     assert says in streams.err

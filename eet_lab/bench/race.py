@@ -70,6 +70,9 @@ def race(
     settings = Settings(max_new_tokens=workload.new_tokens)
     rows = checked_prompts(workload.prompts(model.config.vocab_size), workload.new_tokens, model.config)
     modes, remarks = _available(providers, model.device)
+    if not chosen and not modes:
+        why = "; ".join(remarks) or "no recipe is given"
+        raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or others.")
     tally = Tally(1 + (len(chosen) + len(modes)) * (1 + repeats), progress)
     tally.say("reading what the baseline says")
     witness = Witness(model.decoder, rows, settings, cancel=cancel)

@@ -62,12 +62,15 @@ def file_name(gpu: str) -> str:
 
 
 def append(rows: Iterable[Row], folder: Path) -> list[Path]:
-    """Add the rows to their GPUs' files in `folder`, and return the files."""
+    """Add the rows to their GPUs' files in `folder`, which is made if need be, and return the files."""
     files = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResultError(f"{folder} cannot be made: {error.strerror}. Choose another folder.") from error
     for row in rows:
         path = folder / file_name(row.gpu)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(encode(row), allow_nan=False) + "\n")
         except OSError as error:

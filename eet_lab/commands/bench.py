@@ -1,4 +1,4 @@
-"""`eet-lab bench`: time recipes beside their peers on a named workload."""
+"""`eet-lab bench`: time recipes, and peers beside them, on a named workload."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from eet_lab.commands.arguments import add_model, load_model
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
-from eet_lab.errors import Cancelled
+from eet_lab.errors import Cancelled, SetupError
 
 if TYPE_CHECKING:
     from eet_lab.bench.rows import Row
 
 GUIDE = """\
-Times recipes on a workload of random prompts, beside Hugging Face transformers with the same weights and prompts. All
-are checked first, then run in turn in one process.
+Times recipes on a workload of random prompts and, with --provider, Hugging Face transformers beside them, with the
+same weights and prompts. All are checked first, then run in turn in one process.
 
 A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt tokens makes the batch ragged:
 
@@ -50,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.bench.workloads import Workload
 
     workload, line = Workload.parse(args.workload), ProgressLine(Clock())
+    if args.append:
+        append((), args.append)  # makes the folder: one that cannot be made is told before any work
     model = load_model(args, workload.model)
     try:
         with stoppable() as stop:
@@ -67,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         return 130
     finally:
         line.clear()
+    if not rows:
+        raise SetupError(f"Nothing could be timed. {'; '.join(remarks)}")
     print(table(rows))
     for remark in remarks:
         print(remark)
@@ -93,4 +97,4 @@ def table(rows: list[Row]) -> str:
     return "\n".join([where, "", *aligned(cells)])
 
 
-COMMAND = Command("bench", "time recipes beside Hugging Face on a named workload", GUIDE, add_arguments, run)
+COMMAND = Command("bench", "time recipes on a named workload, and Hugging Face if wanted", GUIDE, add_arguments, run)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from eet_lab.commands.arguments import add_generation, add_model, add_prompts, load_model, settings
 from eet_lab.commands.command import Command
-from eet_lab.commands.terminal import ProgressLine, stoppable
+from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
 from eet_lab.errors import Cancelled, RecipeError
 
 GUIDE = """\
@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, and write what was asked for; 130 when stopped before there was anything to show."""
     from eet_lab.bench import load_result
 
+    check_writable(args.save, args.html)
     try:
         result = load_result(args.load) if args.load else measured(args)
     except Cancelled:

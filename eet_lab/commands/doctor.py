@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from eet_lab.commands.command import Command
+from eet_lab.commands.terminal import check_writable
 from eet_lab.errors import SetupError
 from eet_lab.paths import write_whole
 
@@ -36,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the table; 1 when a check failed."""
     from eet_lab.doctor import diagnose, to_html, to_text
 
+    check_writable(args.html)
     checks = diagnose()
     print(to_text(checks, color=sys.stdout.isatty()))
     if args.html:

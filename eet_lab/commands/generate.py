@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 
 from eet_lab.commands.arguments import add_generation, add_model, load_model, settings
@@ -12,7 +13,7 @@ from eet_lab.errors import Cancelled
 
 GUIDE = """\
 Continues one or more prompts and tells how long it took. A single prompt is streamed as it comes; several run as one
-batch and each is printed when it ends.
+batch and are printed at the end. Prompts are bold on a terminal; elsewhere " >>" stands between prompt and text.
 
   eet-lab generate "Return a list of"
   eet-lab generate "Return" "If the file does not exist," --recipe baseline
@@ -74,13 +75,13 @@ class Printer:
         from eet_lab.models.transcript import Transcript
 
         self._prompts, self._transcript = prompts, Transcript(decode)
-        self._num_shown = 0
-        if len(prompts) == 1:
-            print(prompts[0], end="", flush=True)
+        self._num_shown, self._begun = 0, False
+        self._marks = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() else ("", " >>")
 
     def on_step(self, event: object) -> None:
         """Print what one step added to the only row."""
         if len(self._prompts) == 1:
+            self._begin()
             text = self._transcript.add(token for _, token in event.tokens)  # type: ignore[attr-defined]
             print(text, end="", flush=True)
             self._num_shown += len(text)
@@ -88,9 +89,21 @@ class Printer:
     def finish(self, texts: tuple[str, ...]) -> None:
         """Print what is left."""
         if len(self._prompts) == 1:
+            self._begin()
             print(texts[0][self._num_shown :])
-        else:
-            print("\n\n".join(prompt + text for prompt, text in zip(self._prompts, texts, strict=True)))
+            return
+        for number, (prompt, text) in enumerate(zip(self._prompts, texts, strict=True), 1):
+            print(f"--- prompt {number} of {len(texts)}", f"{self._marked(prompt)}{text}", sep="\n")
+
+    def _begin(self) -> None:
+        """Print the only prompt, once there is a run that continues it: not before a setting is found wrong."""
+        if not self._begun:
+            print(self._marked(self._prompts[0]), end="", flush=True)
+        self._begun = True
+
+    def _marked(self, prompt: str) -> str:
+        before, after = self._marks
+        return f"{before}{prompt}{after}"
 
 
 COMMAND = Command("generate", "continue prompts, and tell how fast", GUIDE, add_arguments, run)

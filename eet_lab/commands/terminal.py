@@ -1,17 +1,36 @@
-"""Ctrl-C that stops a run cleanly, and progress on one line."""
+"""Ctrl-C that stops a run cleanly, progress on one line, and files that can be written once a run is over."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from eet_lab.errors import SetupError
+
 if TYPE_CHECKING:
     from eet_lab.bench.progress import Clock
+
+
+def check_writable(*paths: Path | None) -> None:
+    """SetupError, before any work is done, where a file could not be written after it."""
+    for path in (path for path in paths if path is not None):
+        parent = path.resolve().parent
+        if path.is_dir():
+            why = "it is a folder"
+        elif not parent.is_dir():
+            why = f"there is no folder {parent}"
+        elif not os.access(path if path.exists() else parent, os.W_OK):
+            why = "permission denied"
+        else:
+            continue
+        raise SetupError(f"{path} cannot be written: {why}. Choose another place.")
 
 
 @contextmanager
