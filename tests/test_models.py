@@ -144,7 +144,7 @@ def test_old_mask_buffers_are_not_weights(folder):
             }
         ),
     )
-    load(folder, device="cpu")
+    assert tokens(load(folder, device="cpu")) == tokens(load(make_gpt2(), device="cpu"))
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,9 @@ def test_old_mask_buffers_are_not_weights(folder):
         (lambda f: (f / "model.safetensors").write_bytes(b"not a safetensors file"), "damaged or incomplete"),
         (lambda f: (f / "model.safetensors").unlink(), "neither model.safetensors"),
         (lambda f: (f / "config.json").unlink(), "no config.json"),
-        (lambda f: (f / "config.json").write_text("{"), "cannot be read"),
+        (lambda f: (f / "config.json").write_text("{"), "cannot be read.*Download or save"),
+        (lambda f: _set(f, n_layer=4), "lacks 12 tensors.*Is it complete"),
+        (lambda f: _set(f, n_layer=2), "has 12 that a GPT-2 has no place for.*give a GPT-2 without them"),
         (lambda f: _set(f, model_type="llama"), "'llama' is not supported. Supported: GPT-2"),
         (lambda f: _set(f, activation_function="swish"), "activation 'swish'"),
         (lambda f: _set(f, n_head=5), "n_head = 5 does not divide"),
@@ -190,6 +192,7 @@ def _set(folder, **changes):
     "name, says",
     [
         ("gpt2-xxl", "Did you mean 'gpt2-xl'"),
+        ("", "name is empty. Give one of demo, gpt2"),
         ("./nowhere", "no model './nowhere'"),
         ("openai-community/gpt2", "could not be fetched.*network"),
         (42, "takes a name, a folder or a transformers model, not int"),
