@@ -46,6 +46,12 @@ def test_a_comparison_holds_both_runs(comparison, tmp_path):
     assert load_result(comparison.save(tmp_path / "c.json")) == comparison
 
 
+def test_printing_shows_the_table(comparison, climbed):
+    for result in (comparison, climbed):
+        assert str(result) == result.to_text()
+        assert repr(result).count("\n") == 0
+
+
 def test_traces_tell_when_tokens_came(comparison):
     a, b = comparison.baseline, comparison.selection
     assert len(a.step_ms) == len(a.step_tokens) == 7 + 6 - 1  # token by token: the longest prompt, then the rest

@@ -159,7 +159,7 @@ def test_old_mask_buffers_are_not_weights(folder):
         (lambda f: (f / "config.json").unlink(), "no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "cannot be read.*Download or save"),
         (lambda f: _set(f, n_layer=4), "lacks 12 tensors.*Is it complete"),
-        (lambda f: _set(f, n_layer=2), "has 12 that a GPT-2 has no place for.*give a GPT-2 without them"),
+        (lambda f: _set(f, n_layer=2), "has 12 that a GPT-2 has no place for.*choose another model"),
         (lambda f: _set(f, model_type="llama"), "'llama' is not supported. Supported: GPT-2"),
         (lambda f: _set(f, activation_function="swish"), "activation 'swish'"),
         (lambda f: _set(f, n_head=5), "n_head = 5 does not divide"),

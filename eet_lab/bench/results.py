@@ -170,6 +170,9 @@ class Result:
         """The table as plain text, for a terminal."""
         return tables.text(self)
 
+    def __str__(self) -> str:
+        return self.to_text()
+
     def _repr_html_(self) -> str:
         return tables.html(self)
 

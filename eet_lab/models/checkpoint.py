@@ -48,7 +48,7 @@ def read_json(path: Path) -> dict[str, Any]:
             f"{path.parent} has no {path.name}; a model folder holds config.json and model.safetensors."
         ) from None
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+        raise ModelError(f"{path} cannot be read: {error}. Download or save the model again.") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds {str(content)[:40]!r}, not an object; download or save the model again.")
     return content

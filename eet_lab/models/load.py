@@ -18,6 +18,8 @@ from eet_lab.models.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parent / "demo"
 Kind = Literal["demo", "random", "folder", "hub", "live"]
+NAMES = ("demo", *PRESETS)
+SOME_MODEL = f"one of {', '.join(NAMES)}, a folder with config.json, or a hub name such as openai-community/gpt2"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -84,6 +86,8 @@ def load(
     kind = checked_dtype(dtype, device)
     if not isinstance(model, (str, os.PathLike)):
         loaded = Model(type(model).__name__, "live model", weights.from_live(model), None, "live")
+    elif not str(model).strip():
+        raise ModelError(f"The model's name is empty. Give {SOME_MODEL}.")
     elif str(model) == "demo":
         loaded = _from_folder(DEMO, "demo", "bundled demo model", "demo")
     elif str(model) in PRESETS:
@@ -97,11 +101,7 @@ def load(
             checkpoint.downloaded(str(model)), str(model), f"{model} from the Hugging Face hub", "hub"
         )
     else:
-        names = ["demo", *PRESETS]
-        raise ModelError(
-            f"There is no model {str(model)!r}.{did_you_mean(str(model), names)} Give one of {', '.join(names)}, "
-            "a folder with config.json, or a hub name such as openai-community/gpt2."
-        )
+        raise ModelError(f"There is no model {str(model)!r}.{did_you_mean(str(model), NAMES)} Give {SOME_MODEL}.")
     if tokenizer is not None:
         loaded = replace(loaded, tokenizer=Tokenizer.of(tokenizer))
     return replace(loaded, decoder=weights.placed(loaded.decoder, torch.device(device), kind))

@@ -220,10 +220,11 @@ def _check(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]],
                 f"has {name} with shape {list(tensors[name].shape)} where config.json asks for {list(shapes[name])}"
             )
     if problems:
-        raise ModelError(
-            f"{source} does not fit its config: it {'; it '.join(problems[:4])}. "
-            "Is it complete, and is the config its own?"
-        )
+        told = f"{source} does not fit its config: it {'; it '.join(problems[:4])}."
+        remedy = "Is it complete, and is the config its own? Download or save the model again."
+        if len(problems) == 1 and extra:
+            remedy = "Is the config its own? If so it is more than a GPT-2 and cannot run here: choose another model."
+        raise ModelError(f"{told} {remedy}")
 
 
 def _some(names: list[str]) -> str:
