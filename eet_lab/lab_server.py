@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from eet_lab import paths
-from eet_lab.errors import SetupError
+from eet_lab.errors import SetupError, did_you_mean
 
 HOST = "127.0.0.1"
 LAB_CONFIG = paths.PACKAGE / "lab_config"
@@ -33,15 +33,37 @@ def prepare(folder: Path | None = None) -> tuple[Path, Path]:
     A clone is served as a whole and its notebooks are used where they are, unless `folder` is given.
     Elsewhere they are copied, by default into the current folder; what exists is kept.
     """
+    target = notebooks_in(folder)
     if folder is None and paths.is_clone():
-        return paths.PACKAGE.parent, paths.notebooks_dir()
-    target = (folder or Path.cwd()).expanduser().resolve()
+        return paths.PACKAGE.parent, target
     copied, changed = copy_notebooks(target)
     if copied:
         print(f"Copied {len(copied)} notebooks into {target}")
     for path in changed:
         print(f"Kept your {path} (the shipped one differs; move yours away to get it)")
     return target, target
+
+
+def notebooks_in(folder: Path | None) -> Path:
+    """The folder of the user's notebooks, which need not exist yet."""
+    if folder is None and paths.is_clone():
+        return paths.notebooks_dir()
+    return (folder or Path.cwd()).expanduser().resolve()
+
+
+def notebook_name(wanted: str, folder: Path | None = None) -> str:
+    """`wanted`, with .ipynb where that was left out: a notebook that is there, or will be copied there.
+
+    Nothing is copied yet; SetupError names those that there are.
+    """
+    target, name = notebooks_in(folder), wanted if wanted.endswith(".ipynb") else f"{wanted}.ipynb"
+    have = sorted({path.name for place in (target, paths.notebooks_dir()) for path in place.glob("*.ipynb")})
+    if name in have or ((target / name).is_file() and (target / name).resolve().is_relative_to(target)):
+        return name
+    raise SetupError(
+        f"There is no {name} for {target}.{did_you_mean(name, have)} "
+        f"There are {', '.join(have) or 'no notebooks'}. Choose one with --notebook."
+    )
 
 
 def copy_notebooks(target: Path) -> tuple[list[Path], list[Path]]:
@@ -118,15 +140,10 @@ def server_command(root: Path, notebook: Path, port: int, browser: bool) -> list
 def serve(root: Path, notebook: Path, port: int | None = None, browser: bool = True) -> int:
     """Run JupyterLab on the folder `root`, open at the file `notebook` in it, until stopped; its exit code.
 
-    Raises SetupError when JupyterLab or the notebook is missing, the port is taken, or the server fails.
+    Raises SetupError when JupyterLab is missing, the port is taken, or the server fails.
     """
     if importlib.util.find_spec("jupyterlab") is None:
         raise SetupError(f"JupyterLab is not installed in {sys.prefix}: {sys.executable} -m pip install jupyterlab")
-    if not notebook.is_file():
-        have = ", ".join(sorted(path.name for path in notebook.parent.glob("*.ipynb"))) or "no notebooks"
-        raise SetupError(
-            f"There is no {notebook.name} in {notebook.parent}, which has {have}. Choose one with --notebook."
-        )
     port, token = choose_port(port), secrets.token_hex(24)
     browser = browser and has_display()
     # This environment's kernels come first: a "python3" kernel in the user's folder may lack the package.

@@ -130,8 +130,25 @@ def test_a_taken_port_is_an_error_and_the_default_goes_on():
 
 
 def test_a_missing_notebook_names_those_there_are(shipped, tmp_path, capsys):
-    assert cli.main(["lab", "--dir", str(tmp_path / "x"), "--notebook", "nope.ipynb"]) == 2
-    assert "a.ipynb, workbench.ipynb" in capsys.readouterr().err
+    assert cli.main(["lab", "--dir", str(tmp_path / "x"), "--notebook", "workbnch"]) == 2
+    error = capsys.readouterr().err
+    assert "Did you mean 'workbench.ipynb'" in error
+    assert "a.ipynb, workbench.ipynb" in error
+    assert not (tmp_path / "x").exists(), "nothing was copied"
+
+
+def test_a_notebook_goes_by_its_name_alone(shipped, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr(lab_server, "serve", lambda root, notebook, *rest, **options: opened.append(notebook) or 0)
+    mine = tmp_path / "x"
+    (mine / "sub").mkdir(parents=True)
+    (mine / "sub" / "own.ipynb").write_text("{}")
+    for wanted in ("a", "a.ipynb", "sub/own"):
+        assert cli.main(["lab", "--dir", str(mine), "--notebook", wanted]) == 0
+    assert opened == [mine / "a.ipynb", mine / "a.ipynb", mine / "sub" / "own.ipynb"]
+    (tmp_path / "outside.ipynb").write_text("{}")
+    with pytest.raises(SetupError, match="no ../outside.ipynb"):
+        lab_server.notebook_name("../outside", mine)
 
 
 def test_root_gets_allow_root_and_others_do_not(monkeypatch, tmp_path):

@@ -13,6 +13,7 @@ token.
 
   eet-lab lab                        notebooks in the current folder (in a clone: the clone's own)
   eet-lab lab --dir ~/eet            notebooks in ~/eet; files that are there are kept, never overwritten
+  eet-lab lab --notebook 01_pre_padding   another notebook than the workbench
   eet-lab lab --no-browser           print the address only; the default where there is no display
   eet-lab lab --port 9000            another port
 
@@ -33,8 +34,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped; the server's exit code."""
     from eet_lab import lab_server
 
+    name = lab_server.notebook_name(args.notebook, args.dir)
     root, notebooks = lab_server.prepare(args.dir)
-    return lab_server.serve(root, notebooks / args.notebook, args.port, browser=not args.no_browser)
+    return lab_server.serve(root, notebooks / name, args.port, browser=not args.no_browser)
 
 
 COMMAND = Command("lab", "open JupyterLab on the workbench", GUIDE, add_arguments, run)
