@@ -131,6 +131,29 @@ def test_torch_against_the_driver(monkeypatch, built_for, sees_gpu, status):
     assert bool(check.remedy) == (status == "fail")
 
 
+def test_torch_newer_than_the_tried_one_or_the_drivers_cuda_is_a_warning(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.version, "cuda", "13.1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    check = gpu.check_torch(DRIVER)
+    assert (check.status, bool(check.remedy)) == ("warn", True)
+    assert "newer than the driver's CUDA 13.0" in check.found
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    for version, status in {"2.6.0+cu124": "ok", f"{limits.TRIED_TORCH}+cpu": "ok", "2.99.0": "warn"}.items():
+        monkeypatch.setattr(torch, "__version__", version)
+        for driver in (DRIVER, None):
+            check = gpu.check_torch(driver)
+            assert check.status == status
+            assert (f'"torch=={limits.TRIED_TORCH}"' in check.remedy) == (status == "warn")
+
+
+def test_the_tried_torch_is_the_pinned_one():
+    pins = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
+    assert f"torch=={limits.TRIED_TORCH}" in pins
+
+
 def test_a_hidden_gpu_is_not_a_broken_one(monkeypatch):
     import torch
 

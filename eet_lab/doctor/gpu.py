@@ -50,8 +50,9 @@ def check_torch(driver: Driver | None) -> Check:
     except (ImportError, OSError) as error:
         return Check("torch", "fail", f"cannot be imported: {error}", pip_install("torch>=2.6"))
     found = f"{torch.__version__}, " + (f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA")
+    newer = check_torch_is_tried(torch.__version__, found)
     if driver is None or not driver.gpus:
-        return Check("torch", "ok", found)
+        return newer or Check("torch", "ok", found)
     cuda = ".".join(map(str, driver.cuda))
     choose = "Choose a CUDA build at https://pytorch.org/get-started/locally/ and install it into this environment"
     if torch.version.cuda is None:
@@ -64,7 +65,22 @@ def check_torch(driver: Driver | None) -> Check:
             return Check("torch", "warn", f"{found}; CUDA_VISIBLE_DEVICES={hidden!r} hides the GPU",
                          "unset CUDA_VISIBLE_DEVICES")  # fmt: skip
         return Check("torch", "fail", f"{found}, but torch sees no GPU", 'python -c "import torch; torch.cuda.init()"')
-    return Check("torch", "ok", found)
+    if tuple(map(int, torch.version.cuda.split("."))) > driver.cuda:
+        return Check(
+            "torch", "warn", f"{found}, newer than the driver's CUDA {cuda}: what torch compiles may fail", choose
+        )
+    return newer or Check("torch", "ok", found)
+
+
+def check_torch_is_tried(version: str, found: str) -> Check | None:
+    """A warning where torch is newer than what was tried: a plain `pip install .` takes the newest there is."""
+    from packaging.version import Version
+
+    if Version(version).release <= Version(limits.TRIED_TORCH).release:
+        return None
+    return Check(
+        "torch", "warn", f"{found}; tried up to {limits.TRIED_TORCH}", pip_install(f"torch=={limits.TRIED_TORCH}")
+    )
 
 
 def inspect_tools(needed: bool) -> list[Check]:
