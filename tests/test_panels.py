@@ -593,8 +593,9 @@ def test_results_are_saved_opened_replayed_and_exported(bench: Workbench) -> Non
 
 def test_a_foreign_file_is_refused_and_not_kept(bench: Workbench) -> None:
     for content in (b"{}", b"\xff\xfe", b'{"eet_lab_result": 1, "kind": "comparison", "result": {}}'):
-        do(bench, "upload", [{"content": content}])
-        assert "cannot be used" in errors(bench)
+        do(bench, "upload", [{"name": "mine.json", "content": content}])
+        assert "mine.json cannot be used" in errors(bench)
+        assert "loaded-" not in errors(bench).split("<details>")[0]
     assert list(bench.desk.shelf.files.folder.glob("*.json")) == []
 
 
@@ -610,7 +611,7 @@ def test_a_folder_that_cannot_be_written_is_told(
     with pytest.raises(ResultError, match="No space left"):
         recordings.save(kept, comparison, {})
     assert kept.read_bytes() == before, "whole or not at all"
-    do(bench, "upload", [{"content": before}])
+    do(bench, "upload", [{"name": "mine.json", "content": before}])
     assert "No space left" in errors(bench)
     assert "Unexpected" not in errors(bench)
     monkeypatch.undo()
@@ -669,6 +670,15 @@ def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> No
     assert {"weights", "KV cache"} <= drawn <= {*MEMORY_PARTS.values(), "peak"}
 
 
+def test_a_higher_peak_is_explained_where_activations_grew(comparison: Comparison) -> None:
+    memory = comparison.baseline.memory
+    wider = {**memory, "peak": 2 * memory["peak"], "activations": memory["activations"] + memory["peak"]}
+    grown = replace(comparison, selection=replace(comparison.selection, memory=wider))
+    assert "Ladder tells which technique" in summary.overview(grown)
+    same = replace(comparison, selection=replace(comparison.selection, memory=memory))
+    assert "Ladder tells which technique" not in summary.overview(same)
+
+
 def test_a_ladder_that_was_stopped_at_once_can_be_shown_kept_and_replayed(
     bench: Workbench, climbed: Ladder, tmp_path: Any
 ) -> None:
@@ -678,7 +688,7 @@ def test_a_ladder_that_was_stopped_at_once_can_be_shown_kept_and_replayed(
     for kind in (None, "waterfall"):
         with pytest.raises(ResultError, match="before anything was measured"):
             figures.plot(empty, kind)
-    do(bench, "upload", [{"content": empty.save(tmp_path / "empty.json").read_bytes()}])
+    do(bench, "upload", [{"name": "mine.json", "content": empty.save(tmp_path / "empty.json").read_bytes()}])
     assert errors(bench) == ""
     assert bench.result == replace(empty, environment=replace(empty.environment, recorded=True))
     for button in (bench.desk.shelf.view.csv, bench.desk.shelf.view.page, bench.desk.shelf.view.replay):

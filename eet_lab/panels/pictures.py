@@ -111,7 +111,7 @@ def buffers_over_time(plan: Plan, title: str = "") -> go.Figure:
             if life.name == name:
                 left, right, low, high = life.first, life.last + 0.9, offset, offset + life.num_bytes
                 x += [left, right, right, left, left, None]
-                y += [v / 2**20 for v in (low, low, high, high, low)] + [None]
+                y += [round(v / 2**20, 3) for v in (low, low, high, high, low)] + [None]
                 tips += [f"{name}: {_mib(life.num_bytes)}, requests {life.first} to {life.last}"] * 5 + [None]
         fig.add_scatter(
             x=x, y=y, text=tips, hoverinfo="text", mode="lines", fill="toself", name=name,

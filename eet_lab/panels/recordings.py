@@ -51,14 +51,14 @@ class Files:
         """Write the self-contained page."""
         return export.write_page(result, self._new(result, ".html"))
 
-    def take(self, content: bytes) -> Path:
-        """Keep an uploaded file, if it is a result; ResultError else."""
+    def take(self, name: str, content: bytes) -> Path:
+        """Keep an uploaded file, if it is a result; ResultError, which calls it by its `name`, else."""
         path = export.write(self._free(f"loaded-{time.strftime(STAMP)}", ".json"), content)
         try:
             open_file(path)
         except ResultError as error:
             path.unlink()
-            raise ResultError(f"The loaded file cannot be used: {error}") from error
+            raise ResultError(f"{name} cannot be used: {str(error).replace(str(path), name)}") from error
         return path
 
     def _new(self, result: Result, suffix: str) -> Path:

@@ -43,6 +43,7 @@ class ResultsView:
         self.open = _button("Open", "open", "Show it here", put)
         self.replay = _button("Replay", "replay", "Play it again in the live view; nothing is measured", put)
         self.upload = W.FileUpload(accept=".json", multiple=False, description="Load a file…").add_class("eet-quiet")
+        self.upload.add_class("eet-upload")
         self.upload.observe(lambda change: put("upload", change.new) if change.new else None, "value")
         self.said = W.HTML()
         keep = W.HBox([self.save, self.csv, self.page]).add_class("eet-buttons")

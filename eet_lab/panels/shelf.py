@@ -54,7 +54,7 @@ class Shelf:
 
     def do_upload(self, uploaded: Any) -> None:
         self.view.upload.value = ()  # a file's content need not be saved with the notebook
-        path = self.files.take(bytes(uploaded[0]["content"]))
+        path = self.files.take(uploaded[0]["name"], bytes(uploaded[0]["content"]))
         self.put_up(*open_file(path))
         self._kept(path)
 

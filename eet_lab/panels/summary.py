@@ -21,7 +21,7 @@ def overview(result: Comparison | Ladder | RunReport) -> str:
         return _ladder(result)
     verdict = f'<div class="eet-same">{_verdict(result.sameness)}</div>'
     tiles = _tiles(result.baseline, result.selection, _watching(result))
-    return _section(_recorded(result) + tiles + verdict + result._repr_html_())
+    return _section(_recorded(result) + tiles + _grown(result) + verdict + result._repr_html_())
 
 
 def same_output(sameness: Sameness) -> str:
@@ -94,6 +94,18 @@ def _tile(metric: Metric, before: float | None, after: float | None) -> str:
     return (
         f'<div class="eet-tile"><span>{metric.name}</span><b>{after:.4g}</b> {metric.unit}'
         f"<em>from {before:.4g} {theme.badge(word, kind)}</em></div>"
+    )
+
+
+def _grown(result: Comparison) -> str:
+    """Why the peak is higher, where activations are: a technique that saves time may pay with memory."""
+    before, after = result.baseline.memory, result.selection.memory
+    grown = after.get("activations", 0) - before.get("activations", 0)
+    if after["peak"] < 1.02 * before["peak"] or grown < (after["peak"] - before["peak"]) / 2:
+        return ""
+    return theme.note(
+        f"Activations take {grown / MiB:.3g} MiB more: a pass over whole prompts is wider than one over single tokens. "
+        "Ladder tells which technique saves and which one pays."
     )
 
 

@@ -18,7 +18,7 @@ BASELINE = "#8a94a6"
 SELECTION = "#3b82f6"
 GAIN = "#10b981"
 LOSS = "#ef4444"
-SERIES = (SELECTION, "#f59e0b", GAIN, "#a855f7", "#ec4899", "#14b8a6", "#eab308", "#64748b")
+SERIES = (SELECTION, "#f59e0b", GAIN, "#a855f7", "#ec4899", "#7dd3fc", "#a16207", "#64748b")
 
 # Figures are static and do not know the page's theme, so they use what reads well on white and on black.
 INK = "#7d8590"
