@@ -38,8 +38,13 @@ def picture(recipe: str, model: Model) -> Shown:
     return Shown(token_matrix(SHORT, recipe, model=model, num_new=5))
 
 
-def rows_over_time(*outputs: Output) -> Shown:
-    """When each row read its prompt and when it generated, one figure for each run, on the same time axis."""
+def rows_over_time(*outputs: Output, guess: Prediction | None = None) -> Shown:
+    """When each row read its prompt and when it generated, one figure for each run, on the same time axis.
+
+    With a `guess`, only once the reader has made it: two runs side by side give the answer away.
+    """
+    if guess is not None:
+        return after(guess, lambda: rows_over_time(*outputs))
     end = max(output.run.total_ms for output in outputs)
     figures = [_rows_over_time(output, end) for output in outputs]
     slowest = [output.run.ttft_ms or 0.0 for output in outputs]

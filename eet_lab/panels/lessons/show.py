@@ -107,4 +107,11 @@ def source(thing: str | Technique | Callable) -> Code:
         text = inspect.getsource(kind)
     except (OSError, TypeError):  # a class from a cell has no file; its methods still know theirs
         text = inspect.getsource(getattr(kind, "apply"))  # noqa: B009  only techniques get here
-    return Code(data=textwrap.dedent(text), language="python")
+    return Source(data=textwrap.dedent(text), language="python")
+
+
+class Source(Code):
+    """Highlighted source whose long lines break between words; JupyterLab's own rule breaks them anywhere."""
+
+    def _repr_html_(self) -> str:
+        return f'{_stylesheet()}<div class="eet-source">{super()._repr_html_()}</div>'
