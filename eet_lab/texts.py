@@ -34,6 +34,11 @@ RecipeLike = str | Recipe | Technique | Sequence[str | Technique]
 
 def as_recipe(recipe: RecipeLike, device: str) -> Recipe:
     """What the user gave as a recipe, checked against the device; RecipeError for what is none."""
+    return read_recipe(recipe, device).check(device)
+
+
+def read_recipe(recipe: RecipeLike, device: str) -> Recipe:
+    """The same unchecked: it may hold techniques that cannot run on the device."""
     if not isinstance(recipe, Recipe):
         given = [recipe] if isinstance(recipe, (str, Technique)) else recipe
         if not isinstance(given, Sequence) or not all(isinstance(each, (str, Technique)) for each in given):
@@ -43,7 +48,7 @@ def as_recipe(recipe: RecipeLike, device: str) -> Recipe:
             )
         words = Recipe.parse(",".join(each for each in given if isinstance(each, str)), device)
         recipe = Recipe((*words, *(each for each in given if isinstance(each, Technique))))
-    return recipe.check(device)
+    return recipe
 
 
 def as_rows(model: Model, prompts: Prompts) -> list[list[int]]:

@@ -542,7 +542,9 @@ def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ({"recipe": "pre_paddin"}, RecipeError),
         ({"temperature": float("nan")}, PromptError),
+        ({"recipe": 5}, RecipeError),
         ({"max_new_tokens": 0}, PromptError),
+        ({"max_tokens": 5}, PromptError),
         ({"device": "tpu"}, ModelError),
     ],
 )

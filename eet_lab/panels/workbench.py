@@ -25,7 +25,7 @@ from eet_lab.panels.desk import TICK_S, Desk
 from eet_lab.panels.jobs import RunReport
 from eet_lab.panels.refresh import all_widgets
 from eet_lab.panels.state import State
-from eet_lab.technique import Recipe
+from eet_lab.texts import RecipeLike, read_recipe
 
 ACTIONS = ("run", "compare", "ladder", "stop")
 
@@ -46,7 +46,7 @@ class Workbench:
         self,
         model: Any = "demo",
         prompts: list[str] | None = None,
-        recipe: str | Recipe = "all",
+        recipe: RecipeLike = "all",
         *,
         device: str | None = None,
         dtype: str | None = None,
@@ -54,12 +54,12 @@ class Workbench:
         **settings: Any,
     ) -> None:
         global _open
-        Settings(**settings)  # told now rather than when Run is pressed
+        Settings.of(**settings)  # told now rather than when Run is pressed
         state = State(model=model, device=checked_device(device), dtype=dtype or "auto")
         if prompts is not None:
             state.prompts = list(prompts)
         state.generation = {**state.generation, **settings}
-        state.choose(Recipe.parse(recipe, state.device) if isinstance(recipe, str) else recipe)
+        state.choose(read_recipe(recipe, state.device))
         state.drop_blocked()
         if _open is not None:
             _open.close()
