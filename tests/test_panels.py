@@ -331,13 +331,15 @@ def test_an_error_is_shown_with_its_remedy_and_the_session_goes_on(bench: Workbe
 
 
 def test_a_load_that_fails_leaves_the_model_that_was_there(bench: Workbench) -> None:
-    before = bench.model
+    before, before_choice = bench.model, bench.desk.state.model
     do(bench, "type_model", "./mistyped")
     assert bench.model is before
     assert "mistyped" in errors(bench)
-    assert bench.desk.state.model is not before
+    assert bench.desk.state.model is before_choice
     assert not bench.desk.actions.run.disabled
     assert bench.desk.header.path.layout.display != "none", "the name stays where it can be mended"
+    do(bench, "pick_model", before_choice)
+    assert bench.desk.header.again.layout.display == "none"
     do(bench, "prompt", 0, "5 6")
     assert errors(bench) == "", "a change takes down what failed"
     assert bench.desk.status == "ready"

@@ -126,11 +126,11 @@ class Desk:
 
     def _fail(self, error: BaseException) -> None:
         self.actions.error.value = theme.error_card(error)
-        self.status = "failed: see above; the session goes on"
+        self.status = "failed: see below; the session goes on"
         self._failed_with = self.state.trait_values()
 
     def _forgive(self) -> None:
-        """Take down what failed: something else was chosen since, or is done now."""
+        """Take down what failed: something else was chosen since, or is done."""
         if self._failed_with is not None:
             self._failed_with, self.status = None, "ready"
             self.actions.error.value = ""

@@ -136,7 +136,7 @@ def replay(result: bench.Comparison | bench.Ladder, monitor: Mapping[str, Any]) 
             feed.progress(series, len(played))
             seconds = sum(m.step_ms) / 1e3
             speed = seconds / min(max(seconds, SHORTEST_REPLAY_S), LONGEST_REPLAY_S)
-            how = f"{m.recipe}, recorded on {result.environment.device}: {seconds * 1e3:.4g} ms {_pace(speed)}"
+            how = f"recorded on {result.environment.device}: {seconds * 1e3:.4g} ms {_pace(speed)}"
             feed.phase(f"replaying {name}, {how}", series)
             _play(feed, cancel, m, result.prompt_lengths, monitor.get(name), speed, sampled_s)
             sampled_s += seconds
@@ -147,7 +147,7 @@ def replay(result: bench.Comparison | bench.Ladder, monitor: Mapping[str, Any]) 
 
 def _pace(speed: float) -> str:
     if speed < 1:
-        return f"in slow motion, {1 / speed:.3g}× slower"
+        return f"in slow motion ({1 / speed:.3g}× slower)"
     return f"{speed:.3g}× faster" if speed > 1 else "at their own pace"
 
 

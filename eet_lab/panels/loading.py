@@ -56,6 +56,8 @@ class Loading:
         return True
 
     def do_pick_model(self, value: Any) -> None:
+        if self.asking_path and value != OTHER:
+            self.failed = None  # the reader has given that name up
         self.asking_path = value == OTHER
         if not self.asking_path:
             self._state.model = value
