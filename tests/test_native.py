@@ -17,7 +17,7 @@ from eet_lab.errors import Cancelled, KernelBuildError, KernelError
 from eet_lab.ops import native
 from eet_lab.ops.native import toolchain
 from eet_lab.ops.native.build import explain, includes, key, source
-from eet_lab.ops.native.library import Library, signatures
+from eet_lab.ops.native.launchers import Library, signatures
 
 try:
     native.find_nvcc(), native.ninja(), native.host_compiler()

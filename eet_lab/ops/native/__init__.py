@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eet_lab.ops.native.build import all_names, build
-from eet_lab.ops.native.library import Launcher, Library, compile_source, load, loaded, prepare
+from eet_lab.ops.native.launchers import Launcher, Library, compile_source, load, loaded, prepare
 from eet_lab.ops.native.toolchain import architecture, available, find_nvcc, host_compiler, ninja
 
 __all__ = [

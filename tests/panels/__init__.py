@@ -1,0 +1,1 @@
+"""The workbench without a kernel or a browser."""

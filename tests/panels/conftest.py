@@ -1,0 +1,37 @@
+"""A workbench on a tiny model, and results to show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from eet_lab.bench import Comparison, Ladder
+from eet_lab.panels import Workbench
+from panels.driving import PROMPTS, threads, turn_until
+
+
+@pytest.fixture
+def bench(hf_model: Any, tmp_path: Any) -> Iterator[Workbench]:
+    """A workbench on a tiny live model, whose desk the test turns itself."""
+    workbench = Workbench(hf_model, PROMPTS, max_new_tokens=8, folder=tmp_path / "results", device="cpu")
+    turn_until(workbench, lambda: workbench.model is not None)
+    yield workbench
+    workbench.close()
+    assert threads() == []
+
+
+@pytest.fixture(scope="module")
+def comparison(tiny: Any) -> Comparison:
+    from eet_lab.bench import compare
+
+    rows = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
+    return compare(tiny, rows, "pre_padding,mask_removal,memory_reuse", repeats=2, max_new_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def climbed(tiny: Any) -> Ladder:
+    from eet_lab.bench import ladder
+
+    return ladder(tiny, [[5, 6, 7], [8, 9]], "pre_padding,mask_removal,memory_reuse", repeats=2, max_new_tokens=6)

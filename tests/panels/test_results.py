@@ -1,0 +1,181 @@
+"""Results: figures, files, pages and replays."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from eet_lab.bench import Comparison, Ladder, load_result
+from eet_lab.bench.metrics import MEMORY_PARTS, PEAK, TIMES
+from eet_lab.errors import ResultError
+from eet_lab.panels import Workbench, export, figures, jobs, recordings, summary
+from eet_lab.panels.outputs import rendered
+from panels.driving import do, errors, turn_until
+
+
+def test_results_are_saved_opened_replayed_and_exported(bench: Workbench) -> None:
+    do(bench, "compare")
+    measured = bench.result
+    shelf = bench.desk.shelf
+    for button in (shelf.view.save, shelf.view.csv, shelf.view.page):
+        button.click()
+        turn_until(bench, lambda: bench.desk.idle)
+    assert errors(bench) == ""
+    written = {path.suffix: path for path in shelf.files.folder.iterdir()}
+    assert sorted(written) == [".csv", ".html", ".json"]
+    assert load_result(written[".json"]) == measured, "the file is what `load_result` reads"
+
+    page = written[".html"].read_text(encoding="utf-8")
+    assert "Plotly.newPlot" in page
+    assert 'src="http' not in page
+
+    shelf.view.files.value = str(written[".json"])
+    do(bench, "replay")
+    assert bench.result.environment.recorded
+    assert bench.result.selection == measured.selection
+    assert "Recorded on" in shelf.view._words.value
+    assert "recorded on" in bench.desk.live.memory.title
+    assert bench.desk.live.stream.counts == [8, 8]
+    assert {series for series, _, _ in bench.desk.live.latency.points} == {0, 1}
+    bench.desk.put("replay")
+    bench.desk.put("replay")
+    bench.desk.tick()
+    assert bench.desk.worker._jobs.qsize() <= 1
+    turn_until(bench, lambda: bench.desk.idle)
+    shelf.view.save.click()
+    turn_until(bench, lambda: bench.desk.idle)
+    assert json.loads(max(shelf.files.folder.glob("*.json"), key=lambda path: path.stat().st_mtime_ns).read_text())[
+        "monitor"
+    ], "samples are kept on"
+
+
+def test_a_foreign_file_is_refused_and_not_kept(bench: Workbench) -> None:
+    for content in (b"{}", b"\xff\xfe", b'{"eet_lab_result": 1, "kind": "comparison", "result": {}}'):
+        do(bench, "upload", [{"name": "mine.json", "content": content}])
+        assert "mine.json cannot be used" in errors(bench)
+        assert "loaded-" not in errors(bench).split("<details>")[0]
+    assert list(bench.desk.shelf.files.folder.glob("*.json")) == []
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    bench: Workbench, comparison: Comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    def full(path: Any, content: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    kept = recordings.save(tmp_path / "kept.json", comparison, {"baseline": {}})
+    before = kept.read_bytes()
+    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    with pytest.raises(ResultError, match="No space left"):
+        recordings.save(kept, comparison, {})
+    assert kept.read_bytes() == before, "whole or not at all"
+    do(bench, "upload", [{"name": "mine.json", "content": before}])
+    assert "No space left" in errors(bench)
+    assert "Unexpected" not in errors(bench)
+    monkeypatch.undo()
+    assert list(tmp_path.glob("**/*.json")) == [kept]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_result_is_written_once(comparison: Comparison, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    written: list[str] = []
+    monkeypatch.setattr("eet_lab.bench.results.write_whole", lambda path, content: written.append(content))
+    recordings.save(tmp_path / "a.json", comparison, {"baseline": {"label": "x"}})
+    [content] = written
+    assert json.loads(content)["monitor"] == {"baseline": {"label": "x"}}
+
+
+def test_samples_that_are_no_numbers_are_told(comparison: Comparison, tmp_path: Any) -> None:
+    with pytest.raises(ResultError, match="not finite"):
+        recordings.save(tmp_path / "a.json", comparison, {"baseline": {"power_w": [float("nan")]}})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_damaged_samples_are_refused(comparison: Comparison, tmp_path: Any) -> None:
+    path = recordings.save(tmp_path / "a.json", comparison, {"baseline": {"label": "x"}})
+    with pytest.raises(ResultError, match="damaged"):
+        recordings.open_file(path)
+
+
+def test_every_figure_can_be_drawn_and_is_small(comparison: Comparison, climbed: Ladder) -> None:
+    for result in (comparison, climbed):
+        drawn = figures.plot(result, "all")
+        assert list(drawn) == list(figures.kinds(result))
+        assert len(json.dumps([rendered(fig) for fig in drawn.values()])) < 60_000
+
+
+def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> None:
+    table, tiles = comparison.to_text(), summary.overview(comparison)
+    for metric in (*TIMES, PEAK):
+        assert metric.name in table
+        assert f"<span>{metric.name}</span>" in tiles
+    drawn = {trace.name for trace in figures.plot(comparison, "memory").data}
+    assert {"weights", "KV cache"} <= drawn <= {*MEMORY_PARTS.values(), "peak"}
+
+
+def test_a_higher_peak_is_explained_where_activations_grew(comparison: Comparison) -> None:
+    memory = comparison.baseline.memory
+    wider = {**memory, "peak": 2 * memory["peak"], "activations": memory["activations"] + memory["peak"]}
+    grown = replace(comparison, selection=replace(comparison.selection, memory=wider))
+    assert "Ladder tells which technique" in summary.overview(grown)
+    same = replace(comparison, selection=replace(comparison.selection, memory=memory))
+    assert "Ladder tells which technique" not in summary.overview(same)
+
+
+def test_a_ladder_that_was_stopped_at_once_can_be_shown_kept_and_replayed(
+    bench: Workbench, climbed: Ladder, tmp_path: Any
+) -> None:
+    empty = replace(climbed, rungs=(), left_out=(), partial=True)
+    assert "Stopped early" in export.page(empty)
+    assert figures.plot(empty, "all") == {}
+    for kind in (None, "waterfall"):
+        with pytest.raises(ResultError, match="before anything was measured"):
+            figures.plot(empty, kind)
+    do(bench, "upload", [{"name": "mine.json", "content": empty.save(tmp_path / "empty.json").read_bytes()}])
+    assert errors(bench) == ""
+    assert bench.result == replace(empty, environment=replace(empty.environment, recorded=True))
+    for button in (bench.desk.shelf.view.csv, bench.desk.shelf.view.page, bench.desk.shelf.view.replay):
+        button.click()
+        turn_until(bench, lambda: bench.desk.idle)
+        assert errors(bench) == ""
+
+
+def test_a_ladder_of_one_rung_can_be_drawn(climbed: Ladder) -> None:
+    assert "waterfall" in figures.plot(replace(climbed, rungs=climbed.rungs[:1], left_out=()), "all")
+
+
+def test_an_unknown_figure_is_told_with_the_known_ones(comparison: Comparison) -> None:
+    with pytest.raises(ResultError, match="latency"):
+        figures.plot(comparison, "latencies")
+
+
+def test_the_waterfall_adds_up(climbed: Ladder) -> None:
+    ms = figures.plot(climbed, "waterfall").data[0]
+    assert sum(ms.y[:-1]) == pytest.approx(climbed.rungs[-1].measurement.total_ms.p50, rel=2e-3)
+
+
+def test_the_latency_trace_ends_when_the_run_does(comparison: Comparison) -> None:
+    for trace, m in zip(
+        figures.plot(comparison, "latency").data, (comparison.baseline, comparison.selection), strict=True
+    ):
+        assert trace.x[-1] == pytest.approx(sum(m.step_ms), rel=1e-3)
+
+
+def test_a_replay_gives_every_row_its_tokens_in_order(comparison: Comparison) -> None:
+    for m in (comparison.baseline, comparison.selection):
+        rows: list[list[int]] = [[] for _ in m.tokens]
+        steps = list(jobs.tokens_by_step(m, comparison.prompt_lengths))
+        assert [len(step) for step in steps] == list(m.step_tokens)
+        for step in steps:
+            for row, token in step:
+                rows[row].append(token)
+        assert tuple(map(tuple, rows)) == m.tokens
+
+
+def test_the_page_needs_no_network(climbed: Ladder, tmp_path: Any) -> None:
+    page = export.write_page(climbed, tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "cdn.plot.ly" not in page.split("<script>", 1)[0]
+    assert page.count("Plotly.newPlot(") >= len(figures.kinds(climbed))
