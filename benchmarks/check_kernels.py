@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from eet_lab.ops import cuda, native
 from eet_lab.ops.cases import CASES, Case
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape, copied
 from eet_lab.ops.types import fresh
+from eet_lab.paths import csrc_dir
 
 HOME = Path(__file__).resolve().parents[1]
 ROTATED_BYTES = 256 << 20  # several times the L2 cache, so that every launch reads from memory
@@ -41,6 +43,9 @@ REFERENCE = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
 ]  # the sanitizer faults cuDNN's
+OUR_KERNELS = sorted(
+    {name for file in csrc_dir().glob("*.cu") for name in re.findall(r"\w+_kernel\b", file.read_text())}
+)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
@@ -102,8 +107,8 @@ def sanitize() -> list[str]:
             tool,
             "--error-exitcode",
             "3",
-            "--kernel-regex-exclude",
-            "kns=nvjet",  # cuBLAS's own kernels: racecheck does not follow their asynchronous copies
+            "--kernel-regex",  # ours; racecheck does not follow the asynchronous copies of cuBLAS's
+            f"kns=({'|'.join(OUR_KERNELS)})",
             sys.executable,
             __file__,
             "check",

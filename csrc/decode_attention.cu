@@ -287,8 +287,7 @@ cudaError_t launch_decode(const DecodeArgs<T>& a, int B, cudaStream_t stream) {
   }
   const int bytes = (2 * (warps + 1) * kHeads + (warps + 1) * num_heads * D) * sizeof(float);
   const auto kernel = decode_kernel<T, kDim>;
-  if (cudaError_t error = eet::allow_shared(kernel, bytes)) return error;
-  return eet::launch_clusters(kernel, dim3(cluster, jobs, B), warps * 32, bytes, cluster, stream, a);
+  return eet::launch(kernel, {dim3(cluster, jobs, B), warps * 32, bytes, stream, cluster}, a);
 }
 
 }  // namespace

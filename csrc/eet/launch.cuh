@@ -1,4 +1,4 @@
-// What launchers share: types by number, limits of the device, names of errors.
+// What launchers share: types by number, limits of the device, names of errors, and how a kernel is launched.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -46,5 +46,40 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 }
 
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// How a kernel is launched. `cluster`: blocks along x that read each other's shared memory (sm_90 and later).
+// `dependent`: it may begin while the kernel before it in the stream still runs (sm_90 and later); every thread block
+// then calls wait_for_previous() before it touches what another kernel wrote or reads, and before it ends.
+struct Launch {
+  dim3 grid;
+  int threads, shared_bytes;
+  cudaStream_t stream;
+  int cluster = 1;
+  bool dependent = false;
+};
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), const Launch& how, const Arguments&... arguments) {
+  if (cudaError_t error = allow_shared(kernel, how.shared_bytes)) return error;
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config{};
+  config.gridDim = how.grid;
+  config.blockDim = dim3(how.threads);
+  config.dynamicSmemBytes = how.shared_bytes;
+  config.stream = how.stream;
+  config.attrs = attributes;
+  if (how.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = how.cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  }
+  if (how.dependent) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
 
 }  // namespace eet

@@ -1,0 +1,12 @@
+"""The same ops as `reference`, over the kernels in csrc/. Nothing here waits for the device, and nothing falls back.
+
+Types: float16, bfloat16, float32 (sums are always fp32). C a multiple of 8; D a multiple of 8 and at most 256.
+"""
+
+from __future__ import annotations
+
+from eet_lab.ops.cuda.attention import attention, masked_attention
+from eet_lab.ops.cuda.linear import linear_residual, norm_linear
+from eet_lab.ops.cuda.tokens import next_token
+
+__all__ = ["attention", "linear_residual", "masked_attention", "next_token", "norm_linear"]

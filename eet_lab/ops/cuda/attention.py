@@ -1,0 +1,91 @@
+"""Attention over the KV cache.
+
+T tokens, B rows, Q queries a row, K columns of the cache, H heads, G KV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eet_lab.errors import KernelError
+from eet_lab.ops import native
+from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
+from eet_lab.ops.types import Empty, KVLayer, Step
+
+MAX_HEAD_DIM = 256
+
+
+@needs("append", "decode_attention", "prefill_attention", "plain_attention")
+def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empty: Empty) -> Tensor:
+    """Attention over all K columns with an additive mask [B,1,Q,K]: [T,(H+2G)D] -> [T,HD].
+
+    The same kernels as `attention`; they read every column and the mask, pads included.
+    """
+    return _attend(qkv, kv, step, mask, empty)
+
+
+@needs("append", "decode_attention", "prefill_attention", "plain_attention")
+def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
+    """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; pads' own output is 0.
+
+    One token a row: one launch, which also writes the cache. More: one that writes the cache, one that attends.
+    float32 takes a kernel without tensor cores. A row's new columns are consecutive.
+    """
+    return _attend(qkv, kv, step, None, empty)
+
+
+def _attend(qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty) -> Tensor:
+    keys, values = kv.room(step)
+    (T, width), (B, G, K, D), strides = qkv.shape, keys.shape, keys.stride()
+    H = width // D - 2 * G
+    _check_attention(qkv, keys, values, H, G, D)
+    out = empty("attended", (T, H * D), qkv)
+    if qkv.is_meta or not T:
+        return out
+    if mask is not None:
+        check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
+    tensors = (at(out), at(keys), at(values), at(qkv))
+    dtype, stream = DTYPES[qkv.dtype], stream_of(qkv)
+    columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
+    strides = (step.columns.stride(0), *strides[:3])
+    one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
+    if one_each and qkv.dtype != torch.float32:
+        native.loaded("decode_attention").eet_decode_attention(
+            *tensors, at(mask), num_pad, columns, *strides, dtype, B, H, G, D, K, stream
+        )
+        return out
+    num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
+    rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
+    zeroed = tensors[0] if mask is None and num_real != T else None
+    native.loaded("append").eet_append(
+        zeroed, *tensors[1:], rows, columns, first, count, *strides, dtype, T, H, G, D, stream
+    )
+    if qkv.dtype == torch.float32:
+        native.loaded("plain_attention").eet_plain_attention(
+            *tensors, at(mask), rows, columns, first, count, num_pad, *strides, T, H, G, D, K, stream
+        )
+        return out
+    queries = longest if mask is None else T // B
+    native.loaded("prefill_attention").eet_prefill_attention(
+        *tensors, at(mask), first, count, num_pad, columns, *strides, dtype, B, queries, H, G, D, K, stream
+    )
+    return out
+
+
+def _check_attention(qkv: Tensor, keys: Tensor, values: Tensor, H: int, G: int, D: int) -> None:
+    if qkv.dtype not in DTYPES or keys.dtype != qkv.dtype or values.dtype != qkv.dtype:
+        raise KernelError(
+            f"qkv is {qkv.dtype} and the cache {keys.dtype}; kernels take one of {list(DTYPES)} for both."
+        )
+    if D % 8 or D > MAX_HEAD_DIM:
+        raise KernelError(f"The head dim is {D}; kernels need a multiple of 8, at most {MAX_HEAD_DIM}.")
+    if H <= 0 or H % G or qkv.shape[1] != (H + 2 * G) * D or not qkv.is_contiguous():
+        raise KernelError(
+            f"qkv {tuple(qkv.shape)} is not contiguous [T,(H+2G)D] with {G} KV heads of {D}, H a multiple of {G}."
+        )
+    if keys.stride() != values.stride() or keys.stride(3) != 1 or any(stride % 8 for stride in keys.stride()[:3]):
+        raise KernelError(
+            f"Keys and values have strides {keys.stride()} and {values.stride()}; kernels need the same for both, "
+            "the last 1, the others multiples of 8."
+        )

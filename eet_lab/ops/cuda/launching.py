@@ -1,0 +1,55 @@
+"""What every op over the kernels shares: addresses, streams, numbers for types, and checks that name what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from eet_lab.errors import KernelError
+
+DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
+ACTS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
+Op = TypeVar("Op", bound=Callable)
+
+
+def needs(*kernels: str) -> Callable[[Op], Op]:
+    """Tag an op with the sources in csrc/ that it launches from."""
+
+    def tag(op: Op) -> Op:
+        op.kernels = kernels  # type: ignore[attr-defined]
+        return op
+
+    return tag
+
+
+def dependent(op: Callable) -> Callable:
+    """The same op, whose kernels may begin while the kernel before them still runs (csrc/eet/dependent.cuh)."""
+    return update_wrapper(partial(op, dependent=True), op)
+
+
+def stream_of(x: Tensor) -> int:
+    """The stream that torch launches on at present."""
+    return torch._C._cuda_getCurrentRawStream(x.device.index)
+
+
+def at(x: Tensor | None) -> int | None:
+    """The address for a launcher; kernels read 16 bytes at a time."""
+    if x is None:
+        return None
+    address = x.data_ptr()
+    if address % 16:
+        raise KernelError(f"A tensor {tuple(x.shape)} begins at {address:#x}; kernels need a multiple of 16 bytes.")
+    return address
+
+
+def check(x: Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    """KernelError where a tensor is not what the kernel needs."""
+    if x.shape != shape or x.dtype != dtype or not x.is_contiguous():
+        raise KernelError(
+            f"{name} is {tuple(x.shape)} {x.dtype}{'' if x.is_contiguous() else ', not contiguous'}; "
+            f"the kernel needs {tuple(shape)} {dtype}, contiguous."
+        )

@@ -1,0 +1,98 @@
+"""Linear layers with what surrounds them. T tokens, C channels, N outputs."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from eet_lab.errors import KernelError
+from eet_lab.ops import native
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, at, check, needs, stream_of
+from eet_lab.ops.types import Empty, Linear, Norm
+
+FEW = 16  # tokens that the weight-streaming product takes
+SMALLEST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on every GPU from sm_80 on
+REDUCTION_SHARED = 34 * 1024  # bytes of it that eet_linear needs besides the activations
+
+
+@needs("linear", "norm")
+def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
+    """act(linear(norm(x))): [T,C] -> [T,N].
+
+    Few tokens (T <= 16, and T*C numbers fit in shared memory): one launch, which streams the weights once.
+    More: our norm, cuBLAS, and our bias with activation, a launch each.
+    """
+    T, C, N = _check_linear(x, w)
+    if act not in ACTS:
+        raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
+    few = _is_few(T, C, x.element_size())
+    normed = x if few else empty("normed", x.shape, x)
+    out = empty("linear", (T, N), x)
+    if x.is_meta or not T:
+        return out
+    bias, scale, shift = at(w.bias), at(norm_w.weight), at(norm_w.bias)
+    dtype, stream = DTYPES[x.dtype], stream_of(x)
+    if few:
+        native.loaded("linear").eet_linear(
+            at(out), at(x), at(w.weight), bias, None, scale, shift, dtype, T, N, C, ACTS[act], norm_w.eps, stream
+        )
+        return out
+    native.loaded("norm").eet_norm(at(normed), at(x), scale, shift, dtype, T, C, norm_w.eps, stream)
+    torch.mm(normed, w.weight.t(), out=out)
+    if w.bias is not None or act is not None:
+        native.loaded("linear").eet_epilogue(at(out), at(out), bias, None, dtype, T, N, ACTS[act], stream)
+    return out
+
+
+@needs("linear")
+def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:
+    """linear(x) + residual, written over `residual`: [T,C], [T,N] -> [T,N].
+
+    Few tokens (as in `norm_linear`): one launch. More: cuBLAS, and our bias with residual.
+    """
+    T, C, N = _check_linear(x, w)
+    check(residual, "residual", x.dtype, (T, N))
+    few = _is_few(T, C, x.element_size())
+    product = x if few else empty("linear", (T, N), x)
+    if x.is_meta or not T:
+        return residual
+    out, bias, dtype, stream = at(residual), at(w.bias), DTYPES[x.dtype], stream_of(x)
+    if few:
+        native.loaded("linear").eet_linear(
+            out, at(x), at(w.weight), bias, out, None, None, dtype, T, N, C, 0, 0.0, stream
+        )
+        return residual
+    torch.mm(x, w.weight.t(), out=product)
+    native.loaded("linear").eet_epilogue(out, at(product), bias, out, dtype, T, N, 0, stream)
+    return residual
+
+
+@cache
+def _is_few(T: int, C: int, itemsize: int) -> bool:
+    """Whether the weight-streaming kernel takes them; the same answer for a rehearsal on meta tensors."""
+    row_bytes = (-(-C * itemsize // 64) | 1) * 64  # as row_stride in linear.cu
+    return T <= FEW and T * row_bytes + REDUCTION_SHARED <= _shared_bytes()
+
+
+@cache
+def _shared_bytes() -> int:
+    """Shared memory that a block can have on the present GPU."""
+    if not torch.cuda.is_available():
+        return SMALLEST_SHARED
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+
+
+def _check_linear(x: Tensor, w: Linear) -> tuple[int, int, int]:
+    """T, C, N."""
+    (T, C), (N, weight_C) = x.shape, w.weight.shape
+    if x.dtype not in DTYPES:
+        raise KernelError(f"x is {x.dtype}; kernels take {', '.join(map(str, DTYPES))}.")
+    if C % 8:
+        raise KernelError(f"x has {C} channels; kernels need a multiple of 8.")
+    if weight_C != C or w.weight.dtype != x.dtype or not (x.is_contiguous() and w.weight.is_contiguous()):
+        check(x, "x", x.dtype, (T, C))
+        check(w.weight, "weight", x.dtype, (N, C))
+    return T, C, N
