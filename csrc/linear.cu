@@ -1,57 +1,85 @@
-// Linear layers: a weight-streaming product for few tokens, and what follows cuBLAS for many.
-// T tokens, N outputs, K inputs.
+// Linear layers of few tokens: weights stream through shared memory, once. T tokens, N outputs, K inputs.
 #include "eet/activation.cuh"
+#include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/mma.cuh"
 #include "eet/norm.cuh"
+#include "eet/ring.cuh"
 
 namespace {
 
-template <int kTokens>
-constexpr int kLogWarps = kTokens == 8 ? 5 : 4;  // as many as registers allow
-constexpr int kTile = 8;   // outputs that a group of warps computes at a time
-constexpr int kDepth = 4;  // weight vectors that a thread has on their way
+constexpr int kTile = 16;  // outputs that a warp computes at a time
 constexpr int kMaxTokens = 16;
+template <int kTokens>
+constexpr int kLogWarps = kTokens == 8 ? 4 : 3;  // that multiply, as many as registers allow; one more fills the ring
+template <int kTokens>
+constexpr int kReaders = 32 << kLogWarps<kTokens>;
+template <int kTokens>
+constexpr int kTiles = kReaders<kTokens> / kTile / kTokens;  // between two reductions: an output for each thread
+// Two kernels share a multiprocessor where one can begin before the other ends.
+#if __CUDA_ARCH__ >= 900
+constexpr int kResident = 2;
+#else
+constexpr int kResident = 1;
+#endif
 
 template <typename T>
 struct LinearArgs {
-  T* out;             // [T,N]
-  const T* x;         // [T,K]
+  T* out;             // [T,N] or null
+  uint64_t* best;     // [T,blocks] or null: the largest output and where it stands, as a number to compare
+  const T* x;         // [.,K]
+  const int64_t* at;  // [T] or null: token i is row at[i] of x
   const T* weight;    // [N,K]
   const T* bias;      // [N] or null
   const T* residual;  // [T,N] or null; may be `out`
   eet::Norm<T> norm;  // no weight: none
-  int num_tokens, N, K, act, stride;
-  int log_group, log_team;  // warps that share a tile, and a token's norm
+  int num_tokens, N, K, act;
+  int stride, log_team;  // of a token in shared memory; warps that share a token's norm
+  int stage_inputs, num_stages;
+
+  __host__ __device__ int stage_stride() const { return stage_inputs * sizeof(T) + 64; }  // bytes: other banks
+  __host__ __device__ int x_bytes() const { return num_tokens * stride * sizeof(T); }
+  __host__ __device__ int partial_floats(int tiles, int warps) const { return tiles * warps * kTile * num_tokens; }
 };
 
-// A warp's part of out^T[8 outputs, tokens], for one vector of weights a lane: lane 4g+t holds kVec inputs of output g.
+// A warp's part of out^T[16 outputs, tokens]; lane 4g+t reads 16 bytes of outputs g and g + 8 at a time.
 // The order of the inputs inside a product does not matter, as long as weights and activations agree on it; so a lane's
-// 16 contiguous bytes serve as the fragments of two mma, and no weight passes through shared memory.
+// 16 contiguous bytes serve as the fragments of two mma.
 template <typename T, int kTokens>
 struct Product {
-  static constexpr int kChunk = 32;  // inputs in one step of a warp
-  const T *low, *high;               // the lane's tokens; one past the last repeats the last: its sums are never stored
-  float sum[2][4] = {};              // two, so that one mma need not wait for the other
+  static constexpr int kChunk = 32;                 // inputs in one step of a warp
+  float sum[kTokens / 8][2][4] = {};                // two, so that one mma need not wait for the other
+  const T* x;
 
   __device__ Product(const T* rows, int stride, int num_tokens) {
     const int g = threadIdx.x % 32 / 4;
-    low = rows + min(g, num_tokens - 1) * stride;
-    high = rows + min(g + 8, num_tokens - 1) * stride;
+    x = rows + min(g, num_tokens - 1) * stride;  // past the last token: the last again; such sums are never read
+    next = (min(g + 8, num_tokens - 1) - min(g, num_tokens - 1)) * stride;
   }
 
-  __device__ void add(uint4 w, int k, int) {
-    const uint4 x = eet::load(low + k), y = kTokens > 8 ? eet::load(high + k) : eet::zeros();
-    eet::mma<T>(sum[0], x.x, y.x, x.y, y.y, w.x, w.y);
-    eet::mma<T>(sum[1], x.z, y.z, x.w, y.w, w.z, w.w);
+  __device__ void add(uint4 low, uint4 high, int k, int) {
+#pragma unroll
+    for (int half = 0; half < kTokens / 8; ++half) {
+      const uint4 v = eet::load(x + half * next + k);
+      eet::mma<T>(sum[half][0], low.x, high.x, low.y, high.y, v.x, v.y);
+      eet::mma<T>(sum[half][1], low.z, high.z, low.w, high.w, v.z, v.w);
+    }
   }
 
-  __device__ void store(float* partial) {  // [kTokens][kTile]
-    float* to = partial + threadIdx.x % 32 / 4 * kTile + threadIdx.x % 4 * 2;
-    *reinterpret_cast<float2*>(to) = make_float2(sum[0][0] + sum[1][0], sum[0][1] + sum[1][1]);
-    if (kTokens <= 8) return;
-    *reinterpret_cast<float2*>(to + 8 * kTile) = make_float2(sum[0][2] + sum[1][2], sum[0][3] + sum[1][3]);
+  __device__ void store(float* partial, int num_tokens) {  // [tokens][kTile]
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < kTokens / 8; ++half) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int token = half * 8 + t * 2 + i % 2;
+        if (token < num_tokens) partial[token * kTile + g + i / 2 * 8] = sum[half][0][i] + sum[half][1][i];
+      }
+    }
   }
+
+ private:
+  int next;
 };
 
 // The same on CUDA cores, true fp32.
@@ -60,149 +88,149 @@ struct Product<float, kTokens> {
   static constexpr int kChunk = 16;
   const float* rows;
   int stride;
-  float sum[kTokens] = {};
+  float sum[2][kTokens] = {};
 
   __device__ Product(const float* rows, int stride, int) : rows(rows), stride(stride) {}
 
-  __device__ void add(uint4 w, int k, int num_tokens) {
-    float weight[4], x[4];
-    eet::unpack<float>(w, weight);
+  __device__ void add(uint4 low, uint4 high, int k, int num_tokens) {
+    float weight[2][4], x[4];
+    eet::unpack<float>(low, weight[0]);
+    eet::unpack<float>(high, weight[1]);
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
       if (token >= num_tokens) break;
       eet::unpack<float>(eet::load(rows + token * stride + k), x);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sum[token] += weight[i] * x[i];
+      for (int i = 0; i < 4; ++i) {
+        sum[0][token] += weight[0][i] * x[i];
+        sum[1][token] += weight[1][i] * x[i];
+      }
     }
   }
 
-  __device__ void store(float* partial) {
+  __device__ void store(float* partial, int num_tokens) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
     for (int token = 0; token < kTokens; ++token) {
-      const float whole = eet::warp_sum<4>(sum[token]);
-      if (t == 0) partial[token * kTile + g] = whole;
+      if (token >= num_tokens) break;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float whole = eet::warp_sum<4>(sum[half][token]);
+        if (t == 0) partial[token * kTile + half * 8 + g] = whole;
+      }
     }
   }
 };
 
+// Unsigned order is the order of the numbers; of equal ones, the first word wins.
+__device__ inline uint64_t comparable(float value, int n) {
+  const uint32_t bits = __float_as_uint(value);
+  const uint32_t key = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return uint64_t(key) << 32 | (0xffffffffu - n);
+}
+
 // Why      a decode step reads every weight once for a handful of tokens: the time is the bytes over the bandwidth
-// Mapping  a block a multiprocessor, 32 warps (16 beyond 8 tokens) in groups; a group takes every so many-th tile of 8
-//          outputs, its warps split the inputs and add up through shared memory, while the next weights are on their way
-// Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 64 KiB on their way a multiprocessor
+// Mapping  a block a multiprocessor, each with an equal share of the outputs; one warp keeps a ring of weights filled, from
+//          before the kernel ahead has ended; 16 warps split the inputs of 16 outputs at a time and add up in shared memory
+// Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB on their way a multiprocessor
 // Needs    K a multiple of 8, T <= 16, T*K activations in shared memory
 // Numerics tensor cores, or fp32 multiply-adds; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   the fragment order is after Frantar et al. 2024, MARLIN, without its quantization
 template <typename T, int kTokens>
-__global__ void __launch_bounds__(32 << kLogWarps<kTokens>, 1) linear_kernel(const LinearArgs<T> a) {
-  constexpr int kWarps = 1 << kLogWarps<kTokens>;
+__global__ void __launch_bounds__(kReaders<kTokens> + 32, kResident) linear_kernel(const LinearArgs<T> a) {
   using Part = Product<T, kTokens>;
+  constexpr int kLogWarps = ::kLogWarps<kTokens>, kWarps = 1 << kLogWarps, kReaders = ::kReaders<kTokens>;
+  constexpr int kGroup = kTiles<kTokens> * kTile;  // outputs between two reductions
   extern __shared__ uint4 shared[];
-  __shared__ float partial[2][kWarps][kTokens * kTile];
   T* rows = reinterpret_cast<T*>(shared);
-  eet::RowStager<kLogWarps<kTokens>, T> stager(a.x, a.num_tokens, a.log_team, a.K, a.stride, a.norm);
+  float* partial = reinterpret_cast<float*>(reinterpret_cast<char*>(shared) + a.x_bytes());
+  char* stages = reinterpret_cast<char*>(partial + a.partial_floats(kTiles<kTokens>, kWarps));
+  const int stage_bytes = kTile * a.stage_stride();
+  const eet::Ring ring{stages, reinterpret_cast<uint64_t*>(stages + a.num_stages * stage_bytes), a.num_stages,
+                       stage_bytes};
+  const int warp = threadIdx.x / 32;
+  const int begin = int64_t(a.N) * blockIdx.x / gridDim.x, end = int64_t(a.N) * (blockIdx.x + 1) / gridDim.x;
+  eet::RingPlace place;
 
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int group_warps = 1 << a.log_group, group_threads = 32 << a.log_group;
-  const int group = warp >> a.log_group, member = warp & (group_warps - 1), thread = threadIdx.x & (group_threads - 1);
-  const int num_tiles = (a.N + kTile - 1) / kTile, tile_step = gridDim.x * kWarps >> a.log_group;
-
-  // The warp's steps through the inputs: its lane's vector begins at k_of(step). Past the last input and the last output a
-  // lane reads the last one again: there the activation is 0, and here nothing is stored.
-  const int num_steps = ((a.K + Part::kChunk - 1) / Part::kChunk - member + group_warps - 1) >> a.log_group;
-  const int first_k = member * Part::kChunk + t * eet::kVec<T>, step_k = Part::kChunk << a.log_group;
-  const int last_k = a.K - eet::kVec<T>;
-  const auto row_of = [&](int tile) { return a.weight + int64_t(min(tile * kTile + g, a.N - 1)) * a.K; };
-
-  int tile = blockIdx.x + group * gridDim.x;
-  const T* row = row_of(tile);
-  uint4 weights[kDepth];
-#pragma unroll
-  for (int i = 0; i < kDepth; ++i) {
-    if (i < num_steps && tile < num_tiles) weights[i] = eet::load_once(row + min(first_k + i * step_k, last_k));
-  }
-  stager.request_norm();
-  stager.stage(rows);
+  if (threadIdx.x == kReaders) ring.init(kWarps);
   __syncthreads();
-
-#pragma unroll 1
-  for (int buffer = 0; tile < num_tiles; tile += tile_step, buffer ^= 1) {
-    // The thread that finishes an output, and what it adds: on its way while the products are computed.
-    constexpr int kOutputs = kTokens / 8;  // for each of a group's threads, which are 64 at least
-    const int64_t n = tile * kTile + threadIdx.x % kTile;
-    T bias[kOutputs], residual[kOutputs];
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) {
-      const int token = (thread + i * group_threads) / kTile;
-      const bool mine = token < a.num_tokens && n < a.N;
-      bias[i] = mine && a.bias ? a.bias[n] : T(0.f);
-      residual[i] = mine && a.residual ? a.residual[token * int64_t(a.N) + n] : T(0.f);
-    }
-
-    Part part(rows, a.stride, a.num_tokens);
-#pragma unroll 1
-    for (int step = 0, k = first_k; step < num_steps; step += kDepth) {
-      // Where this tile's steps end, the next tile's begin.
-      const bool last = step + kDepth >= num_steps;
-      if (last) row = row_of(tile + tile_step);
-      const int next_k = last ? first_k : k + kDepth * step_k;
-      const int more = last ? (tile + tile_step < num_tiles ? num_steps : 0) : num_steps - step - kDepth;
-#pragma unroll
-      for (int i = 0; i < kDepth; ++i) {
-        if (i < num_steps - step) part.add(weights[i], k + i * step_k, a.num_tokens);
-        if (i < more) weights[i] = eet::load_once(row + min(next_k + i * step_k, last_k));
+  if (warp == kWarps) {
+    for (int n = begin; n < end; n += kTile) {
+      for (int k = 0; k < a.K; k += a.stage_inputs, place.step(a.num_stages)) {
+        ring.fill(place, reinterpret_cast<const char*>(a.weight + int64_t(n) * a.K + k), int64_t(a.K) * sizeof(T),
+                  min(kTile, end - n), min(a.stage_inputs, a.K - k) * int(sizeof(T)), a.stage_stride());
       }
-      k = next_k;
     }
-    part.store(partial[buffer][warp]);
+    return;
+  }
+  eet::RowStager<kLogWarps, T, kTokens> stager(a.num_tokens, a.log_team, a.K, a.stride, a.norm);
+  stager.request_norm();
+  eet::let_next_begin();
+  eet::wait_for_previous();
+  stager.stage(rows, a.x, a.at);
+  eet::barrier(1, kReaders);
 
-    // Two buffers: a tile's sums are read before those of the tile after next come.
-    eet::barrier(1 + group, group_threads);
-#pragma unroll
-    for (int i = 0; i < kOutputs; ++i) {
-      const int output = thread + i * group_threads, token = output / kTile;
-      if (token >= a.num_tokens || n >= a.N) continue;
-      float sum = eet::to_float(bias[i]);
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
+  uint64_t best = 0;
+  int chunk = 0;  // counts those of all stages, so that the warps have equally many
+#pragma unroll 1
+  for (int first = begin; first < end; first += kGroup) {
+    // The thread's output, and what is added to it: on its way while the products are computed.
+    const int n = first + output;
+    const bool mine = token < a.num_tokens && n < end;
+    const float bias = mine && a.bias ? eet::to_float(a.bias[n]) : 0.f;
+    const float residual = mine && a.residual ? eet::to_float(a.residual[token * int64_t(a.N) + n]) : 0.f;
+
+#pragma unroll 1
+    for (int tile = 0; tile < kTiles<kTokens> && first + tile * kTile < end; ++tile) {
+      const int num_rows = min(kTile, end - first - tile * kTile);
+      Part part(rows, a.stride, a.num_tokens);
+#pragma unroll 1
+      for (int k = 0; k < a.K; k += a.stage_inputs, place.step(a.num_stages)) {
+        // Past the last output and the last input the last is read again: there the activation is 0, and here nothing is
+        // stored.
+        const int num_inputs = min(a.stage_inputs, a.K - k), num_chunks = (num_inputs + Part::kChunk - 1) / Part::kChunk;
+        const char* stage = ring.wait(place);
+        const T* low = reinterpret_cast<const T*>(stage + min(g, num_rows - 1) * a.stage_stride());
+        const T* high = reinterpret_cast<const T*>(stage + min(g + 8, num_rows - 1) * a.stage_stride());
 #pragma unroll 2
-      for (int j = 0; j < group_warps; ++j) sum += partial[buffer][(group << a.log_group) + j][output];
-      sum = eet::activate(sum, a.act) + eet::to_float(residual[i]);
-      a.out[token * int64_t(a.N) + n] = eet::from_float<T>(sum);
+        for (int i = (warp - chunk) & (kWarps - 1); i < num_chunks; i += kWarps) {
+          const int mine = i * Part::kChunk + t * eet::kVec<T>, at = min(mine, num_inputs - eet::kVec<T>);
+          part.add(eet::load(low + at), eet::load(high + at), k + mine, a.num_tokens);
+        }
+        ring.release(place);
+        chunk += num_chunks;
+      }
+      part.store(partial + (tile * kWarps + warp) * a.num_tokens * kTile, a.num_tokens);
     }
-  }
-}
 
-// Why      cuBLAS leaves bias, activation and residual to others; one pass over its result does all three
-// Mapping  a thread a vector, or a number where N is no multiple of a vector
-// Traffic  reads T*N (and the residual's T*N), writes T*N
-// Needs    nothing; `out` may be y or the residual
-// Numerics fp32, rounded once
-// Source   the same fusion as EET's add_bias kernels
-template <typename T, int kWidth>
-__global__ void epilogue_kernel(T* out, const T* y, const T* bias, const T* residual, int64_t num, int N, int act) {
-  const int64_t first = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * kWidth;
-  if (first >= num) return;
-  const int n = first % N;
-  alignas(16) T value[kWidth], shift[kWidth], base[kWidth];
-  const auto get = [](T(&to)[kWidth], const T* from) {
-    if constexpr (kWidth == 1) {
-      to[0] = from[0];
-    } else {
-      *reinterpret_cast<uint4*>(to) = eet::load(from);
-    }
-  };
-  get(value, y + first);
-  if (bias) get(shift, bias + n);
-  if (residual) get(base, residual + first);
+    eet::barrier(1, kReaders);
+    if (mine) {
+      const float* from = partial + (output / kTile * kWarps * a.num_tokens + token) * kTile + output % kTile;
+      float sum = bias;
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    float x = eet::to_float(value[i]) + (bias ? eet::to_float(shift[i]) : 0.f);
-    x = eet::activate(x, act);
-    value[i] = eet::from_float<T>(residual ? x + eet::to_float(base[i]) : x);
+      for (int i = 0; i < kWarps; ++i) sum += from[i * a.num_tokens * kTile];
+      const T value = eet::from_float<T>(eet::activate(sum, a.act) + residual);
+      if (a.out) a.out[token * int64_t(a.N) + n] = value;
+      if (a.best) best = max(best, comparable(eet::to_float(value), n));
+    }
+    if (first + kGroup < end) eet::barrier(1, kReaders);
   }
-  if constexpr (kWidth == 1) {
-    out[first] = value[0];
-  } else {
-    eet::store(out + first, *reinterpret_cast<uint4*>(value));
+  if (!a.best) return;
+
+  // A token's outputs belong to neighbouring warps.
+  uint64_t* bests = reinterpret_cast<uint64_t*>(shared);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) best = max(best, __shfl_xor_sync(0xffffffffu, best, step));
+  eet::barrier(1, kReaders);  // nobody reads activations any more
+  if (threadIdx.x % 32 == 0) bests[warp] = best;
+  eet::barrier(1, kReaders);
+  constexpr int kShare = kGroup / 32;
+  if (threadIdx.x < a.num_tokens) {
+    best = 0;
+    for (int i = 0; i < kShare; ++i) best = max(best, bests[threadIdx.x * kShare + i]);
+    a.best[threadIdx.x * gridDim.x + blockIdx.x] = best;
   }
 }
 
@@ -213,51 +241,38 @@ int row_stride(int K) {
 }
 
 template <typename T, int kTokens>
-cudaError_t launch_linear(LinearArgs<T> a, cudaStream_t stream) {
-  const int num_tiles = eet::ceil_div(a.N, kTile);
-  const int num_blocks = min(num_tiles, eet::device_attribute(cudaDevAttrMultiProcessorCount));
-  // Few tiles: more warps share one. Many: each pair of warps has its own, and all start together.
-  a.log_group = a.log_team = kLogWarps<kTokens>;
-  while (a.log_group > 1 && num_blocks << (kLogWarps<kTokens> - a.log_group) < num_tiles) --a.log_group;
-  while (1 << (kLogWarps<kTokens> - a.log_team) < a.num_tokens) --a.log_team;
+cudaError_t launch_linear(LinearArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
+  constexpr int kLogWarps = ::kLogWarps<kTokens>;
+  a.log_team = kLogWarps;
+  while (a.log_team && 1 << (kLogWarps - a.log_team) < a.num_tokens) --a.log_team;
   a.stride = row_stride<T>(a.K);
-  const int bytes = a.num_tokens * a.stride * sizeof(T);
-  if (cudaError_t error = eet::allow_shared(linear_kernel<T, kTokens>, bytes)) return error;
-  linear_kernel<T, kTokens><<<num_blocks, 32 << kLogWarps<kTokens>, bytes, stream>>>(a);
-  return cudaGetLastError();
+  // Stages of equal size, of at most a KiB for each output.
+  const int most_inputs = 1024 / int(sizeof(T));
+  a.stage_inputs = eet::ceil_div(eet::ceil_div(a.K, eet::ceil_div(a.K, most_inputs)), 32) * 32;
+  const int stage = eet::Ring::bytes(1, kTile * a.stage_stride());
+  const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, 1 << kLogWarps) * int(sizeof(float));
+  // As much as lets two kernels share a multiprocessor, so that this one's weights arrive while the one ahead still works.
+  const int whole = eet::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), half = whole / 2 - 1024;
+  a.num_stages = min(((others + 2 * stage <= half ? half : whole - 1024) - others) / stage, 16);
+  if (a.num_stages < 1) return cudaErrorInvalidValue;
+  return eet::launch(linear_kernel<T, kTokens>, {dim3(num_blocks), kReaders<kTokens> + 32,
+                                                 others + a.num_stages * stage, stream, 1, dependent}, a);
 }
 
 }  // namespace
 
-// out = act(norm(x) weight^T + bias) + residual, for at most 16 tokens.
-extern "C" cudaError_t eet_linear(void* out, const void* x, const void* weight, const void* bias, const void* residual,
-                                  const void* norm_weight, const void* norm_bias, int dtype, int T, int N, int K,
-                                  int act, float eps, cudaStream_t stream) {
-  if (T > kMaxTokens) return cudaErrorInvalidValue;
+// out = act(norm(x) weight^T + bias) + residual, for at most 16 tokens; `best` gets each block's largest output of a token.
+extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
+                                  const void* bias, const void* residual, const void* norm_weight,
+                                  const void* norm_bias, int dtype, int T, int N, int K, int act, float eps,
+                                  int blocks, int dependent, cudaStream_t stream) {
+  if (T > kMaxTokens || blocks > N) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto in = [](const void* p) { return static_cast<const Type*>(p); };
-    const LinearArgs<Type> a{static_cast<Type*>(out), in(x), in(weight), in(bias), in(residual),
-                             {in(norm_weight), in(norm_bias), eps}, T, N, K, act, 0, 0, 0};
-    return T <= 8 ? launch_linear<Type, 8>(a, stream) : launch_linear<Type, 16>(a, stream);
-  });
-}
-
-// out = act(y + bias) + residual, for y = x weight^T.
-extern "C" cudaError_t eet_epilogue(void* out, const void* y, const void* bias, const void* residual, int dtype, int T,
-                                    int N, int act, cudaStream_t stream) {
-  return eet::by_type(dtype, [&](auto type) {
-    using Type = decltype(type);
-    constexpr int kBlock = 256;
-    const int64_t num = int64_t(T) * N;
-    const auto launch = [&](auto kernel, int width) {
-      const int64_t num_blocks = (num + kBlock * width - 1) / (kBlock * width);
-      kernel<<<num_blocks, kBlock, 0, stream>>>(static_cast<Type*>(out), static_cast<const Type*>(y),
-                                                  static_cast<const Type*>(bias),
-                                                  static_cast<const Type*>(residual), num, N, act);
-      return cudaGetLastError();
-    };
-    return N % eet::kVec<Type> ? launch(epilogue_kernel<Type, 1>, 1)
-                               : launch(epilogue_kernel<Type, eet::kVec<Type>>, eet::kVec<Type>);
+    const LinearArgs<Type> a{static_cast<Type*>(out), static_cast<uint64_t*>(best), in(x), at, in(weight), in(bias),
+                             in(residual), {in(norm_weight), in(norm_bias), eps}, T, N, K, act};
+    return T <= 8 ? launch_linear<Type, 8>(a, blocks, dependent, stream)
+                  : launch_linear<Type, 16>(a, blocks, dependent, stream);
   });
 }

@@ -16,9 +16,9 @@ constexpr int kThreads = 32 << kLogWarps;
 template <typename T>
 __global__ void __launch_bounds__(kThreads) norm_kernel(T* out, const T* x, eet::Norm<T> norm, int C) {
   const int64_t offset = int64_t(blockIdx.x) * C;
-  eet::RowStager<kLogWarps, T> stager(x + offset, 1, kLogWarps, C, C, norm);
+  eet::RowStager<kLogWarps, T> stager(1, kLogWarps, C, C, norm);
   stager.request_norm();
-  stager.stage(out + offset);
+  stager.stage(out + offset, x + offset);
 }
 
 }  // namespace

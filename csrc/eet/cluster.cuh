@@ -1,22 +1,78 @@
-// Blocks of a cluster read each other's shared memory (sm_90 and later; elsewhere a cluster is one block).
+// Blocks of a cluster send numbers into each other's shared memory (sm_90 and later; elsewhere a cluster is one block).
+//
+// A mailbox is shared memory that others write into, and an mbarrier that counts the bytes. One thread opens it; every
+// thread says so to the cluster (cluster_arrive); who sends waits until all are open (cluster_wait), and may leave then;
+// who receives waits for its bytes. Nothing else synchronizes the blocks.
 #pragma once
+
+#include <cstdint>
 
 namespace eet {
 
-__device__ inline void cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
-#endif
+
+__device__ inline void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+__device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+
+// For one thread, before it calls cluster_arrive(): `num_bytes` will come.
+__device__ inline void open_mailbox(uint64_t* counter, int num_bytes) {
+  const uint32_t address = uint32_t(__cvta_generic_to_shared(counter));
+  asm volatile(
+      "mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n\t"
+      "fence.mbarrier_init.release.cluster;" ::"r"(address),
+      "r"(num_bytes)
+      : "memory");
 }
 
-// The number that the cluster's block `rank` keeps where this block keeps `*mine`.
-__device__ inline float of_block(const float* mine, int rank) {
+// Where block `rank` of the cluster keeps what this block keeps at `mine`.
+__device__ inline uint32_t at_block(const void* mine, int rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(uint32_t(__cvta_generic_to_shared(mine))), "r"(rank));
+  return address;
+}
+
+// `to` and `counter` are addresses at the same block; the counter sees the bytes once they lie there.
+__device__ inline void send(uint32_t to, float4 v, uint32_t counter) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to),
+               "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(counter)
+               : "memory");
+}
+
+__device__ inline void send(uint32_t to, float2 v, uint32_t counter) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(to),
+               "f"(v.x), "f"(v.y), "r"(counter)
+               : "memory");
+}
+
+// Until all bytes that the mailbox was opened for are there.
+__device__ inline void wait_for_mail(const uint64_t* counter) {
+  asm volatile(
+      "{\n\t.reg .pred done;\n\t"
+      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n\t"
+      "@!done bra again;\n\t}" ::"r"(uint32_t(__cvta_generic_to_shared(counter)))
+      : "memory");
+}
+
+#else
+
+__device__ inline void cluster_arrive() {}
+__device__ inline void cluster_wait() {}
+__device__ inline void open_mailbox(uint64_t*, int) {}
+__device__ inline uint32_t at_block(const void*, int) { return 0; }
+__device__ inline void send(uint32_t, float4, uint32_t) {}
+__device__ inline void send(uint32_t, float2, uint32_t) {}
+__device__ inline void wait_for_mail(const uint64_t*) {}
+
+#endif
+
+__device__ inline uint64_t of_block(const uint64_t* mine, int rank) {
 #if __CUDA_ARCH__ >= 900
-  float value;
+  uint64_t value;
   const unsigned address = unsigned(__cvta_generic_to_shared(mine));
   asm volatile(
-      "{\n\t.reg .u32 other;\n\tmapa.shared::cluster.u32 other, %1, %2;\n\tld.shared::cluster.f32 %0, [other];\n\t}"
-      : "=f"(value)
+      "{\n\t.reg .u32 other;\n\tmapa.shared::cluster.u32 other, %1, %2;\n\tld.shared::cluster.u64 %0, [other];\n\t}"
+      : "=l"(value)
       : "r"(address), "r"(rank)
       : "memory");
   return value;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,14 @@ from eet_lab.ops.types import Empty, Linear, Norm
 
 FEW = 16  # tokens that the weight-streaming product takes
 SMALLEST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on every GPU from sm_80 on
-REDUCTION_SHARED = 34 * 1024  # bytes of it that eet_linear needs besides the activations
+STAGE_SHARED = 19 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
+FEWEST_BLOCKS = 108  # where there is no GPU to ask
 
 
-@needs("linear", "norm")
-def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
+@needs("linear", "norm", "epilogue")
+def norm_linear(
+    x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty, dependent: bool = False
+) -> Tensor:
     """act(linear(norm(x))): [T,C] -> [T,N].
 
     Few tokens (T <= 16, and T*C numbers fit in shared memory): one launch, which streams the weights once.
@@ -35,19 +39,19 @@ def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, e
     bias, scale, shift = at(w.bias), at(norm_w.weight), at(norm_w.bias)
     dtype, stream = DTYPES[x.dtype], stream_of(x)
     if few:
-        native.loaded("linear").eet_linear(
-            at(out), at(x), at(w.weight), bias, None, scale, shift, dtype, T, N, C, ACTS[act], norm_w.eps, stream
-        )
+        tensors = (at(out), None, at(x), None, at(w.weight), bias, None, scale, shift)
+        sizes = (dtype, T, N, C, ACTS[act], norm_w.eps, _num_blocks(N))
+        native.loaded("linear").eet_linear(*tensors, *sizes, dependent, stream)
         return out
     native.loaded("norm").eet_norm(at(normed), at(x), scale, shift, dtype, T, C, norm_w.eps, stream)
     torch.mm(normed, w.weight.t(), out=out)
     if w.bias is not None or act is not None:
-        native.loaded("linear").eet_epilogue(at(out), at(out), bias, None, dtype, T, N, ACTS[act], stream)
+        native.loaded("epilogue").eet_epilogue(at(out), at(out), bias, None, dtype, T, N, ACTS[act], stream)
     return out
 
 
-@needs("linear")
-def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:
+@needs("linear", "epilogue")
+def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dependent: bool = False) -> Tensor:
     """linear(x) + residual, written over `residual`: [T,C], [T,N] -> [T,N].
 
     Few tokens (as in `norm_linear`): one launch. More: cuBLAS, and our bias with residual.
@@ -60,12 +64,11 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> 
         return residual
     out, bias, dtype, stream = at(residual), at(w.bias), DTYPES[x.dtype], stream_of(x)
     if few:
-        native.loaded("linear").eet_linear(
-            out, at(x), at(w.weight), bias, out, None, None, dtype, T, N, C, 0, 0.0, stream
-        )
+        tensors = (out, None, at(x), None, at(w.weight), bias, out, None, None)
+        native.loaded("linear").eet_linear(*tensors, dtype, T, N, C, 0, 0.0, _num_blocks(N), dependent, stream)
         return residual
     torch.mm(x, w.weight.t(), out=product)
-    native.loaded("linear").eet_epilogue(out, at(product), bias, out, dtype, T, N, 0, stream)
+    native.loaded("epilogue").eet_epilogue(out, at(product), bias, out, dtype, T, N, 0, stream)
     return residual
 
 
@@ -73,16 +76,22 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> 
 def _is_few(T: int, C: int, itemsize: int) -> bool:
     """Whether the weight-streaming kernel takes them; the same answer for a rehearsal on meta tensors."""
     row_bytes = (-(-C * itemsize // 64) | 1) * 64  # as row_stride in linear.cu
-    return T <= FEW and T * row_bytes + REDUCTION_SHARED <= _shared_bytes()
+    partial_bytes = T * (4096 if T <= 8 else 512)
+    return T <= FEW and T * row_bytes + partial_bytes + STAGE_SHARED <= _gpu()[0]
+
+
+def _num_blocks(N: int) -> int:
+    """A block a multiprocessor."""
+    return min(N, _gpu()[1])
 
 
 @cache
-def _shared_bytes() -> int:
-    """Shared memory that a block can have on the present GPU."""
+def _gpu() -> tuple[int, int]:
+    """Bytes of shared memory that a block can have, and multiprocessors, of the present GPU."""
     if not torch.cuda.is_available():
-        return SMALLEST_SHARED
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return properties.shared_memory_per_block_optin  # type: ignore[attr-defined]
+        return SMALLEST_SHARED, FEWEST_BLOCKS
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return properties.shared_memory_per_block_optin, properties.multi_processor_count
 
 
 def _check_linear(x: Tensor, w: Linear) -> tuple[int, int, int]:

@@ -1,0 +1,128 @@
+// A ring of stages in shared memory: one warp fills them from global memory in the background, the others empty them.
+#pragma once
+
+#include <cstdint>
+
+#include "eet/mma.cuh"
+
+namespace eet {
+
+// Barriers that count arrivals, and on sm_90 the bytes of bulk copies. The parity of a phase says whether it has passed.
+__device__ inline void barrier_init(uint64_t* barrier, int num_arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_arrivals) : "memory");
+}
+
+__device__ inline void barrier_arrive(uint64_t* barrier) {
+  asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.shared.b64 state, [%0];\n\t}" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+__device__ inline bool barrier_passed(uint64_t* barrier, uint32_t parity) {
+  uint32_t passed;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+      : "=r"(passed)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#else
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
+      : "=r"(passed)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+#endif
+  return passed;
+}
+
+__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  while (!barrier_passed(barrier, parity)) {
+  }
+}
+
+// The place of a walk around the ring.
+struct RingPlace {
+  int stage = 0;
+  uint32_t parity = 0;
+
+  __device__ void step(int num_stages) {
+    if (++stage < num_stages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+struct Ring {
+  char* stages;        // num_stages times stage_bytes
+  uint64_t* barriers;  // [2][num_stages]: filled, emptied
+  int num_stages, stage_bytes;
+
+  static constexpr int bytes(int num_stages, int stage_bytes) {
+    return num_stages * (stage_bytes + 2 * int(sizeof(uint64_t)));
+  }
+
+  __device__ uint64_t* filled(RingPlace at) const { return barriers + at.stage; }
+  __device__ uint64_t* emptied(RingPlace at) const { return barriers + num_stages + at.stage; }
+
+  // For one thread; all threads synchronize afterwards.
+  __device__ void init(int num_readers) const {
+    for (int stage = 0; stage < num_stages; ++stage) {
+#if __CUDA_ARCH__ >= 900
+      barrier_init(barriers + stage, 1);
+#else
+      barrier_init(barriers + stage, 32);
+#endif
+      barrier_init(barriers + num_stages + stage, num_readers);
+    }
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  }
+
+  // By all of one warp: num_rows rows of row_bytes (a multiple of 16), `pitch` bytes apart in memory and `stride` in the
+  // stage. It waits until the stage was emptied, and not for the copies.
+  __device__ void fill(RingPlace at, const char* from, int64_t pitch, int num_rows, int row_bytes, int stride) const {
+    const int lane = threadIdx.x % 32;
+    char* to = stages + at.stage * stage_bytes;
+    barrier_wait(emptied(at), at.parity ^ 1);  // the phase before the first counts as passed
+#if __CUDA_ARCH__ >= 900
+    const uint32_t barrier = shared_address(filled(at));
+    if (lane == 0) {
+      asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n\t}" ::"r"(
+                       barrier),
+                   "r"(num_rows * row_bytes)
+                   : "memory");
+    }
+    __syncwarp();
+    for (int row = lane; row < num_rows; row += 32) {
+      asm volatile(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+              shared_address(to + row * stride)),
+          "l"(from + row * pitch), "r"(row_bytes), "r"(barrier)
+          : "memory");
+    }
+#else
+    for (int row = 0; row < num_rows; ++row) {
+      for (int byte = lane * 16; byte < row_bytes; byte += 512) {
+        copy_async(to + row * stride + byte, from + row * pitch + byte, true);
+      }
+    }
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(filled(at))) : "memory");
+#endif
+  }
+
+  // The stage's first byte, once it is filled.
+  __device__ const char* wait(RingPlace at) const {
+    barrier_wait(filled(at), at.parity);
+    return stages + at.stage * stage_bytes;
+  }
+
+  // By all of a warp that is done with the stage.
+  __device__ void release(RingPlace at) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(emptied(at));
+  }
+};
+
+}  // namespace eet
