@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from types import MappingProxyType
@@ -33,13 +33,15 @@ class Technique:
     """One optimization. The docstring is its card, the fields are its knobs; `apply` is pure.
 
     `requires` names techniques that must be on beside it; `numerics` is "exact", "reordered" (the same sums in another
-    order) or "lossy"; `headline` ones come first in every list; `replaces` tells what was done before it.
+    order) or "lossy"; `tolerance` is the bound that a lossy one states: how far its logits may be off, as a share of
+    the largest; `headline` ones come first in every list.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
     requires: ClassVar[tuple[str, ...]] = ()
     numerics: ClassVar[str] = "exact"
+    tolerance: ClassVar[float] = 0.0
     stages: ClassVar[tuple[str, ...]] = ("generate",)
     headline: ClassVar[bool] = False
 
@@ -127,7 +129,8 @@ class Recipe:
     def parse(cls, text: str, device: str = "cpu") -> Recipe:
         """From words such as "all,-cuda_graphs,memory_reuse:planner=first_fit"; "" and "baseline" are the empty one.
 
-        `all` is every technique that is available on `device`, not lossy, and free of conflicts with an earlier one.
+        `all` is every technique that is available on `device`, not lossy, and free of conflicts with an earlier one;
+        those of them that need a name with a minus go with it.
         """
         chosen: dict[str, Technique] = {}
         named: set[str] = set()
@@ -139,7 +142,9 @@ class Recipe:
                 chosen |= {t.name: t for t in everything(device).techniques if t.name not in chosen}
             elif name.startswith("-"):
                 known(name[1:])
-                chosen.pop(name[1:], None)
+                along = _dependents(name[1:], [t for t in chosen.values() if t.name not in named])
+                for gone in (name[1:], *along):
+                    chosen.pop(gone, None)
             elif name in named:
                 raise RecipeError(f"{name} is named twice in {text!r}; name it once.")
             else:
@@ -156,15 +161,17 @@ class Recipe:
 
     def without(self, name: str) -> tuple[Recipe, tuple[str, ...]]:
         """The recipe less `name` and less all that needs it, and the names of what went with it."""
-        gone = [name]
-        for t in self.techniques * len(self.techniques):
-            if t.name not in gone and set(t.requires) & set(gone):
-                gone.append(t.name)
-        return Recipe(tuple(t for t in self.techniques if t.name not in gone)), tuple(gone[1:])
+        also = _dependents(name, self.techniques)
+        return Recipe(tuple(t for t in self.techniques if t.name not in (name, *also))), also
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(t.name for t in self.techniques)
+
+    @property
+    def tolerance(self) -> float:
+        """How far its logits may be off beyond rounding, as a share of the largest; 0 unless a technique is lossy."""
+        return sum(t.tolerance for t in self.techniques)
 
     def __str__(self) -> str:
         return ",".join(map(str, self.techniques)) or "baseline"
@@ -226,6 +233,15 @@ def known(name: str) -> type[Technique]:
             f"There is no technique {name!r}.{did_you_mean(name, registry())} Known ones: {', '.join(registry())}."
         )
     return registry()[name]
+
+
+def _dependents(name: str, techniques: Sequence[Technique]) -> tuple[str, ...]:
+    """Those of `techniques` that need `name`, or one that needs it."""
+    found = [name]
+    for t in [*techniques] * len(techniques):
+        if t.name not in found and set(t.requires) & set(found):
+            found.append(t.name)
+    return tuple(found[1:])
 
 
 def everything(device: str) -> Recipe:

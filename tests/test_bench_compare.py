@@ -35,7 +35,7 @@ def climbed(tiny):
 
 def test_a_comparison_holds_both_runs(comparison, tmp_path):
     a, b = comparison.baseline, comparison.selection
-    assert (a.recipe, b.recipe) == ("baseline", "pre_padding,mask_removal,memory_reuse")
+    assert (a.recipe, b.recipe) == ("baseline", "pre_padding,mask_removal,memory_reuse,packed_prefill")
     assert comparison.workload.endswith("/b3/p1-7/n6")
     assert comparison.sameness.verdict == "identical"
     assert a.tokens == b.tokens
@@ -161,8 +161,14 @@ def test_compare_holds_the_watched_runs_against_the_others(tiny):
 
 
 def test_a_ladder_climbs_and_its_deltas_add_up(climbed, tmp_path):
-    assert [rung.technique for rung in climbed.rungs] == ["", "pre_padding", "mask_removal", "memory_reuse"]
-    assert [rung.technique for rung in climbed.left_out] == ["pre_padding", "mask_removal", "memory_reuse"]
+    assert [rung.technique for rung in climbed.rungs] == [
+        "",
+        "pre_padding",
+        "mask_removal",
+        "memory_reuse",
+        "packed_prefill",
+    ]
+    assert [rung.technique for rung in climbed.left_out] == [rung.technique for rung in climbed.rungs[1:]]
     total = climbed.rungs[0].measurement.total_ms.p50 + sum(rung.delta_ms.p50 for rung in climbed.rungs[1:])
     assert total == pytest.approx(climbed.rungs[-1].measurement.total_ms.p50, abs=1e-2)
     assert all(rung.sameness.verdict == "identical" for rung in (*climbed.rungs, *climbed.left_out))

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from eet_lab.bench.codec import encode
 from eet_lab.bench.margins import drawn_margin, noise_at
-from eet_lab.bench.sameness import Witness, reference_logits, sameness
+from eet_lab.bench.precise import reference_logits
+from eet_lab.bench.sameness import Witness, sameness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load
@@ -24,8 +25,9 @@ from eet_lab.technique import Recipe, everything
 
 ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2], []]
 SETTINGS = Settings(max_new_tokens=9)
-HERE = everything("cpu").names
-RECIPES = [",".join(names) for n in range(len(HERE) + 1) for names in combinations(HERE, n)]
+HERE = everything("cpu").techniques
+CHOICES = [names for n in range(len(HERE) + 1) for names in combinations(HERE, n)]
+RECIPES = [",".join(map(str, c)) for c in CHOICES if all({t.name for t in c}.issuperset(t.requires) for t in c)]
 
 
 @pytest.fixture(scope="module")

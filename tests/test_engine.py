@@ -21,6 +21,7 @@ from eet_lab.technique import Recipe
 HEADLINE = ("pre_padding", "mask_removal", "memory_reuse")
 RECIPES = [",".join(names) for n in range(4) for names in itertools.combinations(HEADLINE, n)]
 RECIPES += ["pre_padding:read=shortest", "memory_reuse:planner=first_fit,mask_removal,pre_padding"]
+RECIPES += ["pre_padding,mask_removal,packed_prefill", "pre_padding,mask_removal,packed_prefill,memory_reuse"]
 BATCHES = {
     "ragged": (5, 1, 23, 20),
     "one row": (1, 7, 7, 9),

@@ -73,7 +73,8 @@ def test_the_baseline_is_the_default_parts():
 
 def test_all_means_what_can_run_here():
     assert Recipe.parse("all", "cpu") == everything("cpu")
-    assert Recipe.parse("all,-mask_removal").names == tuple(n for n in everything("cpu").names if n != "mask_removal")
+    gone = ("mask_removal", "packed_prefill")  # the second needs the first
+    assert Recipe.parse("all,-mask_removal").names == tuple(n for n in everything("cpu").names if n not in gone)
     assert "cuda_graphs" not in everything("cpu").names
     assert all(t.unavailable("cpu") is None for t in everything("cpu"))
 
@@ -96,6 +97,12 @@ def test_all_means_what_can_run_here():
 def test_mistakes_are_explained(words, says):
     with pytest.raises(RecipeError, match=says):
         Recipe.parse(words)
+
+
+def test_a_minus_takes_along_what_needs_it_unless_that_was_named():
+    assert Recipe.parse("all,-pre_padding", "cpu").names == ("mask_removal", "memory_reuse")
+    with pytest.raises(RecipeError, match="packed_prefill needs pre_padding"):
+        Recipe.parse("packed_prefill,all,-pre_padding", "cpu")
 
 
 def test_unavailable_techniques_are_refused_not_ignored():

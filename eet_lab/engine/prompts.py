@@ -33,6 +33,12 @@ def right_aligned(prompts: Prompts, room: int) -> tuple[State, Step]:
     return lay_out(prompts, room, num_pad=[longest - len(p) for p in prompts], width=longest)
 
 
+def packed(prompts: Prompts, room: int) -> tuple[State, Step]:
+    """The canvas of `right_aligned`, read in a pass that holds no pad: T is the sum of the prompts' lengths."""
+    state, first = right_aligned(prompts, room)
+    return state, without_pads(first)
+
+
 def lay_out(prompts: Prompts, room: int, num_pad: Sequence[int], width: int) -> tuple[State, Step]:
     """The canvas [B, longest + room] with every prompt after its pads, and the step that reads its first `width`
     columns.
@@ -70,6 +76,25 @@ def lay_out(prompts: Prompts, room: int, num_pad: Sequence[int], width: int) -> 
         stop=torch.zeros(0, dtype=torch.long),
     )
     return state, step
+
+
+def without_pads(step: Step) -> Step:
+    """The same step with its real tokens alone, row after row: row b's are `first[b] .. first[b] + count[b] - 1`.
+
+    With one more number at its end, `first` is what variable-length attention calls cu_seqlens.
+    """
+    real = step.columns >= step.num_pad[step.rows]
+    ids, positions, rows, columns = (part[real] for part in (step.ids, step.positions, step.rows, step.columns))
+    first = step.count.cumsum(0) - step.count
+    return step._replace(
+        ids=ids,
+        positions=positions,
+        rows=rows,
+        columns=columns,
+        last=first + step.count - 1,
+        first=first,
+        spans=tuple(span._replace(first=begin) for span, begin in zip(step.spans, first.tolist(), strict=True)),
+    )
 
 
 def decode_step(state: State, num_pad: torch.Tensor, spans: Sequence[Span], extent: int) -> Step:

@@ -26,20 +26,23 @@ def token_matrix(
 ) -> go.Figure:
     """Who sits in which column: pads, prompt tokens read at once or one a step, and generated ones.
 
-    The layout is asked of the recipe's own `prompts` part. `prompts` are texts or lists of token ids; without a `model`
-    a text's words count as its tokens.
+    The layout is asked of the recipe's own `prompts` part; pads are those that the first pass computes. `prompts` are
+    texts or lists of token ids; without a `model` a text's words count as its tokens.
     """
     recipe = Recipe.parse(recipe) if isinstance(recipe, str) else recipe
     rows, names = _tokens(prompts, model)
     state, first = recipe.parts.prompts(rows, num_new)
     kinds, labels, num_columns = [], [], state.tokens.shape[1]
+    at_once = set(zip(first.rows.tolist(), first.columns.tolist(), strict=True))
+    num_pads = len(first.ids) - sum(span.count for span in first.spans)
     for row, (tokens, words) in enumerate(zip(rows, names, strict=True)):
         pad = first.spans[row].num_pad
         end = pad + len(tokens)
-        kinds.append([_kind(column, pad, end, end + num_new, first.extent) for column in range(num_columns)])
-        shown = ["·"] * pad + words + ["▪"] * num_new
+        kinds.append(
+            [_kind(column, pad, end, end + num_new, (row, column) in at_once) for column in range(num_columns)]
+        )
+        shown = ["·" if (row, column) in at_once else "" for column in range(pad)] + words + ["▪"] * num_new
         labels.append(shown + [""] * (num_columns - len(shown)))
-    num_pads = sum(span.num_pad for span in first.spans)
     steps = max(map(len, rows)) - first.extent + 1
     fig = theme.figure(
         f"Token matrix, {recipe}: {steps} step{'s' if steps > 1 else ''} until every row generates, {num_pads} pads",
@@ -140,12 +143,12 @@ def _tokens(prompts: Prompts, model: Model | None) -> tuple[list[list[int]], lis
     return rows, names
 
 
-def _kind(column: int, pad: int, end: int, last: int, width: int) -> int:
+def _kind(column: int, pad: int, end: int, last: int, at_once: bool) -> int:
     if column < pad:
-        return 1
+        return 1 if at_once else 0
     if column >= end:
         return 4 if column < last else 0
-    return 2 if column < width else 3
+    return 2 if at_once else 3
 
 
 def _visible(query: int, key: int, num_pad: int) -> int:

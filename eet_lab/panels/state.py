@@ -50,10 +50,11 @@ class State(T.HasTraits):
             self.chosen = {**self.chosen, wrong[-1]: False}
 
     def turn(self, name: str, knob: str, value: Any) -> None:
-        """Set a knob; RecipeError, and nothing changed, where it does not take that value."""
+        """Set a knob; what can no longer be on goes off. RecipeError where the knob does not take that value."""
         values = {**self.knobs.get(name, {}), knob: value}
         registry()[name](**values)
         self.knobs = {**self.knobs, name: values}
+        self.drop_blocked()
 
     def is_on(self, name: str) -> bool:
         return bool(self.chosen.get(name)) and name in registry()

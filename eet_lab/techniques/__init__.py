@@ -5,9 +5,10 @@ from eet_lab.techniques.cuda_graphs import CudaGraphs
 from eet_lab.techniques.fused_kernels import FusedKernels
 from eet_lab.techniques.mask_removal import MaskRemoval
 from eet_lab.techniques.memory_reuse import MemoryReuse
+from eet_lab.techniques.packed_prefill import PackedPrefill
 from eet_lab.techniques.pre_padding import PrePadding
 
-for technique in (PrePadding, MaskRemoval, MemoryReuse, FusedKernels, CudaGraphs):
+for technique in (PrePadding, MaskRemoval, MemoryReuse, PackedPrefill, FusedKernels, CudaGraphs):
     register(technique)
 
-__all__ = ["CudaGraphs", "FusedKernels", "MaskRemoval", "MemoryReuse", "PrePadding"]
+__all__ = ["CudaGraphs", "FusedKernels", "MaskRemoval", "MemoryReuse", "PackedPrefill", "PrePadding"]

@@ -12,12 +12,15 @@ from eet_lab.bench.progress import Clock, Tally
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.models.transcript import Transcript
 from eet_lab.panels import Workbench, theme
+from eet_lab.panels.pictures import token_matrix
 from eet_lab.panels.prompts_editor import PromptsEditor
 from eet_lab.panels.refresh import Refresh
 from eet_lab.panels.state import State, problem
 from eet_lab.panels.strip_chart import StripChart
 from eet_lab.panels.token_stream import TokenStream
 from eet_lab.technique import Recipe
+
+PACKED = "pre_padding,mask_removal,packed_prefill"
 
 
 def of_bytes(ids: Any) -> str:
@@ -141,6 +144,21 @@ def test_state_explains_conflicts_and_requirements() -> None:
         state.turn("memory_reuse", "planner", "wurst")
     assert str(state.recipe()) == "memory_reuse:planner=first_fit"
     assert "No model" in problem(state, None, None)
+
+
+def test_a_knob_switches_off_what_it_leaves_no_room_for() -> None:
+    state = State(device="cpu")
+    state.choose(Recipe.parse(PACKED))
+    state.turn("pre_padding", "read", "shortest")
+    assert state.recipe().names == ("pre_padding", "mask_removal")
+    assert "choose read=whole" in state.blocked("packed_prefill")
+
+
+def test_a_packed_token_matrix_has_no_pads() -> None:
+    padded, packed = (token_matrix([[1, 2, 3], [4]], words, num_new=1) for words in ("pre_padding", PACKED))
+    assert "2 pads" in padded.layout.title.text and "0 pads" in packed.layout.title.text
+    assert [list(row) for row in padded.data[0].z] == [[2, 2, 2, 4], [1, 1, 2, 4]]
+    assert [list(row) for row in packed.data[0].z] == [[2, 2, 2, 4], [0, 0, 2, 4]]
 
 
 def test_errors_made_for_users_are_shown_without_a_traceback() -> None:
