@@ -58,11 +58,16 @@ def test_graphs_launch_less(model):
     )
     assert few is not None
     assert many is not None
-    assert few < 12 < many
+    assert few.launches < 12 < many.launches
+    assert 20 < few.kernels < many.kernels
 
 
-def test_compiled_peer_runs_beside_us():
-    model = load(make_gpt2(), device="cuda")
-    rows, remarks = race(model, Workload(model.name, 2, 3, 9, 12), ["all"], ["eet_lab", "hf-static-compile"], repeats=2)
-    assert [row.provider for row in rows] == ["eet_lab", "hf-static-compile"], remarks
-    assert all(row.peak_bytes for row in rows)
+def test_captured_and_compiled_peers_run_beside_us():
+    model, names = load(make_gpt2(), device="cuda"), ["eet_lab", "hf-static-compile", "torch-cuda-graphs"]
+    rows, remarks = race(model, Workload(model.name, 2, 3, 9, 12), ["all"], names, repeats=2)
+    assert [row.provider for row in rows] == names, remarks
+    for row in rows:
+        assert row.equality == "passed"
+        assert row.peak_bytes
+        assert row.launches_per_token < row.kernels_per_token
+        assert row.predicted_ms > row.floor_ms

@@ -13,8 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench import Spread, Workload, launches, race
-from eet_lab.bench.cost import step_cost, step_weight_bytes, streaming_gb_per_s
-from eet_lab.bench.peers import PEERS, Peer, to_hf
+from eet_lab.bench import cost as costs
+from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
+from eet_lab.bench.launches import StepLaunches
+from eet_lab.bench.peers import HuggingFace, StaticGPT2, Timing, make, to_hf
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
 from eet_lab.bench.sameness import Witness, reference_logits
 from eet_lab.engine.engine import Engine
@@ -23,6 +25,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, OutOfMemory, PromptError, ResultError
 from eet_lab.models import load
 from eet_lab.models.decoder import tensors
+from eet_lab.technique import everything
 
 ROOT = Path(__file__).parents[1]
 ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2]]
@@ -66,32 +69,52 @@ def test_the_peer_has_the_same_weights(changes):
 @pytest.mark.parametrize("name", ["hf-eager", "hf-sdpa"])
 @pytest.mark.parametrize("new_tokens", [1, 5])
 def test_peers_say_what_we_say_and_take_time(tiny, name, new_tokens):
-    peer = Peer(PEERS[name], to_hf(tiny.decoder), ROWS, Settings(max_new_tokens=new_tokens))
-    peer.prepare()
+    [peer] = make([name], tiny.decoder, ROWS, Settings(max_new_tokens=new_tokens))
+    assert peer.prepare().tokens == peer.time().tokens
     timing = peer.time()
     assert timing.tokens == Engine(tiny.decoder).generate(ROWS, Settings(max_new_tokens=new_tokens)).tokens
     assert 0 < timing.ttft_ms <= timing.total_ms
     assert (timing.tpot_ms is None) == (new_tokens == 1)
 
 
+@pytest.mark.parametrize("rows", [ROWS, [[5, 7, 2], [1, 2, 3]]], ids=["ragged", "even"])
+def test_plain_pytorch_says_what_we_say(tiny, rows):
+    """The step that `torch-cuda-graphs` captures, run without a graph."""
+    batch = StaticGPT2(tiny.decoder, rows, 6)
+    with torch.inference_mode():
+        batch.prefill()
+        for _ in range(5):
+            batch.step()
+    tokens = batch.tokens[:, batch.width - 1 :][:, :6]
+    assert tuple(map(tuple, tokens.tolist())) == Engine(tiny.decoder).generate(rows, Settings(max_new_tokens=6)).tokens
+
+
+def test_a_timing_is_read_from_its_marks():
+    assert Timing.of([2.0, 5.0, 8.0, 9.0], torch.tensor([[1, 2, 3]])) == (2.0, 3.0, 9.0, ((1, 2, 3),))
+    assert Timing.of([2.0, 9.0], torch.tensor([[1]])).tpot_ms is None
+
+
 def test_a_race_makes_a_row_for_each_and_says_who_is_missing(tiny, tmp_path):
     workload = Workload(tiny.name, 3, 2, 9, 4)
-    rows, remarks = race(tiny, workload, ["baseline", "all"], ["eet_lab", "hf-sdpa", "hf-static-compile"], repeats=2)
+    wanted = ["eet_lab", "hf-sdpa", "hf-max-autotune", "torch-cuda-graphs"]
+    rows, remarks = race(tiny, workload, ["baseline", "all"], wanted, repeats=2)
     assert [(row.provider, row.recipe) for row in rows] == [
         ("eet_lab", "baseline"),
-        ("eet_lab", "pre_padding,mask_removal,memory_reuse"),
+        ("eet_lab", str(everything("cpu"))),
         ("hf-sdpa", ""),
     ]
     assert all(row.equality == "passed" and row.same_tokens for row in rows)
     assert len({row.run for row in rows}) == 1
-    assert "hf-static-compile is left out: transformers compiles generate on a GPU only" in remarks
+    assert all(row.share_of_ceiling > 0 and row.kernels_per_token is None for row in rows), "nothing counts on a CPU"
+    assert "hf-max-autotune is left out: transformers compiles generate on a GPU only" in remarks
+    assert "torch-cuda-graphs is left out: CUDA graphs need an NVIDIA GPU" in remarks
     [path] = append(rows, tmp_path)
     assert path.name == "cpu.jsonl"
     assert read(path) == rows
 
 
 def test_a_peer_that_fails_is_left_out_and_told(tiny, monkeypatch):
-    monkeypatch.setattr(Peer, "prepare", lambda self: 1 / 0)
+    monkeypatch.setattr(HuggingFace, "prepare", lambda self: 1 / 0)
     rows, remarks = race(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], ["eet_lab", "hf-sdpa"], repeats=1)
     assert [row.provider for row in rows] == ["eet_lab"]
     assert any("hf-sdpa failed: ZeroDivisionError" in remark for remark in remarks)
@@ -114,6 +137,18 @@ def test_a_step_reads_all_weights_but_the_embeddings_and_every_key(tiny):
     assert cost.gb_per_s == pytest.approx(cost.step_bytes / 2e-3 / 1e9, rel=0.01, abs=1e-3)
 
 
+def test_a_prediction_is_the_slower_of_the_device_and_its_host(monkeypatch):
+    monkeypatch.setattr(costs, "launch_cost", lambda device: LaunchCost(kernel_us=1.0, launch_us=4.0))
+    monkeypatch.setattr(costs, "streaming_gb_per_s", lambda device: 4000.0)
+    step_bytes = 2_000_000_000  # half a millisecond
+    assert predicted_ms(step_bytes, StepLaunches(3, 250), "cuda") == pytest.approx(0.75)
+    assert predicted_ms(step_bytes, StepLaunches(250, 250), "cuda") == pytest.approx(1.0)
+
+
+def test_nothing_is_predicted_on_a_cpu():
+    assert predicted_ms(1000, StepLaunches(1, 1), "cpu") is None
+
+
 def row(**changes) -> Row:
     spread = Spread(1.0, 2.0, 3.0)
     base = Row(
@@ -127,6 +162,17 @@ def test_files_are_named_by_gpu():
     assert file_name("NVIDIA H200") == "h200.jsonl"
     assert file_name("NVIDIA A100-SXM4-80GB") == "a100-sxm4-80gb.jsonl"
     assert file_name("Intel(R) Xeon(R) (2 threads)") == "cpu.jsonl"
+
+
+def test_lines_from_before_a_field_came_can_be_read(tmp_path):
+    [path] = append([row()], tmp_path)
+    line = json.loads(path.read_text())
+    for name in ("ceiling_gb_per_s", "kernels_per_token", "predicted_ms"):
+        del line[name]
+    path.write_text(json.dumps(line))
+    assert read(path) == [row()]
+    assert row().share_of_ceiling is None
+    assert row(ceiling_gb_per_s=8.0).share_of_ceiling == 0.25
 
 
 def test_a_broken_line_is_named(tmp_path):
@@ -155,11 +201,16 @@ def test_tables_and_the_newest_row_keep_gpus_and_types_apart():
 def test_launches_are_counted_on_the_whole_batch(tiny, monkeypatch):
     """From 17 rows on another kernel runs: a smaller batch would be counted wrongly."""
     seen = []
-    monkeypatch.setattr(launches, "_launches", lambda engine, rows, settings: seen.append(len(rows)) or 5)
+
+    def counted(engine, rows, settings):
+        seen.append(len(rows))
+        return StepLaunches(settings.max_new_tokens, 40)
+
+    monkeypatch.setattr(launches, "_counted", counted)
     engine = Engine(tiny.decoder)
     engine.model = engine.model._replace(words=engine.model.words.to("meta"))
     monkeypatch.setattr(type(engine.model), "device", torch.device("cuda"))
-    assert launches.launches_per_token(engine, 17) == 0
+    assert launches.launches_per_token(engine, 17) == StepLaunches(1, 0)
     assert seen == [17, 17]
 
 
@@ -179,13 +230,13 @@ def test_a_full_gpu_names_what_did_not_fit(tiny, monkeypatch):
     check(GrowingKV, "room", "pass at higher precision", reference_logits, tiny.decoder, ROWS, [[1], [2], [3]], 1)
     check(torch, "stack", "difference of logits", Witness._error, Witness(*witness[1:]), torch.ones(3, 2, 499))
     check(torch.nn.Module, "load_state_dict", "copy of the weights", to_hf, tiny.decoder)
-    peer = Peer(PEERS["hf-sdpa"], to_hf(tiny.decoder), ROWS, Settings(max_new_tokens=2))
+    [peer] = make(["hf-sdpa"], tiny.decoder, ROWS, Settings(max_new_tokens=2))
     check(type(peer._model), "generate", "a buffer of transformers", peer.time)
 
 
 def test_stop_before_a_peer_is_prepared_ends_the_race(tiny, monkeypatch):
     stop, prepared = threading.Event(), []
-    monkeypatch.setattr(Peer, "prepare", lambda self: prepared.append(self.name) or stop.set())
+    monkeypatch.setattr(HuggingFace, "prepare", lambda self: prepared.append(self.name) or stop.set())
     with pytest.raises(Cancelled):
         race(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], ["hf-eager", "hf-sdpa"], cancel=stop)
     assert prepared == ["hf-eager"]

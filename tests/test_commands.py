@@ -10,7 +10,7 @@ import pytest
 from conftest import make_gpt2
 
 from eet_lab.bench import load_result
-from eet_lab.bench.peers import Peer
+from eet_lab.bench.peers import HuggingFace
 from eet_lab.cli import main
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.engine.engine import Engine
@@ -111,7 +111,7 @@ def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
     def prepare(self):
         raise RuntimeError("no such kernel")
 
-    monkeypatch.setattr(Peer, "prepare", prepare)
+    monkeypatch.setattr(HuggingFace, "prepare", prepare)
     assert main(["bench", f"{folder}/b1/p2/n2", "--provider", "hf-sdpa", "--device", "cpu"]) == 2
     streams = capsys.readouterr()
     assert streams.out == ""

@@ -1,23 +1,37 @@
 """The cost model: the bytes that a decode step must read, and the least time that this can take here.
 
 At small batches a step is bound by memory: every weight is read once, and every row's keys and values. The floor is
-those bytes at the rate that a streaming read reaches on this device.
+those bytes at the rate that a streaming read reaches on this device. A prediction adds what launching costs: see
+`predicted_ms`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
+from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.results import Cost, Spread
+from eet_lab.bench.timing import captured, event_ms
 from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.ops.oom import memory_for
 
 NUM_BYTES = {"cuda": 4 * 2**30, "cpu": 128 * 2**20}
 """Of the streaming read: far beyond any cache."""
+
+NUM_LAUNCHES = 500
+"""In a row, to find what one costs: fewer than the driver's queue holds, so that the host never waits."""
+
+
+class LaunchCost(NamedTuple):
+    """Microseconds: of a kernel without work in a graph of them, and of the host for handing one over without."""
+
+    kernel_us: float
+    launch_us: float
 
 
 def step_cost(
@@ -41,6 +55,44 @@ def step_cost(
     )
 
 
+def predicted_ms(step_bytes: int, counted: StepLaunches, device: str) -> float | None:
+    """What a step should take: the slower of the device and of the host that feeds it. None on the CPU.
+
+    The device: `step_bytes` at the streaming rate, and for each kernel what one without work costs in a graph, since
+    a kernel's start and end are not covered by its neighbours. The host: what PyTorch takes to launch one kernel, for
+    each launch. So it leaves out that a kernel reaches the full rate only after a while, and that programmatic
+    dependent launch does cover starts and ends: what is measured can lie on either side.
+    """
+    cost = launch_cost(device)
+    if cost is None:
+        return None
+    on_device = step_bytes / streaming_gb_per_s(device) / 1e6 + counted.kernels * cost.kernel_us / 1e3
+    return round(max(on_device, counted.launches * cost.launch_us / 1e3), 5)
+
+
+@lru_cache
+def launch_cost(device: str) -> LaunchCost | None:
+    """What launching costs on this device: the best of a few, once per process; None on the CPU."""
+    if device == "cpu":
+        return None
+    number = torch.zeros(1, device=device)
+
+    def launch() -> None:
+        number.add_(0)
+
+    graph = captured([launch] * NUM_LAUNCHES)
+    kernel_us = min(event_ms(graph.replay) for _ in range(7)) * 1e3 / NUM_LAUNCHES
+    return LaunchCost(round(kernel_us, 4), round(min(_host_s(launch) for _ in range(7)) * 1e6 / NUM_LAUNCHES, 4))
+
+
+def _host_s(launch: Callable[[], None]) -> float:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(NUM_LAUNCHES):
+        launch()
+    return time.perf_counter() - start
+
+
 def step_weight_bytes(model: Decoder) -> int:
     """Bytes of all layers, the last norm and the LM head; of the embeddings a step reads a few rows only."""
     read = {t.data_ptr(): t.numel() * t.element_size() for t in tensors((model.layers, model.norm, model.head))}
@@ -59,13 +111,8 @@ def streaming_gb_per_s(device: str) -> float:
 
 
 def _seconds(buffer: torch.Tensor) -> float:
-    if buffer.device.type == "cpu":
-        start = time.perf_counter()
-        buffer.sum()
-        return time.perf_counter() - start
-    start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start_event.record()
+    if buffer.device.type == "cuda":
+        return event_ms(buffer.sum) / 1e3
+    start = time.perf_counter()
     buffer.sum()
-    end_event.record()
-    end_event.synchronize()
-    return start_event.elapsed_time(end_event) / 1e3
+    return time.perf_counter() - start

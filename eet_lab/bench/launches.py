@@ -1,6 +1,8 @@
-"""How many launches a decode step takes, counted by torch's profiler."""
+"""How much a decode step launches, counted by torch's profiler."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
@@ -13,8 +15,40 @@ CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsy
 STEPS = 8
 
 
-def launches_per_token(engine: Engine, num_rows: int) -> float | None:
-    """Launches of one decode step: the difference of a run with 1 and one with 9 new tokens, over 8.
+class StepLaunches(NamedTuple):
+    """What a step hands to the device (a graph is one launch), and what the device does for it, kernel by kernel.
+
+    Copies and fills count as both; so do those that bring each token to the host.
+    """
+
+    launches: float
+    kernels: float
+
+
+class Counter:
+    """Counts what is launched and run between `start` and `stop`. Needs a GPU."""
+
+    def __init__(self) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        self._profile = torch.profiler.profile(activities=activities)
+
+    def start(self) -> None:
+        """Wait for what was launched before, then count."""
+        torch.cuda.synchronize()
+        self._profile.start()
+
+    def stop(self) -> StepLaunches:
+        """What came since `start`, all of it: not yet divided by a number of steps."""
+        torch.cuda.synchronize()
+        self._profile.stop()
+        events = self._profile.events() or []
+        on_device = [e for e in events if e.device_type == torch.profiler.DeviceType.CUDA and not e.is_user_annotation]
+        launches = sum(e.name.startswith(CALLS) for e in events if e.device_type == torch.profiler.DeviceType.CPU)
+        return StepLaunches(launches, len(on_device))
+
+
+def launches_per_token(engine: Engine, num_rows: int) -> StepLaunches | None:
+    """What one decode step launches: the difference of a run with 1 and one with 9 new tokens, over 8.
 
     Prompts have 1, 2, ... tokens, since some ops launch once for each length. None on the CPU, and where the profiler
     cannot see the GPU. The engine's session is another one afterwards.
@@ -23,14 +57,15 @@ def launches_per_token(engine: Engine, num_rows: int) -> float | None:
         return None
     longest = engine.model.config.context - 1 - STEPS
     rows = [[1] * min(row + 1, longest) for row in range(num_rows)]
-    counts = [_launches(engine, rows, Settings(max_new_tokens=n)) for n in (1, 1 + STEPS)]
-    return (counts[1] - counts[0]) / STEPS if all(counts) else None
+    few, many = (_counted(engine, rows, Settings(max_new_tokens=n)) for n in (1, 1 + STEPS))
+    if not (all(few) and all(many)):
+        return None
+    return StepLaunches(*((more - less) / STEPS for less, more in zip(few, many, strict=True)))
 
 
-def _launches(engine: Engine, rows: list[list[int]], settings: Settings) -> int:
+def _counted(engine: Engine, rows: list[list[int]], settings: Settings) -> StepLaunches:
     engine.generate(rows, settings)  # allocate and capture
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        engine.generate(rows, settings)
-        torch.cuda.synchronize()
-    return sum(event.count for event in profile.key_averages() if event.key.startswith(CALLS))
+    counter = Counter()
+    counter.start()
+    engine.generate(rows, settings)
+    return counter.stop()

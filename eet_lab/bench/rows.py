@@ -20,7 +20,8 @@ from eet_lab.errors import ResultError
 class Row:
     """What one line holds. `run` is one id per process, so that rows taken side by side can be found.
 
-    `equality` is "passed", or why not; `gpu` names the device, also where it is a processor.
+    `equality` is "passed", or why not; `gpu` names the device, also where it is a processor. What has a default came
+    later: older lines lack it.
     """
 
     workload: str
@@ -43,6 +44,14 @@ class Row:
     transformers: str
     commit: str | None
     date: str
+    ceiling_gb_per_s: float | None = None  # what a streaming read reached in that process
+    kernels_per_token: float | None = None  # as the device runs them, those inside a graph too
+    predicted_ms: float | None = None  # by `cost.predicted_ms`
+
+    @property
+    def share_of_ceiling(self) -> float | None:
+        """The achieved rate over the ceiling, 1 at best; None where one of them is missing."""
+        return self.gb_per_s / self.ceiling_gb_per_s if self.gb_per_s and self.ceiling_gb_per_s else None
 
 
 RUN = uuid.uuid4().hex[:12]

@@ -25,8 +25,9 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
   eet-lab bench gpt2-xl/b1/p128/n128 --provider eet_lab --provider hf-static-compile
   eet-lab bench demo/b4/p4-32/n32 --provider eet_lab --provider hf-sdpa --append benchmarks
 
-Providers: eet_lab, hf-eager, hf-sdpa, hf-static-compile (on a GPU). TTFT is when the last row has its first token, TPOT
-the time per token after it. --append adds a JSON line for each to <gpu>.jsonl in that folder.
+Providers: eet_lab, hf-eager, hf-sdpa; on a GPU also hf-static-compile, hf-max-autotune and torch-cuda-graphs (plain
+PyTorch, its decode step captured by hand). TTFT is when the last row has its first token, TPOT the time per token after
+it. --append adds a JSON line for each to <gpu>.jsonl in that folder.
 """
 
 
@@ -83,18 +84,40 @@ def table(rows: list[Row]) -> str:
     """One line for each row."""
     from eet_lab.bench.tables import aligned
 
-    cells = [["", "TTFT ms", "TPOT ms", "total ms", "floor ms", "GB/s", "launches", "peak MiB", "same output"]]
+    head = ["", "TTFT ms", "TPOT ms", "total ms", "floor ms", "predicted ms", "GB/s", "% of ceiling"]
+    cells = [[*head, "launches", "kernels", "peak MiB", "same output"]]
     for row in rows:
         name = row.recipe if row.provider == "eet_lab" else row.provider
-        times = [
-            f"{s.p50:.4g} ({s.p20:.4g}–{s.p80:.4g})" if s else "–" for s in (row.ttft_ms, row.tpot_ms, row.total_ms)
-        ]
-        rest = [f"{value:.4g}" if value is not None else "–" for value in (row.floor_ms, row.gb_per_s)]
-        launches = f"{row.launches_per_token:.0f}" if row.launches_per_token is not None else "–"
-        peak = f"{row.peak_bytes / 2**20:.1f}" if row.peak_bytes is not None else "–"
-        cells.append([name, *times, *rest, launches, peak, row.equality])
-    where = f"{rows[0].workload}, {rows[0].dtype} on {rows[0].gpu}" if rows else ""
-    return "\n".join([where, "", *aligned(cells)])
+        spreads = (row.ttft_ms, row.tpot_ms, row.total_ms)
+        times = [f"{s.p50:.4g} ({s.p20:.4g}–{s.p80:.4g})" if s else "–" for s in spreads]
+        share = row.share_of_ceiling and 100 * row.share_of_ceiling
+        bound = [_number(number, ".4g") for number in (row.floor_ms, row.predicted_ms, row.gb_per_s)]
+        counts = [_number(number, ".0f") for number in (share, row.launches_per_token, row.kernels_per_token)]
+        peak = _number(row.peak_bytes and row.peak_bytes / 2**20, ".1f")
+        cells.append([name, *times, *bound, *counts, peak, row.equality])
+    where = f"{rows[0].workload}, {rows[0].dtype} on {rows[0].gpu}"
+    return "\n".join([where, "", *aligned(cells), "", legend(rows[0])])
+
+
+def legend(row: Row) -> str:
+    """What the columns mean, with the numbers of this device."""
+    from eet_lab.bench.cost import launch_cost
+
+    lines = [
+        f"The ceiling is {row.ceiling_gb_per_s:.4g} GB/s, what a streaming read reaches here; the floor is what a step "
+        "must read at that rate."
+    ]
+    cost = launch_cost("cuda" if row.gpu.startswith("NVIDIA") else "cpu")
+    if cost is not None:
+        lines.append(
+            f"Predicted TPOT: the floor and {cost.kernel_us:.3g} us for each kernel, or {cost.launch_us:.3g} us of the "
+            "host for each launch if that is more; a graph is one launch."
+        )
+    return "\n".join(lines)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
 
 
 COMMAND = Command("bench", "time recipes on a named workload, and Hugging Face if wanted", GUIDE, add_arguments, run)

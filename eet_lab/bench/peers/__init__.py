@@ -1,0 +1,32 @@
+"""Peers: what the user would run otherwise, with the same weights and prompts.
+
+`PEERS` names them all; each knows why it cannot run on a device. To add one: a `Peer`, and its line in `PEERS` and
+`make`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from eet_lab.bench.peers.huggingface import MODES, HuggingFace, Mode, to_hf
+from eet_lab.bench.peers.peer import Peer, Timing
+from eet_lab.bench.peers.torch_graphs import StaticGPT2, TorchGraphs
+from eet_lab.engine.settings import Settings
+from eet_lab.models.decoder import Decoder
+
+PEERS: dict[str, Mode | type[TorchGraphs]] = {mode.name: mode for mode in MODES} | {TorchGraphs.name: TorchGraphs}
+
+
+def make(names: Sequence[str], model: Decoder, rows: Sequence[Sequence[int]], settings: Settings) -> Iterator[Peer]:
+    """The peers of those names; the modes of transformers share one copy of the weights, made for the first."""
+    hf = None
+    for name in names:
+        kind = PEERS[name]
+        if isinstance(kind, Mode):
+            hf = hf or to_hf(model)
+            yield HuggingFace(kind, hf, rows, settings)
+        else:
+            yield kind(model, rows, settings)
+
+
+__all__ = ["PEERS", "HuggingFace", "Mode", "Peer", "StaticGPT2", "Timing", "TorchGraphs", "make", "to_hf"]

@@ -1,0 +1,159 @@
+"""Hugging Face transformers' `generate`, left-padded and greedy, in one of its modes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eet_lab.bench.launches import STEPS, Counter, StepLaunches
+from eet_lab.bench.peers.peer import Clock, Peer, Rows, Timing, left_padded
+from eet_lab.engine.settings import Settings
+from eet_lab.models.config import Config
+from eet_lab.models.decoder import Decoder
+from eet_lab.ops.oom import memory_for
+
+HF_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How transformers attends; with `compiled`, a mode of torch.compile, its KV cache is static and a step compiled.
+
+    "reduce-overhead" is what transformers chooses by itself for a static cache, "max-autotune" the best that it
+    offers (`CompileConfig`): CUDA graphs, and every matrix product tried in several ways.
+    """
+
+    name: str
+    attention: str
+    compiled: str | None = None
+
+    def unavailable(self, device: str) -> str | None:
+        """Why it cannot run on that device, or None."""
+        if self.compiled and device != "cuda":
+            return "transformers compiles generate on a GPU only"
+        return None
+
+    def options(self) -> dict[str, Any]:
+        """What `generate` is told."""
+        if self.compiled is None:
+            return {}
+        from transformers import CompileConfig
+
+        return {"cache_implementation": "static", "compile_config": CompileConfig(mode=self.compiled)}
+
+
+MODES = (
+    Mode("hf-eager", "eager"),
+    Mode("hf-sdpa", "sdpa"),
+    Mode("hf-static-compile", "sdpa", "reduce-overhead"),
+    Mode("hf-max-autotune", "sdpa", "max-autotune"),
+)
+
+
+class HuggingFace(Peer):
+    """One mode of transformers on one workload. `model` is what `to_hf` made; several modes may share it."""
+
+    def __init__(self, mode: Mode, model: Any, rows: Rows, settings: Settings) -> None:
+        super().__init__(model.device, model.get_memory_footprint())
+        self.name, self._mode, self._model = mode.name, mode, model
+        self._num_tokens = settings.max_new_tokens
+        self._ids, self._attended = left_padded(rows, model.device)
+
+    def _warm_up(self) -> Timing:
+        for _ in range(2 if self._mode.compiled else 0):  # compile, then record the graphs, then replay them
+            self.time()
+        return self.time()
+
+    def time(self) -> Timing:
+        clock = Clock(self._model.device)
+        tokens = self._generate(_Calls(lambda index: clock.mark()))
+        clock.mark()
+        return Timing.of(clock.read_ms(), tokens)
+
+    def launches(self) -> StepLaunches | None:
+        """The mean of 8 steps in the middle of a run; None for runs that are too short for it, and on the CPU."""
+        if self._model.device.type != "cuda" or self._num_tokens < STEPS + 3:
+            return None
+        counter, found = Counter(), []
+
+        def count(index: int) -> None:
+            if index == 2:
+                counter.start()
+            elif index == 2 + STEPS:
+                found.append(counter.stop())
+
+        self._generate(_Calls(count))
+        return StepLaunches(*(number / STEPS for number in found[0])) if all(found[0]) else None
+
+    @memory_for("a buffer of transformers")
+    @torch.inference_mode()
+    def _generate(self, each_token: _Calls) -> torch.Tensor:
+        """One run: new tokens [B,N]."""
+        from transformers import LogitsProcessorList
+
+        self._model.set_attn_implementation(self._mode.attention)
+        out = self._model.generate(
+            self._ids,
+            attention_mask=self._attended,
+            max_new_tokens=self._num_tokens,
+            min_new_tokens=self._num_tokens,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+            logits_processor=LogitsProcessorList([each_token]),
+            **self._mode.options(),
+        )
+        return out[:, self._ids.shape[1] :]
+
+
+class _Calls:
+    """A logits processor that changes nothing and calls `note(index)` once for each token, from 0."""
+
+    def __init__(self, note: Callable[[int], None]) -> None:
+        self._note, self._index = note, 0
+
+    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        self._note(self._index)
+        self._index += 1
+        return scores
+
+
+@memory_for("the copy of the weights that transformers runs")
+def to_hf(decoder: Decoder) -> Any:
+    """A `GPT2LMHeadModel` with copies of the same weights, on the same device."""
+    from transformers import GPT2LMHeadModel
+
+    with torch.device(decoder.device):
+        model = GPT2LMHeadModel(_hf_config(decoder.config)).to(decoder.dtype).eval()
+    state: dict[str, Any] = {"transformer.wte.weight": decoder.words, "transformer.wpe.weight": decoder.places}
+    names = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
+    for i, layer in enumerate(decoder.layers):
+        parts: Any = layer
+        for name, part in zip(names, parts, strict=True):
+            weight = part.weight if name.startswith("ln") else part.weight.t()  # transformers keeps [in, out]
+            state |= {f"transformer.h.{i}.{name}.weight": weight, f"transformer.h.{i}.{name}.bias": part.bias}
+    state |= {"transformer.ln_f.weight": decoder.norm.weight, "transformer.ln_f.bias": decoder.norm.bias}
+    state |= {"lm_head.weight": decoder.head.weight}
+    model.load_state_dict(state)
+    return model
+
+
+def _hf_config(config: Config) -> Any:
+    from transformers import GPT2Config
+
+    return GPT2Config(
+        vocab_size=config.vocab_size,
+        n_positions=config.context,
+        n_embd=config.hidden_size,
+        n_layer=config.num_layers,
+        n_head=config.num_heads,
+        n_inner=config.ffn_size,
+        activation_function=HF_ACTIVATIONS[config.act],
+        layer_norm_epsilon=config.eps,
+        bos_token_id=config.bos_id,
+        eos_token_id=config.eos_id,
+        tie_word_embeddings=config.tied_head,
+    )

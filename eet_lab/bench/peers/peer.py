@@ -1,0 +1,98 @@
+"""What every peer has: a warm-up whose memory is counted, a timed run, and a count of what a step launches."""
+
+from __future__ import annotations
+
+import gc
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from eet_lab.bench.launches import StepLaunches
+
+Rows = Sequence[Sequence[int]]
+
+
+class Timing(NamedTuple):
+    """One run: time to the first token of all rows, per token after it (None for a single token), and end to end."""
+
+    ttft_ms: float
+    tpot_ms: float | None
+    total_ms: float
+    tokens: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, marks_ms: Sequence[float], tokens: torch.Tensor) -> Timing:
+        """From the times of the first token, perhaps others, the last token and the end; tokens [B,N]."""
+        first_ms, last_ms, total_ms, steps = marks_ms[0], marks_ms[-2], marks_ms[-1], tokens.shape[1] - 1
+        tpot_ms = (last_ms - first_ms) / steps if steps else None
+        return cls(first_ms, tpot_ms, total_ms, tuple(map(tuple, tokens.tolist())))
+
+
+class Peer(ABC):
+    """Another way to run the same weights on the same prompts. `weight_bytes` are those that it reads from."""
+
+    name: str
+
+    def __init__(self, device: torch.device, weight_bytes: int) -> None:
+        self.peak_bytes: int | None = None
+        self._device, self._weight_bytes = device, weight_bytes
+
+    def prepare(self) -> Timing:
+        """Compile, capture and warm up in the shapes that will be timed; count the memory. The last run's timing."""
+        if self._device.type != "cuda":
+            return self._warm_up()
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        others = torch.cuda.memory_allocated() - self._weight_bytes
+        timing = self._warm_up()
+        self.peak_bytes = int(torch.cuda.max_memory_allocated() - others)
+        return timing
+
+    @abstractmethod
+    def time(self) -> Timing:
+        """One run."""
+
+    @abstractmethod
+    def launches(self) -> StepLaunches | None:
+        """What one step launches; None where it cannot be counted."""
+
+    @abstractmethod
+    def _warm_up(self) -> Timing: ...
+
+
+class Clock:
+    """Notes times without waiting for the device; the first mark is made at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._marks: list[Any] = []
+        self.mark()
+
+    def mark(self) -> None:
+        """Note the time."""
+        if not self._on_gpu:
+            self._marks.append(time.perf_counter())
+            return
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._marks.append(event)
+
+    def read_ms(self) -> list[float]:
+        """Milliseconds from the first mark to each later one."""
+        start, *marks = self._marks
+        if not self._on_gpu:
+            return [(mark - start) * 1e3 for mark in marks]
+        torch.cuda.synchronize()
+        return [start.elapsed_time(mark) for mark in marks]
+
+
+def left_padded(rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [B,S] and attention mask [B,S]."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + list(row) for row in rows], device=device)
+    attended = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=device)
+    return ids, attended

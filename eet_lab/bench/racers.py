@@ -1,0 +1,112 @@
+"""Who takes part in a race: a recipe of ours, or a peer; each is prepared, checked, timed and asked for its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from eet_lab.bench.cost import predicted_ms, step_cost
+from eet_lab.bench.launches import StepLaunches, launches_per_token
+from eet_lab.bench.measure import Run, Subject
+from eet_lab.bench.peers import Peer, Timing
+from eet_lab.bench.results import Cost, Sameness, Spread
+from eet_lab.bench.sameness import Witness
+from eet_lab.models import Model
+from eet_lab.progress import Progress
+from eet_lab.technique import Recipe
+
+OURS = "eet_lab"
+
+
+class Racer(Protocol):
+    """One provider with one recipe."""
+
+    name: str
+
+    def prepare(self, witness: Witness, progress: Progress) -> None:
+        """Build, compile, warm up, and check the output."""
+
+    def time(self) -> None:
+        """One measured run."""
+
+    def figures(self) -> dict[str, Any]:
+        """What a row holds of it."""
+
+
+class Ours:
+    """A recipe of this package."""
+
+    def __init__(self, subject: Subject, recipe: Recipe, model: Model, rows: Sequence[Sequence[int]]) -> None:
+        self.name, self.subject = subject.recipe, subject
+        self._recipe, self._model, self._rows = recipe, model, rows
+        self._runs: list[Run] = []
+        self._sameness: Sameness | None = None
+        self.warnings: tuple[str, ...] = ()
+
+    def prepare(self, witness: Witness, progress: Progress) -> None:
+        tokens = self.subject.prepare(progress)
+        self._sameness = witness.judge(self._recipe.parts, tokens)
+
+    def time(self) -> None:
+        self._runs.append(self.subject.run())
+
+    def figures(self) -> dict[str, Any]:
+        m, same = self.subject.measurement(self._runs), self._sameness
+        assert m.cost is not None and same is not None
+        self.warnings = m.warnings
+        return {
+            "provider": OURS,
+            "recipe": self.name,
+            "ttft_ms": m.ttft_ms,
+            "tpot_ms": m.tpot_ms,
+            "total_ms": m.total_ms,
+            "peak_bytes": m.memory["peak"],
+            "equality": "passed" if same.verdict != "different" else same.explanation,
+            "same_tokens": same.same_tokens,
+            **costs(m.cost, launches_per_token(self.subject.engine, len(self._rows)), self._model.device),
+        }
+
+
+class Theirs:
+    """A peer. Its logits cannot be had, so its tokens are checked: they may part from the baseline's at near-ties."""
+
+    def __init__(self, peer: Peer, model: Model, rows: Sequence[Sequence[int]]) -> None:
+        self.name, self._peer, self._model, self._rows = peer.name, peer, model, rows
+        self._timings: list[Timing] = []
+        self._equality, self._same = "", False
+
+    def prepare(self, witness: Witness, progress: Progress) -> None:
+        places, margins = witness.partings(self._peer.prepare().tokens)
+        self._same = not any(place is not None for place in places)
+        self._equality = witness.doubt(places, margins) or "passed"
+
+    def time(self) -> None:
+        self._timings.append(self._peer.time())
+
+    def figures(self) -> dict[str, Any]:
+        tpot_ms = Spread.of([t.tpot_ms for t in self._timings])
+        tokens = len(self._timings[0].tokens[0])
+        cost = step_cost(self._model.decoder, self._rows, tokens, tpot_ms)
+        return {
+            "provider": self.name,
+            "recipe": "",
+            "ttft_ms": Spread.of([t.ttft_ms for t in self._timings]),
+            "tpot_ms": tpot_ms,
+            "total_ms": Spread.of([t.total_ms for t in self._timings]),
+            "peak_bytes": self._peer.peak_bytes,
+            "equality": self._equality,
+            "same_tokens": self._same,
+            **costs(cost, self._peer.launches(), self._model.device),
+        }
+
+
+def costs(cost: Cost, counted: StepLaunches | None, device: str) -> dict[str, Any]:
+    """What a row tells of the hardware's bound, of launches, and of what they predict."""
+    return {
+        "floor_ms": cost.floor_ms,
+        "gb_per_s": cost.gb_per_s,
+        "ceiling_gb_per_s": cost.ceiling_gb_per_s,
+        "launches_per_token": counted and counted.launches,
+        "kernels_per_token": counted and counted.kernels,
+        "predicted_ms": counted and predicted_ms(cost.step_bytes, counted, device),
+    }
