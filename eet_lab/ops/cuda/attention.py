@@ -17,25 +17,28 @@ MAX_HEAD_DIM = 256
 
 
 @needs("append", "decode_attention", "prefill_attention", "plain_attention")
-def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empty: Empty) -> Tensor:
+def masked_attention(
+    qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empty: Empty, dependent: bool = False
+) -> Tensor:
     """Attention over all K columns with an additive mask [B,1,Q,K]: [T,(H+2G)D] -> [T,HD].
 
     The same kernels as `attention`; they read every column and the mask, pads included.
     """
-    return _attend(qkv, kv, step, mask, empty)
+    return _attend(qkv, kv, step, mask, empty, dependent)
 
 
 @needs("append", "decode_attention", "prefill_attention", "plain_attention")
-def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
+def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty, dependent: bool = False) -> Tensor:
     """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; pads' own output is 0.
 
-    One token a row: one launch, which also writes the cache. More: one that writes the cache, one that attends.
+    One token a row: one launch, which also writes the cache, and may be `dependent`. More: one that writes the cache,
+    one that attends.
     float32 takes a kernel without tensor cores. A row's new columns are consecutive.
     """
-    return _attend(qkv, kv, step, None, empty)
+    return _attend(qkv, kv, step, None, empty, dependent)
 
 
-def _attend(qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty) -> Tensor:
+def _attend(qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty, dependent: bool) -> Tensor:
     keys, values = kv.room(step)
     (T, width), (B, G, K, D), strides = qkv.shape, keys.shape, keys.stride()
     H = width // D - 2 * G
@@ -52,7 +55,7 @@ def _attend(qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Em
     one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
     if one_each and qkv.dtype != torch.float32:
         native.loaded("decode_attention").eet_decode_attention(
-            *tensors, at(mask), num_pad, columns, *strides, dtype, B, H, G, D, K, stream
+            *tensors, at(mask), num_pad, columns, *strides, dtype, B, H, G, D, K, int(dependent), stream
         )
         return out
     num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
