@@ -169,6 +169,11 @@ class Recipe:
         return tuple(t.name for t in self.techniques)
 
     @property
+    def lossy(self) -> bool:
+        """Whether a technique of it changes more than the order of sums."""
+        return any(t.numerics == "lossy" for t in self.techniques)
+
+    @property
     def tolerance(self) -> float:
         """How far its logits may be off beyond rounding, as a share of the largest; 0 unless a technique is lossy."""
         return sum(t.tolerance for t in self.techniques)

@@ -6,6 +6,7 @@ from eet_lab.bench.compare import compare
 from eet_lab.bench.files import load_result
 from eet_lab.bench.ladder import ladder
 from eet_lab.bench.measure import measure
+from eet_lab.bench.perplexity import perplexity
 from eet_lab.bench.race import race
 from eet_lab.bench.results import (
     MEMORY_KEYS,
@@ -14,6 +15,7 @@ from eet_lab.bench.results import (
     Environment,
     Ladder,
     Measurement,
+    Perplexity,
     Rung,
     Sameness,
     Spread,
@@ -28,6 +30,7 @@ __all__ = [
     "Environment",
     "Ladder",
     "Measurement",
+    "Perplexity",
     "Rung",
     "Sameness",
     "Spread",
@@ -37,6 +40,7 @@ __all__ = [
     "ladder",
     "load_result",
     "measure",
+    "perplexity",
     "race",
     "sameness",
 ]

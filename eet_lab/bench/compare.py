@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from eet_lab.bench.job import Job
 from eet_lab.bench.measure import OnStep, Run, Subject
+from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.progress import Tally
-from eet_lab.bench.results import Comparison, Measurement
+from eet_lab.bench.results import Comparison, Measurement, Perplexity
 from eet_lab.bench.sameness import Witness
 from eet_lab.engine.engine import Engine
 from eet_lab.models import Model
@@ -44,6 +46,7 @@ def compare(
     gets its full number of tokens unless `stop` is given. In order: each recipe is warmed up (phase "warm-up"), the
     output is checked ("check"), each runs once with `on_step` called for every step ("watched"), then both are timed in
     turn, A, B, A, B ("measured"); a live view should hold still then. What watching cost is the difference.
+    Where one of them is lossy, the check includes both perplexities on held-out text.
     `on_engine` is given the engine of each watched run, to see its arena and KV cache meanwhile.
 
     Errors: RecipeError, PromptError, OutOfMemory, and Cancelled once `cancel` is set.
@@ -66,7 +69,11 @@ def compare(
                 tally.finish()
             enter("check", str(recipes[1]), "checking the output against the baseline")
             witness = Witness(model.decoder, job.rows, job.settings, recipes[0].parts, cancel)
-            sameness = witness.judge(recipes[1].parts, tokens)
+            sameness = witness.judge(recipes[1].parts, tokens, sum(each.tolerance for each in recipes))
+            quality: list[Perplexity | None] = [None, None]
+            if any(each.lossy for each in recipes):
+                tally.say("comparing perplexities on held-out text")
+                quality = [held_out_perplexity(model, each, cancel) for each in recipes]
             tally.finish(2)
             watched: list[Run] = []
             for subject in subjects if watch else []:
@@ -92,8 +99,8 @@ def compare(
     tally.say("done")
     return Comparison(
         **job.described(),
-        baseline=before,
-        selection=after,
+        baseline=replace(before, perplexity=quality[0]),
+        selection=replace(after, perplexity=quality[1]),
         sameness=sameness,
         watched=seen,
         watching_cost_percent=_cost_percent(seen, after),

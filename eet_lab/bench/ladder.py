@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
 from eet_lab.bench.job import Job
 from eet_lab.bench.measure import Run, Subject
+from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.results import Ladder, Measurement, Rung, Sameness, Spread
 from eet_lab.bench.sameness import Witness
@@ -52,7 +54,7 @@ def ladder(
     left_out: list[Rung] = []
     with closing(open_source(model.device)) as source:
         try:
-            bench = _Bench(job, repeats, source, cancel, tally)
+            bench = _Bench(job, repeats, source, cancel, tally, full.lossy)
             for name, along, each in up:
                 climbed.append(_rung(name, along, bench(each), climbed[-1].measurement if climbed else None))
             for name, along, each in down:
@@ -91,10 +93,16 @@ def _required(name: str, named: dict[str, Technique]) -> list[str]:
 
 
 class _Bench:
-    """Checks and times a recipe, once even if it stands on two rungs."""
+    """Checks and times a recipe, once even if it stands on two rungs.
 
-    def __init__(self, job: Job, repeats: int, source: Source, cancel: Cancel | None, tally: Tally) -> None:
+    `lossy`: perplexities are wanted, of the baseline and of what is lossy; the others have the baseline's.
+    """
+
+    def __init__(
+        self, job: Job, repeats: int, source: Source, cancel: Cancel | None, tally: Tally, lossy: bool
+    ) -> None:
         self._job, self._repeats, self._source, self._cancel, self._tally = job, repeats, source, cancel, tally
+        self._lossy = lossy
         self._known: dict[str, tuple[Measurement, Sameness]] = {}
         tally.say("reading what the baseline says")
         self._witness = Witness(job.model.decoder, job.rows, job.settings, cancel=cancel)
@@ -105,20 +113,22 @@ class _Bench:
         return self._known[str(recipe)]
 
     def _measured(self, recipe: Recipe) -> tuple[Measurement, Sameness]:
-        job, tally, runs = self._job, self._tally, list[Run]()
+        job, tally, runs, quality = self._job, self._tally, list[Run](), None
         subject = Subject(job.model, recipe, job.rows, job.settings, self._source, self._cancel)
         try:
             tally.say(f"warming up {recipe}")
             tokens = subject.prepare(tally.building)
             tally.finish()
             tally.say(f"checking {recipe}")
-            sameness = self._witness.judge(recipe.parts, tokens)
+            sameness = self._witness.judge(recipe.parts, tokens, recipe.tolerance)
+            if self._lossy and (recipe.lossy or not recipe):
+                quality = held_out_perplexity(job.model, recipe, self._cancel)
             tally.finish()
             for repeat in range(self._repeats):
                 tally.say(f"timing {recipe}, {repeat + 1} of {self._repeats}")
                 runs.append(subject.run())
                 tally.finish()
-            return subject.measurement(runs), sameness
+            return replace(subject.measurement(runs), perplexity=quality), sameness
         finally:
             subject.close()
 

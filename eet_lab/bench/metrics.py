@@ -29,7 +29,8 @@ TIMES = (
 
 PEAK = Metric("peak memory", "MiB", lambda m: m.memory["peak"] / MiB)
 ENERGY = Metric("energy", "J/token", lambda m: m.joules_per_token)
-METRICS = (*TIMES, PEAK, ENERGY)
+PERPLEXITY = Metric("perplexity", "", lambda m: m.perplexity and m.perplexity.value)
+METRICS = (*TIMES, PEAK, ENERGY, PERPLEXITY)
 
 MEMORY_PARTS = {
     "weights": "weights",

@@ -6,6 +6,7 @@ Times are ms, sizes are bytes. Whatever is None could not be measured here.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ from eet_lab.paths import write_whole
 SCHEMA = 1
 """The version of the file format; raised when an older reader would misread a newer file."""
 
-Verdict = Literal["identical", "within rounding", "different"]
+Verdict = Literal["identical", "within rounding", "lossy", "different"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,24 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Perplexity:
+    """How well a text is predicted: `nats` is the mean surprise of a token, and e to that the perplexity.
+
+    `nats` is None where it would say nothing, and `why_not` tells why.
+    """
+
+    nats: float | None
+    num_tokens: int  # that were predicted
+    text: str  # which one
+    why_not: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """Among how many tokens, equally likely, the next one would be as hard to guess."""
+        return None if self.nats is None else math.exp(self.nats)
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One recipe on one workload.
 
@@ -95,7 +114,7 @@ class Measurement:
     step i generated (0 while a prompt is still being read). `memory` has the keys of `MEMORY_KEYS` in bytes;
     `memory_source` says how the peak was found: "measured" by torch's counters on a GPU, "planned" from lifetimes
     on the CPU. `prepare_s` is building kernels, capturing and the first warm-up. `tokens` and `texts` are what was
-    generated.
+    generated. `perplexity` is known where a recipe is lossy, or compared with one that is.
     """
 
     recipe: str
@@ -116,6 +135,7 @@ class Measurement:
     repeats: int
     warnings: tuple[str, ...] = ()
     cost: Cost | None = None
+    perplexity: Perplexity | None = None
 
 
 MEMORY_KEYS = ("weights", "kv", "kv_growth", "activations", "workspace", "peak")
@@ -130,7 +150,8 @@ class Sameness:
     `max_error` is the largest difference of its teacher-forced logits from a reference in higher precision, and
     `budget` what rounding explains; None and 0 where the baseline's own logits overflow. `first_difference[b]` is the
     first generated token in which row b parts from the baseline, `margins[b]` how far its choice lies below the
-    reference's there (a near-tie if small); None for rows that never part.
+    reference's there (a near-tie if small); None for rows that never part. "lossy": the recipe changes the weights, and
+    `budget` holds what it states as well.
     """
 
     same_tokens: bool

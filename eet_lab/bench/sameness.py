@@ -8,41 +8,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from eet_lab.bench.margins import drawn_margin, greedy_margin, noise_at
+from eet_lab.bench.precise import Rows, reference_logits
 from eet_lab.bench.results import Sameness, Verdict
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.kv_cache import GrowingKV
-from eet_lab.engine.mask import no_mask
-from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled
-from eet_lab.models.decoder import Decoder, forward, mapped
-from eet_lab.ops import reference
+from eet_lab.models.decoder import Decoder
 from eet_lab.ops.oom import memory_for
-from eet_lab.ops.types import Empty, Linear, Norm, Sampling, Step, fresh
+from eet_lab.ops.types import Empty, Linear, Norm, Sampling, Step
 from eet_lab.parts import Ops, Parts
 from eet_lab.progress import Cancel
 
 MOST_LOGITS = 4096
 """Rows times tokens whose logits are compared; beyond it only the first tokens of each row are, to bound memory."""
 
-Rows = Sequence[Sequence[int]]
-
 
 def sameness(
-    model: Decoder, parts: Parts, rows: Rows, settings: Settings, *, baseline: Parts | None = None
+    model: Decoder,
+    parts: Parts,
+    rows: Rows,
+    settings: Settings,
+    *,
+    baseline: Parts | None = None,
+    tolerance: float = 0.0,
 ) -> Sameness:
     """Judge `parts` against the baseline on prompts `rows` (token ids); see `Witness` for how.
 
     Errors: those of `Engine.generate`.
     """
-    return Witness(model, rows, settings, baseline).judge(parts)
+    return Witness(model, rows, settings, baseline).judge(parts, tolerance=tolerance)
 
 
 class Witness:
@@ -54,6 +53,9 @@ class Witness:
     explains. Two logits that are each off by the budget can swap places if they lie within twice of it, so a free run
     may part from the baseline there and nowhere else: its token must lie within that margin of the reference's choice.
     Where the baseline itself overflows there is nothing to judge by, and everything is called different.
+
+    A recipe that changes the weights is held to two things: with its own weights it computes what plain PyTorch
+    computes with them, checked as above; and its logits are off from the baseline's by no more than it states.
     """
 
     def __init__(
@@ -69,15 +71,20 @@ class Witness:
         self.num_checked = min(settings.max_new_tokens, max(1, MOST_LOGITS // len(rows)))
         self._baseline = baseline or Parts()
         self.tokens, logits = self._recorded(self._baseline)
-        self._reference = reference_logits(model, self.rows, self.tokens, self.num_checked)
+        self._weighed = Engine(model, Parts(weights=self._baseline.weights)).model
+        self._reference = reference_logits(self._weighed, self.rows, self.tokens, self.num_checked)
         eps = torch.finfo(model.dtype).eps
         self._own_error = self._error(logits)
-        budget = 2 * self._own_error + 4 * eps * self._reference.abs().max().item()
+        self._largest = self._reference.abs().max().item()
+        budget = 2 * self._own_error + 4 * eps * self._largest
         self.sound = math.isfinite(budget)
         self.budget = budget if self.sound else 0.0
 
-    def judge(self, parts: Parts, tokens: Rows | None = None) -> Sameness:
-        """Run a recipe's parts and compare. `tokens`: those of a free run, if there was one already."""
+    def judge(self, parts: Parts, tokens: Rows | None = None, tolerance: float = 0.0) -> Sameness:
+        """Run a recipe's parts and compare. `tokens`: those of a free run, if there was one already.
+
+        `tolerance`: how far a recipe with other weights may be off, as a share of the largest logit.
+        """
         error = self._own_error
         if parts == self._baseline:
             tokens = tokens or self.tokens
@@ -85,10 +92,31 @@ class Witness:
             tokens = tokens or self._recorded(parts)[0]
             error = self._error(self._recorded(parts, forced=self.tokens)[1])
         places, margins = self.partings(tokens)
-        verdict, explanation = self._verdict(places, margins, error)
+        budget = self.budget
+        if parts.weights == self._baseline.weights:
+            verdict, explanation = self._verdict(places, margins, error)
+        else:
+            budget += tolerance * self._largest if self.sound else 0.0
+            verdict, explanation = self._lossy_verdict(parts, tokens, places, error, budget)
         same = not any(place is not None for place in places)
         known_error = error if math.isfinite(error) else None
-        return Sameness(same, places, margins, known_error, self.budget, verdict, explanation)
+        return Sameness(same, places, margins, known_error, budget, verdict, explanation)
+
+    def _lossy_verdict(
+        self, parts: Parts, tokens: Rows, places: Sequence[int | None], error: float, budget: float
+    ) -> tuple[Verdict, str]:
+        """Of a recipe with other weights than the baseline's."""
+        plain = Parts(weights=parts.weights)
+        own = Witness(self.model, self.rows, self.settings, plain, self.cancel).judge(parts, tokens)
+        if own.verdict == "different":
+            return "different", f"It is not what plain PyTorch computes with its weights: {own.explanation}"
+        if not self.sound:
+            return "different", self._overflow
+        parted = [place for place in places if place is not None]
+        told = f"{len(parted)} of {len(places)} rows part" + (f", the first at token {min(parted)}" if parted else "")
+        told += f"; logits are off by up to {error:.2g}, its stated bound is {budget:.2g}"
+        computed = "What it computes with its weights is what plain PyTorch computes with them, up to rounding."
+        return ("lossy", f"{told}. {computed}") if error <= budget else ("different", f"Beyond its bound: {told}.")
 
     def partings(self, tokens: Rows) -> tuple[tuple[int | None, ...], tuple[float | None, ...]]:
         """For each row: where its tokens part from the baseline's, and its token's margin there; None if nowhere."""
@@ -102,7 +130,7 @@ class Witness:
     def doubt(self, places: Sequence[int | None], margins: Sequence[float | None]) -> str | None:
         """Why these tokens cannot be what the baseline computes, or None."""
         if not self.sound:
-            return f"The baseline's own logits overflow in {self._type}, so that nothing can be held against them."
+            return self._overflow
         for row, (place, margin) in enumerate(zip(places, margins, strict=True)):
             if margin is not None and not margin <= 2 * self.budget:
                 return (
@@ -112,8 +140,9 @@ class Witness:
         return None
 
     @property
-    def _type(self) -> str:
-        return str(self.model.dtype).removeprefix("torch.")
+    def _overflow(self) -> str:
+        dtype = str(self.model.dtype).removeprefix("torch.")
+        return f"The baseline's own logits overflow in {dtype}, so that nothing can be held against them."
 
     @property
     def _allowed(self) -> str:
@@ -150,7 +179,7 @@ class Witness:
         if place < self.num_checked:
             return self._reference[row, place]
         read = [*self.rows[row], *self.tokens[row][:place]]
-        return reference_logits(self.model, [read], [[]], 1)[0, 0]
+        return reference_logits(self._weighed, [read], [[]], 1)[0, 0]
 
     def _verdict(
         self, places: Sequence[int | None], margins: Sequence[float | None], error: float
@@ -203,45 +232,6 @@ class Recorder:
             slot = slot.masked_fill((slot < 0) | (slot > self._num_tokens), self._num_tokens)
             self._kept[self._each, slot] = logits
         return self._ops.next_token(x, step, norm_w, head, sampling, empty=empty)
-
-
-@memory_for("the pass at higher precision that recipes are held against")
-@torch.inference_mode()
-def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int) -> Tensor:
-    """The logits [B,N,V] that choose each of the first N tokens, in one pass at higher precision.
-
-    Weights are widened layer by layer as they are used, so that no second copy of the model is needed.
-    """
-    high = torch.float64 if model.dtype == torch.float32 else torch.float32
-    kept: list[Tensor] = []
-
-    def wide(w: Any) -> Any:
-        return mapped(w, lambda tensor: tensor.to(high))
-
-    def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty) -> Tensor:
-        return words[ids].to(high) + places[positions].to(high)
-
-    def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
-        return reference.norm_linear(x, wide(norm_w), wide(w), act, empty=empty)
-
-    def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:
-        return reference.linear_residual(x, wide(w), residual, empty=empty)
-
-    def collect(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty) -> Tensor:
-        newest = x.view(len(step.spans), -1, x.shape[1])[:, -num_tokens:]
-        logits = norm_linear(newest.reshape(-1, x.shape[1]), norm_w, head, empty=empty)
-        kept.append(logits.view(len(step.spans), num_tokens, -1))
-        return step.last
-
-    read = [[*row, *new[: num_tokens - 1]] for row, new in zip(rows, tokens, strict=True)]
-    _, step = right_aligned(read, room=1)
-    on_device: Any = (part.to(model.device) if isinstance(part, Tensor) else part for part in step)
-    step = Step(*on_device)
-    ops = Ops(embed=embed, norm_linear=norm_linear, linear_residual=linear_residual, next_token=collect).bind(fresh)
-    like, config = model.words.new_empty(0, dtype=high), model.config
-    cache = [GrowingKV(config.num_heads, config.head_dim, len(rows), 0, like) for _ in model.layers]
-    forward(model, ops, partial(no_mask, empty=fresh), cache, step, Settings().sampling(model.device))
-    return kept[0]
 
 
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

@@ -6,7 +6,7 @@ import html as markup
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, TIMES, MiB
+from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, TIMES, MiB
 
 if TYPE_CHECKING:
     from eet_lab.bench.results import Comparison, Environment, Ladder, Measurement, Rung, Spread
@@ -72,7 +72,10 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     if a.joules_per_token is not None and b.joules_per_token is not None:
         joules = a.joules_per_token, b.joules_per_token
         rows.append([ENERGY.name, *(f"{j:.3g} {ENERGY.unit}" for j in joules), _ratio(*joules)])
-    remarks = [f"Same output? {result.sameness.verdict}. {result.sameness.explanation}"]
+    before, after = PERPLEXITY.read(a), PERPLEXITY.read(b)
+    if before is not None and after is not None:
+        rows.append([PERPLEXITY.name, f"{before:.2f}", f"{after:.2f}", _percent(before, after)])
+    remarks = [f"Same output? {result.sameness.verdict}. {result.sameness.explanation}", *_quality(a, b)]
     if result.watching_cost_percent is not None:
         remarks.append(f"Watching it live changed a run's time by {result.watching_cost_percent:+.1f} %.")
     if b.cost is not None and b.cost.floor_ms is not None and b.tpot_ms is not None:
@@ -95,9 +98,23 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
     remarks += [
         "'+' adds to the row above, and these add up; 'all but' is the full recipe without one, and these do not."
     ]
+    remarks += _quality(measured[0], measured[len(result.rungs) - 1]) if measured else []
     remarks += dict.fromkeys(f"Warning: {warning}" for m in measured for warning in m.warnings)
     title = _title(result.environment, result.workload, measured[0] if measured else None)
     return title, rows, [*remarks, *([_how(measured[0])] if measured else [])]
+
+
+def _quality(before: Measurement, after: Measurement) -> list[str]:
+    """What a lossy recipe did to the perplexity, or why that cannot be told; nothing where none is lossy."""
+    a, b = before.perplexity, after.perplexity
+    if a is None or b is None:
+        return []
+    if a.value is None or b.value is None:
+        return [f"Perplexity is not shown: {a.why_not or b.why_not}."]
+    return [
+        f"Perplexity {a.value:.2f} -> {b.value:.2f} ({_percent(a.value, b.value)}) on {b.num_tokens:,} tokens of "
+        f"{b.text}; lower is better."
+    ]
 
 
 def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
@@ -115,7 +132,8 @@ def _record(m: Measurement) -> dict[str, Any]:
         record |= {name: _p50(getattr(m, name))}
         record |= {f"{name}_{p}": getattr(getattr(m, name), p, None) for p in ("p20", "p80")}
     record |= {f"{key}_bytes": num_bytes for key, num_bytes in m.memory.items()}
-    return record | {"joules_per_token": m.joules_per_token, "prepare_s": m.prepare_s, "repeats": m.repeats}
+    record |= {"joules_per_token": m.joules_per_token, "perplexity": PERPLEXITY.read(m)}
+    return record | {"prepare_s": m.prepare_s, "repeats": m.repeats}
 
 
 def _rung_record(how: str, rung: Rung) -> dict[str, Any]:
@@ -152,6 +170,10 @@ def _share(reached: float) -> str:
 
 def _ratio(before: float, after: float) -> str:
     return f"× {after / before:.3g}" if before else "–"
+
+
+def _percent(before: float, after: float) -> str:
+    return f"{(after / before - 1) * 100:+.2f} %"
 
 
 def _mib(num_bytes: int) -> str:

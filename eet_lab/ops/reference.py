@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
 
+from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.types import Empty, KVLayer, Linear, Norm, Sampling, State, Step
 
 
@@ -30,9 +31,12 @@ def norm(x: Tensor, w: Norm, *, empty: Empty) -> Tensor:
 
 
 def linear(x: Tensor, w: Linear, *, empty: Empty) -> Tensor:
-    """[T,C] -> [T,N]."""
-    out = empty("linear", (len(x), len(w.weight)), x)
-    return torch.mm(x, w.weight.t(), out=out) if w.bias is None else torch.addmm(w.bias, x, w.weight.t(), out=out)
+    """[T,C] -> [T,N]. An int8 weight is first made what it stands for, whole, in the activations' dtype."""
+    weight = w.weight
+    if w.scale is not None:
+        weight = dequantized(w.weight, w.scale, out=empty("dequantized", w.weight.shape, x))
+    out = empty("linear", (len(x), len(weight)), x)
+    return torch.mm(x, weight.t(), out=out) if w.bias is None else torch.addmm(w.bias, x, weight.t(), out=out)
 
 
 def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
@@ -153,17 +157,20 @@ def next_token(
 
 
 def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
-    """Arg-max, or a draw by the Gumbel-max trick: logits [B,V], positions [B] -> [B]."""
+    """Arg-max, or a draw by the Gumbel-max trick: logits [B,V], positions [B] -> [B].
+
+    Words that tie with the last one of the top-k or top-p stay.
+    """
     if sampling.greedy:
         return logits.argmax(-1)
     scores = logits.float() / sampling.temperature
     if 0 < sampling.top_k < scores.shape[-1]:
         scores = scores.masked_fill(scores < scores.topk(sampling.top_k).values[:, -1:], -torch.inf)
     if sampling.top_p < 1:
-        ordered, order = scores.sort(-1, descending=True)
-        chances = ordered.softmax(-1)
-        beyond = chances.cumsum(-1) - chances >= sampling.top_p  # the first word is never beyond
-        scores = scores.masked_fill(torch.empty_like(beyond).scatter_(-1, order, beyond), -torch.inf)
+        ordered = scores.sort(-1, descending=True).values
+        before_last = ordered.softmax(-1).cumsum(-1) < sampling.top_p
+        last = before_last.sum(-1, keepdim=True).clamp_(max=scores.shape[-1] - 1)  # the word that reaches the mass
+        scores = scores.masked_fill(scores < ordered.gather(-1, last), -torch.inf)
     return (scores + gumbel(sampling.seed, positions, scores.shape[-1])).argmax(-1)
 
 

@@ -21,10 +21,11 @@ class Norm(NamedTuple):
 
 
 class Linear(NamedTuple):
-    """A linear layer; ops dispatch on the weight's dtype."""
+    """A linear layer. With a scale its weight is `weight * scale`; ops dispatch on that."""
 
-    weight: Tensor  # [N,C]
+    weight: Tensor  # [N,C]; int8 where there is a scale
     bias: Tensor | None  # [N]
+    scale: Tensor | None = None  # [N,groups] fp32, see ops/int8.py
 
 
 class Span(NamedTuple):

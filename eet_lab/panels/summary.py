@@ -10,7 +10,7 @@ from eet_lab.bench.metrics import METRICS, TIMES, Metric, MiB
 from eet_lab.panels import theme
 from eet_lab.panels.jobs import RunReport
 
-VERDICTS = {"identical": "good", "within rounding": "plain", "different": "bad"}
+VERDICTS = {"identical": "good", "within rounding": "plain", "lossy": "warn", "different": "bad"}
 
 
 def overview(result: Comparison | Ladder | RunReport) -> str:
@@ -39,7 +39,8 @@ def sameness_story(result: Comparison | Ladder) -> str:
     how = (
         "A faster engine that says something else is no optimization. Each recipe runs before any timing; its logits, "
         "with the baseline's tokens forced on it where they part, are held against a reference in higher precision, "
-        "and may be off only by what another order of the same sums explains."
+        "and may be off only by what another order of the same sums explains. A lossy recipe changes the weights: it "
+        "has to compute what plain PyTorch computes with them, and may be off from the baseline by a stated bound."
     )
     return _section(f'{found}<p class="eet-dim">{how}</p>')
 

@@ -1,0 +1,162 @@
+"""perplexity: how well a recipe's weights predict a held-out text, by teacher forcing.
+
+B rows of a batch, S tokens of a window, T tokens of a pass, C channels, V words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from eet_lab.bench.results import Perplexity
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.prompts import right_aligned
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import Cancelled, ModelError, PromptError
+from eet_lab.models import Model
+from eet_lab.models.load import DEMO
+from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
+from eet_lab.parts import Ops
+from eet_lab.progress import Cancel, Progress
+from eet_lab.technique import Recipe
+from eet_lab.texts import RecipeLike, as_recipe
+from eet_lab.threads import on_cpu_threads
+
+HELD_OUT = "held-out documentation of Python"
+"""What the demo model never saw in training; other models may have."""
+
+WINDOW = 1024
+BATCH = 4  # windows that are read at once
+CHUNK = 512  # tokens whose logits [CHUNK,V] exist at once
+
+
+class Window(NamedTuple):
+    """A piece of a text, of which the tokens from `first` on are scored; those before them are context."""
+
+    ids: list[int]
+    first: int
+
+
+@on_cpu_threads
+def perplexity(
+    model: Model,
+    recipe: RecipeLike = "",
+    text: str | Sequence[int] | None = None,
+    *,
+    window: int | None = None,
+    stride: int | None = None,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> Perplexity:
+    """Read a text (or its token ids; default: held-out text that ships with the demo model) and score every token.
+
+    The text is cut into windows of `window` tokens (default: the model's context, at most 1,024) that begin `stride`
+    tokens apart (default: `window`, so that they do not overlap). Of each window the tokens that no window before it
+    scored are scored, given all that stand before them in the window. Windows are read whole, by the parallel pass of
+    the recipe's own ops and weights, whatever it does with prompts.
+
+    Errors: ModelError for random weights, and for text without a tokenizer; PromptError; RecipeError; Cancelled.
+    """
+    if why := why_not(model, text):
+        raise ModelError(f"There is no perplexity to tell: {why}.")
+    name = HELD_OUT if text is None else "a given text"
+    ids = held_out(model) if text is None else model.encode(text if isinstance(text, str) else list(text))
+    window = min(model.config.context, WINDOW) if window is None else window
+    cut = list(windows(ids, *_checked(ids, window, window if stride is None else stride, model)))
+    parts = as_recipe(recipe, model.device).parts
+    scorer = Scorer(parts.ops, model.decoder.device)
+    ops = replace(parts.ops, next_token=scorer)
+    engine = Engine(model.decoder, replace(parts, ops=ops, prompts=right_aligned))
+    try:
+        engine.prepare(progress, cancel)
+        for start in range(0, len(cut), BATCH):
+            batch = cut[start : start + BATCH]
+            if progress is not None:
+                progress(start, len(cut), f"reading {name}")
+            scorer.expect(batch)
+            run = engine.generate([each.ids[:-1] for each in batch], Settings(max_new_tokens=1), cancel=cancel)
+            if run.cancelled:
+                raise Cancelled("Reading the text was stopped.")
+    finally:
+        engine.close()
+    num_tokens = sum(len(each.ids) - each.first for each in cut)
+    return Perplexity(scorer.nats.item() / num_tokens, num_tokens, name)
+
+
+def held_out_perplexity(model: Model, recipe: Recipe, cancel: Cancel | None) -> Perplexity:
+    """The same for the default text, as a result keeps it: where there is none to tell, it holds the reason."""
+    why = why_not(model)
+    return Perplexity(None, 0, HELD_OUT, why) if why else perplexity(model, recipe, cancel=cancel)
+
+
+def why_not(model: Model, text: str | Sequence[int] | None = None) -> str | None:
+    """Why the model's perplexity would say nothing, or cannot be had; None where it can."""
+    if model.kind == "random":
+        return f"the weights of {model.name} are random, so that no text is likelier than another"
+    if model.tokenizer is None and (text is None or isinstance(text, str)):
+        return f"{model.name} came without a tokenizer, and the text has to be read as its tokens"
+    return None
+
+
+def held_out(model: Model) -> list[int]:
+    """The bundled held-out documents as the model's tokens, each after its end-of-text token where it has one."""
+    with (DEMO / "heldout.jsonl").open(encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    end = [] if model.config.eos_id is None else [model.config.eos_id]
+    return [token for text in texts for token in (*end, *model.encode(text))]
+
+
+def windows(ids: Sequence[int], window: int, stride: int) -> Iterator[Window]:
+    """Windows that together score every token once, but for those that begin a window and have nothing before them."""
+    scored = 0
+    for begin in range(0, len(ids) - 1, stride):
+        end = min(begin + window, len(ids))
+        if end > scored:
+            yield Window(list(ids[begin:end]), max(scored - begin, 1))
+            scored = end
+
+
+def _checked(ids: Sequence[int], window: int, stride: int, model: Model) -> tuple[int, int]:
+    """Window and stride; PromptError for what cannot be read."""
+    if len(ids) < 2:
+        raise PromptError(f"The text has {len(ids)} tokens, but the first one is only context: give at least two.")
+    if not 2 <= window <= model.config.context:
+        raise PromptError(f"window is {window}, but it must be from 2 to the model's context, {model.config.context}.")
+    if not 1 <= stride <= window:
+        raise PromptError(f"stride is {stride}, but it must be from 1 to the window, {window}, to leave no gap.")
+    return window, stride
+
+
+class Scorer:
+    """A `next_token` op that chooses nothing, and adds up how surprising the text's own next tokens are."""
+
+    def __init__(self, ops: Ops, device: torch.device) -> None:
+        self._norm_linear = ops.norm_linear
+        self._expected = torch.empty(0)
+        self.nats = torch.zeros((), dtype=torch.float64, device=device)
+        self.kernels = getattr(ops.norm_linear, "kernels", ())
+
+    def expect(self, batch: Sequence[Window]) -> None:
+        """What follows each position of the next pass's rows, [B,S]; -1 where it is not scored."""
+        longest = max(len(each.ids) for each in batch)
+        expected = torch.full((len(batch), longest), -1)
+        for row, (ids, first) in enumerate(batch):
+            expected[row, first - 1 : len(ids) - 1] = torch.tensor(ids[first:])
+        self._expected = expected.to(self.nats.device)
+
+    def __call__(
+        self, x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: object
+    ) -> Tensor:
+        if not x.is_meta:
+            expected = self._expected[step.rows, step.positions]
+            scored = ((expected >= 0) & (step.columns >= step.num_pad[step.rows])).nonzero()[:, 0]
+            for chosen in scored.split(CHUNK):
+                logits = self._norm_linear(x[chosen], norm_w, head, empty=fresh)
+                self.nats += cross_entropy(logits.float(), expected[chosen], reduction="sum")
+        return torch.zeros_like(step.last)

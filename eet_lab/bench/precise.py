@@ -1,0 +1,64 @@
+"""The logits that choose each token, at higher precision than the model's own: what recipes are held against.
+
+B rows, N generated tokens that are checked, C channels, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eet_lab.engine.kv_cache import GrowingKV
+from eet_lab.engine.mask import no_mask
+from eet_lab.engine.prompts import right_aligned
+from eet_lab.engine.settings import Settings
+from eet_lab.models.decoder import Decoder, forward, mapped
+from eet_lab.ops import reference
+from eet_lab.ops.oom import memory_for
+from eet_lab.ops.types import Empty, Linear, Norm, Sampling, Step, fresh
+from eet_lab.parts import Ops
+
+Rows = Sequence[Sequence[int]]
+
+
+@memory_for("the pass at higher precision that recipes are held against")
+@torch.inference_mode()
+def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int) -> Tensor:
+    """The logits [B,N,V] that choose each of the first N tokens, in one pass at higher precision.
+
+    Weights are widened layer by layer as they are used, so that no second copy of the model is needed.
+    """
+    high = torch.float64 if model.dtype == torch.float32 else torch.float32
+    kept: list[Tensor] = []
+
+    def wide(w: Any) -> Any:
+        return mapped(w, lambda tensor: tensor.to(high))
+
+    def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty) -> Tensor:
+        return words[ids].to(high) + places[positions].to(high)
+
+    def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
+        return reference.norm_linear(x, wide(norm_w), wide(w), act, empty=empty)
+
+    def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:
+        return reference.linear_residual(x, wide(w), residual, empty=empty)
+
+    def collect(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty) -> Tensor:
+        newest = x.view(len(step.spans), -1, x.shape[1])[:, -num_tokens:]
+        logits = norm_linear(newest.reshape(-1, x.shape[1]), norm_w, head, empty=empty)
+        kept.append(logits.view(len(step.spans), num_tokens, -1))
+        return step.last
+
+    read = [[*row, *new[: num_tokens - 1]] for row, new in zip(rows, tokens, strict=True)]
+    _, step = right_aligned(read, room=1)
+    on_device: Any = (part.to(model.device) if isinstance(part, Tensor) else part for part in step)
+    step = Step(*on_device)
+    ops = Ops(embed=embed, norm_linear=norm_linear, linear_residual=linear_residual, next_token=collect).bind(fresh)
+    like, config = model.words.new_empty(0, dtype=high), model.config
+    cache = [GrowingKV(config.num_heads, config.head_dim, len(rows), 0, like) for _ in model.layers]
+    forward(model, ops, partial(no_mask, empty=fresh), cache, step, Settings().sampling(model.device))
+    return kept[0]

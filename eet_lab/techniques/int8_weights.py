@@ -1,0 +1,72 @@
+"""Int8 weights: half the bytes a token has to wait for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch.utils.weak import WeakIdKeyDictionary
+
+from eet_lab.models.decoder import Decoder, Layer
+from eet_lab.ops.int8 import quantized
+from eet_lab.ops.types import Linear
+from eet_lab.parts import Parts
+from eet_lab.technique import Technique, knob
+
+
+@dataclass(frozen=True)
+class Int8Weights(Technique):
+    """Keep the weights as 8-bit whole numbers with a scale for each output, and compute in the type of the activations.
+
+    A decode step reads every weight once for a handful of tokens, so its time is the bytes over the bandwidth. Each
+    weight becomes a whole number from -127 to 127; one fp32 scale per output (or per `group` of its inputs) makes it a
+    weight again. No weight is off by more than half its scale. Activations, norms, biases, embeddings and the KV cache
+    stay as they are; the LM head gets an int8 copy of its own, since a step reads all of it.
+
+    With `fused_kernels`, batches of up to 16 rows convert the numbers in registers, on their way from memory to the
+    tensor cores, and scale the sums; longer passes expand one matrix at a time and leave the product to the library.
+    Plain PyTorch expands every matrix in every step, which is slower than not to quantize at all: on a CPU, look at
+    the text and the perplexity, not at the time.
+
+    Lossy: the text may change. Compare shows the perplexity on held-out text before and after, where the weights were
+    trained. Smaller groups lose less and read more: a scale is 4 bytes, 6 % of a group of 64.
+
+    Source: LLM.int8() (Dettmers et al., NeurIPS 2022) for per-channel symmetric scales; MARLIN (Frantar et al., 2024)
+    for expanding weights next to the tensor cores.
+    """
+
+    name: ClassVar[str] = "int8_weights"
+    title: ClassVar[str] = "Int8 weights"
+    numerics: ClassVar[str] = "lossy"
+    tolerance: ClassVar[float] = 0.1
+
+    group: int = knob(0, "Inputs that share a scale; 0: all of an output's.", choices=(0, 64, 128))
+    head: bool = knob(True, "Quantize the LM head as well.", choices=(True, False))
+
+    def apply(self, parts: Parts) -> Parts:
+        return replace(parts, weights=(*parts.weights, ToInt8(self.group, self.head)))
+
+
+@dataclass(frozen=True)
+class ToInt8:
+    """A weights pass: the same decoder with int8 linears."""
+
+    group: int
+    head: bool
+
+    def __call__(self, model: Decoder) -> Decoder:
+        layers = tuple(Layer(*map(self._part, layer)) for layer in model.layers)
+        return model._replace(layers=layers, head=self._part(model.head) if self.head else model.head)
+
+    def _part(self, part: Any) -> Any:
+        if not isinstance(part, Linear):
+            return part
+        known = _QUANTIZED.setdefault(part.weight, {})
+        if self.group not in known:
+            known[self.group] = quantized(part.weight, self.group)
+        weight, scale = known[self.group]
+        return Linear(weight, part.bias, scale)
+
+
+_QUANTIZED: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""Of a weight: its int8 copies by group. They go when the weight goes, so that flipping the toggle costs once."""
