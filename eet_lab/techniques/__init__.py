@@ -3,12 +3,32 @@
 from eet_lab.technique import register
 from eet_lab.techniques.cuda_graphs import CudaGraphs
 from eet_lab.techniques.fused_kernels import FusedKernels
+from eet_lab.techniques.fused_sampling import FusedSampling
+from eet_lab.techniques.int8_weights import Int8Weights
 from eet_lab.techniques.mask_removal import MaskRemoval
 from eet_lab.techniques.memory_reuse import MemoryReuse
 from eet_lab.techniques.packed_prefill import PackedPrefill
 from eet_lab.techniques.pre_padding import PrePadding
 
-for technique in (PrePadding, MaskRemoval, MemoryReuse, PackedPrefill, FusedKernels, CudaGraphs):
+for technique in (
+    PrePadding,
+    MaskRemoval,
+    MemoryReuse,
+    PackedPrefill,
+    FusedKernels,
+    FusedSampling,
+    CudaGraphs,
+    Int8Weights,
+):
     register(technique)
 
-__all__ = ["CudaGraphs", "FusedKernels", "MaskRemoval", "MemoryReuse", "PackedPrefill", "PrePadding"]
+__all__ = [
+    "CudaGraphs",
+    "FusedKernels",
+    "FusedSampling",
+    "Int8Weights",
+    "MaskRemoval",
+    "MemoryReuse",
+    "PackedPrefill",
+    "PrePadding",
+]

@@ -1,16 +1,103 @@
-"""Between tokens and activations: the choice of the next token. T tokens, B rows, C channels, V words."""
+"""What a step does beside its layers: tokens become activations, logits a token, and the state moves on.
+
+T tokens, B rows, C channels, V words, S columns.
+"""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from eet_lab.ops import reference
-from eet_lab.ops.cuda.launching import needs
+from eet_lab.errors import KernelError
+from eet_lab.ops import native, reference
+from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
 from eet_lab.ops.cuda.linear import norm_linear
-from eet_lab.ops.types import Empty, Linear, Norm, Sampling, Step
+from eet_lab.ops.types import Empty, Linear, Norm, Sampling, State, Step
+
+
+@needs("tokens")
+def embed(
+    ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty, dependent: bool = False
+) -> Tensor:
+    """Word plus position embedding, one launch: ids [T], positions [T], words [V,C], places [S,C] -> [T,C]."""
+    T, C = len(ids), words.shape[1]
+    if words.dtype not in DTYPES or C % 8:
+        raise KernelError(f"words are {words.dtype} with {C} channels; kernels take {list(DTYPES)}, a multiple of 8.")
+    check(words, "words", words.dtype, (len(words), C))
+    check(places, "places", words.dtype, (len(places), C))
+    check(ids, "ids", torch.int64, (T,))
+    check(positions, "positions", torch.int64, (T,))
+    out = empty("embedded", (T, C), words)
+    if out.is_meta or not T:
+        return out
+    tensors = (at(out), ids.data_ptr(), positions.data_ptr(), at(words), at(places))
+    native.loaded("tokens").eet_embed(*tensors, DTYPES[words.dtype], T, C, dependent, stream_of(words))
+    return out
+
+
+@needs(*norm_linear.kernels, "sampling")  # type: ignore[attr-defined]
+def next_token(
+    x: Tensor,
+    step: Step,
+    norm_w: Norm,
+    head: Linear,
+    sampling: Sampling,
+    *,
+    empty: Empty,
+    dependent: bool = False,
+) -> Tensor:
+    """The next token of every row, [B]: our norm and head, and a choice in one launch.
+
+    Rows of more than one token take two more launches, which pick the newest.
+    """
+    positions = step.positions
+    if len(x) != len(step.last):  # else every row has one token, and that is its newest
+        x = torch.index_select(x, 0, step.last, out=empty("newest", (len(step.last), x.shape[1]), x))
+        positions = torch.index_select(
+            positions, 0, step.last, out=empty("newest_positions", (len(step.last),), positions)
+        )
+    logits = norm_linear(x, norm_w, head, empty=empty, dependent=dependent)
+    return choose(logits, positions, sampling, empty=empty, dependent=dependent)
 
 
 @needs(*norm_linear.kernels)  # type: ignore[attr-defined]
-def next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty) -> Tensor:
+def next_token_by_torch(
+    x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty
+) -> Tensor:
     """The next token of every row, [B]: the reference's choice among the logits of our norm and head."""
     return reference.next_token(x, step, norm_w, head, sampling, empty=empty, norm_linear=norm_linear)
+
+
+@needs("sampling")
+def choose(logits: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empty, dependent: bool = False) -> Tensor:
+    """Arg-max, or the reference's draw, in one launch whatever V is: logits [B,V], positions [B] -> [B].
+
+    It agrees with the reference up to rounding: a word may enter or leave the top-p where the mass before it is within
+    rounding of `top_p`. Words that tie go to the lowest.
+    """
+    B, V = logits.shape
+    if logits.dtype not in DTYPES:
+        raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}.")
+    check(logits, "logits", logits.dtype, (B, V))
+    check(positions, "positions", torch.int64, (B,))
+    token = empty("token", (B,), positions)
+    if token.is_meta or not B:
+        return token
+    tensors = (token.data_ptr(), at(logits), positions.data_ptr(), sampling.seed.data_ptr())
+    how = (min(sampling.top_k, V), sampling.temperature, sampling.top_p)
+    native.loaded("sampling").eet_choose(*tensors, DTYPES[logits.dtype], B, V, *how, dependent, stream_of(logits))
+    return token
+
+
+@needs("tokens")
+def advance(state: State, token: Tensor, *, empty: Empty, dependent: bool = False) -> None:
+    """Write `token` [B] into the next column of the canvas, except where the prompt still stands; step forward.
+
+    One launch.
+    """
+    B, S = state.tokens.shape
+    check(state.tokens, "tokens", torch.int64, (B, S))
+    check(token, "token", torch.int64, (B,))
+    native.loaded("tokens").eet_advance(
+        *(part.data_ptr() for part in (*state, token)), B, S, len(state.stop), dependent, stream_of(token)
+    )

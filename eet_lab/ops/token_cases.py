@@ -1,0 +1,221 @@
+"""Cases of the ops between layers and tokens: embedding, the choice of a token, and the step of the state.
+
+T tokens, B rows, C channels, V words, S columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eet_lab.ops import reference
+from eet_lab.ops.cases import Case, CaseFailed, RedZones
+from eet_lab.ops.shapes import Normal, Shape, copied
+from eet_lab.ops.types import Empty, Sampling, State
+
+MASS_ROUNDING = 1e-5  # of a sum of fp32 chances: a word this close to the top-p's end may be in or out
+
+
+@dataclass(frozen=True)
+class EmbedShape:
+    """T tokens of V words and S positions."""
+
+    T: int
+    C: int
+    V: int = 1000
+    S: int = 100
+
+    def __str__(self) -> str:
+        return f"t{self.T}/c{self.C}"
+
+    def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """What embed takes."""
+        normal = Normal(device, dtype, seed)
+        ids, positions = (torch.randint(n, (self.T,), generator=normal.source).to(device) for n in (self.V, self.S))
+        return ids, positions, normal(self.V, self.C), normal(self.S, self.C)
+
+    def read_bytes(self, itemsize: int) -> int:
+        """Two rows in and one out a token, and where they are."""
+        return self.T * (3 * self.C * itemsize + 16)
+
+
+@dataclass(frozen=True)
+class ChooseShape:
+    """Logits [B,V] of a normal distribution that is `spread` wide, and how to choose among them."""
+
+    B: int
+    V: int
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    spread: float = 3.0
+
+    def __str__(self) -> str:
+        how = [f"t{self.temperature:g}"] * (self.temperature > 0)
+        how += [f"k{self.top_k}"] * (self.top_k > 0) + [f"p{self.top_p:g}"] * (self.top_p < 1)
+        return f"b{self.B}/v{self.V}/{'/'.join(how) or 'greedy'}"
+
+    def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """What choose takes."""
+        logits = Normal(device, dtype, seed)(self.B, self.V, scale=self.spread)
+        positions = torch.arange(self.B, device=device) * 7 + seed
+        key = torch.tensor([seed * 2**33 + 11], device=device)
+        return logits, positions, Sampling(self.temperature, self.top_k, self.top_p, key)
+
+    def read_bytes(self, itemsize: int) -> int:
+        """All logits once."""
+        return self.B * (self.V * itemsize + 16)
+
+
+@dataclass(frozen=True)
+class AdvanceShape:
+    """B rows in a canvas of S columns, of which some still stand in their prompts and some have met a stop token."""
+
+    B: int
+    S: int = 40
+    num_stop: int = 2
+
+    def __str__(self) -> str:
+        return f"b{self.B}/s{self.S}/stop{self.num_stop}"
+
+    def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """A state with a few words only, so that many are stop tokens, and the tokens of a step; all integers."""
+        source, column = torch.Generator().manual_seed(seed), self.S // 2
+
+        def draw(high: int, *shape: int) -> Tensor:
+            return torch.randint(high, shape, generator=source)
+
+        state = State(
+            tokens=draw(9, self.B, self.S),
+            end=column + draw(3, self.B),
+            column=torch.tensor([column]),
+            ids=draw(9, self.B),
+            positions=draw(column, self.B),
+            done=draw(2, self.B).bool(),
+            stop=torch.arange(self.num_stop),
+        )
+        return State(*(part.to(device) for part in state)), draw(9, self.B).to(device)
+
+    def read_bytes(self, itemsize: int) -> int:
+        """Seven numbers of 8 bytes a row, read or written, and two flags."""
+        return self.B * (7 * 8 + 2)
+
+
+@dataclass(frozen=True)
+class ChooseCase(Case):
+    """A choice is right when no word that certainly stays beats it by more than rounding; an arg-max is one number."""
+
+    def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
+        """The reference's choice asks for no memory."""
+        return op(*inputs) if op is reference.choose else op(*inputs, empty=empty)
+
+    def check(
+        self, op: Callable[..., Tensor], shape: Any, device: str, dtype: torch.dtype, seed: int = 0
+    ) -> tuple[float, float]:
+        """Compare with the reference's rules in fp64: (how far the word is beaten, what rounding explains)."""
+        inputs, empty = shape.inputs(device, dtype, seed), RedZones()
+        logits, positions, sampling = inputs
+        got = self.call(op, copied(inputs), empty)
+        empty.check()
+        if got.shape != (shape.B,) or got.dtype != torch.int64 or not bool(((got >= 0) & (got < shape.V)).all()):
+            raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no word of {shape.V} a row.")
+        if sampling.greedy:
+            error, budget = float((got != logits.argmax(-1)).sum()), 0.0
+        else:
+            value, certain, possible = judged(logits, positions, sampling)
+            mine, each = got[:, None], torch.arange(shape.B, device=logits.device)
+            beaten = value.masked_fill(~certain, -torch.inf).amax(-1) - value.gather(-1, mine)[:, 0]
+            error = float(beaten.masked_fill(~possible[each, got], torch.inf).amax())
+            budget = 4 * torch.finfo(torch.float32).eps * float(value.abs().amax())
+        if not error <= budget:
+            raise CaseFailed(f"{self.name}/{shape} {dtype}: error {error:.3g}, the budget is {budget:.3g}.")
+        return error, budget
+
+
+def judged(logits: Tensor, positions: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    """In fp64, all [B,V]: score plus noise; which words certainly stay in the top-k and top-p; which possibly do."""
+    scores = logits.double() / sampling.temperature
+    value = scores + reference.gumbel(sampling.seed, positions, scores.shape[-1])
+    certain = possible = torch.ones_like(scores, dtype=torch.bool)
+    if 0 < sampling.top_k < scores.shape[-1]:
+        last = scores.topk(sampling.top_k).values[:, -1:]
+        rounding = 4 * torch.finfo(torch.float32).eps * last.abs()  # two fp32 scores may become one
+        certain, possible = scores >= last, scores >= last - rounding
+        scores = scores.masked_fill(~certain, -torch.inf)
+    if sampling.top_p < 1:
+        ordered, order = scores.sort(-1, descending=True)
+        mass = torch.cat([torch.zeros_like(ordered[:, :1]), ordered.softmax(-1).cumsum(-1)], -1)
+        above = mass.gather(-1, torch.searchsorted(-ordered, -scores))  # of the words that are larger
+        certain, possible = (
+            certain & (above < sampling.top_p - MASS_ROUNDING),
+            possible & (above < sampling.top_p + MASS_ROUNDING),
+        )
+        certain.scatter_(-1, order[:, :1], True)
+    return value, certain, possible
+
+
+@dataclass(frozen=True)
+class AdvanceCase(Case):
+    """A step of the state is right to the last bit."""
+
+    def call(self, op: Callable[..., Any], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
+        """All of the state after the step, in one tensor."""
+        op(*inputs, empty=empty)
+        return torch.cat([part.flatten().long() for part in inputs[0]])
+
+    def check(
+        self, op: Callable[..., Any], shape: Any, device: str, dtype: torch.dtype, seed: int = 0
+    ) -> tuple[float, float]:
+        """Compare with the reference: (how many numbers differ, 0)."""
+        inputs, empty = shape.inputs(device, dtype, seed), RedZones()
+        want, got = (self.call(each, copied(inputs), empty) for each in (reference.advance, op))
+        if wrong := int((got != want).sum()):
+            raise CaseFailed(f"{self.name}/{shape}: {wrong} of {len(want)} numbers of the state differ.")
+        return 0.0, 0.0
+
+
+HOW: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.8},
+    {"temperature": 1.0, "top_k": 50},
+    {"temperature": 0.7, "top_p": 0.9},
+    {"temperature": 1.3, "top_k": 200, "top_p": 0.6},
+)
+
+
+def _choices(sizes: tuple[tuple[int, int], ...], **more: Any) -> tuple[Shape, ...]:
+    return tuple(ChooseShape(B, V, **how, **more) for (B, V), how in product(sizes, HOW))
+
+
+TOKEN_CASES = (
+    Case(
+        "embed",
+        "embed",
+        tuple(EmbedShape(T, C) for T, C in ((1, 768), (0, 64), (5, 8), (37, 1600), (3, 12288))),
+        tuple(EmbedShape(T, C) for T, C in ((1, 768), (8, 1600), (4096, 1600))),
+    ),
+    ChooseCase(
+        "choose",
+        "choose",
+        (
+            *_choices(((1, 499), (3, 4096), (17, 50257), (300, 1001), (2, 7))),
+            *_choices(((2, 5000),), spread=0.0),  # all words tie
+            *_choices(((2, 5000),), spread=40.0),  # one word has nearly all chances
+            ChooseShape(2, 151936, 1.0, top_k=151935, top_p=0.99),
+            ChooseShape(4, 1000, 1.0, top_k=1, top_p=1e-9),
+            ChooseShape(0, 100),
+        ),
+        _choices(((1, 50257), (8, 50257), (64, 50257), (1, 151936))),
+    ),
+    AdvanceCase(
+        "advance",
+        "advance",
+        tuple(AdvanceShape(B, num_stop=n) for B, n in ((1, 0), (5, 1), (33, 2), (2000, 3))),
+        tuple(AdvanceShape(B) for B in (1, 64)),
+    ),
+)

@@ -1,0 +1,40 @@
+"""Fused sampling: a launch for each end of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from eet_lab.ops import cuda, native
+from eet_lab.parts import Parts
+from eet_lab.technique import Technique
+
+
+@dataclass(frozen=True)
+class FusedSampling(Technique):
+    """Embed, choose and move on in one launch each.
+
+    Around a step's layers stand small things: two embeddings are looked up and added, a token is chosen among the
+    logits, the canvas and the positions move on. Without it, PyTorch does them in about fifteen launches, which take as
+    long as several layers of a small model; a draw with top-p sorts the whole vocabulary besides. With it, they are
+    three. Top-k and top-p need no sort: the lowest score that stays is found digit by digit, a pass over the logits for
+    every four bits.
+
+    The draws are the same as without it: the noise depends on seed, row and position alone, to the bit.
+
+    Expect the same few microseconds less for every token, whatever the model: much for a small one, little for a large.
+
+    Source: Gumbel-max sampling (Kool et al., 2019); sampling without sorting as in FlashInfer (2024).
+    """
+
+    name: ClassVar[str] = "fused_sampling"
+    title: ClassVar[str] = "Fused sampling"
+    requires: ClassVar[tuple[str, ...]] = ("fused_kernels",)
+    numerics: ClassVar[str] = "reordered"
+
+    def apply(self, parts: Parts) -> Parts:
+        ops = replace(parts.ops, embed=cuda.embed, next_token=cuda.next_token, advance=cuda.advance)
+        return replace(parts, ops=ops)
+
+    def unavailable(self, device: str = "cpu") -> str | None:
+        return native.available(device)
