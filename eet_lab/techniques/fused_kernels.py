@@ -38,7 +38,7 @@ class FusedKernels(Technique):
             linear_residual=cuda.linear_residual,
             masked_attention=cuda.masked_attention,
             attention=cuda.attention,
-            next_token=cuda.next_token,
+            next_token=cuda.next_token_by_torch,
         )
         return replace(parts, ops=ops)
 

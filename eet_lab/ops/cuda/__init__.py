@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from eet_lab.ops.cuda.attention import attention, masked_attention
 from eet_lab.ops.cuda.linear import linear_residual, norm_linear
-from eet_lab.ops.cuda.tokens import next_token
+from eet_lab.ops.cuda.tokens import advance, choose, embed, next_token, next_token_by_torch
 
-__all__ = ["attention", "linear_residual", "masked_attention", "next_token", "norm_linear"]
+__all__ = [
+    "advance",
+    "attention",
+    "choose",
+    "embed",
+    "linear_residual",
+    "masked_attention",
+    "next_token",
+    "next_token_by_torch",
+    "norm_linear",
+]
