@@ -67,13 +67,17 @@ class Workload:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each prompt, evenly spaced from `low` to `high`."""
-        between = max(self.batch - 1, 1)
-        return tuple(round(self.low + (self.high - self.low) * row / between) for row in range(self.batch))
+        return evenly_spaced(self.low, self.high, self.batch)
 
     def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
         """Random token ids of these lengths; the same for the same seed."""
         draw = random.Random(seed)
         return [[draw.randrange(vocab_size) for _ in range(length)] for length in self.lengths]
+
+
+def evenly_spaced(low: int, high: int, num: int) -> tuple[int, ...]:
+    """`num` lengths from `low` to `high`, both among them."""
+    return tuple(round(low + (high - low) * i / max(num - 1, 1)) for i in range(num))
 
 
 def describe(name: str, rows: Sequence[Sequence[int]], new_tokens: int) -> str:

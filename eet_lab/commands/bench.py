@@ -1,4 +1,4 @@
-"""`eet-lab bench`: time recipes, and peers beside them, on a named workload."""
+"""`eet-lab bench`: time recipes on a named workload, or an op at named sizes, and peers beside them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from eet_lab.commands.arguments import add_model, load_model
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
-from eet_lab.errors import Cancelled, SetupError
+from eet_lab.errors import Cancelled, PromptError, SetupError
 
 if TYPE_CHECKING:
     from eet_lab.bench.rows import Row
+    from eet_lab.progress import Cancel, Progress
+
+    Found = tuple[list[Row], list[str], str]
 
 GUIDE = """\
 Times recipes on a workload of random prompts and, with --provider, Hugging Face transformers beside them, with the
@@ -24,16 +27,22 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
   eet-lab bench gpt2/b8/p16-512/n128 --recipe baseline --recipe pre_padding --recipe all
   eet-lab bench gpt2-xl/b1/p128/n128 --provider eet_lab --provider hf-static-compile
   eet-lab bench demo/b4/p4-32/n32 --provider eet_lab --provider hf-sdpa --append benchmarks
+  eet-lab bench op:decode_attention/b1/kv1024/h25/d64                one op beside PyTorch's and FlashInfer's
+  eet-lab bench op:norm_linear                                       all sizes that its case lists
 
 Providers: eet_lab, hf-eager, hf-sdpa; on a GPU also hf-static-compile, hf-max-autotune and torch-cuda-graphs (plain
 PyTorch, its decode step captured by hand). TTFT is when the last row has its first token, TPOT the time per token after
 it. --append adds a JSON line for each to <gpu>.jsonl in that folder.
+
+An op is timed in a CUDA graph, on copies of its inputs that no cache holds, by everyone who does it unless --provider
+says who: eet_lab, torch-linear, torch-linear-add, torch-norm-linear, torch-norm, torch-sdpa-flash, torch-sdpa-cudnn,
+torch-sdpa-efficient, torch-varlen, flashinfer.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("workload", help="for example gpt2/b8/p16-512/n128")
+    parser.add_argument("workload", help="for example gpt2/b8/p16-512/n128, or op:norm_linear")
     parser.add_argument("--recipe", action="append", metavar="WORDS", help="may be given several times (default: all)")
     parser.add_argument(
         "--provider", action="append", metavar="NAME", help="may be given several times (default: eet_lab)"
@@ -45,26 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Race and print; 130 when stopped."""
+    from eet_lab.bench.ops.workload import PREFIX
     from eet_lab.bench.progress import Clock
-    from eet_lab.bench.race import race
     from eet_lab.bench.rows import append
-    from eet_lab.bench.workloads import Workload
 
-    workload, line = Workload.parse(args.workload), ProgressLine(Clock())
     if args.append:
         append((), args.append)  # makes the folder: one that cannot be made is told before any work
-    model = load_model(args, workload.model)
+    line = ProgressLine(Clock())
+    race = _race_ops if args.workload.startswith(PREFIX) else _race_model
     try:
         with stoppable() as stop:
-            rows, remarks = race(
-                model,
-                workload,
-                args.recipe or ["all"],
-                args.provider or ["eet_lab"],
-                repeats=args.repeats,
-                progress=line,
-                cancel=stop,
-            )
+            rows, remarks, shown = race(args, line, stop)
     except Cancelled:
         print("Stopped.")
         return 130
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         line.clear()
     if not rows:
         raise SetupError(f"Nothing could be timed. {'; '.join(remarks)}")
-    print(table(rows))
+    print(shown)
     for remark in remarks:
         print(remark)
     if args.append:
@@ -80,44 +80,41 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def table(rows: list[Row]) -> str:
-    """One line for each row."""
-    from eet_lab.bench.tables import aligned
+def _race_model(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
+    from eet_lab.bench.race import race
+    from eet_lab.bench.workloads import Workload
+    from eet_lab.commands.bench_tables import model_table
 
-    head = ["", "TTFT ms", "TPOT ms", "total ms", "floor ms", "predicted ms", "GB/s", "% of ceiling"]
-    cells = [[*head, "launches", "kernels", "peak MiB", "same output"]]
-    for row in rows:
-        name = row.recipe if row.provider == "eet_lab" else row.provider
-        spreads = (row.ttft_ms, row.tpot_ms, row.total_ms)
-        times = [f"{s.p50:.4g} ({s.p20:.4g}–{s.p80:.4g})" if s else "–" for s in spreads]
-        share = row.share_of_ceiling and 100 * row.share_of_ceiling
-        bound = [_number(number, ".4g") for number in (row.floor_ms, row.predicted_ms, row.gb_per_s)]
-        counts = [_number(number, ".0f") for number in (share, row.launches_per_token, row.kernels_per_token)]
-        peak = _number(row.peak_bytes and row.peak_bytes / 2**20, ".1f")
-        cells.append([name, *times, *bound, *counts, peak, row.equality])
-    where = f"{rows[0].workload}, {rows[0].dtype} on {rows[0].gpu}"
-    return "\n".join([where, "", *aligned(cells), "", legend(rows[0])])
+    workload = Workload.parse(args.workload)
+    recipes, providers = args.recipe or ["all"], args.provider or ["eet_lab"]
+    model = load_model(args, workload.model)
+    rows, remarks = race(model, workload, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel)
+    return rows, remarks, model_table(rows)
 
 
-def legend(row: Row) -> str:
-    """What the columns mean, with the numbers of this device."""
-    from eet_lab.bench.cost import launch_cost
+def _race_ops(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
+    from eet_lab.bench.ops import OpWorkload, race_op
+    from eet_lab.commands.bench_tables import op_tables
 
-    lines = [
-        f"The ceiling is {row.ceiling_gb_per_s:.4g} GB/s, what a streaming read reaches here; the floor is what a step "
-        "must read at that rate."
-    ]
-    cost = launch_cost("cuda" if row.gpu.startswith("NVIDIA") else "cpu")
-    if cost is not None:
-        lines.append(
-            f"Predicted TPOT: the floor and {cost.kernel_us:.3g} us for each kernel, or {cost.launch_us:.3g} us of the "
-            "host for each launch if that is more; a graph is one launch."
+    if args.recipe:
+        raise PromptError(f"--recipe is {args.recipe[0]!r}, but an op has no recipe; leave it out.")
+    found: list[Row] = []
+    said: dict[str, None] = {}
+    for workload in OpWorkload.parse(args.workload):
+        rows, remarks = race_op(
+            workload,
+            args.provider or (),
+            device=args.device,
+            dtype=args.dtype,
+            repeats=args.repeats,
+            progress=progress,
+            cancel=cancel,
         )
-    return "\n".join(lines)
+        found += rows
+        said |= dict.fromkeys(remarks)
+    return found, list(said), op_tables(found)
 
 
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else f"{value:{form}}"
-
-
-COMMAND = Command("bench", "time recipes on a named workload, and Hugging Face if wanted", GUIDE, add_arguments, run)
+COMMAND = Command(
+    "bench", "time recipes or single ops on a named workload, and others beside them", GUIDE, add_arguments, run
+)

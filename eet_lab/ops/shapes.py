@@ -70,7 +70,8 @@ class AttentionShape:
     def __str__(self) -> str:
         heads = f"h{self.H}" if self.H == self.G else f"h{self.H}g{self.G}"
         words = ("/packed" * self.packed) + ("/slack" * bool(self.slack))
-        return f"b{len(self.lengths)}/{'kv' if self.decode else 's'}{max(self.lengths)}/{heads}/d{self.D}{words}"
+        span = "-".join(map(str, dict.fromkeys((min(self.lengths), max(self.lengths)))))
+        return f"b{len(self.lengths)}/{'kv' if self.decode else 's'}{span}/{heads}/d{self.D}{words}"
 
     def step(self, device: str) -> Step:
         """Where the tokens sit; as the engine's layouts place them."""

@@ -1,0 +1,150 @@
+"""Attention by others: PyTorch's SDPA in each of its kernels, its varlen call, and FlashInfer's decode.
+
+T tokens, B rows, Q queries a row, K keys, H heads, G KV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pad_sequence
+
+from eet_lab.bench.ops.provider import Inputs, LeftOut, Prepared, Provider
+from eet_lab.ops import reference
+from eet_lab.ops.shapes import AttentionShape
+
+OPS = ("attention",)
+PAGE = 16  # columns of FlashInfer's cache that lie together; vLLM's and SGLang's default
+WORKSPACE_BYTES = 128 << 20  # what FlashInfer's documentation gives its wrappers
+
+
+def sdpa(backend: SDPBackend, shape: AttentionShape, inputs: Inputs) -> Prepared:
+    """Causal SDPA; ragged prompts are padded on the right, where causality hides the pads at no cost."""
+    rows, ragged = _rows(shape, inputs), len(set(shape.lengths)) > 1
+    q, k, v = map(_padded, zip(*rows, strict=True))
+    if shape.decode and not ragged:
+        k, v = reference.append(*inputs[:3])[1:]  # the cache as it is, rather than a copy
+    mask = _key_mask(shape, q.device) if shape.decode and ragged else None
+    causal, gqa = not shape.decode, shape.H > shape.G
+
+    def call() -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=gqa)
+
+    lengths = [len(row[0]) for row in rows]
+
+    def read(out: Tensor) -> Tensor:
+        return torch.cat([out[row, :, :length].transpose(0, 1).flatten(1) for row, length in enumerate(lengths)])
+
+    return Prepared(call, read)
+
+
+def varlen(shape: AttentionShape, inputs: Inputs) -> Prepared:
+    """`torch.nn.attention.varlen`: all rows' tokens in one dimension, no pads."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows = _rows(shape, inputs)
+    q, k, v = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    queries, keys = ([len(row[part]) for row in rows] for part in (0, 1))
+    ends = _ends(queries, q.device), _ends(keys, q.device)
+    options: dict[str, Any] = {} if shape.decode else {"window_size": (-1, 0)}  # everything to the left: causal
+    if shape.H > shape.G:
+        if "enable_gqa" not in inspect.signature(varlen_attn).parameters:
+            raise LeftOut(f"torch {torch.__version__}'s varlen_attn takes no grouped heads")
+        options["enable_gqa"] = True
+    return Prepared(lambda: varlen_attn(q, k, v, *ends, max(queries), max(keys), **options), lambda out: out.flatten(1))
+
+
+def flashinfer(shape: AttentionShape, inputs: Inputs) -> Prepared:
+    """FlashInfer's decode: its call for one row, its planned paged wrapper for more; the plan is not timed."""
+    if not shape.decode:
+        raise LeftOut("only its decode attention is timed")
+    module: Any = import_module("flashinfer")
+    rows = _rows(shape, inputs)
+    q = torch.cat([row[0] for row in rows])  # [B,H,D]
+    grouped = shape.H // shape.G >= 4  # its documentation: tensor cores pay for large groups
+    if len(rows) == 1:
+        _, k, v = rows[0]
+        one = partial(module.single_decode_with_kv_cache, q[0], k, v, use_tensor_cores=grouped)
+        return Prepared(one, lambda out: out.view(1, -1))
+    pages = [_paged(part) for part in zip(*(row[1:] for row in rows), strict=True)]
+    counts = [-(-length // PAGE) for length in shape.lengths]
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
+    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=grouped)
+    last = torch.tensor([(length - 1) % PAGE + 1 for length in shape.lengths], dtype=torch.int32, device=q.device)
+    indices = torch.arange(sum(counts), dtype=torch.int32, device=q.device)
+    sizes = (shape.H, shape.G, shape.D, PAGE)
+    wrapper.plan(_ends(counts, q.device), indices, last, *sizes, q_data_type=q.dtype, kv_data_type=q.dtype)
+    return Prepared(lambda: wrapper.run(q, tuple(pages)), lambda out: out.flatten(1))
+
+
+def _rows(shape: AttentionShape, inputs: Inputs) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Each row's real queries [Q,H,D], and keys and values [K,G,D] with the new ones among them."""
+    qkv, kv, step = inputs[:3]
+    q, keys, values = reference.append(qkv, kv, step)
+    found = []
+    for row, span in enumerate(step.spans):
+        columns = slice(span.num_pad, max(shape.lengths))
+        k, v = (cache[row, :, columns].transpose(0, 1) for cache in (keys, values))
+        found.append((q[span.first : span.first + span.count], k, v))
+    return found
+
+
+def _padded(rows: tuple[Tensor, ...]) -> Tensor:
+    """Rows [N,H,D] -> [B,H,N,D] with zeros on the right."""
+    return pad_sequence(list(rows), batch_first=True).transpose(1, 2)
+
+
+def _key_mask(shape: AttentionShape, device: torch.device) -> Tensor:
+    """[B,1,1,K]: which keys of right-padded rows are real."""
+    lengths = torch.tensor(shape.lengths, device=device)
+    return (torch.arange(max(shape.lengths), device=device) < lengths[:, None])[:, None, None]
+
+
+def _paged(rows: tuple[Tensor, ...]) -> Tensor:
+    """Rows [K,G,D] -> pages [P,PAGE,G,D], each row beginning with a page of its own."""
+    return torch.cat([F.pad(row, (0, 0, 0, 0, 0, -len(row) % PAGE)).unflatten(0, (-1, PAGE)) for row in rows])
+
+
+def _ends(lengths: list[int], device: torch.device) -> Tensor:
+    """0 and the running sums, int32."""
+    return F.pad(torch.tensor(lengths, device=device).cumsum(0), (1, 0)).int()
+
+
+def _varlen_unavailable(device: str) -> str | None:
+    if device != "cuda":
+        return "torch's varlen attention needs an NVIDIA GPU"
+    if find_spec("torch.nn.attention.varlen") is None:
+        return f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
+    from torch.nn.attention.varlen import varlen_attn
+
+    if "window_size" not in inspect.signature(varlen_attn).parameters:
+        return f"torch {torch.__version__}'s varlen_attn has no window_size; it came with 2.11"
+    return None
+
+
+def _flashinfer_unavailable(device: str) -> str | None:
+    if device != "cuda":
+        return "FlashInfer needs an NVIDIA GPU"
+    return None if find_spec("flashinfer") else "FlashInfer is not installed: pip install flashinfer-python"
+
+
+def _gpu_only(device: str) -> str | None:
+    return None if device == "cuda" else "this kernel of SDPA needs an NVIDIA GPU"
+
+
+ATTENTION = (
+    Provider("torch-sdpa-flash", OPS, partial(sdpa, SDPBackend.FLASH_ATTENTION)),
+    Provider("torch-sdpa-cudnn", OPS, partial(sdpa, SDPBackend.CUDNN_ATTENTION), _gpu_only),
+    Provider("torch-sdpa-efficient", OPS, partial(sdpa, SDPBackend.EFFICIENT_ATTENTION), _gpu_only),
+    Provider("torch-varlen", OPS, varlen, _varlen_unavailable),
+    Provider("flashinfer", OPS, flashinfer, _flashinfer_unavailable),
+)

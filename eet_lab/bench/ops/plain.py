@@ -1,0 +1,62 @@
+"""Linear layers and norms by PyTorch's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from eet_lab.bench.ops.provider import Inputs, LeftOut, Prepared, Provider
+from eet_lab.ops.shapes import LinearShape
+from eet_lab.ops.types import Linear, Norm
+
+ACTS: dict[str | None, Callable[[Tensor], Tensor]] = {
+    None: lambda x: x,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
+
+
+def linear(shape: LinearShape, inputs: Inputs) -> Prepared:
+    """The product and the bias alone."""
+    x, w = inputs[0], _floating(inputs[1] if shape.residual else inputs[2])
+    return Prepared(lambda: F.linear(x, w.weight, w.bias))
+
+
+def linear_add(shape: LinearShape, inputs: Inputs) -> Prepared:
+    """linear(x) + residual, in two calls."""
+    x, w, residual = inputs[0], _floating(inputs[1]), inputs[2].clone()
+    return Prepared(lambda: F.linear(x, w.weight, w.bias) + residual)
+
+
+def norm_linear(shape: LinearShape, inputs: Inputs) -> Prepared:
+    """act(linear(norm(x))), a call each."""
+    x, norm_w, w, act = inputs[0], inputs[1], _floating(inputs[2]), ACTS[inputs[3]]
+    return Prepared(lambda: act(F.linear(_norm(x, norm_w), w.weight, w.bias)))
+
+
+def norm(shape: Any, inputs: Inputs) -> Prepared:
+    """Layer norm, or RMS norm without a bias."""
+    return Prepared(lambda: _norm(inputs[0], inputs[1]))
+
+
+def _norm(x: Tensor, w: Norm) -> Tensor:
+    width = x.shape[-1:]
+    return F.rms_norm(x, width, w.weight, w.eps) if w.bias is None else F.layer_norm(x, width, w.weight, w.bias, w.eps)
+
+
+def _floating(w: Linear) -> Linear:
+    if w.scale is not None:
+        raise LeftOut("PyTorch's linear takes no int8 weights")
+    return w
+
+
+PLAIN = (
+    Provider("torch-linear", ("norm_linear", "linear_residual"), linear, less="the product alone: nothing around it"),
+    Provider("torch-linear-add", ("linear_residual",), linear_add),
+    Provider("torch-norm-linear", ("norm_linear",), norm_linear),
+    Provider("torch-norm", ("norm",), norm),
+)

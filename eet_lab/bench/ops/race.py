@@ -1,0 +1,184 @@
+"""race_op: one op at one size, ours beside others, in one process, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from eet_lab.bench.cost import predicted_ms, streaming_gb_per_s
+from eet_lab.bench.launches import Counter, StepLaunches
+from eet_lab.bench.ops.judge import Judge
+from eet_lab.bench.ops.provider import LeftOut, Prepared
+from eet_lab.bench.ops.providers import PROVIDERS, names_for
+from eet_lab.bench.ops.workload import OpWorkload
+from eet_lab.bench.progress import Tally
+from eet_lab.bench.racers import OURS
+from eet_lab.bench.results import Spread
+from eet_lab.bench.rows import Row, taken
+from eet_lab.bench.timing import Timed
+from eet_lab.errors import Cancelled, PromptError, did_you_mean, first_line
+from eet_lab.models.load import checked_device, checked_dtype
+from eet_lab.ops import cuda, native
+from eet_lab.ops.shapes import copied
+from eet_lab.ops.types import fresh
+from eet_lab.progress import Cancel, Progress
+from eet_lab.threads import cpu_threads
+
+ROTATED_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}
+"""Several times the last cache: each call of a region reads a copy of its own, so that all read from memory."""
+
+MOST_COPIES = 48
+
+
+def race_op(
+    workload: OpWorkload,
+    providers: Sequence[str] = (),
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    repeats: int = 5,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> tuple[list[Row], list[str]]:
+    """Time an op by each provider (none named: all that do this op), A, B, ..., A, B, ..., in regions of 100 ms.
+
+    Returns a row for each, its time in `total_ms`, and remarks: who is left out and why. Each output is checked first.
+    Errors: PromptError, ModelError (device, dtype), OutOfMemory, Cancelled.
+    """
+    where = checked_device(device)
+    kind, names = checked_dtype(dtype, where), _chosen(workload, providers)
+    tally = Tally(2 + len(names) * (1 + repeats), progress)
+    with cpu_threads(where):
+        entries, remarks = _prepared(workload, names, where, kind, tally, cancel)
+        for repeat in range(repeats):
+            for entry in entries:
+                _check(cancel)
+                tally.say(f"timing {entry.name}, {repeat + 1} of {repeats}")
+                entry.time()
+                tally.finish()
+        shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")} | taken(where)
+        size = workload.shape.read_bytes(kind.itemsize)
+        return [Row(**shared, **entry.figures(size)) for entry in entries], remarks
+
+
+def _prepared(
+    workload: OpWorkload,
+    names: Sequence[str],
+    device: str,
+    dtype: torch.dtype,
+    tally: Tally,
+    cancel: Cancel | None,
+) -> tuple[list[Entry], list[str]]:
+    """Those that are ready, and why the others are not. Ours raises where it fails; others are left out."""
+    tally.say(f"making inputs of {workload}")
+    inputs = workload.shape.inputs(device, dtype, 0)
+    num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[device] // workload.shape.read_bytes(dtype.itemsize)) + 1)
+    copies = [inputs, *(copied(inputs) for _ in range(num_copies - 1))]
+    tally.finish()
+    tally.say("asking the reference in fp64")
+    judge = Judge(workload, device, dtype)
+    tally.finish()
+    entries, remarks = [], []
+    for name in names:
+        _check(cancel)
+        tally.say(f"preparing {name}")
+        try:
+            entries.append(Entry(name, workload, copies, judge, device, tally.building))
+        except LeftOut as why:
+            remarks.append(f"{name} is left out: {why}")
+        except Exception as error:
+            if name == OURS:
+                raise
+            remarks.append(f"{name} failed: {type(error).__name__}: {first_line(error)}")
+        tally.finish()
+    return entries, remarks
+
+
+class Entry:
+    """One provider, prepared on every copy of the inputs and checked on the first."""
+
+    def __init__(
+        self,
+        name: str,
+        workload: OpWorkload,
+        copies: Sequence[tuple],
+        judge: Judge,
+        device: str,
+        building: Progress,
+    ) -> None:
+        self.name, self._device = name, device
+        make = _ours(workload, device, building) if name == OURS else _theirs(name, workload, device)
+        prepared = [make(inputs) for inputs in copies]
+        self._equality = judge.ours() if name == OURS else judge.verdict(prepared[0], PROVIDERS[name].less)
+        self._launches = _counted(prepared[0]) if device == "cuda" else None
+        self._timed = Timed([each.call for each in prepared], device)
+        self._ms: list[float] = []
+
+    def time(self) -> None:
+        """One region."""
+        self._ms.append(self._timed.ms())
+
+    def figures(self, size: int) -> dict[str, Any]:
+        """What a row holds of it; `size` bytes have to be moved."""
+        in_us = Spread.of([ms * 1e3 for ms in self._ms])
+        assert in_us is not None
+        total_ms = Spread(*(round(us / 1e3, 7) for us in (in_us.p20, in_us.p50, in_us.p80)))
+        ceiling, inside = streaming_gb_per_s(self._device), self._launches
+        return {
+            "provider": self.name,
+            "recipe": "",
+            "ttft_ms": None,
+            "tpot_ms": None,
+            "total_ms": total_ms,
+            "peak_bytes": None,
+            "floor_ms": round(size / ceiling / 1e6, 6),
+            "gb_per_s": round(size / total_ms.p50 / 1e6, 3),
+            "ceiling_gb_per_s": round(ceiling, 2),
+            "launches_per_token": None,
+            "kernels_per_token": inside and inside.kernels,
+            "predicted_ms": inside and predicted_ms(size, inside._replace(launches=0), self._device),  # in a graph
+            "equality": self._equality,
+            "same_tokens": None,
+        }
+
+
+def _ours(workload: OpWorkload, device: str, building: Progress) -> Callable[[tuple], Prepared]:
+    """Our kernels' call for one copy of the inputs."""
+    case = workload.case
+    if problem := native.available(device):
+        raise LeftOut(problem)
+    op = getattr(cuda, case.op)
+    native.prepare(op.kernels, progress=building)
+    return lambda inputs: Prepared(lambda: case.call(op, inputs, fresh))
+
+
+def _theirs(name: str, workload: OpWorkload, device: str) -> Callable[[tuple], Prepared]:
+    """The same of another provider."""
+    provider = PROVIDERS[name]
+    if problem := provider.unavailable(device):
+        raise LeftOut(problem)
+    return partial(provider.make, workload.shape)
+
+
+def _chosen(workload: OpWorkload, providers: Sequence[str]) -> Sequence[str]:
+    known = names_for(workload.case)
+    for name in providers:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise PromptError(f"{name!r} does not do {workload.case.op}.{hint} Those that do: {', '.join(known)}.")
+    return providers or known
+
+
+def _counted(prepared: Prepared) -> StepLaunches:
+    counter = Counter()
+    counter.start()
+    prepared.call()
+    return counter.stop()
+
+
+def _check(cancel: Cancel | None) -> None:
+    if cancel is not None and cancel.is_set():
+        raise Cancelled("The benchmark was stopped.")

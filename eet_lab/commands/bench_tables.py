@@ -1,0 +1,78 @@
+"""What `eet-lab bench` prints: a line for each row, with the hardware's bound and what the cost model predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eet_lab.bench.cost import launch_cost
+from eet_lab.bench.results import Spread
+from eet_lab.bench.rows import Row
+from eet_lab.bench.tables import aligned
+
+
+def model_table(rows: Sequence[Row]) -> str:
+    """Rows of one workload; empty for none."""
+    if not rows:
+        return ""
+    bound = ["floor ms", "predicted ms", "GB/s", "% of ceiling", "launches", "kernels"]
+    cells = [["", "TTFT ms", "TPOT ms", "total ms", *bound, "peak MiB", "same output"]]
+    for row in rows:
+        name = row.recipe if row.provider == "eet_lab" else row.provider
+        times = map(_spread, (row.ttft_ms, row.tpot_ms, row.total_ms))
+        peak = row.peak_bytes and row.peak_bytes / 2**20
+        counts = [_number(row.launches_per_token, ".0f"), _number(row.kernels_per_token, ".0f")]
+        cells.append([name, *times, *_bound(row, 1), *counts, _number(peak, ".1f"), row.equality])
+    return _page(rows[0], cells, "a step")
+
+
+def op_tables(rows: Sequence[Row]) -> str:
+    """Rows of ops, in microseconds, a table for each workload."""
+    tables: dict[str, list[Row]] = {}
+    for row in rows:
+        tables.setdefault(row.workload, []).append(row)
+    return "\n\n".join(map(_op_table, tables.values()))
+
+
+def _op_table(rows: Sequence[Row]) -> str:
+    cells = [["", "us", "floor us", "predicted us", "GB/s", "% of ceiling", "kernels", "same output"]]
+    for row in rows:
+        kernels = _number(row.kernels_per_token, ".0f")
+        cells.append([row.provider, _spread(row.total_ms, 1e3), *_bound(row, 1e3), kernels, row.equality])
+    return _page(rows[0], cells, "the op")
+
+
+def _bound(row: Row, scale: float) -> list[str]:
+    floor, predicted = (ms and ms * scale for ms in (row.floor_ms, row.predicted_ms))
+    share = row.share_of_ceiling and 100 * row.share_of_ceiling
+    return [*(_number(value, ".4g") for value in (floor, predicted, row.gb_per_s)), _number(share, ".0f")]
+
+
+def _page(row: Row, cells: list[list[str]], what: str) -> str:
+    title = f"{row.workload}, {row.dtype} on {row.gpu}"
+    return "\n".join([title, "", *aligned(cells), "", *_legend(row, what)])
+
+
+def _legend(row: Row, what: str) -> list[str]:
+    """What the columns mean, with the numbers of this device."""
+    lines = [
+        f"The ceiling is {_number(row.ceiling_gb_per_s, '.4g')} GB/s, what a streaming read reaches here; the floor is "
+        f"what {what} must move at that rate."
+    ]
+    cost = launch_cost("cuda" if row.gpu.startswith("NVIDIA") else "cpu")
+    if cost is not None:
+        lines.append(
+            f"Predicted: the floor and {cost.kernel_us:.3g} us for each kernel, or {cost.launch_us:.3g} us of the host "
+            "for each launch if that is more; a graph is one launch."
+        )
+    return lines
+
+
+def _spread(spread: Spread | None, scale: float = 1) -> str:
+    if spread is None:
+        return "–"
+    p20, p50, p80 = (f"{value * scale:.4g}" for value in (spread.p20, spread.p50, spread.p80))
+    return f"{p50} ({p20}–{p80})"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"

@@ -1,0 +1,145 @@
+"""Ops timed alone: their names, the providers' outputs against the reference, and the race between them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eet_lab.bench.ops import PROVIDERS, OpWorkload, race_op
+from eet_lab.bench.ops import race as op_race
+from eet_lab.bench.ops.attention import _paged
+from eet_lab.bench.ops.judge import Judge
+from eet_lab.bench.ops.provider import LeftOut, Provider
+from eet_lab.bench.ops.providers import names_for
+from eet_lab.bench.rows import append, read
+from eet_lab.cli import main
+from eet_lab.errors import Cancelled, PromptError
+from eet_lab.ops.cases import CASES
+from eet_lab.ops.types import Linear
+
+CPU = torch.device("cpu")
+
+
+def workload(text: str) -> OpWorkload:
+    [found] = OpWorkload.parse(text)
+    return found
+
+
+@given(st.integers(1, 9), st.integers(1, 99), st.integers(0, 99), st.sampled_from([1, 2, 4]), st.booleans())
+def test_attention_of_any_size_reads_back_from_its_name(batch, low, more, groups, decode):
+    span = f"{low}-{low + more}" if more and batch > 1 else str(low)
+    heads = "h4" if groups == 4 else f"h4g{groups}"
+    text = f"op:{'decode' if decode else 'prefill'}_attention/b{batch}/{'kv' if decode else 's'}{span}/{heads}/d32"
+    found = workload(text)
+    assert str(found) == text
+    assert (min(found.shape.lengths), len(found.shape.lengths)) == (low, batch)
+
+
+def test_linears_of_any_size_and_listed_sizes_read_back():
+    for text in ("op:norm_linear/t3/n11/c24/relu", "op:linear_residual/t3/n11/c24"):
+        assert str(workload(text)) == text
+    for case in CASES:
+        listed = OpWorkload.parse(f"op:{case.name}")
+        assert tuple(each.shape for each in listed) == case.bench
+        assert [workload(str(each)) for each in listed] == list(listed)
+
+
+@pytest.mark.parametrize("text", ["op:attend", "op:decode_attention/b2", "op:decode_attention/b2/s5/h4/d64", "gpt2/b1"])
+def test_bad_names_are_told(text):
+    with pytest.raises(PromptError):
+        OpWorkload.parse(text)
+
+
+TEXTS = (
+    "op:decode_attention/b2/kv33/h4/d32",
+    "op:decode_attention/b3/kv5-33/h4g2/d32",
+    "op:prefill_attention/b2/s17/h4/d32",
+    "op:prefill_attention/b3/s5-33/h4g2/d32",
+    "op:prefill_attention/b3/s5-33/h4/d32/packed",
+    "op:norm_linear/t2/n96/c64/gelu_tanh",
+    "op:linear_residual/t2/n96/c64",
+)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_others_give_what_the_reference_gives(text):
+    found = workload(text)
+    rows, remarks = race_op(found, device="cpu", repeats=1)
+    assert rows
+    assert all(row.equality == "passed" or row.equality.startswith("not compared: the product") for row in rows)
+    assert all(row.gb_per_s > 0 and row.floor_ms > 0 for row in rows)
+    assert len(rows) + len(remarks) == len(names_for(found.case))
+    assert any(remark.startswith("eet_lab is left out: CUDA kernels need an NVIDIA GPU") for remark in remarks)
+
+
+def test_a_wrong_output_is_told():
+    found = workload("op:linear_residual/t2/n96/c64")
+    judge = Judge(found, "cpu", torch.float32)
+    prepared = PROVIDERS["torch-linear-add"].make(found.shape, found.shape.inputs("cpu", torch.float32, 0))
+    assert judge.verdict(prepared) == "passed"
+    assert judge.verdict(prepared._replace(read=lambda out: out * 1.001)).startswith("error ")
+    assert judge.verdict(prepared._replace(read=lambda out: out * torch.nan)).startswith("error ")
+
+
+def test_int8_weights_are_left_out():
+    found = workload("op:linear_residual/t2/n96/c64")
+    x, w, residual = found.shape.inputs("cpu", torch.float32, 0)
+    with pytest.raises(LeftOut, match="int8"):
+        PROVIDERS["torch-linear"].make(found.shape, (x, Linear(w.weight, w.bias, w.weight), residual))
+
+
+def test_pages_hold_every_row_from_a_page_of_its_own():
+    rows = tuple(torch.arange(1, n + 1.0).view(n, 1, 1).expand(n, 2, 3) for n in (5, 16, 17))
+    pages = _paged(rows)
+    assert pages.shape == (4, 16, 2, 3)
+    assert [page[:, 0, 0].count_nonzero().item() for page in pages] == [5, 16, 16, 1]
+
+
+def test_one_that_fails_is_left_out_and_told(monkeypatch):
+    broken = Provider("torch-norm-linear", ("norm_linear",), lambda shape, inputs: 1 / 0)
+    monkeypatch.setitem(PROVIDERS, "torch-norm-linear", broken)
+    rows, remarks = race_op(workload("op:norm_linear/t1/n16/c8"), device="cpu", repeats=1)
+    assert [row.provider for row in rows] == ["torch-linear"]
+    assert "torch-norm-linear failed: ZeroDivisionError: division by zero" in remarks
+
+
+def test_who_does_not_do_an_op_is_told():
+    with pytest.raises(PromptError, match="'torch-varlen' does not do norm_linear"):
+        race_op(workload("op:norm_linear/t1/n16/c8"), ["torch-varlen"], device="cpu")
+
+
+def test_a_stop_ends_it():
+    class Stop:
+        def is_set(self):
+            return True
+
+    with pytest.raises(Cancelled):
+        race_op(workload("op:norm_linear/t1/n16/c8"), device="cpu", cancel=Stop())
+
+
+def test_the_command_prints_and_appends(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 1 << 16)
+    words = ["--device", "cpu", "--repeats", "1", "--append", str(tmp_path)]
+    assert main(["bench", "op:decode_attention/b1/kv64/h4/d32", *words]) == 0
+    out = capsys.readouterr().out
+    assert "torch-sdpa-flash" in out
+    assert "flashinfer is left out: FlashInfer needs an NVIDIA GPU" in out
+    [row] = read(tmp_path / "cpu.jsonl")
+    assert (row.workload, row.provider) == ("op:decode_attention/b1/kv64/h4/d32", "torch-sdpa-flash")
+    assert append([row], tmp_path / "again")
+    assert main(["bench", "op:norm_linear/t1/n16/c8", "--recipe", "all"]) == 2
+    assert "an op has no recipe" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", TEXTS)
+def test_all_give_what_the_reference_gives_in_fp16(text):
+    rows, remarks = race_op(workload(text), device="cuda", repeats=1)
+    wrong = [
+        (row.provider, row.equality) for row in rows if row.equality != "passed" and "compared" not in row.equality
+    ]
+    assert not wrong
+    assert rows[0].provider == "eet_lab", remarks
+    assert not [remark for remark in remarks if "failed" in remark and "flash" not in remark]
