@@ -45,6 +45,13 @@ __device__ inline void load_matrices_transposed(uint32_t (&r)[4], const void* ro
                : "memory");
 }
 
+// The opposite of load_matrices (sm_90 and later).
+__device__ inline void store_matrices(void* row, const uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // 16 bytes from global to shared memory, in the background; zeros where `valid` is false, and nothing is read.
 __device__ inline void copy_async(void* to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),

@@ -54,7 +54,7 @@ class Case:
     op: str
     shapes: tuple[Shape, ...]
     bench: tuple[Shape, ...] = ()
-    launches: int = 1  # of the CUDA op, on each bench shape in a 16-bit type
+    launches: int = 1  # of the CUDA op, on each bench shape in a 16-bit type, on Hopper
 
     def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
         """The op on its inputs; a mask goes by keyword."""
@@ -160,11 +160,15 @@ def _prefill(masked: bool) -> Case:
     shapes = [prefill(RAGGED, *heads) for heads in HEADS]
     shapes += [prefill((2,), *XL), prefill((1, 3), *XL), prefill((128, 127, 129), 12, 12, 64)]
     shapes += [prefill(RAGGED, 8, 2, 64, slack=126)]
-    if not masked:
-        shapes += [prefill(RAGGED, *heads, packed=True) for heads in HEADS[3:]]
     bench = [prefill((2048,) * 8, 16, 16, 64), prefill((2048,) * 8, *XL), prefill((2048,) * 4, 32, 32, 128)]
-    op = "masked_attention" if masked else "attention"
-    return Case(f"prefill_{op}", op, tuple(shapes), tuple(bench), launches=2)
+    if masked:
+        return Case("prefill_masked_attention", "masked_attention", tuple(shapes), tuple(bench), launches=2)
+    shapes += [prefill(RAGGED, *heads, packed=True) for heads in HEADS[3:]]
+    shapes += [prefill((300, 1, 129, 515), 4, 2, D, packed=True) for D in (64, 128, 256)]
+    shapes += [prefill((333, 300), 2, 2, D, slack=5) for D in (96, 200)]
+    ragged = tuple(64 + 1984 * i // 7 for i in range(8))
+    bench += [prefill(ragged, *XL, packed=True)]
+    return Case("prefill_attention", "attention", tuple(shapes), tuple(bench))
 
 
 CASES = (

@@ -5,6 +5,8 @@ T tokens, B rows, Q queries a row, K columns of the cache, H heads, G KV heads, 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
 from eet_lab.ops.types import Empty, KVLayer, Step
 
 MAX_HEAD_DIM = 256
+WIDE_HEAD_DIM = 40  # from here on Hopper's own kernel is the faster one, though it pads to 64
 
 
 @needs("append", "decode_attention", "prefill_attention", "plain_attention")
@@ -27,12 +30,12 @@ def masked_attention(
     return _attend(qkv, kv, step, mask, empty, dependent)
 
 
-@needs("append", "decode_attention", "prefill_attention", "plain_attention")
+@needs("append", "decode_attention", "hopper_attention", "prefill_attention", "plain_attention")
 def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty, dependent: bool = False) -> Tensor:
     """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; pads' own output is 0.
 
     One token a row: one launch, which also writes the cache, and may be `dependent`. More: one that writes the cache,
-    one that attends.
+    one that attends; on Hopper one does both, where all that a query may see is new and no token is a pad.
     float32 takes a kernel without tensor cores. A row's new columns are consecutive.
     """
     return _attend(qkv, kv, step, None, empty, dependent)
@@ -60,10 +63,18 @@ def _attend(qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Em
         return out
     num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
     rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
-    zeroed = tensors[0] if mask is None and num_real != T else None
-    native.loaded("append").eet_append(
-        zeroed, *tensors[1:], rows, columns, first, count, *strides, dtype, T, H, G, D, stream
-    )
+    on_hopper = mask is None and dtype != DTYPES[torch.float32] and D >= WIDE_HEAD_DIM and _is_hopper(qkv.device.index)
+    all_new = num_real == T and all(span.num_pad + span.count == K for span in step.spans)
+    if not (on_hopper and all_new):
+        zeroed = tensors[0] if mask is None and num_real != T else None
+        native.loaded("append").eet_append(
+            zeroed, *tensors[1:], rows, columns, first, count, *strides, dtype, T, H, G, D, stream
+        )
+    if on_hopper:
+        native.loaded("hopper_attention").eet_hopper_attention(
+            *tensors, first, count, num_pad, columns, *strides, dtype, T, B, longest, H, G, D, K, all_new, stream
+        )
+        return out
     if qkv.dtype == torch.float32:
         native.loaded("plain_attention").eet_plain_attention(
             *tensors, at(mask), rows, columns, first, count, num_pad, *strides, T, H, G, D, K, stream
@@ -74,6 +85,11 @@ def _attend(qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Em
         *tensors, at(mask), first, count, num_pad, columns, *strides, dtype, B, queries, H, G, D, K, stream
     )
     return out
+
+
+@cache
+def _is_hopper(device: int) -> bool:
+    return torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def _check_attention(qkv: Tensor, keys: Tensor, values: Tensor, H: int, G: int, D: int) -> None:
