@@ -32,30 +32,26 @@ __global__ void embed_kernel(T* out, const int64_t* ids, const int64_t* position
 struct State {
   int64_t *tokens, *ids, *positions;  // [B,S], [B], [B]
   int64_t* column;                    // [1]
-  bool* done;                         // [B]
-  const int64_t *end, *stop;          // [B], [num_stop]
+  const int64_t* end;                 // [B]
+  int64_t row_stride, column_stride;  // of tokens, in numbers
 };
 
-// Why      ten tiny launches in PyTorch: the new column of the canvas, and what the next step reads
+// Why      nine tiny launches in PyTorch: the new column of the canvas, and what the next step reads
 // Mapping  one block, a thread a row
 // Traffic  a few numbers a row
 // Needs    a column after the present one
 // Numerics integers
 // Source   where the prompt still stands it is read instead of what was generated, as in FasterTransformer
-__global__ void advance_kernel(const State s, const int64_t* token, int B, int S, int num_stop) {
+__global__ void advance_kernel(const State s, const int64_t* token, int B) {
   const int64_t column = *s.column + 1;  // before the wait: only this kernel writes it
   __syncthreads();
   eet::wait_for_previous();
   eet::let_next_begin();
   for (int row = threadIdx.x; row < B; row += blockDim.x) {
-    int64_t* canvas = s.tokens + int64_t(row) * S + column;
-    const bool generated = column >= s.end[row];
-    const int64_t id = generated ? token[row] : *canvas;
-    bool done = s.done[row];
-    for (int i = 0; i < num_stop; ++i) done |= generated && id == s.stop[i];
-    *canvas = s.ids[row] = id;
+    int64_t* canvas = s.tokens + row * s.row_stride + column * s.column_stride;
+    const int64_t generated = token[row], known = *canvas;
+    *canvas = s.ids[row] = column >= s.end[row] ? generated : known;
     s.positions[row] += 1;
-    s.done[row] = done;
   }
   if (threadIdx.x == 0) *s.column = column;
 }
@@ -76,9 +72,9 @@ extern "C" cudaError_t eet_embed(void* out, const int64_t* ids, const int64_t* p
 
 // Writes `token` [B] into the next column, except where the prompt still stands, and steps forward.
 extern "C" cudaError_t eet_advance(int64_t* tokens, const int64_t* end, int64_t* column, int64_t* ids,
-                                   int64_t* positions, void* done, const int64_t* stop, const int64_t* token, int B,
-                                   int S, int num_stop, int dependent, cudaStream_t stream) {
-  const State state{tokens, ids, positions, column, static_cast<bool*>(done), end, stop};
+                                   int64_t* positions, const int64_t* token, int64_t row_stride, int64_t column_stride,
+                                   int B, int dependent, cudaStream_t stream) {
+  const State state{tokens, ids, positions, column, end, row_stride, column_stride};
   const int threads = min(eet::ceil_div(B, 32) * 32, 1024);
-  return eet::launch(advance_kernel, {dim3(1), threads, 0, stream, 1, dependent != 0}, state, token, B, S, num_stop);
+  return eet::launch(advance_kernel, {dim3(1), threads, 0, stream, 1, dependent != 0}, state, token, B);
 }

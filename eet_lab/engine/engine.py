@@ -88,11 +88,11 @@ class Engine:
             for row, (end, tokens) in enumerate(zip(ends, forced, strict=True)):
                 state.tokens[row, end : end + len(tokens)] = torch.tensor(tokens)
             state.end.add_(settings.max_new_tokens)
-        state = state._replace(stop=torch.tensor(settings.stop, dtype=torch.long))
         session = self._opened(moved(state, self.model.device), moved(first, self.model.device), settings)
-        transcript = Transcript(ends, width, settings.max_new_tokens, capacity - width)
+        stop = settings.stop if forced is None else ()
+        transcript = Transcript(ends, width, settings.max_new_tokens, capacity - width, stop)
         setup_ms = (time.perf_counter() - began) * 1e3
-        stream = open_stream(self.model.device, len(prompts))
+        stream = open_stream(session.state, width)
 
         def read(steps: list) -> None:
             for step in steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
@@ -68,9 +69,13 @@ class Generation:
 class Transcript:
     """Gathers a run's tokens from its steps, and trims what the device generated beyond a row's end."""
 
-    def __init__(self, ends: list[int], first_column: int, limit: int, num_steps: int) -> None:
-        """Row b generates from column ends[b]; the first step writes `first_column`; a row holds `limit`."""
+    def __init__(self, ends: list[int], first_column: int, limit: int, num_steps: int, stop: Sequence[int]) -> None:
+        """Row b generates from column ends[b], at most `limit` tokens or up to one of `stop`.
+
+        The first step writes `first_column`.
+        """
         self._ends, self._column, self._limit, self._num_steps = ends, first_column, limit, num_steps
+        self._stop = frozenset(stop)
         rows = len(ends)
         self._tokens: list[list[int]] = [[] for _ in range(rows)]
         self._finish: list[str | None] = [None] * rows
@@ -86,14 +91,14 @@ class Transcript:
     def read(self, step: StepTokens) -> StepEvent:
         """Take in the next step."""
         new = []
-        for row, (token, done) in enumerate(zip(step.ids, step.done, strict=True)):
+        for row, token in enumerate(step.ids):
             if self._finish[row] is not None or self._column < self._ends[row]:
                 continue
             self._tokens[row].append(token)
             self._first[row] = step.t_ms if self._first[row] is None else self._first[row]
             self._last[row] = step.t_ms
-            if done or len(self._tokens[row]) == self._limit:
-                self._finish[row] = "stop" if done else "length"
+            if token in self._stop or len(self._tokens[row]) == self._limit:
+                self._finish[row] = "stop" if token in self._stop else "length"
             new.append((row, token))
         self._column += 1
         self._step_ms.append(step.t_ms - self._t_ms)

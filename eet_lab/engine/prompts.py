@@ -46,7 +46,7 @@ def lay_out(prompts: Prompts, room: int, num_pad: Sequence[int], width: int) -> 
     All tensors are on the CPU.
     """
     B, longest = len(prompts), max(map(len, prompts))
-    tokens = torch.zeros(B, longest + room, dtype=torch.long)
+    tokens = torch.zeros(longest + room, B, dtype=torch.long).t()
     for row, (prompt, pad) in enumerate(zip(prompts, num_pad, strict=True)):
         tokens[row, pad : pad + len(prompt)] = torch.tensor(prompt)
     pads = torch.tensor(num_pad)
@@ -72,8 +72,6 @@ def lay_out(prompts: Prompts, room: int, num_pad: Sequence[int], width: int) -> 
         column=torch.tensor([width - 1]),
         ids=tokens[:, width - 1].clone(),
         positions=width - 1 - pads,
-        done=torch.zeros(B, dtype=torch.bool),
-        stop=torch.zeros(0, dtype=torch.long),
     )
     return state, step
 

@@ -73,7 +73,7 @@ def session_key(engine: Engine, state: State, first: Step, sampling: Sampling) -
     """Equal for batches that can share a session, and what it has captured."""
     pads = tuple(span.num_pad for span in first.spans)
     libraries = tuple(native.loaded(name).path for name in engine.parts.ops.kernels)  # others once a source is edited
-    return tuple(state.tokens.shape), pads, len(state.stop), sampling[:3], libraries
+    return tuple(state.tokens.shape), pads, sampling[:3], libraries
 
 
 def rehearsals(engine: Engine, state: State, first: Step, sampling: Sampling) -> dict[str, Rehearsal]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
@@ -12,10 +13,9 @@ from eet_lab.ops.types import State
 
 
 class StepTokens(NamedTuple):
-    """What one step wrote: ids and done flags of all rows, and when, in ms since the run began."""
+    """What one step wrote: the ids of all rows, and when they came, in ms since the run began."""
 
     ids: list[int]
-    done: list[bool]
     t_ms: float
 
 
@@ -38,30 +38,36 @@ class HostStream:
         self._start = time.perf_counter()
 
     def push(self, state: State) -> list[StepTokens]:
-        return [StepTokens(state.ids.tolist(), state.done.tolist(), (time.perf_counter() - self._start) * 1e3)]
+        return [StepTokens(state.ids.tolist(), (time.perf_counter() - self._start) * 1e3)]
 
     def drain(self) -> list[StepTokens]:
         return []
 
 
 class PinnedRing:
-    """Pinned slots with an event each: the host runs at most `depth` steps ahead and never waits for the newest."""
+    """Pinned slots with an event each: the host runs at most `depth` steps ahead and never waits for the newest.
 
-    def __init__(self, num_rows: int, depth: int = 8) -> None:
-        self._ids = torch.empty(depth, num_rows, dtype=torch.long, pin_memory=True)
-        self._done = torch.empty(depth, num_rows, dtype=torch.bool, pin_memory=True)
-        self._depth, self._count = depth, 0
+    A copy between two steps would hold up the second by several microseconds, so copies have a stream of their own.
+    What they read stays as it is: a step writes one column of the canvas, and no other step writes that.
+    """
+
+    def __init__(self, state: State, column: int, depth: int = 8) -> None:
+        """The first step writes `column`."""
+        self._slots = torch.empty(depth, len(state.tokens), dtype=torch.long, pin_memory=True)
+        self._column, self._depth = column, depth
         self._waiting: deque[tuple[int, torch.cuda.Event]] = deque()
+        self._copies = _copy_stream(state.tokens.device.index)
         self._start = torch.cuda.Event(enable_timing=True)
         self._start.record()
 
     def push(self, state: State) -> list[StepTokens]:
         arrived = self._collect(keep=self._depth - 1)
-        slot, self._count = self._count % self._depth, self._count + 1
-        self._ids[slot].copy_(state.ids, non_blocking=True)
-        self._done[slot].copy_(state.done, non_blocking=True)
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        slot, event = self._column % self._depth, torch.cuda.Event(enable_timing=True)
+        self._copies.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._copies):
+            self._slots[slot].copy_(state.tokens[:, self._column], non_blocking=True)
+            event.record()
+        self._column += 1
         self._waiting.append((slot, event))
         return arrived
 
@@ -73,11 +79,15 @@ class PinnedRing:
         while self._waiting and (len(self._waiting) > keep or self._waiting[0][1].query()):
             slot, event = self._waiting.popleft()
             event.synchronize()
-            t_ms = self._start.elapsed_time(event)
-            arrived.append(StepTokens(self._ids[slot].tolist(), self._done[slot].tolist(), t_ms))
+            arrived.append(StepTokens(self._slots[slot].tolist(), self._start.elapsed_time(event)))
         return arrived
 
 
-def open_stream(device: torch.device, num_rows: int) -> TokenStream:
-    """The stream that suits the device; its clock starts now."""
-    return PinnedRing(num_rows) if device.type == "cuda" else HostStream()
+@cache
+def _copy_stream(device_index: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device_index)
+
+
+def open_stream(state: State, column: int) -> TokenStream:
+    """The stream that suits the state's device, for steps of which the first writes `column`; its clock starts now."""
+    return PinnedRing(state, column) if state.tokens.is_cuda else HostStream()

@@ -198,8 +198,6 @@ def advance(state: State, token: Tensor, *, empty: Empty) -> None:
     """Write `token` [B] into the next column of the canvas, except where the prompt still stands; step forward."""
     state.column.add_(1)
     known = state.tokens.index_select(1, state.column)[:, 0]
-    generated = state.column >= state.end
-    state.ids.copy_(torch.where(generated, token, known))
-    state.done.logical_or_(generated & (state.ids[:, None] == state.stop).any(1))
+    state.ids.copy_(torch.where(state.column >= state.end, token, known))
     state.tokens.index_copy_(1, state.column, state.ids[:, None])
     state.positions.add_(1)

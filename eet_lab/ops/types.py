@@ -92,13 +92,11 @@ class KVLayer(Protocol):
 class State(NamedTuple):
     """What decoding carries from step to step, all of it on the device, updated in place."""
 
-    tokens: Tensor  # [B,S] int64  the canvas: prompts, then what was generated
+    tokens: Tensor  # [B,S] int64  the canvas: prompts, then what was generated; a column's numbers are neighbours
     end: Tensor  # [B] int64  first column after the prompt
     column: Tensor  # [1] int64  the column that the next step reads
     ids: Tensor  # [B] int64  what stands in that column
     positions: Tensor  # [B] int64
-    done: Tensor  # [B] bool   a stop token was generated
-    stop: Tensor  # [E] int64  the stop tokens
 
 
 Empty = Callable[..., Tensor]

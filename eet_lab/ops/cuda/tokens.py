@@ -95,9 +95,9 @@ def advance(state: State, token: Tensor, *, empty: Empty, dependent: bool = Fals
 
     One launch.
     """
-    B, S = state.tokens.shape
-    check(state.tokens, "tokens", torch.int64, (B, S))
+    B = len(state.ids)
     check(token, "token", torch.int64, (B,))
-    native.loaded("tokens").eet_advance(
-        *(part.data_ptr() for part in (*state, token)), B, S, len(state.stop), dependent, stream_of(token)
-    )
+    if token.is_meta or not B:
+        return
+    tensors = (part.data_ptr() for part in (*state, token))
+    native.loaded("tokens").eet_advance(*tensors, *state.tokens.stride(), B, dependent, stream_of(token))

@@ -1,0 +1,96 @@
+"""The kernels at a step's ends on a GPU: the cases, and the same draws as PyTorch's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eet_lab.errors import KernelError
+from eet_lab.ops import cuda, native, reference
+from eet_lab.ops.cuda.launching import dependent
+from eet_lab.ops.shapes import copied
+from eet_lab.ops.token_cases import HOW, TOKEN_CASES, ChooseShape
+from eet_lab.ops.types import Sampling, fresh
+
+pytestmark = pytest.mark.gpu
+SHAPES = [(case, shape) for case in TOKEN_CASES for shape in case.shapes]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels():
+    if problem := native.available("cuda"):
+        pytest.skip(problem)
+    native.prepare(["tokens", "sampling"])
+
+
+@pytest.mark.parametrize("way", [lambda op: op, dependent], ids=["plain", "dependent"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("case", "shape"), SHAPES, ids=[f"{case.name}/{shape}" for case, shape in SHAPES])
+def test_within_the_budget(case, shape, dtype, way):
+    case.check(way(getattr(cuda, case.op)), shape, "cuda", dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("how", HOW, ids=str)
+def test_draws_equal_pytorchs(how, dtype):
+    """Noise, scores and order are the same to the bit; only a sum of chances may round to the other side of top_p."""
+    source = torch.Generator(device="cuda").manual_seed(1)
+    shape = ChooseShape(64, 50257, **how)
+    for seed in range(6):
+        logits = (torch.randn(64, shape.V, device="cuda", generator=source) * (0.5 + seed)).to(dtype)
+        key = torch.tensor([seed * 2**35 + seed], device="cuda")
+        sampling = Sampling(shape.temperature, shape.top_k, shape.top_p, key)
+        positions = torch.arange(64, device="cuda") * 3 + seed
+        expected = reference.choose(logits, positions, sampling)
+        assert torch.equal(cuda.choose(logits, positions, sampling, empty=fresh), expected), seed
+
+
+@pytest.mark.parametrize("how", HOW[1:], ids=str)
+def test_every_row_draws_on_its_own(how):
+    logits, positions, sampling = ChooseShape(9, 777, **how).inputs("cuda", torch.float16, 5)
+    alone = [reference.choose(logits[: row + 1], positions[: row + 1], sampling)[row] for row in range(len(logits))]
+    assert cuda.choose(logits, positions, sampling, empty=fresh).tolist() == torch.stack(alone).tolist()
+
+
+def test_hidden_words_are_never_drawn():
+    logits = torch.full((3, 5000), -torch.inf, device="cuda", dtype=torch.float16)
+    logits[:, [7, 4321]] = 1.0
+    positions = torch.arange(3, device="cuda")
+    for seed in range(8):
+        for how in HOW:
+            key = torch.tensor([seed], device="cuda")
+            sampling = Sampling(how.get("temperature", 0.0), how.get("top_k", 0), how.get("top_p", 1.0), key)
+            assert set(cuda.choose(logits, positions, sampling, empty=fresh).tolist()) <= {7, 4321}
+
+
+@pytest.mark.parametrize("case", TOKEN_CASES, ids=lambda case: case.name)
+def test_it_can_be_captured_and_replayed(case):
+    shape = case.shapes[3]
+    inputs = shape.inputs("cuda", torch.float16, 2)
+    eager = case.call(getattr(cuda, case.op), copied(inputs), fresh)
+    mine, graph = copied(inputs), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = case.call(dependent(getattr(cuda, case.op)), mine, fresh)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, eager)
+
+
+@pytest.mark.parametrize("case", TOKEN_CASES, ids=lambda case: case.name)
+def test_launches_are_as_many_as_declared(case):
+    for shape in case.bench[:5]:
+        inputs = shape.inputs("cuda", torch.float16, 0)
+        case.call(getattr(cuda, case.op), inputs, fresh)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            case.call(getattr(cuda, case.op), inputs, fresh)
+            torch.cuda.synchronize()
+        on_device = [event for event in profile.events() if event.device_type == torch.profiler.DeviceType.CUDA]
+        assert len(on_device) == case.launches, [event.name for event in on_device]
+
+
+def test_logits_that_vectors_cannot_read_are_refused():
+    logits = torch.zeros(2 * 8 + 1, device="cuda", dtype=torch.float16)[1:].view(2, 8)
+    sampling = Sampling(0.0, 0, 1.0, torch.zeros(1, dtype=torch.long, device="cuda"))
+    with pytest.raises(KernelError, match="multiple of 16 bytes"):
+        cuda.choose(logits, torch.zeros(2, dtype=torch.long, device="cuda"), sampling, empty=fresh)

@@ -1,0 +1,128 @@
+"""The ends of a decode step without a GPU: the cases, ties under top-k and top-p, and the technique that fuses them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.session import rehearsals
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import KernelError, RecipeError
+from eet_lab.ops import cuda, reference
+from eet_lab.ops.cases import CaseFailed
+from eet_lab.ops.token_cases import TOKEN_CASES, ChooseShape
+from eet_lab.ops.types import Sampling, fresh
+from eet_lab.parts import Parts, replaced
+from eet_lab.technique import Recipe
+
+SMALL = 300_000  # bytes that a shape may read, so that the CPU is not kept busy
+SHAPES = [(case, shape) for case in TOKEN_CASES for shape in case.shapes if shape.read_bytes(4) < SMALL]
+CASE = {case.name: case for case in TOKEN_CASES}
+
+
+@pytest.mark.parametrize(("case", "shape"), SHAPES, ids=[f"{case.name}/{shape}" for case, shape in SHAPES])
+def test_the_reference_passes(case, shape):
+    case.check(getattr(reference, case.op), shape, "cpu", torch.float32)
+
+
+def wrong_embed(ids, positions, words, places, *, empty):
+    return reference.embed(ids, positions.roll(1), words, places, empty=empty)
+
+
+def second_best(logits, positions, sampling, *, empty):
+    best = reference.choose(logits, positions, sampling)
+    return reference.choose(logits.scatter(-1, best[:, None], -torch.inf), positions, sampling)
+
+
+def deaf_choose(logits, positions, sampling, *, empty):
+    """It draws with another row's noise."""
+    return reference.choose(logits.roll(1, 0), positions.roll(1), sampling).roll(-1)
+
+
+def wrong_advance(state, token, *, empty):
+    reference.advance(state, token, empty=empty)
+    state.tokens[0, -1] += 1
+
+
+@pytest.mark.parametrize(
+    ("op", "wrong", "number"),
+    [("embed", wrong_embed, 2), ("choose", second_best, 5), ("choose", deaf_choose, 6), ("advance", wrong_advance, 1)],
+)
+def test_every_case_fails_an_op_that_is_wrong(op, wrong, number):
+    with pytest.raises(CaseFailed):
+        CASE[op].check(wrong, CASE[op].shapes[number], "cpu", torch.float32)
+
+
+def test_a_word_outside_of_the_top_k_fails_even_if_its_noise_is_the_largest():
+    def careless(logits, positions, sampling, *, empty):
+        return reference.choose(logits, positions, sampling._replace(top_k=0))
+
+    with pytest.raises(CaseFailed, match="error inf"):
+        CASE["choose"].check(careless, ChooseShape(64, 1000, 2.0, top_k=2), "cpu", torch.float32)
+
+
+def drawn(logits, **how):
+    """All words that are ever drawn."""
+    sampling = Sampling(1.0, how.get("top_k", 0), how.get("top_p", 1.0), torch.tensor([3]))
+    rows = torch.tensor(logits).expand(4000, -1)
+    return set(reference.choose(rows, torch.arange(4000), sampling).tolist())
+
+
+def test_words_that_tie_with_the_last_one_stay():
+    logits = [0.3, 0.2, 0.2, 0.1, 0.2]
+    logits = torch.tensor(logits).log().tolist()
+    assert drawn(logits, top_k=2) == {0, 1, 2, 4}
+    assert drawn(logits, top_p=0.31) == {0, 1, 2, 4}
+    assert drawn(logits, top_p=0.29) == {0}
+    assert drawn(logits, top_k=1, top_p=0.5) == {0}
+    assert drawn(logits, top_p=0.95) == {0, 1, 2, 3, 4}
+
+
+@given(
+    st.lists(st.integers(-8, 8), min_size=2, max_size=12),
+    st.floats(0.01, 0.99),
+    st.integers(0, 2**62 - 1),
+)
+def test_top_p_keeps_the_words_whose_betters_have_less_mass(logits, top_p, seed):
+    scores = torch.tensor([logits], dtype=torch.float32)
+    chances = scores.double().softmax(-1)[0]
+    better = torch.stack([chances[scores[0] > score].sum() for score in scores[0]])
+    word = int(reference.choose(scores, torch.tensor([1]), Sampling(1.0, 0, top_p, torch.tensor([seed]))))
+    assert better[word] < top_p + 1e-5
+
+
+def test_it_refines_what_the_fused_kernels_replaced():
+    before, after = (Recipe.parse(r).parts for r in ("fused_kernels", "fused_kernels,fused_sampling"))
+    assert list(replaced(before, after)) == ["ops.embed", "ops.next_token", "ops.advance"]
+    assert {"tokens", "sampling"} <= set(after.ops.kernels)
+    assert not {"tokens", "sampling"} & set(before.ops.kernels)
+    with pytest.raises(RecipeError, match="needs fused_kernels"):
+        Recipe.parse("fused_sampling")
+
+
+def test_it_is_rehearsed_without_a_gpu(tiny):
+    for settings in (Settings(), Settings(temperature=1.0, top_p=0.5)):
+        engine = Engine(tiny.decoder, Recipe.parse("pre_padding,memory_reuse,fused_kernels,fused_sampling").parts)
+        state, first = engine.parts.prompts([[1] * 40, [2] * 30], 8)
+        sampling = settings.sampling(torch.device("cpu"))
+        engine.memory.plan(rehearsals(engine, state, first, sampling), tiny.decoder.words)
+        names = {name: [life.name for life in plan.lifetimes] for name, plan in engine.plans().items()}
+        assert names["decode"][0] == "embedded" and names["decode"][-1] == "token"
+        assert "newest" in names["prefill"] and "newest" not in names["decode"]
+
+
+def test_what_is_not_supported_is_said():
+    ids = torch.zeros(2, dtype=torch.long)
+    with pytest.raises(KernelError, match="12 channels"):
+        cuda.embed(ids, ids, torch.zeros(5, 12), torch.zeros(5, 12), empty=fresh)
+    with pytest.raises(KernelError, match="float64"):
+        cuda.choose(torch.zeros(2, 5, dtype=torch.double), ids, Settings().sampling(ids.device), empty=fresh)
+    with pytest.raises(KernelError, match=r"positions is \(3,\)"):
+        cuda.choose(torch.zeros(2, 5), torch.zeros(3), Settings().sampling(ids.device), empty=fresh)
+
+
+def test_the_baseline_asks_for_no_kernels():
+    assert Parts().ops.kernels == ()
