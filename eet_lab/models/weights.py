@@ -47,8 +47,11 @@ def from_live(model: Any) -> Decoder:
 
 
 def random_decoder(config: Config, seed: int, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """A decoder with weights drawn from N(0, 0.02), as GPT-2's are before training, made on its device."""
-    generator = torch.Generator(device).manual_seed(seed)
+    """A decoder with weights drawn from N(0, 0.02), as GPT-2's are before training, made on its device.
+
+    On "meta" it has shapes alone, for rehearsals.
+    """
+    generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
     C, F = config.hidden_size, config.ffn_size
 
     def normal(*shape: int) -> Tensor:

@@ -1,0 +1,138 @@
+"""What a decode step launches and reads, told without a GPU: its ops are rehearsed, and each op's case declares both.
+
+B rows, T tokens, K columns of the KV cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.prompts import decode_step
+from eet_lab.engine.session import moved
+from eet_lab.engine.settings import Settings
+from eet_lab.models.config import Config
+from eet_lab.models.weights import random_decoder
+from eet_lab.ops.cases import CASES
+from eet_lab.ops.shapes import AttentionShape, LinearShape
+from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, ChooseShape, EmbedShape
+from eet_lab.ops.types import KVLayer, Linear, Norm, Sampling, State, Step, fresh
+from eet_lab.parts import Ops, Parts
+
+LAUNCHES = {case.op: case.launches for case in (*CASES, *TOKEN_CASES) if not case.name.startswith("prefill")}
+LAUNCHES["next_token"] = LAUNCHES["norm_linear"] + LAUNCHES["choose"]
+
+
+class Call(NamedTuple):
+    """One op of a step. `launches` is None for plain PyTorch, which decides for itself."""
+
+    op: str
+    launches: int | None
+    read_bytes: int
+
+
+def decode_calls(
+    config: Config, parts: Parts, batch: int, context: int, dtype: torch.dtype = torch.float16
+) -> tuple[Call, ...]:
+    """The ops of the decode step of `batch` rows that reads `context` columns, its own among them, in order.
+
+    What plain PyTorch does between the ops, such as building a mask, is a call named "torch". Nothing is computed.
+    """
+    engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)
+    state, first = parts.prompts([[0] * (context - 1)] * batch, 1)
+    step = moved(decode_step(state, first.num_pad, first.spans, context), torch.device("meta"))
+    cache = engine.new_cache(batch, context, engine.model.words)
+    recorder, slots = Recorder(), {f.name: getattr(parts.ops, f.name) for f in fields(parts.ops)}
+    ops: Any = Ops(**{name: partial(recorder.run, name, op) for name, op in slots.items()}).bind(fresh)
+    with torch.inference_mode(), recorder:
+        sampling = Settings().sampling(torch.device("meta"))
+        token = parts.forward(engine.model, ops, partial(parts.mask, empty=fresh), cache, step, sampling)
+        ops.advance(moved(state, torch.device("meta")), token)
+    return tuple(recorder.calls)
+
+
+def num_launches(calls: tuple[Call, ...]) -> int | None:
+    """Of all calls together; None where plain PyTorch is among them."""
+    known = [call.launches for call in calls if call.launches is not None]
+    return sum(known) if len(known) == len(calls) else None
+
+
+def num_bytes(calls: tuple[Call, ...]) -> int:
+    """Bytes that a step moves, each once an op: weights, keys, values and activations."""
+    return sum(call.read_bytes for call in calls)
+
+
+class Recorder(TorchDispatchMode):
+    """Notes ops, and what PyTorch computes between them; views and new memory are no work for the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self._in_op = False
+
+    def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
+        """An op by the name of its slot."""
+        ours = hasattr(op, "kernels")
+        self.calls.append(Call(name, LAUNCHES.get(op.__name__) if ours else None, BYTES[name](*args)))
+        if name == "advance":  # it changes its state and gives nothing, so nothing is learned by running it
+            return None
+        self._in_op = True
+        try:
+            return op(*args, **keywords)
+        finally:
+            self._in_op = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not (self._in_op or function.is_view or function.__name__.startswith(("empty", "new_empty", "detach"))):
+            self.calls.append(Call("torch", None, 0))
+        return function(*args, **(kwargs or {}))
+
+
+def _linear_bytes(w: Linear, shape: LinearShape, itemsize: int) -> int:
+    """With what an int8 weight is smaller than the shape knows."""
+    scale = 0 if w.scale is None else w.scale.nbytes
+    return shape.read_bytes(itemsize) - w.weight.numel() * itemsize + w.weight.nbytes + scale
+
+
+def _norm_linear(x: torch.Tensor, norm_w: Norm, w: Linear, act: str | None = None) -> int:
+    return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], act), x.itemsize)
+
+
+def _linear_residual(x: torch.Tensor, w: Linear, residual: torch.Tensor) -> int:
+    return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], residual=True), x.itemsize)
+
+
+def _attention(qkv: torch.Tensor, kv: KVLayer, step: Step) -> int:
+    G, D = kv.num_heads, kv.head_dim
+    lengths = tuple(step.extent - span.num_pad for span in step.spans)
+    return AttentionShape(lengths, qkv.shape[1] // D - 2 * G, G, D, decode=True).read_bytes(qkv.itemsize)
+
+
+def _next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
+    chosen = ChooseShape(len(step.last), len(head.weight)).read_bytes(x.itemsize)
+    return _norm_linear(x[: len(step.last)], norm_w, head) + chosen
+
+
+def _embed(ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor) -> int:
+    return EmbedShape(len(ids), words.shape[1]).read_bytes(words.itemsize)
+
+
+def _advance(state: State, token: torch.Tensor) -> int:
+    return AdvanceShape(len(state.ids)).read_bytes(state.ids.itemsize)
+
+
+BYTES: dict[str, Callable[..., int]] = {
+    "embed": _embed,
+    "norm_linear": _norm_linear,
+    "linear_residual": _linear_residual,
+    "masked_attention": _attention,
+    "attention": _attention,
+    "next_token": _next_token,
+    "advance": _advance,
+}

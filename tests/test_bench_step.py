@@ -1,0 +1,162 @@
+"""What a decode step launches and reads: told from the cases, held against the code that launches, then a profiler."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eet_lab.bench.cost import step_cost
+from eet_lab.bench.launches import launches_per_token
+from eet_lab.bench.step import decode_calls, num_bytes, num_launches
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.models import weights
+from eet_lab.models.config import PRESETS, Config
+from eet_lab.ops import native
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe, registry
+
+FUSED = "pre_padding,mask_removal,memory_reuse,fused_kernels"
+ALL = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
+EAGER = ",".join(name for name in ALL.split(",") if name != "cuda_graphs")
+INT8 = "mask_removal,int8_weights"
+SMALL = Config(3, 64, 2, 256, 504, 128)
+
+
+def parts(words: str) -> Parts:
+    return Recipe.parse(words, "cuda").parts
+
+
+# A step's launches are numbers in this file on purpose: whoever adds one has to change them, and to say why.
+@pytest.mark.parametrize(("model", "num_layers", "launches"), [("gpt2", 12, 64), ("gpt2-xl", 48, 244)])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_everything_on_is_five_launches_a_layer_and_four_beside(model, num_layers, launches, batch):
+    calls = decode_calls(PRESETS[model], parts(ALL), batch, 256)
+    assert num_launches(calls) == launches == 5 * num_layers + 4
+    names = [call.op for call in calls]
+    layer = ["norm_linear", "attention", "linear_residual", "norm_linear", "linear_residual"]
+    assert names == ["embed", *layer * num_layers, "next_token", "advance"]
+
+
+def test_plain_pytorch_decides_for_itself():
+    calls = decode_calls(PRESETS["gpt2"], parts(FUSED), 1, 256)
+    assert num_launches(calls) is None
+    assert [call.op for call in calls if call.launches is None] == ["embed", "next_token", "advance"]
+    masked = decode_calls(PRESETS["gpt2"], parts("fused_kernels"), 1, 256)
+    assert "torch" in [call.op for call in masked], "a mask is built between the ops"
+    assert all(call.launches is None for call in decode_calls(SMALL, Parts(), 2, 9))
+
+
+# GB that a step moves, at 256 columns.
+@pytest.mark.parametrize(
+    ("model", "words", "batch", "billions"),
+    [
+        ("gpt2", ALL, 1, 0.2571),
+        ("gpt2", ALL, 8, 0.3275),
+        ("gpt2-xl", ALL, 1, 3.1922),
+        ("gpt2-xl", ALL, 8, 3.7678),
+        ("gpt2-xl", INT8, 1, 1.6402),
+    ],
+)
+def test_bytes_of_a_step(model, words, batch, billions):
+    calls = decode_calls(PRESETS[model], parts(words), batch, 256)
+    assert num_bytes(calls) / 1e9 == pytest.approx(billions, abs=1e-4)
+
+
+@pytest.mark.parametrize("words", ["", ALL, INT8])
+def test_bytes_are_the_cost_models_and_activations(words):
+    """The floor counts weights and KV; the ops move little beside."""
+    model = weights.random_decoder(SMALL, 0, torch.device("cpu"), torch.float16)
+    engine, batch, context = Engine(model, parts(words)), 2, 101
+    cost = step_cost(engine.model, [[0] * (context - 1)] * batch, 2, None)
+    moved = num_bytes(decode_calls(SMALL, parts(words), batch, context))
+    small = (
+        engine.model.norm.weight.nbytes * 8 * len(engine.model.layers) * 2
+    )  # norms and biases, which no shape counts
+    assert cost.step_bytes - small <= moved <= cost.step_bytes * 1.15
+
+
+def test_a_step_that_reads_more_columns_moves_more_bytes():
+    short, long = (num_bytes(decode_calls(SMALL, parts(ALL), 2, context)) for context in (50, 51))
+    assert long - short == 2 * SMALL.kv_bytes_per_token(2)
+
+
+class Torch(TorchDispatchMode):
+    """PyTorch's own work: what is neither a view nor new memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view and not function.__name__.startswith(("empty", "new_empty", "detach")):
+            self.names.append(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The ops over kernels, on a CPU: their launchers do nothing but note their names."""
+    names: list[str] = []
+
+    class Library:
+        path = "fake"
+
+        def __getattr__(self, name):
+            return lambda *args: names.append(name)
+
+    library = Library()
+    monkeypatch.setattr(native, "loaded", lambda kernel: library)
+    monkeypatch.setattr(native, "prepare", lambda *args, **keywords: None)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    return names
+
+
+def decoded(parts: Parts, batch: int, launched: list[str]) -> list[str]:
+    """Runs a decode step of a small model as the engine does; what PyTorch did in it. `launched` holds the rest."""
+    engine = Engine(weights.random_decoder(SMALL, 0, torch.device("cpu"), torch.float16), parts)
+    draw = random.Random(0)
+    state, first = parts.prompts([[draw.randrange(500) for _ in range(20)] for _ in range(batch)], 4)
+    with torch.inference_mode():
+        session = engine._opened(state, first, Settings(4))
+        launched.clear()  # what rehearsals did
+        with Torch() as torchs:
+            session.decode(21)
+    return torchs.names
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_the_step_launches_what_its_cases_declare(launched, batch):
+    """The very code that runs on a GPU: it fails when a launch, or a call of PyTorch, is added anywhere in a step."""
+    assert decoded(parts(EAGER), batch, launched) == []
+    assert len(launched) == num_launches(decode_calls(SMALL, parts(EAGER), batch, 24)) == 5 * 3 + 4, launched
+
+
+def test_an_added_launch_is_noticed(launched):
+    """The test above can fail: here an op launches once more than its case declares, and one calls PyTorch."""
+    plain = parts(EAGER)
+
+    def clumsy(x, w, residual, **keywords):
+        native.loaded("linear").eet_norm()
+        return plain.ops.linear_residual(x, w, residual.clone(), **keywords)
+
+    names = decoded(replace(plain, ops=replace(plain.ops, linear_residual=clumsy)), 1, launched)
+    assert names == ["clone.default"] * 6
+    assert len(launched) == 5 * 3 + 4 + 6
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("model", ["gpt2", "gpt2-xl"])
+def test_the_profiler_counts_as_many_kernels(model, batch):
+    config = Config(
+        3, *[getattr(PRESETS[model], name) for name in ("hidden_size", "num_heads", "ffn_size")], 50257, 1024
+    )
+    decoder = weights.random_decoder(config, 0, torch.device("cuda"), torch.float16)
+    counted = launches_per_token(Engine(decoder, parts(ALL)), batch)
+    to_host = counted.launches - 1  # beside the graph: tokens and done flags on their way to the host
+    assert counted.kernels - to_host == num_launches(decode_calls(config, parts(ALL), batch, 64))
