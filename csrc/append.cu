@@ -29,6 +29,7 @@ __global__ void append_kernel(const AppendArgs<T> a) {
   const auto [H, G, D] = a.heads;
   const int64_t token = blockIdx.x, row = a.rows[token], column = a.columns[token * a.column_stride];
   constexpr int kVec = eet::kVec<T>;
+#pragma unroll 4  // that many loads on their way
   for (int i = threadIdx.x * kVec; i < 2 * G * D; i += blockDim.x * kVec) {
     const int kv = i / D % G, d = i % D;
     const eet::Cache<T>& cache = i < G * D ? a.keys : a.values;

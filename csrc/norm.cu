@@ -1,34 +1,90 @@
 // Layer norm and RMS norm of many rows: the first launch of the wide path of norm_linear. T tokens, C channels.
+#include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/norm.cuh"
+#include "eet/rows.cuh"
 
 namespace {
 
-constexpr int kLogWarps = 3;
-constexpr int kThreads = 32 << kLogWarps;
+template <typename T>
+struct NormArgs {
+  T* out;      // [T,C]
+  const T* x;  // [T,C]
+  eet::Norm<T> norm;
+  int num_tokens, C, log_team;
+};
 
 // Why      a prefill's rows are too many to be normalized inside the matrix product that reads them
-// Mapping  a block of 8 warps a row: grid T, 256 threads; between the passes the row waits in `out`
-// Traffic  reads C and writes C numbers a row; weight and bias stay in L2
-// Needs    C a multiple of 8
+// Mapping  a team of 1 to 16 warps has X rows, which stay in its registers: grid T / X teams
+// Traffic  reads C and writes C numbers a row; weight and bias come from L2, once for X rows
+// Needs    C a multiple of 8; X 1, 2 or 4
 // Numerics two-pass mean and variance in fp32; the result is rounded once
-// Source   Ba et al. 2016, Layer Normalization; Zhang and Sennrich 2019, Root Mean Square Layer Normalization
-template <typename T>
-__global__ void __launch_bounds__(kThreads) norm_kernel(T* out, const T* x, eet::Norm<T> norm, int C) {
-  const int64_t offset = int64_t(blockIdx.x) * C;
-  eet::RowStager<kLogWarps, T> stager(1, kLogWarps, C, C, norm);
-  stager.request_norm();
-  stager.stage(out + offset, x + offset);
+// Source   Ba et al. 2016, Layer Normalization; Zhang and Sennrich 2019, Root Mean Square Layer Normalization; X rows at
+//          a time after Fang et al. 2021, TurboTransformers
+template <typename T, int X>
+__global__ void __launch_bounds__(32 << eet::kMaxLogTeam) norm_kernel(const NormArgs<T> a) {
+  __shared__ float scratch[2][1 << eet::kMaxLogTeam][X];
+  constexpr int kVec = eet::kVec<T>;
+  using Rows = eet::Rows<T, kVec, X>;
+  eet::wait_for_previous();
+  eet::let_next_begin();
+  Rows rows(a.out, a.x, a.num_tokens, a.C, a.log_team);
+
+  float mean[X] = {}, scale[X] = {};
+  if (a.norm.bias) {
+    rows.each([&](int, const typename Rows::Pieces& x) {
+#pragma unroll
+      for (int i = 0; i < X; ++i) {
+#pragma unroll
+        for (int k = 0; k < kVec; ++k) mean[i] += eet::to_float(x[i].number[k]);
+      }
+    });
+    eet::combine_team<eet::Sum>(mean, a.log_team, scratch[0]);
+#pragma unroll
+    for (int i = 0; i < X; ++i) mean[i] /= a.C;
+  }
+  rows.each([&](int, const typename Rows::Pieces& x) {
+#pragma unroll
+    for (int i = 0; i < X; ++i) {
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) {
+        const float deviation = eet::to_float(x[i].number[k]) - mean[i];
+        scale[i] += deviation * deviation;
+      }
+    }
+  });
+  eet::combine_team<eet::Sum>(scale, a.log_team, scratch[1]);
+#pragma unroll
+  for (int i = 0; i < X; ++i) scale[i] = rsqrtf(scale[i] / a.C + a.norm.eps);
+
+  rows.each([&](int c, const typename Rows::Pieces& x) {
+    float weight[kVec], bias[kVec] = {}, y[kVec];
+    eet::unpack<T>(eet::load_constant(a.norm.weight + c), weight);
+    if (a.norm.bias) eet::unpack<T>(eet::load_constant(a.norm.bias + c), bias);
+#pragma unroll
+    for (int i = 0; i < X; ++i) {
+#pragma unroll
+      for (int k = 0; k < kVec; ++k) {
+        y[k] = (eet::to_float(x[i].number[k]) - mean[i]) * scale[i] * weight[k] + bias[k];
+      }
+      rows.write(c, i, y);
+    }
+  });
 }
 
 }  // namespace
 
+// `bias` null: an RMS norm. X rows are reduced at a time.
 extern "C" cudaError_t eet_norm(void* out, const void* x, const void* weight, const void* bias, int dtype, int T, int C,
-                                float eps, cudaStream_t stream) {
+                                int X, float eps, int dependent, cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const eet::Norm<Type> norm{static_cast<const Type*>(weight), static_cast<const Type*>(bias), eps};
-    norm_kernel<<<T, kThreads, 0, stream>>>(static_cast<Type*>(out), static_cast<const Type*>(x), norm, C);
-    return cudaGetLastError();
+    const auto in = [](const void* p) { return static_cast<const Type*>(p); };
+    return eet::by_rows(X, [&](auto num_rows) {
+      constexpr int kRows = decltype(num_rows)::value, kVec = eet::kVec<Type>;
+      const auto grid = eet::rows_grid(T, C, kVec, kRows, eet::Rows<Type, kVec, kRows>::kHeld);
+      const NormArgs<Type> a{static_cast<Type*>(out), in(x), {in(weight), in(bias), eps}, T, C, grid.log_team};
+      return eet::launch(norm_kernel<Type, kRows>, {grid.blocks, grid.threads, 0, stream, 1, dependent != 0}, a);
+    });
   });
 }

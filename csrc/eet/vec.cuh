@@ -33,6 +33,12 @@ __device__ inline uint4 load_once(const T* p) {
   return v;
 }
 
+// For what no kernel writes, such as weights: such loads may be moved ahead of stores.
+template <typename T>
+__device__ inline uint4 load_constant(const T* p) {
+  return __ldg(reinterpret_cast<const uint4*>(p));
+}
+
 // Bring what will be read later closer, without waiting.
 template <typename T>
 __device__ inline void prefetch(const T* p) {

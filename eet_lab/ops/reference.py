@@ -30,6 +30,11 @@ def norm(x: Tensor, w: Norm, *, empty: Empty) -> Tensor:
     return empty("normed", x.shape, x).copy_(normed)
 
 
+def softmax(x: Tensor, *, empty: Empty) -> Tensor:
+    """Softmax over the last dimension: [T,C] -> [T,C]. Attention has its own, beside its products."""
+    return torch.softmax(x, -1, out=empty("softmax", x.shape, x))
+
+
 def linear(x: Tensor, w: Linear, *, empty: Empty) -> Tensor:
     """[T,C] -> [T,N]. An int8 weight is first made what it stands for, whole, in the activations' dtype."""
     weight = w.weight

@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from eet_lab.ops import cuda, native
+from eet_lab.ops.cuda.launching import with_options
+from eet_lab.ops.cuda.norm import INTERLEAVED
 from eet_lab.parts import Parts
-from eet_lab.technique import Technique
+from eet_lab.technique import Technique, knob
 
 
 @dataclass(frozen=True)
@@ -19,22 +21,28 @@ class FusedKernels(Technique):
     FC1 + GELU, FC2 + residual. Batches of up to 16 rows read every weight once, in one launch a linear; longer passes
     leave the matrix product to cuBLAS and fuse what surrounds it.
 
+    `norm_rows` is TurboTransformers' batch reduction: a team of warps reduces several rows at a time, so that the steps
+    of one hide behind those of the others. On an H200 the many warps at work hide them already: more than one row gains
+    nothing there.
+
     Attention exists here with and without a mask, so that fusing is not credited with mask removal's gain.
 
     Expect the time per token to fall with the number of launches; more so for small models.
 
-    Source: the fused decoder kernels of FasterTransformer and EET; online softmax from FlashAttention (Dao et al.,
-    2022).
+    Source: the fused decoder kernels of FasterTransformer and EET; batch reduction from TurboTransformers (Fang et al.,
+    2021); online softmax from FlashAttention (Dao et al., 2022).
     """
 
     name: ClassVar[str] = "fused_kernels"
     title: ClassVar[str] = "Fused kernels"
     numerics: ClassVar[str] = "reordered"
 
+    norm_rows: int = knob(1, "Rows that a long pass's norms reduce at a time.", choices=INTERLEAVED)
+
     def apply(self, parts: Parts) -> Parts:
         ops = replace(
             parts.ops,
-            norm_linear=cuda.norm_linear,
+            norm_linear=with_options(cuda.norm_linear, norm_rows=self.norm_rows),
             linear_residual=cuda.linear_residual,
             masked_attention=cuda.masked_attention,
             attention=cuda.attention,

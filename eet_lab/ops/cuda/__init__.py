@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from eet_lab.ops.cuda.attention import attention, masked_attention
 from eet_lab.ops.cuda.linear import linear_residual, norm_linear
+from eet_lab.ops.cuda.norm import norm, softmax
 from eet_lab.ops.cuda.tokens import advance, choose, embed, next_token, next_token_by_torch
 
 __all__ = [
@@ -18,5 +19,7 @@ __all__ = [
     "masked_attention",
     "next_token",
     "next_token_by_torch",
+    "norm",
     "norm_linear",
+    "softmax",
 ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, update_wrapper
-from typing import TypeVar
+from functools import cache, partial, update_wrapper
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,9 +26,15 @@ def needs(*kernels: str) -> Callable[[Op], Op]:
     return tag
 
 
+@cache
+def with_options(op: Callable, **options: Any) -> Callable:
+    """The same op with some of its keywords set. Asked again it is the same object, so that Parts compare equal."""
+    return update_wrapper(partial(op, **options), op)
+
+
 def dependent(op: Callable) -> Callable:
     """The same op, whose kernels may begin while the kernel before them still runs (csrc/eet/dependent.cuh)."""
-    return update_wrapper(partial(op, dependent=True), op)
+    return with_options(op, dependent=True)
 
 
 def stream_of(x: Tensor) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import ACTS, DTYPES, at, check, needs, stream_of
+from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.types import Empty, Linear, Norm
 
 FEW = 16  # tokens that the weight-streaming product takes
@@ -21,18 +22,25 @@ FEWEST_BLOCKS = 108  # where there is no GPU to ask
 
 @needs("linear", "norm", "epilogue")
 def norm_linear(
-    x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty, dependent: bool = False
+    x: Tensor,
+    norm_w: Norm,
+    w: Linear,
+    act: str | None = None,
+    *,
+    empty: Empty,
+    norm_rows: int = 1,
+    dependent: bool = False,
 ) -> Tensor:
     """act(linear(norm(x))): [T,C] -> [T,N].
 
     Few tokens (T <= 16, and T*C numbers fit in shared memory): one launch, which streams the weights once.
-    More: our norm, cuBLAS, and our bias with activation, a launch each.
+    More: our norm (`norm_rows` at a time), cuBLAS, and our bias with activation, a launch each.
     """
     T, C, N = _check_linear(x, w)
     if act not in ACTS:
         raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
     few = _is_few(T, C, x.element_size())
-    normed = x if few else empty("normed", x.shape, x)
+    normed = x if few else norm(x, norm_w, empty=empty, rows=norm_rows, dependent=dependent)
     out = empty("linear", (T, N), x)
     if x.is_meta or not T:
         return out
@@ -43,7 +51,6 @@ def norm_linear(
         sizes = (dtype, T, N, C, ACTS[act], norm_w.eps, _num_blocks(N))
         native.loaded("linear").eet_linear(*tensors, *sizes, dependent, stream)
         return out
-    native.loaded("norm").eet_norm(at(normed), at(x), scale, shift, dtype, T, C, norm_w.eps, stream)
     torch.mm(normed, w.weight.t(), out=out)
     if w.bias is not None or act is not None:
         native.loaded("epilogue").eet_epilogue(at(out), at(out), bias, None, dtype, T, N, ACTS[act], stream)

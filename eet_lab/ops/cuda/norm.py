@@ -1,0 +1,53 @@
+"""Row by row: norms and softmax, with X rows reduced at a time. T rows, C numbers a row."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from eet_lab.errors import KernelError
+from eet_lab.ops import native
+from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
+from eet_lab.ops.types import Empty, Norm
+
+INTERLEAVED = (1, 2, 4)
+"""Rows that a team of warps may reduce at a time, so that the shuffles of one hide behind those of the others."""
+
+
+@needs("norm")
+def norm(x: Tensor, w: Norm, *, empty: Empty, rows: int = 1, dependent: bool = False) -> Tensor:
+    """Layer norm, or RMS norm without a bias: [T,C] -> [T,C]. C a multiple of 8; `rows` one of INTERLEAVED."""
+    T, C = _check_rows(x, rows)
+    if C % 8:
+        raise KernelError(f"x has {C} channels; the norm kernel needs a multiple of 8.")
+    check(w.weight, "the norm's weight", x.dtype, (C,))
+    if w.bias is not None:
+        check(w.bias, "the norm's bias", x.dtype, (C,))
+    out = empty("normed", x.shape, x)
+    if x.is_meta or not T:
+        return out
+    tensors = (at(out), at(x), at(w.weight), at(w.bias))
+    native.loaded("norm").eet_norm(*tensors, DTYPES[x.dtype], T, C, rows, w.eps, dependent, stream_of(x))
+    return out
+
+
+@needs("softmax")
+def softmax(x: Tensor, *, empty: Empty, rows: int = 1, dependent: bool = False) -> Tensor:
+    """Softmax over the last dimension: [T,C] -> [T,C], any C. `rows` is one of INTERLEAVED."""
+    T, C = _check_rows(x, rows)
+    out = empty("softmax", x.shape, x)
+    if x.is_meta or not x.numel():
+        return out
+    native.loaded("softmax").eet_softmax(at(out), at(x), DTYPES[x.dtype], T, C, rows, dependent, stream_of(x))
+    return out
+
+
+def _check_rows(x: Tensor, rows: int) -> tuple[int, int]:
+    """T, C."""
+    if rows not in INTERLEAVED:
+        raise KernelError(f"rows is {rows}, but kernels reduce {', '.join(map(str, INTERLEAVED))} rows at a time.")
+    if x.dtype not in DTYPES or x.ndim != 2 or not x.is_contiguous():
+        raise KernelError(
+            f"x is {tuple(x.shape)} {x.dtype}{'' if x.is_contiguous() else ', not contiguous'}; "
+            f"kernels need [T,C], contiguous, of {', '.join(map(str, DTYPES))}."
+        )
+    return x.shape[0], x.shape[1]
