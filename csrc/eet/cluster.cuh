@@ -49,7 +49,7 @@ __device__ inline void send(uint32_t to, float2 v, uint32_t counter) {
 __device__ inline void wait_for_mail(const uint64_t* counter) {
   asm volatile(
       "{\n\t.reg .pred done;\n\t"
-      "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], 0;\n\t"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n\t"
       "@!done bra again;\n\t}" ::"r"(uint32_t(__cvta_generic_to_shared(counter)))
       : "memory");
 }
@@ -65,20 +65,5 @@ __device__ inline void send(uint32_t, float2, uint32_t) {}
 __device__ inline void wait_for_mail(const uint64_t*) {}
 
 #endif
-
-__device__ inline uint64_t of_block(const uint64_t* mine, int rank) {
-#if __CUDA_ARCH__ >= 900
-  uint64_t value;
-  const unsigned address = unsigned(__cvta_generic_to_shared(mine));
-  asm volatile(
-      "{\n\t.reg .u32 other;\n\tmapa.shared::cluster.u32 other, %1, %2;\n\tld.shared::cluster.u64 %0, [other];\n\t}"
-      : "=l"(value)
-      : "r"(address), "r"(rank)
-      : "memory");
-  return value;
-#else
-  return *mine;
-#endif
-}
 
 }  // namespace eet
