@@ -17,6 +17,7 @@ from eet_lab.bench.rows import append, read
 from eet_lab.cli import main
 from eet_lab.errors import Cancelled, PromptError
 from eet_lab.ops.cases import CASES
+from eet_lab.ops.row_cases import ROW_CASES
 from eet_lab.ops.types import Linear
 
 CPU = torch.device("cpu")
@@ -38,9 +39,14 @@ def test_attention_of_any_size_reads_back_from_its_name(batch, low, more, groups
 
 
 def test_linears_of_any_size_and_listed_sizes_read_back():
-    for text in ("op:norm_linear/t3/n11/c24/relu", "op:linear_residual/t3/n11/c24"):
+    for text in (
+        "op:norm_linear/t3/n11/c24/relu",
+        "op:linear_residual/t3/n11/c24",
+        "op:norm/t3/c24",
+        "op:softmax/t1/c7",
+    ):
         assert str(workload(text)) == text
-    for case in CASES:
+    for case in (*CASES, *ROW_CASES):
         listed = OpWorkload.parse(f"op:{case.name}")
         assert tuple(each.shape for each in listed) == case.bench
         assert [workload(str(each)) for each in listed] == list(listed)
@@ -60,6 +66,8 @@ TEXTS = (
     "op:prefill_attention/b3/s5-33/h4/d32/packed",
     "op:norm_linear/t2/n96/c64/gelu_tanh",
     "op:linear_residual/t2/n96/c64",
+    "op:norm/t5/c64",
+    "op:softmax/t5/c33",
 )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from eet_lab.bench.ops.attention import ATTENTION
 from eet_lab.bench.ops.plain import PLAIN
 from eet_lab.bench.ops.provider import Provider
+from eet_lab.bench.ops.rows import ROWS
 from eet_lab.bench.racers import OURS
 from eet_lab.ops.cases import Case
 
-PROVIDERS: dict[str, Provider] = {provider.name: provider for provider in (*PLAIN, *ATTENTION)}
+PROVIDERS: dict[str, Provider] = {provider.name: provider for provider in (*PLAIN, *ROWS, *ATTENTION)}
 
 
 def names_for(case: Case) -> tuple[str, ...]:

@@ -10,10 +10,12 @@ from typing import Any
 from eet_lab.bench.workloads import evenly_spaced
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.ops.cases import CASES, Case
+from eet_lab.ops.row_cases import ROW_CASES, NormShape, SoftmaxShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
 
 PREFIX = "op:"
 LINEAR = re.compile(r"t(?P<T>\d+)/n(?P<N>\d+)/c(?P<C>\d+)(?:/(?P<act>\w+))?")
+ROWS = re.compile(r"t(?P<T>\d+)/c(?P<C>\d+)")
 ATTENTION = re.compile(
     r"b(?P<B>\d+)/(?:kv|s)(?P<low>\d+)(?:-(?P<high>\d+))?/h(?P<H>\d+)(?:g(?P<G>\d+))?/d(?P<D>\d+)(?P<packed>/packed)?"
 )
@@ -33,12 +35,13 @@ class OpWorkload:
     def parse(cls, text: str) -> tuple[OpWorkload, ...]:
         """One from its whole name; all that a case lists from `op:<case>` alone. PromptError that shows the form.
 
-        Linears take any `t<tokens>/n<outputs>/c<channels>[/<activation>]`, attention any
+        Linears take any `t<tokens>/n<outputs>/c<channels>[/<activation>]`, norm and softmax any `t<rows>/c<numbers>`,
+        attention any
         `b<rows>/kv<keys>/h<heads>[g<KV heads>]/d<head dim>` (`s<tokens>` for a prefill; `16-960` makes rows ragged,
         evenly spaced; `/packed` leaves the pads out); other ops the sizes that their case lists.
         """
         name, _, sizes = text.strip().removeprefix(PREFIX).partition("/")
-        cases = {case.name: case for case in CASES}
+        cases = {case.name: case for case in (*CASES, *ROW_CASES)}
         if not text.startswith(PREFIX) or name not in cases:
             raise PromptError(f"There is no {text!r}.{did_you_mean(name, cases)} There are op:{', op:'.join(cases)}.")
         case = cases[name]
@@ -71,7 +74,13 @@ def _attention(example: AttentionShape, found: re.Match[str]) -> AttentionShape:
     return replace(example, lengths=lengths, H=H, G=G or H, D=D, packed=bool(found["packed"]), slack=0)
 
 
+def _rows(example: NormShape | SoftmaxShape, found: re.Match[str]) -> NormShape | SoftmaxShape:
+    return replace(example, T=int(found["T"]), C=int(found["C"]))
+
+
 KINDS: Sequence[tuple[Any, re.Pattern[str], Callable[[Any, re.Match[str]], Shape]]] = (
     (LinearShape, LINEAR, _linear),
     (AttentionShape, ATTENTION, _attention),
+    (NormShape, ROWS, _rows),
+    (SoftmaxShape, ROWS, _rows),
 )
