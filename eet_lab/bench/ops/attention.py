@@ -6,6 +6,7 @@ T tokens, B rows, Q queries a row, K keys, H heads, G KV heads, D head dim.
 from __future__ import annotations
 
 import inspect
+import warnings
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
 from eet_lab.bench.ops.provider import Inputs, LeftOut, Prepared, Provider
+from eet_lab.errors import first_line
 from eet_lab.ops import reference
 from eet_lab.ops.shapes import AttentionShape
 
@@ -39,6 +41,12 @@ def sdpa(backend: SDPBackend, shape: AttentionShape, inputs: Inputs) -> Prepared
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=gqa)
 
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as many as there are reasons why a kernel does not take these sizes
+        try:
+            call()
+        except RuntimeError as error:
+            raise LeftOut(f"SDPA's kernel does not take these sizes: {first_line(error)}") from error
     lengths = [len(row[0]) for row in rows]
 
     def read(out: Tensor) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -63,8 +65,10 @@ class HuggingFace(Peer):
         self._ids, self._attended = left_padded(rows, model.device)
 
     def _warm_up(self) -> Timing:
-        for _ in range(2 if self._mode.compiled else 0):  # compile, then record the graphs, then replay them
-            self.time()
+        if self._mode.compiled:
+            with redirect_stderr(StringIO()):  # max-autotune tells of every matrix product that it tried
+                self.time()  # compile
+            self.time()  # record the graphs
         return self.time()
 
     def time(self) -> Timing:
