@@ -2,7 +2,7 @@
 // B rows, T tokens, H heads, G KV heads, D head dim, K columns of the KV cache.
 #include "eet/attention.cuh"
 #include "eet/launch.cuh"
-#include "eet/ring.cuh"
+#include "eet/stages.cuh"
 #include "eet/tensor_map.cuh"
 #include "eet/vec.cuh"
 #include "eet/wgmma.cuh"
@@ -88,21 +88,21 @@ class Loader {
     const eet::Corner value = fresh ? eet::Corner{0, key.head + a.heads.G, key.position, 0} : key;
 
     if (lane == 0) {
-      eet::barrier_wait(&s.queries_emptied, queries_parity ^ 1);
-      eet::expect_bytes(&s.queries_filled, sizeof(s.query));
+      eet::stage_wait(&s.queries_emptied, queries_parity ^ 1);
+      eet::stage_expect(&s.queries_filled, sizeof(s.query));
       for (int panel = 0; panel < P::kPanels; ++panel) {
         eet::load_box(s.query[panel], a.queries, {panel * 64, task.h, int(task.token), 0}, &s.queries_filled);
       }
     }
     queries_parity ^= 1;
     const int first_own = (task.query + P::kKeys - 1) / P::kKeys;  // if all keys are new
-    eet::RingPlace own;
+    eet::StagePlace own;
     for (int tile = 0; tile < num_tiles; ++tile, at.step(P::kStages)) {
       if (tile == first_own) own = at;
       if (lane == 0) {
-        eet::barrier_wait(&s.key_emptied[at.stage], at.parity ^ 1);
+        eet::stage_wait(&s.key_emptied[at.stage], at.parity ^ 1);
         load_tile(s.key[at.stage], a.keys, key, tile, &s.key_filled[at.stage]);
-        eet::barrier_wait(&s.value_emptied[at.stage], at.parity ^ 1);
+        eet::stage_wait(&s.value_emptied[at.stage], at.parity ^ 1);
       }
       const int left = num_keys - tile * P::kKeys;
       if (left < P::kKeys) {
@@ -118,7 +118,7 @@ class Loader {
   __device__ void load_tile(T (*to)[P::kKeys][64], const CUtensorMap& map, eet::Corner from, int tile,
                             uint64_t* barrier) {
     from.position += tile * P::kKeys;
-    eet::expect_bytes(barrier, P::kTileBytes);
+    eet::stage_expect(barrier, P::kTileBytes);
     for (int panel = 0; panel < P::kPanels; ++panel, from.d += 64) eet::load_box(to[panel], map, from, barrier);
   }
 
@@ -127,21 +127,21 @@ class Loader {
     T(&to)[P::kPanels][P::kKeys][64] = s.value[at.stage];
     if (lane == 0) load_tile(to, a.values, from, tile, &s.tail_filled);
     __syncwarp();
-    eet::barrier_wait(&s.tail_filled, tail_parity);
+    eet::stage_wait(&s.tail_filled, tail_parity);
     tail_parity ^= 1;
     for (int panel = 0; panel < P::kPanels; ++panel) {
       for (int i = left * 8 + lane; i < P::kKeys * 8; i += 32) eet::store(&to[panel][0][0] + i * 8, eet::zeros());
     }
     eet::publish_to_engines();
     __syncwarp();
-    if (lane == 0) eet::barrier_arrive(&s.value_filled[at.stage]);
+    if (lane == 0) eet::stage_arrive(&s.value_filled[at.stage]);
   }
 
   // The last tiles are those of the block's own tokens. The map ends at the row's newest column.
-  __device__ void append(const Task& task, eet::RingPlace place, int tile, int num_tiles) {
+  __device__ void append(const Task& task, eet::StagePlace place, int tile, int num_tiles) {
     for (; tile < num_tiles; ++tile, place.step(P::kStages)) {
-      eet::barrier_wait(&s.key_filled[place.stage], place.parity);
-      eet::barrier_wait(&s.value_filled[place.stage], place.parity);
+      eet::stage_wait(&s.key_filled[place.stage], place.parity);
+      eet::stage_wait(&s.value_filled[place.stage], place.parity);
       if (lane != 0) continue;
       for (int panel = 0; panel < P::kPanels; ++panel) {
         const eet::Corner to{panel * 64, task.kv, task.begin + tile * P::kKeys, task.b};
@@ -156,7 +156,7 @@ class Loader {
   const Args<T>& a;
   Shared<T, P>& s;
   const int lane;
-  eet::RingPlace at;
+  eet::StagePlace at;
   uint32_t queries_parity = 0, tail_parity = 0;
 };
 
@@ -219,15 +219,15 @@ class Attender {
   __device__ void attend(const Task& task) {
     const int all_tiles = task.num_tiles(P::kQueries, P::kKeys);
     const int num_tiles = group * 64 < task.num_queries ? task.num_tiles(group * 64 + 64, P::kKeys) : 0;
-    eet::barrier_wait(&s.queries_filled, queries_parity);
+    eet::stage_wait(&s.queries_filled, queries_parity);
     queries_parity ^= 1;
     if (num_tiles) attend(task, num_tiles);
     eet::publish_to_engines();  // what was read and written here, before the copy engine writes the next queries
     release(&s.queries_emptied);
     for (int tile = num_tiles; tile < all_tiles; ++tile) {  // only the warpgroups after this one need these
-      eet::barrier_wait(&s.key_filled[at_key.stage], at_key.parity);
+      eet::stage_wait(&s.key_filled[at_key.stage], at_key.parity);
       release_key();
-      eet::barrier_wait(&s.value_filled[at_value.stage], at_value.parity);
+      eet::stage_wait(&s.value_filled[at_value.stage], at_value.parity);
       release_value();
     }
   }
@@ -273,7 +273,7 @@ class Attender {
   }
 
   __device__ void begin_scores(float (&score)[P::kKeys / 2]) {
-    eet::barrier_wait(&s.key_filled[at_key.stage], at_key.parity);
+    eet::stage_wait(&s.key_filled[at_key.stage], at_key.parity);
     eet::products_begin();
 #pragma unroll
     for (int d = 0; d < P::kDim; d += 16) {
@@ -285,7 +285,7 @@ class Attender {
 
   __device__ void begin_mix(float (&out)[P::kDim / 2], const uint32_t (&weights)[P::kKeys / 16][4]) {
     constexpr int kWide = P::kDim < 128 ? P::kDim : 128;
-    eet::barrier_wait(&s.value_filled[at_value.stage], at_value.parity);
+    eet::stage_wait(&s.value_filled[at_value.stage], at_value.parity);
     eet::products_begin();
 #pragma unroll
     for (int d = 0; d < P::kDim; d += kWide) {
@@ -348,7 +348,7 @@ class Attender {
   }
 
   __device__ void release(uint64_t* barrier) {
-    if (lane == 0) eet::barrier_arrive(barrier);
+    if (lane == 0) eet::stage_arrive(barrier);
   }
   __device__ void release_key() { release(&s.key_emptied[at_key.stage]), at_key.step(P::kStages); }
   __device__ void release_value() { release(&s.value_emptied[at_value.stage]), at_value.step(P::kStages); }
@@ -356,7 +356,7 @@ class Attender {
   const Args<T>& a;
   Shared<T, P>& s;
   const int group, lane, warp_row;  // of the block's queries, the warp's first
-  eet::RingPlace at_key, at_value;
+  eet::StagePlace at_key, at_value;
   uint32_t queries_parity = 0;
 };
 
@@ -375,11 +375,11 @@ __global__ void __launch_bounds__(P::kThreads, P::kBlocks) hopper_prefill_kernel
   Shared<T, P>& s = *reinterpret_cast<Shared<T, P>*>(shared);
   if (threadIdx.x == 0) {
     for (uint64_t* barrier = &s.queries_filled; barrier != &s.key_filled[0]; ++barrier) {
-      eet::barrier_init(barrier, barrier == &s.queries_emptied ? P::kWarps : 1);
+      eet::stage_init(barrier, barrier == &s.queries_emptied ? P::kWarps : 1);
     }
     for (int stage = 0; stage < P::kStages; ++stage) {
-      eet::barrier_init(&s.key_filled[stage], 1), eet::barrier_init(&s.value_filled[stage], 1);
-      eet::barrier_init(&s.key_emptied[stage], P::kWarps), eet::barrier_init(&s.value_emptied[stage], P::kWarps);
+      eet::stage_init(&s.key_filled[stage], 1), eet::stage_init(&s.value_filled[stage], 1);
+      eet::stage_init(&s.key_emptied[stage], P::kWarps), eet::stage_init(&s.value_emptied[stage], P::kWarps);
     }
     eet::publish_to_engines();
   }
