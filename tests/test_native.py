@@ -196,6 +196,22 @@ def test_the_key_depends_on_flags(small, monkeypatch):
     assert key(small, Path("nvcc"), ["-O3"]) != key(small, Path("nvcc"), ["-O2"])
 
 
+def test_a_key_follows_its_headers_and_reads_nothing_while_they_stay(small, monkeypatch):
+    monkeypatch.setattr(toolchain, "nvcc_version", lambda nvcc: "13.0.0")
+    header = small.parent / "told.cuh"
+    header.write_text("// one")
+    small.write_text(f'#include "told.cuh"\n{small.read_text()}')
+    keys = [key(small, Path("nvcc"), [])]
+    with monkeypatch.context() as closed:
+        closed.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read"))
+        assert key(small, Path("nvcc"), []) == keys[0]
+    for change in (lambda: header.write_text("// two!"), header.unlink):
+        change()
+        keys.append(key(small, Path("nvcc"), []))
+    header.write_text("// one")
+    assert len(set(keys)) == 3 and key(small, Path("nvcc"), []) == keys[0]
+
+
 def test_no_nvcc_is_an_error_that_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setattr(toolchain, "_nvcc_candidates", lambda: iter([tmp_path / "nvcc"]))
     toolchain.find_nvcc.cache_clear()

@@ -78,16 +78,37 @@ def source(name: str | Path) -> Path:
     return path.resolve()
 
 
+Stamps = dict[Path, tuple[int, ...]]
+"""Files, and when each was written."""
+
+_keys: dict[tuple, tuple[Stamps, str]] = {}
+
+
 def key(path: Path, nvcc: Path, flags: Iterable[str]) -> str:
-    """A hash of all that the library depends on."""
-    digest = hashlib.sha256(repr((toolchain.nvcc_version(nvcc), str(nvcc), *flags)).encode())
-    for file in sorted(includes(path)):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
+    """A hash of all that the library depends on. It is asked before every run, so files are read only when written."""
+    asked = (path, toolchain.nvcc_version(nvcc), str(nvcc), *flags)
+    stamps, known = _keys.get(asked, ({}, ""))
+    if not stamps or any(_stamp(file) != stamp for file, stamp in stamps.items()):
+        stamps = {file: _stamp(file) for file in sorted(includes(path))}
+        digest = hashlib.sha256(repr(asked[1:]).encode())
+        for file in filter(Path.is_file, stamps):
+            digest.update(file.name.encode() + b"\0" + file.read_bytes())
+        known = digest.hexdigest()[:16]
+        _keys[asked] = stamps, known
+    return known
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    """When a file was written, its size and its place on the disk; nothing if it is gone."""
+    try:
+        stat = file.stat()
+    except FileNotFoundError:
+        return ()
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def includes(path: Path) -> set[Path]:
-    """The source and every header that it includes with quotes, directly or not."""
+    """The source and every header that it includes with quotes, directly or not; for a missing one, where it may be."""
     found: set[Path] = set()
     waiting = [path]
     while waiting:
@@ -95,9 +116,11 @@ def includes(path: Path) -> set[Path]:
         if file in found:
             continue
         found.add(file)
+        if not file.is_file():
+            continue
         for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', file.read_text(), re.MULTILINE):
-            homes = (file.parent / name, csrc_dir() / name)
-            waiting += [home.resolve() for home in homes if home.is_file()][:1]
+            homes = [home.resolve() for home in (file.parent / name, csrc_dir() / name)]
+            waiting += [home for home in homes if home.is_file()][:1] or homes
     return found
 
 

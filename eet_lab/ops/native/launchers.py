@@ -96,10 +96,13 @@ _current: dict[str, Library] = {}
 
 def load(name: str | Path) -> Library:
     """The library of a source in csrc/ (by stem) or of a `.cu` path; built, or built again, when the source changed."""
-    path = build([name])[str(name)]
-    library = _current.get(str(name))
+    return _at(str(name), build([name])[str(name)])
+
+
+def _at(name: str, path: Path) -> Library:
+    library = _current.get(name)
     if library is None or library.path != path:
-        library = _current[str(name)] = Library(path, source(name).read_text())
+        library = _current[name] = Library(path, source(name).read_text())
     return library
 
 
@@ -124,7 +127,5 @@ def compile_source(text: str, name: str) -> Library:
 
 def prepare(names: Iterable[str], progress: Progress | None = None, cancel: Cancel | None = None) -> None:
     """Build and load, so that no launch has to: before the first step, and before a capture."""
-    names = list(names)
-    build(names, progress=progress, cancel=cancel)
-    for name in names:
-        load(name)
+    for name, path in build(names, progress=progress, cancel=cancel).items():
+        _at(name, path)
