@@ -253,6 +253,21 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseArgs<T> a)
   cluster_barrier();  // nobody leaves while another reads its shared memory
 }
 
+// Why      the LM head's blocks already know the largest logit of their share: its logits are never written
+// Mapping  a warp a row: grid B, 32 threads
+// Traffic  num_blocks pairs of 8 bytes a row
+// Needs    pairs as linear.cu leaves them: larger for a larger logit, and where logits tie for a lower word
+// Numerics integers
+// Source   arg-max is associative
+__global__ void choose_best_kernel(int64_t* token, const uint64_t* best, int num_blocks) {
+  eet::wait_for_previous();
+  eet::let_next_begin();
+  uint64_t mine = 0;
+  for (int i = threadIdx.x; i < num_blocks; i += 32) mine = max(mine, best[int64_t(blockIdx.x) * num_blocks + i]);
+  mine = warp_max(mine);
+  if (threadIdx.x == 0) token[blockIdx.x] = int64_t(~uint32_t(mine));
+}
+
 // Enough threads for the words, and blocks for the multiprocessors.
 int cluster_size(int B, int V) {
   if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) return 1;
@@ -277,4 +292,11 @@ extern "C" cudaError_t eet_choose(int64_t* token, const void* logits, const int6
     const int cluster = cluster_size(B, V);
     return eet::launch(choose_kernel<Type>, {dim3(cluster, B), kThreads, 0, stream, cluster, dependent != 0}, a);
   });
+}
+
+// token = the word of the largest of `best` [B,num_blocks].
+extern "C" cudaError_t eet_choose_best(int64_t* token, const int64_t* best, int B, int num_blocks, int dependent,
+                                       cudaStream_t stream) {
+  return eet::launch(choose_best_kernel, {dim3(B), 32, 0, stream, 1, dependent != 0}, token,
+                     reinterpret_cast<const uint64_t*>(best), num_blocks);
 }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eet_lab.engine.settings import Settings
 from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native, reference
 from eet_lab.ops.cuda.launching import dependent
-from eet_lab.ops.shapes import copied
+from eet_lab.ops.shapes import Normal, copied
 from eet_lab.ops.token_cases import HOW, TOKEN_CASES, ChooseShape
-from eet_lab.ops.types import Sampling, fresh
+from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(case, shape) for case in TOKEN_CASES for shape in case.shapes]
@@ -20,7 +21,7 @@ SHAPES = [(case, shape) for case in TOKEN_CASES for shape in case.shapes]
 def kernels():
     if problem := native.available("cuda"):
         pytest.skip(problem)
-    native.prepare(["tokens", "sampling"])
+    native.prepare(cuda.next_token.kernels + cuda.embed.kernels)
 
 
 @pytest.mark.parametrize("way", [lambda op: op, dependent], ids=["plain", "dependent"])
@@ -87,6 +88,23 @@ def test_launches_are_as_many_as_declared(case):
             torch.cuda.synchronize()
         on_device = [event for event in profile.events() if event.device_type == torch.profiler.DeviceType.CUDA]
         assert len(on_device) == case.launches, [event.name for event in on_device]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (3, 3), (5, 40), (16, 16), (20, 20)])
+def test_the_next_token_is_the_arg_max_of_logits_that_need_not_be_written(B, T, dtype):
+    normal = Normal("cuda", dtype, 4)
+    x, head, norm = normal(T, 64), normal(5003, 64), Norm(normal(64) + 1, normal(64), 1e-5)
+    head[4000:] = head[1000:2003]  # ties go to the lowest
+    head[:500] = head[2500:3000]
+    last = torch.arange(B, device="cuda") * (T // B) + T // B - 1
+    step = Step(*[None] * 10)._replace(last=last, positions=torch.arange(T, device="cuda"))
+    greedy, drawn = (Settings(temperature=t, seed=9).sampling(x.device) for t in (0.0, 1.0))
+    for sampling in (greedy, drawn):
+        args = (x, step, norm, Linear(head, None), sampling)
+        expected = cuda.next_token_by_torch(*args, empty=fresh)
+        for op in (cuda.next_token, dependent(cuda.next_token)):
+            assert torch.equal(op(*args, empty=fresh), expected)
 
 
 def test_logits_that_vectors_cannot_read_are_refused():

@@ -79,6 +79,32 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
     return residual
 
 
+@needs("linear")
+def largest_outputs(
+    x: Tensor, rows: Tensor, norm_w: Norm, w: Linear, *, empty: Empty, dependent: bool = False
+) -> Tensor:
+    """Where linear(norm(x[rows])) is largest, which is never written: x [.,C], rows [T] -> [T,blocks] int64.
+
+    One launch, for few tokens (`takes_few`). Every block leaves the largest of its outputs in a number; as unsigned
+    numbers, the largest of a row has the largest output, of those that tie the first: 2**32 - 1 minus its lower half.
+    """
+    T, C, N = len(rows), *_check_linear(x, w)[1:]
+    check(rows, "rows", torch.int64, (T,))
+    best = empty("best", (T, _num_blocks(N)), rows)
+    if x.is_meta or not T:
+        return best
+    tensors = (None, best.data_ptr(), at(x), rows.data_ptr(), at(w.weight), at(w.bias), None)
+    norms = (at(norm_w.weight), at(norm_w.bias))
+    sizes = (DTYPES[x.dtype], T, N, C, ACTS[None], norm_w.eps, best.shape[1])
+    native.loaded("linear").eet_linear(*tensors, *norms, *sizes, dependent, stream_of(x))
+    return best
+
+
+def takes_few(T: int, w: Linear) -> bool:
+    """Whether the weight-streaming kernel takes this many tokens."""
+    return w.scale is None and _is_few(T, w.weight.shape[1], w.weight.element_size())
+
+
 @cache
 def _is_few(T: int, C: int, itemsize: int) -> bool:
     """Whether the weight-streaming kernel takes them; the same answer for a rehearsal on meta tensors."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native, reference
 from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
-from eet_lab.ops.cuda.linear import norm_linear
+from eet_lab.ops.cuda.linear import largest_outputs, norm_linear, takes_few
 from eet_lab.ops.types import Empty, Linear, Norm, Sampling, State, Step
 
 
@@ -46,16 +46,20 @@ def next_token(
     empty: Empty,
     dependent: bool = False,
 ) -> Tensor:
-    """The next token of every row, [B]: our norm and head, and a choice in one launch.
+    """The next token of every row, [B]: our norm and head, and a choice.
 
-    Rows of more than one token take two more launches, which pick the newest.
+    An arg-max of few rows writes no logits: the head keeps the largest in every block, and a second launch chooses
+    among those. Else they are written, and one launch chooses; rows of more than one token take two more before, which
+    pick the newest.
     """
+    B = len(step.last)
+    if sampling.greedy and takes_few(B, head):
+        best = largest_outputs(x, step.last, norm_w, head, empty=empty, dependent=dependent)
+        return choose_best(best, empty=empty, dependent=dependent)
     positions = step.positions
-    if len(x) != len(step.last):  # else every row has one token, and that is its newest
-        x = torch.index_select(x, 0, step.last, out=empty("newest", (len(step.last), x.shape[1]), x))
-        positions = torch.index_select(
-            positions, 0, step.last, out=empty("newest_positions", (len(step.last),), positions)
-        )
+    if len(x) != B:  # else every row has one token, and that is its newest
+        x = torch.index_select(x, 0, step.last, out=empty("newest", (B, x.shape[1]), x))
+        positions = torch.index_select(positions, 0, step.last, out=empty("newest_positions", (B,), positions))
     logits = norm_linear(x, norm_w, head, empty=empty, dependent=dependent)
     return choose(logits, positions, sampling, empty=empty, dependent=dependent)
 
@@ -86,6 +90,17 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empt
     tensors = (token.data_ptr(), at(logits), positions.data_ptr(), sampling.seed.data_ptr())
     how = (min(sampling.top_k, V), sampling.temperature, sampling.top_p)
     native.loaded("sampling").eet_choose(*tensors, DTYPES[logits.dtype], B, V, *how, dependent, stream_of(logits))
+    return token
+
+
+@needs("sampling")
+def choose_best(best: Tensor, *, empty: Empty, dependent: bool = False) -> Tensor:
+    """The outputs that `largest_outputs` found, in one launch: [B,blocks] -> [B]."""
+    B, num_blocks = best.shape
+    token = empty("token", (B,), best)
+    if not token.is_meta:
+        stream = stream_of(best)
+        native.loaded("sampling").eet_choose_best(token.data_ptr(), best.data_ptr(), B, num_blocks, dependent, stream)
     return token
 
 
