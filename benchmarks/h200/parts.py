@@ -1,0 +1,125 @@
+"""What is run: a part a row of the results' tables, with the seconds that it takes on an H200.
+
+What is wanted most comes first, since a budget may end before the last. Peers are where they say something:
+transformers uncompiled takes 10 to 20 ms a token whatever the model, and each of its compiled modes half a minute to
+compile.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from check_kernels import HOME, cold_build_s, is_wrong
+
+from eet_lab.bench.cost import launch_cost, streaming_gb_per_s
+from eet_lab.bench.ops import OpWorkload, race_op
+from eet_lab.bench.peers import PEERS
+from eet_lab.bench.race import OURS, race
+from eet_lab.bench.rows import append
+from eet_lab.bench.workloads import Workload
+from eet_lab.commands.bench_tables import model_table, op_tables
+from eet_lab.technique import registry
+from eet_lab.texts import as_recipe
+from h200.recorded import recorded_compare, recorded_ladder
+from h200.session import Session
+
+HEADLINE = ("pre_padding", "mask_removal", "memory_reuse")
+ALONE = ("baseline", *HEADLINE, ",".join(HEADLINE), "all")
+COMPILED = ("hf-static-compile", "torch-cuda-graphs")
+
+
+class Part(NamedTuple):
+    """`seconds` is an estimate; the report has what it took."""
+
+    seconds: int
+    run: Callable[[Session], Any]
+
+
+def build(session: Session) -> dict[str, Any]:
+    """Import time, and every kernel from an empty cache, in processes of their own."""
+    code = "import time; t = time.perf_counter(); import eet_lab; print(time.perf_counter() - t)"
+    python = [sys.executable, "-c", code]
+    done = subprocess.run(
+        python, env=os.environ | {"PYTHONPATH": str(HOME)}, capture_output=True, text=True, check=True
+    )
+    found = {"import_s": round(float(done.stdout), 3)}
+    if not session.smoke:
+        found["cold_build_s"] = round(cold_build_s(), 2)
+    return found
+
+
+def machine(session: Session) -> dict[str, Any]:
+    """The ceiling, what a launch costs, and why a technique cannot run here, if so."""
+    device = session.model("demo").device
+    reasons = {name: technique().unavailable(device) for name, technique in registry().items()}
+    cost = launch_cost(device)
+    launch = cost and cost._asdict()
+    return {"streaming_gb_per_s": streaming_gb_per_s(device), "launch_cost": launch, "unavailable": reasons}
+
+
+def raced(
+    *workloads: str, recipes: Sequence[str] = ("all",), repeats: int = 3, peers: Sequence[str] = tuple(PEERS)
+) -> Callable[[Session], Any]:
+    """Recipes beside peers on each workload."""
+
+    def work(session: Session) -> Any:
+        found = {}
+        for workload in (session.sized(Workload.parse(text)) for text in workloads):
+            model = session.model(workload.model)
+            distinct = list(dict.fromkeys(str(as_recipe(each, model.device)) for each in recipes))
+            rows, remarks = race(model, workload, distinct, [OURS, *peers], repeats=repeats, **session.common())
+            append(rows, session.out)
+            print(model_table(rows), *remarks, sep="\n", flush=True)
+            found[str(workload)] = {"rows": len(rows), "remarks": remarks}
+        return found
+
+    return work
+
+
+def ops(*texts: str) -> Callable[[Session], Any]:
+    """Every size of these ops, ours beside others."""
+
+    def work(session: Session) -> Any:
+        found: dict[str, Any] = {"rows": 0, "remarks": {}, "wrong": []}
+        wanted = [each for text in texts for each in OpWorkload.parse(text)]
+        if session.smoke:
+            wanted = list(OpWorkload.parse("op:norm_linear/t2/n96/c64"))
+        for workload in wanted:
+            rows, remarks = race_op(workload, device=session.device, cancel=session.deadline)
+            append(rows, session.out)
+            print(op_tables(rows), flush=True)
+            found["rows"] += len(rows)
+            found["remarks"][str(workload)] = remarks
+            found["wrong"] += [f"{row.workload}: {row.equality}" for row in rows if is_wrong(row)]
+        return found
+
+    return work
+
+
+PARTS: dict[str, Part] = {
+    "build": Part(15, build),
+    "machine": Part(5, machine),
+    "race-xl-b1": Part(120, raced("gpt2-xl/b1/p128/n128")),
+    "race-gpt2-b1": Part(60, raced("gpt2/b1/p128/n128", repeats=5)),
+    "race-xl-int8": Part(20, raced("gpt2-xl/b1/p128/n128", recipes=("all", "all,int8_weights"), peers=())),
+    "race-l16": Part(40, raced("l16-h1024/b4/p512/n512", peers=COMPILED)),
+    "race-l24": Part(55, raced("l24-h2048/b4/p512/n512", peers=COMPILED)),
+    "race-xl-ragged": Part(60, raced("gpt2-xl/b16/p16-960/n64", peers=("hf-sdpa", "torch-cuda-graphs"))),
+    "race-xl-b8": Part(130, raced("gpt2-xl/b8/p512/n128")),
+    "sweep-l16": Part(60, raced("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
+    "ops-decode": Part(60, ops("op:decode_attention")),
+    "ops-prefill": Part(45, ops("op:prefill_attention")),
+    "ops-linear": Part(60, ops("op:norm_linear", "op:linear_residual")),
+    "ops-rows": Part(40, ops("op:norm", "op:softmax")),
+    "compare-xl": Part(40, recorded_compare("gpt2-xl/b8/p16-128/n64")),
+    "ladder-xl": Part(90, recorded_ladder("gpt2-xl/b8/p16-128/n64")),
+    "compare-demo": Part(15, recorded_compare("demo/b8/p16-128/n64")),
+    "ladder-demo": Part(30, recorded_ladder("demo/b8/p16-128/n64")),
+    "toggles-gpt2": Part(90, raced("gpt2/b8/p16-512/n128", recipes=ALONE, peers=("hf-sdpa", "hf-static-compile"))),
+    "toggles-xl": Part(240, raced("gpt2-xl/b8/p16-512/n128", recipes=ALONE, repeats=2, peers=("hf-static-compile",))),
+}
+"""By name: `--only race-xl` runs those whose name has the word."""

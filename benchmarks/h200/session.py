@@ -1,0 +1,111 @@
+"""A session: parts run in order under a deadline, each with its time, and a report that survives a cut."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eet_lab.bench.workloads import Workload
+from eet_lab.errors import Cancelled
+from eet_lab.models import Model, load
+from eet_lab.models.config import PRESETS, Config
+
+
+class Deadline:
+    """A `Cancel` that sets itself once the time is up."""
+
+    def __init__(self, minutes: float) -> None:
+        self.minutes, self._start = minutes, time.perf_counter()
+
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return time.perf_counter() - self._start
+
+    def is_set(self) -> bool:
+        return self.seconds() > self.minutes * 60
+
+
+@dataclass
+class Session:
+    """One call: what its parts share, and what they found. `smoke`: tiny sizes on the CPU, to see that it runs."""
+
+    out: Path
+    deadline: Deadline
+    smoke: bool = False
+    report: dict[str, Any] = field(default_factory=dict)
+    _models: dict[str, Model] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.smoke:
+            torch.set_num_threads(1)
+            PRESETS["smoke"] = Config(2, 32, 2, 64, 97, 64)
+
+    def run(self, name: str, work: Callable[[Session], Any]) -> None:
+        """Run one part; keep what it returns, or why it failed."""
+        begin = self.deadline.seconds()
+        print(f"== {name} at {begin:.0f} s", flush=True)
+        try:
+            if self.deadline.is_set():
+                raise Cancelled("It did not begin.")
+            found = work(self)
+        except Cancelled as stop:
+            found = {"left out": f"the budget of {self.deadline.minutes:g} minutes was spent: {stop}"}
+        except Exception:  # noqa: BLE001  whatever happens in one part, the others are wanted
+            found = {"failed": traceback.format_exc()}
+            print(found["failed"], flush=True)
+        seconds = round(self.deadline.seconds() - begin, 1)
+        print(f"   took {seconds} s", flush=True)
+        self.report[name] = {"seconds": seconds, "found": found}
+        # After every part, so that a call that is cut short leaves what it had.
+        (self.out / "report.json").write_text(json.dumps(self.report, indent=1) + "\n")
+        gc.collect()  # a part that failed may have left its engines in a cycle
+        torch.cuda.empty_cache()
+
+    def those(self, how: str) -> list[str]:
+        """The parts that "failed", or were "left out"."""
+        found = {name: entry["found"] for name, entry in self.report.items()}
+        return [name for name, each in found.items() if isinstance(each, dict) and how in each]
+
+    @property
+    def device(self) -> str | None:
+        """The CPU in a smoke test, else the GPU if there is one."""
+        return "cpu" if self.smoke else None
+
+    def sized(self, workload: Workload) -> Workload:
+        """The workload, or a tiny one like it."""
+        w = workload
+        if not self.smoke or w.model == "demo":
+            return w
+        return replace(
+            w,
+            model="smoke",
+            batch=min(w.batch, 3),
+            low=min(w.low, 4),
+            high=min(w.high, 9) if w.high > w.low else 4,
+            new_tokens=min(w.new_tokens, 6),
+        )
+
+    def model(self, name: str) -> Model:
+        """A model; the one before it is let go, so that two large ones need not fit."""
+        if name not in self._models:
+            self._models.clear()
+            self._models[name] = load(name, device=self.device)
+        return self._models[name]
+
+    def common(self) -> dict[str, Any]:
+        """What every measurement is told."""
+        return {"progress": progress, "cancel": self.deadline}
+
+
+def progress(done: int, total: int, message: str = "") -> None:
+    """A line for each message."""
+    if message:
+        print(f"   {done}/{total} {message}", flush=True)

@@ -1,0 +1,68 @@
+"""The script that takes every row of a GPU runs, in its smoke test's sizes, and names its parts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from eet_lab.bench.rows import read
+from eet_lab.bench.workloads import Workload
+from eet_lab.models.config import PRESETS
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def h200(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import run_h200
+
+    yield run_h200
+    for name in [name for name in sys.modules if name.split(".")[0] in ("h200", "run_h200", "check_kernels")]:
+        del sys.modules[name]
+    PRESETS.pop("smoke", None)
+
+
+def run(h200, monkeypatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["run_h200.py", *words])
+    return h200.main()
+
+
+def test_it_lists_its_parts_with_their_estimates(h200, monkeypatch, capsys):
+    assert run(h200, monkeypatch, "--list", "--only", "race-xl") == 0
+    out = capsys.readouterr().out
+    assert "race-xl-b1       about  120 s, from 0 s" in out
+    assert "race-l16" not in out
+
+
+def test_a_smoke_test_takes_rows_and_reports(h200, monkeypatch, tmp_path, capsys):
+    words = ["race-gpt2-b1", "ops-linear", "compare-xl"]
+    assert run(h200, monkeypatch, "--smoke", "--out", str(tmp_path), "--only", *words) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert list(report) == words
+    workloads = {row.workload for row in read(tmp_path / "cpu.jsonl")}
+    assert workloads == {"smoke/b1/p4/n6", "op:norm_linear/t2/n96/c64"}
+    assert (tmp_path / "recorded-compare-smoke.json").exists()
+
+
+def test_a_part_that_fails_is_reported_and_the_others_go_on(h200, monkeypatch, tmp_path, capsys):
+    parts = {"bad": h200.Part(1, lambda session: 1 / 0), "good": h200.Part(1, lambda session: {"fine": True})}
+    monkeypatch.setattr(h200, "PARTS", parts)
+    assert run(h200, monkeypatch, "--out", str(tmp_path)) == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert "ZeroDivisionError" in report["bad"]["found"]["failed"]
+    assert report["good"]["found"] == {"fine": True}
+    assert run(h200, monkeypatch, "--out", str(tmp_path), "--minutes", "-1") == 0
+    assert "left out: ['bad', 'good']" in capsys.readouterr().out
+
+
+def test_large_workloads_become_small_ones_of_their_kind(h200, tmp_path):
+    from h200.session import Deadline, Session
+
+    session = Session(tmp_path, Deadline(1), smoke=True)
+    assert str(session.sized(Workload.parse("gpt2-xl/b16/p16-960/n64"))) == "smoke/b3/p4-9/n6"
+    real = Session(tmp_path, Deadline(1))
+    assert str(real.sized(Workload.parse("gpt2-xl/b16/p16-960/n64"))) == "gpt2-xl/b16/p16-960/n64"
