@@ -16,7 +16,10 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models.decoder import tensors
 from eet_lab.ops import reference
+from eet_lab.ops.cases import CaseFailed
 from eet_lab.ops.int8 import LARGEST, dequantized, group_size, quantized
+from eet_lab.ops.int8_cases import INT8_CASES, Int8Shape
+from eet_lab.ops.shapes import LinearShape
 from eet_lab.ops.types import Linear, Norm, fresh
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, everything
@@ -100,6 +103,32 @@ def test_the_reference_computes_with_the_weight_that_it_stands_for(group):
     for op, args in ((reference.norm_linear, (x, norm)), (reference.linear_residual, (x,))):
         rest = (torch.ones(3, 10),) if op is reference.linear_residual else ()
         assert torch.equal(op(*args, int8, *rest, empty=fresh), op(*args, plain, *rest, empty=fresh))
+
+
+SMALL = [(case, shape) for case in INT8_CASES for shape in case.shapes if shape.read_bytes(4) < 1_000_000]
+
+
+@pytest.mark.parametrize(("case", "shape"), SMALL, ids=[f"{case.name}/{shape}" for case, shape in SMALL])
+def test_the_reference_in_fp32_is_within_the_budget(case, shape):
+    case.check(getattr(reference, case.op), shape, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("case", INT8_CASES, ids=lambda case: case.name)
+def test_a_case_fails_an_op_that_forgets_a_scale(case):
+    def forgetful(*args, empty):
+        args = [a._replace(scale=a.scale.clone().index_fill_(0, torch.tensor([3]), 1.0)) if isinstance(a, Linear) else a
+                for a in args]  # fmt: skip
+        return getattr(reference, case.op)(*args, empty=empty)
+
+    with pytest.raises(CaseFailed, match="error"):
+        case.check(forgetful, case.shapes[0], "cpu", torch.float32)
+
+
+def test_int8_shapes_have_half_the_bytes_and_their_own_names():
+    shape = Int8Shape(1, 4800, 1600, group=64)
+    assert str(shape) == "t1/n4800/c1600/int8g64"
+    assert shape.read_bytes(2) == 4800 * (1600 + 4 * 25) + 2 * (1600 + 4800)
+    assert Int8Shape(1, 50257, 1600).read_bytes(2) < 0.51 * LinearShape(1, 50257, 1600).read_bytes(2)
 
 
 @pytest.mark.parametrize("head", [True, False])

@@ -45,7 +45,7 @@ class Ours:
 
     def prepare(self, witness: Witness, progress: Progress) -> None:
         tokens = self.subject.prepare(progress)
-        self._sameness = witness.judge(self._recipe.parts, tokens)
+        self._sameness = witness.judge(self._recipe.parts, tokens, self._recipe.tolerance)
 
     def time(self) -> None:
         self._runs.append(self.subject.run())
@@ -61,7 +61,7 @@ class Ours:
             "tpot_ms": m.tpot_ms,
             "total_ms": m.total_ms,
             "peak_bytes": m.memory["peak"],
-            "equality": "passed" if same.verdict != "different" else same.explanation,
+            "equality": _equality(same),
             "same_tokens": same.same_tokens,
             **costs(m.cost, launches_per_token(self.subject.engine, len(self._rows)), self._model.device),
         }
@@ -110,3 +110,10 @@ def costs(cost: Cost, counted: StepLaunches | None, device: str) -> dict[str, An
         "kernels_per_token": counted and counted.kernels,
         "predicted_ms": counted and predicted_ms(cost.step_bytes, counted, device),
     }
+
+
+def _equality(same: Sameness) -> str:
+    """What a row says of the check: "passed", how far a lossy recipe is off, or why it did not pass."""
+    if same.verdict == "lossy":
+        return f"lossy: logits off by {same.max_error:.2g}, stated bound {same.budget:.2g}"
+    return "passed" if same.verdict != "different" else same.explanation

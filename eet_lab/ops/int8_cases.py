@@ -1,0 +1,74 @@
+"""Cases of the linear ops with int8 weights: the same ops and checks. T tokens, C channels, N outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from eet_lab.ops.cases import Case
+from eet_lab.ops.int8 import quantized
+from eet_lab.ops.shapes import LinearShape
+from eet_lab.ops.types import Linear
+
+
+@dataclass(frozen=True)
+class Int8Shape(LinearShape):
+    """A linear layer whose weights are int8; `group` inputs share a scale (0: all of an output's)."""
+
+    group: int = 0
+
+    def __str__(self) -> str:
+        return super().__str__() + "/int8" + (f"g{self.group}" if self.group else "")
+
+    def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """What norm_linear or linear_residual takes."""
+
+        def int8(part: Any) -> Any:
+            if not isinstance(part, Linear):
+                return part
+            whole, scale = quantized(part.weight, self.group)
+            return Linear(whole, part.bias, scale)
+
+        return tuple(map(int8, super().inputs(device, dtype, seed)))
+
+    def read_bytes(self, itemsize: int) -> int:
+        """Weights, scales and activations, each once."""
+        num_groups = -(-self.C // self.group) if self.group else 1
+        activations = super().read_bytes(itemsize) - itemsize * self.N * self.C
+        return self.N * (self.C + 4 * num_groups) + activations
+
+
+SHAPES = (
+    *(Int8Shape(T, 96, 64, "gelu_tanh") for T in (1, 2, 8, 9, 16, 17)),
+    Int8Shape(0, 96, 64),
+    Int8Shape(3, 331, 16, "relu"),
+    Int8Shape(2, 40, 200, group=64),  # C is no multiple of 16: expanded, however few the tokens are
+    Int8Shape(5, 1000, 1616, "gelu", group=128),  # the last group is shorter
+    Int8Shape(1, 4800, 1600, rms=True),
+    Int8Shape(1, 1600, 1600, group=64),
+    Int8Shape(12, 40, 1600, group=64),
+    Int8Shape(16, 6400, 1600, "gelu_tanh"),
+    Int8Shape(64, 515, 1608, "gelu_tanh", group=64),
+    Int8Shape(1, 50257, 768, bias=False),
+)
+
+INT8_CASES = (
+    Case(
+        "int8_norm_linear",
+        "norm_linear",
+        SHAPES,
+        tuple(
+            Int8Shape(T, N, 1600, act)
+            for T in (1, 8, 16)
+            for N, act in ((4800, None), (6400, "gelu_tanh"), (50257, None))
+        ),
+    ),
+    Case(
+        "int8_linear_residual",
+        "linear_residual",
+        tuple(replace(shape, residual=True, act=None) for shape in (*SHAPES, Int8Shape(1, 64, 6400))),
+        tuple(Int8Shape(T, 1600, C, residual=True) for T in (1, 8, 16) for C in (1600, 6400)),
+    ),
+)
