@@ -154,3 +154,14 @@ def test_tables_say_the_same_in_text_and_html(result, word):
     assert "identical" in text
     assert "a <tiny> model" in text
     assert "<tiny>" not in page
+
+
+def test_a_small_change_of_memory_is_seen_as_one():
+    """3.74 and 3.76 MiB are shown as 3.7 and 3.8: that these differ by 0.0 would be puzzling."""
+    before, after = (
+        replace(measurement(name), memory=dict.fromkeys(MEMORY_KEYS, int(mib * 2**20)))
+        for name, mib in (("baseline", 3.74), ("memory_reuse", 3.76))
+    )
+    lines = comparison(baseline=before, selection=after).to_text().splitlines()
+    [line] = [line for line in lines if line.startswith("  KV cache")]
+    assert line.split()[2:] == ["3.7", "MiB", "3.8", "MiB", "+0.02", "MiB"]

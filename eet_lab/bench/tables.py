@@ -122,7 +122,7 @@ def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
     along = f" (with {', '.join(rung.along)})" if rung.along else ""
     times = [f"{s.p50:.4g}" if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
     own = "" if first or rung.delta_ms is None else f"{rung.delta_ms.p50:+.3g}"
-    peak, own_bytes = f"{m.memory['peak'] / MiB:.1f}", "" if first else f"{rung.delta_bytes / MiB:+.1f}"
+    peak, own_bytes = f"{m.memory['peak'] / MiB:.1f}", "" if first else _signed(rung.delta_bytes / MiB)
     return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.sameness.verdict]
 
 
@@ -181,7 +181,14 @@ def _mib(num_bytes: int) -> str:
 
 
 def _signed_mib(num_bytes: int) -> str:
-    return f"{num_bytes / MiB:+.1f} MiB" if num_bytes else "0"
+    return f"{_signed(num_bytes / MiB)} MiB" if num_bytes else "0"
+
+
+def _signed(value: float) -> str:
+    """To one decimal; what would then be nothing keeps its first digit, so that a change is seen as one."""
+    if not value:
+        return "0"
+    return f"{value:+.1f}" if abs(value) >= 0.05 else f"{value:+.1g}"
 
 
 def _html_row(tag: str, cells: list[str]) -> str:
