@@ -171,8 +171,14 @@ def test_lines_from_before_a_field_came_can_be_read(tmp_path):
         del line[name]
     path.write_text(json.dumps(line))
     assert read(path) == [row()]
-    assert row().share_of_ceiling is None
-    assert row(ceiling_gb_per_s=8.0).share_of_ceiling == 0.25
+
+
+def test_the_share_of_the_ceiling_is_the_floor_over_what_it_took():
+    spread = Spread(1.0, 2.0, 3.0)
+    assert row().share_of_ceiling is None, "there is no time per token"
+    assert row(tpot_ms=spread).share_of_ceiling == 0.5
+    assert row(workload="op:norm/t1/c8", total_ms=spread).share_of_ceiling == 0.5
+    assert row(tpot_ms=spread, floor_ms=None).share_of_ceiling is None
 
 
 def test_a_broken_line_is_named(tmp_path):
@@ -196,6 +202,13 @@ def test_tables_and_the_newest_row_keep_gpus_and_types_apart():
     for heading in ("float16, NVIDIA H200, 2025-01-02 to 2025-03-04", "float16, NVIDIA L4, 2025-01-02", "float32, "):
         assert heading in text
     assert [line.split(" |")[0] for line in text.split("\n\n")[1].splitlines()[2:]] == ["| hf-sdpa", "| all"]
+
+
+def test_ops_have_a_table_in_microseconds():
+    rows = [row(workload="op:norm/t1/c8", recipe="", provider=name) for name in ("eet_lab", "torch-norm")]
+    text = markdown(rows)
+    assert "| eet_lab | 2000 | 2 | 50 | passed |" in text
+    assert "| torch-norm | 2000 |" in text
 
 
 def test_launches_are_counted_on_the_whole_batch(tiny, monkeypatch):

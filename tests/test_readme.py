@@ -21,11 +21,13 @@ def test_the_readme_is_in_step(capsys):
 
 
 def test_tables_are_renewed_between_their_markers(tmp_path, capsys):
-    page = tmp_path / "README.md"
+    page = tmp_path / "page.md"
     page.write_text(
         "before\n<!-- techniques:begin -->old<!-- techniques:end -->\n"
-        "<!-- benchmarks:begin --><!-- benchmarks:end -->\nafter\n"
+        "<!-- benchmarks:begin --><!-- benchmarks:end --><!-- ops:begin --><!-- ops:end -->\nafter\n"
     )
+    rows = tmp_path / "README.md"
+    rows.write_text("<!-- rows:begin --><!-- rows:end -->")
     where = ["--readme", str(page), "--benchmarks", str(tmp_path)]
     assert readme.main([*where, "--check"]) == 1
     assert readme.main(where) == 0

@@ -1,6 +1,7 @@
-"""Renew the README's generated tables: techniques from the registry, benchmarks from `benchmarks/*.jsonl`.
+"""Renew generated tables: techniques from the registry, measurements from `benchmarks/*.jsonl`.
 
-`python tools/readme.py` writes them between their markers; `--check` only says whether they are in step.
+`python tools/readme.py` writes them between their markers, the most wanted into the README and all of them into
+`benchmarks/README.md`; `--check` only says whether they are in step.
 """
 
 from __future__ import annotations
@@ -10,10 +11,36 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eet_lab.bench.rows import markdown, newest, read
+from eet_lab.bench.racers import OURS
+from eet_lab.bench.rows import Row, digits, markdown, newest, percent, read
 from eet_lab.technique import registry
 
 ROOT = Path(__file__).resolve().parent.parent
+
+MODELS = (
+    ("gpt2-xl/b1/p128/n128", "tpot_ms"),
+    ("gpt2/b1/p128/n128", "tpot_ms"),
+    ("gpt2-xl/b8/p512/n128", "tpot_ms"),
+    ("l16-h1024/b4/p128/n896", "total_ms"),
+    ("l16-h1024/b4/p512/n512", "total_ms"),
+    ("l16-h1024/b4/p896/n128", "total_ms"),
+    ("l24-h2048/b4/p512/n512", "total_ms"),
+    ("gpt2-xl/b16/p16-960/n64", "ttft_ms"),
+)
+OPS = (
+    "decode_attention/b1/kv1024/h25/d64",
+    "decode_attention/b16/kv1024/h25/d64",
+    "decode_attention/b32/kv4096/h32g8/d128",
+    "prefill_attention/b8/s2048/h25/d64",
+    "prefill_attention/b8/s64-2048/h25/d64/packed",
+    "norm_linear/t1/n4800/c1600",
+    "norm_linear/t1/n6400/c1600/gelu_tanh",
+    "linear_residual/t1/n1600/c6400",
+    "norm/t8192/c1600",
+    "softmax/t8192/c1600",
+)
+WORDS = {"tpot_ms": "a token", "total_ms": "in all", "ttft_ms": "to the first token"}
+NOTHING = "No rows yet."
 
 
 def techniques() -> str:
@@ -27,22 +54,60 @@ def techniques() -> str:
     return "\n".join(lines)
 
 
-def benchmarks(folder: Path) -> str:
-    """A table for each workload that was measured."""
-    rows = [row for path in sorted(folder.glob("*.jsonl")) for row in read(path)]
-    return markdown(newest(rows)) or "No rows yet."
+def models(rows: Sequence[Row]) -> str:
+    """A line a workload: the fastest of ours, how near to the ceiling its steps are, and the others."""
+    lines = [
+        _line(f"`{workload}`, ms {WORDS[metric]}", [row for row in rows if row.workload == workload], metric, 1)
+        for workload, metric in MODELS
+    ]
+    return _table(lines)
 
 
-def renewed(readme: str, tables: Mapping[str, str]) -> str:
-    """The README's text with each table between its markers, `<!-- name:begin -->` and `<!-- name:end -->`."""
-    for name, table in tables.items():
-        begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-        head, found, rest = readme.partition(begin)
+def ops(rows: Sequence[Row]) -> str:
+    """The same for single ops, in microseconds."""
+    whole = [row for row in rows if not row.equality.startswith("not compared")]  # those that do the whole op
+    own = {op: [row for row in whole if row.workload == f"op:{op}"] for op in OPS}
+    return _table([_line(f"`{op}`", own[op], "total_ms", 1e3) for op in OPS])
+
+
+def _table(lines: Sequence[str | None]) -> str:
+    known = [line for line in lines if line]
+    return "\n".join(["| | EET Lab | % of ceiling | others |", "|---|--:|--:|---|", *known]) if known else NOTHING
+
+
+def _line(name: str, rows: Sequence[Row], metric: str, scale: float) -> str | None:
+    """None where we were not measured. A lossy recipe does not count: it computes something else."""
+    took = sorted(
+        ((getattr(row, metric).p50 * scale, row) for row in rows if getattr(row, metric)), key=lambda pair: pair[0]
+    )
+    ours = [pair for pair in took if pair[1].provider == OURS and not _is_lossy(pair[1]) and _is_equal(pair[1])]
+    if not ours:
+        return None
+    best, row = ours[0]
+    others = (f"{other.provider} {digits(each)}" for each, other in took if not other.provider.startswith(OURS))
+    share = "–" if "prefill" in name else percent(row.share_of_ceiling)
+    return f"| {name} | **{digits(best)}** | {share} | {', '.join(others)} |"
+
+
+def _is_lossy(row: Row) -> bool:
+    words = (word.partition(":")[0] for word in row.recipe.split(","))
+    return any(registry()[word].numerics == "lossy" for word in words if word in registry())
+
+
+def _is_equal(row: Row) -> bool:
+    return row.equality == "passed" or row.equality.startswith("not checked")
+
+
+def renewed(page: str, tables: Mapping[str, str], name: str = "README.md") -> str:
+    """A page's text with each table between its markers, `<!-- name:begin -->` and `<!-- name:end -->`."""
+    for table_name, table in tables.items():
+        begin, end = f"<!-- {table_name}:begin -->", f"<!-- {table_name}:end -->"
+        head, found, rest = page.partition(begin)
         _, closed, tail = rest.partition(end)
         if not (found and closed):
-            raise SystemExit(f"README.md lacks the markers {begin} and {end}; put them where the table belongs.")
-        readme = f"{head}{begin}\n\n{table}\n\n{end}{tail}"
-    return readme
+            raise SystemExit(f"{name} lacks the markers {begin} and {end}; put them where the table belongs.")
+        page = f"{head}{begin}\n\n{table}\n\n{end}{tail}"
+    return page
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,13 +117,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--benchmarks", type=Path, default=ROOT / "benchmarks")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
-    old = args.readme.read_text(encoding="utf-8")
-    new = renewed(old, {"techniques": techniques(), "benchmarks": benchmarks(args.benchmarks)})
-    if args.check:
-        print("in step" if new == old else f"{args.readme} is out of step: run python tools/readme.py")
-        return int(new != old)
-    args.readme.write_text(new, encoding="utf-8")
-    return 0
+    rows = newest([row for path in sorted(args.benchmarks.glob("*.jsonl")) for row in read(path)])
+    pages = {
+        args.readme: {"techniques": techniques(), "benchmarks": models(rows), "ops": ops(rows)},
+        args.benchmarks / "README.md": {"rows": markdown(rows) or NOTHING},
+    }
+    differs = False
+    for path, tables in pages.items():
+        old = path.read_text(encoding="utf-8")
+        new = renewed(old, tables, path.name)
+        if args.check:
+            print(f"{path} is in step" if new == old else f"{path} is out of step: run python tools/readme.py")
+        else:
+            path.write_text(new, encoding="utf-8")
+        differs |= new != old
+    return int(args.check and differs)
 
 
 if __name__ == "__main__":

@@ -49,9 +49,20 @@ class Row:
     predicted_ms: float | None = None  # by `cost.predicted_ms`
 
     @property
+    def is_op(self) -> bool:
+        """Whether it is a single op, whose time is `total_ms`, rather than a model."""
+        return self.workload.startswith("op:")
+
+    @property
+    def name(self) -> str:
+        """Who ran: our recipe, or the provider."""
+        return self.recipe if self.provider == "eet_lab" and self.recipe else self.provider
+
+    @property
     def share_of_ceiling(self) -> float | None:
-        """The achieved rate over the ceiling, 1 at best; None where one of them is missing."""
-        return self.gb_per_s / self.ceiling_gb_per_s if self.gb_per_s and self.ceiling_gb_per_s else None
+        """The floor over what a step, or the op, took: 1 is the rate of a streaming read. None where one is missing."""
+        took = self.total_ms if self.is_op else self.tpot_ms
+        return self.floor_ms / took.p50 if self.floor_ms and took else None
 
 
 RUN = uuid.uuid4().hex[:12]
@@ -129,21 +140,45 @@ def _heading(rows: Sequence[Row]) -> str:
 
 
 def _body(rows: Sequence[Row]) -> str:
-    lines = ["| | TTFT ms | TPOT ms | total ms | peak GiB | same output |", "|---|--:|--:|--:|--:|---|"]
-    return "\n".join([*lines, *map(_line, sorted(rows, key=_total, reverse=True))])
+    cells = _op_cells if rows[0].is_op else _model_cells
+    head = OP_HEAD if rows[0].is_op else MODEL_HEAD
+    lines = [" | ".join(["|", *head, "same output |"]), "|---|" + "--:|" * len(head) + "---|"]
+    for row in sorted(rows, key=_total, reverse=True):
+        name = row.name.replace(",", ", ")
+        lines.append(f"| {' | '.join([name, *cells(row), row.equality])} |")
+    return "\n".join(lines)
 
 
-def _line(row: Row) -> str:
-    name = row.recipe if row.provider == "eet_lab" else row.provider
-    times = [_ms(spread) for spread in (row.ttft_ms, row.tpot_ms, row.total_ms)]
+MODEL_HEAD = ("TTFT ms", "TPOT ms", "predicted ms", "% of ceiling", "total ms", "peak GiB")
+OP_HEAD = ("us", "GB/s", "% of ceiling")
+
+
+def _model_cells(row: Row) -> list[str]:
+    ttft, tpot, total = map(_median, (row.ttft_ms, row.tpot_ms, row.total_ms))
     peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
-    return f"| {name.replace(',', ', ')} | {' | '.join(times)} | {peak} | {row.equality} |"
+    return [ttft, tpot, digits(row.predicted_ms), percent(row.share_of_ceiling), total, peak]
 
 
-def _ms(spread: Spread | None) -> str:
-    if spread is None:
+def _op_cells(row: Row) -> list[str]:
+    took = _median(row.total_ms, 1e3)
+    rate = "–" if row.gb_per_s is None else f"{row.gb_per_s:.0f}"
+    return [took, rate, percent(row.share_of_ceiling)]
+
+
+def _median(spread: Spread | None, scale: float = 1) -> str:
+    return digits(None if spread is None else spread.p50 * scale)
+
+
+def digits(value: float | None) -> str:
+    """Three digits, or a dash for what is missing."""
+    if value is None:
         return "–"
-    return f"{spread.p50:.3g}" if spread.p50 < 100 else f"{spread.p50:.0f}"
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+
+
+def percent(share: float | None) -> str:
+    """A share of 1 in whole percents, or a dash."""
+    return "–" if share is None else f"{share:.0%}".removesuffix("%")
 
 
 def _total(row: Row) -> float:

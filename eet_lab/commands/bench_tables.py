@@ -17,11 +17,10 @@ def model_table(rows: Sequence[Row]) -> str:
     bound = ["floor ms", "predicted ms", "GB/s", "% of ceiling", "launches", "kernels"]
     cells = [["", "TTFT ms", "TPOT ms", "total ms", *bound, "peak MiB", "same output"]]
     for row in rows:
-        name = row.recipe if row.provider == "eet_lab" else row.provider
         times = map(_spread, (row.ttft_ms, row.tpot_ms, row.total_ms))
         peak = row.peak_bytes and row.peak_bytes / 2**20
         counts = [_number(row.launches_per_token, ".0f"), _number(row.kernels_per_token, ".0f")]
-        cells.append([name, *times, *_bound(row, 1), *counts, _number(peak, ".1f"), row.equality])
+        cells.append([row.name, *times, *_bound(row, 1), *counts, _number(peak, ".1f"), row.equality])
     return _page(rows[0], cells, "a step")
 
 
