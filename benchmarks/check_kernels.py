@@ -25,13 +25,14 @@ from torch.nn.attention import sdpa_kernel
 
 from eet_lab.bench.ops import OpWorkload, race_op
 from eet_lab.bench.ops.judge import EXACT, NO_ROOM
+from eet_lab.bench.ops.workload import TIMED_CASES
 from eet_lab.bench.racers import OURS
 from eet_lab.bench.rows import Row, append
 from eet_lab.bench.timing import Timed
 from eet_lab.errors import EETError
 from eet_lab.ops import cuda, native
-from eet_lab.ops.cases import CASES, Case
-from eet_lab.ops.row_cases import ROW_CASES
+from eet_lab.ops.all_cases import ALL_CASES
+from eet_lab.ops.cases import Case
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape, copied
 from eet_lab.ops.types import fresh
 from eet_lab.paths import csrc_dir
@@ -65,7 +66,7 @@ def check(small: bool = False) -> list[str]:
     """Every case, shape and type against the reference."""
     failed: list[str] = []
     num, worst = 0, dict[tuple[str, torch.dtype], tuple[float, str]]()
-    for case in (*CASES, *ROW_CASES):
+    for case in ALL_CASES:
         for shape in case.shapes:
             if small and shape.read_bytes(2) > 200_000:
                 continue
@@ -120,7 +121,7 @@ def sanitize() -> list[str]:
 def bench(folder: Path) -> list[str]:
     """Every bench shape in fp16, ours beside others: `eet-lab bench op:<case>` for all of them."""
     failed = []
-    for case in (*CASES, *ROW_CASES):
+    for case in TIMED_CASES:
         for shape in case.bench:
             rows, remarks = race_op(OpWorkload(case, shape), device="cuda", dtype="float16")
             append(rows, folder)

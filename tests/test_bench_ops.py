@@ -13,11 +13,10 @@ from eet_lab.bench.ops.attention import _paged
 from eet_lab.bench.ops.judge import Judge
 from eet_lab.bench.ops.provider import LeftOut, Provider
 from eet_lab.bench.ops.providers import names_for
+from eet_lab.bench.ops.workload import TIMED_CASES
 from eet_lab.bench.rows import append, read
 from eet_lab.cli import main
 from eet_lab.errors import Cancelled, PromptError
-from eet_lab.ops.cases import CASES
-from eet_lab.ops.row_cases import ROW_CASES
 from eet_lab.ops.types import Linear
 
 CPU = torch.device("cpu")
@@ -46,7 +45,7 @@ def test_linears_of_any_size_and_listed_sizes_read_back():
         "op:softmax/t1/c7",
     ):
         assert str(workload(text)) == text
-    for case in (*CASES, *ROW_CASES):
+    for case in TIMED_CASES:
         listed = OpWorkload.parse(f"op:{case.name}")
         assert tuple(each.shape for each in listed) == case.bench
         assert [workload(str(each)) for each in listed] == list(listed)

@@ -35,8 +35,8 @@ PyTorch, its decode step captured by hand). TTFT is when the last row has its fi
 it. --append adds a JSON line for each to <gpu>.jsonl in that folder.
 
 An op is timed in a CUDA graph, on copies of its inputs that no cache holds, by everyone who does it unless --provider
-says who: eet_lab, torch-linear, torch-linear-add, torch-norm-linear, torch-norm, torch-sdpa-flash, torch-sdpa-cudnn,
-torch-sdpa-efficient, torch-varlen, flashinfer.
+says who: for attention torch-sdpa-flash, torch-sdpa-cudnn, torch-sdpa-efficient, torch-varlen and flashinfer, for the
+others PyTorch's own functions.
 """
 
 

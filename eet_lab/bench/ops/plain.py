@@ -1,4 +1,4 @@
-"""Linear layers and norms by PyTorch's own functions."""
+"""Linear layers, norms, embeddings and the choice of a token by PyTorch's own functions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eet_lab.bench.ops.provider import Inputs, LeftOut, Prepared, Provider
+from eet_lab.ops import reference
 from eet_lab.ops.shapes import LinearShape
 from eet_lab.ops.types import Linear, Norm
 
@@ -43,6 +44,17 @@ def norm(shape: Any, inputs: Inputs) -> Prepared:
     return Prepared(lambda: _norm(inputs[0], inputs[1]))
 
 
+def embed(shape: Any, inputs: Inputs) -> Prepared:
+    """Two look-ups and a sum."""
+    ids, positions, words, places = inputs
+    return Prepared(lambda: F.embedding(ids, words) + F.embedding(positions, places))
+
+
+def choose(shape: Any, inputs: Inputs) -> Prepared:
+    """Arg-max, or a draw with PyTorch's topk, sort and cumsum: the reference itself."""
+    return Prepared(lambda: reference.choose(*inputs))
+
+
 def _norm(x: Tensor, w: Norm) -> Tensor:
     width = x.shape[-1:]
     return F.rms_norm(x, width, w.weight, w.eps) if w.bias is None else F.layer_norm(x, width, w.weight, w.bias, w.eps)
@@ -59,4 +71,6 @@ PLAIN = (
     Provider("torch-linear-add", ("linear_residual",), linear_add),
     Provider("torch-norm-linear", ("norm_linear",), norm_linear),
     Provider("torch-norm", ("norm",), norm),
+    Provider("torch-embed", ("embed",), embed),
+    Provider("torch-choose", ("choose",), choose, less="it is the reference"),
 )

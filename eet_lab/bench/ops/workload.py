@@ -9,11 +9,15 @@ from typing import Any
 
 from eet_lab.bench.workloads import evenly_spaced
 from eet_lab.errors import PromptError, did_you_mean
-from eet_lab.ops.cases import CASES, Case
-from eet_lab.ops.row_cases import ROW_CASES, NormShape, SoftmaxShape
+from eet_lab.ops.all_cases import ALL_CASES
+from eet_lab.ops.cases import Case
+from eet_lab.ops.row_cases import NormShape, SoftmaxShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
 
 PREFIX = "op:"
+TIMED_CASES = tuple(case for case in ALL_CASES if case.op != "advance")
+"""All but the one that moves its state on with each call, in the end beyond its canvas."""
+
 LINEAR = re.compile(r"t(?P<T>\d+)/n(?P<N>\d+)/c(?P<C>\d+)(?:/(?P<act>\w+))?")
 ROWS = re.compile(r"t(?P<T>\d+)/c(?P<C>\d+)")
 ATTENTION = re.compile(
@@ -41,7 +45,7 @@ class OpWorkload:
         evenly spaced; `/packed` leaves the pads out); other ops the sizes that their case lists.
         """
         name, _, sizes = text.strip().removeprefix(PREFIX).partition("/")
-        cases = {case.name: case for case in (*CASES, *ROW_CASES)}
+        cases = {case.name: case for case in TIMED_CASES}
         if not text.startswith(PREFIX) or name not in cases:
             raise PromptError(f"There is no {text!r}.{did_you_mean(name, cases)} There are op:{', op:'.join(cases)}.")
         case = cases[name]
