@@ -152,7 +152,12 @@ def _ours(workload: OpWorkload, device: str, building: Progress) -> Callable[[tu
         raise LeftOut(problem)
     op = getattr(cuda, case.op)
     native.prepare(op.kernels, progress=building)
-    return lambda inputs: Prepared(lambda: case.call(op, inputs, fresh))
+
+    def prepared(inputs: tuple) -> Prepared:
+        own = copied(inputs)  # what it writes over, such as a residual, others read
+        return Prepared(lambda: case.call(op, own, fresh))
+
+    return prepared
 
 
 def _theirs(name: str, workload: OpWorkload, device: str) -> Callable[[tuple], Prepared]:
