@@ -29,4 +29,11 @@ struct Heads {
 // The maximum of no scores: finite, so that differences of maxima are numbers, and below every score.
 constexpr float kLowest = -3.4028234e38f;
 
+// 1/x in one instruction, good to 1 ulp.
+__device__ inline float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 }  // namespace eet

@@ -147,8 +147,9 @@ def _decode(masked: bool) -> Case:
     decode = partial(AttentionShape, decode=True, masked=masked)
     shapes = [decode(RAGGED, *heads) for heads in HEADS]
     shapes += [decode((1,), *XL), decode((1000,), *XL), decode(tuple(range(1, 65)), 12, 12, 64)]
-    shapes += [decode(RAGGED, 8, 2, 64, slack=126)]
-    bench = [decode((1024,), *XL), decode((4096,), *XL), decode((1024,), 32, 8, 128)]
+    shapes += [decode(RAGGED, 8, 2, 64, slack=126), decode((1000, 3, 500), 4, 4, 64), decode((600, 1), 8, 2, 128)]
+    bench = [decode((128,), 12, 12, 64), decode((256,), *XL), decode((512,) * 8, *XL)]
+    bench += [decode((1024,), *XL), decode((4096,), *XL), decode((1024,), 32, 8, 128)]
     bench += [decode((1024,) * 16, *XL), decode((4096,) * 32, 32, 8, 128)]
     op = "masked_attention" if masked else "attention"
     return Case(f"decode_{op}", op, tuple(shapes), tuple(bench))

@@ -6,6 +6,7 @@ T tokens, B rows, Q queries a row, K columns of the cache, H heads, G KV heads, 
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,33 +16,54 @@ from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
 from eet_lab.ops.types import Empty, KVLayer, Step
 
+
+class Split(NamedTuple):
+    """How decode attention divides a row and KV head among warps: 0 leaves it to the launcher."""
+
+    warps: int  # of a block: 4 or 8
+    blocks: int  # of a cluster: 1, 2, 4 or 8; more than one needs Hopper
+
+
+CHOSEN = Split(0, 0)
 MAX_HEAD_DIM = 256
 WIDE_HEAD_DIM = 40  # from here on Hopper's own kernel is the faster one, though it pads to 64
 
 
 @needs("append", "decode_attention", "prefill_attention", "plain_attention")
 def masked_attention(
-    qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empty: Empty, dependent: bool = False
+    qkv: Tensor,
+    kv: KVLayer,
+    step: Step,
+    *,
+    mask: Tensor,
+    empty: Empty,
+    dependent: bool = False,
+    split: Split = CHOSEN,
 ) -> Tensor:
     """Attention over all K columns with an additive mask [B,1,Q,K]: [T,(H+2G)D] -> [T,HD].
 
     The same kernels as `attention`; they read every column and the mask, pads included.
     """
-    return _attend(qkv, kv, step, mask, empty, dependent)
+    return _attend(qkv, kv, step, mask, empty, dependent, split)
 
 
 @needs("append", "decode_attention", "hopper_attention", "prefill_attention", "plain_attention")
-def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty, dependent: bool = False) -> Tensor:
+def attention(
+    qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty, dependent: bool = False, split: Split = CHOSEN
+) -> Tensor:
     """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; pads' own output is 0.
 
-    One token a row: one launch, which also writes the cache, and may be `dependent`. More: one that writes the cache,
-    one that attends; on Hopper one does both, where all that a query may see is new and no token is a pad.
+    One token a row: one launch, which also writes the cache. A `dependent` one reads earlier columns at once, so they
+    must stem from earlier steps: not for a cache that grows. More tokens: a launch that writes the cache, and one that
+    attends; on Hopper one does both, where all that a query may see is new and no token is a pad.
     float32 takes a kernel without tensor cores. A row's new columns are consecutive.
     """
-    return _attend(qkv, kv, step, None, empty, dependent)
+    return _attend(qkv, kv, step, None, empty, dependent, split)
 
 
-def _attend(qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty, dependent: bool) -> Tensor:
+def _attend(
+    qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty, dependent: bool, split: Split
+) -> Tensor:
     keys, values = kv.room(step)
     (T, width), (B, G, K, D), strides = qkv.shape, keys.shape, keys.stride()
     H = width // D - 2 * G
@@ -58,7 +80,7 @@ def _attend(qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Em
     one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
     if one_each and qkv.dtype != torch.float32:
         native.loaded("decode_attention").eet_decode_attention(
-            *tensors, at(mask), num_pad, columns, *strides, dtype, B, H, G, D, K, int(dependent), stream
+            *tensors, at(mask), num_pad, columns, *strides, dtype, B, H, G, D, K, *split, dependent, stream
         )
         return out
     num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
