@@ -16,7 +16,7 @@ import torch
 
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.results import Cost, Spread
-from eet_lab.bench.timing import captured, event_ms
+from eet_lab.bench.timing import Timed, event_ms
 from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.ops.oom import memory_for
 
@@ -80,9 +80,10 @@ def launch_cost(device: str) -> LaunchCost | None:
     def launch() -> None:
         number.add_(0)
 
-    graph = captured([launch] * NUM_LAUNCHES)
-    kernel_us = min(event_ms(graph.replay) for _ in range(7)) * 1e3 / NUM_LAUNCHES
-    return LaunchCost(round(kernel_us, 4), round(min(_host_s(launch) for _ in range(7)) * 1e6 / NUM_LAUNCHES, 4))
+    timed = Timed([launch] * NUM_LAUNCHES, device)
+    kernel_us = min(timed.ms() for _ in range(3)) * 1e3
+    launch_us = min(_host_s(launch) for _ in range(7)) * 1e6 / NUM_LAUNCHES
+    return LaunchCost(round(kernel_us, 4), round(launch_us, 4))
 
 
 def _host_s(launch: Callable[[], None]) -> float:

@@ -80,7 +80,7 @@ def flashinfer(shape: AttentionShape, inputs: Inputs) -> Prepared:
     q = torch.cat([row[0] for row in rows])  # [B,H,D]
     grouped = shape.H // shape.G >= 4  # its documentation: tensor cores pay for large groups
     if len(rows) == 1:
-        _, k, v = rows[0]
+        k, v = (part.contiguous() for part in rows[0][1:])
         one = partial(module.single_decode_with_kv_cache, q[0], k, v, use_tensor_cores=grouped)
         return Prepared(one, lambda out: out.view(1, -1))
     pages = [_paged(part) for part in zip(*(row[1:] for row in rows), strict=True)]
