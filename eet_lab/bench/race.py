@@ -73,9 +73,8 @@ def race(
             shared = {"workload": str(workload), "dtype": model.dtype} | taken(model.device)
             found = [Row(**shared, **racer.figures()) for racer in ready]
         finally:
-            for each in ours:
-                each.subject.close()
-            torch.compiler.reset()  # what transformers compiled holds its weights and the graphs' memory
+            for racer in racers:
+                racer.close()
     doubts = [f"{each.name}: {warning}" for each in ours for warning in each.warnings]
     return found, [*remarks, *failed, *dict.fromkeys(doubts)]
 

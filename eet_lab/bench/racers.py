@@ -32,6 +32,9 @@ class Racer(Protocol):
     def figures(self) -> dict[str, Any]:
         """What a row holds of it."""
 
+    def close(self) -> None:
+        """Give the memory back."""
+
 
 class Ours:
     """A recipe of this package."""
@@ -66,6 +69,9 @@ class Ours:
             **costs(m.cost, launches_per_token(self.subject.engine, len(self._rows)), self._model.device),
         }
 
+    def close(self) -> None:
+        self.subject.close()
+
 
 class Theirs:
     """A peer. Its logits cannot be had, so its tokens are checked: they may part from the baseline's at near-ties."""
@@ -98,6 +104,9 @@ class Theirs:
             "same_tokens": self._same,
             **costs(cost, self._peer.launches(), self._model.device),
         }
+
+    def close(self) -> None:
+        self._peer.close()
 
 
 def costs(cost: Cost, counted: StepLaunches | None, device: str) -> dict[str, Any]:

@@ -92,6 +92,10 @@ class HuggingFace(Peer):
         self._generate(_Calls(count))
         return StepLaunches(*(number / STEPS for number in found[0])) if all(found[0]) else None
 
+    def close(self) -> None:
+        if self._mode.compiled:
+            torch.compiler.reset()  # what was compiled holds the weights, and its graphs memory of their own
+
     @memory_for("a buffer of transformers")
     @torch.inference_mode()
     def _generate(self, each_token: _Calls) -> torch.Tensor:

@@ -61,6 +61,10 @@ class Peer(ABC):
         """What one step launches; None where it cannot be counted."""
 
     @abstractmethod
+    def close(self) -> None:
+        """Give back what it holds beside the weights."""
+
+    @abstractmethod
     def _warm_up(self) -> Timing: ...
 
 

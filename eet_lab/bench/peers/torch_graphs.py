@@ -135,6 +135,10 @@ class TorchGraphs(Peer):
         found = counter.stop()
         return StepLaunches(*(number / STEPS for number in found)) if all(found) else None
 
+    def close(self) -> None:
+        self._batch = None
+        self._graph.reset()
+
     def _captured(self) -> StaticGPT2:
         if self._batch is None:
             raise RuntimeError("call prepare() first: it captures the step")
