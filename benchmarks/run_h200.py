@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="only say what would run")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--only", nargs="*", metavar="WORD", help="only parts with one of these words in their name")
+    parser.add_argument("--peers", nargs="*", metavar="NAME", help="only these peers, where a part has them")
     parser.add_argument("--commit", help="what the rows say the commit is, where there is no git to ask")
     args = parser.parse_args()
     chosen = {name: part for name, part in PARTS.items() if not args.only or any(word in name for word in args.only)}
@@ -40,7 +41,7 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     if args.commit:
         environments.commit = lambda: args.commit
-    session = Session(args.out, Deadline(args.minutes), args.smoke)
+    session = Session(args.out, Deadline(args.minutes), args.smoke, args.peers)
     for name, part in chosen.items():
         session.run(name, part.run)
     failed, left_out = session.those("failed"), session.those("left out")

@@ -40,10 +40,13 @@ def test_it_lists_its_parts_with_their_estimates(h200, monkeypatch, capsys):
 
 def test_a_smoke_test_takes_rows_and_reports(h200, monkeypatch, tmp_path, capsys):
     words = ["race-gpt2-b1", "ops-linear", "compare-xl"]
-    assert run(h200, monkeypatch, "--smoke", "--out", str(tmp_path), "--only", *words) == 0
+    options = ["--smoke", "--out", str(tmp_path), "--peers", "hf-sdpa", "--only", *words]
+    assert run(h200, monkeypatch, *options) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert list(report) == words
-    workloads = {row.workload for row in read(tmp_path / "cpu.jsonl")}
+    rows = read(tmp_path / "cpu.jsonl")
+    workloads = {row.workload for row in rows}
+    assert {"eet_lab", "hf-sdpa"} == {row.provider for row in rows if not row.is_op}
     assert workloads == {"smoke/b1/p4/n6", "op:norm_linear/t2/n96/c64"}
     assert (tmp_path / "recorded-compare-smoke.json").exists()
 

@@ -71,7 +71,8 @@ def raced(
         for workload in (session.sized(Workload.parse(text)) for text in workloads):
             model = session.model(workload.model)
             distinct = list(dict.fromkeys(str(as_recipe(each, model.device)) for each in recipes))
-            rows, remarks = race(model, workload, distinct, [OURS, *peers], repeats=repeats, **session.common())
+            providers = [OURS, *(name for name in peers if session.peers is None or name in session.peers)]
+            rows, remarks = race(model, workload, distinct, providers, repeats=repeats, **session.common())
             append(rows, session.out)
             print(model_table(rows), *remarks, sep="\n", flush=True)
             found[str(workload)] = {"rows": len(rows), "remarks": remarks}
@@ -109,7 +110,7 @@ PARTS: dict[str, Part] = {
     "race-l16": Part(40, raced("l16-h1024/b4/p512/n512", peers=COMPILED)),
     "race-l24": Part(55, raced("l24-h2048/b4/p512/n512", peers=COMPILED)),
     "race-xl-ragged": Part(60, raced("gpt2-xl/b16/p16-960/n64", peers=("hf-sdpa", "torch-cuda-graphs"))),
-    "race-xl-b8": Part(130, raced("gpt2-xl/b8/p512/n128")),
+    "race-xl-b8": Part(80, raced("gpt2-xl/b8/p512/n128", peers=("hf-sdpa", *COMPILED))),
     "sweep-l16": Part(60, raced("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
     "ops-decode": Part(60, ops("op:decode_attention")),
     "ops-prefill": Part(45, ops("op:prefill_attention")),

@@ -6,7 +6,7 @@ import gc
 import json
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,15 @@ class Deadline:
 
 @dataclass
 class Session:
-    """One call: what its parts share, and what they found. `smoke`: tiny sizes on the CPU, to see that it runs."""
+    """One call: what its parts share, and what they found.
+
+    `smoke`: tiny sizes on the CPU, to see that it runs. `peers`: only these of a part's peers; None: all of them.
+    """
 
     out: Path
     deadline: Deadline
     smoke: bool = False
+    peers: Sequence[str] | None = None
     report: dict[str, Any] = field(default_factory=dict)
     _models: dict[str, Model] = field(default_factory=dict)
 
