@@ -11,8 +11,8 @@
 namespace eet {
 
 // A tensor [rows, positions, heads, D] of 16-bit numbers, by its sizes and strides in numbers, the last dimension
-// contiguous. A box is `num_positions` of one head, 64 numbers each, with the 128-byte swizzle that wgmma.cuh describes;
-// what lies outside of the tensor is read as 0 and not written.
+// contiguous. A box is `num_positions` of one head, 64 numbers each, with the swizzle that wgmma.cuh describes; what
+// lies outside of the tensor is read as 0 and not written.
 inline cudaError_t make_tensor_map(CUtensorMap* map, const void* start, int D, int heads, int64_t head_stride,
                                    int64_t positions, int64_t position_stride, int rows, int64_t row_stride,
                                    int num_positions) {
@@ -38,6 +38,11 @@ inline cudaError_t make_tensor_map(CUtensorMap* map, const void* start, int D, i
 struct Corner {
   int d, head, position, row;
 };
+
+// The first box would wait for its map.
+__device__ inline void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
 
 // The bytes count towards what the barrier was promised (stages.cuh).
 __device__ inline void load_box(void* to, const CUtensorMap& map, Corner from, uint64_t* barrier) {
