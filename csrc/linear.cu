@@ -35,10 +35,11 @@ struct LinearArgs {
   eet::Norm<T> norm;  // no weight: none
   int num_tokens, N, K, act;
   int stride, log_team;  // of a token in shared memory; warps that share a token's norm
-  int stage_inputs, num_stages;
+  int stage_rows, stage_inputs, num_stages;
 
-  __host__ __device__ int stage_stride() const { return stage_inputs * sizeof(T) + 64; }  // bytes: other banks
-  __host__ __device__ int x_bytes() const { return num_tokens * stride * sizeof(T); }
+  // Bytes; an odd number of 64, so that the 8 outputs that a warp reads at a time lie in different banks.
+  __host__ __device__ int stage_stride() const { return (stage_inputs * int(sizeof(T)) / 64 | 1) * 64; }
+  __host__ __device__ int x_bytes() const { return (num_tokens * stride + (norm.weight ? 2 * K : 0)) * sizeof(T); }
   __host__ __device__ int partial_floats(int tiles, int warps) const { return tiles * warps * kTile * num_tokens; }
 };
 
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, kResident) linear_kern
   T* rows = reinterpret_cast<T*>(shared);
   float* partial = reinterpret_cast<float*>(reinterpret_cast<char*>(shared) + a.x_bytes());
   char* stages = reinterpret_cast<char*>(partial + a.partial_floats(kTiles<kTokens>, kWarps));
-  const int stage_bytes = kTile * a.stage_stride();
+  const int stage_bytes = a.stage_rows * a.stage_stride();
   const eet::Ring ring{stages, reinterpret_cast<uint64_t*>(stages + a.num_stages * stage_bytes), a.num_stages,
                        stage_bytes};
   const int warp = threadIdx.x / 32;
@@ -163,25 +164,28 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, kResident) linear_kern
     }
     return;
   }
-  eet::RowStager<kLogWarps, T, kTokens> stager(a.num_tokens, a.log_team, a.K, a.stride, a.norm);
+  // The thread's output, and what is added to it: on its way before it is needed.
+  const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
+  const auto mine = [&](int n) { return token < a.num_tokens && n < end; };
+  const auto bias_of = [&](int n) { return mine(n) && a.bias ? eet::to_float(a.bias[n]) : 0.f; };
+  const auto residual_of = [&](int n) {
+    return mine(n) && a.residual ? eet::to_float(a.residual[token * int64_t(a.N) + n]) : 0.f;
+  };
+  float bias = bias_of(begin + output);
+  eet::RowStager<kWarps, T, kTokens> stager(a.num_tokens, a.log_team, a.K, a.stride, a.norm,
+                                            rows + a.num_tokens * a.stride);
   stager.request_norm();
   eet::let_next_begin();
   eet::wait_for_previous();
+  float residual = residual_of(begin + output);
   stager.stage(rows, a.x, a.at);
   eet::barrier(1, kReaders);
 
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
   uint64_t best = 0;
   int chunk = 0;  // counts those of all stages, so that the warps have equally many
 #pragma unroll 1
   for (int first = begin; first < end; first += kGroup) {
-    // The thread's output, and what is added to it: on its way while the products are computed.
-    const int n = first + output;
-    const bool mine = token < a.num_tokens && n < end;
-    const float bias = mine && a.bias ? eet::to_float(a.bias[n]) : 0.f;
-    const float residual = mine && a.residual ? eet::to_float(a.residual[token * int64_t(a.N) + n]) : 0.f;
-
 #pragma unroll 1
     for (int tile = 0; tile < kTiles<kTokens> && first + tile * kTile < end; ++tile) {
       const int num_rows = min(kTile, end - first - tile * kTile);
@@ -206,7 +210,8 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, kResident) linear_kern
     }
 
     eet::barrier(1, kReaders);
-    if (mine) {
+    const int n = first + output;
+    if (mine(n)) {
       const float* from = partial + (output / kTile * kWarps * a.num_tokens + token) * kTile + output % kTile;
       float sum = bias;
 #pragma unroll
@@ -215,18 +220,21 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, kResident) linear_kern
       if (a.out) a.out[token * int64_t(a.N) + n] = value;
       if (a.best) best = max(best, comparable(eet::to_float(value), n));
     }
-    if (first + kGroup < end) eet::barrier(1, kReaders);
+    if (first + kGroup >= end) break;
+    bias = bias_of(n + kGroup);
+    residual = residual_of(n + kGroup);
+    eet::barrier(1, kReaders);
   }
   if (!a.best) return;
 
-  // A token's outputs belong to neighbouring warps.
+  // A token's outputs belong to neighbouring threads: to half a warp, or to several.
+  constexpr int kWidth = kGroup < 32 ? kGroup : 32, kShare = kGroup / kWidth;
   uint64_t* bests = reinterpret_cast<uint64_t*>(shared);
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) best = max(best, __shfl_xor_sync(0xffffffffu, best, step));
+  for (int step = kWidth / 2; step > 0; step /= 2) best = max(best, __shfl_xor_sync(0xffffffffu, best, step));
   eet::barrier(1, kReaders);  // nobody reads activations any more
-  if (threadIdx.x % 32 == 0) bests[warp] = best;
+  if (threadIdx.x % kWidth == 0) bests[threadIdx.x / kWidth] = best;
   eet::barrier(1, kReaders);
-  constexpr int kShare = kGroup / 32;
   if (threadIdx.x < a.num_tokens) {
     best = 0;
     for (int i = 0; i < kShare; ++i) best = max(best, bests[threadIdx.x * kShare + i]);
@@ -246,14 +254,17 @@ cudaError_t launch_linear(LinearArgs<T> a, int num_blocks, bool dependent, cudaS
   a.log_team = kLogWarps;
   while (a.log_team && 1 << (kLogWarps - a.log_team) < a.num_tokens) --a.log_team;
   a.stride = row_stride<T>(a.K);
-  // Stages of equal size, of at most a KiB for each output.
-  const int most_inputs = 1024 / int(sizeof(T));
+  // Stages of equal size, of 1 to 2 KiB for each output: smaller copies do not reach the rate of memory.
+  const int most_inputs = 2048 / int(sizeof(T));
   a.stage_inputs = eet::ceil_div(eet::ceil_div(a.K, eet::ceil_div(a.K, most_inputs)), 32) * 32;
-  const int stage = eet::Ring::bytes(1, kTile * a.stage_stride());
+  const int num_outputs = eet::ceil_div(a.N, num_blocks);
+  a.stage_rows = min(kTile, num_outputs);
+  const int stage = eet::Ring::bytes(1, a.stage_rows * a.stage_stride());
+  const int needed = eet::ceil_div(num_outputs, kTile) * eet::ceil_div(a.K, a.stage_inputs);
   const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, 1 << kLogWarps) * int(sizeof(float));
   // As much as lets two kernels share a multiprocessor, so that this one's weights arrive while the one ahead still works.
   const int whole = eet::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), half = whole / 2 - 1024;
-  a.num_stages = min(((others + 2 * stage <= half ? half : whole - 1024) - others) / stage, 16);
+  a.num_stages = min(((others + min(needed, 2) * stage <= half ? half : whole - 1024) - others) / stage, needed);
   if (a.num_stages < 1) return cudaErrorInvalidValue;
   return eet::launch(linear_kernel<T, kTokens>, {dim3(num_blocks), kReaders<kTokens> + 32,
                                                  others + a.num_stages * stage, stream, 1, dependent}, a);
