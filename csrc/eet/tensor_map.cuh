@@ -11,8 +11,8 @@
 namespace eet {
 
 // A tensor [rows, positions, heads, D] of 16-bit numbers, by its sizes and strides in numbers, the last dimension
-// contiguous. A box is `num_positions` of one head, 64 numbers each, with the swizzle that wgmma.cuh describes; what
-// lies outside of the tensor is read as 0 and not written.
+// contiguous. A box is `num_positions` of one head, 64 numbers each, with the 128-byte swizzle that wgmma.cuh describes;
+// what lies outside of the tensor is read as 0 and not written.
 inline cudaError_t make_tensor_map(CUtensorMap* map, const void* start, int D, int heads, int64_t head_stride,
                                    int64_t positions, int64_t position_stride, int rows, int64_t row_stride,
                                    int num_positions) {
@@ -39,12 +39,12 @@ struct Corner {
   int d, head, position, row;
 };
 
-// The first box would wait for its map.
-__device__ inline void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+// One arrival at the barrier, and a promise of bytes: its phase ends when they are there.
+__device__ inline void expect_bytes(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
 }
 
-// The bytes count towards what the barrier was promised (stages.cuh).
 __device__ inline void load_box(void* to, const CUtensorMap& map, Corner from, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
