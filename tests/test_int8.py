@@ -14,11 +14,15 @@ from hypothesis import strategies as st
 from eet_lab.bench.sameness import Witness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.models.decoder import tensors
-from eet_lab.ops import reference
+from eet_lab.errors import KernelError
+from eet_lab.models.decoder import mapped, tensors
+from eet_lab.ops import cuda, reference
 from eet_lab.ops.cases import CaseFailed
+from eet_lab.ops.cuda import int8, linear
 from eet_lab.ops.int8 import LARGEST, dequantized, group_size, quantized
 from eet_lab.ops.int8_cases import INT8_CASES, Int8Shape
+from eet_lab.ops.native.build import source
+from eet_lab.ops.native.launchers import signatures
 from eet_lab.ops.shapes import LinearShape
 from eet_lab.ops.types import Linear, Norm, fresh
 from eet_lab.parts import Parts
@@ -129,6 +133,79 @@ def test_int8_shapes_have_half_the_bytes_and_their_own_names():
     assert str(shape) == "t1/n4800/c1600/int8g64"
     assert shape.read_bytes(2) == 4800 * (1600 + 4 * 25) + 2 * (1600 + 4800)
     assert Int8Shape(1, 50257, 1600).read_bytes(2) < 0.51 * LinearShape(1, 50257, 1600).read_bytes(2)
+
+
+def asked(shape: Int8Shape) -> list[str]:
+    """What the op of the kernels asks `empty` for, on meta tensors."""
+
+    def empty(name, size, like, dtype=None):
+        names.append(name)
+        return like.new_empty(size, dtype=dtype)
+
+    names: list[str] = []
+    inputs = mapped(shape.inputs("cpu", torch.float16, 0), lambda tensor: tensor.to("meta"))
+    (cuda.linear_residual if shape.residual else cuda.norm_linear)(*inputs, empty=empty)
+    return names
+
+
+def test_only_many_tokens_and_odd_widths_are_expanded():
+    assert asked(Int8Shape(1, 40, 1600)) == asked(Int8Shape(8, 40, 1600, group=64)) == ["linear"]
+    assert asked(Int8Shape(17, 40, 1600)) == ["normed", "dequantized", "linear"]
+    assert asked(Int8Shape(2, 40, 200)) == ["normed", "dequantized", "linear"]
+    assert asked(Int8Shape(4, 40, 1600, residual=True)) == []
+    assert asked(Int8Shape(40, 40, 1600, residual=True)) == ["dequantized", "linear"]
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Launches as {parameter: argument}, by launcher; nothing runs."""
+    calls: dict[str, dict] = {}
+
+    class Library:
+        def __init__(self, name):
+            self.parameters = signatures(source(name).read_text())
+
+        def __getattr__(self, launcher):
+            names = [parameter.name for parameter in self.parameters[launcher]]
+            return lambda *args: calls.update({launcher: dict(zip(names, args, strict=True))})
+
+    for module in (int8, linear):
+        monkeypatch.setattr(module.native, "loaded", Library)
+        monkeypatch.setattr(module, "stream_of", lambda x: 0)
+    return calls
+
+
+@pytest.mark.parametrize("group", [0, 64])
+def test_launchers_get_what_they_are_declared_to_take(launched, group):
+    x, norm, w, act = Int8Shape(3, 48, 1600, "gelu_tanh", group=group).inputs("cpu", torch.float16, 0)
+    cuda.norm_linear(x, norm, w, act, empty=fresh, dependent=True)
+    call = launched["eet_int8_linear"]
+    sizes = {"T": 3, "N": 48, "K": 1600, "G": 25 if group else 1, "log_inputs": 6 if group else 0, "act": 1}
+    assert sizes.items() <= call.items()
+    places = {"weight": w.weight, "scale": w.scale, "bias": w.bias, "norm_weight": norm.weight, "x": x}
+    assert all(call[name] == tensor.data_ptr() for name, tensor in places.items())
+    assert (call["residual"], call["best"], call["at"], call["dependent"]) == (None, None, None, True)
+    rows = torch.tensor([2, 0])
+    best = linear.largest_outputs(x, rows, norm, w, empty=fresh)
+    call = launched["eet_int8_linear"]
+    assert (call["out"], call["best"], call["at"], call["T"]) == (None, best.data_ptr(), rows.data_ptr(), 2)
+    made = int8.expanded(w, x, empty=fresh)
+    call = launched["eet_dequantize"]
+    assert (call["out"], call["N"], call["K"], call["G"]) == (made.data_ptr(), 48, 1600, sizes["G"])
+    plain = Linear(made, w.bias)
+    cuda.linear_residual(x, plain, residual := torch.zeros(3, 48).half(), empty=fresh)
+    call = launched["eet_linear"]
+    assert call["out"] == call["residual"] == residual.data_ptr()
+    assert (call["weight"], call["norm_weight"], call["K"]) == (made.data_ptr(), None, 1600)
+
+
+def test_a_scale_that_does_not_fit_is_named():
+    x, norm, w, act = mapped(Int8Shape(1, 40, 64).inputs("cpu", torch.float16, 0), lambda tensor: tensor.to("meta"))
+    for bad in (w._replace(scale=w.scale.half()), w._replace(scale=w.scale[:20])):
+        with pytest.raises(KernelError, match="scale is"):
+            cuda.norm_linear(x, norm, bad, act, empty=fresh)
+    with pytest.raises(KernelError, match=r"weight is .*float16.*the kernel needs \(40, 64\) torch.int8"):
+        cuda.norm_linear(x, norm, w._replace(weight=w.weight.half()), act, empty=fresh)
 
 
 @pytest.mark.parametrize("head", [True, False])

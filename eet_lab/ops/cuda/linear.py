@@ -10,17 +10,18 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
+from eet_lab.ops.cuda import int8
 from eet_lab.ops.cuda.launching import ACTS, DTYPES, at, check, needs, stream_of
 from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.types import Empty, Linear, Norm
 
 FEW = 16  # tokens that the weight-streaming product takes
 SMALLEST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on every GPU from sm_80 on
-STAGE_SHARED = 19 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
+STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
 FEWEST_BLOCKS = 108  # where there is no GPU to ask
 
 
-@needs("linear", "norm", "epilogue")
+@needs("linear", "int8_linear", "dequantize", "norm", "epilogue")
 def norm_linear(
     x: Tensor,
     norm_w: Norm,
@@ -34,52 +35,51 @@ def norm_linear(
     """act(linear(norm(x))): [T,C] -> [T,N].
 
     Few tokens (T <= 16, and T*C numbers fit in shared memory): one launch, which streams the weights once.
-    More: our norm (`norm_rows` at a time), cuBLAS, and our bias with activation, a launch each.
+    More: our norm (`norm_rows` at a time), cuBLAS, and our bias with activation, a launch each; int8 weights take one
+    more, which expands them.
     """
-    T, C, N = _check_linear(x, w)
+    T, _, N = _check_linear(x, w)
     if act not in ACTS:
         raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
-    few = _is_few(T, C, x.element_size())
+    few = takes_few(T, x, w)
     normed = x if few else norm(x, norm_w, empty=empty, rows=norm_rows, dependent=dependent)
+    weight = w.weight if few else int8.expanded(w, x, empty=empty)
     out = empty("linear", (T, N), x)
     if x.is_meta or not T:
         return out
-    bias, scale, shift = at(w.bias), at(norm_w.weight), at(norm_w.bias)
-    dtype, stream = DTYPES[x.dtype], stream_of(x)
     if few:
-        tensors = (at(out), None, at(x), None, at(w.weight), bias, None, scale, shift)
-        sizes = (dtype, T, N, C, ACTS[act], norm_w.eps, _num_blocks(N))
-        native.loaded("linear").eet_linear(*tensors, *sizes, dependent, stream)
+        _stream(out, None, x, None, w, None, norm_w, act, dependent)
         return out
-    torch.mm(normed, w.weight.t(), out=out)
+    torch.mm(normed, weight.t(), out=out)
     if w.bias is not None or act is not None:
-        native.loaded("epilogue").eet_epilogue(at(out), at(out), bias, None, dtype, T, N, ACTS[act], stream)
+        sizes = (DTYPES[x.dtype], T, N, ACTS[act], stream_of(x))
+        native.loaded("epilogue").eet_epilogue(at(out), at(out), at(w.bias), None, *sizes)
     return out
 
 
-@needs("linear", "epilogue")
+@needs("linear", "int8_linear", "dequantize", "epilogue")
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dependent: bool = False) -> Tensor:
     """linear(x) + residual, written over `residual`: [T,C], [T,N] -> [T,N].
 
-    Few tokens (as in `norm_linear`): one launch. More: cuBLAS, and our bias with residual.
+    Few tokens (as in `norm_linear`): one launch. More: cuBLAS, and our bias with residual; int8 weights take one more.
     """
-    T, C, N = _check_linear(x, w)
+    T, _, N = _check_linear(x, w)
     check(residual, "residual", x.dtype, (T, N))
-    few = _is_few(T, C, x.element_size())
+    few = takes_few(T, x, w)
+    weight = w.weight if few else int8.expanded(w, x, empty=empty)
     product = x if few else empty("linear", (T, N), x)
     if x.is_meta or not T:
         return residual
-    out, bias, dtype, stream = at(residual), at(w.bias), DTYPES[x.dtype], stream_of(x)
     if few:
-        tensors = (out, None, at(x), None, at(w.weight), bias, out, None, None)
-        native.loaded("linear").eet_linear(*tensors, dtype, T, N, C, 0, 0.0, _num_blocks(N), dependent, stream)
+        _stream(residual, None, x, None, w, residual, None, None, dependent)
         return residual
-    torch.mm(x, w.weight.t(), out=product)
-    native.loaded("epilogue").eet_epilogue(out, at(product), bias, out, dtype, T, N, 0, stream)
+    torch.mm(x, weight.t(), out=product)
+    out, sizes = at(residual), (DTYPES[x.dtype], T, N, 0, stream_of(x))
+    native.loaded("epilogue").eet_epilogue(out, at(product), at(w.bias), out, *sizes)
     return residual
 
 
-@needs("linear")
+@needs("linear", "int8_linear")
 def largest_outputs(
     x: Tensor, rows: Tensor, norm_w: Norm, w: Linear, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
@@ -88,29 +88,51 @@ def largest_outputs(
     One launch, for few tokens (`takes_few`). Every block leaves the largest of its outputs in a number; as unsigned
     numbers, the largest of a row has the largest output, of those that tie the first: 2**32 - 1 minus its lower half.
     """
-    T, C, N = len(rows), *_check_linear(x, w)[1:]
+    T, _, N = len(rows), *_check_linear(x, w)[1:]
     check(rows, "rows", torch.int64, (T,))
     best = empty("best", (T, _num_blocks(N)), rows)
-    if x.is_meta or not T:
-        return best
-    tensors = (None, best.data_ptr(), at(x), rows.data_ptr(), at(w.weight), at(w.bias), None)
-    norms = (at(norm_w.weight), at(norm_w.bias))
-    sizes = (DTYPES[x.dtype], T, N, C, ACTS[None], norm_w.eps, best.shape[1])
-    native.loaded("linear").eet_linear(*tensors, *norms, *sizes, dependent, stream_of(x))
+    if not x.is_meta and T:
+        _stream(None, best, x, rows, w, None, norm_w, None, dependent)
     return best
 
 
-def takes_few(T: int, w: Linear) -> bool:
-    """Whether the weight-streaming kernel takes this many tokens."""
-    return w.scale is None and _is_few(T, w.weight.shape[1], w.weight.element_size())
+def takes_few(T: int, x: Tensor, w: Linear) -> bool:
+    """Whether the weight-streaming kernel takes T tokens such as those of x; the same answer for meta tensors."""
+    C, itemsize, shared_bytes = w.weight.shape[1], x.element_size(), _gpu()[0]
+    if w.scale is not None:
+        return int8.takes_few(T, C, itemsize, shared_bytes)
+    return _is_few(T, C, itemsize)
+
+
+def _stream(
+    out: Tensor | None,
+    best: Tensor | None,
+    x: Tensor,
+    rows: Tensor | None,
+    w: Linear,
+    residual: Tensor | None,
+    norm_w: Norm | None,
+    act: str | None,
+    dependent: bool,
+) -> None:
+    """The product of few tokens, with all that surrounds it, in one launch that streams the weights."""
+    T, (N, C) = len(x if rows is None else rows), w.weight.shape
+    to = (at(out), None if best is None else best.data_ptr(), at(x), None if rows is None else rows.data_ptr())
+    around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
+    sizes = (DTYPES[x.dtype], T, N, C)
+    how = (ACTS[act], norm_w.eps if norm_w else 0.0, _num_blocks(N), dependent, stream_of(x))
+    if w.scale is None:
+        native.loaded("linear").eet_linear(*to, at(w.weight), *around, *sizes, *how)
+    else:
+        weights, groups = (at(w.weight), at(w.scale)), int8.groups(w, w.scale)
+        native.loaded("int8_linear").eet_int8_linear(*to, *weights, *around, *sizes, *groups, *how)
 
 
 @cache
 def _is_few(T: int, C: int, itemsize: int) -> bool:
-    """Whether the weight-streaming kernel takes them; the same answer for a rehearsal on meta tensors."""
     row_bytes = (-(-C * itemsize // 64) | 1) * 64  # as row_stride in linear.cu
-    partial_bytes = T * (4096 if T <= 8 else 512)
-    return T <= FEW and T * row_bytes + partial_bytes + STAGE_SHARED <= _gpu()[0]
+    norm_bytes, sums_bytes = 2 * C * itemsize, T * (4096 if T <= 8 else 512)
+    return T <= FEW and T * row_bytes + norm_bytes + sums_bytes + STAGE_SHARED <= _gpu()[0]
 
 
 def _num_blocks(N: int) -> int:
@@ -134,7 +156,10 @@ def _check_linear(x: Tensor, w: Linear) -> tuple[int, int, int]:
         raise KernelError(f"x is {x.dtype}; kernels take {', '.join(map(str, DTYPES))}.")
     if C % 8:
         raise KernelError(f"x has {C} channels; kernels need a multiple of 8.")
-    if weight_C != C or w.weight.dtype != x.dtype or not (x.is_contiguous() and w.weight.is_contiguous()):
+    dtype = x.dtype if w.scale is None else torch.int8
+    if weight_C != C or w.weight.dtype != dtype or not (x.is_contiguous() and w.weight.is_contiguous()):
         check(x, "x", x.dtype, (T, C))
-        check(w.weight, "weight", x.dtype, (N, C))
+        check(w.weight, "weight", dtype, (N, C))
+    if w.scale is not None:
+        check(w.scale, "scale", torch.float32, (N, w.scale.shape[1]))
     return T, C, N

@@ -1,0 +1,223 @@
+// Linear layers of few tokens with int8 weights, which stream through shared memory as they are. T tokens, N outputs,
+// K inputs, G groups of inputs with a scale each.
+#include "eet/activation.cuh"
+#include "eet/dependent.cuh"
+#include "eet/int8_product.cuh"
+#include "eet/launch.cuh"
+#include "eet/norm.cuh"
+#include "eet/ring.cuh"
+
+namespace {
+
+using eet::kChunk, eet::kTile;
+
+constexpr int kMaxTokens = 16;
+template <int kTokens>
+constexpr int kLogWarps = kTokens == 8 ? 4 : 3;  // that multiply, as many as registers allow; one more fills the ring
+template <int kTokens>
+constexpr int kReaders = 32 << kLogWarps<kTokens>;
+template <int kTokens>
+constexpr int kTiles = kReaders<kTokens> / kTile / kTokens;  // between two reductions: an output for each thread
+
+template <typename T>
+struct LinearArgs {
+  T* out;                // [T,N] or null
+  uint64_t* best;        // [T,blocks] or null: the largest output and where it stands, as a number to compare
+  const T* x;            // [.,K]
+  const int64_t* at;     // [T] or null: token i is row at[i] of x
+  const int8_t* weight;  // [N,K]
+  const float* scale;    // [N,G]
+  const T* bias;         // [N] or null
+  const T* residual;     // [T,N] or null; may be `out`
+  eet::Norm<T> norm;     // no weight: none
+  int num_tokens, N, K, G, act;
+  int log_inputs;        // that share a scale, where there are groups
+  int stride, log_team;  // of a token in shared memory; warps that share a token's norm
+  int stage_rows, stage_inputs, num_stages;
+
+  // Bytes; an odd number of 64, so that the 8 outputs that a warp reads at a time lie in different banks.
+  __host__ __device__ int stage_stride() const { return (stage_inputs / 64 | 1) * 64; }
+  __host__ __device__ int x_bytes() const { return (num_tokens * stride + (norm.weight ? 2 * K : 0)) * sizeof(T); }
+  __host__ __device__ int partial_floats(int tiles, int warps) const { return tiles * warps * kTile * num_tokens; }
+};
+
+// Unsigned order is the order of the numbers; of equal ones, the first word wins.
+__device__ inline uint64_t comparable(float value, int n) {
+  const uint32_t bits = __float_as_uint(value);
+  const uint32_t key = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  return uint64_t(key) << 32 | (0xffffffffu - n);
+}
+
+// Why      a decode step waits for the bytes of the weights: these are half as many as in 16 bits
+// Mapping  as linear_kernel: a block a multiprocessor, with an equal share of the outputs; one warp keeps a ring of
+//          weights filled, from before the kernel ahead has ended; the others split the inputs of 16 outputs at a time,
+//          widen the weights in registers, and add up in shared memory
+// Traffic  N*K bytes of weights and 4*N*G of scales once, T*K activations a block (from L2), T*N out
+// Needs    K a multiple of 16, T <= 16, T*K activations in shared memory; groups of a power of two, at least 64 inputs
+// Numerics whole numbers times activations, exactly; fp32 sums; a scale multiplies its group's sum; the rest in fp32
+// Source   Frantar et al. 2024, MARLIN, for widening next to the tensor cores
+template <typename T, int kTokens, bool kGrouped>
+__global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(const LinearArgs<T> a) {
+  constexpr int kLogWarps = ::kLogWarps<kTokens>, kWarps = 1 << kLogWarps, kReaders = ::kReaders<kTokens>;
+  constexpr int kGroup = kTiles<kTokens> * kTile;  // outputs between two reductions
+  extern __shared__ uint4 shared[];
+  T* rows = reinterpret_cast<T*>(shared);
+  float* partial = reinterpret_cast<float*>(reinterpret_cast<char*>(shared) + a.x_bytes());
+  char* stages = reinterpret_cast<char*>(partial + a.partial_floats(kTiles<kTokens>, kWarps));
+  const int stage_bytes = a.stage_rows * a.stage_stride();
+  const eet::Ring ring{stages, reinterpret_cast<uint64_t*>(stages + a.num_stages * stage_bytes), a.num_stages,
+                       stage_bytes};
+  const int warp = threadIdx.x / 32;
+  const int begin = int64_t(a.N) * blockIdx.x / gridDim.x, end = int64_t(a.N) * (blockIdx.x + 1) / gridDim.x;
+  eet::RingPlace place;
+
+  if (threadIdx.x == kReaders) ring.init(kWarps);
+  __syncthreads();
+  if (warp == kWarps) {
+    for (int n = begin; n < end; n += kTile) {
+      for (int k = 0; k < a.K; k += a.stage_inputs, place.step(a.num_stages)) {
+        ring.fill(place, reinterpret_cast<const char*>(a.weight + int64_t(n) * a.K + k), a.K,
+                  min(kTile, end - n), min(a.stage_inputs, a.K - k), a.stage_stride());
+      }
+    }
+    return;
+  }
+  // The thread's output, and what is added to it: on its way before it is needed.
+  const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
+  const auto mine = [&](int n) { return token < a.num_tokens && n < end; };
+  const auto bias_of = [&](int n) { return mine(n) && a.bias ? eet::to_float(a.bias[n]) : 0.f; };
+  const auto residual_of = [&](int n) {
+    return mine(n) && a.residual ? eet::to_float(a.residual[token * int64_t(a.N) + n]) : 0.f;
+  };
+  const auto scale_of = [&](int n) { return mine(n) && !kGrouped ? a.scale[n] : 1.f; };
+  float scale = scale_of(begin + output), bias = bias_of(begin + output);
+  eet::RowStager<kWarps, T, kTokens> stager(a.num_tokens, a.log_team, a.K, a.stride, a.norm,
+                                            rows + a.num_tokens * a.stride);
+  stager.request_norm();
+  eet::let_next_begin();
+  eet::wait_for_previous();
+  float residual = residual_of(begin + output);
+  stager.stage(rows, a.x, a.at);
+  eet::barrier(1, kReaders);
+
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  uint64_t best = 0;
+  int chunk = 0;  // counts those of all stages, so that the warps have equally many
+#pragma unroll 1
+  for (int first = begin; first < end; first += kGroup) {
+#pragma unroll 1
+    for (int tile = 0; tile < kTiles<kTokens> && first + tile * kTile < end; ++tile) {
+      const int num_rows = min(kTile, end - first - tile * kTile);
+      eet::Int8Product<T, kTokens, kGrouped> part(rows, a.stride, a.num_tokens);
+#pragma unroll 1
+      for (int k = 0; k < a.K; k += a.stage_inputs, place.step(a.num_stages)) {
+        // Past the last output and the last input the last is read again: there the activation is 0, and here nothing
+        // is stored.
+        const int num_inputs = min(a.stage_inputs, a.K - k), num_chunks = (num_inputs + kChunk - 1) / kChunk;
+        // The scales of a warp's next chunk are on their way while this one is waited for and multiplied.
+        float2 scales = make_float2(1.f, 1.f);
+        const auto request = [&](int i) {
+          if (!kGrouped || i >= num_chunks) return;
+          const float* scale = a.scale + ((k + i * kChunk) >> a.log_inputs);
+          const int64_t n = first + tile * kTile;
+          scales = make_float2(scale[(n + min(g, num_rows - 1)) * a.G], scale[(n + min(g + 8, num_rows - 1)) * a.G]);
+        };
+        request((warp - chunk) & (kWarps - 1));
+        const char* stage = ring.wait(place);
+        const char *low = stage + min(g, num_rows - 1) * a.stage_stride();
+        const char *high = stage + min(g + 8, num_rows - 1) * a.stage_stride();
+#pragma unroll 2
+        for (int i = (warp - chunk) & (kWarps - 1); i < num_chunks; i += kWarps) {
+          const int mine = i * kChunk + t * 16, at = min(mine, num_inputs - 16);
+          const float2 now = scales;
+          request(i + kWarps);
+          part.add(eet::load(low + at), eet::load(high + at), now, k + mine, a.num_tokens);
+        }
+        ring.release(place);
+        chunk += num_chunks;
+      }
+      part.store(partial + (tile * kWarps + warp) * a.num_tokens * kTile, a.num_tokens);
+    }
+
+    eet::barrier(1, kReaders);
+    const int n = first + output;
+    if (mine(n)) {
+      const float* from = partial + (output / kTile * kWarps * a.num_tokens + token) * kTile + output % kTile;
+      float sum = 0;
+#pragma unroll
+      for (int i = 0; i < kWarps; ++i) sum += from[i * a.num_tokens * kTile];
+      const T value = eet::from_float<T>(eet::activate(sum * scale + bias, a.act) + residual);
+      if (a.out) a.out[token * int64_t(a.N) + n] = value;
+      if (a.best) best = max(best, comparable(eet::to_float(value), n));
+    }
+    if (first + kGroup >= end) break;
+    scale = scale_of(n + kGroup);
+    bias = bias_of(n + kGroup);
+    residual = residual_of(n + kGroup);
+    eet::barrier(1, kReaders);
+  }
+  if (!a.best) return;
+
+  // A token's outputs belong to neighbouring threads: to half a warp, or to several.
+  constexpr int kWidth = kGroup < 32 ? kGroup : 32, kShare = kGroup / kWidth;
+  uint64_t* bests = reinterpret_cast<uint64_t*>(shared);
+#pragma unroll
+  for (int step = kWidth / 2; step > 0; step /= 2) best = max(best, __shfl_xor_sync(0xffffffffu, best, step));
+  eet::barrier(1, kReaders);  // nobody reads activations any more
+  if (threadIdx.x % kWidth == 0) bests[threadIdx.x / kWidth] = best;
+  eet::barrier(1, kReaders);
+  if (threadIdx.x < a.num_tokens) {
+    best = 0;
+    for (int i = 0; i < kShare; ++i) best = max(best, bests[threadIdx.x * kShare + i]);
+    a.best[threadIdx.x * gridDim.x + blockIdx.x] = best;
+  }
+}
+
+// Whole chunks, and 16 bytes more: the rows that a warp reads at a time lie in different banks.
+template <typename T>
+int row_stride(int K) {
+  return eet::ceil_div(K, kChunk) * kChunk + 16 / int(sizeof(T));
+}
+
+template <typename T, int kTokens>
+cudaError_t launch_linear(LinearArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
+  constexpr int kLogWarps = ::kLogWarps<kTokens>;
+  a.log_team = kLogWarps;
+  while (a.log_team && 1 << (kLogWarps - a.log_team) < a.num_tokens) --a.log_team;
+  a.stride = row_stride<T>(a.K);
+  // Stages of equal size, of 1 to 2 KiB for each output: smaller copies do not reach the rate of memory.
+  const int most_inputs = 2048;
+  a.stage_inputs = eet::ceil_div(eet::ceil_div(a.K, eet::ceil_div(a.K, most_inputs)), kChunk) * kChunk;
+  const int num_outputs = eet::ceil_div(a.N, num_blocks);
+  a.stage_rows = min(kTile, num_outputs);
+  const int stage = eet::Ring::bytes(1, a.stage_rows * a.stage_stride());
+  const int needed = eet::ceil_div(num_outputs, kTile) * eet::ceil_div(a.K, a.stage_inputs);
+  const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, 1 << kLogWarps) * int(sizeof(float));
+  // As much as leaves room for the kernel ahead, where that is a small one: weights then arrive while it still works.
+  const int whole = eet::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), half = whole / 2 - 1024;
+  a.num_stages = min(((others + min(needed, 2) * stage <= half ? half : whole - 1024) - others) / stage, needed);
+  if (a.num_stages < 1) return cudaErrorInvalidValue;
+  const auto kernel = a.G > 1 ? int8_linear_kernel<T, kTokens, true> : int8_linear_kernel<T, kTokens, false>;
+  const int bytes = others + a.num_stages * stage;
+  return eet::launch(kernel, {dim3(num_blocks), kReaders<kTokens> + 32, bytes, stream, 1, dependent}, a);
+}
+
+}  // namespace
+
+// out = act(norm(x) (scale weight)^T + bias) + residual, for at most 16 tokens; `best` gets each block's largest.
+extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
+                                       const void* scale, const void* bias, const void* residual,
+                                       const void* norm_weight, const void* norm_bias, int dtype, int T, int N, int K,
+                                       int G, int log_inputs, int act, float eps, int blocks, int dependent,
+                                       cudaStream_t stream) {
+  if (T > kMaxTokens || blocks > N || K % 16 || (G > 1 && 1 << log_inputs < kChunk)) return cudaErrorInvalidValue;
+  return eet::by_type(dtype, [&](auto type) {
+    using Type = decltype(type);
+    const auto in = [](const void* p) { return static_cast<const Type*>(p); };
+    const LinearArgs<Type> a{static_cast<Type*>(out), static_cast<uint64_t*>(best), in(x), at,
+                             static_cast<const int8_t*>(weight), static_cast<const float*>(scale), in(bias),
+                             in(residual), {in(norm_weight), in(norm_bias), eps}, T, N, K, G, act, log_inputs};
+    return T <= 8 ? launch_linear<Type, 8>(a, blocks, dependent, stream)
+                  : launch_linear<Type, 16>(a, blocks, dependent, stream);
+  });
+}

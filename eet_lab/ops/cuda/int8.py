@@ -1,0 +1,44 @@
+"""Int8 weights of the linear ops: which the kernel takes as they are, and how the others are made whole for cuBLAS.
+
+T tokens, C channels, N outputs, G groups of an output's inputs with a scale each.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch import Tensor
+
+from eet_lab.ops import native
+from eet_lab.ops.cuda.launching import DTYPES, at, stream_of
+from eet_lab.ops.int8 import group_size
+from eet_lab.ops.types import Empty, Linear
+
+FEW = 16  # tokens
+ALIGNED = 16  # channels: an output's weights are copied 16 bytes at a time
+
+
+@cache
+def takes_few(T: int, C: int, itemsize: int, shared_bytes: int) -> bool:
+    """Whether eet_int8_linear takes so many tokens, in blocks that can have `shared_bytes` of shared memory."""
+    activations = T * (-(-C // 64) * 64 * itemsize + 16) + 2 * C * itemsize  # and the norm's weight and bias
+    sums, stage, others = max(4096 * T, 8192), 16 * min(C + 128, 2176), 2048
+    return T <= FEW and C % ALIGNED == 0 and activations + sums + stage + others <= shared_bytes
+
+
+def groups(w: Linear, scale: Tensor) -> tuple[int, int]:
+    """G, and the logarithm of the number of inputs that share a scale (0 where all do)."""
+    (_, C), G = w.weight.shape, scale.shape[1]
+    return G, group_size(C, G).bit_length() - 1 if G > 1 else 0
+
+
+def expanded(w: Linear, x: Tensor, *, empty: Empty) -> Tensor:
+    """The weight [N,C] in x's dtype: itself, or what an int8 one stands for, in one launch."""
+    if w.scale is None:
+        return w.weight
+    out = empty("dequantized", w.weight.shape, x)
+    if not x.is_meta and len(x):
+        sizes = (*w.weight.shape, *groups(w, w.scale))
+        tensors = (at(out), at(w.weight), at(w.scale))
+        native.loaded("dequantize").eet_dequantize(*tensors, DTYPES[x.dtype], *sizes, stream_of(x))
+    return out
