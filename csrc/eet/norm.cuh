@@ -18,7 +18,8 @@ struct Norm {
 // Copies num_rows rows of C numbers from x [T,C] (row i is row at[i], if there is `at`) to shared memory, `stride` apart,
 // normalized, and 0 from C up to `stride`. The block's first kWarps warps do it; a row belongs to a team of 2^log_team
 // of them; at most two rows come to a warp. Mean and variance are fp32 and take one pass, in which the row's first number
-// is taken away from all, so that a mean far from 0 costs no digits.
+// is taken away from all, so that a mean far from 0 costs no digits. Where that number itself lies far from the mean, a
+// second pass around the mean gets the digits back.
 template <int kWarps, typename T, int kMaxRows>
 class RowStager {
  public:
@@ -85,8 +86,9 @@ class RowStager {
     if (threadIdx.x % 32 == 0) scratch[0][warp] = sum, scratch[1][warp] = squares;
     barrier(1, 32 * kWarps);
     const float share = __fdividef(float(1 << log_team) / kWarps, C);
-    const float mean = norm.bias ? warp_sum<kWarps>(scratch[0][other]) * share : 0.f;
-    const float variance = warp_sum<kWarps>(scratch[1][other]) * share - mean * mean;
+    float mean = norm.bias ? warp_sum<kWarps>(scratch[0][other]) * share : 0.f;
+    float variance = warp_sum<kWarps>(scratch[1][other]) * share - mean * mean;
+    if (mean * mean > kFar * variance) look_again(to, shift, mean, variance);
     const float scale = rsqrtf(fmaxf(variance, 0.f) + norm.eps);
 #pragma unroll 2
     for (int c = first; c < end; c += step) {
@@ -97,6 +99,28 @@ class RowStager {
       for (int i = 0; i < kVec<T>; ++i) x[i] = (x[i] - shift - mean) * scale * w[i] + b[i];
       store(to + c, pack<T>(x));
     }
+  }
+
+  // The difference of squares loses digits as the square of the first number's deviation, counted in standard deviations.
+  static constexpr float kFar = sizeof(T) == sizeof(float) ? 4 : 256;
+
+  // By a whole team, which agrees to the bit; each of its warps reads the whole row.
+  __device__ void look_again(const T* row, float& shift, float& mean, float& variance) const {
+    float sum = 0, squares = 0, x[kVec<T>];
+    shift += mean;
+#pragma unroll 1
+    for (int c = threadIdx.x % 32 * kVec<T>; c < C; c += 32 * kVec<T>) {
+      float part = 0, part_squares = 0;  // short sums round less
+      unpack<T>(load(row + c), x);
+      for (float value : x) {
+        part += value - shift;
+        part_squares += (value - shift) * (value - shift);
+      }
+      sum += part, squares += part_squares;
+    }
+    mean = __fdividef(warp_sum(sum), C);
+    variance = __fdividef(warp_sum(squares), C) - mean * mean;
+    if (log_team) barrier(2 + (threadIdx.x >> (5 + log_team)), 32 << log_team);  // nobody writes before all have read
   }
 };
 

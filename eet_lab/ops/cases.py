@@ -134,6 +134,7 @@ LINEARS = (
     LinearShape(64, 515, 1600, "gelu_tanh"),
     LinearShape(4, 40, 16384),
     LinearShape(20, 40, 16384, rms=True),
+    *(LinearShape(T, 96, 1600, outlier=300) for T in (1, 5, 16)),
 )
 HEADS = (*((4, 4, D) for D in (8, 32, 40, 64, 80, 128, 256)), (8, 2, 64), (32, 2, 128), (12, 1, 64))
 

@@ -36,14 +36,17 @@ class LinearShape:
     bias: bool = True
     rms: bool = False
     residual: bool = False
+    outlier: int = 0  # what a row's first number is beside the others, which are about 1
 
     def __str__(self) -> str:
-        return f"t{self.T}/n{self.N}/c{self.C}" + (f"/{self.act}" if self.act else "")
+        words = (f"/{self.act}" if self.act else "") + (f"/outlier{self.outlier}" if self.outlier else "")
+        return f"t{self.T}/n{self.N}/c{self.C}{words}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What norm_linear or linear_residual takes."""
         normal = Normal(device, dtype, seed)
         x = normal(self.T, self.C) + 1  # a mean that a norm has to take away
+        x[:, 0] += self.outlier
         w = Linear(normal(self.N, self.C, scale=self.C**-0.5), normal(self.N) if self.bias else None)
         if self.residual:
             return x, w, normal(self.T, self.N)
