@@ -4,6 +4,7 @@
 #include "eet/launch.cuh"
 #include "eet/mma.cuh"
 #include "eet/norm.cuh"
+#include "eet/ordered.cuh"
 #include "eet/ring.cuh"
 
 namespace {
@@ -26,7 +27,7 @@ constexpr int kResident = 1;
 template <typename T>
 struct LinearArgs {
   T* out;             // [T,N] or null
-  uint64_t* best;     // [T,blocks] or null: the largest output and where it stands, as a number to compare
+  uint64_t* best;     // [T,blocks] or null: the largest output and where it stands, a pair of ordered.cuh
   const T* x;         // [.,K]
   const int64_t* at;  // [T] or null: token i is row at[i] of x
   const T* weight;    // [N,K]
@@ -123,16 +124,10 @@ struct Product<float, kTokens> {
   }
 };
 
-// Unsigned order is the order of the numbers; of equal ones, the first word wins.
-__device__ inline uint64_t comparable(float value, int n) {
-  const uint32_t bits = __float_as_uint(value);
-  const uint32_t key = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return uint64_t(key) << 32 | (0xffffffffu - n);
-}
-
 // Why      a decode step reads every weight once for a handful of tokens: the time is the bytes over the bandwidth
 // Mapping  a block a multiprocessor, each with an equal share of the outputs; one warp keeps a ring of weights filled, from
-//          before the kernel ahead has ended; 16 warps split the inputs of 16 outputs at a time and add up in shared memory
+//          before the kernel ahead has ended; 8 or 16 warps split the inputs of 16 outputs at a time and add up in
+//          shared memory
 // Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB on their way a multiprocessor
 // Needs    K a multiple of 8, T <= 16, T*K activations in shared memory
 // Numerics tensor cores, or fp32 multiply-adds; fp32 sums; norm, bias, activation, residual in fp32, rounded once
@@ -218,7 +213,7 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, kResident) linear_kern
       for (int i = 0; i < kWarps; ++i) sum += from[i * a.num_tokens * kTile];
       const T value = eet::from_float<T>(eet::activate(sum, a.act) + residual);
       if (a.out) a.out[token * int64_t(a.N) + n] = value;
-      if (a.best) best = max(best, comparable(eet::to_float(value), n));
+      if (a.best) best = max(best, eet::pair(eet::to_float(value), n));
     }
     if (first + kGroup >= end) break;
     bias = bias_of(n + kGroup);

@@ -31,7 +31,8 @@ cudaError_t by_type(int dtype, Launch launch) {
   return dtype == kFloat32 ? launch(float()) : by_half_type(dtype, launch);
 }
 
-// Shared memory beyond 48 KiB a block has to be asked for. Its static arrays count too: no kernel has 24 KiB of them.
+// Shared memory beyond 48 KiB a block has to be asked for. Static arrays count too, but the 48 KiB limit holds for them
+// alone: no kernel that takes more at launch has 24 KiB of them.
 template <typename Kernel>
 cudaError_t allow_shared(Kernel kernel, int bytes) {
   if (bytes <= 24 * 1024) return cudaSuccess;
