@@ -158,5 +158,5 @@ def test_the_profiler_counts_as_many_kernels(model, batch):
     )
     decoder = weights.random_decoder(config, 0, torch.device("cuda"), torch.float16)
     counted = launches_per_token(Engine(decoder, parts(ALL)), batch)
-    to_host = counted.launches - 1  # beside the graph: tokens and done flags on their way to the host
+    to_host = counted.launches - 1  # beside the graph: tokens on their way to the host
     assert counted.kernels - to_host == num_launches(decode_calls(config, parts(ALL), batch, 64))

@@ -1,0 +1,78 @@
+"""What ops hand to launchers, held against the launchers' own signatures: mistakes there show without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib import import_module
+
+import pytest
+import torch
+
+from eet_lab.ops import cuda, native
+from eet_lab.ops.all_cases import ALL_CASES
+from eet_lab.ops.native.build import source
+from eet_lab.ops.native.launchers import signatures
+from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
+
+SMALL = 300_000  # bytes that a shape may read, so that the CPU is not kept busy
+SHAPES = [(case, shape) for case in ALL_CASES for shape in case.shapes if shape.read_bytes(4) < SMALL]
+KINDS = {
+    ctypes.c_void_p: (int, type(None)),
+    ctypes.c_int: (int,),
+    ctypes.c_int64: (int,),
+    ctypes.c_float: (int, float),
+}
+
+
+class Library:
+    """Launchers that launch nothing: they look at their arguments, and note their names."""
+
+    def __init__(self, kernel: str, launched: list[str]) -> None:
+        self._signatures, self._launched = signatures(source(kernel).read_text()), launched
+
+    def __getattr__(self, name: str):
+        parameters = self._signatures[name]
+
+        def launch(*args):
+            assert len(args) == len(parameters), f"{name} takes {', '.join(p.name for p in parameters)}"
+            for (parameter, kind), value in zip(parameters, args, strict=True):
+                assert isinstance(value, KINDS[kind]), f"{name}: {parameter} is {value!r}"
+            self._launched.append(name)
+
+        return launch
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    names: list[str] = []
+    monkeypatch.setattr(native, "loaded", cache(lambda kernel: Library(kernel, names)))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    return names
+
+
+@pytest.mark.parametrize("on_hopper", [False, True], ids=["ampere", "hopper"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_hopper, launched, monkeypatch):
+    module = import_module("eet_lab.ops.cuda.attention")  # its package has an op of that name
+    monkeypatch.setattr(module, "_is_hopper", lambda device: on_hopper)
+    for shape in (shape for each, shape in SHAPES if each is case):
+        case.call(getattr(cuda, case.op), shape.inputs("cpu", dtype, 0), fresh)
+    assert launched
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_the_choice_of_a_token_too(temperature, launched):
+    x, head, each = torch.ones(3, 16), Linear(torch.ones(40, 16), None), torch.arange(3)
+    step = Step(*[None] * 10)._replace(last=each, positions=each)
+    sampling = Sampling(temperature, 0, 1.0, torch.tensor([5]))
+    cuda.next_token(x, step, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
+    assert launched == (["eet_linear", "eet_choose"] if temperature else ["eet_linear", "eet_choose_best"])
+
+
+def test_a_launch_with_an_argument_too_few_is_noticed(launched):
+    with pytest.raises(AssertionError, match="eet_choose_best takes token, best, B"):
+        native.loaded("sampling").eet_choose_best(0, 0, 1, 1, 0)
+    with pytest.raises(AssertionError, match="num_blocks is None"):
+        native.loaded("sampling").eet_choose_best(0, 0, 1, None, 0, 0)
