@@ -39,12 +39,6 @@ __device__ inline uint4 load_constant(const T* p) {
   return __ldg(reinterpret_cast<const uint4*>(p));
 }
 
-// Bring what will be read later closer, without waiting.
-template <typename T>
-__device__ inline void prefetch(const T* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
-
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(__half x) { return __half2float(x); }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
