@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from eet_lab.bench.rows import newest, read
 from eet_lab.technique import registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,6 +39,15 @@ def test_tables_are_renewed_between_their_markers(tmp_path, capsys):
     assert text.endswith("\nafter\n")
     assert "old" not in text
     assert all(f"`{name}`" in text for name in registry())
+
+
+def test_others_stand_beside_us_only_if_they_ran_beside_us():
+    rows = [row for row in read(ROOT / "benchmarks" / "h200.jsonl") if row.workload == "gpt2-xl/b1/p128/n128"]
+    [ours] = (row for row in newest(rows) if row.provider == "eet_lab")
+    peer = replace(ours, provider="a-peer", recipe="")
+    [line] = readme.models([ours, peer, replace(peer, provider="of-another-day", run="0")]).splitlines()[2:]
+    assert "a-peer" in line
+    assert "of-another-day" not in line
 
 
 def test_missing_markers_are_named(tmp_path):

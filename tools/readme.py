@@ -41,6 +41,8 @@ OPS = (
 )
 WORDS = {"tpot_ms": "a token", "total_ms": "in all", "ttft_ms": "to the first token"}
 NOTHING = "No rows yet."
+RECORDED = "recorded"
+"""The run of rows of systems that cannot run beside ours."""
 
 
 def techniques() -> str:
@@ -55,7 +57,7 @@ def techniques() -> str:
 
 
 def models(rows: Sequence[Row]) -> str:
-    """A line a workload: the fastest of ours, how near to the ceiling its steps are, and the others."""
+    """A line a workload: the fastest of ours, how near to the ceiling its steps are, and who ran in its process."""
     lines = [
         _line(f"`{workload}`, ms {WORDS[metric]}", [row for row in rows if row.workload == workload], metric, 1)
         for workload, metric in MODELS
@@ -84,7 +86,8 @@ def _line(name: str, rows: Sequence[Row], metric: str, scale: float) -> str | No
     if not ours:
         return None
     best, row = ours[0]
-    others = (f"{other.provider} {digits(each)}" for each, other in took if not other.provider.startswith(OURS))
+    beside = [pair for pair in took if pair[1].run in (row.run, RECORDED) and not pair[1].provider.startswith(OURS)]
+    others = (f"{other.provider} {digits(each)}" for each, other in beside)
     share = "–" if "prefill" in name else percent(row.share_of_ceiling)
     return f"| {name} | **{digits(best)}** | {share} | {', '.join(others)} |"
 
