@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.ops import PROVIDERS, OpWorkload, race_op
 from eet_lab.bench.ops import race as op_race
 from eet_lab.bench.ops.attention import _paged
 from eet_lab.bench.ops.judge import Judge
-from eet_lab.bench.ops.provider import LeftOut, Provider
+from eet_lab.bench.ops.provider import LeftOut, Prepared, Provider
 from eet_lab.bench.ops.providers import names_for
 from eet_lab.bench.ops.workload import TIMED_CASES
 from eet_lab.bench.rows import append, read
@@ -110,6 +111,17 @@ def test_one_that_fails_is_left_out_and_told(monkeypatch):
     rows, remarks = race_op(workload("op:norm_linear/t1/n16/c8"), device="cpu", repeats=1)
     assert [row.provider for row in rows] == ["torch-linear"]
     assert "torch-norm-linear failed: ZeroDivisionError: division by zero" in remarks
+
+
+def test_what_a_blind_profiler_counts_is_not_believed(monkeypatch):
+    class Blind:
+        start = staticmethod(lambda: None)
+        stop = staticmethod(lambda: StepLaunches(3, 0))
+
+    monkeypatch.setattr(op_race, "Counter", Blind)
+    assert op_race._counted(Prepared(lambda: None)) is None
+    monkeypatch.setattr(Blind, "stop", lambda self: StepLaunches(3, 2))
+    assert op_race._counted(Prepared(lambda: None)) == (3, 2)
 
 
 def test_who_does_not_do_an_op_is_told():

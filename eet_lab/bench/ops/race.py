@@ -177,11 +177,13 @@ def _chosen(workload: OpWorkload, providers: Sequence[str]) -> Sequence[str]:
     return providers or known
 
 
-def _counted(prepared: Prepared) -> StepLaunches:
+def _counted(prepared: Prepared) -> StepLaunches | None:
+    """What a call launches; None where the profiler cannot see the GPU."""
     counter = Counter()
     counter.start()
     prepared.call()
-    return counter.stop()
+    found = counter.stop()
+    return found if all(found) else None
 
 
 def _check(cancel: Cancel | None) -> None:
