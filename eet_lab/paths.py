@@ -21,6 +21,11 @@ def notebooks_dir() -> Path:
     return _shipped("notebooks")
 
 
+def benchmarks_dir() -> Path:
+    """The folder of the measured rows, one JSONL file for each GPU."""
+    return _shipped("benchmarks")
+
+
 def is_clone() -> bool:
     """Whether the package runs from its repository, so that its notebooks may be used where they are."""
     return not (PACKAGE / "_notebooks").is_dir() and (PACKAGE.parent / "pyproject.toml").is_file()

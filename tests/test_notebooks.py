@@ -38,9 +38,9 @@ def test_notebook_runs(path, reader_away):
         assert any(PLOTLY in output.get("data", {}) for output in outputs), "its figures show without a kernel"
 
 
-def test_there_are_four_lessons():
+def test_there_are_five_lessons():
     names = {path.stem for path in NOTEBOOKS}
-    assert {"00_start_here", "01_pre_padding", "02_mask_removal", "03_memory_reuse"} <= names
+    assert {"00_start_here", "01_pre_padding", "02_mask_removal", "03_memory_reuse", "04_decode_speed"} <= names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -130,6 +130,7 @@ def test_wheel_has_sources_notebooks_and_data(wheel):
         files = [path for path in (ROOT / top).rglob("*") if path.is_file() and ".ipynb_checkpoints" not in path.parts]
         missing = {f"eet_lab/{inside}/{path.relative_to(ROOT / top)}" for path in files} - wheel
         assert not missing
+    assert "eet_lab/_benchmarks/h200.jsonl" in wheel, "lesson 4 shows its rows"
     hidden = {"__pycache__", ".ipynb_checkpoints"}
     files = [path for path in (ROOT / "eet_lab").rglob("*") if path.is_file() and not hidden & set(path.parts)]
     missing = {str(path.relative_to(ROOT)) for path in files} - wheel
@@ -150,11 +151,12 @@ def test_paths_are_found_in_a_clone_and_in_an_installed_package(tmp_path, instal
     for name in ("__init__.py", "paths.py", "errors.py"):
         (package / name).write_bytes((ROOT / "eet_lab" / name).read_bytes())
     (tmp_path / "pyproject.toml").write_text("")
-    for name in ("csrc", "notebooks"):
+    for name in ("csrc", "notebooks", "benchmarks"):
         (package / f"_{name}" if installed else tmp_path / name).mkdir()
-    code = "from eet_lab.paths import *; print(csrc_dir(), notebooks_dir(), is_clone())"
+    code = "from eet_lab.paths import *; print(csrc_dir(), notebooks_dir(), benchmarks_dir(), is_clone())"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    expected = [package / "_csrc", package / "_notebooks"] if installed else [tmp_path / "csrc", tmp_path / "notebooks"]
+    names = ("csrc", "notebooks", "benchmarks")
+    expected = [package / f"_{name}" if installed else tmp_path / name for name in names]
     assert done.stdout.split() == [*map(str, expected), str(not installed)]
 
 

@@ -1,0 +1,60 @@
+"""What is left between a measured step and its floor, and which techniques attack it."""
+
+from __future__ import annotations
+
+from eet_lab.panels.lessons import recorded, timeline
+from eet_lab.panels.lessons.prediction import Prediction
+from eet_lab.panels.lessons.show import Shown, after, table
+from eet_lab.panels.lessons.where import there
+from eet_lab.technique import registry
+
+
+def left_over(guess: Prediction) -> Shown:
+    """Where the rest of a step of our fastest recipe goes, and what attacks it."""
+    return after(guess, _left_over)
+
+
+def _left_over() -> Shown:
+    best, layers = recorded.fastest(), recorded.CONFIG.num_layers
+    measured = best.tpot_ms.p50 if best.tpot_ms else 0.0
+    beyond = sum(timeline.ours_us(rows) - timeline.floor_us(rows) for _, rows in timeline.layer_ops()) * layers / 1e3
+    head = recorded.op(f"norm_linear/t1/n{recorded.CONFIG.vocab_size}/c{recorded.CONFIG.hidden_size}")
+    beyond_head = (head.total_ms.p50 if head.total_ms else 0.0) - (head.floor_ms or 0.0)
+    floor_ms = best.floor_ms or 0.0
+    lines = [
+        ["weights, keys and values at the ceiling", f"{floor_ms:.3g} ms"],
+        [f"the layers' {5 * layers} kernels, beyond their bytes", f"{beyond:.3g} ms"],
+        ["the LM head, beyond its bytes", f"{beyond_head:.2g} ms"],
+        ["sum of these, each op timed alone", f"{floor_ms + beyond + beyond_head:.3g} ms"],
+        ["the whole step (measured)", f"{measured:.3g} ms"],
+    ]
+    return Shown(
+        there([best, head]),
+        table(["a token of GPT-2 XL, one row, our fastest recipe", ""], lines),
+        table(["what is left", "what attacks it", "here"], [[what, how, _here(name)] for what, how, name in ATTACKS]),
+        "Compare the last two lines of the first table: as far as they agree, nothing is hidden between the kernels, "
+        f"and the time is in the chain itself, {beyond / 5 / layers * 1e3:.1f} us for each of {5 * layers} kernels. "
+        "One after the other waits until the last block of the one before has ended, starts, computes addresses, reads "
+        "its inputs, and only then asks for its weights; meanwhile the memory is idle. (Ops were timed one by one, "
+        "attention at 1,024 columns, so the sum is no exact account.)",
+    )
+
+
+ATTACKS = (
+    ("Python and PyTorch between launches", "record the step once, replay it with one call", "cuda_graphs"),
+    ("a start and an end for each launch", "fewer launches: one kernel does what several did", "fused_kernels"),
+    ("a dozen small launches around the layers", "embed, choose and move on in one launch each", "fused_sampling"),
+    (
+        "end of one kernel, start of the next, its first instructions",
+        "let the next kernel start early and ask for its weights before it waits (programmatic dependent launch)",
+        "dependent_launch",
+    ),
+    ("the bytes themselves", "smaller weights: the floor moves", "int8_weights"),
+    ("all weights are read for a single row", "more rows a step: see the exercise", "batch"),
+)
+"""What is left of a step's time, what is done about it, and by which technique."""
+
+
+def _here(name: str) -> str:
+    """The technique's name if there is such a one here."""
+    return name if name in registry() else "–"

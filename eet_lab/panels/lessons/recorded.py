@@ -1,0 +1,90 @@
+"""What an H200 took: rows and a ladder that come with the package, for readers without that GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from statistics import mean
+
+from eet_lab.bench import Ladder, Workload, load_result
+from eet_lab.bench.rows import Row, newest, read
+from eet_lab.models.config import PRESETS, Config
+from eet_lab.paths import PACKAGE, benchmarks_dir
+from eet_lab.technique import Recipe
+
+MODEL = "gpt2-xl"
+CONFIG: Config = PRESETS[MODEL]
+ONE_ROW = f"{MODEL}/b1/p128/n128"
+OURS = "eet_lab"
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """The newest rows of the H200."""
+    return tuple(newest(read(benchmarks_dir() / "h200.jsonl")))
+
+
+@cache
+def ladder() -> Ladder:
+    """GPT-2 XL, eight ragged prompts, technique by technique."""
+    result = load_result(PACKAGE / "recorded" / f"h200-ladder-{MODEL}.json")
+    assert isinstance(result, Ladder)  # the file says so, and its name
+    return result
+
+
+def label(used: Sequence[Row] | Ladder) -> str:
+    """Where and when it was measured, to stand on everything that is recorded."""
+    if isinstance(used, Ladder):
+        where = used.environment
+        gpu, driver, torch, transformers, date = (
+            where.device, where.driver, where.torch, where.transformers, where.date
+        )  # fmt: skip
+    else:
+        newest_one = max((row for row in used if row.run != "recorded"), key=lambda row: row.date)
+        gpu, driver, torch, transformers, date = (
+            newest_one.gpu, newest_one.driver, newest_one.torch, newest_one.transformers, newest_one.date
+        )  # fmt: skip
+    return f"recorded on an {gpu}, driver {driver}, torch {torch}, transformers {transformers}, {date[:10]}"
+
+
+def ceiling_gb_per_s() -> float:
+    """The rate at which a streaming read got its bytes on that GPU."""
+    [rate] = {rung.measurement.cost.ceiling_gb_per_s for rung in ladder().rungs if rung.measurement.cost}
+    assert rate is not None  # it was measured: the ladder is a GPU's
+    return rate
+
+
+def steps_of(model: str = MODEL) -> tuple[Row, ...]:
+    """Rows of that model whose time per token was measured, single ops left out."""
+    return tuple(row for row in rows() if not row.is_op and row.tpot_ms and Workload.parse(row.workload).model == model)
+
+
+def one_row() -> tuple[Row, ...]:
+    """Who was measured on one row of 128 tokens and 128 new ones, the slowest first."""
+    own = [row for row in rows() if row.workload == ONE_ROW and row.tpot_ms]
+    return tuple(sorted(own, key=lambda row: -row.tpot_ms.p50 if row.tpot_ms else 0.0))
+
+
+def fastest() -> Row:
+    """Our fastest recipe on one row, among those that compute the same as the baseline."""
+    ours = [row for row in one_row() if row.provider == OURS and not Recipe.parse(row.recipe, "cuda").lossy]
+    return ours[-1]
+
+
+def op(name: str) -> Row:
+    """Our row of a single op, by its workload without "op:"."""
+    [found] = [row for row in rows() if row.workload == f"op:{name}" and row.provider == OURS and not row.recipe]
+    return found
+
+
+def context(workload: Workload) -> float:
+    """Columns that a row reads half-way through its new tokens, on average."""
+    return mean(workload.lengths) + workload.new_tokens / 2
+
+
+def who(row: Row) -> str:
+    """Who ran, in words."""
+    if row.provider == OURS:
+        return f"EET Lab: {row.recipe.replace(',', ', ') or 'baseline'}"
+    name = row.provider.removeprefix("recorded:")
+    return name if name == row.provider else f"{name} (in a run of its own)"

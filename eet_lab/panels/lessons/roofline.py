@@ -1,0 +1,197 @@
+"""The roofline: what a device can do at most, given how many operations there are for each byte.
+
+B rows, T tokens, K columns of the KV cache, C channels, F FFN width, L layers, V words.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+import torch
+
+from eet_lab.bench import Workload
+from eet_lab.bench.cost import streaming_gb_per_s
+from eet_lab.bench.rows import Row
+from eet_lab.bench.timing import event_ms
+from eet_lab.models.config import Config
+from eet_lab.panels import theme
+from eet_lab.panels.lessons import recorded
+
+H200_TFLOPS = 989.0
+"""Dense fp16 with fp32 accumulation, from NVIDIA's data sheet; matrix products reach some three quarters of it."""
+
+DECODE, PREFILL = "decode at best, by batch", "prefill at best, by tokens"
+PLAIN, FUSED, PEERS = "EET Lab, plain PyTorch", "EET Lab, fused kernels", "Hugging Face"
+COLORS = {DECODE: theme.SELECTION, PREFILL: "#a855f7", PLAIN: theme.BASELINE, FUSED: theme.GAIN, PEERS: "#f59e0b"}
+"""What points stand for."""
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Work(NamedTuple):
+    """What a pass has to do."""
+
+    flops: float
+    num_bytes: float
+
+    @property
+    def intensity(self) -> float:
+        """Operations for each byte."""
+        return self.flops / self.num_bytes
+
+
+class Roof(NamedTuple):
+    """What a device can do at most: bytes a second, operations a second."""
+
+    gb_per_s: float
+    tflops: float
+
+    @property
+    def ridge(self) -> float:
+        """The intensity from which on arithmetic is the limit."""
+        return self.tflops * 1e3 / self.gb_per_s
+
+    def ms(self, work: Work) -> float:
+        """The least time for it."""
+        return max(work.num_bytes / self.gb_per_s / 1e6, work.flops / self.tflops / 1e9)
+
+    def at(self, intensity: float) -> float:
+        """TFLOP/s that it allows."""
+        return min(self.tflops, intensity * self.gb_per_s / 1e3)
+
+
+class Point(NamedTuple):
+    """Something that was measured, or that is bound: points of a kind look alike, `label` stands beside one."""
+
+    kind: str
+    name: str
+    work: Work
+    took_ms: float
+    label: str = ""
+
+    @property
+    def tflops(self) -> float:
+        return self.work.flops / self.took_ms / 1e9
+
+
+def step_weights(config: Config) -> int:
+    """Numbers that a step reads of the weights: all but the embeddings, of which it reads a row a token."""
+    num_embedded = config.context + (0 if config.tied_head else config.vocab_size)
+    return config.num_params - num_embedded * config.hidden_size
+
+
+def decode_work(config: Config, batch: int, columns: float, itemsize: int) -> Work:
+    """A step of `batch` rows that read `columns` columns each: two operations for each weight and row."""
+    weights, kv = step_weights(config), config.kv_bytes_per_token(1) * columns
+    return Work(2 * batch * (weights + kv), itemsize * (weights + batch * kv))
+
+
+def prefill_work(config: Config, batch: int, tokens: float, itemsize: int) -> Work:
+    """A pass over prompts of `tokens` tokens, half of whose scores are the future's; the head reads the last only."""
+    head = config.vocab_size * config.hidden_size
+    layers, kv = step_weights(config) - head, config.kv_bytes_per_token(1) * tokens
+    flops = 2 * batch * (tokens * (layers + kv / 2) + head)
+    return Work(flops, itemsize * (layers + head + batch * kv))
+
+
+def roof_here(device: str) -> Roof:
+    """Of the present machine, both sides measured: a streaming read, and a product of two big matrices."""
+    return Roof(streaming_gb_per_s(device), _matmul_tflops(device))
+
+
+def _matmul_tflops(device: str) -> float:
+    size, dtype = (8192, torch.float16) if device == "cuda" else (640, torch.float32)
+    a = torch.ones(size, size, device=device, dtype=dtype)
+    times = [_took_ms(a, device) for _ in range(7)]
+    return 2 * size**3 / median(times[2:]) / 1e9
+
+
+def _took_ms(a: torch.Tensor, device: str) -> float:
+    if device == "cuda":
+        return event_ms(lambda: a @ a)
+    start = time.perf_counter()
+    a @ a
+    return (time.perf_counter() - start) * 1e3
+
+
+def recorded_points() -> list[Point]:
+    """What each recipe and peer reached on the H200 in decode steps, and the best first pass."""
+    config, points = recorded.CONFIG, []
+    for row in recorded.steps_of():
+        load = Workload.parse(row.workload)
+        if row.tpot_ms and not row.provider.startswith("recorded:"):
+            work = decode_work(config, load.batch, recorded.context(load), 2)
+            points.append(Point(_kind(row), f"{_short(row)}, batch {load.batch}", work, row.tpot_ms.p50))
+    best = recorded.fastest()
+    load = Workload.parse(best.workload)
+    if best.ttft_ms:
+        prefill = prefill_work(config, load.batch, load.low, 2)
+        name = f"prefill of {load.low} tokens, {_short(best)}"
+        points.append(Point(_kind(best), name, prefill, best.ttft_ms.p50, "prefill"))
+    return points
+
+
+def _kind(row: Row) -> str:
+    """Whose it is, and for ours whether it runs kernels of ours."""
+    if row.provider != recorded.OURS:
+        return PEERS
+    return FUSED if "fused_kernels" in row.recipe else PLAIN
+
+
+def _short(row: Row) -> str:
+    """The last technique of a recipe stands for those before it."""
+    first, _, last = row.name.rpartition(",")
+    return f"… {last}" if first else last
+
+
+def figure(title: str, roof: Roof, bounds: Sequence[Point], measured: Sequence[Point]) -> go.Figure:
+    """Both sides of the roof, what is bound by it (open circles), and what was measured (full ones)."""
+    fig = theme.figure(title, height=460)
+    spots = [point.work.intensity for point in (*bounds, *measured)]
+    corner = [min(spots) / 2, roof.ridge, max(*spots, roof.ridge) * 3]
+    fig.add_scatter(
+        x=_digits(corner), y=_digits(map(roof.at, corner)), mode="lines", name="the roof", hoverinfo="skip",
+        line={"color": theme.INK, "width": 2},
+    )  # fmt: skip
+    for kind in dict.fromkeys(point.kind for point in (*bounds, *measured)):
+        points = [point for point in (*bounds, *measured) if point.kind == kind]
+        at_best = points[0] in bounds
+        fig.add_scatter(
+            x=_digits(point.work.intensity for point in points), y=_digits(point.tflops for point in points),
+            text=[point.label for point in points], customdata=[[p.name, _digit(p.took_ms)] for p in points],
+            mode="markers+text", name=kind, textposition="top left" if at_best else "middle right", cliponaxis=False,
+            marker={
+                "symbol": "circle-open" if at_best else "circle", "size": 9, "color": COLORS[kind],
+                "line": {"width": 1.8 if at_best else 0},
+            },
+            hovertemplate="%{customdata[0]}<br>%{x} FLOP a byte, %{y} TFLOP/s, %{customdata[1]} ms<extra></extra>",
+        )  # fmt: skip
+    fig.add_vline(x=roof.ridge, line={"color": theme.INK, "width": 1, "dash": "dot"})
+    fig.add_annotation(
+        x=_log(roof.ridge), y=0.02, yref="paper", yanchor="bottom", xanchor="right", showarrow=False,
+        text=f"ridge: {roof.ridge:.3g} FLOP a byte ", font={"size": 11},
+    )  # fmt: skip
+    low, high = min(point.tflops for point in (*bounds, *measured)), roof.tflops
+    fig.update_xaxes(title="arithmetic intensity: FLOP for each byte read", type="log", dtick=1)
+    fig.update_yaxes(title="TFLOP/s", type="log", dtick=1, exponentformat="none", range=[_log(low / 2), _log(high * 2)])
+    legend = {"y": -0.2, "yanchor": "top", "x": 0, "xanchor": "left"}
+    return fig.update_layout(legend=legend, margin={"b": 100})
+
+
+def _log(value: float) -> float:
+    """Where an annotation stands on a logarithmic axis."""
+    return math.log10(value)
+
+
+def _digits(values: Iterable[float]) -> list[float]:
+    return [_digit(value) for value in values]
+
+
+def _digit(value: float) -> float:
+    """Four digits: a saved notebook need not carry more."""
+    return float(f"{value:.4g}")

@@ -1,0 +1,195 @@
+"""Lesson 4: what it counts, computes and shows from recorded rows is right, and its exercise says what is wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eet_lab.bench import Workload
+from eet_lab.bench.cost import LaunchCost, step_weight_bytes
+from eet_lab.bench.step import decode_calls, num_launches
+from eet_lab.models import weights
+from eet_lab.models.config import PRESETS, Config
+from eet_lab.panels.lessons import Prediction, decode_speed, floor_exercise, recorded, roofline, rungs, timeline
+from eet_lab.panels.lessons.step_calls import LAYER, counted, timed
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe, registry
+
+SMALL = Config(3, 64, 2, 256, 504, 128)
+ALL = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
+
+
+def parts(words: str) -> Parts:
+    return Recipe.parse(words, "cuda").parts
+
+
+def answered(value: float) -> Prediction:
+    guess = Prediction("?", number=(0, 1000), unit="ms")
+    guess.value = value
+    return guess
+
+
+# --- counting calls
+
+
+def test_our_kernels_count_what_the_step_declares():
+    found = counted(parts(ALL), [7, 9], 12)
+    assert found.total == num_launches(decode_calls(PRESETS["gpt2"], parts(ALL), 2, 256))
+    assert [count for _, count in found.layer] == [1] * 5
+
+
+def test_plain_calls_are_those_that_the_profiler_saw_on_the_gpu():
+    """Some calls of PyTorch are two kernels there: the count is a little lower, and never higher."""
+    rows = {row.recipe: row for row in recorded.steps_of() if row.provider == recorded.OURS}
+    for recipe in ("baseline", "pre_padding,mask_removal,memory_reuse"):
+        row = rows[recipe]
+        load = Workload.parse(row.workload)
+        words = recipe.removeprefix("baseline")
+        ours = counted(parts(words), load.lengths, recorded.CONFIG.num_layers).total
+        assert 0.85 * row.launches_per_token < ours <= row.launches_per_token
+
+
+def test_every_row_with_other_pads_is_a_call_of_its_own():
+    plain = parts("pre_padding,mask_removal")
+    alike, two, eight = (counted(plain, lengths, 1).total for lengths in ([5] * 8, [5] * 7 + [6], range(1, 9)))
+    assert alike < two == eight
+
+
+def test_a_layer_is_counted_in_order():
+    found = counted(Parts(), [4], 1)
+    assert tuple(op for op, _ in found.layer) == LAYER
+    assert found._replace(layers=3).total - found.total == 2 * sum(count for _, count in found.layer)
+
+
+def test_a_step_is_timed_op_by_op(tiny):
+    step = timed(tiny, Parts(), [1, 2, 3], new_tokens=8)
+    assert [op.op for op in step] == ["embed", *LAYER * tiny.config.num_layers, "next_token", "advance"]
+    ends = [op.start_us + op.took_us for op in step]
+    assert all(end <= op.start_us for end, op in zip(ends, step[1:], strict=False))
+    assert step[1].num_bytes > 3 * tiny.config.hidden_size**2 * tiny.decoder.dtype.itemsize
+
+
+# --- roofline and rungs
+
+
+@pytest.mark.parametrize("config", [SMALL, replace(SMALL, tied_head=False)])
+def test_weights_of_a_step_are_the_cost_models(config):
+    if not config.tied_head:  # one number more for each word and channel, none of them read
+        assert roofline.step_weights(config) == roofline.step_weights(replace(config, tied_head=True))
+        return
+    model = weights.random_decoder(config, 0, torch.device("cpu"), torch.float32)
+    assert 4 * roofline.step_weights(config) == step_weight_bytes(model)
+
+
+def test_a_point_at_best_lies_on_the_roof():
+    roof = roofline.Roof(4000, 1000)
+    assert roof.ridge == 250
+    for batch in (1, 8, 64):
+        work = roofline.decode_work(PRESETS["gpt2-xl"], batch, 100, 2)
+        point = roofline.Point(roofline.DECODE, "", work, roof.ms(work))
+        assert point.tflops == pytest.approx(roof.at(work.intensity))
+    prefill = roofline.prefill_work(PRESETS["gpt2-xl"], 8, 1024, 2)
+    assert prefill.intensity > roof.ridge and roof.at(prefill.intensity) == 1000
+
+
+def test_recorded_steps_lie_below_the_roof():
+    roof = roofline.Roof(recorded.ceiling_gb_per_s(), roofline.H200_TFLOPS)
+    points = roofline.recorded_points()
+    assert {point.kind for point in points} == {roofline.PLAIN, roofline.FUSED, roofline.PEERS}
+    assert all(point.tflops < roof.at(point.work.intensity) for point in points)
+
+
+def test_floors_agree_with_the_recorded_ones():
+    best = recorded.fastest()
+    load = Workload.parse(best.workload)
+    work = roofline.decode_work(recorded.CONFIG, load.batch, recorded.context(load), 2)
+    roof = roofline.Roof(recorded.ceiling_gb_per_s(), roofline.H200_TFLOPS)
+    assert roof.ms(work) == pytest.approx(best.floor_ms, rel=0.02)
+
+
+def test_a_rung_is_predicted_by_the_slower_of_device_and_host():
+    result = recorded.ladder()
+    found = rungs.rises(result, recorded.CONFIG, LaunchCost(kernel_us=1.0, launch_us=10.0))
+    assert len(found) == len(result.rungs)
+    baseline, graphs = found[0], found[-1]
+    assert baseline.predicted_ms == pytest.approx(baseline.launches / 100)
+    assert graphs.launches == 1 and graphs.kernels < 300
+    assert graphs.predicted_ms == pytest.approx(graphs.floor_ms + graphs.kernels / 1e3)
+    assert all(rise.measured.p50 > rise.floor_ms for rise in found)
+
+
+def test_the_layers_lanes_add_up_to_the_step():
+    """Five kernels a layer, each timed alone, are the recorded step but for a few percent."""
+    alone = sum(timeline.ours_us(rows) for _, rows in timeline.layer_ops()) * recorded.CONFIG.num_layers / 1e3
+    assert alone == pytest.approx(recorded.fastest().tpot_ms.p50, rel=0.15)
+    assert all(timeline.floor_us(rows) < timeline.ours_us(rows) for _, rows in timeline.layer_ops())
+
+
+def test_what_is_recorded_says_where_and_when():
+    for used in (recorded.ladder(), recorded.one_row()):
+        label = recorded.label(used)
+        assert "NVIDIA H200" in label and "torch 2." in label and "transformers" in label and "202" in label
+
+
+@pytest.mark.parametrize("show", [decode_speed.roof, decode_speed.layer, decode_speed.verdict, decode_speed.left_over])
+def test_the_gpus_figures_wait_for_the_prediction(show):
+    guess = Prediction("?", number=(0, 1000), unit="ms")
+    [place] = show(guess).things
+    assert "Predict first" in str(place.outputs) and "H200" not in str(place.outputs)
+    assert "NVIDIA H200" in str(show(answered(1.0)).things[0].data)
+
+
+def test_the_readers_prediction_stands_beside_what_was_measured():
+    text = str(decode_speed.verdict(answered(2.5)).things[1].data)
+    assert "2.5 ms" in text and "hf-static-compile" in text and "floor" in text
+
+
+# --- the exercise
+
+
+def hint(answer) -> str:
+    verdict = floor_exercise.exercise().check(answer)
+    assert verdict.ok is False
+    return verdict.message
+
+
+def slipped(floor=lambda right, *args: right, batch=lambda right, *args: right):
+    def answer(*args):
+        floor_ms, rows = floor_exercise.floor_and_batch(*args)
+        return floor(floor_ms, *args), batch(rows, *args)
+
+    return answer
+
+
+def without_kv(right, num_weights, weight_bytes, row_kv_bytes, bytes_per_s, flops_per_s):
+    return math.ceil(weight_bytes / bytes_per_s / (2 * num_weights / flops_per_s))
+
+
+def test_exercise_hints():
+    assert floor_exercise.exercise().check(floor_exercise.floor_and_batch).ok
+    assert floor_exercise.exercise().check(lambda *args: None).ok is None
+    assert "seconds" in hint(slipped(floor=lambda right, *args: right / 1e3))
+    assert "keys and values must be read" in hint(slipped(floor=lambda right, n, w, kv, b, f: w / b * 1e3))
+    assert "arithmetic" in hint(slipped(floor=lambda right, n, w, kv, b, f: 2 * n / f * 1e3))
+    assert "further row" in hint(slipped(batch=without_kv))
+    assert "one off" in hint(slipped(batch=lambda right, *args: right - 1))
+    assert "multiplied and added" in hint(slipped(batch=lambda right, *args: 2 * without_kv(right, *args)))
+    assert "math.inf" in hint(slipped(batch=lambda right, *args: 10**9 if math.isinf(right) else right))
+    assert "two numbers" in hint(lambda *args: 1.0)
+    assert "ZeroDivisionError" in hint(lambda *args: 1 / 0)
+
+
+def test_the_exercise_holds_a_model_that_never_leaves_the_slope():
+    batches = [floor_exercise.floor_and_batch(*case[1:])[1] for case in floor_exercise.CASES]
+    assert sum(map(math.isinf, batches)) == 1 and batches[0] == 225
+    assert floor_exercise.floor_and_batch(1e9, 2e9, 0, 4e12, 999e12) == (0.5, 250)
+
+
+def test_no_case_turns_on_the_last_digit():
+    """Another way to write the same sum may differ by a rounding, and must not be called wrong."""
+    for case in floor_exercise.CASES:
+        nudged = (case.num_weights * (1 + 1e-9), *case[2:])
+        assert floor_exercise.floor_and_batch(*nudged)[1] == floor_exercise.floor_and_batch(*case[1:])[1]
