@@ -43,6 +43,8 @@ def decode_calls(
     """The ops of the decode step of `batch` rows that reads `context` columns, its own among them, in order.
 
     What plain PyTorch does between the ops, such as building a mask, is a call named "torch". Nothing is computed.
+    Launches are those of batches so small that every linear streams its weights (`ops.cuda.linear.takes_few`): on an
+    H200 up to 12 rows of GPT-2 XL in 16 bits, and never more than 16.
     """
     engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)
     state, first = parts.prompts([[0] * (context - 1)] * batch, 1)

@@ -54,7 +54,7 @@ class Case:
     op: str
     shapes: tuple[Shape, ...]
     bench: tuple[Shape, ...] = ()
-    launches: int = 1  # of the CUDA op, on each bench shape in a 16-bit type, on Hopper
+    launches: int = 1  # of the CUDA op, on the first bench shape in a 16-bit type, on Hopper
 
     def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
         """The op on its inputs; a mask goes by keyword."""
