@@ -31,7 +31,7 @@ def _left_over() -> Shown:
     return Shown(
         there([best, head]),
         table(["a token of GPT-2 XL, one row, our fastest recipe", ""], lines),
-        table(["what is left", "what attacks it", "here"], [[what, how, _here(name)] for what, how, name in ATTACKS]),
+        table(["what is left", "what attacks it", "try"], [[what, how, _here(name)] for what, how, name in ATTACKS]),
         "Compare the last two lines of the first table: as far as they agree, nothing is hidden between the kernels, "
         f"and the time is in the chain itself, {beyond / 5 / layers * 1e3:.1f} us for each of {5 * layers} kernels. "
         "One after the other waits until the last block of the one before has ended, starts, computes addresses, reads "
@@ -50,11 +50,13 @@ ATTACKS = (
         "dependent_launch",
     ),
     ("the bytes themselves", "smaller weights: the floor moves", "int8_weights"),
-    ("all weights are read for a single row", "more rows a step: see the exercise", "batch"),
+    ("all weights are read for a single row", "more rows a step: see the exercise", ""),
 )
 """What is left of a step's time, what is done about it, and by which technique."""
 
 
 def _here(name: str) -> str:
-    """The technique's name if there is such a one here."""
+    """The technique's name, or a dash where there is none of it here."""
+    if not name:
+        return "more prompts"
     return name if name in registry() else "–"

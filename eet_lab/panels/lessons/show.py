@@ -54,7 +54,7 @@ def _show(fig: go.Figure) -> None:
 
 def caption(text: str) -> HTML:
     """A sentence under a figure."""
-    return HTML(f'{_stylesheet()}<div class="eet-caption">{escape(text)}</div>')
+    return HTML(f'{stylesheet()}<div class="eet-caption">{escape(text)}</div>')
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> HTML:
@@ -67,11 +67,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> HTML:
 
     cells = line("th", head)
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
-    return HTML(f'{_stylesheet()}<table class="eet-table"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>')
+    return HTML(f'{stylesheet()}<table class="eet-table"><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>')
 
 
 @cache
-def _stylesheet() -> str:
+def stylesheet() -> str:
+    """What only lessons need, as a <style> element."""
     return f"<style>{Path(__file__).with_name('lessons.css').read_text(encoding='utf-8')}</style>"
 
 
@@ -114,4 +115,4 @@ class Source(Code):
     """Highlighted source whose long lines break between words; JupyterLab's own rule breaks them anywhere."""
 
     def _repr_html_(self) -> str:
-        return f'{_stylesheet()}<div class="eet-source">{super()._repr_html_()}</div>'
+        return f'{stylesheet()}<div class="eet-source">{super()._repr_html_()}</div>'

@@ -107,12 +107,13 @@ class Timed(NamedTuple):
 
 
 def timed(model: Model, parts: Parts, prompt: Sequence[int], new_tokens: int = 24) -> list[Timed]:
-    """Each op of the middle one of some decode steps of one row, timed while the engine runs, in order.
+    """Each op of a decode step of one row, in order, timed while the engine runs: the medians of some steps.
 
     On a GPU by events around each op, so that what is seen is when the device had got there.
     """
     marks: list[tuple[str, Any, Any]] = []
-    mark = _gpu_mark if model.device == "cuda" else time.perf_counter
+    clocks: dict[str, tuple[Callable, Callable]] = {"cuda": (_gpu_mark, _gpu_us), "cpu": (time.perf_counter, _cpu_us)}
+    mark, between = clocks[model.device]
 
     def watched(name: str, op: Callable) -> Callable:
         @wraps(op)
@@ -128,11 +129,15 @@ def timed(model: Model, parts: Parts, prompt: Sequence[int], new_tokens: int = 2
 
     ops = Ops(**{f.name: watched(f.name, getattr(parts.ops, f.name)) for f in fields(parts.ops)})
     Engine(model.decoder, replace(parts, ops=ops)).generate([list(prompt)], Settings(max_new_tokens=new_tokens))
-    steps = _steps(marks)[-new_tokens + 4 :]
-    middle = sorted(steps, key=lambda step: step[-1][1] + step[-1][2])[len(steps) // 2]
+    steps = _steps(marks, between)[-new_tokens + 4 :]
     moved = decode_calls(model.config, parts, 1, len(prompt) + new_tokens // 2, model.decoder.dtype)
     sizes = [call.read_bytes for call in moved if call.op != "torch"]
-    return [Timed(op, start, took, size) for (op, start, took), size in zip(middle, sizes, strict=True)]
+    step, end_us = list[Timed](), 0.0
+    for size, *each in zip(sizes, *steps, strict=True):
+        took_us, start_us = median(mark.took_us for mark in each), end_us + median(mark.gap_us for mark in each)
+        step.append(Timed(each[0].op, start_us, took_us, size))
+        end_us = start_us + took_us
+    return step
 
 
 def _gpu_mark() -> torch.cuda.Event:
@@ -141,20 +146,31 @@ def _gpu_mark() -> torch.cuda.Event:
     return event
 
 
-def _steps(marks: Sequence[tuple[str, Any, Any]]) -> list[list[tuple[str, float, float]]]:
-    """Marks as (op, start, took) in microseconds, step by step, each from its embedding on."""
-    if isinstance(marks[0][1], float):
-        between: Callable[[Any, Any], float] = lambda a, b: (b - a) * 1e6  # noqa: E731
-    else:
-        torch.cuda.synchronize()
-        between = lambda a, b: a.elapsed_time(b) * 1e3  # noqa: E731
-    steps: list[list[tuple[str, float, float]]] = []
-    begin: Any = None
+def _gpu_us(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
+
+
+def _cpu_us(start: float, end: float) -> float:
+    return (end - start) * 1e6
+
+
+class _Mark(NamedTuple):
+    op: str
+    gap_us: float  # since the end of the op before, within the step
+    took_us: float
+
+
+def _steps(marks: Sequence[tuple[str, Any, Any]], between: Callable[[Any, Any], float]) -> list[list[_Mark]]:
+    """The ops of each step, which begins with its embedding."""
+    steps: list[list[_Mark]] = []
+    before: Any = None
     for op, start, end in marks:
         if op == "embed":
-            begin = start
             steps.append([])
-        steps[-1].append((op, between(begin, start), between(start, end)))
+            before = start
+        steps[-1].append(_Mark(op, between(before, start), between(start, end)))
+        before = end
     return steps
 
 
