@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "eet/mbarrier.cuh"
+
 namespace eet {
 
 #if __CUDA_ARCH__ >= 900
@@ -16,19 +18,15 @@ __device__ inline void cluster_wait() { asm volatile("barrier.cluster.wait.acqui
 
 // For one thread, before it calls cluster_arrive(): `num_bytes` will come.
 __device__ inline void open_mailbox(uint64_t* counter, int num_bytes) {
-  const uint32_t address = uint32_t(__cvta_generic_to_shared(counter));
-  asm volatile(
-      "mbarrier.init.shared::cta.b64 [%0], 1;\n\t"
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n\t"
-      "fence.mbarrier_init.release.cluster;" ::"r"(address),
-      "r"(num_bytes)
-      : "memory");
+  barrier_init(counter, 1);
+  expect_bytes(counter, num_bytes);
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
 // Where block `rank` of the cluster keeps what this block keeps at `mine`.
 __device__ inline uint32_t at_block(const void* mine, int rank) {
   uint32_t address;
-  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(uint32_t(__cvta_generic_to_shared(mine))), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared_address(mine)), "r"(rank));
   return address;
 }
 
@@ -45,12 +43,12 @@ __device__ inline void send(uint32_t to, float2 v, uint32_t counter) {
                : "memory");
 }
 
-// Until all bytes that the mailbox was opened for are there.
+// Until all bytes that the mailbox was opened for are there: barrier_wait(counter, 0), in fewer instructions.
 __device__ inline void wait_for_mail(const uint64_t* counter) {
   asm volatile(
       "{\n\t.reg .pred done;\n\t"
       "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], 0;\n\t"
-      "@!done bra again;\n\t}" ::"r"(uint32_t(__cvta_generic_to_shared(counter)))
+      "@!done bra again;\n\t}" ::"r"(shared_address(counter))
       : "memory");
 }
 

@@ -3,42 +3,10 @@
 
 #include <cstdint>
 
+#include "eet/mbarrier.cuh"
 #include "eet/mma.cuh"
 
 namespace eet {
-
-// Barriers that count arrivals, and on sm_90 the bytes of bulk copies. The parity of a phase says whether it has passed.
-__device__ inline void barrier_init(uint64_t* barrier, int num_arrivals) {
-  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(num_arrivals) : "memory");
-}
-
-__device__ inline void barrier_arrive(uint64_t* barrier) {
-  asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.shared.b64 state, [%0];\n\t}" ::"r"(shared_address(barrier))
-               : "memory");
-}
-
-__device__ inline bool barrier_passed(uint64_t* barrier, uint32_t parity) {
-  uint32_t passed;
-#if __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
-      : "=r"(passed)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
-#else
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared.b64 p, [%1], %2;\n\tselp.u32 %0, 1, 0, p;\n\t}"
-      : "=r"(passed)
-      : "r"(shared_address(barrier)), "r"(parity)
-      : "memory");
-#endif
-  return passed;
-}
-
-__device__ inline void barrier_wait(uint64_t* barrier, uint32_t parity) {
-  while (!barrier_passed(barrier, parity)) {
-  }
-}
 
 // The place of a walk around the ring.
 struct RingPlace {
@@ -88,12 +56,7 @@ struct Ring {
     barrier_wait(emptied(at), at.parity ^ 1);  // the phase before the first counts as passed
 #if __CUDA_ARCH__ >= 900
     const uint32_t barrier = shared_address(filled(at));
-    if (lane == 0) {
-      asm volatile("{\n\t.reg .b64 state;\n\tmbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1;\n\t}" ::"r"(
-                       barrier),
-                   "r"(num_rows * row_bytes)
-                   : "memory");
-    }
+    if (lane == 0) expect_bytes(filled(at), num_rows * row_bytes);
     __syncwarp();
     for (int row = lane; row < num_rows; row += 32) {
       asm volatile(

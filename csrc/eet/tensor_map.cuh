@@ -39,12 +39,6 @@ struct Corner {
   int d, head, position, row;
 };
 
-// One arrival at the barrier, and a promise of bytes: its phase ends when they are there.
-__device__ inline void expect_bytes(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-               : "memory");
-}
-
 __device__ inline void load_box(void* to, const CUtensorMap& map, Corner from, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
