@@ -5,6 +5,7 @@
 #include "eet/int8_product.cuh"
 #include "eet/launch.cuh"
 #include "eet/norm.cuh"
+#include "eet/ordered.cuh"
 #include "eet/ring.cuh"
 
 namespace {
@@ -40,13 +41,6 @@ struct LinearArgs {
   __host__ __device__ int x_bytes() const { return (num_tokens * stride + (norm.weight ? 2 * K : 0)) * sizeof(T); }
   __host__ __device__ int partial_floats(int tiles, int warps) const { return tiles * warps * kTile * num_tokens; }
 };
-
-// Unsigned order is the order of the numbers; of equal ones, the first word wins.
-__device__ inline uint64_t comparable(float value, int n) {
-  const uint32_t bits = __float_as_uint(value);
-  const uint32_t key = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-  return uint64_t(key) << 32 | (0xffffffffu - n);
-}
 
 // Why      a decode step waits for the bytes of the weights: these are half as many as in 16 bits
 // Mapping  as linear_kernel: a block a multiprocessor, with an equal share of the outputs; one warp keeps a ring of
@@ -148,7 +142,7 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(
       for (int i = 0; i < kWarps; ++i) sum += from[i * a.num_tokens * kTile];
       const T value = eet::from_float<T>(eet::activate(sum * scale + bias, a.act) + residual);
       if (a.out) a.out[token * int64_t(a.N) + n] = value;
-      if (a.best) best = max(best, comparable(eet::to_float(value), n));
+      if (a.best) best = max(best, eet::pair(eet::to_float(value), n));
     }
     if (first + kGroup >= end) break;
     scale = scale_of(n + kGroup);

@@ -117,6 +117,13 @@ def _stream(
 ) -> None:
     """The product of few tokens, with all that surrounds it, in one launch that streams the weights."""
     T, (N, C) = len(x if rows is None else rows), w.weight.shape
+    for tensor, name, size in (
+        (w.bias, "bias", N),
+        (norm_w and norm_w.weight, "norm weight", C),
+        (norm_w and norm_w.bias, "norm bias", C),
+    ):
+        if tensor is not None:
+            check(tensor, name, x.dtype, (size,))
     to = (at(out), None if best is None else best.data_ptr(), at(x), None if rows is None else rows.data_ptr())
     around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
     sizes = (DTYPES[x.dtype], T, N, C)
