@@ -76,15 +76,18 @@ def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, confi
                     f"Prompt {number} holds the token {token!r}, but the model's vocabulary ends at "
                     f"{config.vocab_size - 1}; was it encoded with another tokenizer?"
                 )
-        if len(row) + max_new_tokens > config.context:
-            raise PromptError(
-                f"Prompt {number} has {len(row)} tokens; with {max_new_tokens} new ones it would pass the model's "
-                f"context of {config.context} tokens. {_remedy(config.context - len(row))}"
-            )
+    longest = max(range(len(rows)), key=lambda number: len(rows[number]))  # its remedy suits all
+    length = len(rows[longest])
+    if length + max_new_tokens > config.context:
+        raise PromptError(
+            f"Prompt {longest} has {length} tokens; with {max_new_tokens} new ones it would pass the model's "
+            f"context of {config.context} tokens. {remedy(config.context - length)}"
+        )
     return rows
 
 
-def _remedy(room: int) -> str:
+def remedy(room: int) -> str:
+    """What to do about a prompt that leaves room for so many new tokens."""
     return f"Ask for at most {room} new tokens, or shorten it." if room > 0 else "Shorten the prompt."
 
 

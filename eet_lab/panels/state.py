@@ -8,7 +8,7 @@ from typing import Any
 import traitlets as T
 
 from eet_lab.bench.workloads import DEMO_PROMPTS
-from eet_lab.engine.settings import Settings
+from eet_lab.engine.settings import Settings, remedy
 from eet_lab.errors import EETError, RecipeError
 from eet_lab.models import Model
 from eet_lab.technique import Recipe, Technique, registry
@@ -109,15 +109,15 @@ def problem(state: State, model: Model | None, rows: Sequence[Sequence[int]] | N
         return f"repeats is {state.repeats}, but it must be a whole number from 1 to {MOST_REPEATS}."
     new, context, last = state.generation["max_new_tokens"], model.config.context, model.config.vocab_size - 1
     for number, row in enumerate(rows, 1):
-        length = max(len(row), 1)  # an empty one is BOS
-        if length + new > context:
-            return (
-                f"Prompt {number} has {length} tokens; with {new} new ones that is {length + new}, past the context of "
-                f"{context}. Shorten it, or ask for at most {max(context - length, 0)} new tokens."
-            )
         if strange := [token for token in row if not 0 <= token <= last]:
             return (
                 f"Prompt {number} holds the token {strange[0]}, but the model's vocabulary ends at {last}. "
                 "Write other ids, or load the model with the tokenizer that it was trained with."
             )
+    length, first = max((max(len(row), 1), -number) for number, row in enumerate(rows, 1))  # an empty one is BOS
+    if length + new > context:
+        return (
+            f"Prompt {-first} has {length} tokens; with {new} new ones that is {length + new}, past the context of "
+            f"{context}. {remedy(context - length)}"
+        )
     return None

@@ -106,6 +106,9 @@ def test_the_sum_is_checked_against_the_context_while_typing(bench: Workbench) -
     assert "eet-over" in row.count.value
     assert "past the context of 128" in bench.desk.actions.status.value
     assert bench.desk.actions.run.disabled
+    row.text.value = " ".join(["7"] * 500)
+    bench.desk.tick()
+    assert "Shorten the prompt." in bench.desk.actions.status.value, "no number of new tokens would help"
     row.text.value = " ".join(["7"] * 120)
     bench.desk.tick()
     assert not bench.desk.actions.run.disabled
