@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 from queue import SimpleQueue
+from textwrap import shorten
 from typing import Any
 
 import ipywidgets as W
 
 from eet_lab.bench import Ladder
 from eet_lab.bench.progress import Clock
-from eet_lab.errors import EETError
+from eet_lab.errors import EETError, first_line
 from eet_lab.models import Model
 from eet_lab.panels import jobs, theme
 from eet_lab.panels.choices import Choices
@@ -126,7 +127,8 @@ class Desk:
 
     def _fail(self, error: BaseException) -> None:
         self.actions.error.value = theme.error_card(error)
-        self.status = "failed: see below; the session goes on"
+        # The line of actions stays in view, the card may not.
+        self.status = f"failed: {shorten(first_line(error), 160, placeholder=' …')} The session goes on."
         self._failed_with = self.state.trait_values()
 
     def _forgive(self) -> None:

@@ -143,6 +143,7 @@ def test_an_error_is_shown_with_its_remedy_and_the_session_goes_on(bench: Workbe
     do(bench, "pick_model", "no-such-model")
     assert "There is no model" in errors(bench)
     assert "Give one of demo" in errors(bench)
+    assert "There is no model" in bench.desk.actions.status.value, "this line stays in view when the card does not"
     assert bench.desk.box.children.index(bench.desk.actions.error) == 4, "right under the actions"
 
 
