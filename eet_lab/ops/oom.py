@@ -1,7 +1,8 @@
-"""A full GPU, told in words: which buffer did not fit, and what to do."""
+"""A full memory, of a GPU or of the machine, told in words: which buffer did not fit, and what to do."""
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import torch
 from eet_lab.errors import OutOfMemory
 
 REMEDY = "Use fewer or shorter prompts, fewer new tokens, a smaller model, or half precision."
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # how torch's message about the CPU's memory names it
 
 
 @contextmanager
@@ -24,19 +26,32 @@ def memory_for(
     """
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         traceback.clear_frames(error.__traceback__)  # its frames hold the tensors that must be freed
         free()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
         buffer = what if isinstance(what, str) else what()
         raise OutOfMemory(
-            f"The GPU's memory is full: {buffer} could not be allocated ({_wanted(error)}). What was begun has "
+            f"{_whose(error)} memory is full: {buffer} could not be allocated ({_wanted(error)}). What was begun has "
             f"ended and its memory is free again. {remedy}"
         ) from error
 
 
-def _wanted(error: torch.OutOfMemoryError) -> str:
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch found no memory: it has an error of its own for a GPU, but none for the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
+
+
+def _whose(error: RuntimeError) -> str:
+    return "The GPU's" if isinstance(error, torch.OutOfMemoryError) else "This machine's"
+
+
+def _wanted(error: RuntimeError) -> str:
     """The sentence that tells the size."""
+    if in_bytes := re.search(r"tried to allocate (\d+) bytes", str(error)):
+        return f"Tried to allocate {int(in_bytes[1]) / 2**30:,.2f} GiB"
     sentences = str(error).split(". ")
     return next((each.strip() for each in sentences if "Tried to allocate" in each), str(error))
