@@ -14,7 +14,7 @@ GUIDE = """\
 Runs the baseline and a recipe on the same prompts, checks that they say the same, times both in turn, and prints the
 table that the notebook shows.
 
-  eet-lab compare                                            everything that can run here, on the demo model
+  eet-lab compare                                            all that can run here and is not lossy, on the demo model
   eet-lab compare --recipe pre_padding,mask_removal --prompt "Return" --prompt "If the file does not exist"
   eet-lab compare --baseline pre_padding --recipe pre_padding,mask_removal      one toggle alone
   eet-lab compare --ladder                                   each technique's own milliseconds and MiB
