@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hypothesis import given
@@ -56,6 +58,39 @@ def test_linears_of_any_size_and_listed_sizes_read_back():
 def test_bad_names_are_told(text):
     with pytest.raises(PromptError):
         OpWorkload.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("op:norm/t4/c0", r"c \(channels\) is 0, .* from 1 to "),
+        ("op:norm/t4/c12", r"c \(channels\) is 12, .* multiple of 8; try 8 or 16"),
+        ("op:norm_linear/t1/n1/c1", "multiple of 8; try 8"),
+        ("op:norm_linear/t0/n1/c8", r"t \(tokens\) is 0"),
+        ("op:norm_linear/t1/n1/c8/swish", "'swish', but it must be one of gelu_tanh, gelu, relu"),
+        ("op:softmax/t1/c99999999999999999999999", r"c \(channels\) is 9.* to 2,147,483,647"),
+        ("op:decode_attention/b0/kv0/h1/d64", r"b \(rows\) is 0"),
+        ("op:decode_attention/b99999999/kv1/h1/d64", "b .rows. is 99,999,999, .* from 1 to 65,535"),
+        ("op:decode_attention/b1/kv0/h1/d64", r"kv or s \(tokens a row\) is 0"),
+        ("op:decode_attention/b2/kv9-3/h1/d64", "from 9 to 3"),
+        ("op:decode_attention/b1/kv16/h3g2/d64", r"h \(heads\) is 3, .* multiple of g \(KV heads\), which is 2"),
+        ("op:decode_attention/b1/kv16/h3g0/d64", r"g \(KV heads\) is 0"),
+        ("op:decode_attention/b1/kv16/h1/d60", "d .head dim. is 60, .* multiple of 8; try 56 or 64"),
+        ("op:decode_attention/b1/kv16/h1/d264", "is 264, but it must be at most 256"),
+        ("op:norm/t4", "Write t<tokens>/c<channels>, for example t64/c1600"),
+        ("op:int8_norm_linear/t3/n8/c8", "It is timed at: t1/n4800/c1600/int8"),
+    ],
+)
+def test_sizes_that_cannot_be_are_told(text, says, capsys):
+    assert main(["bench", text, "--device", "cpu"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert re.search(says, line)
+
+
+def test_a_suggestion_is_made_once():
+    with pytest.raises(PromptError) as told:
+        OpWorkload.parse("op:norm/cabc")
+    assert str(told.value).count("t64/c1600") == 1
 
 
 TEXTS = (
