@@ -14,13 +14,13 @@ from eet_lab.bench.ops import PROVIDERS, OpWorkload, race_op
 from eet_lab.bench.ops import race as op_race
 from eet_lab.bench.ops.attention import _paged
 from eet_lab.bench.ops.judge import Judge
-from eet_lab.bench.ops.provider import LeftOut, Prepared, Provider
+from eet_lab.bench.ops.provider import Prepared, Provider
 from eet_lab.bench.ops.providers import names_for
 from eet_lab.bench.ops.workload import TIMED_CASES
 from eet_lab.bench.rows import append, read
 from eet_lab.cli import main
 from eet_lab.errors import Cancelled, PromptError
-from eet_lab.ops.types import Linear
+from eet_lab.ops.int8_cases import Int8Shape
 
 CPU = torch.device("cpu")
 
@@ -126,11 +126,15 @@ def test_a_wrong_output_is_told():
     assert judge.verdict(prepared._replace(read=lambda out: out * torch.nan)).startswith("error ")
 
 
-def test_int8_weights_are_left_out():
-    found = workload("op:linear_residual/t2/n96/c64")
-    x, w, residual = found.shape.inputs("cpu", torch.float32, 0)
-    with pytest.raises(LeftOut, match="int8"):
-        PROVIDERS["torch-linear"].make(found.shape, (x, Linear(w.weight, w.bias, w.weight), residual))
+@pytest.mark.parametrize("name", ["int8_norm_linear", "int8_linear_residual"])
+def test_where_nobody_can_run_it_is_told_before_any_input_is_made(name, monkeypatch, capsys):
+    monkeypatch.setattr(Int8Shape, "inputs", lambda *args: pytest.fail("inputs were made"))
+    assert main(["bench", f"op:{name}", "--device", "cpu"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "torch-linear is left out: PyTorch's linear takes no int8 weights" in line
+    assert ".;" not in line
+    assert line.endswith(".")
+    assert not line.endswith("..")
 
 
 def test_pages_hold_every_row_from_a_page_of_its_own():

@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     finally:
         line.clear()
     if not rows:
-        raise SetupError(f"Nothing could be timed. {'; '.join(remarks)}")
+        raise SetupError(f"Nothing could be timed. {'; '.join(remark.rstrip('.') for remark in remarks)}.")
     print(shown)
     for remark in remarks:
         print(remark)

@@ -8,10 +8,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from eet_lab.bench.ops.provider import Inputs, LeftOut, Prepared, Provider
+from eet_lab.bench.ops.provider import Inputs, Prepared, Provider
 from eet_lab.ops import reference
+from eet_lab.ops.int8_cases import Int8Shape
 from eet_lab.ops.shapes import LinearShape
-from eet_lab.ops.types import Linear, Norm
+from eet_lab.ops.types import Norm
 
 ACTS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
@@ -23,19 +24,19 @@ ACTS: dict[str | None, Callable[[Tensor], Tensor]] = {
 
 def linear(shape: LinearShape, inputs: Inputs) -> Prepared:
     """The product and the bias alone."""
-    x, w = inputs[0], _floating(inputs[1] if shape.residual else inputs[2])
+    x, w = inputs[0], inputs[1] if shape.residual else inputs[2]
     return Prepared(lambda: F.linear(x, w.weight, w.bias))
 
 
 def linear_add(shape: LinearShape, inputs: Inputs) -> Prepared:
     """linear(x) + residual, in two calls."""
-    x, w, residual = inputs[0], _floating(inputs[1]), inputs[2].clone()
+    x, w, residual = inputs[0], inputs[1], inputs[2].clone()
     return Prepared(lambda: F.linear(x, w.weight, w.bias) + residual)
 
 
 def norm_linear(shape: LinearShape, inputs: Inputs) -> Prepared:
     """act(linear(norm(x))), a call each."""
-    x, norm_w, w, act = inputs[0], inputs[1], _floating(inputs[2]), ACTS[inputs[3]]
+    x, norm_w, w, act = inputs[0], inputs[1], inputs[2], ACTS[inputs[3]]
     return Prepared(lambda: act(F.linear(_norm(x, norm_w), w.weight, w.bias)))
 
 
@@ -60,16 +61,20 @@ def _norm(x: Tensor, w: Norm) -> Tensor:
     return F.rms_norm(x, width, w.weight, w.eps) if w.bias is None else F.layer_norm(x, width, w.weight, w.bias, w.eps)
 
 
-def _floating(w: Linear) -> Linear:
-    if w.scale is not None:
-        raise LeftOut("PyTorch's linear takes no int8 weights")
-    return w
+def _int8(shape: LinearShape) -> str | None:
+    return "PyTorch's linear takes no int8 weights" if isinstance(shape, Int8Shape) else None
 
 
 PLAIN = (
-    Provider("torch-linear", ("norm_linear", "linear_residual"), linear, less="the product alone: nothing around it"),
-    Provider("torch-linear-add", ("linear_residual",), linear_add),
-    Provider("torch-norm-linear", ("norm_linear",), norm_linear),
+    Provider(
+        "torch-linear",
+        ("norm_linear", "linear_residual"),
+        linear,
+        less="the product alone: nothing around it",
+        unfit=_int8,
+    ),
+    Provider("torch-linear-add", ("linear_residual",), linear_add, unfit=_int8),
+    Provider("torch-norm-linear", ("norm_linear",), norm_linear, unfit=_int8),
     Provider("torch-norm", ("norm",), norm),
     Provider("torch-embed", ("embed",), embed),
     Provider("torch-choose", ("choose",), choose, less="it is the reference"),

@@ -22,8 +22,8 @@ class Prepared(NamedTuple):
     read: Callable[[Any], Tensor] = lambda out: out
 
 
-def always(device: str) -> str | None:
-    """For what runs everywhere."""
+def always(given: Any) -> str | None:
+    """For what runs everywhere, or takes all sizes."""
     return None
 
 
@@ -40,3 +40,4 @@ class Provider:
     make: Callable[[Any, Inputs], Prepared]
     unavailable: Callable[[str], str | None] = always
     less: str = ""
+    unfit: Callable[[Any], str | None] = always

@@ -49,7 +49,10 @@ def race_op(
     Errors: PromptError, ModelError (device, dtype), OutOfMemory, Cancelled.
     """
     where = checked_device(device)
-    kind, names = checked_dtype(dtype, where), _chosen(workload, providers)
+    kind = checked_dtype(dtype, where)
+    names, absent = _available(workload, _chosen(workload, providers), where)
+    if not names:
+        return [], absent
     tally = Tally(2 + len(names) * (1 + repeats), progress)
     with cpu_threads(where):
         entries, remarks = _prepared(workload, names, where, kind, tally, cancel)
@@ -61,7 +64,18 @@ def race_op(
                 tally.finish()
         shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")} | taken(where)
         size = workload.shape.read_bytes(kind.itemsize)
-        return [Row(**shared, **entry.figures(size)) for entry in entries], remarks
+        return [Row(**shared, **entry.figures(size)) for entry in entries], [*absent, *remarks]
+
+
+def _available(workload: OpWorkload, names: Sequence[str], device: str) -> tuple[list[str], list[str]]:
+    """Those that can run here at these sizes, and why the others cannot."""
+    absent = {}
+    for name in names:
+        other = PROVIDERS.get(name)
+        missing = native.available(device) if other is None else other.unavailable(device)
+        absent[name] = missing or (other and other.unfit(workload.shape))
+    remarks = [f"{name} is left out: {why}" for name, why in absent.items() if why]
+    return [name for name, why in absent.items() if not why], remarks
 
 
 def _prepared(
@@ -110,7 +124,7 @@ class Entry:
         building: Progress,
     ) -> None:
         self.name, self._device = name, device
-        make = _ours(workload, device, building) if name == OURS else _theirs(name, workload, device)
+        make = _ours(workload, building) if name == OURS else partial(PROVIDERS[name].make, workload.shape)
         prepared = [make(inputs) for inputs in copies]
         self._equality = judge.ours() if name == OURS else judge.verdict(prepared[0], PROVIDERS[name].less)
         self._launches = _counted(prepared[0]) if device == "cuda" else None
@@ -145,11 +159,9 @@ class Entry:
         }
 
 
-def _ours(workload: OpWorkload, device: str, building: Progress) -> Callable[[tuple], Prepared]:
+def _ours(workload: OpWorkload, building: Progress) -> Callable[[tuple], Prepared]:
     """Our kernels' call for one copy of the inputs."""
     case = workload.case
-    if problem := native.available(device):
-        raise LeftOut(problem)
     op = getattr(cuda, case.op)
     native.prepare(op.kernels, progress=building)
 
@@ -158,14 +170,6 @@ def _ours(workload: OpWorkload, device: str, building: Progress) -> Callable[[tu
         return Prepared(lambda: case.call(op, own, fresh))
 
     return prepared
-
-
-def _theirs(name: str, workload: OpWorkload, device: str) -> Callable[[tuple], Prepared]:
-    """The same of another provider."""
-    provider = PROVIDERS[name]
-    if problem := provider.unavailable(device):
-        raise LeftOut(problem)
-    return partial(provider.make, workload.shape)
 
 
 def _chosen(workload: OpWorkload, providers: Sequence[str]) -> Sequence[str]:
