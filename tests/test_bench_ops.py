@@ -16,6 +16,7 @@ from eet_lab.bench.ops.attention import _paged
 from eet_lab.bench.ops.judge import Judge
 from eet_lab.bench.ops.provider import Prepared, Provider
 from eet_lab.bench.ops.providers import names_for
+from eet_lab.bench.ops.room import host_free_bytes
 from eet_lab.bench.ops.workload import TIMED_CASES
 from eet_lab.bench.rows import append, read
 from eet_lab.cli import main
@@ -85,6 +86,27 @@ def test_sizes_that_cannot_be_are_told(text, says, capsys):
     assert main(["bench", text, "--device", "cpu"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert re.search(says, line)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "op:norm/t99999999/c99999992",
+        "op:norm_linear/t1/n2000000000/c80000",
+        "op:decode_attention/b60000/kv2000000/h64/d128",
+    ],
+)
+def test_inputs_beyond_memory_are_told_before_they_are_made(text, capsys):
+    assert main(["bench", text, "--device", "cpu"]) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert re.search(rf"{text} needs about [\d,.]+ GiB, but this machine has [\d,.]+ GiB free\. Give smaller", last)
+
+
+def test_what_is_free_is_read_where_linux_tells_it(tmp_path):
+    told = tmp_path / "meminfo"
+    assert host_free_bytes(told) is None
+    told.write_text("MemTotal:  9 kB\nMemAvailable:  3 kB\n")
+    assert host_free_bytes(told) == 3072
 
 
 def test_a_suggestion_is_made_once():

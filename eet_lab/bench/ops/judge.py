@@ -10,6 +10,7 @@ from eet_lab.bench.ops.provider import Prepared
 from eet_lab.bench.ops.workload import OpWorkload
 from eet_lab.errors import EETError, first_line
 from eet_lab.ops import cuda, reference
+from eet_lab.ops.oom import is_out_of_memory
 from eet_lab.ops.shapes import AttentionShape, copied
 from eet_lab.ops.types import fresh
 
@@ -34,7 +35,9 @@ class Judge:
             with sdpa_kernel(EXACT):
                 exact = case.call(plain, copied(inputs, torch.float64), fresh)
                 low = case.call(plain, copied(inputs), fresh)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             return
         real = slice(None)
         if isinstance(workload.shape, AttentionShape):

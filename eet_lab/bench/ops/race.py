@@ -13,6 +13,7 @@ from eet_lab.bench.launches import Counter, StepLaunches
 from eet_lab.bench.ops.judge import Judge
 from eet_lab.bench.ops.provider import LeftOut, Prepared
 from eet_lab.bench.ops.providers import PROVIDERS, names_for
+from eet_lab.bench.ops.room import check_room
 from eet_lab.bench.ops.workload import OpWorkload
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.racers import OURS
@@ -22,6 +23,7 @@ from eet_lab.bench.timing import Timed
 from eet_lab.errors import Cancelled, PromptError, did_you_mean, first_line
 from eet_lab.models.load import checked_device, checked_dtype
 from eet_lab.ops import cuda, native
+from eet_lab.ops.oom import memory_for
 from eet_lab.ops.shapes import copied
 from eet_lab.ops.types import fresh
 from eet_lab.progress import Cancel, Progress
@@ -53,9 +55,11 @@ def race_op(
     names, absent = _available(workload, _chosen(workload, providers), where)
     if not names:
         return [], absent
+    num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[where] // workload.shape.read_bytes(kind.itemsize)) + 1)
+    check_room(workload, where, kind, num_copies)
     tally = Tally(2 + len(names) * (1 + repeats), progress)
-    with cpu_threads(where):
-        entries, remarks = _prepared(workload, names, where, kind, tally, cancel)
+    with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
+        entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
         for repeat in range(repeats):
             for entry in entries:
                 _check(cancel)
@@ -81,6 +85,7 @@ def _available(workload: OpWorkload, names: Sequence[str], device: str) -> tuple
 def _prepared(
     workload: OpWorkload,
     names: Sequence[str],
+    num_copies: int,
     device: str,
     dtype: torch.dtype,
     tally: Tally,
@@ -89,7 +94,6 @@ def _prepared(
     """Those that are ready, and why the others are not. Ours raises where it fails; others are left out."""
     tally.say(f"making inputs of {workload}")
     inputs = workload.shape.inputs(device, dtype, 0)
-    num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[device] // workload.shape.read_bytes(dtype.itemsize)) + 1)
     copies = [inputs, *(copied(inputs) for _ in range(num_copies - 1))]
     tally.finish()
     tally.say("asking the reference in fp64")
