@@ -155,6 +155,14 @@ def test_what_is_on_already_is_not_proposed():
         assert f"{name} (on already)" in text if name in on else f"{name}<" in text
 
 
+def test_the_lessons_counts_of_a_fused_step_are_reconciled():
+    graph = rungs.rises(recorded.ladder(), recorded.CONFIG, rungs.H200)[-1].kernels
+    everything = counted(parts(ALL), [8], recorded.CONFIG.num_layers).total
+    text = decode_speed.left_over(answered(2.5)).things[-1]
+    assert f" {5 * recorded.CONFIG.num_layers} kernels" in text
+    assert f" {everything} (counted above)" in text and f" {graph} (the recorded ladder)" in text
+
+
 # --- the exercise
 
 

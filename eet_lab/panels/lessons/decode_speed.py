@@ -15,10 +15,10 @@ from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.roofline import H200_TFLOPS, decode_work
 from eet_lab.panels.lessons.roofs import roof, roof_here
 from eet_lab.panels.lessons.show import Shown, after, table
-from eet_lab.panels.lessons.step_calls import LAYER, counted, timed
+from eet_lab.panels.lessons.step_calls import LAYER, counted, everything_on, timed
 from eet_lab.panels.lessons.where import here, there
 from eet_lab.parts import Parts
-from eet_lab.technique import Recipe, registry
+from eet_lab.technique import Recipe
 from eet_lab.texts import Output
 
 PROMPT = "An iterator is an object that represents a stream of data. Each call of its method returns"
@@ -72,8 +72,7 @@ def floor(model: Model, output: Output) -> Shown:
 
 def calls(model: Model) -> Shown:
     """What a step hands to the device, op by op: the baseline, the headline toggles, and fused kernels."""
-    everything = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
-    recipes = {name: Recipe.parse(words, "cuda") for name, words in zip(COLUMNS, ("", THREE, everything), strict=True)}
+    recipes = dict(zip(COLUMNS, (Recipe(), Recipe.parse(THREE, "cuda"), everything_on()), strict=True))
     found = {name: counted(recipe.parts, [8], model.config.num_layers) for name, recipe in recipes.items()}
     lines = [
         [f"{part} ({op})", *(f"{each.layer[place][1]}" for each in found.values())]

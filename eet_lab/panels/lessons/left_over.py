@@ -5,7 +5,7 @@ from __future__ import annotations
 from eet_lab.panels.lessons import recorded, timeline
 from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.show import Shown, after, table
-from eet_lab.panels.lessons.step_calls import counted
+from eet_lab.panels.lessons.step_calls import counted, everything_on
 from eet_lab.panels.lessons.where import there
 from eet_lab.technique import Recipe, registry
 
@@ -18,6 +18,7 @@ def left_over(guess: Prediction) -> Shown:
 def _left_over() -> Shown:
     best, layers = recorded.fastest(), recorded.CONFIG.num_layers
     recipe = Recipe.parse(best.recipe, "cuda")
+    climbed = Recipe.parse(recorded.ladder().rungs[-1].measurement.recipe, "cuda")
     ends = counted(recipe.parts, [8], layers).beside - 1  # less the LM head, which has a row
     measured = best.tpot_ms.p50 if best.tpot_ms else 0.0
     beyond = sum(timeline.ours_us(rows) - timeline.floor_us(rows) for _, rows in timeline.layer_ops()) * layers / 1e3
@@ -43,7 +44,16 @@ def _left_over() -> Shown:
         f"The {ends} small launches around the layers are in no row of the first table: the embedding, the choice of a "
         "token and the step of the state read next to nothing, but each of them starts and ends as well. They are what "
         "fused_sampling attacks. (In the sum, attention over more columns than the run had may make up for them.)",
+        f"Three counts of a step with fused kernels stand in this lesson. All have {5 * layers} kernels in the layers; "
+        f"{_with_ends(everything_on())} (counted above), {_with_ends(climbed)} (the recorded ladder).",
     )
+
+
+def _with_ends(recipe: Recipe) -> str:
+    """How many launches a step of one row has, and how many of them stand before and after the layers."""
+    found = counted(recipe.parts, [8], recorded.CONFIG.num_layers)
+    sampling = "with" if "fused_sampling" in recipe.names else "without"
+    return f"{sampling} fused_sampling {found.beside} more stand around them, which makes {found.total}"
 
 
 ATTACKS = (

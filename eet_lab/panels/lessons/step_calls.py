@@ -24,6 +24,7 @@ from eet_lab.models.weights import random_decoder
 from eet_lab.ops import reference
 from eet_lab.ops.types import fresh
 from eet_lab.parts import Ops, Parts
+from eet_lab.technique import Recipe, registry
 
 LAYER = ("norm_linear", "attention", "linear_residual", "norm_linear", "linear_residual")
 """The ops of a layer, in order; the first attends to queries, keys and values, the second is the FFN's."""
@@ -76,6 +77,11 @@ def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int) -> Counts:
         )
         ops.advance(state, token)
     return tuple((call.op.removeprefix("masked_"), call.launches or 0) for call in counter.calls)
+
+
+def everything_on() -> Recipe:
+    """All that is not lossy, as on a GPU, whether or not there is one."""
+    return Recipe.parse(",".join(name for name, t in registry().items() if t.numerics != "lossy"), "cuda")
 
 
 class _Counter(Recorder):
