@@ -53,6 +53,11 @@ def test_plain_calls_are_those_that_the_profiler_saw_on_the_gpu():
         assert 0.85 * row.launches_per_token < counts.total <= row.launches_per_token
 
 
+def test_one_row_makes_the_same_steps_with_pre_padding():
+    """What the lesson says of its live ladder: a difference between these two rungs is an error."""
+    assert counted(Parts(), [8], 12) == counted(parts("pre_padding"), [8], 12)
+
+
 def test_every_row_with_other_pads_is_a_call_of_its_own():
     plain = parts("pre_padding,mask_removal")
     alike, two, eight = (counted(plain, lengths, 1).total for lengths in ([5] * 8, [5] * 7 + [6], range(1, 9)))

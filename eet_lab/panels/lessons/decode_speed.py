@@ -135,6 +135,9 @@ def ladder_here(result: Ladder, model: Model) -> Shown:
         rungs.figure(found, "Time per token, rung by rung, on this machine"),
         rungs.listing(found),
         f"{how} With one row there are no pads, so of the headline toggles only fewer calls are left.",
+        "Rungs are timed one after the other, each after a run to warm up: a busy moment of the machine hits one of "
+        "them alone. For one row the baseline and pre-padding make the very same decode steps, so what lies between "
+        "those two rungs is the error of this measurement: read nothing into differences that are no larger.",
     )
 
 
