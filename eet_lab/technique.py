@@ -15,6 +15,10 @@ from eet_lab.parts import Parts, replaced
 NUMERICS = ("exact", "reordered", "lossy")
 
 
+KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word"}
+"""What a knob's value must be, in words."""
+
+
 def knob(
     default: Any,
     help: str,
@@ -80,15 +84,13 @@ class Technique:
         choices, low, high = (limits.get(limit) for limit in ("choices", "low", "high"))
         kind = type(next(f.default for f in fields(self) if f.name == name))
         if choices:
-            hint = did_you_mean(str(value), map(str, choices))
-            fine, allowed = value in choices, f"one of {', '.join(map(str, choices))}.{hint}"
+            hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+            fine = value in choices
         else:
-            fits = type(value) is kind or (kind is float and type(value) is int)
+            fits, hint = type(value) is kind or (kind is float and type(value) is int), ""
             fine = fits and (low is None or value >= low) and (high is None or value <= high)
-            ends = [f"from {low}"] * (low is not None) + [f"to {high}"] * (high is not None)
-            allowed = " ".join([f"{'an' if kind is int else 'a'} {kind.__name__}", *ends]) + "."
         if not fine:
-            raise RecipeError(f"{self.name}:{name} is {value!r}, but it must be {allowed}")
+            raise RecipeError(f"{self.name}:{name} is {value!r}, but it must be {_allowed(kind, limits)}.{hint}")
 
 
 @dataclass(frozen=True)
@@ -106,8 +108,9 @@ class Recipe:
         object.__setattr__(self, "techniques", tuple(ordered))
         for t in self.techniques:
             if missing := [name for name in t.requires if name not in names]:
+                them = "that" if len(missing) == 1 else "those"
                 raise RecipeError(
-                    f"{t.name} needs {' and '.join(missing)}; turn that on as well, or leave {t.name} out."
+                    f"{t.name} needs {' and '.join(missing)}; turn {them} on as well, or leave {t.name} out."
                 )
         self.parts  # noqa: B018  computed now, so that a conflict is told when the recipe is made
 
@@ -262,6 +265,15 @@ def everything(device: str) -> Recipe:
     return recipe
 
 
+def _allowed(kind: type, limits: Mapping[str, Any]) -> str:
+    """What a knob may be: its choices, or a kind of value and its limits."""
+    choices, low, high = (limits.get(limit) for limit in ("choices", "low", "high"))
+    if choices and kind is not bool:
+        return f"one of {', '.join(map(str, choices))}"
+    ends = [f"from {low}"] * (low is not None) + [f"to {high}"] * (high is not None)
+    return " ".join([KINDS.get(kind, f"a {kind.__name__}"), *ends])
+
+
 def _parsed_knobs(technique: type[Technique], turns: Iterable[str]) -> dict[str, Any]:
     defaults: dict[str, Any] = {f.name: f.default for f in fields(technique)}
     values: dict[str, Any] = {}
@@ -271,8 +283,11 @@ def _parsed_knobs(technique: type[Technique], turns: Iterable[str]) -> dict[str,
             has = f"its knobs are {', '.join(defaults)}" if defaults else "it has no knobs"
             raise RecipeError(f"{technique.name} has no knob {name!r}; {has}.{did_you_mean(name, defaults)}")
         kind: type = type(defaults[name])
+        limits = next(f.metadata for f in fields(technique) if f.name == name)
         try:
             values[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)
         except (ValueError, KeyError):
-            raise RecipeError(f"{technique.name}:{name} is {text!r}, but it must be a {kind.__name__}.") from None
+            raise RecipeError(
+                f"{technique.name}:{name} is {text!r}, but it must be {_allowed(kind, limits)}."
+            ) from None
     return values

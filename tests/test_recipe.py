@@ -87,8 +87,13 @@ def test_all_means_what_can_run_here():
         ("memory_reuse:planer=first_fit", "no knob 'planer'.*Did you mean 'planner'"),
         ("memory_reuse:planner=best", "'best'.*one of greedy_by_size"),
         ("cuda_graphs:bucket=3,memory_reuse", "3.*from 16 to 4096"),
-        ("cuda_graphs:bucket=many,memory_reuse", "'many'.*int"),
-        ("cuda_graphs:bucket=9999,memory_reuse", "9999.*an int from 16 to 4096"),
+        ("cuda_graphs:bucket=many,memory_reuse", "'many'.*a whole number"),
+        ("cuda_graphs:bucket=9999,memory_reuse", "9999.*a whole number from 16 to 4096"),
+        ("int8_weights:group=100,fused_kernels", r"group is 100, but it must be one of [\d, ]+\.$"),
+        ("int8_weights:head=2,fused_kernels", r"'2', but it must be True or False\.$"),
+        ("int8_weights:group=many,fused_kernels", r"'many', but it must be one of [\d, ]+\.$"),
+        ("packed_prefill", "needs pre_padding and mask_removal; turn those on as well"),
+        ("packed_prefill,pre_padding", "needs mask_removal; turn that on as well"),
         ("mask_removal:x=1", "no knobs"),
         ("pre_padding:read=shortest,pre_padding", "pre_padding is named twice"),
         ("cuda_graphs", "needs memory_reuse"),
@@ -150,7 +155,7 @@ def test_what_a_technique_requires_it_may_refine(own):
 
 
 def test_a_knob_keeps_its_type():
-    with pytest.raises(RecipeError, match=r"100.5.*an int from 16 to 4096"):
+    with pytest.raises(RecipeError, match=r"100.5.*a whole number from 16 to 4096"):
         registry()["cuda_graphs"](bucket=100.5)
 
 
