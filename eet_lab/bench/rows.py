@@ -87,7 +87,8 @@ def append(rows: Iterable[Row], folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ResultError(f"{folder} cannot be made: {error.strerror}. Choose another folder.") from error
+        why = "it is a file" if folder.is_file() else error.strerror
+        raise ResultError(f"{folder} cannot be made a folder: {why}. Choose another folder.") from error
     for row in rows:
         path = folder / file_name(row.gpu)
         try:
