@@ -17,6 +17,7 @@ from eet_lab.bench.results import Environment
 from eet_lab.errors import MonitorError
 from eet_lab.models import Model
 from eet_lab.paths import PACKAGE, is_clone
+from eet_lab.words import counted
 
 
 def environment(model: Model) -> Environment:
@@ -51,7 +52,7 @@ def device_name(device: str) -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     name = names[0] if names else platform.processor() or platform.machine()
-    return f"{name} ({torch.get_num_threads()} threads)"
+    return f"{name} ({counted(torch.get_num_threads(), 'thread')})"
 
 
 @lru_cache

@@ -199,7 +199,9 @@ class Witness:
                 f"{len(parted)} of {len(places)} rows part, the first at token {places[row]} of row {row}, at a "
                 f"near-tie of {margins[row]:.2g}; {known}."
             )
-        return "identical", f"All {sum(map(len, self.tokens))} tokens agree; {known}."
+        num_tokens = sum(map(len, self.tokens))
+        agree = f"All {num_tokens:,} tokens agree" if num_tokens != 1 else "The only token agrees"
+        return "identical", f"{agree}; {known}."
 
 
 class Recorder:

@@ -7,6 +7,7 @@ import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, TIMES, MiB
+from eet_lab.words import counted, plain
 
 if TYPE_CHECKING:
     from eet_lab.bench.results import Comparison, Environment, Ladder, Measurement, Rung, Spread
@@ -63,7 +64,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     for metric in TIMES:
         before, after = metric.read(a), metric.read(b)
         if before is not None and after is not None:
-            told = (_spread(spread, metric.unit) for spread in (before, after))
+            told = (spread(times, unit=metric.unit) for times in (before, after))
             rows.append([metric.name, *told, _ratio(before.p50, after.p50)])
     for key, name in {"peak": PEAK.name, **{key: f"  {part}" for key, part in MEMORY_PARTS.items()}}.items():
         before, after = a.memory[key], b.memory[key]
@@ -80,8 +81,9 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
         remarks.append(f"Watching it live changed a run's time by {result.watching_cost_percent:+.1f} %.")
     if b.cost is not None and b.cost.floor_ms is not None and b.tpot_ms is not None:
         remarks.append(
-            f"A decode step of {b.recipe} reads {_mib(b.cost.step_bytes)}: {b.cost.floor_ms:.3g} ms at the "
-            f"{b.cost.ceiling_gb_per_s:.0f} GB/s that a streaming read reaches here. It took {b.tpot_ms.p50:.3g} ms, "
+            f"A decode step of {b.recipe} must read at least {_mib(b.cost.step_bytes)}: {plain(b.cost.floor_ms)} ms at "
+            f"the {b.cost.ceiling_gb_per_s:.0f} GB/s that a streaming read reaches here. It took "
+            f"{plain(b.tpot_ms.p50)} ms, "
             f"{_share(b.cost.floor_ms / b.tpot_ms.p50)}"
         )
     remarks += dict.fromkeys(f"Warning: {warning}" for m in (a, b) for warning in m.warnings)
@@ -120,7 +122,7 @@ def _quality(before: Measurement, after: Measurement) -> list[str]:
 def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
     m = rung.measurement
     along = f" (with {', '.join(rung.along)})" if rung.along else ""
-    times = [f"{s.p50:.4g}" if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
+    times = [plain(s.p50) if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
     own = "" if first or rung.delta_ms is None else f"{rung.delta_ms.p50:+.3g}"
     peak, own_bytes = f"{m.memory['peak'] / MiB:.1f}", "" if first else _signed(rung.delta_bytes / MiB)
     return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.sameness.verdict]
@@ -146,12 +148,15 @@ def _p50(spread: Spread | None) -> float | None:
     return None if spread is None else spread.p50
 
 
-def _spread(spread: Spread, unit: str) -> str:
-    return f"{spread.p50:.4g} {unit} ({spread.p20:.4g}–{spread.p80:.4g})"
+def spread(times: Spread, scale: float = 1, unit: str = "") -> str:
+    """The median and the range, which a single repeat does not have."""
+    p20, p50, p80 = (plain(value * scale) for value in (times.p20, times.p50, times.p80))
+    median = f"{p50} {unit}".rstrip()
+    return median if p20 == p80 else f"{median} ({p20}–{p80})"
 
 
 def _title(environment: Environment, workload: str, m: Measurement | None) -> str:
-    repeats = f", {m.repeats} repeats" if m else ""
+    repeats = f", {counted(m.repeats, 'repeat')}" if m else ""
     recorded = f", recorded {environment.date[:10]}" if environment.recorded else ""
     where = f"{environment.dtype} on {environment.device}"
     return f"{environment.model_label}: {workload}, {where}{repeats}{recorded}"
@@ -159,7 +164,8 @@ def _title(environment: Environment, workload: str, m: Measurement | None) -> st
 
 def _how(m: Measurement) -> str:
     counted = {"measured": "as torch's counters saw it", "planned": "what the engine asks for, by plan"}
-    return f"Times are medians with the middle 60 % of the repeats; memory is {counted[m.memory_source]}."
+    times = "medians with the middle 60 % of the repeats" if m.repeats > 1 else "those of a single repeat"
+    return f"Times are {times}; memory is {counted[m.memory_source]}."
 
 
 def _share(reached: float) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from eet_lab.bench.cost import launch_cost
 from eet_lab.bench.results import Spread
 from eet_lab.bench.rows import Row
-from eet_lab.bench.tables import aligned
+from eet_lab.bench.tables import aligned, spread
+from eet_lab.words import plain
 
 
 def model_table(rows: Sequence[Row]) -> str:
@@ -43,7 +44,10 @@ def _op_table(rows: Sequence[Row]) -> str:
 def _bound(row: Row, scale: float) -> list[str]:
     floor, predicted = (ms and ms * scale for ms in (row.floor_ms, row.predicted_ms))
     share = row.share_of_ceiling and 100 * row.share_of_ceiling
-    return [*(_number(value, ".4g") for value in (floor, predicted, row.gb_per_s)), _number(share, ".0f")]
+    return [
+        *("–" if value is None else plain(value) for value in (floor, predicted, row.gb_per_s)),
+        _number(share, ".0f"),
+    ]
 
 
 def _page(row: Row, cells: list[list[str]], what: str) -> str:
@@ -66,11 +70,8 @@ def _legend(row: Row, what: str) -> list[str]:
     return lines
 
 
-def _spread(spread: Spread | None, scale: float = 1) -> str:
-    if spread is None:
-        return "–"
-    p20, p50, p80 = (f"{value * scale:.4g}" for value in (spread.p20, spread.p50, spread.p80))
-    return f"{p50} ({p20}–{p80})"
+def _spread(times: Spread | None, scale: float = 1) -> str:
+    return "–" if times is None else spread(times, scale)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -10,6 +10,7 @@ from eet_lab.commands.arguments import add_generation, add_model, load_model, se
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.errors import Cancelled
+from eet_lab.words import counted
 
 GUIDE = """\
 Continues one or more prompts and tells how long it took. A single prompt is streamed as it comes; several run as one
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     run = output.run
     ttft = "–" if run.ttft_ms is None else f"{run.ttft_ms:.1f} ms"
     tpot = "–" if run.tpot_ms is None else f"{run.tpot_ms:.2f} ms"
-    stats = f"{run.num_tokens} tokens, {run.tokens_per_s:.0f} tokens/s, first token {ttft}, then {tpot} each"
+    stats = f"{counted(run.num_tokens, 'token')}, {run.tokens_per_s:.0f} tokens/s, first token {ttft}, then {tpot} each"
     print(f"\n[{model.label}, {model.dtype} on {model.device}, {output.recipe}: {stats}]")
     return 130 if run.cancelled else 0
 

@@ -7,6 +7,8 @@ from math import ceil
 
 import ipywidgets as W
 
+from eet_lab.words import counted
+
 Put = Callable[..., None]
 
 LINE_CHARACTERS = 80
@@ -102,8 +104,10 @@ def _sum(lengths: Sequence[int], new: int, context: int) -> str:
     longest = max(lengths)
     pads = sum(longest - length for length in lengths)
     share, over = min((longest + new) / context, 1), longest + new > context
+    tokens = counted(longest, "token")
+    span = tokens if min(lengths) == longest else f"{min(lengths)} to {tokens}"
     text = (
-        f"{len(lengths)} prompts, {min(lengths)} to {longest} tokens; as one rectangle {pads} pads. "
+        f"{counted(len(lengths), 'prompt')}, {span}; as one rectangle {counted(pads, 'pad')}. "
         f"Longest {longest} + {new} new = <b>{longest + new}</b> of {context}"
     )
     return (

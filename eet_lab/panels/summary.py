@@ -9,8 +9,15 @@ from eet_lab.bench import Comparison, Ladder, Measurement, Sameness, Spread
 from eet_lab.bench.metrics import METRICS, TIMES, Metric, MiB
 from eet_lab.panels import theme
 from eet_lab.panels.jobs import RunReport
+from eet_lab.words import plain
 
-VERDICTS = {"identical": "good", "within rounding": "plain", "lossy": "warn", "different": "bad"}
+VERDICTS = {
+    "identical": ("same output: identical", "good"),
+    "within rounding": ("same output: within rounding", "plain"),
+    "lossy": ("output: lossy, within its bound", "warn"),
+    "different": ("output: different", "bad"),
+}
+"""The words and the colour of a badge."""
 
 
 def overview(result: Comparison | Ladder | RunReport) -> str:
@@ -68,7 +75,7 @@ def _run(report: RunReport) -> str:
     values: list[tuple[str, float | None, str]] = [(each.name, each.read(run), each.unit) for each in TIMES]
     values.append(("arena plan + KV cache", report.planned_bytes / MiB, "MiB"))
     tiles = "".join(
-        f'<div class="eet-tile"><span>{name}</span><b>{value:.4g}</b> {unit}</div>'
+        f'<div class="eet-tile"><span>{name}</span><b>{plain(value)}</b> {unit}</div>'
         for name, value, unit in values
         if value is not None
     )
@@ -78,7 +85,7 @@ def _run(report: RunReport) -> str:
 
 
 def _verdict(sameness: Sameness) -> str:
-    return theme.badge(f"same output: {sameness.verdict}", VERDICTS[sameness.verdict])
+    return theme.badge(*VERDICTS[sameness.verdict])
 
 
 def _tiles(before: Measurement, after: Measurement, more: str = "") -> str:
@@ -93,8 +100,8 @@ def _tile(metric: Metric, before: float | None, after: float | None) -> str:
     kind = "good" if ratio > 1.02 else "bad" if ratio < 0.98 else "plain"
     word = f"{ratio:.3g}× better" if kind == "good" else f"{1 / ratio:.3g}× worse" if kind == "bad" else "as before"
     return (
-        f'<div class="eet-tile"><span>{metric.name}</span><b>{after:.4g}</b> {metric.unit}'
-        f"<em>from {before:.4g} {theme.badge(word, kind)}</em></div>"
+        f'<div class="eet-tile"><span>{metric.name}</span><b>{plain(after)}</b> {metric.unit}'
+        f"<em>from {plain(before)} {theme.badge(word, kind)}</em></div>"
     )
 
 
