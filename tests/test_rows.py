@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from every_shape import every_shape
 
 from eet_lab.errors import KernelError, RecipeError
 from eet_lab.ops import cuda, reference
@@ -12,11 +13,8 @@ from eet_lab.ops.row_cases import ROW_CASES
 from eet_lab.ops.types import Linear, Norm, fresh
 from eet_lab.technique import Recipe
 
-SHAPES = [(case, shape) for case in ROW_CASES for shape in case.shapes]
-NAMES = [f"{case.name}/{shape}" for case, shape in SHAPES]
 
-
-@pytest.mark.parametrize(("case", "shape"), SHAPES, ids=NAMES)
+@every_shape(ROW_CASES)
 def test_the_reference_in_fp32_is_within_the_budget(case, shape):
     case.check(getattr(reference, case.op), shape, "cpu", torch.float32)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from every_shape import every_shape
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,11 +20,10 @@ from eet_lab.parts import Parts, replaced
 from eet_lab.technique import Recipe
 
 SMALL = 300_000  # bytes that a shape may read, so that the CPU is not kept busy
-SHAPES = [(case, shape) for case in TOKEN_CASES for shape in case.shapes if shape.read_bytes(4) < SMALL]
 CASE = {case.name: case for case in TOKEN_CASES}
 
 
-@pytest.mark.parametrize(("case", "shape"), SHAPES, ids=[f"{case.name}/{shape}" for case, shape in SHAPES])
+@every_shape(TOKEN_CASES, SMALL)
 def test_the_reference_passes(case, shape):
     case.check(getattr(reference, case.op), shape, "cpu", torch.float32)
 

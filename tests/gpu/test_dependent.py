@@ -5,21 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eet_lab.ops import cuda, native
+from eet_lab.ops import cuda
 from eet_lab.ops.cuda.launching import dependent
 from eet_lab.ops.shapes import AttentionShape, Columns, Normal, copied
 from eet_lab.ops.types import Linear, Norm, fresh
 
 pytestmark = pytest.mark.gpu
-OPS = (cuda.norm_linear, cuda.attention, cuda.masked_attention, cuda.linear_residual)
 STEPS = 60
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels():
-    if problem := native.available("cuda"):
-        pytest.skip(problem)
-    native.prepare({name for op in OPS for name in op.kernels})
 
 
 class Layer:

@@ -6,33 +6,26 @@ import random
 
 import pytest
 import torch
+from every_shape import every_shape
 
 from eet_lab.bench.sameness import sameness
 from eet_lab.engine.settings import Settings
 from eet_lab.models import weights
 from eet_lab.models.config import Config
-from eet_lab.ops import cuda, native
+from eet_lab.ops import cuda
 from eet_lab.ops.cuda.linear import largest_outputs
+from eet_lab.ops.cuda.tokens import choose_best
 from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.int8_cases import INT8_CASES, Int8Shape
 from eet_lab.ops.shapes import copied
 from eet_lab.ops.types import fresh
 from eet_lab.technique import Recipe
+from gpu.launches import replayed
 
 pytestmark = pytest.mark.gpu
-SHAPES = [(case, shape) for case in INT8_CASES for shape in case.shapes]
-DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels():
-    if problem := native.available("cuda"):
-        pytest.skip(problem)
-    native.prepare(cuda.norm_linear.kernels)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("case", "shape"), SHAPES, ids=[f"{case.name}/{shape}" for case, shape in SHAPES])
+@every_shape(INT8_CASES)
 def test_within_the_budget(case, shape, dtype):
     case.check(getattr(cuda, case.op), shape, "cuda", dtype)
 
@@ -43,12 +36,8 @@ def test_a_replay_gives_the_same_bits(case, group):
     shape = Int8Shape(3, 4800, 1600, residual=case.op == "linear_residual", group=group)
     inputs = shape.inputs("cuda", torch.float16, 2)
     eager = case.call(getattr(cuda, case.op), copied(inputs), fresh)
-    graph, mine = torch.cuda.CUDAGraph(), copied(inputs)
-    with torch.cuda.graph(graph):
-        captured = case.call(getattr(cuda, case.op), mine, fresh)
-    graph.replay()
-    torch.cuda.synchronize()
-    assert torch.equal(captured, eager)
+    mine = copied(inputs)
+    assert torch.equal(replayed(lambda: case.call(getattr(cuda, case.op), mine, fresh)), eager)
 
 
 @pytest.mark.parametrize("group", [0, 64])
@@ -57,11 +46,10 @@ def test_the_largest_output_is_where_the_outputs_have_it(T, group):
     x, norm_w, w, _ = Int8Shape(T, 50257, 768, bias=False, group=group).inputs("cuda", torch.float16, 3)
     outputs = cuda.norm_linear(x, norm_w, w, empty=fresh)
     best = largest_outputs(x, torch.arange(T, device="cuda"), norm_w, w, empty=fresh)
-    token = cuda.choose_best(best, empty=fresh)
+    token = choose_best(best, empty=fresh)
     assert torch.equal(token, outputs.argmax(-1))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_wide_matrix_is_expanded_to_the_bit(dtype):
     _, _, w, _ = Int8Shape(1, 515, 1608, group=64).inputs("cuda", dtype, 4)
     made = cuda.int8.expanded(w, torch.empty(20, 1608, device="cuda", dtype=dtype), empty=fresh)
@@ -81,7 +69,6 @@ def test_chained_launches_wait_for_each_other():
     assert torch.equal(*results)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("words", ["int8_weights", "all,int8_weights", "all,int8_weights:group=64:head=False"])
 def test_a_run_is_what_plain_pytorch_computes_with_the_same_weights(words, dtype):
     config = Config(3, 256, 4, 1024, 1003, 512)

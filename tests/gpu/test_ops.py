@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from every_shape import every_shape
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cases import CASES
 from eet_lab.ops.shapes import AttentionShape, LinearShape, copied
 from eet_lab.ops.types import Linear, fresh
+from gpu.launches import launches_of, replayed
 
 pytestmark = pytest.mark.gpu
-SHAPES = [(case, shape) for case in CASES for shape in case.shapes]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def kernels():
-    if problem := native.available("cuda"):
-        pytest.skip(problem)
-    native.prepare(native.all_names())
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("case", "shape"), SHAPES, ids=[f"{case.name}/{shape}" for case, shape in SHAPES])
+@every_shape(CASES)
 def test_within_the_budget(case, shape, dtype):
     case.check(getattr(cuda, case.op), shape, "cuda", dtype)
 
@@ -42,12 +35,8 @@ def test_it_can_be_captured_and_replayed(case):
     shape = case.shapes[0]
     inputs = shape.inputs("cuda", torch.float16, 2)
     eager = case.call(getattr(cuda, case.op), copied(inputs), fresh)
-    graph = torch.cuda.CUDAGraph()
     mine = copied(inputs)
-    with torch.cuda.graph(graph):
-        captured = case.call(getattr(cuda, case.op), mine, fresh)
-    graph.replay()
-    torch.cuda.synchronize()
+    captured = replayed(lambda: case.call(getattr(cuda, case.op), mine, fresh))
     if isinstance(shape, LinearShape):
         assert torch.equal(captured, eager)
     else:
@@ -58,13 +47,8 @@ def test_it_can_be_captured_and_replayed(case):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_launches_are_as_many_as_declared(case):
     inputs = case.bench[0].inputs("cuda", torch.float16, 0)
-    case.call(getattr(cuda, case.op), inputs, fresh)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        case.call(getattr(cuda, case.op), inputs, fresh)
-        torch.cuda.synchronize()
-    on_device = [event for event in profile.events() if event.device_type == torch.profiler.DeviceType.CUDA]
-    assert len(on_device) == case.launches, [event.name for event in on_device]
+    launches = launches_of(lambda: case.call(getattr(cuda, case.op), inputs, fresh))
+    assert len(launches) == case.launches, launches
 
 
 def test_a_replayed_decode_sees_where_the_column_is_now():

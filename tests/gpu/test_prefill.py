@@ -6,18 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from eet_lab.ops import cuda, native
+from eet_lab.ops import cuda
 from eet_lab.ops.shapes import AttentionShape, Columns, copied
 from eet_lab.ops.types import Span, fresh
 
 pytestmark = pytest.mark.gpu
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels():
-    if problem := native.available("cuda"):
-        pytest.skip(problem)
-    native.prepare(cuda.attention.kernels)
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])

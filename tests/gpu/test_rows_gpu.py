@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from every_shape import every_shape
 
-from eet_lab.ops import cuda, native
+from eet_lab.ops import cuda
 from eet_lab.ops.cuda.launching import with_options
 from eet_lab.ops.cuda.norm import INTERLEAVED
 from eet_lab.ops.row_cases import ROW_CASES
 from eet_lab.ops.types import fresh
 
 pytestmark = pytest.mark.gpu
-SHAPES = [(case, shape) for case in ROW_CASES for shape in case.shapes]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels():
-    if problem := native.available("cuda"):
-        pytest.skip(problem)
-    native.prepare(["norm", "softmax"])
 
 
 @pytest.mark.parametrize("rows", INTERLEAVED)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("case", "shape"), SHAPES, ids=[f"{case.name}/{shape}" for case, shape in SHAPES])
+@every_shape(ROW_CASES)
 def test_within_the_budget(case, shape, dtype, rows):
     case.check(with_options(getattr(cuda, case.op), rows=rows), shape, "cuda", dtype)
 

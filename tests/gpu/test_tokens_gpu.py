@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+from every_shape import every_shape
 
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import KernelError
-from eet_lab.ops import cuda, native, reference
+from eet_lab.ops import cuda, reference
 from eet_lab.ops.cuda.launching import dependent
 from eet_lab.ops.shapes import Normal, copied
 from eet_lab.ops.token_cases import HOW, TOKEN_CASES, ChooseShape
 from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
+from gpu.launches import launches_of, replayed
 
 pytestmark = pytest.mark.gpu
-SHAPES = [(case, shape) for case in TOKEN_CASES for shape in case.shapes]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def kernels():
-    if problem := native.available("cuda"):
-        pytest.skip(problem)
-    native.prepare(cuda.next_token.kernels + cuda.embed.kernels)
 
 
 @pytest.mark.parametrize("way", [lambda op: op, dependent], ids=["plain", "dependent"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize(("case", "shape"), SHAPES, ids=[f"{case.name}/{shape}" for case, shape in SHAPES])
+@every_shape(TOKEN_CASES)
 def test_within_the_budget(case, shape, dtype, way):
     case.check(way(getattr(cuda, case.op)), shape, "cuda", dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("how", HOW, ids=str)
 def test_draws_equal_pytorchs(how, dtype):
     """Noise, scores and order are the same to the bit; only a sum of chances may round to the other side of top_p."""
@@ -69,11 +63,8 @@ def test_it_can_be_captured_and_replayed(case):
     shape = case.shapes[3]
     inputs = shape.inputs("cuda", torch.float16, 2)
     eager = case.call(getattr(cuda, case.op), copied(inputs), fresh)
-    mine, graph = copied(inputs), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = case.call(dependent(getattr(cuda, case.op)), mine, fresh)
-    graph.replay()
-    torch.cuda.synchronize()
+    mine = copied(inputs)
+    captured = replayed(lambda: case.call(dependent(getattr(cuda, case.op)), mine, fresh))
     assert torch.equal(captured, eager)
 
 
@@ -81,16 +72,10 @@ def test_it_can_be_captured_and_replayed(case):
 def test_launches_are_as_many_as_declared(case):
     for shape in case.bench[:5]:
         inputs = shape.inputs("cuda", torch.float16, 0)
-        case.call(getattr(cuda, case.op), inputs, fresh)
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            case.call(getattr(cuda, case.op), inputs, fresh)
-            torch.cuda.synchronize()
-        on_device = [event for event in profile.events() if event.device_type == torch.profiler.DeviceType.CUDA]
-        assert len(on_device) == case.launches, [event.name for event in on_device]
+        launches = launches_of(partial(case.call, getattr(cuda, case.op), inputs, fresh))
+        assert len(launches) == case.launches, launches
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (3, 3), (5, 40), (16, 16), (20, 20)])
 def test_the_next_token_is_the_arg_max_of_logits_that_need_not_be_written(B, T, dtype):
     normal = Normal("cuda", dtype, 4)
