@@ -136,6 +136,10 @@ LINEARS = (
     LinearShape(20, 40, 16384, rms=True),
     *(LinearShape(T, 96, 1600, outlier=300) for T in (1, 5, 16)),
 )
+XL_NORM_LINEARS = tuple(
+    LinearShape(T, N, 1600, act) for T in (1, 8, 16) for N, act in ((4800, None), (6400, "gelu_tanh"), (50257, None))
+)
+XL_LINEAR_RESIDUALS = tuple(LinearShape(T, 1600, C, residual=True) for T in (1, 8, 16) for C in (1600, 6400))
 HEADS = (*((4, 4, D) for D in (8, 32, 40, 64, 80, 128, 256)), (8, 2, 64), (32, 2, 128), (12, 1, 64))
 
 
@@ -178,17 +182,13 @@ CASES = (
         "norm_linear",
         "norm_linear",
         _linears(residual=False),
-        tuple(
-            LinearShape(T, N, 1600, act)
-            for T in (1, 8, 16)
-            for N, act in ((4800, None), (6400, "gelu_tanh"), (50257, None))
-        ),
+        XL_NORM_LINEARS,
     ),
     Case(
         "linear_residual",
         "linear_residual",
         (*_linears(residual=True), *(LinearShape(T, 64, 6400, residual=True) for T in (1, 16))),
-        tuple(LinearShape(T, 1600, C, residual=True) for T in (1, 8, 16) for C in (1600, 6400)),
+        XL_LINEAR_RESIDUALS,
     ),
     _decode(masked=False),
     _decode(masked=True),

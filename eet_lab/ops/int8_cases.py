@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from eet_lab.ops.cases import Case
+from eet_lab.ops.cases import XL_LINEAR_RESIDUALS, XL_NORM_LINEARS, Case
 from eet_lab.ops.int8 import quantized
 from eet_lab.ops.shapes import LinearShape
 from eet_lab.ops.types import Linear
@@ -54,21 +55,18 @@ SHAPES = (
     Int8Shape(1, 50257, 768, bias=False),
 )
 
+
+def _int8(shapes: Iterable[LinearShape]) -> tuple[Int8Shape, ...]:
+    """The same sizes with int8 weights."""
+    return tuple(Int8Shape(**asdict(shape)) for shape in shapes)
+
+
 INT8_CASES = (
-    Case(
-        "int8_norm_linear",
-        "norm_linear",
-        SHAPES,
-        tuple(
-            Int8Shape(T, N, 1600, act)
-            for T in (1, 8, 16)
-            for N, act in ((4800, None), (6400, "gelu_tanh"), (50257, None))
-        ),
-    ),
+    Case("int8_norm_linear", "norm_linear", SHAPES, _int8(XL_NORM_LINEARS)),
     Case(
         "int8_linear_residual",
         "linear_residual",
         tuple(replace(shape, residual=True, act=None) for shape in (*SHAPES, Int8Shape(1, 64, 6400))),
-        tuple(Int8Shape(T, 1600, C, residual=True) for T in (1, 8, 16) for C in (1600, 6400)),
+        _int8(XL_LINEAR_RESIDUALS),
     ),
 )
