@@ -37,14 +37,7 @@ def embed(
 
 @needs(*norm_linear.kernels, "sampling")  # type: ignore[attr-defined]
 def next_token(
-    x: Tensor,
-    step: Step,
-    norm_w: Norm,
-    head: Linear,
-    sampling: Sampling,
-    *,
-    empty: Empty,
-    dependent: bool = False,
+    x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
     """The next token of every row, [B]: our norm and head, and a choice.
 
