@@ -69,7 +69,7 @@ def test_the_peer_has_the_same_weights(changes):
 @pytest.mark.parametrize("name", ["hf-eager", "hf-sdpa"])
 @pytest.mark.parametrize("new_tokens", [1, 5])
 def test_peers_say_what_we_say_and_take_time(tiny, name, new_tokens):
-    [peer] = make([name], tiny.decoder, ROWS, Settings(max_new_tokens=new_tokens))
+    [peer], _ = make([name], tiny.decoder, ROWS, Settings(max_new_tokens=new_tokens))
     assert peer.prepare().tokens == peer.time().tokens
     timing = peer.time()
     assert timing.tokens == Engine(tiny.decoder).generate(ROWS, Settings(max_new_tokens=new_tokens)).tokens
@@ -118,6 +118,18 @@ def test_a_peer_that_fails_is_left_out_and_told(tiny, monkeypatch):
     rows, remarks = race(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], ["eet_lab", "hf-sdpa"], repeats=1)
     assert [row.provider for row in rows] == ["eet_lab"]
     assert any("hf-sdpa failed: ZeroDivisionError" in remark for remark in remarks)
+
+
+def test_a_peer_whose_weights_do_not_fit_is_left_out_and_told(tiny, monkeypatch):
+    def full(*args, **options):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has 1 GiB.")
+
+    monkeypatch.setattr(torch.nn.Module, "load_state_dict", full)
+    workload, named = Workload(tiny.name, 2, 2, 4, 2), ["eet_lab", "hf-eager", "hf-sdpa"]
+    rows, remarks = race(tiny, workload, ["all"], named, repeats=1)
+    assert [row.provider for row in rows] == ["eet_lab"]
+    for name in ("hf-eager", "hf-sdpa"):
+        assert any(f"{name} is left out: The GPU's memory is full: the copy of the weights" in each for each in remarks)
 
 
 def test_an_unknown_provider_is_told(tiny):
@@ -243,7 +255,7 @@ def test_a_full_gpu_names_what_did_not_fit(tiny, monkeypatch):
     check(GrowingKV, "room", "pass at higher precision", reference_logits, tiny.decoder, ROWS, [[1], [2], [3]], 1)
     check(torch, "stack", "difference of logits", Witness._error, Witness(*witness[1:]), torch.ones(3, 2, 499))
     check(torch.nn.Module, "load_state_dict", "copy of the weights", to_hf, tiny.decoder)
-    [peer] = make(["hf-sdpa"], tiny.decoder, ROWS, Settings(max_new_tokens=2))
+    [peer], _ = make(["hf-sdpa"], tiny.decoder, ROWS, Settings(max_new_tokens=2))
     check(type(peer._model), "generate", "a buffer of transformers", peer.time)
 
 

@@ -7,7 +7,7 @@ from contextlib import closing
 
 import torch
 
-from eet_lab.bench import peers
+from eet_lab.bench import peers, turns
 from eet_lab.bench.measure import Subject
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.progress import Tally
@@ -16,7 +16,7 @@ from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.sameness import Witness
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.settings import Settings, checked_prompts
-from eet_lab.errors import Cancelled, PromptError, did_you_mean, first_line
+from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.monitor import open_source
 from eet_lab.progress import Cancel, Progress
@@ -50,7 +50,7 @@ def race(
     chosen = [as_recipe(each, model.device) for each in (recipes if OURS in providers else ())]
     settings = Settings(max_new_tokens=workload.new_tokens)
     rows = checked_prompts(workload.prompts(model.config.vocab_size), workload.new_tokens, model.config)
-    others, remarks = _available(providers, model.device)
+    others, remarks = turns.split({name: PEERS[name].unavailable(model.device) for name in providers if name in PEERS})
     if not chosen and not others:
         why = "; ".join(remarks) or "no recipe is given"
         raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or others.")
@@ -60,35 +60,19 @@ def race(
     tally.finish()
     with closing(open_source(model.device)) as source:
         ours = [Ours(Subject(model, recipe, rows, settings, source, cancel), recipe, model, rows) for recipe in chosen]
-        theirs = [Theirs(peer, model, rows) for peer in peers.make(others, model.decoder, rows, settings)]
+        made, absent = peers.make(others, model.decoder, rows, settings)
+        theirs = [Theirs(peer, model, rows) for peer in made]
         racers: list[Racer] = [*ours, *theirs]
         try:
             ready, failed = _prepared(racers, witness, tally, cancel)
-            for repeat in range(repeats):
-                for racer in ready:
-                    _check(cancel)
-                    tally.say(f"timing {racer.name}, {repeat + 1} of {repeats}")
-                    racer.time()
-                    tally.finish()
+            turns.time_in_turn(ready, repeats, tally, cancel)
             shared = {"workload": str(workload), "dtype": model.dtype} | taken(model.device)
             found = [Row(**shared, **racer.figures()) for racer in ready]
         finally:
             for racer in racers:
                 racer.close()
     doubts = [f"{each.name}: {warning}" for each in ours for warning in each.warnings]
-    return found, [*remarks, *failed, *dict.fromkeys(doubts)]
-
-
-def _available(providers: Sequence[str], device: str) -> tuple[list[str], list[str]]:
-    """The peers that can run here, and why the others cannot."""
-    absent = {name: PEERS[name].unavailable(device) for name in providers if name in PEERS}
-    remarks = [f"{name} is left out: {why}" for name, why in absent.items() if why]
-    return [name for name, why in absent.items() if not why], remarks
-
-
-def _check(cancel: Cancel | None) -> None:
-    if cancel is not None and cancel.is_set():
-        raise Cancelled("The benchmark was stopped.")
+    return found, [*remarks, *turns.split(absent)[1], *failed, *dict.fromkeys(doubts)]
 
 
 def _prepared(
@@ -97,7 +81,7 @@ def _prepared(
     """Those that are ready, and why the others are not. Ours raise; a peer that fails is left out."""
     ready, failed = [], []
     for racer in racers:
-        _check(cancel)
+        turns.check(cancel)
         tally.say(f"preparing {racer.name}")
         try:
             racer.prepare(witness, tally.building)
@@ -105,7 +89,7 @@ def _prepared(
         except Exception as error:
             if not isinstance(racer, Theirs):
                 raise
-            failed.append(f"{racer.name} failed: {type(error).__name__}: {first_line(error)}")
+            failed.append(turns.failed(racer.name, error))
             torch._dynamo.reset()
         tally.finish()
     return ready, failed

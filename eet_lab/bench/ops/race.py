@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from eet_lab.bench import turns
 from eet_lab.bench.cost import predicted_ms, streaming_gb_per_s
 from eet_lab.bench.launches import Counter, StepLaunches
 from eet_lab.bench.ops.judge import Judge
@@ -20,7 +21,7 @@ from eet_lab.bench.racers import OURS
 from eet_lab.bench.results import Spread
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.timing import Timed
-from eet_lab.errors import Cancelled, PromptError, did_you_mean, first_line
+from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models.load import checked_device, checked_dtype
 from eet_lab.ops import cuda, native
 from eet_lab.ops.oom import memory_for
@@ -60,12 +61,7 @@ def race_op(
     tally = Tally(2 + len(names) * (1 + repeats), progress)
     with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
         entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
-        for repeat in range(repeats):
-            for entry in entries:
-                _check(cancel)
-                tally.say(f"timing {entry.name}, {repeat + 1} of {repeats}")
-                entry.time()
-                tally.finish()
+        turns.time_in_turn(entries, repeats, tally, cancel)
         shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")} | taken(where)
         size = workload.shape.read_bytes(kind.itemsize)
         return [Row(**shared, **entry.figures(size)) for entry in entries], [*absent, *remarks]
@@ -73,13 +69,13 @@ def race_op(
 
 def _available(workload: OpWorkload, names: Sequence[str], device: str) -> tuple[list[str], list[str]]:
     """Those that can run here at these sizes, and why the others cannot."""
-    absent = {}
-    for name in names:
-        other = PROVIDERS.get(name)
-        missing = native.available(device) if other is None else other.unavailable(device)
-        absent[name] = missing or (other and other.unfit(workload.shape))
-    remarks = [f"{name} is left out: {why}" for name, why in absent.items() if why]
-    return [name for name, why in absent.items() if not why], remarks
+
+    def reason(name: str) -> str | None:
+        if name == OURS:
+            return native.available(device)
+        return PROVIDERS[name].unavailable(device) or PROVIDERS[name].unfit(workload.shape)
+
+    return turns.split({name: reason(name) for name in names})
 
 
 def _prepared(
@@ -101,7 +97,7 @@ def _prepared(
     tally.finish()
     entries, remarks = [], []
     for name in names:
-        _check(cancel)
+        turns.check(cancel)
         tally.say(f"preparing {name}")
         try:
             entries.append(Entry(name, workload, copies, judge, device, tally.building))
@@ -110,7 +106,7 @@ def _prepared(
         except Exception as error:
             if name == OURS:
                 raise
-            remarks.append(f"{name} failed: {type(error).__name__}: {first_line(error)}")
+            remarks.append(turns.failed(name, error))
         tally.finish()
     return entries, remarks
 
@@ -192,8 +188,3 @@ def _counted(prepared: Prepared) -> StepLaunches | None:
     prepared.call()
     found = counter.stop()
     return found if all(found) else None
-
-
-def _check(cancel: Cancel | None) -> None:
-    if cancel is not None and cancel.is_set():
-        raise Cancelled("The benchmark was stopped.")

@@ -6,27 +6,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from eet_lab.bench.peers.huggingface import MODES, HuggingFace, Mode, to_hf
 from eet_lab.bench.peers.peer import Peer, Timing
 from eet_lab.bench.peers.torch_graphs import StaticGPT2, TorchGraphs
 from eet_lab.engine.settings import Settings
+from eet_lab.errors import OutOfMemory, first_line
 from eet_lab.models.decoder import Decoder
 
 PEERS: dict[str, Mode | type[TorchGraphs]] = {mode.name: mode for mode in MODES} | {TorchGraphs.name: TorchGraphs}
 
 
-def make(names: Sequence[str], model: Decoder, rows: Sequence[Sequence[int]], settings: Settings) -> Iterator[Peer]:
-    """The peers of those names; the modes of transformers share one copy of the weights, made for the first."""
+def make(
+    names: Sequence[str], model: Decoder, rows: Sequence[Sequence[int]], settings: Settings
+) -> tuple[list[Peer], dict[str, str]]:
+    """The peers of those names, and why others could not be made.
+
+    The modes of transformers share one copy of the weights, for which there may be no memory.
+    """
+    made: list[Peer] = []
+    absent: dict[str, str] = {}
     hf = None
     for name in names:
         kind = PEERS[name]
-        if isinstance(kind, Mode):
-            hf = hf or to_hf(model)
-            yield HuggingFace(kind, hf, rows, settings)
-        else:
-            yield kind(model, rows, settings)
+        try:
+            if isinstance(kind, Mode):
+                hf = hf or to_hf(model)
+                made.append(HuggingFace(kind, hf, rows, settings))
+            else:
+                made.append(kind(model, rows, settings))
+        except OutOfMemory as error:
+            absent[name] = first_line(error)
+    return made, absent
 
 
 __all__ = ["PEERS", "HuggingFace", "Mode", "Peer", "StaticGPT2", "Timing", "TorchGraphs", "make", "to_hf"]
