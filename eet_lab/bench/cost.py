@@ -16,7 +16,7 @@ import torch
 
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.results import Cost, Spread
-from eet_lab.bench.timing import Timed, event_ms
+from eet_lab.bench.timing import Timed, took_ms
 from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.ops.oom import memory_for
 
@@ -107,13 +107,5 @@ def streaming_gb_per_s(device: str) -> float:
     num_bytes = min(NUM_BYTES[device], free // 4)
     with memory_for(f"a buffer of {num_bytes / 2**20:.0f} MiB, to measure how fast memory can be read,"):
         buffer = torch.ones(num_bytes // 4, device=device)
-        best = min(_seconds(buffer) for _ in range(7))
-    return num_bytes / best / 1e9
-
-
-def _seconds(buffer: torch.Tensor) -> float:
-    if buffer.device.type == "cuda":
-        return event_ms(buffer.sum) / 1e3
-    start = time.perf_counter()
-    buffer.sum()
-    return time.perf_counter() - start
+        best_ms = min(took_ms(buffer.sum, device) for _ in range(7))
+    return num_bytes / best_ms / 1e6

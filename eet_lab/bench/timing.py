@@ -22,6 +22,15 @@ def event_ms(work: Callable[[], Any]) -> float:
     return start.elapsed_time(end)
 
 
+def took_ms(work: Callable[[], Any], device: str) -> float:
+    """Milliseconds that one call takes on `device` ("cpu" or "cuda")."""
+    if device == "cuda":
+        return event_ms(work)
+    start = time.perf_counter()
+    _kept = work()  # to be freed after the clock was read
+    return (time.perf_counter() - start) * 1e3
+
+
 def captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
     """The calls as one graph; what they return lives as long as it."""
     side = torch.cuda.Stream()

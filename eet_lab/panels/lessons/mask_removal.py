@@ -5,10 +5,8 @@ B rows, H heads, Q queries, K keys, D head dim.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.bench import Comparison
+from eet_lab.bench.timing import took_ms
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.engine.mask import dense_mask
@@ -116,21 +115,13 @@ def attention_ms(model: Model) -> tuple[float, float]:
         for _ in model.decoder.layers:
             reference.attention(qkv, kv, step, empty=fresh)
 
-    return _median_ms(masked, like.device), _median_ms(bounded, like.device)
+    return _median_ms(masked, like.device.type), _median_ms(bounded, like.device.type)
 
 
 @torch.inference_mode()
-def _median_ms(run: Callable[[], None], device: torch.device, repeats: int = 9) -> float:
-    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else (lambda: None)
+def _median_ms(run: Callable[[], None], device: str) -> float:
     run()  # warm up
-    times = []
-    for _ in range(repeats):
-        wait()
-        start = time.perf_counter()
-        run()
-        wait()
-        times.append((time.perf_counter() - start) * 1e3)
-    return median(times)
+    return median(took_ms(run, device) for _ in range(9))
 
 
 def verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:

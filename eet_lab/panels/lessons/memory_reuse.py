@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from functools import partial
 from statistics import median
 
 import plotly.graph_objects as go
 import torch
 
 from eet_lab.bench import Comparison
+from eet_lab.bench.timing import took_ms
 from eet_lab.memory import PLANNERS, Plan
 from eet_lab.models import Model
 from eet_lab.panels import theme
@@ -94,17 +93,12 @@ def copy_gb_per_s(model: Model) -> float:
     shape = (num_rows, config.num_heads, (begin + end) // 2, config.head_dim)
     cache = [like.new_zeros(shape) for _ in range(2 * config.num_layers)]
     new = like.new_zeros(*shape[:2], 1, shape[3])
-    wait = partial(torch.cuda.synchronize, like.device) if like.device.type == "cuda" else (lambda: None)
-    seconds = []
-    for _ in range(7):
-        wait()
-        start = time.perf_counter()
-        cache_next = [torch.cat((old, new), 2) for old in cache]
-        wait()
-        seconds.append(time.perf_counter() - start)
-        del cache_next
-    num_bytes = 2 * sum(old.numel() * old.element_size() for old in cache)
-    return num_bytes / sorted(seconds)[len(seconds) // 2] / 1e9
+
+    def concatenate() -> list[torch.Tensor]:
+        return [torch.cat((old, new), 2) for old in cache]
+
+    num_bytes = 2 * sum(old.nbytes for old in cache)
+    return num_bytes / median(took_ms(concatenate, like.device.type) for _ in range(7)) / 1e6
 
 
 def verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:

@@ -6,7 +6,6 @@ B rows, T tokens, K columns of the KV cache, C channels, F FFN width, L layers, 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import NamedTuple
@@ -17,7 +16,7 @@ import torch
 from eet_lab.bench import Workload
 from eet_lab.bench.cost import streaming_gb_per_s
 from eet_lab.bench.rows import Row
-from eet_lab.bench.timing import event_ms
+from eet_lab.bench.timing import took_ms
 from eet_lab.models.config import Config
 from eet_lab.panels import theme
 from eet_lab.panels.lessons import recorded
@@ -107,16 +106,8 @@ def roof_here(device: str) -> Roof:
 def _matmul_tflops(device: str) -> float:
     size, dtype = (8192, torch.float16) if device == "cuda" else (640, torch.float32)
     a = torch.ones(size, size, device=device, dtype=dtype)
-    times = [_took_ms(a, device) for _ in range(7)]
+    times = [took_ms(lambda: a @ a, device) for _ in range(7)]
     return 2 * size**3 / median(times[2:]) / 1e9
-
-
-def _took_ms(a: torch.Tensor, device: str) -> float:
-    if device == "cuda":
-        return event_ms(lambda: a @ a)
-    start = time.perf_counter()
-    a @ a
-    return (time.perf_counter() - start) * 1e3
 
 
 def recorded_points() -> list[Point]:
