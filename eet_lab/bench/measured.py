@@ -1,0 +1,153 @@
+"""What is measured, and where and how sure: the frozen dataclasses that results are made of.
+
+Times are ms, sizes are bytes. Whatever is None could not be measured here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Literal
+
+Verdict = Literal["identical", "within rounding", "lossy", "different"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some repeats, and the range that holds the middle 60 % of them."""
+
+    p20: float
+    p50: float
+    p80: float
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> Spread | None:
+        """The spread of `values`, interpolated; None where one of them is missing or there are none."""
+        known = [value for value in values if value is not None]
+        if not known or len(known) < len(values):
+            return None
+        fifths = quantiles(known, n=10, method="inclusive") if len(known) > 1 else known * 9
+        return cls(*(round(fifths[i], 4) for i in (1, 4, 7)))
+
+    def minus(self, other: Spread) -> Spread:
+        """The difference of the medians, so that a row of them adds up; the range is the widest that both allow."""
+        ends = self.p20 - other.p80, self.p50 - other.p50, self.p80 - other.p20
+        return Spread(*(round(end, 4) for end in ends))
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a result was taken. `device` is a name, `device_kind` "cpu" or "cuda".
+
+    `recorded`: it came with the package or from a file, and is no measurement of this machine.
+    """
+
+    device: str
+    device_kind: str
+    driver: str | None
+    torch: str
+    transformers: str
+    eet_lab: str
+    commit: str | None
+    date: str  # ISO 8601, UTC
+    dtype: str
+    model: str
+    model_label: str
+    recorded: bool = False
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the hardware asks for one decode step at its middle length, beside what was measured.
+
+    `floor_ms` is `step_bytes` at `ceiling_gb_per_s`, the rate that a streaming read reached on this device in this
+    process.
+    """
+
+    weight_bytes: int  # each weight that a step reads, the LM head included
+    kv_bytes: int  # keys and values of all rows
+    ceiling_gb_per_s: float | None
+    floor_ms: float | None
+    gb_per_s: float | None  # achieved: step_bytes over the measured time per token
+    launches_per_token: float | None
+
+    @property
+    def step_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """How well a text is predicted: `nats` is the mean surprise of a token, and e to that the perplexity.
+
+    `nats` is None where it would say nothing, and `why_not` tells why.
+    """
+
+    nats: float | None
+    num_tokens: int  # that were predicted
+    text: str  # which one
+    why_not: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """Among how many tokens, equally likely, the next one would be as hard to guess."""
+        return None if self.nats is None else math.exp(self.nats)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One recipe on one workload.
+
+    `step_ms` traces every step of the median repeat, the prefill first; `step_tokens[i]` says how many tokens
+    step i generated (0 while a prompt is still being read). `memory` has the keys of `MEMORY_KEYS` in bytes;
+    `memory_source` says how the peak was found: "measured" by torch's counters on a GPU, "planned" from lifetimes
+    on the CPU. `prepare_s` is building kernels, capturing and the first warm-up. `tokens` and `texts` are what was
+    generated. `perplexity` is known where a recipe is lossy, or compared with one that is.
+    """
+
+    recipe: str
+    title: str
+    ttft_ms: Spread | None
+    tpot_ms: Spread | None
+    total_ms: Spread | None
+    tokens_per_s: Spread | None
+    step_ms: tuple[float, ...]
+    step_tokens: tuple[int, ...]
+    memory: dict[str, int]
+    memory_source: Literal["measured", "planned"]
+    prepare_s: float
+    captures: int
+    joules_per_token: float | None
+    tokens: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+    repeats: int
+    warnings: tuple[str, ...] = ()
+    cost: Cost | None = None
+    perplexity: Perplexity | None = None
+
+
+MEMORY_KEYS = ("weights", "kv", "kv_growth", "activations", "workspace", "peak")
+"""Of `Measurement.memory`: the final KV cache, the copy beside a growing one, activations, what libraries and graphs
+keep for themselves, and the most at once."""
+
+
+@dataclass(frozen=True)
+class Sameness:
+    """Whether a recipe computes what the baseline computes.
+
+    `max_error` is the largest difference of its teacher-forced logits from a reference in higher precision, and
+    `budget` what rounding explains; None and 0 where the baseline's own logits overflow. `first_difference[b]` is the
+    first generated token in which row b parts from the baseline, `margins[b]` how far its choice lies below the
+    reference's there (a near-tie if small); None for rows that never part. "lossy": the recipe changes the weights, and
+    `budget` holds what it states as well.
+    """
+
+    same_tokens: bool
+    first_difference: tuple[int | None, ...]
+    margins: tuple[float | None, ...]
+    max_error: float | None
+    budget: float
+    verdict: Verdict
+    explanation: str
