@@ -3,33 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 from eet_lab.errors import RecipeError, did_you_mean
+from eet_lab.knobs import check_knobs, knob, read_knobs
 from eet_lab.parts import Parts, replaced
 
+__all__ = ["NUMERICS", "Recipe", "Technique", "everything", "knob", "known", "register", "registry"]
+
 NUMERICS = ("exact", "reordered", "lossy")
-
-
-KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word"}
-"""What a knob's value must be, in words."""
-
-
-def knob(
-    default: Any,
-    help: str,
-    *,
-    choices: Iterable[Any] = (),
-    low: float | None = None,
-    high: float | None = None,
-) -> Any:
-    """A field of a technique that the user may turn: one of `choices`, or a number from `low` to `high`."""
-    limits = MappingProxyType({"help": help, "choices": tuple(choices), "low": low, "high": high})
-    return field(default=default, metadata=limits)
 
 
 @dataclass(frozen=True)
@@ -50,8 +36,7 @@ class Technique:
     headline: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            self._check_knob(f.name, getattr(self, f.name), f.metadata)
+        check_knobs(self)
 
     def apply(self, parts: Parts) -> Parts:
         """The parts with this technique in them."""
@@ -79,18 +64,6 @@ class Technique:
     def __str__(self) -> str:
         turned = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
         return ":".join([self.name, *turned])
-
-    def _check_knob(self, name: str, value: Any, limits: Mapping[str, Any]) -> None:
-        choices, low, high = (limits.get(limit) for limit in ("choices", "low", "high"))
-        kind = type(next(f.default for f in fields(self) if f.name == name))
-        if choices:
-            hint = did_you_mean(value, choices) if isinstance(value, str) else ""
-            fine = value in choices
-        else:
-            fits, hint = type(value) is kind or (kind is float and type(value) is int), ""
-            fine = fits and (low is None or value >= low) and (high is None or value <= high)
-        if not fine:
-            raise RecipeError(f"{self.name}:{name} is {value!r}, but it must be {_allowed(kind, limits)}.{hint}")
 
 
 @dataclass(frozen=True)
@@ -151,7 +124,7 @@ class Recipe:
             elif name in named:
                 raise RecipeError(f"{name} is named twice in {text!r}; name it once.")
             else:
-                chosen[name] = known(name)(**_parsed_knobs(known(name), turns))
+                chosen[name] = known(name)(**read_knobs(known(name), turns))
                 named.add(name)
         return cls(tuple(chosen.values()))
 
@@ -263,31 +236,3 @@ def everything(device: str) -> Recipe:
         except RecipeError:
             continue
     return recipe
-
-
-def _allowed(kind: type, limits: Mapping[str, Any]) -> str:
-    """What a knob may be: its choices, or a kind of value and its limits."""
-    choices, low, high = (limits.get(limit) for limit in ("choices", "low", "high"))
-    if choices and kind is not bool:
-        return f"one of {', '.join(map(str, choices))}"
-    ends = [f"from {low}"] * (low is not None) + [f"to {high}"] * (high is not None)
-    return " ".join([KINDS.get(kind, f"a {kind.__name__}"), *ends])
-
-
-def _parsed_knobs(technique: type[Technique], turns: Iterable[str]) -> dict[str, Any]:
-    defaults: dict[str, Any] = {f.name: f.default for f in fields(technique)}
-    values: dict[str, Any] = {}
-    for turn in turns:
-        name, _, text = turn.partition("=")
-        if name not in defaults:
-            has = f"its knobs are {', '.join(defaults)}" if defaults else "it has no knobs"
-            raise RecipeError(f"{technique.name} has no knob {name!r}; {has}.{did_you_mean(name, defaults)}")
-        kind: type = type(defaults[name])
-        limits = next(f.metadata for f in fields(technique) if f.name == name)
-        try:
-            values[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)
-        except (ValueError, KeyError):
-            raise RecipeError(
-                f"{technique.name}:{name} is {text!r}, but it must be {_allowed(kind, limits)}."
-            ) from None
-    return values

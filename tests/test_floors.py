@@ -11,7 +11,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # From the ground up. A name covers its sub-modules unless they are named themselves; the longest name counts.
 FLOORS = (
-    ("eet_lab.errors", "eet_lab.limits", "eet_lab.paths", "eet_lab.progress", "eet_lab.threads", "eet_lab.words"),
+    (
+        "eet_lab.errors",
+        "eet_lab.knobs",
+        "eet_lab.limits",
+        "eet_lab.paths",
+        "eet_lab.progress",
+        "eet_lab.threads",
+        "eet_lab.words",
+    ),
     ("eet_lab.ops", "eet_lab.memory", "eet_lab.scheduling", "eet_lab.monitor"),
     ("eet_lab.models",),
     ("eet_lab.engine",),

@@ -1,0 +1,72 @@
+"""Knobs: the fields of a technique that the user may turn; what each may be, checked and read from words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import Field, field, fields
+from types import MappingProxyType
+from typing import Any
+
+from eet_lab.errors import RecipeError, did_you_mean
+
+KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a word"}
+"""What a knob's value must be, in words."""
+
+
+def knob(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[Any] = (),
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
+    """A field of a technique that the user may turn: one of `choices`, or a number from `low` to `high`."""
+    limits = MappingProxyType({"help": help, "choices": tuple(choices), "low": low, "high": high})
+    return field(default=default, metadata=limits)
+
+
+def check_knobs(technique: Any) -> None:
+    """RecipeError where a technique's knob is not what it may be."""
+    for f in fields(technique):
+        value, kind = getattr(technique, f.name), type(f.default)
+        choices, low, high = _limits(f)
+        if choices:
+            hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+            fine = value in choices
+        else:
+            fits, hint = type(value) is kind or (kind is float and type(value) is int), ""
+            fine = fits and (low is None or value >= low) and (high is None or value <= high)
+        if not fine:
+            raise RecipeError(f"{technique.name}:{f.name} is {value!r}, but it must be {_allowed(f)}.{hint}")
+
+
+def read_knobs(technique: Any, turns: Iterable[str]) -> dict[str, Any]:
+    """Knobs by name from words such as "planner=gsoc"; RecipeError where there is no such knob, or no such value."""
+    knobs = {f.name: f for f in fields(technique)}
+    values: dict[str, Any] = {}
+    for turn in turns:
+        name, _, text = turn.partition("=")
+        if name not in knobs:
+            has = f"its knobs are {', '.join(knobs)}" if knobs else "it has no knobs"
+            raise RecipeError(f"{technique.name} has no knob {name!r}; {has}.{did_you_mean(name, knobs)}")
+        kind: type = type(knobs[name].default)
+        try:
+            values[name] = {"True": True, "False": False}[text] if kind is bool else kind(text)
+        except (ValueError, KeyError):
+            raise RecipeError(f"{technique.name}:{name} is {text!r}, but it must be {_allowed(knobs[name])}.") from None
+    return values
+
+
+def _allowed(f: Field) -> str:
+    """What a knob may be: its choices, or a kind of value and its limits."""
+    kind, (choices, low, high) = type(f.default), _limits(f)
+    if choices and kind is not bool:
+        return f"one of {', '.join(map(str, choices))}"
+    ends = [f"from {low}"] * (low is not None) + [f"to {high}"] * (high is not None)
+    return " ".join([KINDS.get(kind, f"a {kind.__name__}"), *ends])
+
+
+def _limits(f: Field) -> tuple[Any, Any, Any]:
+    """A knob's choices, its lowest and its highest value; a field that is no `knob` has none."""
+    return f.metadata.get("choices"), f.metadata.get("low"), f.metadata.get("high")
