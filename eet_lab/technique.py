@@ -24,7 +24,8 @@ class Technique:
 
     `requires` names techniques that must be on beside it; `numerics` is "exact", "reordered" (the same sums in another
     order) or "lossy"; `tolerance` is the bound that a lossy one states: how far its logits may be off, as a share of
-    the largest; `headline` ones come first in every list.
+    the largest; `headline` ones come first in every list. One that `wraps` changes how others' parts are run and not
+    what they are: a slot that it changes stays whose it was.
     """
 
     name: ClassVar[str]
@@ -34,6 +35,7 @@ class Technique:
     tolerance: ClassVar[float] = 0.0
     stages: ClassVar[tuple[str, ...]] = ("generate",)
     headline: ClassVar[bool] = False
+    wraps: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_knobs(self)
@@ -94,7 +96,7 @@ class Recipe:
         owner: dict[str, str] = {}
         for t in self.techniques:
             after = t.apply(parts)
-            for slot in replaced(parts, after):
+            for slot in () if t.wraps else replaced(parts, after):
                 if owner.get(slot, t.name) not in (t.name, *t.requires):  # what it requires, it may refine
                     raise RecipeError(f"{owner[slot]} and {t.name} both replace {slot}; leave one of them out.")
                 owner[slot] = t.name

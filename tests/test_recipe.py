@@ -20,9 +20,10 @@ IDS = [t.name for t in ALL]
 @pytest.mark.parametrize("technique", ALL, ids=IDS)
 class TestContract:
     def test_pure_and_effective(self, technique):
-        before = Parts()
+        before = Recipe(tuple(registry()[name]() for name in technique.requires)).parts
+        kept = replace(before)
         assert technique().apply(before) == technique().apply(before) != before
-        assert before == Parts()
+        assert before == kept
 
     def test_card(self, technique):
         card = technique().card
@@ -147,6 +148,11 @@ def test_conflicts_are_computed_per_slot(own):
         Recipe.parse("pre_padding,rival")
     assert "rival" not in everything("cpu").names  # what came first stays
     assert list(replaced(Parts(), own().apply(Parts()))) == ["prompts"]
+
+
+def test_one_that_wraps_takes_no_slot(own):
+    own.wraps = True
+    assert Recipe.parse("pre_padding,rival").parts.prompts is up_to_the_shortest
 
 
 def test_what_a_technique_requires_it_may_refine(own):
