@@ -156,7 +156,7 @@ def test_the_readers_prediction_stands_beside_what_was_measured():
 def test_what_is_on_already_is_not_proposed():
     on = Recipe.parse(recorded.fastest().recipe, "cuda").names
     text = str(decode_speed.left_over(answered(2.5)).things[2].data)
-    for name in ("cuda_graphs", "fused_kernels", "fused_sampling", "int8_weights"):
+    for name in ("cuda_graphs", "dependent_launch", "fused_kernels", "fused_sampling", "int8_weights"):
         assert f"{name} (on already)" in text if name in on else f"{name}<" in text
 
 

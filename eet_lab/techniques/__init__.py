@@ -2,6 +2,7 @@
 
 from eet_lab.technique import register
 from eet_lab.techniques.cuda_graphs import CudaGraphs
+from eet_lab.techniques.dependent_launch import DependentLaunch
 from eet_lab.techniques.fused_kernels import FusedKernels
 from eet_lab.techniques.fused_sampling import FusedSampling
 from eet_lab.techniques.int8_weights import Int8Weights
@@ -18,12 +19,14 @@ for technique in (
     FusedKernels,
     FusedSampling,
     CudaGraphs,
+    DependentLaunch,
     Int8Weights,
 ):
     register(technique)
 
 __all__ = [
     "CudaGraphs",
+    "DependentLaunch",
     "FusedKernels",
     "FusedSampling",
     "Int8Weights",

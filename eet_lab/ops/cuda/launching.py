@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import cache, partial, update_wrapper
 from typing import Any, TypeVar
@@ -35,6 +36,11 @@ def with_options(op: Callable, **options: Any) -> Callable:
 def dependent(op: Callable) -> Callable:
     """The same op, whose kernels may begin while the kernel before them still runs (csrc/eet/dependent.cuh)."""
     return with_options(op, dependent=True)
+
+
+def can_be_dependent(op: Callable) -> bool:
+    """Whether there is such a version of it."""
+    return "dependent" in inspect.signature(op).parameters
 
 
 def stream_of(x: Tensor) -> int:

@@ -5,6 +5,8 @@ T tokens, B rows, C channels, V words, S columns.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -59,10 +61,18 @@ def next_token(
 
 @needs(*norm_linear.kernels)  # type: ignore[attr-defined]
 def next_token_by_torch(
-    x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty
+    x: Tensor,
+    step: Step,
+    norm_w: Norm,
+    head: Linear,
+    sampling: Sampling,
+    *,
+    empty: Empty,
+    dependent: bool = False,
 ) -> Tensor:
     """The next token of every row, [B]: the reference's choice among the logits of our norm and head."""
-    return reference.next_token(x, step, norm_w, head, sampling, empty=empty, norm_linear=norm_linear)
+    logits = partial(norm_linear, dependent=dependent)
+    return reference.next_token(x, step, norm_w, head, sampling, empty=empty, norm_linear=logits)
 
 
 @needs("sampling")

@@ -1,0 +1,61 @@
+"""Dependent launch: a kernel begins before the one ahead of it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+import torch
+
+from eet_lab.ops import native
+from eet_lab.ops.cuda.launching import can_be_dependent, dependent
+from eet_lab.parts import Ops, Parts
+from eet_lab.technique import Technique
+
+OLDEST_GPU = (9, 0)
+"""Compute capability: griddepcontrol, and launches that it works with."""
+
+
+@dataclass(frozen=True)
+class DependentLaunch(Technique):
+    """Let a kernel begin, and request its weights, while the one ahead of it still works.
+
+    Between two kernels the GPU is idle: the last block of the first must end and its results be written, the second
+    must be started, and its first weights take about a microsecond to arrive. With this, the second one's blocks start
+    as soon as there is room for them; they request what no kernel of the step writes (weights, and keys and values of
+    earlier steps), and only then wait for the kernel ahead. What they compute stays the same, to the bit.
+
+    Every kernel of ours takes part. PyTorch's own, which stand around the layers without `fused_sampling`, and the
+    longer passes' matrix products begin when all before them has ended, as ever.
+
+    Columns of the KV cache that earlier steps wrote are read ahead, so they must lie still: it needs `memory_reuse`,
+    since a cache that grows is copied in every step.
+
+    Expect each launch of a decode step to cost less: the more of them there are for the bytes that they read, the
+    greater the share. Without `cuda_graphs` Python launches too slowly for any kernel to begin early.
+
+    Source: NVIDIA's programmatic dependent launch (Hopper, 2022); to request weights before the wait as in TensorRT-LLM
+    and in "Look Ma, No Bubbles!" (Hazy Research, 2025).
+    """
+
+    name: ClassVar[str] = "dependent_launch"
+    title: ClassVar[str] = "Dependent launch"
+    requires: ClassVar[tuple[str, ...]] = ("memory_reuse", "fused_kernels")
+    wraps: ClassVar[bool] = True
+
+    def apply(self, parts: Parts) -> Parts:
+        # Safe in a prefill as well, and with any of the ops in plain PyTorch: csrc/eet/dependent.cuh says why.
+        ops = {f.name: getattr(parts.ops, f.name) for f in fields(Ops)}
+        early = {name: dependent(op) for name, op in ops.items() if can_be_dependent(op)}
+        return replace(parts, ops=replace(parts.ops, **early))
+
+    def unavailable(self, device: str = "cpu") -> str | None:
+        if problem := native.available(device):
+            return problem
+        major, minor = torch.cuda.get_device_capability(device)
+        if (major, minor) >= OLDEST_GPU:
+            return None
+        return (
+            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, but dependent launch needs "
+            f"{OLDEST_GPU[0]}.{OLDEST_GPU[1]} (Hopper) or newer."
+        )

@@ -1,0 +1,244 @@
+"""Dependent launch without a GPU: which ops it changes, what reaches launchers, and the order inside kernels."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import ClassVar
+
+import pytest
+import torch
+
+from eet_lab.bench.ladder import rungs_down, rungs_up
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import RecipeError
+from eet_lab.models import weights
+from eet_lab.models.config import Config
+from eet_lab.ops import cuda, native
+from eet_lab.ops.native.build import source
+from eet_lab.ops.native.launchers import signatures
+from eet_lab.parts import Parts
+from eet_lab.technique import _REGISTRY, Recipe, Technique, register, registry
+from eet_lab.techniques import DependentLaunch
+
+NEEDED = "memory_reuse,fused_kernels"
+ALL = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
+IN_LAYERS = {"norm_linear", "linear_residual", "masked_attention", "attention"}
+
+
+def parts(words: str) -> Parts:
+    return Recipe.parse(words).parts
+
+
+def dependent_slots(words: str) -> set[str]:
+    ops = parts(words).ops
+    found = {f.name: getattr(getattr(ops, f.name), "keywords", {}) for f in fields(ops)}
+    return {name for name, keywords in found.items() if keywords.get("dependent")}
+
+
+# --- recipes
+
+
+def test_it_needs_a_cache_that_lies_still_and_kernels_of_ours():
+    for words, missing in (("memory_reuse", "fused_kernels"), ("fused_kernels", "memory_reuse")):
+        with pytest.raises(RecipeError, match=f"dependent_launch needs {missing}"):
+            Recipe.parse(f"{words},dependent_launch")
+    assert DependentLaunch.numerics == "exact"
+
+
+def test_every_op_of_ours_becomes_dependent_and_plain_ones_stay():
+    assert dependent_slots(ALL) == {f.name for f in fields(parts(ALL).ops)}
+    assert dependent_slots(f"{NEEDED},dependent_launch") == {*IN_LAYERS, "next_token"}
+    assert dependent_slots(ALL.replace(",dependent_launch", "")) == set()
+    plain, early = parts(NEEDED).ops, parts(f"{NEEDED},dependent_launch").ops
+    assert early.embed is plain.embed and early.advance is plain.advance
+    assert early.kernels == plain.kernels
+
+
+def test_what_else_was_chosen_of_an_op_stays():
+    words = "memory_reuse,fused_kernels:norm_rows=2"
+    plain, early = (parts(each).ops.norm_linear for each in (words, f"{words},dependent_launch"))
+    assert early.func is plain and plain.keywords == {"norm_rows": 2}
+    assert early.__name__ == "norm_linear", "launches are declared by name"
+
+
+def test_it_takes_its_turn_after_graphs():
+    names = Recipe.parse(ALL).names
+    assert names.index("dependent_launch") == names.index("cuda_graphs") + 1
+
+
+def test_the_ladder_adds_it_last_and_leaves_it_out_with_what_it_needs():
+    full = Recipe.parse(ALL)
+    *_, (name, along, recipe) = rungs_up(full)
+    assert (name, along, recipe) == ("dependent_launch", (), full)
+    gone = {name: along for name, along, _ in rungs_down(full)}
+    assert gone["dependent_launch"] == ()
+    assert "dependent_launch" in gone["memory_reuse"] and "dependent_launch" in gone["fused_kernels"]
+    assert gone["fused_sampling"] == ()
+
+
+def test_an_op_from_a_cell_can_still_take_the_place_of_one_that_it_wrapped():
+    before = dict(_REGISTRY)
+
+    @register
+    @dataclass(frozen=True)
+    class Own(Technique):
+        """Attention of a learner's own."""
+
+        name: ClassVar[str] = "own"
+        title: ClassVar[str] = "Own"
+        requires: ClassVar[tuple[str, ...]] = ("fused_kernels",)
+
+        def apply(self, parts: Parts) -> Parts:
+            return replace(parts, ops=replace(parts.ops, attention=cuda.attention))
+
+    try:
+        assert dependent_slots(f"{ALL},own") == dependent_slots(ALL) - {"attention"}
+    finally:
+        _REGISTRY.clear()
+        _REGISTRY.update(before)
+
+
+@pytest.mark.parametrize(
+    ("capability", "says"),
+    [((8, 9), r"Some GPU has compute capability 8.9, but dependent launch needs 9.0 \(Hopper\)"), ((9, 0), None)],
+)
+def test_older_gpus_are_told_and_it_is_the_models_gpu_that_is_asked(capability, says, monkeypatch):
+    asked = []
+    monkeypatch.setattr(native, "available", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: asked.append(device) or capability)
+    reason = DependentLaunch().unavailable("cuda:1")
+    assert re.match(says, reason) if says else reason is None
+    assert asked == ["cuda:1"]
+
+
+def test_it_is_refused_on_a_cpu():
+    assert "NVIDIA GPU" in DependentLaunch().unavailable("cpu")
+
+
+# --- launches
+
+
+class Library:
+    """Launchers that launch nothing: they note their names, and what each was told of `dependent` (None: nothing)."""
+
+    path = "fake"
+
+    def __init__(self, kernel: str, launched: list[tuple[str, bool | None]]) -> None:
+        self._signatures, self._launched = signatures(source(kernel).read_text()), launched
+
+    def __getattr__(self, name: str):
+        place = next((i for i, p in enumerate(self._signatures[name]) if p.name == "dependent"), None)
+        return lambda *args: self._launched.append((name, None if place is None else bool(args[place])))
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The ops over kernels, on a CPU."""
+    launches: list[tuple[str, bool | None]] = []
+    monkeypatch.setattr(native, "loaded", cache(lambda kernel: Library(kernel, launches)))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    return launches
+
+
+def passes(words: str, launched: list, settings: Settings, num_rows: int = 2) -> tuple[list, list]:
+    """What a prefill and a decode step launch."""
+    model = weights.random_decoder(Config(2, 64, 2, 256, 504, 128), 0, torch.device("cpu"), torch.float16)
+    made = parts(words)
+    state, first = made.prompts([[1 + row] * (20 + row) for row in range(num_rows)], 4)
+    with torch.inference_mode():
+        session = Engine(model, made)._opened(state, first, settings)
+        found = []
+        for run in (session.prefill, lambda: session.decode(first.extent + 1)):
+            launched.clear()
+            run()
+            found.append(list(launched))
+    return found[0], found[1]
+
+
+GRAPHLESS = ALL.replace(",cuda_graphs", "")  # a CPU cannot capture
+
+
+@pytest.mark.parametrize("settings", [Settings(4), Settings(4, temperature=0.7, top_k=9)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        GRAPHLESS,
+        GRAPHLESS.replace("fused_sampling,", ""),
+        GRAPHLESS.replace("mask_removal,", "").replace("packed_prefill,", ""),
+        f"{GRAPHLESS},int8_weights",
+    ],
+    ids=["all", "no-fused_sampling", "masked", "int8"],
+)
+def test_every_launch_of_a_step_that_can_is_dependent(words, settings, launched):
+    prefill, step = passes(words, launched, settings)
+    assert len(step) >= 5 * 2 + 1
+    assert all(dependent for _, dependent in step), step
+    assert all(dependent is not False for _, dependent in prefill), prefill
+    without = passes(words.replace(",dependent_launch", ""), launched, settings)
+    assert [[name for name, _ in launches] for launches in without] == [
+        [name for name, _ in launches] for launches in (prefill, step)
+    ]
+    assert not any(dependent for launches in without for _, dependent in launches)
+
+
+def test_what_writes_the_cache_in_a_long_prefill_waits_for_all(launched):
+    prefill, _ = passes(GRAPHLESS, launched, Settings(4))
+    assert prefill.count(("eet_append", None)) == 2, "one a layer, launched without the attribute"
+
+
+# --- kernels: the invariant of csrc/eet/dependent.cuh
+
+KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^{;]*?\)\s+)?(\w+_kernel|\w+)\([^{;]*?\)\s*\{")
+AHEAD = {"linear_kernel", "int8_linear_kernel"}
+"""These let the next kernel begin before their own wait: ahead of it they read weights, and nothing else."""
+ONE_WARP = "if (warp == kWarps) {"
+
+
+def kernels() -> dict[str, str]:
+    """The bodies of all kernels whose launchers have the parameter."""
+    found = {}
+    for name in native.all_names():
+        text = re.sub(r"//.*", "", source(name).read_text())
+        if "int dependent" in text:
+            found |= {match[1]: block(text, match.end()) for match in KERNEL.finditer(text)}
+    return found
+
+
+def block(text: str, begin: int) -> str:
+    """From behind an opening brace up to the one that closes it."""
+    depth = 1
+    for end in range(begin, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[end], 0)
+        if not depth:
+            return text[begin:end]
+    raise AssertionError("a brace is not closed")
+
+
+def outermost(body: str) -> str:
+    """A kernel's own statements, without what stands in braces."""
+    while "{" in body:
+        body = re.sub(r"\{[^{}]*\}", "", body)
+    return body
+
+
+def test_all_kernels_of_a_step_are_looked_at():
+    assert {"embed_kernel", "decode_kernel", "choose_kernel", "choose_best_kernel", "advance_kernel"} <= set(kernels())
+    assert set(kernels()) >= AHEAD
+
+
+@pytest.mark.parametrize("name", sorted(kernels()))
+def test_a_kernel_waits_in_every_block_and_then_lets_the_next_begin(name):
+    body = kernels()[name]
+    waits, lets = (f"eet::{call}();" for call in ("wait_for_previous", "let_next_begin"))
+    assert body.count(waits) == body.count(lets) == 1
+    assert waits in outermost(body) and lets in outermost(body), "under no condition"
+    before = body[: body.index(waits)]
+    if ONE_WARP in before:
+        begin = before.index(ONE_WARP) + len(ONE_WARP)
+        before = before[:begin] + before[begin + len(block(before, begin)) :]
+    assert "return;" not in before, "one warp may leave without a wait, never a block"
+    assert (body.index(lets) < body.index(waits)) == (name in AHEAD)
