@@ -128,7 +128,8 @@ def ladder_here(result: Ladder, model: Model) -> Shown:
         "that does next to nothing. What is measured is more, since Python runs between the calls, and calls on real "
         "tensors do more than that one.",
         "cuda": "The prediction is the slower of two: the device (bytes, and a price for each kernel) and the host (a "
-        "price for each launch), both prices measured here.",
+        "price for each launch), both prices measured here. It does not know that dependent launch lets a kernel begin "
+        "while the one before still runs: on that rung only the measurement moves.",
     }[model.device]
     return Shown(
         here(model),
