@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from queue import SimpleQueue
-from textwrap import shorten
 from typing import Any
 
 import ipywidgets as W
 
 from eet_lab.bench import Ladder
-from eet_lab.bench.progress import Clock
-from eet_lab.errors import EETError, first_line
+from eet_lab.errors import EETError
 from eet_lab.models import Model
 from eet_lab.panels import jobs, theme
 from eet_lab.panels.choices import Choices
@@ -28,6 +26,7 @@ from eet_lab.panels.refresh import Refresh
 from eet_lab.panels.runs import Runs
 from eet_lab.panels.shelf import Shelf
 from eet_lab.panels.state import State, problem
+from eet_lab.panels.status import Status
 from eet_lab.panels.toggles import Toggles
 from eet_lab.panels.worker import Finished, Phase, Progress, Sampled, Started, Step, Worker
 
@@ -40,13 +39,10 @@ class Desk:
     def __init__(self, state: State, devices: list[str], folder: Path) -> None:
         self.state, self.devices = state, devices
         self.model: Model | None = None
-        self.status = ""
         self.busy = self.stopping = False
         self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._ticks, self._turning = 0, False
         self._encoding = Encoding()
-        self._failed_with: dict[str, Any] | None = None
-        self._clock = Clock()
         self._build(folder)
         self.worker = Worker()
         self.device = Device(self.live, self.worker.feed.planned_bytes)
@@ -63,6 +59,7 @@ class Desk:
         self.loading = Loading(state)
         self.generating = Generating(state.generation, state.stop_at_eos, state.repeats, put)
         self.actions = Actions(put)
+        self.status = Status(self.actions, state)
         self.live = Live()
         self.shelf = Shelf(folder, put)
         inputs = W.HBox([self.prompts.box, self.generating.box]).add_class("eet-inputs")
@@ -103,10 +100,10 @@ class Desk:
                     self.live.snapshot()
             if changed or (second and not self.runs.resting):  # each second, for techniques registered in a cell
                 self._show_choices()
-            self._show_progress()
+            self.status.show(self.busy)
             self._refresh.turn(changed, self.busy)
         except Exception as error:  # noqa: BLE001  shown to the user; the thread must live on
-            self._fail(error)
+            self.status.fail(error)
         self._ticks += 1
         self._turning = False
 
@@ -118,30 +115,17 @@ class Desk:
             command, *values = self._inbox.get()
             home = next(each for each in homes if hasattr(each, f"do_{command}"))
             if home is self.shelf:
-                self._forgive()
+                self.status.forgive()
             try:
                 getattr(home, f"do_{command}")(*values)
             except EETError as error:
-                self._fail(error)
+                self.status.fail(error)
         return num_commands > 0
-
-    def _fail(self, error: BaseException) -> None:
-        self.actions.error.value = theme.error_card(error)
-        # The line of actions stays in view, the card may not.
-        self.status = f"failed: {shorten(first_line(error), 160, placeholder=' …')} The session goes on."
-        self._failed_with = self.state.trait_values()
-
-    def _forgive(self) -> None:
-        """Take down what failed: something else was chosen since, or is done."""
-        if self._failed_with is not None:
-            self._failed_with, self.status = None, "ready"
-            self.actions.error.value = ""
 
     def _show_choices(self) -> None:
         """What was chosen, and what follows from it. Widgets send only what has changed."""
         state, model = self.state, self.model
-        if self._failed_with not in (None, state.trait_values()):
-            self._forgive()
+        self.status.look()
         rows, unreadable = self._encoding.rows(model, state.prompts)
         lengths = None if rows is None else [max(len(row), 1) for row in rows]  # an empty prompt counts as BOS
         context, new = (model.config.context if model else None), int(state.generation["max_new_tokens"])
@@ -154,37 +138,31 @@ class Desk:
         self.actions.update(self.busy, self.stopping, model is not None, why_not, not len(state.recipe()))
         self.shelf.view.update(self.busy)
 
-    def _show_progress(self) -> None:
-        if self.busy:
-            self.actions.progress(self.status, self._clock.share, self._clock.left())
-        else:
-            self.actions.rest(self.status)
-
     def _load_if_needed(self) -> None:
         if not (self.busy or self.loading.settled):
             self._submit("load", self.loading.next())
 
     def _submit(self, name: str, work: Any) -> None:
-        self._forgive()
+        self.status.forgive()
         self.busy, self.stopping = True, False
-        self._clock.start()
+        self.status.clock.start()
         self.worker.submit(name, work)
 
     # What the engine thread tells
 
     def _on_started(self, event: Started) -> None:
-        self.status = f"{event.name}…"
+        self.status.text = f"{event.name}…"
 
     def _on_progress(self, event: Progress) -> None:
-        self.status = event.text or self.status
-        self._clock.progress(event.done, event.total)
+        self.status.text = event.text or self.status.text
+        self.status.clock.progress(event.done, event.total)
 
     def _on_phase(self, event: Phase) -> None:
-        self.status = event.text
+        self.status.text = event.text
         self.runs.enter(event)
 
     def _on_step(self, event: Step) -> None:
-        self._clock.step(event.event.index + 1, event.event.num_steps)
+        self.status.clock.step(event.event.index + 1, event.event.num_steps)
         self.runs.step(event.event)
 
     def _on_sampled(self, event: Sampled) -> None:
@@ -193,14 +171,12 @@ class Desk:
     def _on_finished(self, event: Finished) -> None:
         self.runs.leave()
         stopped, self.busy, self.stopping = self.stopping, False, False
-        self.status = f"{event.name} {'stopped' if stopped else 'done'} in {event.seconds:.1f} s"
+        self.status.text = f"{event.name} {'stopped' if stopped else 'done'} in {event.seconds:.1f} s"
         if event.name == "load":
             self._loaded(event.value)
         if event.error is not None:
-            self._fail(event.error)
-        elif (
-            event.name not in ("load", "replay") and event.value is not None
-        ):  # what is replayed was put up when it was opened
+            self.status.fail(event.error)
+        elif event.name not in ("load", "replay") and event.value is not None:  # a replay's is up since it was opened
             self.shelf.put_up(event.value, self.runs.monitor, "waterfall" if isinstance(event.value, Ladder) else "")
 
     def _loaded(self, model: Model | None) -> None:
@@ -211,7 +187,7 @@ class Desk:
             self.loading.succeeded()
         elif self.loading.back():
             self.do_choose("device", self.state.device)
-        self.status = "ready" if self.model else "no model: pick one above"
+        self.status.text = "ready" if self.model else "no model: pick one above"
 
     # What the user asks for
 

@@ -23,7 +23,7 @@ def turn_until(workbench: Workbench, done: Any, seconds: float = 60) -> None:
             workbench.desk.tick()
             return
         time.sleep(0.005)
-    raise AssertionError(f"nothing after {seconds} s; status: {workbench.desk.status}")
+    raise AssertionError(f"nothing after {seconds} s; status: {workbench.desk.status.text}")
 
 
 def do(workbench: Workbench, action: str, *values: Any) -> None:

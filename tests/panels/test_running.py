@@ -27,7 +27,7 @@ def test_run_streams_text_and_latency(bench: Workbench) -> None:
     assert bench.desk.live.stream.counts == [8, 8]
     assert len(bench.desk.live.latency.points) == 8
     assert bench.result.texts == tuple(text.strip() for text in bench.desk.live.stream.texts)
-    assert bench.desk.status.startswith("run done")
+    assert bench.desk.status.text.startswith("run done")
 
 
 def test_compare_measures_with_the_view_at_rest(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,9 @@ def test_the_bar_starts_again_when_kernels_have_been_built(bench: Workbench, mon
     shares: list[float] = []
     step = bench.desk._on_step
     monkeypatch.setattr("eet_lab.panels.jobs.Engine.prepare", prepare)
-    monkeypatch.setattr(bench.desk, "_on_step", lambda event: (step(event), shares.append(bench.desk._clock.share)))
+    monkeypatch.setattr(
+        bench.desk, "_on_step", lambda event: (step(event), shares.append(bench.desk.status.clock.share))
+    )
     do(bench, "run")
     assert shares == [pytest.approx((i + 1) / 8) for i in range(8)]
 
@@ -124,7 +126,7 @@ def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workben
     do(bench, "setting", "max_new_tokens", 120)
     do(bench, "choose", "repeats", 50)
     bench.desk.put("compare")
-    turn_until(bench, lambda: bench.desk.busy and bench.desk._clock.share > 0)
+    turn_until(bench, lambda: bench.desk.busy and bench.desk.status.clock.share > 0)
     begun = time.monotonic()
     bench.desk.actions.stop.click()
     bench.desk.tick()
@@ -159,7 +161,7 @@ def test_a_load_that_fails_leaves_the_model_that_was_there(bench: Workbench) -> 
     assert bench.desk.header.again.layout.display == "none"
     do(bench, "prompt", 0, "5 6")
     assert errors(bench) == "", "a change takes down what failed"
-    assert bench.desk.status == "ready"
+    assert bench.desk.status.text == "ready"
     do(bench, "run")
     assert bench.result is not None
 
