@@ -39,6 +39,12 @@ struct Corner {
   int d, head, position, row;
 };
 
+// The first box would wait for its map.
+__device__ inline void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Its bytes count towards what the barrier was promised; zeros from outside of the tensor count too.
 __device__ inline void load_box(void* to, const CUtensorMap& map, Corner from, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
