@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench import Comparison, Environment, Ladder, Measurement, Rung, Sameness, Spread, load_result
-from eet_lab.bench.results import MEMORY_KEYS, Cost
+from eet_lab.bench.measured import MEMORY_KEYS, Cost
 from eet_lab.errors import ResultError
 
 HERE = Environment(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench import compare
-from eet_lab.bench.results import Spread, Verdict
+from eet_lab.bench.measured import Spread, Verdict
 from eet_lab.bench.tables import spread
 from eet_lab.models import load
 from eet_lab.words import counted, plain

@@ -6,20 +6,10 @@ from eet_lab.bench.compare import compare
 from eet_lab.bench.files import load_result
 from eet_lab.bench.ladder import ladder
 from eet_lab.bench.measure import measure
+from eet_lab.bench.measured import MEMORY_KEYS, Cost, Environment, Measurement, Perplexity, Sameness, Spread
 from eet_lab.bench.perplexity import perplexity
 from eet_lab.bench.race import race
-from eet_lab.bench.results import (
-    MEMORY_KEYS,
-    Comparison,
-    Cost,
-    Environment,
-    Ladder,
-    Measurement,
-    Perplexity,
-    Rung,
-    Sameness,
-    Spread,
-)
+from eet_lab.bench.results import Comparison, Ladder, Rung
 from eet_lab.bench.sameness import sameness
 from eet_lab.bench.workloads import Workload, default_prompts
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from eet_lab.bench.job import Job
 from eet_lab.bench.measure import OnStep, Run, Subject
+from eet_lab.bench.measured import Measurement, Perplexity
 from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.progress import Tally
-from eet_lab.bench.results import Comparison, Measurement, Perplexity
+from eet_lab.bench.results import Comparison
 from eet_lab.bench.sameness import Witness
 from eet_lab.engine.engine import Engine
 from eet_lab.models import Model

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from eet_lab.bench.launches import StepLaunches
-from eet_lab.bench.results import Cost, Spread
+from eet_lab.bench.measured import Cost, Spread
 from eet_lab.bench.timing import Timed, took_ms
 from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.ops.oom import memory_for

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 import eet_lab
-from eet_lab.bench.results import Environment
+from eet_lab.bench.measured import Environment
 from eet_lab.errors import MonitorError
 from eet_lab.models import Model
 from eet_lab.paths import PACKAGE, is_clone

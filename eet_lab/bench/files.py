@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 from eet_lab.bench.codec import decode
-from eet_lab.bench.results import MEMORY_KEYS, SCHEMA, Comparison, Ladder, Measurement, Result
+from eet_lab.bench.measured import MEMORY_KEYS, Measurement
+from eet_lab.bench.results import SCHEMA, Comparison, Ladder, Result
 from eet_lab.errors import ResultError
 
 KINDS: dict[str, type[Result]] = {"comparison": Comparison, "ladder": Ladder}

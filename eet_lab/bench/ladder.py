@@ -8,9 +8,10 @@ from typing import Any
 
 from eet_lab.bench.job import Job
 from eet_lab.bench.measure import Run, Subject
+from eet_lab.bench.measured import Measurement, Sameness, Spread
 from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.progress import Tally
-from eet_lab.bench.results import Ladder, Measurement, Rung, Sameness, Spread
+from eet_lab.bench.results import Ladder, Rung
 from eet_lab.bench.sameness import Witness
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from eet_lab.bench.cost import step_cost
-from eet_lab.bench.results import Measurement, Spread
+from eet_lab.bench.measured import Measurement, Spread
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings

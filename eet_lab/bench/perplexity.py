@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from eet_lab.bench.results import Perplexity
+from eet_lab.bench.measured import Perplexity
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.settings import Settings

@@ -9,34 +9,9 @@ from typing import Any
 
 from eet_lab.bench import tables
 from eet_lab.bench.codec import encode
-from eet_lab.bench.measured import (
-    MEMORY_KEYS,
-    Cost,
-    Environment,
-    Measurement,
-    Perplexity,
-    Sameness,
-    Spread,
-    Verdict,
-)
+from eet_lab.bench.measured import Environment, Measurement, Sameness, Spread
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
-
-__all__ = [
-    "MEMORY_KEYS",
-    "SCHEMA",
-    "Comparison",
-    "Cost",
-    "Environment",
-    "Ladder",
-    "Measurement",
-    "Perplexity",
-    "Result",
-    "Rung",
-    "Sameness",
-    "Spread",
-    "Verdict",
-]
 
 SCHEMA = 1
 """The version of the file format; raised when an older reader would misread a newer file."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from eet_lab.bench.codec import decode, encode
 from eet_lab.bench.environment import device_name, versions
-from eet_lab.bench.results import Spread
+from eet_lab.bench.measured import Spread
 from eet_lab.errors import ResultError
 
 

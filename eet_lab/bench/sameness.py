@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from eet_lab.bench.margins import drawn_margin, greedy_margin, noise_at
+from eet_lab.bench.measured import Sameness, Verdict
 from eet_lab.bench.precise import Rows, reference_logits
-from eet_lab.bench.results import Sameness, Verdict
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled

@@ -10,7 +10,8 @@ from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, TIMES,
 from eet_lab.words import counted, plain
 
 if TYPE_CHECKING:
-    from eet_lab.bench.results import Comparison, Environment, Ladder, Measurement, Rung, Spread
+    from eet_lab.bench.measured import Environment, Measurement, Spread
+    from eet_lab.bench.results import Comparison, Ladder, Rung
 
 Rows = list[list[str]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eet_lab.bench.cost import launch_cost
-from eet_lab.bench.results import Spread
+from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import Row
 from eet_lab.bench.tables import aligned, spread
 from eet_lab.words import plain

@@ -11,6 +11,7 @@ import torch
 from eet_lab.bench import turns
 from eet_lab.bench.cost import predicted_ms, streaming_gb_per_s
 from eet_lab.bench.launches import Counter, StepLaunches
+from eet_lab.bench.measured import Spread
 from eet_lab.bench.ops.judge import Judge
 from eet_lab.bench.ops.provider import LeftOut, Prepared
 from eet_lab.bench.ops.providers import PROVIDERS, names_for
@@ -18,7 +19,6 @@ from eet_lab.bench.ops.room import check_room
 from eet_lab.bench.ops.workload import OpWorkload
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.racers import OURS
-from eet_lab.bench.results import Spread
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.timing import Timed
 from eet_lab.errors import PromptError, did_you_mean

@@ -6,7 +6,7 @@ import math
 
 from eet_lab.bench import Ladder, Workload
 from eet_lab.bench.cost import step_cost, streaming_gb_per_s
-from eet_lab.bench.results import Spread
+from eet_lab.bench.measured import Spread
 from eet_lab.models import Model
 from eet_lab.panels.lessons import recorded, rungs, timeline
 from eet_lab.panels.lessons.floor_exercise import exercise
