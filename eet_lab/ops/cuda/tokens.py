@@ -61,14 +61,7 @@ def next_token(
 
 @needs(*norm_linear.kernels)  # type: ignore[attr-defined]
 def next_token_by_torch(
-    x: Tensor,
-    step: Step,
-    norm_w: Norm,
-    head: Linear,
-    sampling: Sampling,
-    *,
-    empty: Empty,
-    dependent: bool = False,
+    x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
     """The next token of every row, [B]: the reference's choice among the logits of our norm and head."""
     logits = partial(norm_linear, dependent=dependent)
