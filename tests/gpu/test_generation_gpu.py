@@ -98,6 +98,29 @@ def test_one_capture_for_each_bucket_and_none_later(fp16):
         assert engine.captures == 4  # 20 + 80 columns: up to 32, 64, 96 and 100
 
 
+def test_a_dead_sessions_graphs_do_not_end_a_capture(fp16):
+    parts = Recipe.parse("memory_reuse,cuda_graphs:bucket=32").parts
+    rows, settings, before = batch(2, 5, 40), Settings(40), gc.get_threshold()
+    expected = Engine(fp16, parts).generate(rows, settings).tokens
+
+    def forward(*args):
+        if torch.cuda.is_current_stream_capturing():
+            gc.set_threshold(1)
+            assert [[] for _ in range(100)]  # enough for the collector to come, if it is on
+        return parts.forward(*args)
+
+    gc.collect()
+    gc.set_threshold(1_000_000)  # until then the graphs of the dead stay
+    try:
+        dead = Engine(fp16, parts)
+        dead.generate(rows, settings)
+        dead.itself = dead
+        del dead
+        assert Engine(fp16, replace(parts, forward=forward)).generate(rows, settings).tokens == expected
+    finally:
+        gc.set_threshold(*before)
+
+
 def test_a_captured_step_allocates_nothing(fp16):
     engine, counts = Engine(fp16, Recipe.parse("all", "cuda").parts), []
     engine.generate([[5] * 20], Settings(40))
