@@ -1,18 +1,14 @@
 // Linear layers of few tokens with int8 weights, which stream through shared memory as they are. T tokens, N outputs,
 // K inputs, G groups of inputs with a scale each.
-#include "eet/activation.cuh"
 #include "eet/dependent.cuh"
 #include "eet/int8_product.cuh"
 #include "eet/launch.cuh"
-#include "eet/norm.cuh"
-#include "eet/ordered.cuh"
-#include "eet/ring.cuh"
+#include "eet/linear.cuh"
 
 namespace {
 
 using eet::kChunk, eet::kTile;
 
-constexpr int kMaxTokens = 16;
 template <int kTokens>
 constexpr int kLogWarps = kTokens == 8 ? 4 : 3;  // that multiply, as many as registers allow; one more fills the ring
 template <int kTokens>
@@ -21,25 +17,20 @@ template <int kTokens>
 constexpr int kTiles = kReaders<kTokens> / kTile / kTokens;  // between two reductions: an output for each thread
 
 template <typename T>
-struct LinearArgs {
-  T* out;                // [T,N] or null
-  uint64_t* best;        // [T,blocks] or null: the largest output and where it stands, as a number to compare
-  const T* x;            // [.,K]
-  const int64_t* at;     // [T] or null: token i is row at[i] of x
-  const int8_t* weight;  // [N,K]
+struct Int8Args : eet::LinearArgs<T, int8_t> {
+  using eet::LinearArgs<T, int8_t>::LinearArgs;
   const float* scale;    // [N,G]
-  const T* bias;         // [N] or null
-  const T* residual;     // [T,N] or null; may be `out`
-  eet::Norm<T> norm;     // no weight: none
-  int num_tokens, N, K, G, act;
-  int log_inputs;        // that share a scale, where there are groups
+  int G, log_inputs;     // inputs that share a scale, where there are groups
   int stride, log_team;  // of a token in shared memory; warps that share a token's norm
   int stage_rows, stage_inputs, num_stages;
 
-  // Bytes; an odd number of 64, so that the 8 outputs that a warp reads at a time lie in different banks.
   __host__ __device__ int stage_stride() const { return (stage_inputs / 64 | 1) * 64; }
-  __host__ __device__ int x_bytes() const { return (num_tokens * stride + (norm.weight ? 2 * K : 0)) * sizeof(T); }
-  __host__ __device__ int partial_floats(int tiles, int warps) const { return tiles * warps * kTile * num_tokens; }
+  __host__ __device__ int x_bytes() const {
+    return (this->num_tokens * stride + (this->norm.weight ? 2 * this->K : 0)) * sizeof(T);
+  }
+  __host__ __device__ int partial_floats(int tiles, int warps) const {
+    return tiles * warps * kTile * this->num_tokens;
+  }
 };
 
 // Why      a decode step waits for the bytes of the weights: these are half as many as in 16 bits
@@ -51,7 +42,7 @@ struct LinearArgs {
 // Numerics whole numbers times activations, exactly; fp32 sums; a scale multiplies its group's sum; the rest in fp32
 // Source   Frantar et al. 2024, MARLIN, for widening next to the tensor cores
 template <typename T, int kTokens, bool kGrouped>
-__global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(const LinearArgs<T> a) {
+__global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(const Int8Args<T> a) {
   constexpr int kLogWarps = ::kLogWarps<kTokens>, kWarps = 1 << kLogWarps, kReaders = ::kReaders<kTokens>;
   constexpr int kGroup = kTiles<kTokens> * kTile;  // outputs between two reductions
   extern __shared__ uint4 shared[];
@@ -62,40 +53,31 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(
   const eet::Ring ring{stages, reinterpret_cast<uint64_t*>(stages + a.num_stages * stage_bytes), a.num_stages,
                        stage_bytes};
   const int warp = threadIdx.x / 32;
-  const int begin = int64_t(a.N) * blockIdx.x / gridDim.x, end = int64_t(a.N) * (blockIdx.x + 1) / gridDim.x;
-  eet::RingPlace place;
+  const eet::Share share(a);
+  const int begin = share.begin, end = share.end;
 
   if (threadIdx.x == kReaders) ring.init(kWarps);
   __syncthreads();
   if (warp == kWarps) {
-    for (int n = begin; n < end; n += kTile) {
-      for (int k = 0; k < a.K; k += a.stage_inputs, place.step(a.num_stages)) {
-        ring.fill(place, reinterpret_cast<const char*>(a.weight + int64_t(n) * a.K + k), a.K,
-                  min(kTile, end - n), min(a.stage_inputs, a.K - k), a.stage_stride());
-      }
-    }
+    eet::stream_weights(ring, a, share, kTile, a.stage_inputs, a.stage_stride());
     return;
   }
-  // The thread's output, and what is added to it: on its way before it is needed.
   const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
-  const auto mine = [&](int n) { return token < a.num_tokens && n < end; };
-  const auto bias_of = [&](int n) { return mine(n) && a.bias ? eet::to_float(a.bias[n]) : 0.f; };
-  const auto residual_of = [&](int n) {
-    return mine(n) && a.residual ? eet::to_float(a.residual[token * int64_t(a.N) + n]) : 0.f;
-  };
-  const auto scale_of = [&](int n) { return mine(n) && !kGrouped ? a.scale[n] : 1.f; };
-  float scale = scale_of(begin + output), bias = bias_of(begin + output);
+  eet::Outputs<T, int8_t> outputs(a, token, share);
+  const auto scale_of = [&](int n) { return outputs.has(n) && !kGrouped ? a.scale[n] : 1.f; };
+  float scale = scale_of(begin + output);
+  outputs.request_bias(begin + output);
   eet::RowStager<kWarps, T, kTokens> stager(a.num_tokens, a.log_team, a.K, a.stride, a.norm,
                                             rows + a.num_tokens * a.stride);
   stager.request_norm();
   eet::let_next_begin();
   eet::wait_for_previous();
-  float residual = residual_of(begin + output);
+  outputs.request_residual(begin + output);
   stager.stage(rows, a.x, a.at);
   eet::barrier(1, kReaders);
 
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  uint64_t best = 0;
+  eet::RingPlace place;
   int chunk = 0;  // counts those of all stages, so that the warps have equally many
 #pragma unroll 1
   for (int first = begin; first < end; first += kGroup) {
@@ -135,36 +117,21 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(
 
     eet::barrier(1, kReaders);
     const int n = first + output;
-    if (mine(n)) {
+    if (outputs.has(n)) {
       const float* from = partial + (output / kTile * kWarps * a.num_tokens + token) * kTile + output % kTile;
       float sum = 0;
 #pragma unroll
       for (int i = 0; i < kWarps; ++i) sum += from[i * a.num_tokens * kTile];
-      const T value = eet::from_float<T>(eet::activate(sum * scale + bias, a.act) + residual);
-      if (a.out) a.out[token * int64_t(a.N) + n] = value;
-      if (a.best) best = max(best, eet::pair(eet::to_float(value), n));
+      outputs.finish(sum * scale, n);
     }
     if (first + kGroup >= end) break;
     scale = scale_of(n + kGroup);
-    bias = bias_of(n + kGroup);
-    residual = residual_of(n + kGroup);
+    outputs.request_bias(n + kGroup);
+    outputs.request_residual(n + kGroup);
     eet::barrier(1, kReaders);
   }
-  if (!a.best) return;
-
-  // A token's outputs belong to neighbouring threads: to half a warp, or to several.
-  constexpr int kWidth = kGroup < 32 ? kGroup : 32, kShare = kGroup / kWidth;
-  uint64_t* bests = reinterpret_cast<uint64_t*>(shared);
-#pragma unroll
-  for (int step = kWidth / 2; step > 0; step /= 2) best = max(best, __shfl_xor_sync(0xffffffffu, best, step));
-  eet::barrier(1, kReaders);  // nobody reads activations any more
-  if (threadIdx.x % kWidth == 0) bests[threadIdx.x / kWidth] = best;
-  eet::barrier(1, kReaders);
-  if (threadIdx.x < a.num_tokens) {
-    best = 0;
-    for (int i = 0; i < kShare; ++i) best = max(best, bests[threadIdx.x * kShare + i]);
-    a.best[threadIdx.x * gridDim.x + blockIdx.x] = best;
-  }
+  uint64_t* scratch = reinterpret_cast<uint64_t*>(shared);
+  if (a.best) eet::leave_best(outputs.best, a.best, a.num_tokens, kGroup, kReaders, scratch);
 }
 
 // Whole chunks, and 16 bytes more: the rows that a warp reads at a time lie in different banks.
@@ -174,7 +141,7 @@ int row_stride(int K) {
 }
 
 template <typename T, int kTokens>
-cudaError_t launch_linear(LinearArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
+cudaError_t launch_linear(Int8Args<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
   constexpr int kLogWarps = ::kLogWarps<kTokens>;
   a.log_team = kLogWarps;
   while (a.log_team && 1 << (kLogWarps - a.log_team) < a.num_tokens) --a.log_team;
@@ -182,14 +149,14 @@ cudaError_t launch_linear(LinearArgs<T> a, int num_blocks, bool dependent, cudaS
   // Stages of equal size, of 1 to 2 KiB for each output: smaller copies do not reach the rate of memory.
   const int most_inputs = 2048;
   a.stage_inputs = eet::ceil_div(eet::ceil_div(a.K, eet::ceil_div(a.K, most_inputs)), kChunk) * kChunk;
-  const int num_outputs = eet::ceil_div(a.N, num_blocks);
+  const int num_outputs = a.most_outputs();
   a.stage_rows = min(kTile, num_outputs);
   const int stage = eet::Ring::bytes(1, a.stage_rows * a.stage_stride());
   const int needed = eet::ceil_div(num_outputs, kTile) * eet::ceil_div(a.K, a.stage_inputs);
   const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, 1 << kLogWarps) * int(sizeof(float));
   // As much as leaves room for the kernel ahead, where that is a small one: weights then arrive while it still works.
-  const int whole = eet::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), half = whole / 2 - 1024;
-  a.num_stages = min(((others + min(needed, 2) * stage <= half ? half : whole - 1024) - others) / stage, needed);
+  const bool fits_half = others + min(needed, 2) * stage <= eet::half_shared();
+  a.num_stages = min(((fits_half ? eet::half_shared() : eet::whole_shared()) - others) / stage, needed);
   if (a.num_stages < 1) return cudaErrorInvalidValue;
   const auto kernel = a.G > 1 ? int8_linear_kernel<T, kTokens, true> : int8_linear_kernel<T, kTokens, false>;
   const int bytes = others + a.num_stages * stage;
@@ -204,13 +171,11 @@ extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, con
                                        const void* norm_weight, const void* norm_bias, int dtype, int T, int N, int K,
                                        int G, int log_inputs, int act, float eps, int blocks, int dependent,
                                        cudaStream_t stream) {
-  if (T > kMaxTokens || blocks > N || K % 16 || (G > 1 && 1 << log_inputs < kChunk)) return cudaErrorInvalidValue;
+  if (T > eet::kMaxTokens || blocks > N || K % 16 || (G > 1 && 1 << log_inputs < kChunk)) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const auto in = [](const void* p) { return static_cast<const Type*>(p); };
-    const LinearArgs<Type> a{static_cast<Type*>(out), static_cast<uint64_t*>(best), in(x), at,
-                             static_cast<const int8_t*>(weight), static_cast<const float*>(scale), in(bias),
-                             in(residual), {in(norm_weight), in(norm_bias), eps}, T, N, K, G, act, log_inputs};
+    Int8Args<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);
+    a.scale = static_cast<const float*>(scale), a.G = G, a.log_inputs = log_inputs;
     return T <= 8 ? launch_linear<Type, 8>(a, blocks, dependent, stream)
                   : launch_linear<Type, 16>(a, blocks, dependent, stream);
   });

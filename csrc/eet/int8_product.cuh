@@ -2,8 +2,8 @@
 #pragma once
 
 #include "eet/int8.cuh"
+#include "eet/linear.cuh"
 #include "eet/mma.cuh"
-#include "eet/reduce.cuh"
 #include "eet/vec.cuh"
 
 namespace eet {
@@ -102,18 +102,7 @@ struct Int8Product<float, kTokens, kGrouped> {
     }
   }
 
-  __device__ void store(float* partial, int num_tokens) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int token = 0; token < kTokens; ++token) {
-      if (token >= num_tokens) break;
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float whole = warp_sum<4>(sum[half][token]);
-        if (t == 0) partial[token * kTile + half * 8 + g] = whole;
-      }
-    }
-  }
+  __device__ void store(float* partial, int num_tokens) { store_quarters(sum, partial, num_tokens); }
 };
 
 }  // namespace eet

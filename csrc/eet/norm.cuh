@@ -20,7 +20,8 @@ struct Norm {
 // of them; at most two rows come to a warp. Mean and variance are fp32 and take one pass, in which the row's first number
 // is taken away from all, so that a mean far from 0 costs no digits. Where that number itself lies far from the mean, a
 // second pass around the mean gets the digits back.
-template <int kWarps, typename T, int kMaxRows>
+// kSwap: the second and third of every four words change places, as fragments of an mma want them.
+template <int kWarps, typename T, int kMaxRows, bool kSwap = false>
 class RowStager {
  public:
   // `home` [2C]: where norm weights and biases wait in shared memory.
@@ -47,7 +48,10 @@ class RowStager {
     const float shift_2 = kMaxRows > kWarps ? copy(rows, x, at, row + kWarps) : 0.f;
     commit_copies();
     wait_for_copies<0>();  // a thread reads the numbers of x that it copied itself
-    if (!norm.weight) return;
+    if (!norm.weight) {
+      if (kSwap) swap(rows, row);
+      return;
+    }
     normalize(rows, row, shift, scratch[0]);
     if (kMaxRows > kWarps) normalize(rows, row + kWarps, shift_2, scratch[1]);
   }
@@ -65,6 +69,14 @@ class RowStager {
     for (int c = first; c < C; c += step) copy_async(to + c, from + c, true);
     for (int c = C + first; c < stride; c += step) store(to + c, zeros());
     return norm.bias ? to_float(*from) : 0.f;
+  }
+
+  __device__ static uint4 arranged(uint4 v) { return kSwap ? make_uint4(v.x, v.z, v.y, v.w) : v; }
+
+  __device__ void swap(T* rows, int row) {
+    if (row >= num_rows) return;
+#pragma unroll 2
+    for (int c = first; c < C; c += step) store(rows + row * stride + c, arranged(load(rows + row * stride + c)));
   }
 
   __device__ void normalize(T* rows, int row, float shift, float (&scratch)[2][kWarps]) {
@@ -97,7 +109,7 @@ class RowStager {
       unpack<T>(load(home + c), w);
       unpack<T>(norm.bias ? load(home + C + c) : zeros(), b);
       for (int i = 0; i < kVec<T>; ++i) x[i] = (x[i] - shift - mean) * scale * w[i] + b[i];
-      store(to + c, pack<T>(x));
+      store(to + c, arranged(pack<T>(x)));
     }
   }
 

@@ -13,9 +13,10 @@ struct RingPlace {
   int stage = 0;
   uint32_t parity = 0;
 
-  __device__ void step(int num_stages) {
-    if (++stage < num_stages) return;
-    stage = 0;
+  __device__ void step(int num_stages, int by = 1) {
+    stage += by;
+    if (stage < num_stages) return;
+    stage -= num_stages;
     parity ^= 1;
   }
 };
@@ -48,7 +49,7 @@ struct Ring {
 #endif
   }
 
-  // By all of one warp: num_rows rows of row_bytes (a multiple of 16), `pitch` bytes apart in memory and `stride` in the
+  // By all of one warp: at most 32 rows of row_bytes (a multiple of 16), `pitch` bytes apart in memory and `stride` in the
   // stage. It waits until the stage was emptied, and not for the copies.
   __device__ void fill(RingPlace at, const char* from, int64_t pitch, int num_rows, int row_bytes, int stride) const {
     const int lane = threadIdx.x % 32;
@@ -57,12 +58,11 @@ struct Ring {
 #if __CUDA_ARCH__ >= 900
     const uint32_t barrier = shared_address(filled(at));
     if (lane == 0) expect_bytes(filled(at), num_rows * row_bytes);
-    __syncwarp();
-    for (int row = lane; row < num_rows; row += 32) {
+    if (lane < num_rows) {
       asm volatile(
           "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-              shared_address(to + row * stride)),
-          "l"(from + row * pitch), "r"(row_bytes), "r"(barrier)
+              shared_address(to + lane * stride)),
+          "l"(from + lane * pitch), "r"(row_bytes), "r"(barrier)
           : "memory");
     }
 #else

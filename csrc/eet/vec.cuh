@@ -23,6 +23,13 @@ __device__ inline void store(T* p, uint4 v) {
   *reinterpret_cast<uint4*>(p) = v;
 }
 
+// From shared memory by its address.
+__device__ inline uint4 load_shared(uint32_t address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(address));
+  return v;
+}
+
 // For what is read once: weights and old keys and values. It does not push anything out of L1.
 template <typename T>
 __device__ inline uint4 load_once(const T* p) {

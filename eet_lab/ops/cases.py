@@ -130,6 +130,9 @@ LINEARS = (
     LinearShape(1, 4800, 1600, rms=True),
     LinearShape(4, 40, 4096),  # with this and the next, static and dynamic shared memory pass 48 KiB only together
     LinearShape(12, 40, 1600),
+    LinearShape(2, 331, 8, "relu"),
+    LinearShape(2, 40, 20000),  # so long that stages have to be small
+    LinearShape(2, 50257, 768, bias=False),
     LinearShape(16, 6400, 1600, "gelu_tanh"),
     LinearShape(64, 515, 1600, "gelu_tanh"),
     LinearShape(4, 40, 16384),
@@ -187,7 +190,7 @@ CASES = (
     Case(
         "linear_residual",
         "linear_residual",
-        (*_linears(residual=True), *(LinearShape(T, 64, 6400, residual=True) for T in (1, 16))),
+        (*_linears(residual=True), *(LinearShape(T, 64, 6400, residual=True) for T in (1, 2, 16))),
         XL_LINEAR_RESIDUALS,
     ),
     _decode(masked=False),

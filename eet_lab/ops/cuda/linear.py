@@ -15,13 +15,14 @@ from eet_lab.ops.cuda.launching import ACTS, DTYPES, at, check, needs, stream_of
 from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.types import Empty, Linear, Norm
 
-FEW = 16  # tokens that the weight-streaming product takes
+FEW = 16  # tokens that the weight-streaming products take
+VECTORS = 2  # tokens that the one takes which is made for a vector, in 16 bits
 SMALLEST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on every GPU from sm_80 on
 STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
 FEWEST_BLOCKS = 108  # where there is no GPU to ask
 
 
-@needs("linear", "int8_linear", "dequantize", "norm", "epilogue")
+@needs("linear", "vector_linear", "int8_linear", "dequantize", "norm", "epilogue")
 def norm_linear(
     x: Tensor,
     norm_w: Norm,
@@ -57,7 +58,7 @@ def norm_linear(
     return out
 
 
-@needs("linear", "int8_linear", "dequantize", "epilogue")
+@needs("linear", "vector_linear", "int8_linear", "dequantize", "epilogue")
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dependent: bool = False) -> Tensor:
     """linear(x) + residual, written over `residual`: [T,C], [T,N] -> [T,N].
 
@@ -79,7 +80,7 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
     return residual
 
 
-@needs("linear", "int8_linear")
+@needs("linear", "vector_linear", "int8_linear")
 def largest_outputs(
     x: Tensor, rows: Tensor, norm_w: Norm, w: Linear, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
@@ -128,7 +129,9 @@ def _stream(
     around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
     sizes = (DTYPES[x.dtype], T, N, C)
     how = (ACTS[act], norm_w.eps if norm_w else 0.0, _num_blocks(N), dependent, stream_of(x))
-    if w.scale is None:
+    if w.scale is None and T <= VECTORS and x.dtype != torch.float32:
+        native.loaded("vector_linear").eet_vector_linear(*to, at(w.weight), *around, *sizes, *how)
+    elif w.scale is None:
         native.loaded("linear").eet_linear(*to, at(w.weight), *around, *sizes, *how)
     else:
         weights, groups = (at(w.weight), at(w.scale)), int8.groups(w, w.scale)
@@ -137,7 +140,7 @@ def _stream(
 
 @cache
 def _is_few(T: int, C: int, itemsize: int) -> bool:
-    row_bytes = (-(-C * itemsize // 64) | 1) * 64  # as row_stride in linear.cu
+    row_bytes = (-(-C * itemsize // 64) | 1) * 64  # as odd_stride in linear.cuh
     norm_bytes, sums_bytes = 2 * C * itemsize, T * (4096 if T <= 8 else 512)
     return T <= FEW and T * row_bytes + norm_bytes + sums_bytes + STAGE_SHARED <= _gpu()[0]
 

@@ -1,0 +1,142 @@
+// What linear layers of few tokens share, whatever multiplies: arguments, a block's share, the stream of weights, what
+// surrounds a sum, and where the largest output stands. T tokens, N outputs, K inputs.
+#pragma once
+
+#include "eet/activation.cuh"
+#include "eet/launch.cuh"
+#include "eet/norm.cuh"
+#include "eet/ordered.cuh"
+#include "eet/reduce.cuh"
+#include "eet/ring.cuh"
+
+namespace eet {
+
+inline constexpr int kMaxTokens = 16;
+
+// T: the type of activations; W: of weights.
+template <typename T, typename W>
+struct LinearArgs {
+  T* out;             // [T,N] or null
+  uint64_t* best;     // [T,blocks] or null: the largest output and where it stands, a pair of ordered.cuh
+  const T* x;         // [.,K]
+  const int64_t* at;  // [T] or null: token i is row at[i] of x
+  const W* weight;    // [N,K]
+  const T* bias;      // [N] or null
+  const T* residual;  // [T,N] or null; may be `out`
+  Norm<T> norm;       // no weight: none
+  int num_tokens, N, K, act;
+  int share, rest;  // outputs of a block; blocks that have one more
+
+  LinearArgs(void* out, void* best, const void* x, const int64_t* at, const void* weight, const void* bias,
+             const void* residual, const void* norm_weight, const void* norm_bias, int num_tokens, int N, int K, int act,
+             float eps, int num_blocks)
+      : out(static_cast<T*>(out)),
+        best(static_cast<uint64_t*>(best)),
+        x(static_cast<const T*>(x)),
+        at(at),
+        weight(static_cast<const W*>(weight)),
+        bias(static_cast<const T*>(bias)),
+        residual(static_cast<const T*>(residual)),
+        norm{static_cast<const T*>(norm_weight), static_cast<const T*>(norm_bias), eps},
+        num_tokens(num_tokens),
+        N(N),
+        K(K),
+        act(act),
+        share(N / num_blocks),
+        rest(N % num_blocks) {}
+
+  int most_outputs() const { return share + (rest > 0); }  // of a block
+};
+
+// The outputs of this block.
+struct Share {
+  int begin, end;
+
+  template <typename T, typename W>
+  __device__ explicit Share(const LinearArgs<T, W>& a) {
+    const int block = blockIdx.x;
+    begin = block * a.share + min(block, a.rest);
+    end = begin + a.share + (block < a.rest);
+  }
+};
+
+// By the warp that fills: the weights of the block's outputs, `tile` outputs and `stage_inputs` inputs at a time.
+template <typename T, typename W>
+__device__ void stream_weights(const Ring& ring, const LinearArgs<T, W>& a, Share mine, int tile, int stage_inputs,
+                               int stage_stride) {
+  RingPlace place;
+  for (int n = mine.begin; n < mine.end; n += tile) {
+    for (int k = 0; k < a.K; k += stage_inputs, place.step(ring.num_stages)) {
+      ring.fill(place, reinterpret_cast<const char*>(a.weight + int64_t(n) * a.K + k), a.K * int64_t(sizeof(W)),
+                min(tile, mine.end - n), min(stage_inputs, a.K - k) * int(sizeof(W)), stage_stride);
+    }
+  }
+}
+
+// A thread's outputs of a token: what is added to a sum, requested before it is needed, and where the result goes.
+template <typename T, typename W>
+struct Outputs {
+  const LinearArgs<T, W>& a;
+  const int token, end;
+  T bias, residual;
+  uint64_t best = 0;
+
+  __device__ Outputs(const LinearArgs<T, W>& a, int token, Share mine) : a(a), token(token), end(mine.end) {}
+
+  __device__ bool has(int n) const { return token < a.num_tokens && n < end; }
+  __device__ void request_bias(int n) { bias = a.bias && has(n) ? a.bias[n] : T(0.f); }
+  // After what may have written it was waited for.
+  __device__ void request_residual(int n) {
+    residual = a.residual && has(n) ? a.residual[token * int64_t(a.N) + n] : T(0.f);
+  }
+
+  __device__ void finish(float sum, int n) {
+    const T value = from_float<T>(activate(sum + to_float(bias), a.act) + to_float(residual));
+    if (a.out) a.out[token * int64_t(a.N) + n] = value;
+    if (a.best) best = max(best, pair(to_float(value), n));
+  }
+};
+
+// By a warp whose lane 4g+t summed, in fp32, every fourth input of the outputs g and g + 8: the sums, [tokens][16].
+template <int kTokens>
+__device__ void store_quarters(const float (&sum)[2][kTokens], float* partial, int num_tokens) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int token = 0; token < kTokens; ++token) {
+    if (token >= num_tokens) break;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float whole = warp_sum<4>(sum[half][token]);
+      if (t == 0) partial[token * 16 + half * 8 + g] = whole;
+    }
+  }
+}
+
+// By all num_readers threads that multiply: the block's largest output of each token, whose outputs belong to `group`
+// neighbouring threads, a multiple of 16. `scratch` is shared, with an entry for every 16 threads.
+__device__ inline void leave_best(uint64_t best, uint64_t* to, int num_tokens, int group, int num_readers,
+                                  uint64_t* scratch) {
+  const int width = min(group, 32), num_parts = group / width;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    const uint64_t other = __shfl_xor_sync(0xffffffffu, best, step);
+    if (step < width) best = max(best, other);
+  }
+  barrier(1, num_readers);  // nobody reads what lies in `scratch` any more
+  if (threadIdx.x % width == 0) scratch[threadIdx.x / width] = best;
+  barrier(1, num_readers);
+  if (threadIdx.x >= num_tokens) return;
+  best = 0;
+  for (int i = 0; i < num_parts; ++i) best = max(best, scratch[threadIdx.x * num_parts + i]);
+  to[threadIdx.x * gridDim.x + blockIdx.x] = best;
+}
+
+// Bytes of shared memory that a block can have, and that it can have if another is to find as much on its multiprocessor.
+// With only the 1 KiB less that each block costs, kernels of a chain did not overlap.
+inline int whole_shared() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024; }
+inline int half_shared() { return whole_shared() / 2 - 1024; }
+
+// Bytes between rows in shared memory, an odd number of 64: the 8 rows that a warp reads lie in different banks.
+inline int odd_stride(int bytes) { return (ceil_div(bytes, 64) | 1) * 64; }
+
+}  // namespace eet
