@@ -29,6 +29,7 @@ from h200.session import Session
 
 HEADLINE = ("pre_padding", "mask_removal", "memory_reuse")
 ALONE = ("baseline", *HEADLINE, ",".join(HEADLINE), "all")
+ONE_BY_ONE = ("all", "all,-dependent_launch")
 COMPILED = ("hf-static-compile", "torch-cuda-graphs")
 
 
@@ -104,14 +105,15 @@ def ops(*texts: str) -> Callable[[Session], Any]:
 PARTS: dict[str, Part] = {
     "build": Part(15, build),
     "machine": Part(5, machine),
-    "race-xl-b1": Part(120, raced("gpt2-xl/b1/p128/n128")),
-    "race-gpt2-b1": Part(60, raced("gpt2/b1/p128/n128", repeats=5)),
+    "race-xl-b1": Part(120, raced("gpt2-xl/b1/p128/n128", recipes=ONE_BY_ONE)),
+    "race-gpt2-b1": Part(60, raced("gpt2/b1/p128/n128", recipes=ONE_BY_ONE, repeats=5)),
     "race-xl-int8": Part(20, raced("gpt2-xl/b1/p128/n128", recipes=("all", "all,int8_weights"), peers=())),
     "race-l16": Part(40, raced("l16-h1024/b4/p512/n512", peers=COMPILED)),
     "race-l24": Part(55, raced("l24-h2048/b4/p512/n512", peers=COMPILED)),
     "race-xl-ragged": Part(60, raced("gpt2-xl/b16/p16-960/n64", peers=("hf-sdpa", "torch-cuda-graphs"))),
     "race-xl-b8": Part(80, raced("gpt2-xl/b8/p512/n128", peers=("hf-sdpa", *COMPILED))),
     "sweep-l16": Part(60, raced("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
+    "ops-decode-b1": Part(8, ops("op:decode_attention/b1/kv1024/h25/d64")),
     "ops-decode": Part(60, ops("op:decode_attention")),
     "ops-prefill": Part(45, ops("op:prefill_attention")),
     "ops-linear": Part(60, ops("op:norm_linear", "op:linear_residual")),
