@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eet_lab.bench.rows import newest, read
+from eet_lab.bench.rows import read
 from eet_lab.technique import _REGISTRY, registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,11 +43,19 @@ def test_tables_are_renewed_between_their_markers(tmp_path, capsys):
 
 def test_others_stand_beside_us_only_if_they_ran_beside_us():
     rows = [row for row in read(ROOT / "benchmarks" / "h200.jsonl") if row.workload == "gpt2-xl/b1/p128/n128"]
-    [ours] = (row for row in newest(rows) if row.provider == "eet_lab")
+    ours = next(row for row in rows if row.provider == "eet_lab")
     peer = replace(ours, provider="a-peer", recipe="")
-    [line] = readme.models([ours, peer, replace(peer, provider="of-another-day", run="0")]).splitlines()[2:]
+    [line] = readme.models([replace(peer, provider="of-another-day", run="0"), ours, peer]).splitlines()[2:]
     assert "a-peer" in line
     assert "of-another-day" not in line
+
+
+def test_a_later_run_without_others_does_not_hide_the_race():
+    rows = [row for row in read(ROOT / "benchmarks" / "h200.jsonl") if row.workload == "gpt2-xl/b1/p128/n128"]
+    ours = next(row for row in rows if row.provider == "eet_lab")
+    peer, alone = replace(ours, provider="a-peer", recipe=""), replace(ours, run="later")
+    assert readme.models([ours, peer, alone]) == readme.models([ours, peer])
+    assert readme.models([alone]).count("|") > readme.models([]).count("|"), "one that was alone is better than none"
 
 
 def test_missing_markers_are_named(tmp_path):

@@ -57,7 +57,7 @@ def techniques() -> str:
 
 
 def models(rows: Sequence[Row]) -> str:
-    """A line a workload: the fastest of ours, how near to the ceiling its steps are, and who ran in its process."""
+    """A line a workload, of its last race: our fastest, how near to the ceiling its steps are, and the others."""
     lines = [
         _line(f"`{workload}`, ms {WORDS[metric]}", [row for row in rows if row.workload == workload], metric, 1)
         for workload, metric in MODELS
@@ -79,17 +79,28 @@ def _table(lines: Sequence[str | None]) -> str:
 
 def _line(name: str, rows: Sequence[Row], metric: str, scale: float) -> str | None:
     """None where we were not measured. A lossy recipe does not count: it computes something else."""
+    race = _last_race(rows)
     took = sorted(
-        ((getattr(row, metric).p50 * scale, row) for row in rows if getattr(row, metric)), key=lambda pair: pair[0]
+        ((getattr(row, metric).p50 * scale, row) for row in race if getattr(row, metric)), key=lambda pair: pair[0]
     )
     ours = [pair for pair in took if pair[1].provider == OURS and not _is_lossy(pair[1]) and _is_equal(pair[1])]
     if not ours:
         return None
     best, row = ours[0]
-    beside = [pair for pair in took if pair[1].run in (row.run, RECORDED) and not pair[1].provider.startswith(OURS)]
-    others = (f"{other.provider} {digits(each)}" for each, other in beside)
+    others = (f"{other.provider} {digits(each)}" for each, other in took if not other.provider.startswith(OURS))
     share = "–" if "prefill" in name else percent(row.share_of_ceiling)
     return f"| {name} | **{digits(best)}** | {share} | {', '.join(others)} |"
+
+
+def _last_race(rows: Sequence[Row]) -> list[Row]:
+    """The last run in which others ran beside us (or else the last of ours), and what was recorded elsewhere."""
+    runs: dict[str, list[Row]] = {}
+    for row in rows:
+        runs.setdefault(row.run, []).append(row)
+    recorded = runs.pop(RECORDED, [])
+    own = [run for run in runs.values() if any(row.provider == OURS for row in run)]
+    races = [run for run in own if not all(row.provider.startswith(OURS) for row in run)]
+    return [*(races or own or [[]])[-1], *recorded]
 
 
 def _is_lossy(row: Row) -> bool:
@@ -120,10 +131,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--benchmarks", type=Path, default=ROOT / "benchmarks")
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
-    rows = newest([row for path in sorted(args.benchmarks.glob("*.jsonl")) for row in read(path)])
+    rows = [row for path in sorted(args.benchmarks.glob("*.jsonl")) for row in read(path)]
     pages = {
         args.readme: {"techniques": techniques(), "benchmarks": models(rows), "ops": ops(rows)},
-        args.benchmarks / "README.md": {"rows": markdown(rows) or NOTHING},
+        args.benchmarks / "README.md": {"rows": markdown(newest(rows)) or NOTHING},
     }
     differs = False
     for path, tables in pages.items():
