@@ -163,9 +163,8 @@ def _verdict(guess: Prediction) -> Shown:
         there(result),
         rungs.figure(found, f"Time per token on an H200, GPT-2 XL, {len(result.prompts)} ragged prompts"),
         rungs.listing(found),
-        f"The prediction assumes {price.launch_us:g} us of the host for a launch and {price.kernel_us:g} us for the "
-        "gap between two kernels: that run did not measure them. Look at where it is far off: in the baseline Python "
-        "has to make "
+        f"The prediction takes {price.launch_us:.2g} us of the host for a launch and {price.kernel_us:.2g} us for the "
+        "gap between two kernels, as measured there. Look at where it is far off: in the baseline Python has to make "
         f"{plain.launches} calls, and each takes {plain.measured.p50 / plain.launches * 1e3:.0f} us instead. With a "
         "graph Python is gone, and still kernels take longer than their bytes and a gap: that is the next section. "
         "Mask removal is a step back in plain PyTorch (a call for each row, since their pads differ), and pays once "

@@ -18,9 +18,8 @@ from eet_lab.panels.lessons.step_calls import call_us, counted
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 
-H200 = LaunchCost(kernel_us=1.3, launch_us=4.0)
-"""Assumed, since the recorded run did not measure them: the gap between two kernels of a graph as it was published for
-an H100 (Hazy Research, 2025), and what it takes PyTorch's C++ to hand over a kernel."""
+H200 = LaunchCost(kernel_us=0.921, launch_us=5.168)
+"""Measured where the ladder was recorded (benchmarks/h200-machine.json)."""
 
 
 class Rise(NamedTuple):
