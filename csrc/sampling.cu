@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kThreads) choose_kernel(const ChooseArgs<T> a)
 // Why      the LM head's blocks already know the largest logit of their share: its logits are never written
 // Mapping  a warp a row: grid B, 32 threads
 // Traffic  num_blocks pairs of 8 bytes a row
-// Needs    pairs as linear.cu leaves them: larger for a larger logit, and where logits tie for a lower word
+// Needs    pairs as linear.cuh leaves them: larger for a larger logit, and where logits tie for a lower word
 // Numerics integers
 // Source   arg-max is associative
 __global__ void choose_best_kernel(int64_t* token, const uint64_t* best, int num_blocks) {
