@@ -49,14 +49,7 @@ def decode_calls(
     engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)
     state, first = parts.prompts([[0] * (context - 1)] * batch, 1)
     step = moved(decode_step(state, first.num_pad, first.spans, context), torch.device("meta"))
-    cache = engine.new_cache(batch, context, engine.model.words)
-    recorder, slots = Recorder(), {f.name: getattr(parts.ops, f.name) for f in fields(parts.ops)}
-    ops: Any = Ops(**{name: partial(recorder.run, name, op) for name, op in slots.items()}).bind(fresh)
-    with torch.inference_mode(), recorder:
-        sampling = Settings().sampling(torch.device("meta"))
-        token = parts.forward(engine.model, ops, partial(parts.mask, empty=fresh), cache, step, sampling)
-        ops.advance(moved(state, torch.device("meta")), token)
-    return tuple(recorder.calls)
+    return Recorder().decoded(engine, step, moved(state, torch.device("meta")))
 
 
 def num_launches(calls: tuple[Call, ...]) -> int | None:
@@ -77,6 +70,18 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.calls: list[Call] = []
         self._in_op = False
+
+    def decoded(self, engine: Engine, step: Step, state: State) -> tuple[Call, ...]:
+        """The ops of one decode step of an engine, with a KV cache that is as long as the step needs."""
+        parts, device = engine.parts, step.ids.device
+        slots = {f.name: getattr(parts.ops, f.name) for f in fields(parts.ops)}
+        ops: Any = Ops(**{name: partial(self.run, name, op) for name, op in slots.items()}).bind(fresh)
+        cache = engine.new_cache(len(step.spans), step.extent, engine.model.words)
+        sampling = Settings().sampling(device)
+        with torch.inference_mode(), self:
+            token = parts.forward(engine.model, ops, partial(parts.mask, empty=fresh), cache, step, sampling)
+            ops.advance(state, token)
+        return tuple(self.calls)
 
     def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
         """An op by the name of its slot."""

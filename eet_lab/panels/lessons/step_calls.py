@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -22,7 +22,6 @@ from eet_lab.models import Model
 from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops import reference
-from eet_lab.ops.types import fresh
 from eet_lab.parts import Ops, Parts
 from eet_lab.technique import Recipe, registry
 
@@ -67,16 +66,8 @@ def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int) -> Counts:
     column = max(lengths)
     state, first = parts.prompts([[1] * length for length in lengths], 2)
     state.column.fill_(column)
-    step = decode_step(state, first.num_pad, first.spans, column + 1)
-    cache = engine.new_cache(len(lengths), column + 1, engine.model.words)
-    counter, slots = _Counter(), {f.name: getattr(parts.ops, f.name) for f in fields(parts.ops)}
-    ops: Any = Ops(**{name: partial(counter.run, name, op) for name, op in slots.items()}).bind(fresh)
-    with torch.inference_mode(), counter:
-        token = parts.forward(
-            engine.model, ops, partial(parts.mask, empty=fresh), cache, step, Settings().sampling(device)
-        )
-        ops.advance(state, token)
-    return tuple((call.op.removeprefix("masked_"), call.launches or 0) for call in counter.calls)
+    found = _Counter().decoded(engine, decode_step(state, first.num_pad, first.spans, column + 1), state)
+    return tuple((call.op.removeprefix("masked_"), call.launches or 0) for call in found)
 
 
 def everything_on() -> Recipe:
