@@ -22,8 +22,8 @@ class FusedKernels(Technique):
     once, in one launch a linear; longer passes leave the matrix product to cuBLAS and fuse what surrounds it.
 
     `norm_rows` is TurboTransformers' batch reduction: a team of warps reduces several rows at a time, so that the steps
-    of one hide behind those of the others. On an H200 the many warps at work hide them already: more than one row gains
-    nothing there.
+    of one hide behind those of the others. On an H200 the many warps at work hide them already: with more than one row
+    some widths gain a little, and others lose more.
 
     Attention exists here with and without a mask, so that fusing is not credited with mask removal's gain.
 
