@@ -25,7 +25,7 @@ H200_TFLOPS = 989.0
 """Dense fp16 with fp32 accumulation, from NVIDIA's data sheet; matrix products reach some three quarters of it."""
 
 DECODE, PREFILL = "decode at best, by batch", "prefill at best, by tokens"
-PLAIN, FUSED, PEERS = "EET Lab, plain PyTorch", "EET Lab, fused kernels", "Hugging Face"
+PLAIN, FUSED, PEERS = "EET Lab, plain PyTorch", "EET Lab, fused kernels", "peers"
 COLORS = {DECODE: theme.SELECTION, PREFILL: "#a855f7", PLAIN: theme.BASELINE, FUSED: theme.GAIN, PEERS: "#f59e0b"}
 """What points stand for."""
 
