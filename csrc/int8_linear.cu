@@ -3,34 +3,17 @@
 #include "eet/dependent.cuh"
 #include "eet/int8_product.cuh"
 #include "eet/launch.cuh"
-#include "eet/linear.cuh"
+#include "eet/linear_tiles.cuh"
 
 namespace {
 
 using eet::kChunk, eet::kTile;
 
-template <int kTokens>
-constexpr int kLogWarps = kTokens == 8 ? 4 : 3;  // that multiply, as many as registers allow; one more fills the ring
-template <int kTokens>
-constexpr int kReaders = 32 << kLogWarps<kTokens>;
-template <int kTokens>
-constexpr int kTiles = kReaders<kTokens> / kTile / kTokens;  // between two reductions: an output for each thread
-
 template <typename T>
-struct Int8Args : eet::LinearArgs<T, int8_t> {
-  using eet::LinearArgs<T, int8_t>::LinearArgs;
-  const float* scale;    // [N,G]
-  int G, log_inputs;     // inputs that share a scale, where there are groups
-  int stride, log_team;  // of a token in shared memory; warps that share a token's norm
-  int stage_rows, stage_inputs, num_stages;
-
-  __host__ __device__ int stage_stride() const { return (stage_inputs / 64 | 1) * 64; }
-  __host__ __device__ int x_bytes() const {
-    return (this->num_tokens * stride + (this->norm.weight ? 2 * this->K : 0)) * sizeof(T);
-  }
-  __host__ __device__ int partial_floats(int tiles, int warps) const {
-    return tiles * warps * kTile * this->num_tokens;
-  }
+struct Int8Args : eet::TileArgs<T, int8_t> {
+  using eet::TileArgs<T, int8_t>::TileArgs;
+  const float* scale;  // [N,G]
+  int G, log_inputs;   // inputs that share a scale, where there are groups
 };
 
 // Why      a decode step waits for the bytes of the weights: these are half as many as in 16 bits
@@ -42,24 +25,19 @@ struct Int8Args : eet::LinearArgs<T, int8_t> {
 // Numerics whole numbers times activations, exactly; fp32 sums; a scale multiplies its group's sum; the rest in fp32
 // Source   Frantar et al. 2024, MARLIN, for widening next to the tensor cores
 template <typename T, int kTokens, bool kGrouped>
-__global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(const Int8Args<T> a) {
-  constexpr int kLogWarps = ::kLogWarps<kTokens>, kWarps = 1 << kLogWarps, kReaders = ::kReaders<kTokens>;
-  constexpr int kGroup = kTiles<kTokens> * kTile;  // outputs between two reductions
+__global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, 1) int8_linear_kernel(const Int8Args<T> a) {
+  constexpr int kReaders = eet::kReaders<kTokens>, kWarps = kReaders / 32, kTiles = eet::kTiles<kTokens>;
+  constexpr int kGroup = kTiles * kTile;  // outputs between two reductions
   extern __shared__ uint4 shared[];
-  T* rows = reinterpret_cast<T*>(shared);
-  float* partial = reinterpret_cast<float*>(reinterpret_cast<char*>(shared) + a.x_bytes());
-  char* stages = reinterpret_cast<char*>(partial + a.partial_floats(kTiles<kTokens>, kWarps));
-  const int stage_bytes = a.stage_rows * a.stage_stride();
-  const eet::Ring ring{stages, reinterpret_cast<uint64_t*>(stages + a.num_stages * stage_bytes), a.num_stages,
-                       stage_bytes};
+  const eet::TileBlock<T, kTokens> block(a, shared);
   const int warp = threadIdx.x / 32;
   const eet::Share share(a);
   const int begin = share.begin, end = share.end;
 
-  if (threadIdx.x == kReaders) ring.init(kWarps);
+  if (threadIdx.x == kReaders) block.ring.init(kWarps);
   __syncthreads();
   if (warp == kWarps) {
-    eet::stream_weights(ring, a, share, kTile, a.stage_inputs, a.stage_stride());
+    eet::stream_weights(block.ring, a, share, kTile, a.stage_inputs, a.stage_stride());
     return;
   }
   const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
@@ -68,12 +46,12 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(
   float scale = scale_of(begin + output);
   outputs.request_bias(begin + output);
   eet::RowStager<kWarps, T, kTokens> stager(a.num_tokens, a.log_team, a.K, a.stride, a.norm,
-                                            rows + a.num_tokens * a.stride);
+                                            block.rows + a.num_tokens * a.stride);
   stager.request_norm();
   eet::let_next_begin();
   eet::wait_for_previous();
   outputs.request_residual(begin + output);
-  stager.stage(rows, a.x, a.at);
+  stager.stage(block.rows, a.x, a.at);
   eet::barrier(1, kReaders);
 
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -82,9 +60,9 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(
 #pragma unroll 1
   for (int first = begin; first < end; first += kGroup) {
 #pragma unroll 1
-    for (int tile = 0; tile < kTiles<kTokens> && first + tile * kTile < end; ++tile) {
+    for (int tile = 0; tile < kTiles && first + tile * kTile < end; ++tile) {
       const int num_rows = min(kTile, end - first - tile * kTile);
-      eet::Int8Product<T, kTokens, kGrouped> part(rows, a.stride, a.num_tokens);
+      eet::Int8Product<T, kTokens, kGrouped> part(block.rows, a.stride, a.num_tokens);
 #pragma unroll 1
       for (int k = 0; k < a.K; k += a.stage_inputs, place.step(a.num_stages)) {
         // Past the last output and the last input the last is read again: there the activation is 0, and here nothing
@@ -99,7 +77,7 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(
           scales = make_float2(scale[(n + min(g, num_rows - 1)) * a.G], scale[(n + min(g + 8, num_rows - 1)) * a.G]);
         };
         request((warp - chunk) & (kWarps - 1));
-        const char* stage = ring.wait(place);
+        const char* stage = block.ring.wait(place);
         const char *low = stage + min(g, num_rows - 1) * a.stage_stride();
         const char *high = stage + min(g + 8, num_rows - 1) * a.stage_stride();
 #pragma unroll 2
@@ -109,21 +87,15 @@ __global__ void __launch_bounds__(kReaders<kTokens> + 32, 1) int8_linear_kernel(
           request(i + kWarps);
           part.add(eet::load(low + at), eet::load(high + at), now, k + mine, a.num_tokens);
         }
-        ring.release(place);
+        block.ring.release(place);
         chunk += num_chunks;
       }
-      part.store(partial + (tile * kWarps + warp) * a.num_tokens * kTile, a.num_tokens);
+      part.store(block.partial_of(tile, warp, a.num_tokens), a.num_tokens);
     }
 
     eet::barrier(1, kReaders);
     const int n = first + output;
-    if (outputs.has(n)) {
-      const float* from = partial + (output / kTile * kWarps * a.num_tokens + token) * kTile + output % kTile;
-      float sum = 0;
-#pragma unroll
-      for (int i = 0; i < kWarps; ++i) sum += from[i * a.num_tokens * kTile];
-      outputs.finish(sum * scale, n);
-    }
+    if (outputs.has(n)) outputs.finish(block.sum(output, token, a.num_tokens) * scale, n);
     if (first + kGroup >= end) break;
     scale = scale_of(n + kGroup);
     outputs.request_bias(n + kGroup);
@@ -140,27 +112,12 @@ int row_stride(int K) {
   return eet::ceil_div(K, kChunk) * kChunk + 16 / int(sizeof(T));
 }
 
-template <typename T, int kTokens>
+template <int kTokens, typename T>
 cudaError_t launch_linear(Int8Args<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
-  constexpr int kLogWarps = ::kLogWarps<kTokens>;
-  a.log_team = kLogWarps;
-  while (a.log_team && 1 << (kLogWarps - a.log_team) < a.num_tokens) --a.log_team;
-  a.stride = row_stride<T>(a.K);
-  // Stages of equal size, of 1 to 2 KiB for each output: smaller copies do not reach the rate of memory.
-  const int most_inputs = 2048;
-  a.stage_inputs = eet::ceil_div(eet::ceil_div(a.K, eet::ceil_div(a.K, most_inputs)), kChunk) * kChunk;
-  const int num_outputs = a.most_outputs();
-  a.stage_rows = min(kTile, num_outputs);
-  const int stage = eet::Ring::bytes(1, a.stage_rows * a.stage_stride());
-  const int needed = eet::ceil_div(num_outputs, kTile) * eet::ceil_div(a.K, a.stage_inputs);
-  const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, 1 << kLogWarps) * int(sizeof(float));
-  // As much as leaves room for the kernel ahead, where that is a small one: weights then arrive while it still works.
-  const bool fits_half = others + min(needed, 2) * stage <= eet::half_shared();
-  a.num_stages = min(((fits_half ? eet::half_shared() : eet::whole_shared()) - others) / stage, needed);
-  if (a.num_stages < 1) return cudaErrorInvalidValue;
+  const int bytes = eet::plan_tiles<kTokens>(a, row_stride<T>(a.K), kChunk);
+  if (!bytes) return cudaErrorInvalidValue;
   const auto kernel = a.G > 1 ? int8_linear_kernel<T, kTokens, true> : int8_linear_kernel<T, kTokens, false>;
-  const int bytes = others + a.num_stages * stage;
-  return eet::launch(kernel, {dim3(num_blocks), kReaders<kTokens> + 32, bytes, stream, 1, dependent}, a);
+  return eet::launch(kernel, {dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent}, a);
 }
 
 }  // namespace
@@ -176,7 +133,7 @@ extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, con
     using Type = decltype(type);
     Int8Args<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);
     a.scale = static_cast<const float*>(scale), a.G = G, a.log_inputs = log_inputs;
-    return T <= 8 ? launch_linear<Type, 8>(a, blocks, dependent, stream)
-                  : launch_linear<Type, 16>(a, blocks, dependent, stream);
+    return T <= 8 ? launch_linear<8>(a, blocks, dependent, stream)
+                  : launch_linear<16>(a, blocks, dependent, stream);
   });
 }

@@ -15,12 +15,6 @@ constexpr int kChunk = 32;  // inputs in one step of a warp
 constexpr int kMostTokens = 2;
 constexpr int kMostPartials = 16 * 1024;  // bytes of sums that wait in shared memory to be added up
 constexpr int kLeastCopy = 1920;          // bytes: smaller copies do not reach the rate of memory
-// Two kernels share a multiprocessor where one can begin before the other ends.
-#if __CUDA_ARCH__ >= 900
-constexpr int kResident = 2;
-#else
-constexpr int kResident = 1;
-#endif
 
 template <typename T>
 struct VectorArgs : eet::LinearArgs<T, T> {
@@ -35,16 +29,16 @@ struct VectorArgs : eet::LinearArgs<T, T> {
 
 // A warp's part of out^T[8 outputs, tokens]: of a stage's chunks every fourth.
 // Lane 4g+t reads 16 bytes of output g, and those are the fragment A of an mma as they come: its rows g and g + 8 are
-// both output g, the first with the words x and z of the four, the second with y and w. So of the product with B = (x, z)
-// of the activations the upper half is output g, and of that with B = (y, w) the lower; the other halves are of no use.
+// both output g, the first with the words x and z of the four, the second with y and w. So of the product with the
+// activations' (x, z) the upper half is output g, and of that with (y, w) the lower; the other halves are of no use.
 // The activations' words wait in the order x, z, y, w.
 template <typename T>
 struct Product {
   static constexpr int kStep = kTeamWarps * kChunk, kChains = 2;  // sums that do not wait for each other
   float upper[kChains][4] = {}, lower[kChains][4] = {};
 
-  // `row`: the lane's output in the stage; `x`: the lane's token from the stage's first input on; `last`: the stage's last
-  // vector. Past it the last is read again: there the activations are 0.
+  // `row`: the lane's output in the stage; `x`: the lane's token from the stage's first input on; `last`: the stage's
+  // last vector. Past it the last is read again: there the activations are 0.
   __device__ void add(uint32_t row, uint32_t x, int last) {
     const int first = threadIdx.x / 32 % kTeamWarps * kChunk, lane = threadIdx.x % 4 * eet::kVec<T>;
     x += (first + lane) * int(sizeof(T));
@@ -72,17 +66,17 @@ struct Product {
   }
 };
 
-// Why      a decode step reads every weight once for one token: the time is the bytes over the bandwidth, and what passes
-//          between the wait for the kernel ahead and the last store
-// Mapping  a block a multiprocessor, each with an equal share of the outputs; one warp keeps a ring of stages filled, from
-//          before the kernel ahead has ended; a stage is 8 outputs and belongs to a team of 4 warps, so that a warp meets a
-//          barrier once for a quarter of a stage; the sums of all stages meet in shared memory
+// Why      a decode step reads every weight once for one token: the time is the bytes over the bandwidth, and what
+//          passes between the wait for the kernel ahead and the last store
+// Mapping  a block a multiprocessor, each with an equal share of the outputs; one warp keeps a ring of stages filled,
+//          from before the kernel ahead has ended; a stage is 8 outputs and belongs to a team of 4 warps, so that a warp
+//          meets a barrier once for a quarter of a stage; the sums of all stages meet in shared memory
 // Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB on their way a multiprocessor
 // Needs    K a multiple of 8, T <= 2, T*K activations and 2*K of a norm in shared memory
 // Numerics tensor cores; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   fragments read as they lie in memory: after Frantar et al. 2024, MARLIN, without its quantization
 template <typename T>
-__global__ void __launch_bounds__(kReaders + 32, kResident)
+__global__ void __launch_bounds__(kReaders + 32, eet::kResident)
     vector_linear_kernel(const __grid_constant__ VectorArgs<T> a) {
   extern __shared__ uint4 shared[];
   eet::let_next_begin();
@@ -185,8 +179,8 @@ int cut(VectorArgs<T>& a, int room, int least_copy) {
 template <typename T>
 cudaError_t launch_vector_linear(VectorArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
   a.stride = eet::odd_stride(a.K * sizeof(T)) / sizeof(T);
-  // As much as lets two kernels share a multiprocessor, so that this one's weights arrive while the one ahead still works;
-  // else all of it.
+  // As much as lets two kernels share a multiprocessor, so that this one's weights arrive while the one ahead still
+  // works; else all of it.
   int bytes = cut(a, eet::half_shared(), kLeastCopy);
   if (!bytes) bytes = cut(a, eet::whole_shared(), kLeastCopy);
   if (!bytes) bytes = cut(a, eet::whole_shared(), 128);
@@ -196,7 +190,7 @@ cudaError_t launch_vector_linear(VectorArgs<T> a, int num_blocks, bool dependent
 
 }  // namespace
 
-// out = act(norm(x) weight^T + bias) + residual, for one or two tokens; `best` gets each block's largest output of a token.
+// out = act(norm(x) weight^T + bias) + residual, for one or two tokens; `best` gets each block's largest of a token.
 extern "C" cudaError_t eet_vector_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
                                          const void* bias, const void* residual, const void* norm_weight,
                                          const void* norm_bias, int dtype, int T, int N, int K, int act, float eps,

@@ -2,13 +2,12 @@
 #pragma once
 
 #include "eet/int8.cuh"
-#include "eet/linear.cuh"
+#include "eet/linear_tiles.cuh"
 #include "eet/mma.cuh"
 #include "eet/vec.cuh"
 
 namespace eet {
 
-constexpr int kTile = 16;   // outputs that a warp computes at a time
 constexpr int kChunk = 64;  // inputs in one step of a warp: 16 weights a lane
 
 // A warp's part of out^T[16 outputs, tokens]; lane 4g+t takes 16 weights of outputs g and g + 8 at a time: four mma.

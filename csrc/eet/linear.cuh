@@ -12,6 +12,12 @@
 namespace eet {
 
 inline constexpr int kMaxTokens = 16;
+// Two kernels share a multiprocessor where one can begin before the other ends.
+#if __CUDA_ARCH__ >= 900
+inline constexpr int kResident = 2;
+#else
+inline constexpr int kResident = 1;
+#endif
 
 // T: the type of activations; W: of weights.
 template <typename T, typename W>
@@ -131,7 +137,7 @@ __device__ inline void leave_best(uint64_t best, uint64_t* to, int num_tokens, i
   to[threadIdx.x * gridDim.x + blockIdx.x] = best;
 }
 
-// Bytes of shared memory that a block can have, and that it can have if another is to find as much on its multiprocessor.
+// Bytes of shared memory that a block can have, and that it can have if another is to find as much beside it.
 // With only the 1 KiB less that each block costs, kernels of a chain did not overlap.
 inline int whole_shared() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024; }
 inline int half_shared() { return whole_shared() / 2 - 1024; }
