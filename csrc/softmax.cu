@@ -13,7 +13,8 @@ struct SoftmaxArgs {
   int num_rows, C, log_team;
 };
 
-// Why      what plain attention, which keeps its scores, spends beside its matrix products
+// Why      what attention that keeps its scores spends beside its matrix products: an op to call and to time, which no
+//          technique puts into a step, since the attention kernels keep no scores
 // Mapping  a team of 1 to 16 warps has X rows, which stay in its registers: grid T / X teams
 // Traffic  reads C and writes C numbers a row
 // Needs    nothing of C; rows that are no whole number of 16-byte vectors go number by number. X 1, 2 or 4
