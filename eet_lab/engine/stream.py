@@ -47,7 +47,7 @@ class HostStream:
 class PinnedRing:
     """Pinned slots with an event each: the host runs at most `depth` steps ahead and never waits for the newest.
 
-    A copy between two steps would hold up the second by several microseconds, so copies have a stream of their own.
+    A copy between two steps would hold up the second, so copies have a stream of their own.
     What they read stays as it is: a step writes one column of the canvas, and no other step writes that.
     """
 

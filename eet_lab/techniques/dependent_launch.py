@@ -21,7 +21,7 @@ class DependentLaunch(Technique):
     """Let a kernel begin, and request its weights, while the one ahead of it still works.
 
     Between two kernels the GPU is idle: the last block of the first must end and its results be written, the second
-    must be started, and its first weights take about a microsecond to arrive. With this, the second one's blocks start
+    must be started, and its first weights must come all the way from memory. With this, the second one's blocks start
     as soon as there is room for them; they request what no kernel of the step writes (weights, and keys and values of
     earlier steps), and only then wait for the kernel ahead. What they compute stays the same, to the bit.
 

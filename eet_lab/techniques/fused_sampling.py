@@ -22,7 +22,7 @@ class FusedSampling(Technique):
 
     The draws are the same as without it: the noise depends on seed, row and position alone, to the bit.
 
-    Expect the same few microseconds less for every token, whatever the model: much for a small one, little for a large.
+    Expect about the same time less for every token, whatever the model: much for a small one, little for a large.
 
     Source: Gumbel-max sampling (Kool et al., 2019); sampling without sorting as in FlashInfer (2024).
     """
