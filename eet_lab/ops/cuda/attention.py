@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
 from eet_lab.ops.types import Empty, KVLayer, Step
 
 
@@ -120,7 +120,7 @@ def _check_attention(qkv: Tensor, keys: Tensor, values: Tensor, H: int, G: int, 
             f"qkv is {qkv.dtype} and the cache {keys.dtype}; kernels take one of {list(DTYPES)} for both."
         )
     if D % 8 or D > MAX_HEAD_DIM:
-        raise KernelError(f"The head dim is {D}; kernels need a multiple of 8, at most {MAX_HEAD_DIM}.")
+        raise KernelError(f"The head dim is {D}; kernels need a multiple of 8, at most {MAX_HEAD_DIM}. {REMEDY}")
     if H <= 0 or H % G or qkv.shape[1] != (H + 2 * G) * D or not qkv.is_contiguous():
         raise KernelError(
             f"qkv {tuple(qkv.shape)} is not contiguous [T,(H+2G)D] with {G} KV heads of {D}, H a multiple of {G}."

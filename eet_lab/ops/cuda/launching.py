@@ -14,6 +14,9 @@ from eet_lab.errors import KernelError
 
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 ACTS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
+REMEDY = "Plain PyTorch's ops take any: leave the fused kernels out."
+"""For sizes of a model that kernels do not take."""
+
 Op = TypeVar("Op", bound=Callable)
 
 

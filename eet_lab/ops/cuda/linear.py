@@ -11,7 +11,7 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, at, check, needs, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, at, check, needs, stream_of
 from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.types import Empty, Linear, Norm
 
@@ -165,7 +165,7 @@ def _check_linear(x: Tensor, w: Linear) -> tuple[int, int, int]:
     if x.dtype not in DTYPES:
         raise KernelError(f"x is {x.dtype}; kernels take {', '.join(map(str, DTYPES))}.")
     if C % 8:
-        raise KernelError(f"x has {C} channels; kernels need a multiple of 8.")
+        raise KernelError(f"x has {C} channels; kernels need a multiple of 8. {REMEDY}")
     dtype = x.dtype if w.scale is None else torch.int8
     if weight_C != C or w.weight.dtype != dtype or not (x.is_contiguous() and w.weight.is_contiguous()):
         check(x, "x", x.dtype, (T, C))

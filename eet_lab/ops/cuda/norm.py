@@ -6,7 +6,7 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
 from eet_lab.ops.types import Empty, Norm
 
 INTERLEAVED = (1, 2, 4)
@@ -18,7 +18,7 @@ def norm(x: Tensor, w: Norm, *, empty: Empty, rows: int = 1, dependent: bool = F
     """Layer norm, or RMS norm without a bias: [T,C] -> [T,C]. C a multiple of 8; `rows` one of INTERLEAVED."""
     T, C = _check_rows(x, rows)
     if C % 8:
-        raise KernelError(f"x has {C} channels; the norm kernel needs a multiple of 8.")
+        raise KernelError(f"x has {C} channels; the norm kernel needs a multiple of 8. {REMEDY}")
     check(w.weight, "the norm's weight", x.dtype, (C,))
     if w.bias is not None:
         check(w.bias, "the norm's bias", x.dtype, (C,))

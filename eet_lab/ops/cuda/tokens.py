@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native, reference
-from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
 from eet_lab.ops.cuda.linear import largest_outputs, norm_linear, takes_few
 from eet_lab.ops.types import Empty, Linear, Norm, Sampling, State, Step
 
@@ -24,7 +24,8 @@ def embed(
     """Word plus position embedding, one launch: ids [T], positions [T], words [V,C], places [S,C] -> [T,C]."""
     T, C = len(ids), words.shape[1]
     if words.dtype not in DTYPES or C % 8:
-        raise KernelError(f"words are {words.dtype} with {C} channels; kernels take {list(DTYPES)}, a multiple of 8.")
+        takes = f"kernels take {', '.join(map(str, DTYPES))}, a multiple of 8"
+        raise KernelError(f"words are {words.dtype} with {C} channels; {takes}. {REMEDY}")
     check(words, "words", words.dtype, (len(words), C))
     check(places, "places", words.dtype, (len(places), C))
     check(ids, "ids", torch.int64, (T,))
