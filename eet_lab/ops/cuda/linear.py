@@ -15,7 +15,7 @@ from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, at, check, needs, s
 from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.types import Empty, Linear, Norm
 
-FEW = 16  # tokens that the weight-streaming products take; there cuBLAS with norm and epilogue is even (benchmarks, t16)
+FEW = 16  # tokens that the weight-streaming products take; there cuBLAS with what surrounds it is even (rows of t16)
 VECTORS = 2  # tokens that the one takes which is made for a vector, in 16 bits
 SMALLEST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on every GPU from sm_80 on
 STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
