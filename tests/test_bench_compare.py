@@ -96,8 +96,9 @@ def test_compare_can_be_stopped_in_every_phase(tiny, when):
 
 
 def test_bad_input_is_told_before_any_work(tiny):
-    with pytest.raises(PromptError, match="repeats"):
-        compare(tiny, ROWS, repeats=0)
+    for timed in (compare, ladder, lambda *given, repeats: measure(*given, Settings(), repeats=repeats)):
+        with pytest.raises(PromptError, match="repeats is 0"):
+            timed(tiny, ROWS, repeats=0)
     with pytest.raises(PromptError, match="context"):
         compare(tiny, [[1] * 100], max_new_tokens=64)
     with pytest.raises(RecipeError, match="no technique"):

@@ -128,6 +128,11 @@ TEXTS = (
 )
 
 
+def test_repeats_that_cannot_be_are_told_before_any_work():
+    with pytest.raises(PromptError, match="repeats is -3, but it must be a whole number of at least 1"):
+        race_op(workload(TEXTS[0]), device="cpu", repeats=-3, progress=lambda *told: pytest.fail(f"began: {told}"))
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_others_give_what_the_reference_gives(text):
     found = workload(text)

@@ -94,6 +94,11 @@ def test_a_timing_is_read_from_its_marks():
     assert Timing.of([2.0, 9.0], torch.tensor([[1]])).tpot_ms is None
 
 
+def test_a_race_without_repeats_is_refused(tiny):
+    with pytest.raises(PromptError, match="repeats is 0"):
+        race(tiny, Workload(tiny.name, 1, 2, 2, 2), repeats=0, progress=lambda *told: pytest.fail(f"began: {told}"))
+
+
 def test_a_race_makes_a_row_for_each_and_says_who_is_missing(tiny, tmp_path):
     workload = Workload(tiny.name, 3, 2, 9, 4)
     wanted = ["eet_lab", "hf-sdpa", "hf-max-autotune", "torch-cuda-graphs"]

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from eet_lab.bench.environment import environment
+from eet_lab.bench.turns import check_repeats
 from eet_lab.bench.workloads import default_prompts, describe
 from eet_lab.engine.settings import Settings, checked_prompts
-from eet_lab.errors import PromptError
 from eet_lab.models import Model
 from eet_lab.texts import Prompts, as_rows
 
@@ -24,8 +24,7 @@ class Job:
     @classmethod
     def of(cls, model: Model, prompts: Prompts | None, repeats: int, settings: dict[str, Any]) -> Job:
         """From what the user gave (no prompts: the default ones); PromptError for what cannot run."""
-        if not isinstance(repeats, int) or repeats < 1:
-            raise PromptError(f"repeats is {repeats!r}, but it must be a whole number of at least 1.")
+        check_repeats(repeats)
         chosen = Settings.of(**settings)
         encoded = as_rows(model, default_prompts(model) if prompts is None else prompts)
         return cls(model, checked_prompts(encoded, chosen.max_new_tokens, model.config), chosen)

@@ -13,6 +13,7 @@ import torch
 
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.measured import Measurement, Spread
+from eet_lab.bench.turns import check_repeats
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
@@ -153,6 +154,7 @@ def measure(
     cancel: Cancel | None = None,
 ) -> Measurement:
     """Time one recipe on prompts `rows` (token ids). Errors: those of `Engine.generate`, and Cancelled."""
+    check_repeats(repeats)
     source = open_source(model.device)
     subject = Subject(model, recipe or Recipe(), rows, settings, source, cancel)
     try:

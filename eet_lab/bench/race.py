@@ -43,6 +43,7 @@ def race(
     prepared and their output is checked before anything is timed.
     Errors: RecipeError, PromptError, OutOfMemory, Cancelled.
     """
+    turns.check_repeats(repeats)
     for name in providers:
         if name not in PROVIDERS:
             hint = did_you_mean(name, PROVIDERS)

@@ -1,4 +1,4 @@
-"""What races share: who is left out, and that the others are timed in turn until someone presses Stop."""
+"""What timings share: how often, who is left out, and that the others are timed in turn until someone presses Stop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from eet_lab.bench.progress import Tally
-from eet_lab.errors import Cancelled, first_line
+from eet_lab.errors import Cancelled, PromptError, first_line
 from eet_lab.progress import Cancel
 
 
@@ -18,6 +18,12 @@ class Runner(Protocol):
 
     def time(self) -> None:
         """One measured run."""
+
+
+def check_repeats(repeats: int) -> None:
+    """PromptError unless something can be timed that often."""
+    if not isinstance(repeats, int) or repeats < 1:
+        raise PromptError(f"repeats is {repeats!r}, but it must be a whole number of at least 1.")
 
 
 def check(cancel: Cancel | None) -> None:

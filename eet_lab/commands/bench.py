@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.bench.ops.workload import PREFIX
     from eet_lab.bench.progress import Clock
     from eet_lab.bench.rows import append
+    from eet_lab.bench.turns import check_repeats
 
+    check_repeats(args.repeats)
     if args.append:
         append((), args.append)  # makes the folder: one that cannot be made is told before any work
     line = ProgressLine(Clock())

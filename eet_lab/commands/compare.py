@@ -65,7 +65,9 @@ def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The comparison or the ladder that the options ask for."""
     from eet_lab.bench import compare, ladder
     from eet_lab.bench.progress import Clock
+    from eet_lab.bench.turns import check_repeats
 
+    check_repeats(args.repeats)
     if args.ladder and args.baseline is not None:
         raise RecipeError("--ladder always climbs from the plain baseline: leave out one of the two.")
     model, line = load_model(args), ProgressLine(Clock())

@@ -51,6 +51,7 @@ def race_op(
     Returns a row for each, its time in `total_ms`, and remarks: who is left out and why. Each output is checked first.
     Errors: PromptError, ModelError (device, dtype), OutOfMemory, Cancelled.
     """
+    turns.check_repeats(repeats)
     where = checked_device(device)
     kind = checked_dtype(dtype, where)
     names, absent = _available(workload, _chosen(workload, providers), where)
