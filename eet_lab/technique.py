@@ -13,7 +13,7 @@ from eet_lab.errors import RecipeError, did_you_mean
 from eet_lab.knobs import check_knobs, knob, read_knobs
 from eet_lab.parts import Parts, replaced
 
-__all__ = ["NUMERICS", "Recipe", "Technique", "everything", "knob", "known", "register", "registry"]
+__all__ = ["NUMERICS", "Recipe", "Technique", "everything", "knob", "known", "obstacle", "register", "registry"]
 
 NUMERICS = ("exact", "reordered", "lossy")
 
@@ -110,31 +110,11 @@ class Recipe:
         `all` is every technique that is available on `device`, not lossy, and free of conflicts with an earlier one;
         those of them that need a name with a minus go with it.
         """
-        chosen: dict[str, Technique] = {}
-        named: set[str] = set()
-        for word in filter(None, (word.strip() for word in text.split(","))):
-            name, *turns = word.split(":")
-            if name == "baseline" and not turns:
-                chosen.clear()
-            elif name == "all" and not turns:
-                chosen |= {t.name: t for t in everything(device).techniques if t.name not in chosen}
-            elif name.startswith("-"):
-                known(name[1:])
-                along = _dependents(name[1:], [t for t in chosen.values() if t.name not in named])
-                for gone in (name[1:], *along):
-                    chosen.pop(gone, None)
-            elif name in named:
-                raise RecipeError(f"{name} is named twice in {text!r}; name it once.")
-            else:
-                chosen[name] = known(name)(**read_knobs(known(name), turns))
-                named.add(name)
-        return cls(tuple(chosen.values()))
+        return cls(named(text, device))
 
     def check(self, device: str) -> Recipe:
         """The same recipe; RecipeError if one of its techniques cannot run on `device` ("cpu" or "cuda")."""
-        for t in self.techniques:
-            if reason := t.unavailable(device):
-                raise RecipeError(f"{t.name} cannot run on {device}: {reason}")
+        check_runnable(self.techniques, device)
         return self
 
     def without(self, name: str) -> tuple[Recipe, tuple[str, ...]]:
@@ -218,6 +198,29 @@ def known(name: str) -> type[Technique]:
     return registry()[name]
 
 
+def named(text: str, device: str = "cpu") -> tuple[Technique, ...]:
+    """The techniques that words such as `Recipe.parse`'s name; whether they fit together is not looked at."""
+    chosen: dict[str, Technique] = {}
+    by_name: set[str] = set()
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        name, *turns = word.split(":")
+        if name == "baseline" and not turns:
+            chosen.clear()
+        elif name == "all" and not turns:
+            chosen |= {t.name: t for t in everything(device).techniques if t.name not in chosen}
+        elif name.startswith("-"):
+            known(name[1:])
+            rest = [t for t in chosen.values() if t.name not in by_name]
+            for gone in (name[1:], *_dependents(name[1:], rest)):
+                chosen.pop(gone, None)
+        elif name in by_name:
+            raise RecipeError(f"{name} is named twice in {text!r}; name it once.")
+        else:
+            chosen[name] = known(name)(**read_knobs(known(name), turns))
+            by_name.add(name)
+    return tuple(chosen.values())
+
+
 def _dependents(name: str, techniques: Sequence[Technique]) -> tuple[str, ...]:
     """Those of `techniques` that need `name`, or one that needs it."""
     found = [name]
@@ -225,6 +228,24 @@ def _dependents(name: str, techniques: Sequence[Technique]) -> tuple[str, ...]:
         if t.name not in found and set(t.requires) & set(found):
             found.append(t.name)
     return tuple(found[1:])
+
+
+def obstacle(t: Technique, device: str) -> str | None:
+    """Why a technique, or one that it requires, cannot run on `device`; None if it can."""
+    if reason := t.unavailable(device):
+        return reason
+    needed = {name: obstacle(known(name)(), device) for name in t.requires}
+    return next((f"it needs {name}, and {reason}" for name, reason in needed.items() if reason), None)
+
+
+def check_runnable(techniques: Sequence[Technique], device: str) -> None:
+    """RecipeError where some cannot run on `device`: all of them are named, and the first one's reason is told."""
+    reasons = {t.name: reason for t in techniques if (reason := obstacle(t, device))}
+    if reasons:
+        name, reason = next(iter(reasons.items()))
+        raise RecipeError(
+            f"{name} cannot run on {device}: {reason.rstrip('.')}. Leave {' and '.join(reasons)} out of the recipe."
+        )
 
 
 def everything(device: str) -> Recipe:

@@ -12,7 +12,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.models import Model
 from eet_lab.progress import Cancel, Progress
-from eet_lab.technique import Recipe, Technique
+from eet_lab.technique import Recipe, Technique, check_runnable, named
 from eet_lab.threads import on_cpu_threads
 
 Prompts = Sequence[str | list[int]] | str
@@ -34,21 +34,27 @@ RecipeLike = str | Recipe | Technique | Sequence[str | Technique]
 
 def as_recipe(recipe: RecipeLike, device: str) -> Recipe:
     """What the user gave as a recipe, checked against the device; RecipeError for what is none."""
-    return read_recipe(recipe, device).check(device)
+    techniques = _techniques(recipe, device)
+    check_runnable(techniques, device)  # first: what it requires need not be turned on where it cannot run
+    return Recipe(techniques)
 
 
 def read_recipe(recipe: RecipeLike, device: str) -> Recipe:
     """The same unchecked: it may hold techniques that cannot run on the device."""
-    if not isinstance(recipe, Recipe):
-        given = [recipe] if isinstance(recipe, (str, Technique)) else recipe
-        if not isinstance(given, Sequence) or not all(isinstance(each, (str, Technique)) for each in given):
-            raise RecipeError(
-                f"recipe is {recipe!r}, but it must be words such as 'all' or 'pre_padding,mask_removal', a list of "
-                "them, or a Recipe; '' is the baseline."
-            )
-        words = Recipe.parse(",".join(each for each in given if isinstance(each, str)), device)
-        recipe = Recipe((*words, *(each for each in given if isinstance(each, Technique))))
-    return recipe
+    return Recipe(_techniques(recipe, device))
+
+
+def _techniques(recipe: RecipeLike, device: str) -> tuple[Technique, ...]:
+    if isinstance(recipe, Recipe):
+        return recipe.techniques
+    given = [recipe] if isinstance(recipe, (str, Technique)) else recipe
+    if not isinstance(given, Sequence) or not all(isinstance(each, (str, Technique)) for each in given):
+        raise RecipeError(
+            f"recipe is {recipe!r}, but it must be words such as 'all' or 'pre_padding,mask_removal', a list of "
+            "them, or a Recipe; '' is the baseline."
+        )
+    words = named(",".join(each for each in given if isinstance(each, str)), device)
+    return (*words, *(each for each in given if isinstance(each, Technique)))
 
 
 def as_rows(model: Model, prompts: Prompts) -> list[list[int]]:

@@ -12,6 +12,7 @@ from eet_lab.engine.prompts import up_to_the_shortest
 from eet_lab.errors import RecipeError
 from eet_lab.parts import Parts, replaced
 from eet_lab.technique import _REGISTRY, NUMERICS, Recipe, Technique, everything, knob, register, registry
+from eet_lab.texts import as_recipe
 
 ALL = list(registry().values())
 IDS = [t.name for t in ALL]
@@ -114,6 +115,29 @@ def test_a_minus_takes_along_what_needs_it_unless_that_was_named():
 def test_unavailable_techniques_are_refused_not_ignored():
     with pytest.raises(RecipeError, match="cuda_graphs cannot run on cpu.*NVIDIA GPU"):
         Recipe.parse("memory_reuse,cuda_graphs").check("cpu")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("dependent_launch", "dependent_launch cannot run on cpu: .*NVIDIA GPU.*9.0 .Hopper.*Leave dependent_launch"),
+        ("cuda_graphs", "cuda_graphs cannot run on cpu: .*NVIDIA GPU.*Leave cuda_graphs out"),
+        (
+            "all,fused_sampling,cuda_graphs",
+            "fused_sampling cannot run on cpu.* Leave fused_sampling and cuda_graphs out",
+        ),
+        ("packed_prefill", "needs pre_padding and mask_removal; turn those on as well"),
+    ],
+)
+def test_what_the_device_cannot_do_is_said_before_what_is_missing(words, says):
+    with pytest.raises(RecipeError, match=says):
+        as_recipe(words, "cpu")
+
+
+def test_a_technique_cannot_run_where_what_it_requires_cannot(own):
+    own.requires = ("fused_kernels",)
+    with pytest.raises(RecipeError, match="rival cannot run on cpu: it needs fused_kernels, and CUDA kernels need an"):
+        as_recipe([own()], "cpu")
 
 
 @pytest.fixture

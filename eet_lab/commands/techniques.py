@@ -48,9 +48,11 @@ def run(args: argparse.Namespace) -> int:
 
 def table(techniques: list[Technique], device: str) -> str:
     """One line each."""
+    from eet_lab.technique import obstacle
+
     rows = [["name", "title", "requires", "numerics", f"on this machine ({device})"]]
     for t in techniques:
-        here = t.unavailable(device)
+        here = obstacle(t, device)
         rows.append([t.name, t.title, ", ".join(t.requires) or "–", t.numerics, f"no: {here}" if here else "yes"])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -59,7 +61,9 @@ def table(techniques: list[Technique], device: str) -> str:
 
 def card(t: Technique, device: str) -> str:
     """Title, docstring, knobs, and whether it runs here."""
-    here = t.unavailable(device)
+    from eet_lab.technique import obstacle
+
+    here = obstacle(t, device)
     facts = [f"requires: {', '.join(t.requires)}"] if t.requires else []
     facts += [f"numerics: {t.numerics}", f"on {device}: {f'no, {here}' if here else 'yes'}"]
     lines = [f"{t.title} ({t.name})", "", t.card, "", *facts]

@@ -11,7 +11,7 @@ from eet_lab.bench.workloads import DEMO_PROMPTS
 from eet_lab.engine.settings import Settings, remedy
 from eet_lab.errors import EETError, RecipeError
 from eet_lab.models import Model
-from eet_lab.technique import Recipe, Technique, registry
+from eet_lab.technique import Recipe, Technique, obstacle, registry
 
 MOST_REPEATS = 50
 DEFAULT_PROMPTS = DEMO_PROMPTS[1::2]
@@ -91,7 +91,7 @@ class State(T.HasTraits):
         """Asking a technique may look for compilers and drivers, so each is asked once a device."""
         key = technique, self.device
         if key not in self._unavailable:
-            self._unavailable[key] = technique().unavailable(self.device)
+            self._unavailable[key] = obstacle(technique(), self.device)
         return self._unavailable[key]
 
 

@@ -50,12 +50,10 @@ class DependentLaunch(Technique):
         return replace(parts, ops=replace(parts.ops, **early))
 
     def unavailable(self, device: str = "cpu") -> str | None:
+        needs = f"dependent launch needs compute capability {OLDEST_GPU[0]}.{OLDEST_GPU[1]} (Hopper) or newer."
         if problem := native.available(device):
-            return problem
+            return f"{problem.rstrip('.')}; {needs}"
         major, minor = torch.cuda.get_device_capability(device)
         if (major, minor) >= OLDEST_GPU:
             return None
-        return (
-            f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, but dependent launch needs "
-            f"{OLDEST_GPU[0]}.{OLDEST_GPU[1]} (Hopper) or newer."
-        )
+        return f"{torch.cuda.get_device_name(device)} has compute capability {major}.{minor}, but {needs}"

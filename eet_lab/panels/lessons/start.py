@@ -16,7 +16,7 @@ from eet_lab.models.load import default_device
 from eet_lab.panels import theme
 from eet_lab.panels.lessons.show import Shown, table
 from eet_lab.parts import Ops, Parts
-from eet_lab.technique import Recipe, registry
+from eet_lab.technique import Recipe, obstacle, registry
 from eet_lab.texts import Output
 
 
@@ -61,7 +61,7 @@ def techniques(device: str | None = None) -> Shown:
     rows = []
     for name, technique in registry().items():
         one = technique()
-        note = one.unavailable(device) or (f"needs {', '.join(one.requires)}" if one.requires else "")
+        note = obstacle(one, device) or (f"needs {', '.join(one.requires)}" if one.requires else "")
         rows.append([name, one.summary.partition(". ")[0].rstrip(".") + ".", one.numerics, note])
     return Shown(table(["name", "what it does", "numerics", "here"], rows))
 
