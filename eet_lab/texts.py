@@ -11,6 +11,7 @@ from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.models import Model
+from eet_lab.models.transcript import ended_by
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe, Technique, check_runnable, named
 from eet_lab.threads import on_cpu_threads
@@ -93,5 +94,5 @@ def generate(
         run = engine.generate(rows, how, on_step=on_step, cancel=cancel)
     finally:
         engine.close()
-    ended = [row[:-1] if why == "stop" else row for row, why in zip(run.tokens, run.finish, strict=True)]
-    return Output(tuple(map(model.decode, rows)), tuple(map(model.decode, ended)), chosen, run)
+    texts = map(ended_by(how.stop, model.decode), run.tokens)
+    return Output(tuple(map(model.decode, rows)), tuple(texts), chosen, run)

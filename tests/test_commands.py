@@ -58,6 +58,15 @@ def test_generate_tells_prompt_from_text_on_a_terminal(capsys, monkeypatch):
     assert capsys.readouterr().out.startswith("\x1b[1mReturn a list of\x1b[0m ")
 
 
+def test_generate_ends_a_text_where_it_ends(capsys):
+    words = ["generate", "Return a list of", "--recipe", "baseline", "--device", "cpu"]
+    assert main(words) == 0
+    streamed = capsys.readouterr().out
+    assert "7 tokens" in streamed and "endoftext" not in streamed
+    assert main([*words, "--ignore-eos", "-n", "16"]) == 0
+    assert "<|endoftext|>" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("wrong", [["-n", "0"], ["-n", "99999"], ["--recipe", "fused"]])
 def test_generate_prints_no_prompt_that_it_cannot_continue(wrong, capsys):
     assert main(["generate", "Return", *wrong]) == 2

@@ -19,6 +19,7 @@ from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model
+from eet_lab.models.transcript import ended_by
 from eet_lab.monitor import Source, open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
@@ -125,7 +126,7 @@ class Subject:
             captures=self.engine.captures,
             joules_per_token=_joules_per_token(runs),
             tokens=tokens,
-            texts=tuple(map(self._model.decode, tokens)),
+            texts=tuple(map(ended_by(self._settings.stop, self._model.decode), tokens)),
             repeats=len(runs),
             warnings=tuple(dict.fromkeys(_warnings(self.recipe, self._model.device, [*runs, *beside]))),
             cost=step_cost(self.engine.model, self._rows, self._settings.max_new_tokens, tpot_ms),

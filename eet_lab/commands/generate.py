@@ -38,10 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate and print; 130 when stopped."""
+    from eet_lab.models.transcript import ended_by
     from eet_lab.texts import generate
 
     model = load_model(args)
-    printer = Printer(args.prompts, model.decode)
+    eos_id = model.config.eos_id
+    ends = () if args.ignore_eos or eos_id is None else (eos_id,)
+    printer = Printer(args.prompts, ended_by(ends, model.decode))
     line = ProgressLine()
     try:
         with stoppable() as stop:

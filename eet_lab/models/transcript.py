@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 MAX_PENDING = 3
 """A character of UTF-8 has four bytes at most, and a token one at least: so many tokens may wait for the last one."""
@@ -10,6 +10,11 @@ MAX_PENDING = 3
 BROKEN = "\N{REPLACEMENT CHARACTER}"
 
 Decode = Callable[[Sequence[int]], str]
+
+
+def ended_by(stop: Collection[int], decode: Decode) -> Decode:
+    """`decode` for rows that end at one of `stop`: it ends a text, and is no part of it."""
+    return (lambda ids: decode([token for token in ids if token not in stop])) if stop else decode
 
 
 class Transcript:

@@ -211,8 +211,9 @@ class Desk:
         if self.busy or self.model is None:
             return
         state, model = self.state, self.model
-        work = job(model, list(state.prompts), state.recipe(), state.settings(model), *more)
-        self.runs.begin(state.prompts, jobs.decoder(model))
+        settings = state.settings(model)
+        work = job(model, list(state.prompts), state.recipe(), settings, *more)
+        self.runs.begin(state.prompts, jobs.decoder(model, settings.stop))
         self._submit(name, work)
 
     def do_stop(self) -> None:
@@ -226,7 +227,8 @@ class Desk:
         result, monitor = self.shelf.open_chosen()
         environment = result.environment
         same_model = self.model is not None and self.model.name == environment.model
-        self.runs.begin(result.prompts, jobs.decoder(self.model if same_model else None))
+        stop = result.settings.get("stop", ())
+        self.runs.begin(result.prompts, jobs.decoder(self.model if same_model else None, stop))
         self.device.pause_showing()
         self.live.watch(environment.device_kind == "cuda", f"recorded on {environment.device}")
         self.live.remark("" if monitor else "this recording holds no samples of memory and power: see the results")

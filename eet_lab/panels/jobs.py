@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -15,6 +15,7 @@ from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError
 from eet_lab.models import Model, load
+from eet_lab.models.transcript import Decode, ended_by
 from eet_lab.monitor import ReplaySource
 from eet_lab.panels.worker import Feed, Work
 from eet_lab.technique import Recipe
@@ -57,11 +58,14 @@ def token_ids(model: Model, prompt: str) -> list[int]:
         ) from None
 
 
-def decoder(model: Model | None) -> Callable[[Sequence[int]], str]:
-    """Token ids to text, a piece at a time; without a tokenizer (or a model) the ids themselves, apart."""
+def decoder(model: Model | None, stop: Collection[int] = ()) -> Decode:
+    """Token ids to text, a piece at a time; without a tokenizer (or a model) the ids themselves, apart.
+
+    `stop`: the tokens that end a text, which are not shown.
+    """
     if model is not None and model.tokenizer is not None:
-        return model.tokenizer.decode  # not `model.decode`, which would keep the weights alive
-    return lambda ids: "".join(f"{token} " for token in ids)
+        return ended_by(stop, model.tokenizer.decode)  # not `model.decode`, which would keep the weights alive
+    return ended_by(stop, lambda ids: "".join(f"{token} " for token in ids))
 
 
 def load_model(name: Any, device: str, dtype: str | None) -> Work:
@@ -89,7 +93,7 @@ def run(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Settings
             planned = feed.planned_bytes()
         finally:
             engine.close()
-        texts = tuple(map(model.decode, generation.tokens))
+        texts = tuple(map(ended_by(settings.stop, model.decode), generation.tokens))
         return RunReport(model.label, str(recipe), texts, generation, planned)
 
     return work

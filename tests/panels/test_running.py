@@ -12,12 +12,14 @@ from typing import Any, get_args
 import pytest
 
 from eet_lab.bench import Comparison, Ladder
+from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError
 from eet_lab.models import load
 from eet_lab.models.load import Kind
 from eet_lab.panels import Workbench, jobs, worker
 from eet_lab.panels.controls import BADGES
 from eet_lab.panels.outputs import PLOTLY
+from eet_lab.technique import Recipe
 from panels.driving import do, errors, turn_until
 
 
@@ -28,6 +30,22 @@ def test_run_streams_text_and_latency(bench: Workbench) -> None:
     assert len(bench.desk.live.latency.points) == 8
     assert bench.result.texts == tuple(text.strip() for text in bench.desk.live.stream.texts)
     assert bench.desk.status.text.startswith("run done")
+
+
+def test_a_text_ends_before_the_token_that_ends_it(bench: Workbench) -> None:
+    """In the panes as in the result; the token itself is there."""
+    model, prompts = bench.desk.model, list(bench.desk.state.prompts)
+
+    def run(**settings: Any) -> jobs.RunReport:
+        job = jobs.run(model, prompts, Recipe(), Settings(max_new_tokens=8, **settings))
+        return job(worker.Feed(SimpleQueue()), threading.Event())
+
+    end = run().generation.tokens[0][-1]
+    stopped = run(stop=(end,))
+    tokens = stopped.generation.tokens[0]
+    assert tokens[-1] == end
+    assert stopped.texts[0] == model.decode(tokens[:-1])
+    assert jobs.decoder(model, (end,))(tokens) == jobs.decoder(model)(tokens[:-1])
 
 
 def test_compare_measures_with_the_view_at_rest(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
