@@ -87,6 +87,7 @@ def test_a_wrong_choice_at_a_wide_margin_is_caught(witness):
     assert found.first_difference == (0, 0, 0, 0)
     assert max(found.margins) > 2 * found.budget
     assert "no near-tie" in found.explanation
+    assert found.explanation.startswith("Prompt 1 parts at new token 1, ")
 
 
 def test_a_near_tie_is_reported_and_not_hidden(hf_model):
@@ -108,7 +109,7 @@ def test_a_near_tie_is_reported_and_not_hidden(hf_model):
     assert found.verdict == "within rounding"
     assert found.first_difference == (0,)
     assert found.margins == (0.0,)
-    assert "near-tie" in found.explanation
+    assert found.explanation.startswith("1 of 1 prompt parts, the first at new token 1 of prompt 1, at a near-tie of 0")
 
 
 def test_draws_are_compared_too(tiny):
@@ -190,6 +191,7 @@ def test_what_comes_after_the_checked_logits_is_checked_too(tiny, monkeypatch):
 
     found = sameness(tiny.decoder, choosing(late_mistake), ROWS, SETTINGS)
     assert found.first_difference == (None, 7, 4, None)
+    assert found.explanation.startswith("Prompt 2 parts at new token 8, ")
     assert found.verdict == "different"
     assert min(found.margins[1:3]) > 2 * found.budget
 

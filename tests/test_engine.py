@@ -287,10 +287,15 @@ def test_a_full_context_runs(tiny, hf_model):
     assert list(Engine(tiny.decoder).generate(prompt, Settings(28)).tokens) == hf_greedy(hf_model, prompt, 28)
 
 
+def test_prompts_count_from_1_in_what_is_said_of_them(tiny):
+    with pytest.raises(PromptError, match="Prompt 1 holds the token 9999"):
+        Engine(tiny.decoder).generate([[9999], [1]], Settings(1))
+
+
 def test_the_remedy_for_too_many_tokens_suits_all_prompts(tiny):
     context = tiny.config.context
     prompts = [[1] * length for length in (3, 56, 7)]
-    with pytest.raises(PromptError, match=rf"Prompt 1 has 56 tokens.*at most {context - 56} new tokens"):
+    with pytest.raises(PromptError, match=rf"Prompt 2 has 56 tokens.*at most {context - 56} new tokens"):
         Engine(tiny.decoder).generate(prompts, Settings(context))
     with pytest.raises(PromptError, match=r"Shorten the prompt\.$"):
         Engine(tiny.decoder).generate([[1] * context], Settings(1))

@@ -139,9 +139,9 @@ class Sameness:
 
     `max_error` is the largest difference of its teacher-forced logits from a reference in higher precision, and
     `budget` what rounding explains; None and 0 where the baseline's own logits overflow. `first_difference[b]` is the
-    first generated token in which row b parts from the baseline, `margins[b]` how far its choice lies below the
-    reference's there (a near-tie if small); None for rows that never part. "lossy": the recipe changes the weights, and
-    `budget` holds what it states as well.
+    first generated token in which row b parts from the baseline (both count from 0; `explanation` counts from 1),
+    `margins[b]` how far its choice lies below the reference's there (a near-tie if small); None for rows that never
+    part. "lossy": the recipe changes the weights, and `budget` holds what it states as well.
     """
 
     same_tokens: bool

@@ -23,6 +23,7 @@ from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Empty, Linear, Norm, Sampling, Step
 from eet_lab.parts import Ops, Parts
 from eet_lab.progress import Cancel
+from eet_lab.words import counted
 
 MOST_LOGITS = 4096
 """Rows times tokens whose logits are compared; beyond it only the first tokens of each row are, to bound memory."""
@@ -113,7 +114,7 @@ class Witness:
         if not self.sound:
             return "different", self._overflow
         parted = [place for place in places if place is not None]
-        told = f"{len(parted)} of {len(places)} rows part" + (f", the first at token {min(parted)}" if parted else "")
+        told = _parting(places) + (f", the first at new token {min(parted) + 1}" if parted else "")
         told += f"; logits are off by up to {error:.2g}, its stated bound is {budget:.2g}"
         computed = "What it computes with its weights is what plain PyTorch computes with them, up to rounding."
         return ("lossy", f"{told}. {computed}") if error <= budget else ("different", f"Beyond its bound: {told}.")
@@ -134,8 +135,8 @@ class Witness:
         for row, (place, margin) in enumerate(zip(places, margins, strict=True)):
             if margin is not None and not margin <= 2 * self.budget:
                 return (
-                    f"Row {row} parts at token {place}, where its choice is {margin:.2g} below the best, which is no "
-                    f"near-tie: {self._allowed}."
+                    f"Prompt {row + 1} parts at new token {place + 1}, where its choice is {margin:.2g} below the "
+                    f"best, which is no near-tie: {self._allowed}."
                 )
         return None
 
@@ -184,20 +185,20 @@ class Witness:
     def _verdict(
         self, places: Sequence[int | None], margins: Sequence[float | None], error: float
     ) -> tuple[Verdict, str]:
-        parted = [row for row, place in enumerate(places) if place is not None]
+        parted = [(row, place) for row, place in enumerate(places) if place is not None]
         doubt = self.doubt(places, margins)
         if self.sound and error > self.budget:
             size = f"by {error:.2g}" if math.isfinite(error) else "without limit (NaN)"
-            same = f"{len(parted)} of {len(places)} rows part" if parted else "the chosen tokens still agree"
+            same = _parting(places) if parted else "the chosen tokens still agree"
             return "different", f"Its logits are off {size}, where {self._allowed}; {same}."
         if doubt is not None:
             return "different", doubt
         known = f"logits differ by at most {error:.2g} from the precise ones, and {self._allowed}"
         if parted:
-            row = parted[0]
+            row, place = parted[0]
             return "within rounding", (
-                f"{len(parted)} of {len(places)} rows part, the first at token {places[row]} of row {row}, at a "
-                f"near-tie of {margins[row]:.2g}; {known}."
+                f"{_parting(places)}, the first at new token {place + 1} of prompt {row + 1}, at a near-tie of "
+                f"{margins[row]:.2g}; {known}."
             )
         num_tokens = sum(map(len, self.tokens))
         agree = f"All {num_tokens:,} tokens agree" if num_tokens != 1 else "The only token agrees"
@@ -234,6 +235,12 @@ class Recorder:
             slot = slot.masked_fill((slot < 0) | (slot > self._num_tokens), self._num_tokens)
             self._kept[self._each, slot] = logits
         return self._ops.next_token(x, step, norm_w, head, sampling, empty=empty)
+
+
+def _parting(places: Sequence[int | None]) -> str:
+    """How many prompts part. In words they and their tokens count from 1, in results from 0."""
+    parted = sum(place is not None for place in places)
+    return f"{parted} of {counted(len(places), 'prompt')} {'parts' if parted == 1 else 'part'}"
 
 
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

@@ -69,7 +69,7 @@ def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, confi
     if not prompts:
         raise PromptError("There are no prompts; give at least one (an empty one starts from BOS).")
     rows = [list(prompt) or [config.bos_id] for prompt in prompts]
-    for number, row in enumerate(rows):
+    for number, row in enumerate(rows, 1):
         for token in row:
             if not (_whole(token, 0) and token < config.vocab_size):
                 raise PromptError(
@@ -80,7 +80,7 @@ def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, confi
     length = len(rows[longest])
     if length + max_new_tokens > config.context:
         raise PromptError(
-            f"Prompt {longest} has {length} tokens; with {max_new_tokens} new ones it would pass the model's "
+            f"Prompt {longest + 1} has {length} tokens; with {max_new_tokens} new ones it would pass the model's "
             f"context of {config.context} tokens. {remedy(config.context - length)}"
         )
     return rows
