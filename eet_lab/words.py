@@ -16,3 +16,8 @@ def plain(value: float) -> str:
     whole = floor(log10(abs(shown))) + 1 if shown else 1
     digits = f"{shown:,.{max(4 - whole, 0)}f}"
     return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def signed(value: float) -> str:
+    """A difference, as `plain` writes it: `+584.8`, `-1,824`, `0`."""
+    return f"{'+' if value > 0 else ''}{plain(value)}" if value else "0"

@@ -12,7 +12,7 @@ from eet_lab.bench import compare
 from eet_lab.bench.measured import Spread, Verdict
 from eet_lab.bench.tables import spread
 from eet_lab.models import load
-from eet_lab.words import counted, plain
+from eet_lab.words import counted, plain, signed
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,13 @@ def test_one_is_singular(number, says):
 def test_numbers_have_four_digits_and_no_exponent(value, says):
     assert plain(value) == says
     assert plain(-value) == (f"-{says}" if value else says)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [(-1824.3, "-1,824"), (584.82, "+584.8"), (0.0, "0"), (-0.0, "0"), (-2e-3, "-0.002")]
+)
+def test_a_difference_has_its_sign_and_no_exponent(value, says):
+    assert signed(value) == says
 
 
 @given(st.floats(1e-6, 1e12))

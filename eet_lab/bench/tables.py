@@ -7,7 +7,7 @@ import unicodedata
 from typing import TYPE_CHECKING, Any
 
 from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, TIMES, MiB
-from eet_lab.words import counted, plain
+from eet_lab.words import counted, plain, signed
 
 if TYPE_CHECKING:
     from eet_lab.bench.measured import Environment, Measurement, Spread
@@ -124,7 +124,7 @@ def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
     m = rung.measurement
     along = f" (with {', '.join(rung.along)})" if rung.along else ""
     times = [plain(s.p50) if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
-    own = "" if first or rung.delta_ms is None else f"{rung.delta_ms.p50:+.3g}"
+    own = "" if first or rung.delta_ms is None else signed(rung.delta_ms.p50)
     peak, own_bytes = f"{m.memory['peak'] / MiB:.1f}", "" if first else _signed(rung.delta_bytes / MiB)
     return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.sameness.verdict]
 

@@ -19,6 +19,7 @@ from eet_lab.models.transcript import Decode, ended_by
 from eet_lab.monitor import ReplaySource
 from eet_lab.panels.worker import Feed, Work
 from eet_lab.technique import Recipe
+from eet_lab.words import plain
 
 SHORTEST_REPLAY_S, LONGEST_REPLAY_S = 3.0, 10.0
 """A recorded run that took less is played slower, one that took longer is played faster."""
@@ -140,7 +141,7 @@ def replay(result: bench.Comparison | bench.Ladder, monitor: Mapping[str, Any]) 
             feed.progress(series, len(played))
             seconds = sum(m.step_ms) / 1e3
             speed = seconds / min(max(seconds, SHORTEST_REPLAY_S), LONGEST_REPLAY_S)
-            how = f"recorded on {result.environment.device}: {seconds * 1e3:.4g} ms {_pace(speed)}"
+            how = f"recorded on {result.environment.device}: {plain(seconds * 1e3)} ms {_pace(speed)}"
             feed.phase(f"replaying {name}, {how}", series)
             _play(feed, cancel, m, result.prompt_lengths, monitor.get(name), speed, sampled_s)
             sampled_s += seconds

@@ -98,11 +98,16 @@ def _tile(metric: Metric, before: float | None, after: float | None) -> str:
         return ""
     ratio = (after / before if metric.more_is_better else before / after) if before and after else 1.0
     kind = "good" if ratio > 1.02 else "bad" if ratio < 0.98 else "plain"
-    word = f"{ratio:.3g}× better" if kind == "good" else f"{1 / ratio:.3g}× worse" if kind == "bad" else "as before"
+    word = f"{_times(ratio)} better" if kind == "good" else f"{_times(1 / ratio)} worse"
+    word = "as before" if kind == "plain" else word
     return (
         f'<div class="eet-tile"><span>{metric.name}</span><b>{plain(after)}</b> {metric.unit}'
         f"<em>from {plain(before)} {theme.badge(word, kind)}</em></div>"
     )
+
+
+def _times(ratio: float) -> str:
+    return f"{plain(float(f'{ratio:.3g}'))}×"
 
 
 def _grown(result: Comparison) -> str:
