@@ -32,6 +32,8 @@ from eet_lab.panels.worker import Finished, Phase, Progress, Sampled, Started, S
 
 TICK_S = 0.1
 
+NO_SAMPLES = "this recording holds no samples of memory and power: see the results"
+
 
 class Desk:
     """The widgets, the choices behind them, the engine and sampler threads. Only `put` and `idle` are for others."""
@@ -61,7 +63,7 @@ class Desk:
         self.actions = Actions(put)
         self.status = Status(self.actions, state)
         self.live = Live()
-        self.shelf = Shelf(folder, put)
+        self.shelf = Shelf(folder, put, self.status.say)
         inputs = W.HBox([self.prompts.box, self.generating.box]).add_class("eet-inputs")
         above = [W.HTML(theme.stylesheet()), self.header.box, self.mode, self.actions.box, self.actions.error]
         below = [self.toggles.box, inputs, self.live.box, self.shelf.view.box]
@@ -231,5 +233,5 @@ class Desk:
         self.runs.begin(result.prompts, jobs.decoder(self.model if same_model else None, stop))
         self.device.pause_showing()
         self.live.watch(environment.device_kind == "cuda", f"recorded on {environment.device}")
-        self.live.remark("" if monitor else "this recording holds no samples of memory and power: see the results")
+        self.live.no_samples("" if monitor else NO_SAMPLES)
         self._submit("replay", jobs.replay(result, monitor))

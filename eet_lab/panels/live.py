@@ -74,6 +74,10 @@ class Live:
         """A remark under the latency chart, such as why nothing moves in it."""
         self.latency.note = text
 
+    def no_samples(self, why: str) -> None:
+        """Say under the charts of memory and load why they stay empty; "": they do not."""
+        self.memory.note = self.load.note = why
+
     def begin(self, prompts: Sequence[str], decode: Any) -> None:
         """A new run, or the first of several: everything of the last one goes."""
         self.latency.clear()
@@ -105,7 +109,7 @@ class Live:
     def _set(self, chart: StripChart, title: str, lines: list[Line]) -> None:
         self._lines[id(chart)] = lines
         chart.clear()
-        chart.title = title
+        chart.title, chart.note = title, ""
         chart.series = [
             {"name": name, "color": theme.SERIES[i], "unit": unit, **({"dash": [5, 3]} if metric == PLAN[0] else {})}
             for i, (metric, name, unit, _) in enumerate(lines)

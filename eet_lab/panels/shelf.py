@@ -16,14 +16,15 @@ Put = Callable[..., None]
 
 
 class Shelf:
-    """What was measured last, or opened."""
+    """What was measured last, or opened; `tell` says which recording is shown."""
 
-    def __init__(self, folder: Path, put: Put) -> None:
+    def __init__(self, folder: Path, put: Put, tell: Callable[[str], None]) -> None:
         self.files = Files(folder)
         self.view = ResultsView(put)
         self.view.offer(self.files.available())
         self.result: Result | RunReport | None = None
         self._monitor: dict[str, Any] = {}
+        self._tell = tell
 
     def put_up(self, result: Result | RunReport, monitor: Mapping[str, Any], tab: str = "") -> None:
         """Show a result; `monitor` are the samples of its watched runs, to be saved with it."""
@@ -33,9 +34,7 @@ class Shelf:
 
     def open_chosen(self) -> tuple[Result, dict[str, Any]]:
         """Show the file that is chosen in the picker; ResultError where it cannot be read."""
-        result, monitor = open_file(Path(self.view.files.value))
-        self.put_up(result, monitor)
-        return result, monitor
+        return self._open(Path(self.view.files.value))
 
     def do_tab(self, tab: str) -> None:
         self.view.show(self.result, tab)
@@ -55,8 +54,15 @@ class Shelf:
     def do_upload(self, uploaded: Any) -> None:
         self.view.upload.value = ()  # a file's content need not be saved with the notebook
         path = self.files.take(uploaded[0]["name"], bytes(uploaded[0]["content"]))
-        self.put_up(*open_file(path))
+        self._open(path)
         self._kept(path)
+
+    def _open(self, path: Path) -> tuple[Result, dict[str, Any]]:
+        result, monitor = open_file(path)
+        self.put_up(result, monitor)
+        kind, where = type(result).__name__.lower(), result.environment
+        self._tell(f"showing a recording: {kind} of {result.workload} on {where.device}, {where.date[:10]}")
+        return result, monitor
 
     def _kept(self, path: Path) -> None:
         self.view.say(f"Written: {path}")

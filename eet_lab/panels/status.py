@@ -20,6 +20,10 @@ class Status:
         self._actions, self._state = actions, state
         self._failed_with: dict[str, Any] | None = None
 
+    def say(self, text: str) -> None:
+        """Something else than how the last job went."""
+        self.text = text
+
     def fail(self, error: BaseException) -> None:
         """Tell what failed, on a card as well."""
         self._actions.error.value = theme.error_card(error)

@@ -91,7 +91,7 @@ function render({ model, el }) {
     el.dataset.draws = (+el.dataset.draws || 0) + 1;
     el.dataset.points = shown.reduce((n, l) => n + l.x.length, 0);
     pen.font = "10px " + (style.getPropertyValue("--jp-ui-font-family") || "sans-serif");
-    if (!shown.length) { pen.fillStyle = ink; pen.textAlign = "center"; pen.fillText("waiting for data", width / 2, height / 2); return; }
+    if (!shown.length) { pen.fillStyle = ink; pen.textAlign = "center"; pen.fillText(model.get("note") ? "no data" : "waiting for data", width / 2, height / 2); return; }
     let x0 = Math.min(...shown.map((l) => l.x[0])), x1 = Math.max(...shown.map((l) => l.x[l.x.length - 1]));
     if (model.get("window")) x0 = Math.max(x0, x1 - model.get("window"));
     if (x1 - x0 < 1e-9) x1 = x0 + 1;
