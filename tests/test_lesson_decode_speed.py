@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eet_lab.bench import Workload
+from eet_lab.bench import Spread, Workload
 from eet_lab.bench.cost import LaunchCost, step_weight_bytes
 from eet_lab.bench.step import decode_calls, num_launches
 from eet_lab.models import weights
@@ -125,6 +125,20 @@ def test_a_rung_is_predicted_by_the_slower_of_device_and_host():
     assert graphs.launches == 1 and graphs.kernels < 300
     assert graphs.predicted_ms == pytest.approx(graphs.floor_ms + graphs.kernels / 1e3)
     assert all(rise.measured.p50 > rise.floor_ms for rise in found)
+
+
+def test_a_rung_is_labelled_right_of_both_its_markers():
+    found = [
+        rungs.Rise("Baseline", 9, 9, 0.4, 4.4, Spread(5.6, 5.6, 5.6)),
+        rungs.Rise("+ Fused kernels", 9, 9, 0.4, 1.72, Spread(1.58, 1.58, 1.58)),
+    ]
+    fig = rungs.figure(found, "time per token")
+    labels = fig.data[-1]
+    assert (labels.x, labels.mode) == ((5.6, 1.72), "text")
+    assert [text.strip() for text in labels.text] == ["5.6 ms", "1.58 ms"]
+    left, right = fig.layout.xaxis.range
+    assert right - math.log10(5.6) > 0.1 * (right - left), "room for the longest label"
+    assert "log scale" in fig.layout.xaxis.title.text
 
 
 def test_the_layers_lanes_add_up_to_the_step():

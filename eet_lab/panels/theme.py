@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import traceback
+from collections.abc import Iterable
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from eet_lab.errors import EETError
+from eet_lab.words import plain
 
 HERE = Path(__file__).parent
 
@@ -18,11 +21,17 @@ BASELINE = "#8a94a6"
 SELECTION = "#3b82f6"
 GAIN = "#10b981"
 LOSS = "#ef4444"
-SERIES = (SELECTION, "#f59e0b", GAIN, "#a855f7", "#ec4899", "#7dd3fc", "#a16207", "#64748b")
+SERIES = (SELECTION, "#f59e0b", GAIN, "#a855f7", "#ec4899", "#7dd3fc", "#a16207", "#84cc16", "#dc2626")
 
 # Figures are static and do not know the page's theme, so they use what reads well on white and on black.
 INK = "#7d8590"
 GRID = "rgba(125, 133, 144, 0.22)"
+# d3's format: thousands separators, four digits, no exponent.
+DIGITS = ",.4~r"
+
+# Clear of the title and of the buttons that come up in the figure's right corner; the plot leaves it the room.
+LEGEND_BELOW = {"x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom", "traceorder": "normal"}
+
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 
 
@@ -51,6 +60,31 @@ def figure(title: str = "", *, height: int = 340, **layout: Any) -> go.Figure:
         template="none",
     )
     return go.Figure(layout=base).update_layout(**layout)
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """Four digits: a saved notebook need not carry more."""
+    return [float(f"{value:.4g}") for value in values]
+
+
+def log_axis(low: float, high: float, title: str) -> dict[str, Any]:
+    """A logarithmic axis between two positive numbers, which says so and has plain numbers at round places."""
+    ticks = log_ticks(low, high)
+    return {
+        "title": f"{title}, log scale",
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": ticks,
+        "ticktext": [plain(tick) for tick in ticks],
+    }
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers between the two: the fewer for each decade, the longer the axis."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1.0,) if high > 2000 * low else (1, 2, 5) if high > 8 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    ticks = (float(f"{step * 10.0**decade:.4g}") for decade in decades for step in steps)
+    return [tick for tick in ticks if low <= tick <= high]
 
 
 def badge(text: str, kind: str = "plain", tip: str = "") -> str:

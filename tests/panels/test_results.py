@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from eet_lab.bench import Comparison, Ladder, load_result
-from eet_lab.bench.metrics import MEMORY_PARTS, PEAK, TIMES
+from eet_lab.bench import Comparison, Ladder, Spread, load_result
+from eet_lab.bench.metrics import MEMORY_PARTS, PEAK, TIMES, MiB
 from eet_lab.errors import ResultError
-from eet_lab.panels import Workbench, export, figures, jobs, recordings, summary
+from eet_lab.panels import Workbench, export, figures, jobs, recordings, summary, theme
 from eet_lab.panels.outputs import rendered
 from panels.driving import do, errors, turn_until
+
+
+def opened(stem: str) -> Any:
+    return recordings.open_file(recordings.SHIPPED / f"{stem}.json")[0]
+
+
+@pytest.fixture(params=[path.stem for path in sorted(recordings.SHIPPED.glob("*.json"))])
+def recorded(request: pytest.FixtureRequest) -> Comparison | Ladder:
+    return opened(request.param)
 
 
 def test_results_are_saved_opened_replayed_and_exported(bench: Workbench) -> None:
@@ -162,6 +175,93 @@ def test_the_latency_trace_ends_when_the_run_does(comparison: Comparison) -> Non
         figures.plot(comparison, "latency").data, (comparison.baseline, comparison.selection), strict=True
     ):
         assert trace.x[-1] == pytest.approx(sum(m.step_ms), rel=1e-3)
+
+
+def test_no_figure_or_table_of_a_recording_has_an_exponent(recorded: Comparison | Ladder) -> None:
+    for name, fig in figures.plot(recorded, "all").items():
+        words = [str(text) for trace in fig.data for text in (trace.text if trace.text is not None else ())]
+        words += [str(note.text) for note in fig.layout.annotations] + [str(trace.hovertemplate) for trace in fig.data]
+        assert not [word for word in words if re.search(r"\de[+-]\d|\.\dg\b", word)], name
+    assert not re.search(r"\de[+-]\d", recorded.to_text())
+
+
+def test_labels_of_the_waterfall_keep_their_size_above_their_bars() -> None:
+    ladder = opened("h200-ladder-gpt2-xl")
+    fig = figures.plot(ladder, "waterfall")
+    for bars, labels in (fig.data[:2], fig.data[2:]):
+        assert (bars.type, bars.textposition) == ("waterfall", "none"), "its own labels shrink"
+        assert (labels.mode, labels.textposition, labels.textfont.size) == ("text", "top center", 12)
+        level = 0.0
+        for top, change in zip(labels.y[:-1], bars.y[:-1], strict=True):
+            assert top >= max(level, level + change) * (1 - 1e-3)
+            level += change
+    assert fig.data[1].text[1].startswith("-1,8")
+
+
+def test_every_rung_has_its_own_colour() -> None:
+    colors = (theme.BASELINE, *theme.SERIES)
+    assert len(opened("h200-ladder-gpt2-xl").rungs) <= len(colors)
+    for one, other in combinations(colors, 2):
+        assert sum(abs(int(one[i : i + 2], 16) - int(other[i : i + 2], 16)) for i in (1, 3, 5)) > 80, (one, other)
+
+
+def test_the_legend_is_clear_of_the_title_and_the_mode_bar(climbed: Ladder) -> None:
+    for kind in ("latency", "memory"):
+        legend = figures.plot(climbed, kind).layout.legend
+        assert (legend.y, legend.yref, legend.yanchor) == (0, "container", "bottom")
+
+
+def test_the_peak_is_written_beside_the_longest_of_bar_and_mark() -> None:
+    ladder = opened("h200-ladder-demo")
+    fig = figures.plot(ladder, "memory")
+    words = fig.data[-1]
+    for end, text, rung in zip(words.x, words.text, ladder.rungs, strict=True):
+        memory = rung.measurement.memory
+        parts = sum(memory.get(key, 0) for key in MEMORY_PARTS)
+        assert end == pytest.approx(max(memory["peak"], parts) / MiB, rel=1e-3)
+        assert f"{memory['peak'] / MiB:.4g}" in text
+    assert "not alive at once" in fig.layout.xaxis.title.text
+
+
+def test_a_log_axis_says_so_and_has_plain_round_numbers() -> None:
+    axis = figures.plot(opened("h200-compare-gpt2-xl"), "latency").layout.yaxis
+    assert "log scale" in axis.title.text
+    assert {"2", "5", "10", "20"} <= set(axis.ticktext)
+    assert theme.log_ticks(1.3, 26) == [2, 5, 10, 20]
+    assert len(theme.log_ticks(0.001, 10_000)) < 10
+
+
+@given(st.floats(1e-4, 1e5), st.floats(1.3, 1e6))
+def test_a_log_axis_has_ticks_within_its_ends(low: float, ratio: float) -> None:
+    ticks = theme.log_ticks(low, low * ratio)
+    assert 1 <= len(ticks) <= 13
+    assert all(low <= tick <= low * ratio for tick in ticks)
+
+
+@pytest.mark.parametrize("ttft_share", [0.1, 0.9])
+def test_the_first_token_is_told_where_there_is_room(comparison: Comparison, ttft_share: float) -> None:
+    end = max(sum(m.step_ms) for m in (comparison.baseline, comparison.selection))
+    told = replace(comparison.baseline, ttft_ms=Spread(*[ttft_share * end] * 3))
+    note = figures.plot(replace(comparison, baseline=told), "latency").layout.annotations[0]
+    assert note.xanchor == ("left" if ttft_share < 0.5 else "right")
+
+
+def test_opening_and_replaying_a_recording_say_what_is_shown(bench: Workbench) -> None:
+    do(bench, "compare")
+    assert bench.desk.status.text.startswith("compare done")
+    shelf, live = bench.desk.shelf, bench.desk.live
+    shelf.view.files.value = str(recordings.SHIPPED / "h200-ladder-gpt2-xl.json")
+    do(bench, "open")
+    assert bench.desk.status.text.startswith("showing a recording: ladder of gpt2-xl")
+    assert "NVIDIA H200" in bench.desk.status.text
+    bench.desk.put("replay")
+    turn_until(bench, lambda: live.memory.note)
+    bench.desk.put("stop")
+    turn_until(bench, lambda: bench.desk.idle)
+    assert "holds no samples" in live.memory.note
+    assert live.load.note == live.memory.note
+    do(bench, "run")
+    assert "holds no samples" not in live.memory.note + live.load.note
 
 
 def test_a_replay_gives_every_row_its_tokens_in_order(comparison: Comparison) -> None:

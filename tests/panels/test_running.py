@@ -69,7 +69,7 @@ def test_ladder_opens_on_its_waterfall(bench: Workbench) -> None:
     assert errors(bench) == ""
     assert isinstance(bench.result, Ladder)
     [output] = bench.desk.shelf.view.figure.outputs
-    assert {trace["type"] for trace in output["data"][PLOTLY]["data"]} == {"waterfall"}
+    assert {trace["type"] for trace in output["data"][PLOTLY]["data"]} == {"waterfall", "scatter"}, "and its labels"
 
 
 def test_a_ladder_after_a_comparison_leaves_its_tabs_alone(bench: Workbench) -> None:

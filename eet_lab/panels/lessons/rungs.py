@@ -17,9 +17,10 @@ from eet_lab.panels.lessons.show import table
 from eet_lab.panels.lessons.step_calls import call_us, counted
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
+from eet_lab.techniques import DependentLaunch
 
 H200 = LaunchCost(kernel_us=0.921, launch_us=5.168)
-"""Measured where the ladder was recorded (benchmarks/h200-machine.json)."""
+"""Measured on the GPU and the day of the recorded ladder, by a run of its own (benchmarks/h200-machine.json)."""
 
 
 class Rise(NamedTuple):
@@ -63,9 +64,34 @@ def _predicted_ms(cost: Cost, launches: int, kernels: int, price: LaunchCost | N
     return max(floor_ms + kernels * price.kernel_us / 1e3, launches * price.launch_us / 1e3)
 
 
+def above_prediction(found: Sequence[Rise]) -> str:
+    """How often a step on a CPU took longer than predicted, and why one does."""
+    above = sum(rise.measured.p50 > rise.predicted_ms for rise in found)
+    why = "Python runs between the calls, and calls on real tensors do more than that one"
+    if above == len(found):
+        return f"What is measured is more: {why}."
+    return (
+        f"On {above} of {counted(len(found), 'rung')} what is measured is more: {why}. Where it is less, the weights "
+        "came from the CPU's caches, or the price of a call was measured at a busier moment."
+    )
+
+
+def early_start(result: Ladder) -> str:
+    """What the prediction does not know of dependent launch, with a space ahead; nothing where that is on no rung."""
+    for rung, before in zip(result.rungs[1:], result.rungs, strict=False):
+        took, took_before = rung.measurement.tpot_ms, before.measurement.tpot_ms
+        if rung.technique == DependentLaunch.name and took and took_before:
+            along = "" if rung.along else ": on that rung only the measurement moves"
+            return (
+                " The prediction does not know that dependent launch lets a kernel begin while the one before still "
+                f"runs{along}, from {took_before.p50:.3g} to {took.p50:.3g} ms."
+            )
+    return ""
+
+
 def figure(found: Sequence[Rise], title: str) -> go.Figure:
     """For each rung a line from the predicted time (open) to the measured one (full), and the floor across all."""
-    fig = theme.figure(title, height=160 + 42 * len(found), margin={"l": 60, "r": 24, "t": 44, "b": 58})
+    fig = theme.figure(title, height=170 + 42 * len(found), legend=theme.LEGEND_BELOW)
     names = [rise.title for rise in found]
     gaps = [(rise.predicted_ms, rise.measured.p50) for rise in found]
     fig.add_scatter(
@@ -79,9 +105,14 @@ def figure(found: Sequence[Rise], title: str) -> go.Figure:
         hovertemplate="%{y}: predicted %{x} ms<extra></extra>",
     )  # fmt: skip
     fig.add_scatter(
-        x=[_digits(rise.measured.p50) for rise in found], y=names, mode="markers+text", name="measured",
-        text=[f"   {rise.measured.p50:.3g} ms" for rise in found], textposition="middle right", cliponaxis=False,
-        marker={"size": 11, "color": theme.GAIN}, hovertemplate="%{y}: measured %{x} ms<extra></extra>",
+        x=[_digits(rise.measured.p50) for rise in found], y=names, mode="markers", name="measured",
+        legendgroup="measured", marker={"size": 11, "color": theme.GAIN},
+        hovertemplate="%{y}: measured %{x} ms<extra></extra>",
+    )  # fmt: skip
+    fig.add_scatter(
+        x=[_digits(max(pair)) for pair in gaps], y=names, mode="text", cliponaxis=False, hoverinfo="skip",
+        text=[f"   {rise.measured.p50:.3g} ms" for rise in found], textposition="middle right",
+        name="measured", legendgroup="measured", showlegend=False,
     )  # fmt: skip
     floor = min(rise.floor_ms for rise in found)
     fig.add_vline(x=floor, line={"color": theme.INK, "dash": "dot", "width": 1.5})
@@ -90,17 +121,9 @@ def figure(found: Sequence[Rise], title: str) -> go.Figure:
         text=f"dotted: the floor, {floor:.3g} ms", font={"size": 11},
     )  # fmt: skip
     fig.update_yaxes(autorange="reversed", showgrid=False)
-    ends = 0.92 * floor, 1.3 * max(max(pair) for pair in gaps)
-    fig.update_xaxes(title="ms for a token (log scale)", type="log", range=[math.log10(end) for end in ends])
-    return fig.update_xaxes(tickvals=_ticks(*ends), ticktext=[f"{tick:g}" for tick in _ticks(*ends)])
-
-
-def _ticks(low: float, high: float) -> list[float]:
-    """Round numbers between the two, more of them on a short axis."""
-    steps = (1, 2, 5) if high > 8 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
-    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = (step * 10.0**decade for decade in decades for step in steps)
-    return [_digits(tick) for tick in ticks if low <= tick <= high]
+    low, high = 0.92 * floor, 1.1 * max(map(max, gaps))
+    room = (high / low) ** 0.12  # for the words beside the last marker
+    return fig.update_xaxes(theme.log_axis(low, high * room, "ms for a token"))
 
 
 def listing(found: Sequence[Rise]) -> HTML:
