@@ -133,7 +133,7 @@ class Witness:
         if not self.sound:
             return self._overflow
         for row, (place, margin) in enumerate(zip(places, margins, strict=True)):
-            if margin is not None and not margin <= 2 * self.budget:
+            if place is not None and margin is not None and not margin <= 2 * self.budget:
                 return (
                     f"Prompt {row + 1} parts at new token {place + 1}, where its choice is {margin:.2g} below the "
                     f"best, which is no near-tie: {self._allowed}."
