@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from eet_lab.models.config import PRESETS, Config
 from eet_lab.panels.lessons import Prediction, decode_speed, floor_exercise, recorded, roofline, rungs, timeline
 from eet_lab.panels.lessons.step_calls import LAYER, counted, timed
 from eet_lab.parts import Parts
+from eet_lab.paths import benchmarks_dir
 from eet_lab.technique import Recipe, registry
 
 SMALL = Config(3, 64, 2, 256, 504, 128)
@@ -179,7 +181,50 @@ def test_the_lessons_counts_of_a_fused_step_are_reconciled():
     everything = counted(parts(ALL), [8], recorded.CONFIG.num_layers).total
     text = decode_speed.left_over(answered(2.5)).things[-1]
     assert f" {5 * recorded.CONFIG.num_layers} kernels" in text
-    assert f" {everything} (counted above)" in text and f" {graph} (the recorded ladder)" in text
+    if everything == graph:
+        assert text.count(str(graph)) == 1 and f" {graph} (counted above and the recorded ladder)." in text
+    else:
+        assert f" {everything} (counted above)" in text and f" {graph} (the recorded ladder)" in text
+
+
+def test_counts_that_differ_are_both_told(monkeypatch):
+    *rungs_before, _ = recorded.ladder().rungs
+    fused = next(rung for rung in rungs_before if rung.technique == "fused_kernels")
+    shorter = replace(recorded.ladder(), rungs=(*rungs_before[: rungs_before.index(fused)], fused))
+    monkeypatch.setattr(recorded, "ladder", lambda: shorter)
+    text = decode_speed.left_over(answered(2.5)).things[-1]
+    assert "(counted above), without fused_sampling" in text and text.endswith("(the recorded ladder).")
+
+
+def test_the_verdict_says_what_the_prediction_does_not_know():
+    """Dependent launch has the prediction of the rung before, and is faster."""
+    before, after = recorded.ladder().rungs[-2:]
+    assert after.technique == "dependent_launch"
+    text = decode_speed.verdict(answered(2.5)).things[-1]
+    took_before, took = (rung.measurement.tpot_ms.p50 for rung in (before, after))
+    assert "does not know that dependent launch" in text
+    assert f"from {took_before:.3g} to {took:.3g} ms." in text
+    assert rungs.early_start(replace(recorded.ladder(), rungs=recorded.ladder().rungs[:-1])) == ""
+
+
+def test_prices_are_of_the_ladders_gpu_and_day():
+    machine = json.loads((benchmarks_dir() / "h200-machine.json").read_text(encoding="utf-8"))
+    where = recorded.ladder().environment
+    assert (machine["gpu"], machine["driver"], machine["date"]) == (where.device, where.driver, where.date[:10])
+    assert machine["launch_cost"] == pytest.approx(rungs.H200._asdict(), rel=1e-3)
+    assert "as measured on that GPU the same day" in decode_speed.verdict(answered(2.5)).things[-1]
+
+
+def test_each_row_of_the_verdict_is_held_against_its_own_floor():
+    int8 = next(row for row in recorded.one_row() if "int8_weights" in row.recipe)
+    text = str(decode_speed.verdict(answered(2.5)).things[1].data)
+    assert "its own floor / measured" in text and f"{int8.floor_ms / int8.tpot_ms.p50:.0%}" in text
+
+
+def test_what_a_cpu_took_is_said_as_it_came_out():
+    more, less = (rungs.Rise("", 9, 9, 0.4, 2.0, Spread(took, took, took)) for took in (3.0, 1.0))
+    assert rungs.above_prediction([more, more]).startswith("What is measured is more: Python runs")
+    assert rungs.above_prediction([more, less]).startswith("On 1 of 2 rungs what is measured is more")
 
 
 # --- the exercise

@@ -125,11 +125,9 @@ def ladder_here(result: Ladder, model: Model) -> Shown:
     found = rungs.rises(result, model.config, rungs.price_here(model.device))
     how = {
         "cpu": "On a CPU nothing runs ahead: the prediction is the floor plus a price for each call, measured with one "
-        "that does next to nothing. What is measured is more, since Python runs between the calls, and calls on real "
-        "tensors do more than that one.",
+        f"that does next to nothing. {rungs.above_prediction(found)}",
         "cuda": "The prediction is the slower of two: the device (bytes, and a price for each kernel) and the host (a "
-        "price for each launch), both prices measured here. It does not know that dependent launch lets a kernel begin "
-        "while the one before still runs: on that rung only the measurement moves.",
+        f"price for each launch), both prices measured here.{rungs.early_start(result)}",
     }[model.device]
     return Shown(
         here(model),
@@ -159,14 +157,16 @@ def _verdict(guess: Prediction) -> Shown:
     lines.append(["floor: bytes at the rate of a streaming read there", f"{floor_ms:.3g} ms", "100%"])
     return Shown(
         there(rows),
-        table(["GPT-2 XL, one row, 128 + 128 tokens", "a token", "floor / measured"], lines),
+        table(["GPT-2 XL, one row, 128 + 128 tokens", "a token", "its own floor / measured"], lines),
         there(result),
         rungs.figure(found, f"Time per token on an H200, GPT-2 XL, {len(result.prompts)} ragged prompts"),
         rungs.listing(found),
         f"The prediction takes {price.launch_us:.2g} us of the host for a launch and {price.kernel_us:.2g} us for the "
-        "gap between two kernels, as measured there. Look at where it is far off: in the baseline Python has to make "
+        "gap between two kernels, as measured on that GPU the same day. "
+        "Look at where it is far off: in the baseline Python has to make "
         f"{plain.launches} calls, and each takes {plain.measured.p50 / plain.launches * 1e3:.0f} us instead. With a "
-        "graph Python is gone, and still kernels take longer than their bytes and a gap: that is the next section. "
+        "graph Python is gone, and still kernels take longer than their bytes and a gap: that is the next section."
+        f"{rungs.early_start(result)} "
         "Mask removal is a step back in plain PyTorch (a call for each row, since their pads differ), and pays once "
         "attention is a kernel of ours.",
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from eet_lab.panels.lessons import recorded, timeline
 from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.show import Shown, after, table
@@ -40,10 +42,10 @@ def _left_over() -> Shown:
         f"and the time is in the chain itself, {beyond / 5 / layers * 1e3:.1f} us for each of {5 * layers} kernels. "
         f"{_chain(recipe)} (Ops were timed one by one, attention at 1,024 columns, so the sum is no exact account.)",
         f"The {ends} small launches around the layers are in no row of the first table: the embedding, the choice of a "
-        "token and the step of the state read next to nothing, but each of them starts and ends as well. They are what "
-        "fused_sampling attacks. (In the sum, attention over more columns than the run had may make up for them.)",
-        f"Three counts of a step with fused kernels stand in this lesson. All have {5 * layers} kernels in the layers; "
-        f"{_with_ends(everything_on())} (counted above), {_with_ends(climbed)} (the recorded ladder).",
+        "token and the step of the state read next to nothing, but each of them starts and ends as well. "
+        f"{_few(recipe)} (In the sum, attention over more columns than the run had may make up for them.)",
+        f"The counts of a step with fused kernels in this lesson all have {5 * layers} kernels in the layers; "
+        f"{_counts({'counted above': everything_on(), 'the recorded ladder': climbed})}.",
     )
 
 
@@ -59,6 +61,21 @@ def _chain(recipe: Recipe) -> str:
         "One after the other waits until the last block of the one before has ended, starts, computes addresses, reads "
         "its inputs, and only then asks for its weights; meanwhile the memory is idle."
     )
+
+
+def _few(recipe: Recipe) -> str:
+    """What fused_sampling has to do with the launches around the layers."""
+    if "fused_sampling" in recipe.names:
+        return "Without fused_sampling there are more of them."
+    return "They are what fused_sampling attacks."
+
+
+def _counts(recipes: Mapping[str, Recipe]) -> str:
+    """What each recipe adds to the layers' launches, and where it stands; those that add the same are told once."""
+    places: dict[str, list[str]] = {}
+    for place, recipe in recipes.items():
+        places.setdefault(_with_ends(recipe), []).append(place)
+    return ", ".join(f"{words} ({' and '.join(where)})" for words, where in places.items())
 
 
 def _with_ends(recipe: Recipe) -> str:

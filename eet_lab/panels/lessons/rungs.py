@@ -18,6 +18,7 @@ from eet_lab.panels.lessons.step_calls import call_us, counted
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 from eet_lab.techniques import DependentLaunch
+from eet_lab.words import counted as told
 
 H200 = LaunchCost(kernel_us=0.921, launch_us=5.168)
 """Measured on the GPU and the day of the recorded ladder, by a run of its own (benchmarks/h200-machine.json)."""
@@ -71,7 +72,7 @@ def above_prediction(found: Sequence[Rise]) -> str:
     if above == len(found):
         return f"What is measured is more: {why}."
     return (
-        f"On {above} of {counted(len(found), 'rung')} what is measured is more: {why}. Where it is less, the weights "
+        f"On {above} of {told(len(found), 'rung')} what is measured is more: {why}. Where it is less, the weights "
         "came from the CPU's caches, or the price of a call was measured at a busier moment."
     )
 
