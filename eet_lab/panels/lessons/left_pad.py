@@ -63,20 +63,20 @@ def _judge_layout(rows: Rows, tokens: Any, positions: Any) -> None:
         except (TypeError, ValueError, IndexError):
             raise Wrong(f"{case}: tokens and positions each need {len(rows)} rows of whole numbers.") from None
         if len(got) != longest or len(at) != longest:
-            raise Wrong(f"{case}: row {b} has {len(got)} tokens and {len(at)} positions, both must be {longest}.")
+            raise Wrong(f"{case}: tokens[{b}] has length {len(got)}, positions[{b}] {len(at)}; both must be {longest}.")
         if got != right_tokens[b]:
             right_padded = got[: len(row)] == list(row) and longest > len(row)
             hint = " The pads belong on the left, so that every row ends in the same column." if right_padded else ""
-            raise Wrong(f"{case}: row {b} should be {right_tokens[b]}, but it is {got}.{hint}")
+            raise Wrong(f"{case}: tokens[{b}] should be {right_tokens[b]}, but it is {got}.{hint}")
         pad = longest - len(row)
         if at[pad:] != right_positions[b][pad:]:
             shifted = at == list(range(longest))
             hint = " Count from the row's own first token, not from the first column." if shifted else ""
             raise Wrong(
-                f"{case}: the real tokens of row {b} should be at {right_positions[b][pad:]}, not {at[pad:]}.{hint}"
+                f"{case}: positions[{b}] should give the real tokens {right_positions[b][pad:]}, not {at[pad:]}.{hint}"
             )
         if min(at) < 0:
-            raise Wrong(f"{case}: row {b} has a negative position; the embedding has none. Give pads position 0.")
+            raise Wrong(f"{case}: positions[{b}] has a negative number; the embedding has none. Give pads position 0.")
 
 
 def _layout_of(answer: LeftPad) -> Callable[[Rows, int], tuple[State, Step]]:
