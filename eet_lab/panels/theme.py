@@ -79,10 +79,15 @@ def log_axis(low: float, high: float, title: str) -> dict[str, Any]:
     }
 
 
+LOG_STEPS = ((2000, (1,)), (8, (1, 2, 5)), (3, (1, 1.5, 2, 3, 4, 5, 6, 8)))
+"""Above this ratio of an axis's ends, these places in every decade; no gap between them is as wide as the ratio."""
+CLOSE_STEPS = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
+
+
 def log_ticks(low: float, high: float) -> list[float]:
     """Round numbers between the two: the fewer for each decade, the longer the axis."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1.0,) if high > 2000 * low else (1, 2, 5) if high > 8 * low else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
+    steps = next((steps for ratio, steps in LOG_STEPS if high > ratio * low), CLOSE_STEPS)
     ticks = (float(f"{step * 10.0**decade:.4g}") for decade in decades for step in steps)
     return [tick for tick in ticks if low <= tick <= high]
 
