@@ -98,8 +98,7 @@ __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, 1) int8_linear_ke
     if (outputs.has(n)) outputs.finish(block.sum(output, token, a.num_tokens) * scale, n);
     if (first + kGroup >= end) break;
     scale = scale_of(n + kGroup);
-    outputs.request_bias(n + kGroup);
-    outputs.request_residual(n + kGroup);
+    outputs.request(n + kGroup);
     eet::barrier(1, kReaders);
   }
   uint64_t* scratch = reinterpret_cast<uint64_t*>(shared);

@@ -14,7 +14,7 @@ constexpr int kReaders = 32 * kWarps;
 constexpr int kChunk = 32;  // inputs in one step of a warp
 constexpr int kMostTokens = 2;
 constexpr int kMostPartials = 16 * 1024;  // bytes of sums that wait in shared memory to be added up
-constexpr int kLeastCopy = 1920;          // bytes: smaller copies do not reach the rate of memory
+constexpr int kLeastCopy = 1920;          // bytes of a row: the copy engine takes as long for smaller ones (LOG)
 
 template <typename T>
 struct VectorArgs : eet::LinearArgs<T, T> {
@@ -149,8 +149,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
       outputs.finish(sum, n);
     }
     if (last == share.end) break;
-    outputs.request_bias(n + batch);
-    outputs.request_residual(n + batch);
+    outputs.request(n + batch);
     eet::barrier(1, kReaders);
   }
   uint64_t* scratch = reinterpret_cast<uint64_t*>(shared);

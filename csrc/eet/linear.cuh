@@ -96,6 +96,12 @@ struct Outputs {
     residual = a.residual && has(n) ? a.residual[token * int64_t(a.N) + n] : T(0.f);
   }
 
+  // For the next group of outputs.
+  __device__ void request(int n) {
+    request_bias(n);
+    request_residual(n);
+  }
+
   __device__ void finish(float sum, int n) {
     const T value = from_float<T>(activate(sum + to_float(bias), a.act) + to_float(residual));
     if (a.out) a.out[token * int64_t(a.N) + n] = value;
@@ -137,8 +143,8 @@ __device__ inline void leave_best(uint64_t best, uint64_t* to, int num_tokens, i
   to[threadIdx.x * gridDim.x + blockIdx.x] = best;
 }
 
-// Bytes of shared memory that a block can have, and that it can have if another is to find as much beside it.
-// With only the 1 KiB less that each block costs, kernels of a chain did not overlap.
+// Bytes of shared memory that a block can have, and that it can have if another is to find as much beside it: somewhat
+// less than half, with which chains of kernels took less time (LOG).
 inline int whole_shared() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024; }
 inline int half_shared() { return whole_shared() / 2 - 1024; }
 

@@ -39,7 +39,7 @@ int plan_tiles(TileArgs<T, W>& a, int stride, int chunk) {
   a.log_team = kLogWarps<kTokens>;
   while (a.log_team && kWarps >> a.log_team < a.num_tokens) --a.log_team;
   a.stride = stride;
-  // 1 to 2 KiB for each output: smaller copies do not reach the rate of memory.
+  // 1 to 2 KiB for each output: the copy engine takes as long for less (LOG).
   const int most_inputs = 2048 / int(sizeof(W));
   a.stage_inputs = ceil_div(ceil_div(a.K, ceil_div(a.K, most_inputs)), chunk) * chunk;
   a.stage_rows = min(kTile, a.most_outputs());
