@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -11,6 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from eet_lab.models import Model, load
+from eet_lab.technique import _REGISTRY
 
 
 def make_gpt2(**changes) -> GPT2LMHeadModel:
@@ -29,6 +31,15 @@ def make_gpt2(**changes) -> GPT2LMHeadModel:
 def one_thread() -> None:
     """Tiny matrices run faster on one thread, and tests beside each other don't fight for cores."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Techniques that the test registers, as a learner would in a cell, are gone afterwards."""
+    before = dict(_REGISTRY)
+    yield
+    _REGISTRY.clear()
+    _REGISTRY.update(before)
 
 
 @pytest.fixture(scope="session")

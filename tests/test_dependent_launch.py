@@ -20,7 +20,7 @@ from eet_lab.ops import cuda, native
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.parts import Parts
-from eet_lab.technique import _REGISTRY, Recipe, Technique, register, registry
+from eet_lab.technique import Recipe, Technique, register, registry
 from eet_lab.techniques import DependentLaunch
 
 NEEDED = "memory_reuse,fused_kernels"
@@ -79,9 +79,7 @@ def test_the_ladder_adds_it_last_and_leaves_it_out_with_what_it_needs():
     assert gone["fused_sampling"] == ()
 
 
-def test_an_op_from_a_cell_can_still_take_the_place_of_one_that_it_wrapped():
-    before = dict(_REGISTRY)
-
+def test_an_op_from_a_cell_can_still_take_the_place_of_one_that_it_wrapped(forgotten):
     @register
     @dataclass(frozen=True)
     class Own(Technique):
@@ -94,11 +92,7 @@ def test_an_op_from_a_cell_can_still_take_the_place_of_one_that_it_wrapped():
         def apply(self, parts: Parts) -> Parts:
             return replace(parts, ops=replace(parts.ops, attention=cuda.attention))
 
-    try:
-        assert dependent_slots(f"{ALL},own") == dependent_slots(ALL) - {"attention"}
-    finally:
-        _REGISTRY.clear()
-        _REGISTRY.update(before)
+    assert dependent_slots(f"{ALL},own") == dependent_slots(ALL) - {"attention"}
 
 
 @pytest.mark.parametrize(

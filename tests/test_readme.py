@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eet_lab.bench.rows import read
-from eet_lab.technique import _REGISTRY, registry
+from eet_lab.technique import registry
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "readme.py")
@@ -79,14 +79,9 @@ def test_the_newcomers_path_stays_short():
     assert sum(len((ROOT / path).read_text().splitlines()) for path in files) < 1000
 
 
-def test_a_technique_of_your_own_runs_as_pasted():
+def test_a_technique_of_your_own_runs_as_pasted(forgotten):
     section = (ROOT / "README.md").read_text().split("## Your own technique")[1]
     block = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
-    before = dict(_REGISTRY)
-    try:
-        exec(compile(block, "README.md", "exec"), cell := {"__name__": "__main__"})
-    finally:
-        _REGISTRY.clear()
-        _REGISTRY.update(before)
+    exec(compile(block, "README.md", "exec"), cell := {"__name__": "__main__"})
     assert cell["result"].selection.recipe == "static_cache"
     assert cell["result"].sameness.verdict == "identical"

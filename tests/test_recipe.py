@@ -141,9 +141,8 @@ def test_a_technique_cannot_run_where_what_it_requires_cannot(own):
 
 
 @pytest.fixture
-def own():
-    """A learner's own technique, as it would be written in a cell; forgotten afterwards."""
-    before = dict(_REGISTRY)
+def own(forgotten):
+    """A learner's own technique, as it would be written in a cell."""
 
     @register
     @dataclass(frozen=True)
@@ -157,9 +156,7 @@ def own():
         def apply(self, parts: Parts) -> Parts:
             return replace(parts, prompts=up_to_the_shortest)
 
-    yield Rival
-    _REGISTRY.clear()
-    _REGISTRY.update(before)
+    return Rival
 
 
 def test_a_technique_from_a_cell_is_a_citizen(own):
