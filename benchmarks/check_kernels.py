@@ -94,7 +94,7 @@ def checked(case: Case, shape: Shape, dtype: torch.dtype) -> tuple[float, float]
 def sanitize() -> list[str]:
     """compute-sanitizer on the smallest shapes; torch's caching would hide overruns."""
     failed = []
-    for tool in ("memcheck", "racecheck"):
+    for tool in ("memcheck", "racecheck", "initcheck"):
         began = time.perf_counter()
         command = [
             "compute-sanitizer",
