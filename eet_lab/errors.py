@@ -34,6 +34,10 @@ class OutOfMemory(EETError, MemoryError):
     """A buffer that did not fit into the device's memory."""
 
 
+class PlanError(EETError, ValueError):
+    """A memory plan that would let tensors overwrite each other, or a request that a pool cannot place."""
+
+
 class ResultError(EETError, ValueError):
     """A saved result that cannot be read."""
 

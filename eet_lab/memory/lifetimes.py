@@ -12,27 +12,63 @@ ALIGNMENT = 256
 
 @dataclass(frozen=True)
 class Lifetime:
-    """One tensor of a pass: made at request `first`, last alive at request `last` (both inclusive)."""
+    """One tensor of a pass: made at request `first`, last alive at request `last` (both inclusive).
+
+    `op` is the op that asked for it ("attention", "norm_linear"), where that is known.
+    """
 
     name: str
     num_bytes: int
     first: int
     last: int
+    op: str = ""
 
     def overlaps(self, other: Lifetime) -> bool:
         return self.first <= other.last and other.first <= self.last
 
+    def shifted(self, by: int) -> Lifetime:
+        """The same tensor, `by` requests later."""
+        return Lifetime(self.name, self.num_bytes, self.first + by, self.last + by, self.op)
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One allocation of the driver's, at `start` of a plan's address space. Each allocation has an id of its own."""
+
+    id: int
+    start: int
+    num_bytes: int
+
+    @property
+    def end(self) -> int:
+        return self.start + self.num_bytes
+
 
 @dataclass(frozen=True)
 class Plan:
-    """Where each lifetime lies in an arena: `offsets[i]` belongs to `lifetimes[i]`, in bytes."""
+    """Where each lifetime lies: `offsets[i]` belongs to `lifetimes[i]`, in bytes of one address space.
+
+    `chunks` are the allocations behind it, disjoint and in order of `start`; what lies between them costs nothing.
+    Left out, they are one arena that ends where the highest lifetime does.
+    """
 
     lifetimes: tuple[Lifetime, ...]
     offsets: tuple[int, ...]
+    chunks: tuple[Chunk, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.chunks and self.end:
+            object.__setattr__(self, "chunks", (Chunk(0, 0, self.end),))
+
+    @cached_property
+    def end(self) -> int:
+        """The address behind the highest lifetime."""
+        return max((o + life.num_bytes for o, life in zip(self.offsets, self.lifetimes, strict=True)), default=0)
 
     @cached_property
     def footprint_bytes(self) -> int:
-        return max((o + life.num_bytes for o, life in zip(self.offsets, self.lifetimes, strict=True)), default=0)
+        """What is allocated; of one arena that was made for this plan, its `end`."""
+        return sum(chunk.num_bytes for chunk in self.chunks)
 
     @cached_property
     def lower_bound_bytes(self) -> int:
@@ -40,9 +76,9 @@ class Plan:
         return max(live_bytes(self.lifetimes), default=0)
 
 
-def aligned(num_bytes: int) -> int:
+def aligned(num_bytes: int, alignment: int = ALIGNMENT) -> int:
     """`num_bytes` rounded up to the alignment."""
-    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+    return -(-num_bytes // alignment) * alignment
 
 
 def live_bytes(lifetimes: Sequence[Lifetime]) -> list[int]:
