@@ -21,3 +21,14 @@ def plain(value: float) -> str:
 def signed(value: float) -> str:
     """A difference, as `plain` writes it: `+584.8`, `-1,824`, `0`."""
     return f"{'+' if value > 0 else ''}{plain(value)}" if value else "0"
+
+
+SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
+
+def sized(num_bytes: float) -> str:
+    """Bytes in the largest unit that they fill: `3.25 MiB`, `512 bytes`; a difference keeps its sign."""
+    for unit, scale in SIZES:
+        if abs(num_bytes) >= scale:
+            return f"{plain(num_bytes / scale)} {unit}"
+    return f"{num_bytes:,.0f} bytes"

@@ -1,0 +1,75 @@
+"""Pictures of plans: what is drawn is what the plan says, and it stays light."""
+
+from __future__ import annotations
+
+from eet_lab.memory import POOLS, Chunk, Lifetime, Plan
+from eet_lab.panels.packing import MiB, packing, packings
+from eet_lab.panels.side_by_side import footprints, lines, side_by_side
+
+LIVES = (
+    Lifetime("a", 2 * MiB, 0, 1, "norm_linear"),
+    Lifetime("b", 1 * MiB, 1, 2, "attention"),
+    Lifetime("c", 2 * MiB, 2, 3, "norm_linear"),
+)
+MOST_BYTES = 500_000
+
+
+def a_deep_models_pass(num_layers: int = 48) -> list[Lifetime]:
+    """About five tensors a layer, as with fused kernels."""
+    lives = []
+    for at in range(0, 5 * num_layers, 5):
+        lives += [Lifetime(f"tensor {i}", (i + 1) * MiB, at + i, at + i + 2, f"op {i}") for i in range(5)]
+    return lives
+
+
+def test_each_rectangle_is_where_its_tensor_lies() -> None:
+    plan = Plan(LIVES, (0, 2 * MiB, 0))
+    fig = packing(plan)
+    bars = {trace.name: trace for trace in fig.data if trace.type == "bar"}
+    assert list(bars) == ["norm_linear", "attention"]
+    first = bars["norm_linear"]
+    assert (list(first.x), list(first.base), list(first.y)) == ([0, 2], [0, 0], [2, 2])
+    assert all(1.9 < width <= 2 for width in first.width)
+    assert list(bars["attention"].customdata[0]) == ["b", "1 MiB", 2, "2 MiB"]
+    assert "held in 3 MiB, which is the lower bound" in fig.layout.title.text
+
+
+def test_what_is_alive_is_drawn_below_with_its_bound() -> None:
+    fig = packing(Plan(LIVES, (0, 2 * MiB, 3 * MiB)))
+    curves = {trace.name.partition(":")[0]: list(trace.y) for trace in fig.data if trace.type == "scatter"}
+    assert curves == {"alive": [2, 3, 3, 2, 0], "lower bound": [3, 3], "held": [5, 5]}
+
+
+def test_chunks_have_borders_and_a_full_arena_has_none() -> None:
+    chunks = (Chunk(0, 0, 2 * MiB), Chunk(3, 4 * MiB, 2 * MiB))
+    fig = packing(Plan(LIVES, (0, 4 * MiB, 0), chunks))
+    assert [(shape.y0, shape.y1) for shape in fig.layout.shapes] == [(0, 2), (4, 6)]
+    assert [note.text for note in fig.layout.annotations] == ["chunk 0: 2 MiB", "chunk 3: 2 MiB"]
+    assert not packing(Plan(LIVES, (0, 2 * MiB, 0))).layout.shapes
+
+
+def test_a_deep_models_pictures_stay_light() -> None:
+    lives = a_deep_models_pass()
+    placed = side_by_side(lives, ["greedy_by_size", "first_fit", "no_reuse"])
+    plans = {each.name: each.plan for each in placed if each.plan}
+    assert len(lives) == 240 and len(plans) == 3
+    for fig in (packing(plans["greedy_by_size"]), packings(plans)):
+        assert len(fig.to_json()) < MOST_BYTES
+
+
+def test_no_reuse_does_not_dwarf_the_others() -> None:
+    plans = {each.name: each.plan for each in side_by_side(a_deep_models_pass(), POOLS) if each.plan}
+    fig = packings(plans)
+    titles = [note.text for note in fig.layout.annotations]
+    assert any("no_reuse" in title and "(cut off)" in title for title in titles)
+    bound = plans["no_reuse"].lower_bound_bytes / MiB
+    assert fig.layout.yaxis.range[1] < 3.2 * bound
+
+
+def test_side_by_side_tells_what_each_holds_and_what_it_took() -> None:
+    placed = side_by_side(LIVES, ["greedy_by_size", "no_reuse"])
+    good, none = lines(placed)
+    assert good[:5] == ["greedy_by_size", "3 MiB", "1.000", "1", "3 MiB"] and good[5].endswith(" ms")
+    assert none[:3] == ["no_reuse", "5 MiB", "1.667"]
+    [bars] = footprints(placed).data
+    assert list(bars.x) == [3, 5] and bars.marker.color[0] != bars.marker.color[1]
