@@ -15,12 +15,14 @@ from eet_lab.bench import Ladder
 from eet_lab.errors import EETError
 from eet_lab.models import Model
 from eet_lab.panels import jobs, theme
+from eet_lab.panels.aside import Aside
 from eet_lab.panels.choices import Choices
 from eet_lab.panels.controls import Actions, Generating, Header, mode_label
 from eet_lab.panels.device import Device
 from eet_lab.panels.encoding import Encoding
 from eet_lab.panels.live import Live
 from eet_lab.panels.loading import Loading
+from eet_lab.panels.memory_tab import MemoryTab
 from eet_lab.panels.prompts_editor import PromptsEditor
 from eet_lab.panels.refresh import Refresh
 from eet_lab.panels.runs import Runs
@@ -28,7 +30,7 @@ from eet_lab.panels.shelf import Shelf
 from eet_lab.panels.state import State, problem
 from eet_lab.panels.status import Status
 from eet_lab.panels.toggles import Toggles
-from eet_lab.panels.worker import Finished, Phase, Progress, Sampled, Started, Step, Worker
+from eet_lab.panels.worker import Finished, Kept, Phase, Progress, Sampled, Started, Step, Worker
 
 TICK_S = 0.1
 
@@ -45,6 +47,7 @@ class Desk:
         self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._ticks, self._turning = 0, False
         self._encoding = Encoding()
+        self.aside = Aside()
         self._build(folder)
         self.worker = Worker()
         self.device = Device(self.live, self.worker.feed.planned_bytes)
@@ -63,7 +66,8 @@ class Desk:
         self.actions = Actions(put)
         self.status = Status(self.actions, state)
         self.live = Live()
-        self.shelf = Shelf(folder, put, self.status.say)
+        self.memory = MemoryTab(put, self.aside)
+        self.shelf = Shelf(folder, put, self.status.say, self.memory)
         inputs = W.HBox([self.prompts.box, self.generating.box]).add_class("eet-inputs")
         above = [W.HTML(theme.stylesheet()), self.header.box, self.mode, self.actions.box, self.actions.error]
         below = [self.toggles.box, inputs, self.live.box, self.shelf.view.box]
@@ -81,8 +85,9 @@ class Desk:
         return self._inbox.empty() and not self._turning and not self.busy and self.loading.settled
 
     def close(self) -> None:
-        """End the engine and sampler threads."""
+        """End the threads: the engine's, the sampler's, and that of what is asked aside."""
         self.worker.close()
+        self.aside.close()
         self.device.close()
 
     def tick(self) -> None:
@@ -93,6 +98,9 @@ class Desk:
             for event in self.worker.take():
                 getattr(self, f"_on_{type(event).__name__.lower()}")(event)
                 changed |= isinstance(event, (Started, Finished))
+            for answer in self.aside.take():
+                self.memory.answered(answer)
+            self.memory.turn(self.busy)
             self._load_if_needed()
             second = self._ticks % round(1 / TICK_S) == 0
             if not self.runs.resting:
@@ -111,7 +119,7 @@ class Desk:
 
     def _drain(self) -> bool:
         """Do what was asked for before this turn; whether there was anything."""
-        homes = self, self.choices, self.loading, self.shelf
+        homes = self, self.choices, self.loading, self.shelf, self.memory
         num_commands = self._inbox.qsize()  # one that asks for the next cannot keep the turn from ending
         for _ in range(num_commands):
             command, *values = self._inbox.get()
@@ -170,6 +178,9 @@ class Desk:
     def _on_sampled(self, event: Sampled) -> None:
         self.runs.replayed(event)
 
+    def _on_kept(self, event: Kept) -> None:
+        self.runs.keep(event)
+
     def _on_finished(self, event: Finished) -> None:
         self.runs.leave()
         stopped, self.busy, self.stopping = self.stopping, False, False
@@ -179,7 +190,8 @@ class Desk:
         if event.error is not None:
             self.status.fail(event.error)
         elif event.name not in ("load", "replay") and event.value is not None:  # a replay's is up since it was opened
-            self.shelf.put_up(event.value, self.runs.monitor, "waterfall" if isinstance(event.value, Ladder) else "")
+            tab = "waterfall" if isinstance(event.value, Ladder) else ""
+            self.shelf.put_up(event.value, self.runs.monitor, tab, self.runs.memory)
 
     def _loaded(self, model: Model | None) -> None:
         """The new model; None: it could not be loaded, and the one before stays."""

@@ -12,6 +12,7 @@ from eet_lab.bench import Comparison, Ladder
 from eet_lab.panels import summary
 from eet_lab.panels.figures import kinds, plot
 from eet_lab.panels.jobs import RunReport
+from eet_lab.panels.memory_tab import MemoryTab
 from eet_lab.panels.outputs import rendered
 
 Put = Callable[..., None]
@@ -30,7 +31,8 @@ TITLES = {
 class ResultsView:
     """Tabs over one Output: a figure is drawn when its tab is open, so a saved notebook carries one and not five."""
 
-    def __init__(self, put: Put) -> None:
+    def __init__(self, put: Put, memory: MemoryTab) -> None:
+        self.memory = memory
         self.tabs = W.ToggleButtons(options=[("Overview", "overview")]).add_class("eet-tabs")
         self._put, self._setting_tabs = put, False
         self.tabs.observe(self._on_tab, "value")
@@ -50,14 +52,17 @@ class ResultsView:
         again = W.HBox([self.files, self.open, self.replay, self.upload]).add_class("eet-buttons")
         files = W.HBox([keep, again]).add_class("eet-files")
         self.box = W.VBox(
-            [W.HTML('<div class="eet-section">Results</div>'), self.tabs, self._words, self.figure, files, self.said]
-        ).add_class("eet-panel")
+            [
+                W.HTML('<div class="eet-section">Results</div>'),
+                self.tabs, self._words, self.figure, self.memory.box, files, self.said,
+            ]
+        ).add_class("eet-panel")  # fmt: skip
         self.show(None)
 
     def show(self, result: Comparison | Ladder | RunReport | None, tab: str = "overview") -> None:
         """Show a tab of a result (one that it does not have: the overview); None: there is no result yet."""
         can_keep = isinstance(result, (Comparison, Ladder))
-        names = ["overview", *(kinds(result) if isinstance(result, (Comparison, Ladder)) else ())]
+        names = ["overview", *_more_tabs(result)]
         tab = tab if tab in names else "overview"
         self._set_tabs(names, tab)
         self.save.disabled = self.csv.disabled = self.page.disabled = not can_keep
@@ -66,6 +71,7 @@ class ResultsView:
             self.figure.outputs = (rendered(plot(result, tab)),)
         else:
             self.figure.outputs = ()
+        (self.memory.open if tab == "memory" else self.memory.close)()
 
     def _set_tabs(self, names: Sequence[str], tab: str) -> None:
         """New options choose the first of them, and then `tab` is chosen: neither is what a reader has clicked."""
@@ -93,6 +99,12 @@ class ResultsView:
 
     def say(self, text: str) -> None:
         self.said.value = f'<div class="eet-dim">{escape(text)}</div>' if text else ""
+
+
+def _more_tabs(result: Any) -> Sequence[str]:
+    if isinstance(result, (Comparison, Ladder)):
+        return list(kinds(result))
+    return [] if result is None else ["memory"]
 
 
 def _words(result: Any, tab: str) -> str:

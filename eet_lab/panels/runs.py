@@ -11,7 +11,8 @@ from eet_lab.monitor import Sample
 from eet_lab.panels.device import Device
 from eet_lab.panels.jobs import NAMES
 from eet_lab.panels.live import Live
-from eet_lab.panels.worker import Phase, Sampled
+from eet_lab.panels.run_memory import RunMemory
+from eet_lab.panels.worker import Kept, Phase, Sampled
 
 
 class Runs:
@@ -20,6 +21,7 @@ class Runs:
     def __init__(self, live: Live, device: Device) -> None:
         self._live, self._device = live, device
         self.monitor: dict[str, Any] = {}
+        self.memory: dict[str, RunMemory] = {}
         self.resting = False
         self._prompts: Sequence[str] = ()
         self._decode: Decode = str
@@ -32,7 +34,8 @@ class Runs:
         """A job with one or more runs begins."""
         if not self._device.showing:
             self._device.show()
-        self._prompts, self._decode, self.monitor = list(prompts), decode, {}
+        self._prompts, self._decode = list(prompts), decode
+        self.monitor, self.memory = {}, {}
         self._live.begin(prompts, decode)
         self._live.remark("")
 
@@ -58,6 +61,10 @@ class Runs:
         """One more step; shown with the next `flush`."""
         self._steps.append((self._series, event.t_ms / 1e3, event.step_ms))
         self._tokens += event.tokens
+
+    def keep(self, event: Kept) -> None:
+        """What a run did with memory."""
+        self.memory[NAMES[event.series]] = event.memory
 
     def flush(self) -> None:
         """Show what has come since the last time."""

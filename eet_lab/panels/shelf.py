@@ -9,8 +9,10 @@ from typing import Any
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.errors import ResultError
 from eet_lab.panels.jobs import RunReport
+from eet_lab.panels.memory_tab import MemoryTab
 from eet_lab.panels.recordings import Files, Result, open_file
 from eet_lab.panels.results_view import ResultsView
+from eet_lab.panels.run_memory import RunMemory
 
 Put = Callable[..., None]
 
@@ -18,16 +20,26 @@ Put = Callable[..., None]
 class Shelf:
     """What was measured last, or opened; `tell` says which recording is shown."""
 
-    def __init__(self, folder: Path, put: Put, tell: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, put: Put, tell: Callable[[str], None], memory: MemoryTab) -> None:
         self.files = Files(folder)
-        self.view = ResultsView(put)
+        self.view = ResultsView(put, memory)
         self.view.offer(self.files.available())
         self.result: Result | RunReport | None = None
         self._monitor: dict[str, Any] = {}
         self._tell = tell
 
-    def put_up(self, result: Result | RunReport, monitor: Mapping[str, Any], tab: str = "") -> None:
-        """Show a result; `monitor` are the samples of its watched runs, to be saved with it."""
+    def put_up(
+        self,
+        result: Result | RunReport,
+        monitor: Mapping[str, Any],
+        tab: str = "",
+        runs: Mapping[str, RunMemory] | None = None,
+    ) -> None:
+        """Show a result; `monitor` are the samples of its watched runs, to be saved with it.
+
+        `runs` is what they did with memory, where they ran here and now.
+        """
+        self.view.memory.put_up(runs or {})
         self.result, self._monitor = result, dict(monitor)
         self.view.say("")
         self.view.show(result, tab or "overview")

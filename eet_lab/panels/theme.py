@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -100,6 +100,16 @@ def badge(text: str, kind: str = "plain", tip: str = "") -> str:
 def note(text: str, kind: str = "plain") -> str:
     """A paragraph with a coloured edge."""
     return f'<div class="eet-note eet-{kind}">{escape(text)}</div>'
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table, its first column words and the others figures; all of it is escaped."""
+
+    def line(tag: str, row: Sequence[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in row)}</tr>"
+
+    whole = f"<thead>{line('th', head)}</thead><tbody>{''.join(line('td', row) for row in rows)}</tbody>"
+    return f'<div class="eet-result eet-facts-table"><table>{whole}</table></div>'
 
 
 def error_card(error: BaseException) -> str:

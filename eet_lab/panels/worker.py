@@ -14,6 +14,7 @@ import torch
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
 from eet_lab.errors import Cancelled
+from eet_lab.panels.run_memory import RunMemory
 from eet_lab.threads import num_cpu_threads
 
 THREAD_NAME = "eet-engine"
@@ -62,6 +63,14 @@ class Sampled:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What the run of `series` did with memory."""
+
+    series: int
+    memory: RunMemory
+
+
+@dataclass(frozen=True)
 class Finished:
     """The job is over. `error` is what ended it, if anything; `seconds` how long it took."""
 
@@ -95,6 +104,9 @@ class Feed:
 
     def sample(self, t: float, values: dict[str, float]) -> None:
         self._events.put(Sampled(t, values))
+
+    def keep(self, series: int, memory: RunMemory) -> None:
+        self._events.put(Kept(series, memory))
 
     def engine(self, engine: Engine | None) -> None:
         """The engine that runs now; None after it has been closed."""

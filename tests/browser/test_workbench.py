@@ -114,11 +114,11 @@ def test_toggle_run_stop_compare_reload(bench: Any) -> None:
 
 def test_running_the_cell_again_leaves_one_bench_and_no_old_thread(bench: Any) -> None:
     page = bench.page
-    assert thread_names(bench) == ["eet-engine", "eet-sampler", "eet-ui"]
+    assert thread_names(bench) == ["eet-aside", "eet-engine", "eet-sampler", "eet-ui"]
     bench.run_all()
     page.wait_for_timeout(500)
     status_has(page, "ready")
-    assert thread_names(bench) == ["eet-engine", "eet-sampler", "eet-ui"]
+    assert thread_names(bench) == ["eet-aside", "eet-engine", "eet-sampler", "eet-ui"]
     assert page.locator(".eet-bench").count() == 1
     bench.execute("import eet_lab.panels.workbench as w; w._open.close()")
     assert thread_names(bench) == []

@@ -17,10 +17,10 @@ def test_a_second_workbench_closes_the_first_with_its_threads(hf_model: Any, tmp
     first = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
     first.start()
     first.wait(30)
-    assert sorted(threads()) == ["eet-engine", "eet-sampler", "eet-ui"]
+    assert sorted(threads()) == ["eet-aside", "eet-engine", "eet-sampler", "eet-ui"]
     second = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
     assert not first._ui.is_alive()
-    assert sorted(threads()) == ["eet-engine", "eet-sampler"]
+    assert sorted(threads()) == ["eet-aside", "eet-engine", "eet-sampler"]
     assert first.desk.box.comm is None, "its widgets are gone"
     second.close()
     second.close()
