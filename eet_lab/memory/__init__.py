@@ -1,9 +1,13 @@
 """Lifetimes of tensors, planners that turn them into offsets, pools that serve many requests. No torch in here."""
 
-from eet_lab.memory.choices import POOLS, RELEASES
+from eet_lab.memory.buffers import FirstFitPool
+from eet_lab.memory.choices import POOLS
+from eet_lab.memory.chunks import RELEASES, ChunkedPool
 from eet_lab.memory.lifetimes import Chunk, Lifetime, Plan, live_bytes
+from eet_lab.memory.optimal import optimal
 from eet_lab.memory.planners import PLANNERS, Planner
 from eet_lab.memory.pools import ArenaPool, DriverCalls, Pool
+from eet_lab.memory.validate import validate
 
 __all__ = [
     "PLANNERS",
@@ -11,10 +15,14 @@ __all__ = [
     "RELEASES",
     "ArenaPool",
     "Chunk",
+    "ChunkedPool",
     "DriverCalls",
+    "FirstFitPool",
     "Lifetime",
     "Plan",
     "Planner",
     "Pool",
     "live_bytes",
+    "optimal",
+    "validate",
 ]

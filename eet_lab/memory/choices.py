@@ -4,20 +4,26 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from eet_lab.memory.buffers import FirstFitPool
+from eet_lab.memory.chunks import ChunkedPool
+from eet_lab.memory.optimal import optimal
 from eet_lab.memory.planners import PLANNERS, Planner
 from eet_lab.memory.pools import ArenaPool, Pool
-
-RELEASES = ("immediate", "idle", "never")
-"""When a chunk that a request left unused is given back; a pool of one arena or of EET's buffers has no such choice."""
 
 
 class PoolFactory(Protocol):
     def __call__(self, release: str = "immediate") -> Pool:
-        """A fresh pool; `release` is one of RELEASES."""
+        """A fresh pool; `release` is one of RELEASES, and says when chunks are given back where a pool has chunks."""
 
 
 def _arena(planner: Planner) -> PoolFactory:
     return lambda release="immediate": ArenaPool(planner)
 
 
-POOLS: dict[str, PoolFactory] = {name: _arena(planner) for name, planner in PLANNERS.items()}
+POOLS: dict[str, PoolFactory] = {name: _arena(planner) for name, planner in PLANNERS.items()} | {
+    "optimal": _arena(optimal),
+    "chunked": lambda release="immediate": ChunkedPool("arrival", release),
+    "chunked_ascending": lambda release="immediate": ChunkedPool("ascending", release),
+    "eet": lambda release="immediate": FirstFitPool(repaired=False),
+    "eet_repaired": lambda release="immediate": FirstFitPool(repaired=True),
+}

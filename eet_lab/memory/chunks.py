@@ -1,0 +1,100 @@
+"""TurboTransformers' planner: a list of chunks, which grows and shrinks as requests of varying length come.
+
+Source: Fang et al., "TurboTransformers: An Efficient GPU Serving System For Transformer Models" (PPoPP 2021), and its
+published artifact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from eet_lab.errors import PlanError
+from eet_lab.memory.gaps import Occupancy
+from eet_lab.memory.lifetimes import ALIGNMENT, Chunk, Lifetime, Plan, aligned
+from eet_lab.memory.pools import DriverCalls, Ledger
+
+ORDERS = ("arrival", "ascending")
+RELEASES = {"immediate": 1, "idle": 8, "never": inf}
+"""When a chunk is given back: after so many requests in a row that left it empty."""
+
+
+class ChunkedPool:
+    """Chunks of at least `chunk_bytes`; the largest tensor first, each in the first chunk with a gap for it.
+
+    In a chunk it takes the smallest gap that fits. Where no chunk has one, a new chunk is made, `scale` times as large
+    as the tensor, so that the next request may be a little longer. Chunks are searched in `order`: "arrival", as in the
+    paper's Python, or "ascending" in size, as in its C++. `release` is one of RELEASES ("immediate": the paper's).
+
+    `alignment` rounds the chunks' sizes up; offsets are multiples of it where the tensors' sizes are.
+    """
+
+    def __init__(
+        self,
+        order: str = "arrival",
+        release: str = "immediate",
+        chunk_bytes: int = 2 * 2**20,
+        scale: float = 1.2,
+        alignment: int = ALIGNMENT,
+    ) -> None:
+        for what, value, known in (("order", order, ORDERS), ("release", release, tuple(RELEASES))):
+            if value not in known:
+                raise PlanError(f"{what} is {value!r}, but it must be one of {', '.join(known)}.")
+        if chunk_bytes < 1 or scale < 1:
+            raise PlanError(
+                f"chunk_bytes is {chunk_bytes} and scale is {scale}, but both must be at least 1: a chunk holds the "
+                "tensor that it is made for."
+            )
+        self._by_size = order == "ascending"
+        self._patience = RELEASES[release]
+        self._chunk_bytes, self._scale, self._alignment = chunk_bytes, scale, alignment
+        self._ledger = Ledger()
+        self._idle: dict[Chunk, int] = {}  # requests in a row that left the chunk empty
+
+    def place(self, lifetimes: Sequence[Lifetime]) -> Plan:
+        offsets = [0] * len(lifetimes)
+        inside = {chunk: Occupancy() for chunk in self._searched()}
+        for i in sorted(range(len(lifetimes)), key=lambda i: -lifetimes[i].num_bytes):
+            life = lifetimes[i]
+            chunk, offset = next(
+                ((chunk, offset) for chunk, taken in inside.items() if (offset := _best_gap(chunk, taken, life)) >= 0),
+                (None, 0),
+            )
+            if chunk is None:
+                chunk = self._ledger.allocate(self._new_bytes(life))
+                inside[chunk] = Occupancy()
+                inside = {chunk: inside[chunk] for chunk in self._searched()}
+            inside[chunk].take(life, offset)
+            offsets[i] = chunk.start + offset
+        self._release(inside)
+        return Plan(tuple(lifetimes), tuple(offsets), self.chunks)
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        return self._ledger.chunks
+
+    @property
+    def calls(self) -> DriverCalls:
+        return self._ledger.calls
+
+    def _searched(self) -> list[Chunk]:
+        held = self._ledger.held
+        return sorted(held, key=lambda chunk: chunk.num_bytes) if self._by_size else list(held)
+
+    def _new_bytes(self, life: Lifetime) -> int:
+        return max(self._chunk_bytes, aligned(int(life.num_bytes * self._scale), self._alignment))
+
+    def _release(self, inside: dict[Chunk, Occupancy]) -> None:
+        self._idle = {chunk: self._idle.get(chunk, 0) + 1 if taken.empty else 0 for chunk, taken in inside.items()}
+        for chunk, idle in self._idle.items():
+            if idle >= self._patience:
+                self._ledger.free(chunk)
+
+
+def _best_gap(chunk: Chunk, taken: Occupancy, life: Lifetime) -> int:
+    """The start of the smallest gap that fits, the chunk's end counting only where no other does; -1 if none does."""
+    *inner, (top, _) = taken.gaps(life)
+    fitting = [(stop - start, start) for start, stop in inner if stop - start >= life.num_bytes]
+    if fitting:
+        return min(fitting)[1]
+    return top if top + life.num_bytes <= chunk.num_bytes else -1
