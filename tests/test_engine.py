@@ -158,9 +158,8 @@ def test_a_batch_with_nan_does_not_poison_the_next(tiny):
     engine = Engine(tiny.decoder, Recipe.parse("pre_padding,memory_reuse").parts)
     want = engine.generate([[1, 2], [3]], Settings(5)).tokens
     with torch.inference_mode():
-        for layer in engine._session.cache:
-            layer.keys.fill_(float("nan"))
-            layer.values.fill_(float("nan"))
+        engine.cache.keys.fill_(float("nan"))
+        engine.cache.values.fill_(float("nan"))
     assert engine.generate([[1, 2], [3]], Settings(5)).tokens == want
 
 
@@ -308,8 +307,8 @@ def test_nan_in_the_pads_changes_nothing(tiny):
     from eet_lab.engine.kv_cache import StaticKV
 
     class Poisoned(StaticKV):
-        def room(self, step):
-            keys, values = super().room(step)
+        def room(self, layer, step):
+            keys, values = super().room(layer, step)
             for row, span in enumerate(step.spans):
                 keys[row, :, : span.num_pad] = values[row, :, : span.num_pad] = float("nan")
             return keys, values

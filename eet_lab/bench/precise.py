@@ -59,6 +59,7 @@ def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int) 
     step = Step(*on_device)
     ops = Ops(embed=embed, norm_linear=norm_linear, linear_residual=linear_residual, next_token=collect).bind(fresh)
     like, config = model.words.new_empty(0, dtype=high), model.config
-    cache = [GrowingKV(config.num_heads, config.head_dim, len(rows), 0, like) for _ in model.layers]
-    forward(model, ops, partial(no_mask, empty=fresh), cache, step, Settings().sampling(model.device))
+    cache = GrowingKV(len(model.layers), config.num_heads, config.head_dim, like)
+    cache.open([0] * len(rows), step.extent)
+    forward(model, ops, partial(no_mask, empty=fresh), list(cache), step, Settings().sampling(model.device))
     return kept[0]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.generation import Generation, StepEvent, Transcript
+from eet_lab.engine.kv_cache import KVCache
 from eet_lab.engine.session import Session, moved, rehearsals, session_key
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.engine.stream import open_stream
@@ -35,6 +36,7 @@ class Engine:
             model = change(model)
         self.model = model
         self.memory = self.parts.memory()
+        self.cache = self._new_cache(model.words)
         self.ops = self.parts.ops.bind(self._empty)
         self.mask = partial(self.parts.mask, empty=self._empty)
         self._session: Session | None = None
@@ -134,10 +136,14 @@ class Engine:
         return self._session
 
     def new_cache(self, num_rows: int, capacity: int, like: Tensor) -> list[KVLayer]:
-        """An empty KV cache, one layer for each of the model's."""
+        """The layers of an empty KV cache beside the engine's own, for rehearsals."""
+        cache = self._new_cache(like)
+        cache.open([0] * num_rows, capacity)
+        return list(cache)
+
+    def _new_cache(self, like: Tensor) -> KVCache:
         config = self.model.config
-        make = self.parts.kv_cache
-        return [make(config.num_heads, config.head_dim, num_rows, capacity, like) for _ in self.model.layers]
+        return self.parts.kv_cache(len(self.model.layers), config.num_heads, config.head_dim, like)
 
     @cached_property
     def meta_model(self) -> Decoder:
@@ -156,14 +162,12 @@ class Engine:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the last run's KV cache."""
-        session = self._session  # once: the thread that watches reads this while a run may drop it
-        return 0 if session is None else session.kv_bytes
+        return self.cache.num_bytes
 
     @property
     def kv_growth_bytes(self) -> int:
         """Bytes of the copy that a growing KV cache makes beside itself in its last step."""
-        session = self._session
-        return 0 if session is None else max((layer.growth_bytes for layer in session.cache), default=0)
+        return self.cache.growth_bytes
 
     @property
     def captures(self) -> int:
@@ -180,6 +184,7 @@ class Engine:
         if self._session is not None:
             self._session.close()
             self._session = None
+        self.cache.close()
 
     def _empty(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Every op comes by here for its memory, so this is also where a prefill can be stopped."""

@@ -29,8 +29,9 @@ class Session:
     def __init__(self, engine: Engine, key: tuple, state: State, first: Step, sampling: Sampling) -> None:
         self.key = key
         self._engine, self._sampling, self.state, self._first = engine, sampling, state, first
-        num_rows, self.capacity = state.tokens.shape
-        self.cache = engine.new_cache(num_rows, self.capacity, engine.model.words)
+        self.capacity = state.tokens.shape[1]
+        engine.cache.open([span.num_pad for span in first.spans], self.capacity)
+        self.layers = list(engine.cache)
         self._next = decode_step(state, first.num_pad, first.spans, self.capacity)
         self.launch = engine.parts.launch(self._decode, self.capacity)
 
@@ -40,20 +41,21 @@ class Session:
             old.copy_(new)
         self._sampling.seed.copy_(sampling.seed)
         self._first = first
-        for layer in self.cache:
-            layer.clear()
+        self._engine.cache.open([span.num_pad for span in first.spans], self.capacity)
 
     def prefill(self) -> None:
         """Read the first columns and write each row's next token."""
+        self._engine.cache.reach(self._first.extent)
         self._run("prefill", self._first)
 
     def decode(self, extent: int) -> None:
         """One step, in which columns [0, extent) exist."""
+        self._engine.cache.reach(extent)
         self.launch(extent)
 
     def close(self) -> None:
-        """Let go of cache and graphs now: they and the session refer to each other, so nothing else would free them."""
-        self.cache, self.launch = [], None
+        """Let go of graphs now: they and the session refer to each other, so nothing else would free them."""
+        self.layers, self.launch = [], None
 
     def _decode(self, extent: int, exact: bool = True) -> None:
         self._run("decode", self._next._replace(extent=extent, exact=exact))
@@ -61,12 +63,8 @@ class Session:
     def _run(self, name: str, step: Step) -> None:
         engine = self._engine
         engine.memory.enter(name)
-        token = engine.parts.forward(engine.model, engine.ops, engine.mask, self.cache, step, self._sampling)
+        token = engine.parts.forward(engine.model, engine.ops, engine.mask, self.layers, step, self._sampling)
         engine.ops.advance(self.state, token)
-
-    @property
-    def kv_bytes(self) -> int:
-        return sum(layer.num_bytes for layer in self.cache)
 
 
 def session_key(engine: Engine, state: State, first: Step, sampling: Sampling) -> tuple:

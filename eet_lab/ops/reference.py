@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
 
 from eet_lab.ops.int8 import dequantized
-from eet_lab.ops.types import Empty, KVLayer, Linear, Norm, Sampling, State, Step
+from eet_lab.ops.types import Empty, KVLayer, Linear, Norm, Sampling, State, Step, fresh
 
 
 def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty) -> Tensor:
@@ -64,17 +64,37 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> 
     return torch.add(y, residual, out=empty("residual", residual.shape, x))
 
 
-def append(qkv: Tensor, kv: KVLayer, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-    """Write the new keys and values into the cache: [T,(H+2G)D] -> queries [T,H,D], all keys and values [B,G,K,D]."""
+def append(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty = fresh) -> tuple[Tensor, Tensor, Tensor]:
+    """Write the new keys and values into the cache: [T,(H+2G)D] -> queries [T,H,D], all keys and values [B,G,K,D].
+
+    Those of a cache in pages are copied together, since PyTorch's products take rectangles.
+    """
     kv_width = kv.num_heads * kv.head_dim
     q, k, v = (
         part.unflatten(-1, (-1, kv.head_dim))
         for part in qkv.split([qkv.shape[1] - 2 * kv_width, kv_width, kv_width], -1)
     )
-    keys, values = kv.room(step)
-    keys[step.rows, :, step.columns] = k
-    values[step.rows, :, step.columns] = v
-    return q, keys, values
+    (keys, values), table = kv.room(step), kv.block_table
+    if table is None:
+        keys[step.rows, :, step.columns] = k
+        values[step.rows, :, step.columns] = v
+        return q, keys, values
+    page = keys.shape[2]
+    pages, columns = table[step.rows, step.columns // page], step.columns % page
+    keys[pages, :, columns] = k
+    values[pages, :, columns] = v
+    blocks = table[:, : -(-step.extent // page)]
+    keys, values = (gathered(part, blocks, name, empty) for part, name in ((keys, "keys"), (values, "values")))
+    return q, keys[:, :, : step.extent], values[:, :, : step.extent]
+
+
+def gathered(pages: Tensor, blocks: Tensor, name: str, empty: Empty) -> Tensor:
+    """Pages [P,G,page,D] in the order of a block table [B,blocks] -> [B,G,blocks*page,D]."""
+    (B, num_blocks), (_, G, page, D) = blocks.shape, pages.shape
+    head = torch.arange(G, device=blocks.device)
+    chosen = (blocks[:, None] * G + head[:, None]).flatten()
+    out = empty(name, (len(chosen), page, D), pages)
+    return torch.index_select(pages.flatten(0, 1), 0, chosen, out=out).view(B, G, num_blocks * page, D)
 
 
 def dense_mask(step: Step, like: Tensor, *, empty: Empty) -> Tensor:
@@ -94,7 +114,7 @@ def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empt
 
     [T,(H+2G)D] -> [T,HD].
     """
-    q, keys, values = append(qkv, kv, step)
+    q, keys, values = append(qkv, kv, step, empty=empty)
     (B, G, K, D), (T, H, _) = keys.shape, q.shape
     if H > G:
         keys, values = keys.repeat_interleave(H // G, 1), values.repeat_interleave(H // G, 1)
@@ -111,7 +131,7 @@ def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
 
     Plain PyTorch has no call for rows with different numbers of pads: rows that differ get a call each.
     """
-    q, keys, values = append(qkv, kv, step)
+    q, keys, values = append(qkv, kv, step, empty=empty)
     out, B, (T, H, D) = empty("attended", q.shape, q), len(step.spans), q.shape
     if out.is_meta:  # a rehearsal only wants to know what was asked for
         return out.flatten(1)

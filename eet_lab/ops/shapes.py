@@ -131,6 +131,7 @@ class Columns(NamedTuple):
     values: Tensor
     num_heads: int
     head_dim: int
+    block_table: Tensor | None = None
 
     def room(self, step: Step) -> tuple[Tensor, Tensor]:
         return self.keys[:, :, : step.extent], self.values[:, :, : step.extent]

@@ -66,26 +66,24 @@ class Sampling(NamedTuple):
 
 
 class KVLayer(Protocol):
-    """One layer's keys and values."""
+    """One layer's keys and values: a rectangle of columns, or pages that lie anywhere."""
 
     num_heads: int
     head_dim: int
 
+    @property
+    def block_table(self) -> Tensor | None:
+        """None: column c of row b is [b,:,c]. A table [B,blocks] int32: it is [table[b,c // page],:,c % page].
+
+        Columns that no query sees may share a page; pages of a row are its own otherwise.
+        """
+        ...
+
     def room(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Keys and values [B,G,K,D] with K = step.extent; the attention op writes the new columns."""
-        ...
+        """Keys and values, where the attention op writes the new columns and reads [0, step.extent).
 
-    def clear(self) -> None:
-        """Forget everything, for a new batch of the same shape."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of keys and values."""
-        ...
-
-    @property
-    def growth_bytes(self) -> int:
-        """Bytes of the copy that stands beside the old keys or values while the layer grows."""
+        Without a block table [B,G,K,D] with K = step.extent, with one the pool of pages [P,G,page,D].
+        """
         ...
 
 

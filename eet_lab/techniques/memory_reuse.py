@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.engine.memory import PlannedMemory
+from eet_lab.engine.paged_kv import PAGE, PagedKV
 from eet_lab.memory import PLANNERS
 from eet_lab.parts import Parts
 from eet_lab.technique import Technique, knob
@@ -34,6 +36,9 @@ class MemoryReuse(Technique):
     headline: ClassVar[bool] = True
 
     planner: str = knob("greedy_by_size", "How offsets in the arena are chosen.", choices=PLANNERS)
+    kv: str = knob("static", "How keys and values are kept: in one slab, or in pages.", choices=("static", "paged"))
+    page: int = knob(PAGE, "Columns of a page.", choices=(16, 32, 64, 128))
 
     def apply(self, parts: Parts) -> Parts:
-        return replace(parts, kv_cache=StaticKV, memory=PlannedMemory(self.planner))
+        caches: dict[str, Callable] = {"static": StaticKV, "paged": PagedKV(self.page)}
+        return replace(parts, kv_cache=caches[self.kv], memory=PlannedMemory(self.planner))

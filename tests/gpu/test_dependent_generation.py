@@ -71,7 +71,7 @@ def both(words: str) -> tuple[Parts, Parts]:
 
 def caches(engine: Engine) -> list[torch.Tensor]:
     """What every layer of every step left: keys and values of all columns."""
-    return [part.clone() for layer in engine._session.cache for part in (layer.keys, layer.values)]
+    return [part.clone() for part in (engine.cache.keys, engine.cache.values)]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

@@ -132,8 +132,8 @@ def test_a_captured_step_allocates_nothing(fp16):
 
 def test_nan_in_the_pads_changes_nothing(fp16):
     class Poisoned(StaticKV):
-        def room(self, step):
-            keys, values = super().room(step)
+        def room(self, layer, step):
+            keys, values = super().room(layer, step)
             if not torch.cuda.is_current_stream_capturing() and not keys.is_meta:
                 for row, span in enumerate(step.spans):
                     keys[row, :, : span.num_pad] = values[row, :, : span.num_pad] = float("nan")

@@ -88,8 +88,8 @@ def poisoned(model: Model) -> Shown:
 class PoisonedKV(StaticKV):
     """A KV cache that puts NaN into every pad's key and value before each decode step."""
 
-    def room(self, step: Step) -> tuple[Tensor, Tensor]:
-        keys, values = super().room(step)
+    def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
+        keys, values = super().room(layer, step)
         if len(step.ids) == len(step.spans):  # a decode step, so the prompts have been read
             for row, span in enumerate(step.spans):
                 keys[row, :, : span.num_pad] = values[row, :, : span.num_pad] = torch.nan
@@ -103,7 +103,9 @@ def attention_ms(model: Model) -> tuple[float, float]:
     step = moved(first, model.decoder.device)
     like = model.decoder.words
     qkv = torch.randn(len(step.ids), 3 * config.hidden_size, device=like.device, dtype=like.dtype)
-    kv = StaticKV(config.num_heads, config.head_dim, len(PROMPTS), step.extent, like)
+    cache = StaticKV(1, config.num_heads, config.head_dim, like)
+    cache.open([0] * len(PROMPTS), step.extent)
+    (kv,) = cache
     ops = Parts().ops.bind(fresh)
 
     def masked() -> None:

@@ -1,0 +1,113 @@
+"""A KV cache in pages, which lie anywhere. L layers, B rows, G KV heads, K columns, D head dim, P pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eet_lab.engine.kv_cache import KVCache
+from eet_lab.ops.types import Step
+
+PAGE = 16
+"""Columns of a page: what decode attention reads at a time."""
+
+HIDDEN = 0
+"""The page for all that no query sees: pads, and columns that are not reached yet. Its numbers are finite."""
+
+
+class Pages(KVCache):
+    """A pool of pages, and a table of which of them hold a row's columns: a row takes a page when it comes to it.
+
+    All layers share the table, since they have the same columns: page p of a layer is its own, but holds the same
+    tokens in each. A row grows by a page at a time, wherever one is free, so nothing is ever copied, and what is held
+    for no token is less than a page a row. Pads take no pages, and neither do columns that are never reached.
+    """
+
+    block_table: Tensor  # [B,blocks] int32
+    keys: Tensor  # [L,P,G,page,D]
+    values: Tensor
+
+    def __init__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor, page: int) -> None:
+        super().__init__(num_layers, num_heads, head_dim, like)
+        self.page = page
+        self._entries: Tensor
+        self._host_entries: Tensor
+        self._free: list[int]  # pages of no row
+        self._reached = 0  # blocks whose pages are taken
+        self.close()
+
+    def _open(self, num_rows: int, capacity: int) -> None:
+        num_blocks = -(-capacity // self.page)
+        self._hold(1 + sum(num_blocks - pad // self.page for pad in self._num_pad), num_rows * num_blocks)
+        self.keys.zero_()  # a dense mask multiplies what it hides by 0, and 0 * NaN is NaN
+        self.values.zero_()
+        self._free = list(range(self.num_pages - 1, HIDDEN, -1))  # what the batch before had is given back
+        self._reached = 0
+        self._on_host = self._host_entries[: num_rows * num_blocks].fill_(HIDDEN).view(num_rows, num_blocks)
+        self.block_table = self._entries[: num_rows * num_blocks].view(num_rows, num_blocks)
+        self.block_table.copy_(self._on_host)
+
+    def _hold(self, num_pages: int, num_entries: int) -> None:
+        """At least so many pages, and entries of the table, at the same addresses as before if there are enough."""
+        if num_pages > self.num_pages:
+            self.keys = self.values = self.like.new_empty(0)  # free first
+            shape = (2, self.num_layers, num_pages, self.num_heads, self.page, self.head_dim)
+            self.keys, self.values = self.like.new_empty(shape)
+        if num_entries > len(self._entries):
+            self._entries = self.like.new_empty(num_entries, dtype=torch.int32)
+            self._host_entries = torch.empty(num_entries, dtype=torch.int32, pin_memory=self.like.is_cuda)
+
+    def reach(self, extent: int) -> None:
+        """Take pages for columns [0, extent): a row takes one for each block of columns that is not all pads."""
+        super().reach(extent)
+        blocks = range(self._reached, -(-extent // self.page))
+        if not blocks:
+            return
+        entries = self._on_host.numpy()
+        for block in blocks:
+            for row, pad in enumerate(self._num_pad):
+                if pad < (block + 1) * self.page:
+                    entries[row, block] = self._free.pop()
+        self._reached = blocks.stop
+        # Earlier entries stay as they are, so it does not matter when the copy before this one reads them.
+        self.block_table.copy_(self._on_host, non_blocking=True)
+
+    def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
+        """The layer's pages of keys and of values [P,G,page,D]; `block_table` tells which are whose."""
+        return self.keys[layer], self.values[layer]
+
+    def close(self) -> None:
+        self.keys = self.values = self.like.new_empty(0)
+        self._entries = self.block_table = self.like.new_empty(0, dtype=torch.int32)
+        self._host_entries = self._on_host = torch.empty(0, dtype=torch.int32)
+        self._free, self._num_pad = [], ()
+
+    @property
+    def num_pages(self) -> int:
+        """Of each layer, the hidden one among them."""
+        return self.keys.shape[1] if self.keys.ndim > 1 else 0
+
+    @property
+    def num_free_pages(self) -> int:
+        return len(self._free)
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of the pages that rows have taken: those that are used, and the rest of each row's last page."""
+        return (self.num_pages - 1 - self.num_free_pages) * self.page * self.column_bytes if self.num_pages else 0
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_pages * self.page * self.column_bytes
+
+
+@dataclass(frozen=True)
+class PagedKV:
+    """A KV cache part: pages of `page` columns."""
+
+    page: int = PAGE
+
+    def __call__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor) -> Pages:
+        return Pages(num_layers, num_heads, head_dim, like, self.page)
