@@ -50,7 +50,7 @@ class Desk:
         self.aside = Aside()
         self._build(folder)
         self.worker = Worker()
-        self.device = Device(self.live, self.worker.feed.planned_bytes)
+        self.device = Device(self.live, self.worker.feed.probes)
         self.runs = Runs(self.live, self.device)
         self.device.watch(state.device)
 
@@ -197,6 +197,7 @@ class Desk:
         """The new model; None: it could not be loaded, and the one before stays."""
         if model is not None:
             self.model = model
+            self.worker.feed.loaded_bytes = model.decoder.weight_bytes
             self._encoding.forget()
             self.loading.succeeded()
         elif self.loading.back():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ IDLE_LOOKS = 5
 
 
 class Device:
-    """Owns the sampler thread; only the ui thread calls it. `planned_bytes` must be safe on any thread."""
+    """Owns the sampler thread; only the ui thread calls it. `probes` must be safe on any thread."""
 
-    def __init__(self, live: Live, planned_bytes: Callable[[], float]) -> None:
-        self._live, self._planned_bytes = live, planned_bytes
+    def __init__(self, live: Live, probes: Mapping[str, Callable[[], float]]) -> None:
+        self._live, self._probes = live, probes
         self._sampler: Sampler | None = None
         self._kind = "cpu"
         self._seen, self._looks, self._start = 0, 0, 0.0
@@ -30,7 +30,7 @@ class Device:
         """Sample "cpu" or "cuda" from now on, in empty charts."""
         self.close()
         self._kind = kind
-        probes = {"planned_bytes": self._planned_bytes}
+        probes = dict(self._probes)
         if kind == "cuda":
             probes["torch_allocated_bytes"] = lambda: float(torch.cuda.memory_allocated())
             probes["torch_reserved_bytes"] = lambda: float(torch.cuda.memory_reserved())

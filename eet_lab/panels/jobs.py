@@ -192,7 +192,7 @@ def _play(
     ends, steps = list(accumulate(m.step_ms)), tokens_by_step(m, prompt_lengths)
     for index, (t_ms, step_ms, tokens) in enumerate(zip(ends, m.step_ms, steps, strict=True)):
         while source and due is not None and due * 1e3 <= t_ms:
-            feed.sample(sampled_s + due, source.read())
+            feed.sample(sampled_s + due, {"weights_bytes": m.memory.get("weights", 0), **source.read()})
             due = next(times, None)
         if cancel.wait(max(0.0, start + t_ms / 1e3 / speed - time.perf_counter())):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ipywidgets as W
@@ -10,6 +11,7 @@ import ipywidgets as W
 from eet_lab.monitor import Sample
 from eet_lab.panels import theme
 from eet_lab.panels.jobs import NAMES
+from eet_lab.panels.memory_bar import bar, held_now
 from eet_lab.panels.strip_chart import Point, StripChart
 from eet_lab.panels.token_stream import TokenStream
 
@@ -19,7 +21,7 @@ WINDOW_S = 60.0
 Line = tuple[str, str, str, float]
 """(metric, name, unit, factor from the metric's unit)"""
 
-PLAN: Line = ("planned_bytes", "arena plan + KV", "MiB", 1 / MiB)
+PLAN: Line = ("plan_bytes", "plan: weights + KV + arena", "MiB", 1 / MiB)
 
 GPU_MEMORY: list[Line] = [
     PLAN,
@@ -33,7 +35,7 @@ CPU_LOAD: list[Line] = [("process_cpu_percent", "this process's CPU", "%", 1)]
 
 
 class Live:
-    """Three strip charts and the streamed text. Only the ui thread calls it."""
+    """Three strip charts, memory as a bar of its parts, and the streamed text. Only the ui thread calls it."""
 
     def __init__(self) -> None:
         colors = theme.BASELINE, theme.SELECTION
@@ -42,18 +44,21 @@ class Live:
         self.memory = StripChart(unit="MiB", scale="log", window=WINDOW_S)
         self.load = StripChart(unit="%", window=WINDOW_S)
         self.stream = TokenStream()
+        self.held = W.HTML()
+        self._values: dict[str, float] = {}
         self._lines: dict[int, list[Line]] = {}
         self.charts = (self.latency, self.memory, self.load)
         for chart in self.charts:
             chart.add_class("eet-panel")
         grid = W.Box(list(self.charts), layout={"display": "grid"}).add_class("eet-charts")
-        self.box = W.VBox([W.HTML('<div class="eet-section">Live</div>'), grid, self.stream])
+        self.box = W.VBox([W.HTML('<div class="eet-section">Live</div>'), grid, self.held, self.stream])
 
     def watch(self, gpu: bool, where: str, counters: bool = True) -> None:
         """Say what the charts show: of a GPU, or of this process; `where` it is, if it is not here.
 
         `counters`: the GPU's own (NVML) can be read.
         """
+        self._values = {}
         if gpu:
             self._set(self.memory, _titled("GPU memory", where), GPU_MEMORY)
         else:
@@ -89,13 +94,17 @@ class Live:
 
     def push_samples(self, samples: Sequence[Sample], start: float) -> None:
         """What was sampled; `start` is the moment that the charts call 0."""
+        whole = [replace(sample, values=_with_plan(sample.values)) for sample in samples]
         for chart in (self.memory, self.load):
-            chart.push(self._points(chart, samples, start))
+            chart.push(self._points(chart, whole, start))
+        for sample in samples:
+            self._values |= sample.values
 
     def snapshot(self) -> None:
         """For a page that is reloaded, or opened a second time."""
         for part in (*self.charts, self.stream):
             part.snapshot_now()
+        self.held.value = bar(held_now(self._values)) if self._values else ""
 
     def _points(self, chart: StripChart, samples: Sequence[Sample], start: float) -> list[Point]:
         lines = list(enumerate(self._lines.get(id(chart), [])))
@@ -114,6 +123,12 @@ class Live:
             {"name": name, "color": theme.SERIES[i], "unit": unit, **({"dash": [5, 3]} if metric == PLAN[0] else {})}
             for i, (metric, name, unit, _) in enumerate(lines)
         ]
+
+
+def _with_plan(values: dict[str, float]) -> dict[str, float]:
+    """With the sum of what is planned, where any of it is known."""
+    planned = [values[name] for name in ("weights_bytes", "planned_bytes") if name in values]
+    return {**values, PLAN[0]: sum(planned)} if planned else values
 
 
 def _titled(title: str, where: str) -> str:

@@ -8,20 +8,44 @@ from dataclasses import dataclass
 import torch
 
 from eet_lab.engine.engine import Engine
+from eet_lab.engine.kv_cache import KVCache
 from eet_lab.memory import Plan
 from eet_lab.words import counted, sized
 
 
 @dataclass(frozen=True)
+class KVUse:
+    """A KV cache at the end of a run: bytes held, those of them that stand for a token, and those copied on the way."""
+
+    kind: str
+    held_bytes: int
+    used_bytes: int
+    copied_bytes: int
+    growth_bytes: int
+
+    @property
+    def wasted_bytes(self) -> int:
+        return self.held_bytes - self.used_bytes
+
+    @classmethod
+    def of(cls, cache: KVCache) -> KVUse:
+        kind = type(cache).__name__.removesuffix("KV").lower()
+        return cls(kind, cache.num_bytes, cache.used_bytes, cache.copied_bytes, cache.growth_bytes)
+
+
+@dataclass(frozen=True)
 class RunMemory:
-    """One run. `plans` go by pass; `device_calls` are torch's allocations and frees on the GPU, None on a CPU."""
+    """One run. `plans` go by pass, and hold only where there is an arena (`planned`); else they are what one would do.
+
+    `device_calls` are torch's allocations and frees on the GPU in the run, None on a CPU.
+    """
 
     recipe: str
     plans: Mapping[str, Plan]
+    planned: bool
     weights_bytes: int
     activation_bytes: int
-    kv_bytes: int
-    kv_growth_bytes: int
+    kv: KVUse
     device_calls: tuple[int, int] | None
 
     @classmethod
@@ -31,37 +55,37 @@ class RunMemory:
         if since is not None and engine.model.device.type == "cuda":
             allocations, frees = device_calls()
             calls = allocations - since[0], frees - since[1]
-        return cls(
-            recipe,
-            engine.plans(),
-            engine.model.weight_bytes,
-            engine.activation_bytes,
-            engine.kv_bytes,
-            engine.kv_growth_bytes,
-            calls,
-        )
+        planned, weights = bool(engine.memory.generation), engine.model.weight_bytes
+        kv = KVUse.of(engine.cache)
+        return cls(recipe, engine.plans(), planned, weights, engine.activation_bytes, kv, calls)
 
     @property
     def story(self) -> str:
         """What the picture of its plans is a picture of."""
+        whose = "" if self.planned else "it asks for fresh tensors, and has no arena: this is what a planner would do. "
         return (
-            f"{self.recipe}: each rectangle is a tensor, from the request that made it to the one that used it last. "
-            "What lies side by side at one height shares bytes; hover to see what it is."
+            f"{self.recipe or 'baseline'}: {whose}Each rectangle is a tensor, from the request that made it to the one "
+            "that used it last; hover to see what it is. What follows at the same height shares its bytes."
         )
 
     def facts(self) -> dict[str, str]:
         """A table's rows."""
+        kv = self.kv
+        share = f" ({kv.wasted_bytes / kv.held_bytes:.0%})" if kv.held_bytes else ""
         found = {
             "weights": sized(self.weights_bytes),
             "activations": sized(self.activation_bytes),
-            "KV cache held": sized(self.kv_bytes),
-            "its largest copy while it grows": sized(self.kv_growth_bytes) if self.kv_growth_bytes else "none",
+            "KV cache": kv.kind,
+            "held at the end": sized(kv.held_bytes),
+            "of it used": sized(kv.used_bytes),
+            "held for no token": f"{sized(kv.wasted_bytes)}{share}",
+            "copied to make room, in the whole run": sized(kv.copied_bytes),
+            "beside it while it grows": sized(kv.growth_bytes),
         }
         if self.device_calls is not None:
             allocations, frees = self.device_calls
-            found["driver calls of torch in the run"] = (
-                f"{counted(allocations, 'allocation')}, {counted(frees, 'free')}"
-            )
+            calls = f"{counted(allocations, 'allocation')}, {counted(frees, 'free')}"
+            found["torch's calls to the driver"] = calls
         return found
 
 

@@ -92,6 +92,7 @@ class Feed:
     def __init__(self, events: SimpleQueue[Any]) -> None:
         self._events = events
         self._engine: Engine | None = None
+        self._weights_bytes = self.loaded_bytes = 0
 
     def progress(self, done: int, total: int, text: str = "") -> None:
         self._events.put(Progress(done, total, text))
@@ -110,7 +111,16 @@ class Feed:
 
     def engine(self, engine: Engine | None) -> None:
         """The engine that runs now; None after it has been closed."""
-        self._engine = engine
+        self._engine, self._weights_bytes = engine, engine.model.weight_bytes if engine else 0
+
+    @property
+    def probes(self) -> dict[str, Callable[[], float]]:
+        """For the sampler: what is planned of the memory that it sees."""
+        return {"planned_bytes": self.planned_bytes, "weights_bytes": self.weights_bytes}
+
+    def weights_bytes(self) -> float:
+        """Bytes of the engine's weights; between runs those of the model that is loaded."""
+        return float(self._weights_bytes or self.loaded_bytes)
 
     def planned_bytes(self) -> float:
         """Bytes of the arena and the KV cache of the engine that runs now. Cheap, and safe on any thread.

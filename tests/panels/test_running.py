@@ -302,7 +302,7 @@ def test_on_a_gpu_memory_is_three_kinds_of_lines_that_may_stop(
     bench.desk.device.watch("cuda")
     live = bench.desk.live
     assert [s["name"] for s in live.memory.series] == [
-        "arena plan + KV",
+        "plan: weights + KV + arena",
         "torch allocated",
         "torch reserved",
         "NVML used",
