@@ -10,7 +10,7 @@
 PYTHON ?=
 ARGS ?=
 BIN := .venv/bin
-SETUP = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/setup_env.py
+SETUP = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/setup_env.py --extra optimal
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'

@@ -56,6 +56,8 @@ class ChunkedPool:
         inside = {chunk: Occupancy() for chunk in self._searched()}
         for i in sorted(range(len(lifetimes)), key=lambda i: -lifetimes[i].num_bytes):
             life = lifetimes[i]
+            if not life.num_bytes:
+                break
             chunk, offset = next(
                 ((chunk, offset) for chunk, taken in inside.items() if (offset := _best_gap(chunk, taken, life)) >= 0),
                 (None, 0),

@@ -62,8 +62,9 @@ class Plan:
 
     @cached_property
     def end(self) -> int:
-        """The address behind the highest lifetime."""
-        return max((o + life.num_bytes for o, life in zip(self.offsets, self.lifetimes, strict=True)), default=0)
+        """The address behind the highest lifetime that has any bytes."""
+        placed = zip(self.offsets, self.lifetimes, strict=True)
+        return max((offset + life.num_bytes for offset, life in placed if life.num_bytes), default=0)
 
     @cached_property
     def footprint_bytes(self) -> int:

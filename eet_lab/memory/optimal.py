@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from math import gcd
 from typing import NamedTuple
 
 from eet_lab.errors import SetupError
@@ -21,44 +21,55 @@ class Solution(NamedTuple):
 
 
 def optimal(lifetimes: Sequence[Lifetime]) -> Plan:
-    """The smallest arena that can be found in two seconds; never larger than that of `greedy_by_size`."""
+    """The smallest arena that can be found in two seconds; never larger than that of `greedy_by_size`.
+
+    SetupError where the solver is not installed, unless `greedy_by_size` reaches the lower bound.
+    """
     return solve(lifetimes).plan
 
 
 def solve(lifetimes: Sequence[Lifetime], time_limit_s: float = TIME_LIMIT_S) -> Solution:
-    """Pack rectangles (lifetime x bytes) into a strip as low as possible, with the constraint solver CP-SAT.
+    """The smallest arena that can be found in `time_limit_s` seconds, and whether there is none smaller.
 
-    It starts from `greedy_by_size`, and is not asked where that reaches the lower bound already.
+    The lifetimes are rectangles, requests by bytes, that may be moved up and down; the constraint solver CP-SAT packs
+    them as low as it can. It starts from `greedy_by_size`, and is not asked where that reaches the lower bound already.
     """
     start = greedy_by_size(lifetimes)
     if start.end == start.lower_bound_bytes:
         return Solution(start, True)
+    found, proven = _packed(start, time_limit_s)
+    return Solution(found if found.end < start.end else start, proven)
+
+
+def _packed(start: Plan, time_limit_s: float) -> Solution:
+    """What the solver makes of a plan."""
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise SetupError(
-            'the planner "optimal" needs the package ortools, which is not installed. Install the extra: '
+            'the planner "optimal" needs the package ortools, which is not installed. Type: '
             "pip install 'eet-lab[optimal]'"
         ) from error
-    unit = math.gcd(*(life.num_bytes for life in lifetimes))
+    unit = gcd(*(life.num_bytes for life in start.lifetimes))  # small numbers are quicker
+    highest = start.end // unit
     model = cp_model.CpModel()
-    height = model.new_int_var(start.lower_bound_bytes // unit, start.end // unit, "height")
-    model.add_hint(height, start.end // unit)
-    spans, bytes_, bottoms = [], [], []
-    for life, offset in zip(lifetimes, start.offsets, strict=True):
+    top = model.new_int_var(start.lower_bound_bytes // unit, highest, "top")
+    requests, ranges, bottoms = [], [], []
+    for life, offset in zip(start.lifetimes, start.offsets, strict=True):
         size = life.num_bytes // unit
-        bottom = model.new_int_var(0, start.end // unit - size, "")
+        bottom = model.new_int_var(0, highest - size, "")
         model.add_hint(bottom, offset // unit)
-        model.add(bottom + size <= height)
-        spans.append(model.new_fixed_size_interval_var(life.first, life.last + 1 - life.first, ""))
-        bytes_.append(model.new_fixed_size_interval_var(bottom, size, ""))
+        model.add(bottom + size <= top)
         bottoms.append(bottom)
-    model.add_no_overlap_2d(spans, bytes_)
-    model.minimize(height)
+        if size:
+            requests.append(model.new_fixed_size_interval_var(life.first, life.last + 1 - life.first, ""))
+            ranges.append(model.new_fixed_size_interval_var(bottom, size, ""))
+    model.add_no_overlap_2d(requests, ranges)
+    model.minimize(top)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
     status = solver.solve(model)
-    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):  # not even the hint was read in time
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):  # the time was too short even for the start
         return Solution(start, False)
     offsets = tuple(solver.value(bottom) * unit for bottom in bottoms)
-    return Solution(Plan(tuple(lifetimes), offsets), status == cp_model.OPTIMAL)
+    return Solution(Plan(start.lifetimes, offsets), status == cp_model.OPTIMAL)
