@@ -104,6 +104,7 @@ template <typename T, int kDim, bool kExact>
 __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWarps)
     decode_kernel(const DecodeArgs<T> a) {
   extern __shared__ float4 shared[];
+  eet::let_next_begin();
   __shared__ float2 stats[kMaxWarps][kHeads];
   __shared__ uint64_t counter;
   const int b = blockIdx.z, kv = blockIdx.y, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
@@ -135,7 +136,6 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   const T *key_from = new_key + w.input(0), *value_from = new_value + w.channel(0);
   asm volatile("" ::"l"(query + w.input(0)), "l"(key_from), "l"(value_from));
   eet::wait_for_previous();
-  eet::let_next_begin();
   w.load_query(query);
   if (kAhead<kDim>) w.load_newest(new_key, new_value);
   const T* mask = a.mask ? a.mask + int64_t(b) * a.K : nullptr;
@@ -187,16 +187,19 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   if (cluster > 1) merge.receive(out);
 }
 
-// A tile for every warp while there is room for so many: first more blocks a row and head, for they share no
-// multiprocessor, then more warps a block.
+// A tile for every warp while there is room for so many: first a block for each multiprocessor, then more warps a block,
+// then more blocks, as many as begin while a linear layer still has half of the multiprocessors' registers (LOG).
 template <int kDim>
 void split(int tiles, int jobs, int& warps, int& cluster) {
   const bool clusters = eet::device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
-  const int room = eet::device_attribute(cudaDevAttrMultiProcessorCount) * kResidentWarps<kDim>;
+  const int processors = eet::device_attribute(cudaDevAttrMultiProcessorCount);
   warps = 4, cluster = 1;
-  const auto grows = [&] { return warps * cluster < tiles && 2 * warps * cluster * jobs <= room; };
-  while (clusters && cluster < kMaxCluster && grows()) cluster *= 2;
-  if (grows()) warps = kMaxWarps;
+  const auto grows = [&](int each) {  // to at most so many warps a multiprocessor
+    return warps * cluster < tiles && 2 * warps * cluster * jobs <= each * processors;
+  };
+  while (clusters && cluster < kMaxCluster && grows(4)) cluster *= 2;
+  if (grows(kResidentWarps<kDim>)) warps = kMaxWarps;
+  while (clusters && cluster < kMaxCluster && grows(8)) cluster *= 2;
 }
 
 template <typename T, int kDim, bool kExact>

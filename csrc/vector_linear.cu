@@ -1,5 +1,7 @@
 // Linear layers of one or two tokens, in 16 bits: weights stream through shared memory, once. T tokens, N outputs,
 // K inputs.
+#include <climits>
+
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/linear.cuh"
@@ -7,7 +9,7 @@
 
 namespace {
 
-constexpr int kTile = 8;                                    // outputs of a stage
+constexpr int kMostRows = 8, kLeastRows = 5;                // outputs of a stage: a tile
 constexpr int kTeams = 4, kTeamWarps = 4;                   // teams take stages in turn, and split a stage's inputs
 constexpr int kLogWarps = 4, kWarps = kTeams * kTeamWarps;  // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
@@ -21,10 +23,10 @@ struct VectorArgs : eet::LinearArgs<T, T> {
   using eet::LinearArgs<T, T>::LinearArgs;
   int stride;                 // of a token in shared memory
   int steps, stage_inputs;    // stages that share the inputs of a tile; inputs of one
-  int stage_stride;           // bytes between a stage's outputs
+  int tile, stage_stride;     // outputs of a stage; bytes between them
   int num_stages, num_tiles;  // in the ring; tiles between two reductions
 
-  __host__ __device__ int sums() const { return kTile * kTeamWarps * this->num_tokens; }  // that a stage leaves
+  __host__ __device__ int sums() const { return kMostRows * kTeamWarps * this->num_tokens; }  // that a stage leaves
 };
 
 // A warp's part of out^T[8 outputs, tokens]: of a stage's chunks every fourth.
@@ -55,7 +57,7 @@ struct Product {
     }
   }
 
-  __device__ void store(float* partial, int num_tokens) {  // [kTile][tokens][kTeamWarps]
+  __device__ void store(float* partial, int num_tokens) {  // [kMostRows][tokens][kTeamWarps]
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     if (t) return;
 #pragma unroll
@@ -69,8 +71,8 @@ struct Product {
 // Why      a decode step reads every weight once for one token: the time is the bytes over the bandwidth, and what
 //          passes between the wait for the kernel ahead and the last store
 // Mapping  a block a multiprocessor, each with an equal share of the outputs; one warp keeps a ring of stages filled,
-//          from before the kernel ahead has ended; a stage is 8 outputs and belongs to a team of 4 warps, so that a warp
-//          meets a barrier once for a quarter of a stage; the sums of all stages meet in shared memory
+//          from before the kernel ahead has ended; a stage is 5 to 8 outputs and belongs to a team of 4 warps, so that
+//          a warp meets a barrier once for a quarter of a stage; the sums of all stages meet in shared memory
 // Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB on their way a multiprocessor
 // Needs    K a multiple of 8, T <= 2, T*K activations and 2*K of a norm in shared memory
 // Numerics tensor cores; fp32 sums; norm, bias, activation, residual in fp32, rounded once
@@ -84,7 +86,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   T* rows = reinterpret_cast<T*>(partial + a.num_tiles * a.steps * a.sums());
   T* norms = rows + a.num_tokens * a.stride;
   char* stages = reinterpret_cast<char*>(norms + (a.norm.weight ? 2 * a.K : 0));
-  const int stage_bytes = kTile * a.stage_stride;
+  const int stage_bytes = a.tile * a.stage_stride;
   const eet::Ring ring{stages, reinterpret_cast<uint64_t*>(stages + a.num_stages * stage_bytes), a.num_stages,
                        stage_bytes};
   const int warp = threadIdx.x / 32;
@@ -93,13 +95,14 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   if (threadIdx.x == kReaders) ring.init(kTeamWarps);
   __syncthreads();
   if (warp == kWarps) {
-    eet::stream_weights(ring, a, share, kTile, a.stage_inputs, a.stage_stride);
+    eet::stream_weights(ring, a, share, a.tile, a.stage_inputs, a.stage_stride);
     return;
   }
   // The thread's output, and what is added to it: on its way before it is needed.
   const int group = kReaders / a.num_tokens, token = threadIdx.x / group, output = threadIdx.x % group;
   eet::Outputs<T, T> outputs(a, token, share);
   outputs.request_bias(share.begin + output);
+  const int its_tile = output / a.tile, its_sums = ((output - its_tile * a.tile) * a.num_tokens + token) * kTeamWarps;
   eet::RowStager<kWarps, T, kMostTokens, true> stager(a.num_tokens, kLogWarps + 1 - a.num_tokens, a.K, a.stride, a.norm,
                                                       norms);
   stager.request_norm();
@@ -111,11 +114,11 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   };
   settle();
   eet::wait_for_previous();
-  outputs.request_residual(share.begin + output);
   stager.stage(rows, a.x, a.at);
   eet::barrier(1, kReaders);
+  outputs.request_residual(share.begin + output);
 
-  const int g = threadIdx.x % 32 / 4, batch = a.num_tiles * kTile;
+  const int g = threadIdx.x % 32 / 4, batch = a.num_tiles * a.tile;
   // Past the last token the last, again; such sums are never read.
   const uint32_t x = eet::shared_address(rows + min(g, a.num_tokens - 1) * a.stride);
   const uint32_t ring_at = eet::shared_address(stages);
@@ -123,8 +126,8 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   for (int first = share.begin, base = 0; first < share.end; first += batch, base += a.num_tiles) {
     const int last = min(first + batch, share.end);
 #pragma unroll 1
-    while (share.begin + tile * kTile < last) {
-      const int from = step * a.stage_inputs, num_rows = min(kTile, share.end - share.begin - tile * kTile);
+    while (share.begin + tile * a.tile < last) {
+      const int from = step * a.stage_inputs, num_rows = min(a.tile, share.end - share.begin - tile * a.tile);
       Product<T> part;
       eet::barrier_wait(ring.filled(place), place.parity);
       part.add(ring_at + place.stage * stage_bytes + min(g, num_rows - 1) * a.stage_stride, x + from * int(sizeof(T)),
@@ -139,8 +142,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
     eet::barrier(1, kReaders);
     const int n = first + output;
     if (outputs.has(n) && n < last) {
-      const float* from = partial + output / kTile * a.steps * a.sums() +
-                          (output % kTile * a.num_tokens + token) * kTeamWarps;
+      const float* from = partial + its_tile * a.steps * a.sums() + its_sums;
       float sum = 0;
       for (int i = 0; i < a.steps; ++i, from += a.sums()) {
         const float4 part = *reinterpret_cast<const float4*>(from);
@@ -156,31 +158,36 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   if (a.best) eet::leave_best(outputs.best, a.best, a.num_tokens, group, kReaders, scratch);
 }
 
-// Cuts the stages, and says how many bytes of at most `room` all takes; 0: it does not fit.
+// Cuts the stages so that they bring most bytes on their way, and says how many of `room` bytes all takes; 0: it does
+// not fit.
 template <typename T>
 int cut(VectorArgs<T>& a, int room, int least_copy) {
-  const int row_bytes = a.K * int(sizeof(T)), tiles = eet::ceil_div(a.most_outputs(), kTile);
-  for (a.steps = eet::ceil_div(row_bytes, 4096);; ++a.steps) {
-    a.stage_inputs = eet::ceil_div(eet::ceil_div(a.K, a.steps), kChunk) * kChunk;
-    if (a.steps > 1 && a.stage_inputs * int(sizeof(T)) < least_copy) return 0;
-    a.stage_stride = eet::odd_stride(a.stage_inputs * sizeof(T));
-    const int sums_bytes = a.steps * a.sums() * int(sizeof(float));
-    a.num_tiles = max(1, min(min(kReaders / a.num_tokens / kTile, tiles), kMostPartials / sums_bytes));
-    const int others = a.num_tiles * sums_bytes + a.num_tokens * a.stride * int(sizeof(T)) +
-                       (a.norm.weight ? 2 * row_bytes : 0);
-    const int stage = eet::Ring::bytes(1, kTile * a.stage_stride), fitting = (room - others) / stage;
-    const int needed = tiles * a.steps;
-    a.num_stages = fitting >= needed ? needed : fitting / kTeams * kTeams;  // a place in the ring belongs to one team
-    if (a.num_stages > 0) return others + a.num_stages * stage;
+  int best_bytes = 0, best_ahead = 0;
+  const int x_bytes = (a.num_tokens * a.stride + (a.norm.weight ? 2 * a.K : 0)) * int(sizeof(T));
+  VectorArgs<T> c = a;
+  for (c.tile = kMostRows; c.tile >= kLeastRows; --c.tile) {
+    const int tiles = eet::ceil_div(c.most_outputs(), c.tile);
+    for (c.steps = eet::ceil_div(c.K * int(sizeof(T)), 4096);; ++c.steps) {
+      c.stage_inputs = eet::ceil_div(eet::ceil_div(c.K, c.steps), kChunk) * kChunk;
+      const int row_bytes = c.stage_inputs * int(sizeof(T)), sums_bytes = c.steps * c.sums() * int(sizeof(float));
+      if (c.steps > 1 && row_bytes < least_copy) break;
+      c.stage_stride = eet::odd_stride(row_bytes);
+      c.num_tiles = max(1, min(min(kReaders / c.num_tokens / c.tile, tiles), kMostPartials / sums_bytes));
+      const int others = c.num_tiles * sums_bytes + x_bytes, stage = eet::Ring::bytes(1, c.tile * c.stage_stride);
+      const int needed = tiles * c.steps, fitting = room > others ? (room - others) / stage : 0;
+      c.num_stages = fitting >= needed ? needed : fitting / kTeams * kTeams;  // a place in the ring belongs to one team
+      const int ahead = fitting >= needed ? INT_MAX : c.num_stages * c.tile * row_bytes;
+      if (ahead > best_ahead) a = c, best_ahead = ahead, best_bytes = others + c.num_stages * stage;
+    }
   }
+  return best_bytes;
 }
 
 template <typename T>
 cudaError_t launch_vector_linear(VectorArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
   a.stride = eet::odd_stride(a.K * sizeof(T)) / sizeof(T);
-  // As much as lets two kernels share a multiprocessor, so that this one's weights arrive while the one ahead still
-  // works; else all of it.
-  int bytes = cut(a, eet::half_shared(), kLeastCopy);
+  const int paired = eet::paired_shared(a.residual);
+  int bytes = cut(a, paired, kLeastCopy) ? paired : 0;
   if (!bytes) bytes = cut(a, eet::whole_shared(), kLeastCopy);
   if (!bytes) bytes = cut(a, eet::whole_shared(), 128);
   if (!bytes) return cudaErrorInvalidValue;

@@ -11,7 +11,8 @@
 // What is read ahead of the wait was written by attention (columns of the cache) and `advance` (the state's column) of
 // an earlier step. Between those and the reader stands a kernel that lets the next begin only after its own wait, or is
 // launched without the attribute: whichever embeds the new tokens. What begins after it finds earlier steps complete.
-// So a kernel may let the next begin before its wait only if it is not a step's first, as the linear ones do.
+// So a kernel may let the next begin before its wait only if it is not a step's first, as the linear ones and decode
+// attention do.
 #pragma once
 
 namespace eet {

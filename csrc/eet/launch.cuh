@@ -76,6 +76,10 @@ cudaError_t launch(void (*kernel)(Parameters...), const Launch& how, const Argum
     attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
   }
   if (how.dependent) {
+    // Two kernels that divide a multiprocessor's memory into L1 and shared in different ways cannot be there together.
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    if (error) return error;
     cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;

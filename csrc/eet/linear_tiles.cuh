@@ -46,10 +46,11 @@ int plan_tiles(TileArgs<T, W>& a, int stride, int chunk) {
   const int stage = Ring::bytes(1, a.stage_bytes());
   const int needed = ceil_div(a.most_outputs(), kTile) * ceil_div(a.K, a.stage_inputs);
   const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, kWarps) * int(sizeof(float));
-  // As much as leaves room for another kernel, so that this one's weights arrive while the one ahead still works.
-  const bool fits_half = others + min(needed, 2) * stage <= half_shared();
-  a.num_stages = min(((fits_half ? half_shared() : whole_shared()) - others) / stage, needed);
-  return a.num_stages < 1 ? 0 : others + a.num_stages * stage;
+  const int paired = paired_shared(a.residual);
+  const bool is_paired = others + min(needed, 2) * stage <= paired;
+  a.num_stages = min(((is_paired ? paired : whole_shared()) - others) / stage, needed);
+  if (a.num_stages < 1) return 0;
+  return is_paired ? paired : others + a.num_stages * stage;
 }
 
 // What a block has in shared memory: activations, then what warps leave of their sums, then the ring.
