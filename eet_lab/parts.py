@@ -27,13 +27,22 @@ class Ops:
 
     def bind(self, empty: Empty) -> Ops:
         """The same ops with `empty` filled in."""
-        return Ops(**{f.name: partial(getattr(self, f.name), empty=empty) for f in fields(self)})
+        return self.bind_each(lambda name: empty)
+
+    def bind_each(self, empty_of: Callable[[str], Empty]) -> Ops:
+        """The same ops, each with an `empty` of its own; `empty_of` is told the op's name."""
+        return Ops(**{f.name: partial(getattr(self, f.name), empty=empty_of(f.name)) for f in fields(self)})
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """The CUDA sources that these ops need built, in order and without repetition."""
         needed = (name for f in fields(self) for name in getattr(getattr(self, f.name), "kernels", ()))
         return tuple(dict.fromkeys(needed))
+
+    @property
+    def read_spans(self) -> bool:
+        """Whether an op reads a step's `spans`: captured, it serves the same pads alone."""
+        return any(getattr(getattr(self, f.name), "reads_spans", False) for f in fields(self))
 
 
 @dataclass(frozen=True)

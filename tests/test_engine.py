@@ -322,12 +322,12 @@ def test_out_of_memory_names_the_buffer_and_frees_the_rest(tiny):
     engine = Engine(tiny.decoder, Recipe.parse("all").parts)
     original = engine.memory.empty
 
-    def full(name, shape, like, dtype=None):
+    def full(name, shape, like, dtype=None, *, op):
         if name == "activated" and not like.is_meta:
             raise torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 1 GiB."
             )
-        return original(name, shape, like, dtype)
+        return original(name, shape, like, dtype, op=op)
 
     engine.memory.empty = full
     with pytest.raises(OutOfMemory, match="activated.*3.00 GiB"):

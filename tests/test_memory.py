@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.memory import PlannedMemory
-from eet_lab.engine.session import rehearsals
+from eet_lab.engine.arena import PlannedMemory
+from eet_lab.engine.rehearse import rehearsals
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.trace import Rehearsal, Trace
 from eet_lab.memory import PLANNERS, Lifetime, live_bytes
@@ -72,13 +72,17 @@ def test_a_trace_sees_births_and_deaths():
 
 def test_an_arena_refuses_what_was_not_rehearsed():
     arena, like = PlannedMemory()(), torch.zeros(1)
-    arena.plan({"pass": Rehearsal(("k",), lambda: arena.empty("a", (4,), like.to("meta")))}, like)
+    arena.plan({"pass": Rehearsal(("k",), lambda trace: trace.empty("a", (4,), like.to("meta")))}, like)
     arena.enter("pass")
     with pytest.raises(RuntimeError, match="'?b'? .*rehearsed as a"):
         arena.empty("b", (4,), like)
+    arena.enter("pass")
     with pytest.raises(RuntimeError, match="rehearsed as a with 256"):
         arena.empty("a", (400,), like)
+    arena.enter("pass")
     assert arena.empty("a", (2, 2), like).shape == (2, 2)
+    with pytest.raises(RuntimeError, match="b is request 1 of this pass, which was rehearsed with fewer"):
+        arena.empty("b", (1,), like)
 
 
 def test_layers_share_the_arena(tiny):
@@ -154,7 +158,7 @@ def test_who_watches_the_baseline_does_not_rehearse_it(tiny, monkeypatch):
 
     def watch(event):
         if not seen:
-            monkeypatch.setattr(engine.memory, "_traced", lambda rehearsal: pytest.fail("rehearsed while running"))
+            monkeypatch.setattr(Trace, "empty", lambda *args: pytest.fail("rehearsed while running"))
         seen.append(engine.activation_bytes)
 
     engine.generate([[1, 2, 3], [4]], Settings(4), on_step=watch)

@@ -81,7 +81,8 @@ def test_prefill_needs_less_memory_and_decode_the_same(tiny):
         engine.generate(numbered([1, 30, 2]), Settings(4))
         plans[words] = engine.plans()
     assert plans[PACKED]["prefill"].footprint_bytes < 0.5 * plans[PADDED]["prefill"].footprint_bytes
-    assert plans[PACKED]["decode"] == plans[PADDED]["decode"]
+    assert plans[PACKED]["decode"].lifetimes == plans[PADDED]["decode"].lifetimes
+    assert plans[PACKED]["decode"].offsets == plans[PADDED]["decode"].offsets
 
 
 def test_a_session_serves_prompts_of_the_same_lengths_only(tiny):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.session import rehearsals
+from eet_lab.engine.rehearse import rehearsals
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import KernelError, RecipeError
 from eet_lab.ops import cuda, reference

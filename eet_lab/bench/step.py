@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.prompts import decode_step
-from eet_lab.engine.session import moved
+from eet_lab.engine.rehearse import moved
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder

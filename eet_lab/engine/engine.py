@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.generation import Generation, StepEvent, Transcript
+from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.kv_cache import KVCache
-from eet_lab.engine.session import Session, moved, rehearsals, session_key
+from eet_lab.engine.rehearse import are_alike, rehearsals
+from eet_lab.engine.session import Session, session_key
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.engine.stream import open_stream
 from eet_lab.errors import Cancelled
-from eet_lab.memory import Plan
+from eet_lab.memory import Lifetime, Plan
 from eet_lab.models.decoder import Decoder, mapped
 from eet_lab.ops import native
 from eet_lab.ops.oom import memory_for
@@ -37,8 +39,10 @@ class Engine:
         self.model = model
         self.memory = self.parts.memory()
         self.cache = self._new_cache(model.words)
-        self.ops = self.parts.ops.bind(self._empty)
-        self.mask = partial(self.parts.mask, empty=self._empty)
+        self.inbox = Inbox(model.device)
+        self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
+        self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
+        self._reserved = 0, 0
         self._session: Session | None = None
         self._cancel: Cancel | None = None
         self._asking = ""
@@ -90,7 +94,7 @@ class Engine:
             for row, (end, tokens) in enumerate(zip(ends, forced, strict=True)):
                 state.tokens[row, end : end + len(tokens)] = torch.tensor(tokens)
             state.end.add_(settings.max_new_tokens)
-        session = self._opened(moved(state, self.model.device), moved(first, self.model.device), settings)
+        session = self._opened(state, first, settings)
         stop = settings.stop if forced is None else ()
         transcript = Transcript(ends, width, settings.max_new_tokens, capacity - width, stop)
         setup_ms = (time.perf_counter() - began) * 1e3
@@ -119,19 +123,21 @@ class Engine:
         return transcript.result(setup_ms)
 
     def _opened(self, state: State, first: Step, settings: Settings) -> Session:
-        """A session for this batch: the last one if it fits, else a new one."""
-        sampling = settings.sampling(self.model.device)
-        key = session_key(self, state, first, sampling)
+        """A session for this batch, which is on the host: the last one if it fits, else a new one."""
+        sampling, (num_rows, capacity) = settings.sampling(torch.device("cpu")), state.tokens.shape
+        if num_rows <= self._reserved[0] and capacity <= self._reserved[1]:
+            capacity = self._reserved[1]
+        key = session_key(self, num_rows, capacity, sampling)
         if self._session is not None and self._session.key != key:
             self._drop_session()  # free its KV cache before anything new is asked for
         generation = self.memory.generation
         self._asking = "the arena of activations"
-        self.memory.plan(rehearsals(self, state, first, sampling), like=self.model.words)
+        self.memory.plan(rehearsals(self, state, first, sampling, capacity), like=self.model.words)
         if self._session is not None and self.memory.generation == generation:
             self._session.restart(state, first, sampling)
         else:
             self._drop_session()
-            self._asking = f"the KV cache [{len(state.tokens)} rows x {state.tokens.shape[1]} columns]"
+            self._asking = f"the KV cache [{num_rows} rows x {capacity} columns]"
             self._session = Session(self, key, state, first, sampling)
         return self._session
 
@@ -149,6 +155,25 @@ class Engine:
     def meta_model(self) -> Decoder:
         """The model without its data, for rehearsals."""
         return mapped(self.model, lambda tensor: tensor.to("meta"))
+
+    @cached_property
+    def layers_are_alike(self) -> bool:
+        """Whether a few layers tell what all of them ask for."""
+        return are_alike(self.model)
+
+    @torch.inference_mode()
+    def lifetimes(
+        self, prompts: Sequence[Sequence[int]], settings: Settings | None = None
+    ) -> dict[str, tuple[Lifetime, ...]]:
+        """What the passes of a request ask for: {"prefill": ..., "decode": ...}, the latter its longest step.
+
+        Rehearsed on meta tensors: no GPU is needed, nothing is computed, and a model without data does as well.
+        """
+        settings = settings or Settings()
+        rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
+        state, first = self.parts.prompts(rows, settings.max_new_tokens)
+        found = rehearsals(self, state, first, settings.sampling(torch.device("cpu")))
+        return {name: self.memory.traced(rehearsal) for name, rehearsal in found.items()}
 
     def plans(self) -> dict[str, Plan]:
         """What the last run's passes asked for and where it lay: {"prefill": Plan, "decode": Plan}."""
@@ -178,17 +203,21 @@ class Engine:
     def close(self) -> None:
         """Give back all memory but the weights; the engine can be used again."""
         self._drop_session()
+        self.cache.close()
+        self.inbox.close()
         self.memory = self.parts.memory()
+        self._reserved = 0, 0
 
     def _drop_session(self) -> None:
         if self._session is not None:
             self._session.close()
             self._session = None
-        self.cache.close()
 
-    def _empty(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def _empty(
+        self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str
+    ) -> Tensor:
         """Every op comes by here for its memory, so this is also where a prefill can be stopped."""
         if self._cancel is not None and self._cancel.is_set():
             raise Cancelled("The run was stopped.")
         self._asking = name
-        return self.memory.empty(name, shape, like, dtype)
+        return self.memory.empty(name, shape, like, dtype, op=op)

@@ -13,7 +13,7 @@ import torch
 Decode = Callable[..., None]
 
 
-def eager(decode: Decode, capacity: int) -> Decode:
+def eager(decode: Decode, longest: int) -> Decode:
     """The baseline: Python launches every kernel of every step."""
     return decode
 
@@ -27,15 +27,16 @@ class GraphLaunch:
 
     bucket: int = 256
 
-    def __call__(self, decode: Decode, capacity: int) -> Graphs:
-        return Graphs(decode, capacity, self.bucket)
+    def __call__(self, decode: Decode, longest: int) -> Graphs:
+        return Graphs(decode, longest, self.bucket)
 
 
 class Graphs:
     """The captured steps of one session; `captures` counts them."""
 
-    def __init__(self, decode: Decode, capacity: int, bucket: int) -> None:
-        self._decode, self._capacity, self._bucket = decode, capacity, bucket
+    def __init__(self, decode: Decode, longest: int, bucket: int) -> None:
+        """`longest` is the largest extent that a step will have."""
+        self._decode, self._longest, self._bucket = decode, longest, bucket
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warm = False
 
@@ -44,7 +45,7 @@ class Graphs:
         return len(self._graphs)
 
     def __call__(self, extent: int) -> None:
-        extent = min(-(-extent // self._bucket) * self._bucket, self._capacity)
+        extent = min(-(-extent // self._bucket) * self._bucket, self._longest)
         if not self._warm:  # libraries make their handles and workspaces at the first call, which can't be captured
             self._decode(extent, exact=False)
             self._warm = True

@@ -1,127 +1,107 @@
-"""Where activations live. A memory part answers `empty`, after `plan` has shown it the passes of a run."""
+"""Where activations live. A memory part answers `empty`, after `plan` has shown it the passes of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from eet_lab.engine.trace import Rehearsal, Trace
-from eet_lab.memory import PLANNERS, Lifetime, Plan, Planner
-from eet_lab.memory.lifetimes import aligned
+from eet_lab.memory import PLANNERS, DriverCalls, Lifetime, Plan, live_bytes
+
+REMEMBERED = 64
+"""Shapes whose lifetimes are kept, so that passes seen lately need no second rehearsal."""
 
 
 class FreshMemory:
     """The baseline: a new tensor for whoever asks; the reference count frees it.
 
-    Passes are rehearsed all the same, so that their memory can be told and drawn; plans are kept by shape.
+    Passes are rehearsed all the same, so that their memory can be told and drawn.
     """
 
     generation = 0
+    """Grows when an address is void that a captured graph may hold."""
 
-    def __init__(self, planner: Planner = PLANNERS["greedy_by_size"]) -> None:
-        self._planner = planner
-        self._trace: Trace | None = None
-        self._by_key: dict[tuple, Plan] = {}
-        self._plans: dict[str, Plan] = {}
+    def __init__(self) -> None:
+        self._rehearsals: Mapping[str, Rehearsal] = {}
+        self._known: dict[tuple, tuple[Lifetime, ...]] = {}
+        self._live_bytes = 0
 
-    def empty(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Memory for one activation; not initialized."""
-        if self._trace is not None:
-            return self._trace.empty(name, shape, like, dtype)
+    def empty(
+        self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str = ""
+    ) -> Tensor:
+        """Memory for one activation; not initialized. `op` is the op that asks."""
         return like.new_empty(shape, dtype=dtype)
 
     def plan(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
-        """Before a run: its passes, each at its largest. `like` tells the device."""
-        for name, rehearsal in rehearsals.items():
-            if rehearsal.key not in self._by_key:
-                self._by_key[rehearsal.key] = self._planner(self._traced(rehearsal))
-            self._plans[name] = self._by_key[rehearsal.key]
+        """Before a request: its passes, each at its largest. `like` tells the device."""
+        self._rehearsals = dict(rehearsals)
+        self._live_bytes = max(self._outline_bytes(rehearsal) for rehearsal in rehearsals.values())
+
+    def reserve(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
+        """Hold what these passes need, so that no smaller request allocates; nothing, where tensors are fresh."""
+        self.plan(rehearsals, like)
 
     def enter(self, name: str) -> None:
         """The next calls of `empty` belong to this pass."""
 
+    def traced(self, rehearsal: Rehearsal) -> tuple[Lifetime, ...]:
+        """What a pass asks for; rehearsed where it is not remembered."""
+        return self._remember(rehearsal.key, rehearsal.lifetimes)
+
     def plans(self) -> dict[str, Plan]:
-        """What each pass of the last run asked for, and where an arena would put it."""
-        return dict(self._plans)
+        """What each pass of the last request asked for, and where an arena would put it."""
+        planner = PLANNERS["greedy_by_size"]
+        return {name: planner(self.traced(rehearsal)) for name, rehearsal in self._rehearsals.items()}
+
+    @property
+    def calls(self) -> DriverCalls:
+        """What the driver was asked for on behalf of a plan."""
+        return DriverCalls()
 
     @property
     def num_bytes(self) -> int:
         """The most bytes of activations that are alive at once."""
-        return max((plan.lower_bound_bytes for plan in self.plans().values()), default=0)
+        return self._live_bytes
 
     @property
     def held_bytes(self) -> int:
         """Bytes that stay allocated between passes."""
         return 0
 
-    def _traced(self, rehearsal: Rehearsal) -> tuple[Lifetime, ...]:
-        self._trace = Trace()
-        try:
-            rehearsal.run()
-            return self._trace.finish()
-        finally:
-            self._trace = None
+    def _outline_bytes(self, rehearsal: Rehearsal) -> int:
+        outline = self._remember(("outline", *rehearsal.key), rehearsal.outlined)
+        return max(live_bytes(outline), default=0)
+
+    def _remember(self, key: tuple, trace: Callable[[], tuple[Lifetime, ...]]) -> tuple[Lifetime, ...]:
+        known = self._known.pop(key, None)
+        self._known[key] = trace() if known is None else known  # the newest last
+        if len(self._known) > REMEMBERED:
+            del self._known[next(iter(self._known))]
+        return self._known[key]
 
 
-class Arena(FreshMemory):
-    """One allocation: each pass is rehearsed once, planned, and then runs at planned offsets.
+class RecordedMemory(FreshMemory):
+    """Fresh memory that notes who was born and died when in passes that really run."""
 
-    A plan for larger shapes may need a larger arena; `generation` counts its moves, since whatever holds
-    addresses (a captured graph) is void after one.
-    """
-
-    def __init__(self, planner: Planner) -> None:
-        super().__init__(planner)
-        self._arena: Tensor | None = None
-        self._current: Plan | None = None
-        self._cursor = 0
-
-    def plan(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
-        super().plan(rehearsals, like)
-        needed = max(plan.footprint_bytes for plan in self._plans.values())
-        if self._arena is None or self._arena.numel() < needed:
-            self._arena = None  # free first: the old and the new together might not fit
-            self._arena = like.new_empty(needed, dtype=torch.uint8)
-            self.generation += 1
+    def __init__(self) -> None:
+        super().__init__()
+        self._trace, self._pass = Trace(), ""
+        self._recorded: dict[str, tuple[Lifetime, ...]] = {}
 
     def enter(self, name: str) -> None:
-        self._current, self._cursor = self._plans[name], 0
+        self.recorded()
+        self._trace, self._pass = Trace(), name
 
-    def empty(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        if self._trace is not None:
-            return self._trace.empty(name, shape, like, dtype)
-        assert self._current is not None and self._arena is not None
-        dtype = dtype or like.dtype
-        numel = torch.Size(shape).numel()
-        num_bytes = numel * dtype.itemsize
-        life, offset = self._current.lifetimes[self._cursor], self._current.offsets[self._cursor]
-        if life.name != name or aligned(num_bytes) > life.num_bytes:
-            raise RuntimeError(
-                f"request {self._cursor} of this pass is {name} with {num_bytes} bytes, but it was rehearsed as "
-                f"{life.name} with {life.num_bytes}: an op's requests must not depend on values, only on shapes"
-            )
-        self._cursor += 1
-        return self._arena[offset : offset + num_bytes].view(dtype).view(shape)
+    def empty(
+        self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str = ""
+    ) -> Tensor:
+        return self._trace.empty(name, shape, like, dtype, op=op)
 
-    @property
-    def num_bytes(self) -> int:
-        """The arena's size."""
-        arena = self._arena  # once: another thread may watch while it is replaced
-        return 0 if arena is None else arena.numel()
-
-    @property
-    def held_bytes(self) -> int:
-        return self.num_bytes
-
-
-@dataclass(frozen=True)
-class PlannedMemory:
-    """A memory part: arenas whose offsets are chosen by the planner of that name."""
-
-    planner: str = "greedy_by_size"
-
-    def __call__(self) -> Arena:
-        return Arena(PLANNERS[self.planner])
+    def recorded(self) -> dict[str, tuple[Lifetime, ...]]:
+        """The lifetimes of the last run of each pass."""
+        if self._pass:
+            self._recorded[self._pass] = self._trace.finish()
+            self._pass = ""
+        return dict(self._recorded)

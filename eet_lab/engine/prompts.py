@@ -107,6 +107,11 @@ def decode_step(state: State, num_pad: torch.Tensor, spans: Sequence[Span], exte
         num_pad=num_pad,
         first=each,
         count=torch.ones_like(each),
-        spans=tuple(Span(row, 1, span.num_pad) for row, span in enumerate(spans)),
+        spans=decode_spans(spans),
         extent=extent,
     )
+
+
+def decode_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
+    """The spans of the steps after a prefill with these."""
+    return tuple(Span(row, 1, span.num_pad) for row, span in enumerate(spans))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
-from eet_lab.engine.prompts import decode_step
-from eet_lab.engine.trace import Rehearsal
-from eet_lab.models.decoder import mapped
+from eet_lab.engine.inbox import Inbox
+from eet_lab.engine.prompts import decode_spans, decode_step
 from eet_lab.ops import native
 from eet_lab.ops.types import Sampling, State, Step
 
@@ -17,31 +16,29 @@ if TYPE_CHECKING:
     from eet_lab.engine.engine import Engine
 
 
-Moved = TypeVar("Moved", State, Step)
-
-
 class Session:
-    """Prefill and decode for batches of one shape.
+    """Prefill and decode for batches of as many rows, and of at most `capacity` columns.
 
-    The tensors keep their addresses from batch to batch (`restart`), so what was captured stays valid.
+    The tensors keep their addresses from batch to batch (`restart`), so what was captured stays valid. States, steps
+    and seeds come from the host.
     """
 
     def __init__(self, engine: Engine, key: tuple, state: State, first: Step, sampling: Sampling) -> None:
-        self.key = key
-        self._engine, self._sampling, self.state, self._first = engine, sampling, state, first
-        self.capacity = state.tokens.shape[1]
-        engine.cache.open([span.num_pad for span in first.spans], self.capacity)
+        self.key, self.capacity = key, key[1]
+        self._engine, self._canvas = engine, Inbox(engine.model.device)
+        self.state, num_pad, seed = self._begin(state, first, sampling)
+        self._sampling = sampling._replace(seed=seed)
+        self._next = decode_step(self.state, num_pad, first.spans, self.capacity)
         self.layers = list(engine.cache)
-        self._next = decode_step(state, first.num_pad, first.spans, self.capacity)
-        self.launch = engine.parts.launch(self._decode, self.capacity)
+        self.launch = self._new_launch()
 
     def restart(self, state: State, first: Step, sampling: Sampling) -> None:
-        """Begin another batch of the same shape in the same memory."""
-        for old, new in zip(self.state, state, strict=True):
-            old.copy_(new)
-        self._sampling.seed.copy_(sampling.seed)
-        self._first = first
-        self._engine.cache.open([span.num_pad for span in first.spans], self.capacity)
+        """Begin another batch in the same memory."""
+        self._begin(state, first, sampling)
+        spans = decode_spans(first.spans)
+        if self._engine.parts.ops.read_spans and spans != self._next.spans:
+            self.launch = self._new_launch()
+        self._next = self._next._replace(spans=spans)
 
     def prefill(self) -> None:
         """Read the first columns and write each row's next token."""
@@ -57,6 +54,20 @@ class Session:
         """Let go of graphs now: they and the session refer to each other, so nothing else would free them."""
         self.layers, self.launch = [], None
 
+    def _begin(self, state: State, first: Step, sampling: Sampling) -> tuple[State, Tensor, Tensor]:
+        """Send a batch to the device: its state, pads and seed, at the same addresses each time."""
+        engine = self._engine
+        engine.cache.open([span.num_pad for span in first.spans], self.capacity)
+        tensors = [part for part in first if isinstance(part, Tensor)]
+        arrived: list[Any] = engine.inbox.receive(tensors)
+        self._first = Step(*arrived, *first[len(tensors) :])  # tensors come first
+        columns = pad(state.tokens.t(), (0, 0, 0, self.capacity - state.tokens.shape[1]))  # those to come stay unseen
+        tokens, *others, num_pad, seed = self._canvas.receive([columns, *state[1:], first.num_pad, sampling.seed])
+        return State(tokens.t(), *others), num_pad, seed
+
+    def _new_launch(self) -> Any:
+        return self._engine.parts.launch(self._decode, self.capacity - 1)  # the last column is never read
+
     def _decode(self, extent: int, exact: bool = True) -> None:
         self._run("decode", self._next._replace(extent=extent, exact=exact))
 
@@ -67,33 +78,7 @@ class Session:
         engine.ops.advance(self.state, token)
 
 
-def session_key(engine: Engine, state: State, first: Step, sampling: Sampling) -> tuple:
+def session_key(engine: Engine, num_rows: int, capacity: int, sampling: Sampling) -> tuple:
     """Equal for batches that can share a session, and what it has captured."""
-    pads = tuple(span.num_pad for span in first.spans)
     libraries = tuple(native.loaded(name).path for name in engine.parts.ops.kernels)  # others once a source is edited
-    return tuple(state.tokens.shape), pads, sampling[:3], libraries
-
-
-def rehearsals(engine: Engine, state: State, first: Step, sampling: Sampling) -> dict[str, Rehearsal]:
-    """The passes of a run, ready to run on meta tensors: prefill, and decode at its longest."""
-    num_rows, capacity = state.tokens.shape
-    last = decode_step(state, first.num_pad, first.spans, capacity)
-
-    def rehearse(step: Step) -> None:
-        model = engine.meta_model
-        cache = engine.new_cache(num_rows, step.extent, model.words)
-        meta_sampling = sampling._replace(seed=sampling.seed.to("meta"))
-        with torch.inference_mode():
-            engine.parts.forward(
-                model, engine.ops, engine.mask, cache, moved(step, torch.device("meta")), meta_sampling
-            )
-
-    def rehearsal(name: str, step: Step) -> Rehearsal:
-        return Rehearsal((name, step.spans, len(step.ids), step.extent, sampling[:3]), partial(rehearse, step))
-
-    return {"prefill": rehearsal("prefill", first), "decode": rehearsal("decode", last)}
-
-
-def moved(tree: Moved, device: torch.device) -> Moved:
-    """The same state or step on another device."""
-    return mapped(tree, lambda tensor: tensor.to(device))
+    return num_rows, capacity, sampling[:3], libraries

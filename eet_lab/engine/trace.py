@@ -1,54 +1,82 @@
-"""Lifetimes of the tensors of a pass, traced while it runs on meta tensors: no GPU and no arithmetic needed."""
+"""Lifetimes of the tensors of a pass, traced while it runs: on meta tensors, which needs no GPU, or for real."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from eet_lab.memory.lifetimes import Lifetime, aligned
-
-
-class Rehearsal(NamedTuple):
-    """A pass that can be run on meta tensors: equal keys make equal requests."""
-
-    key: tuple
-    run: Callable[[], None]
+from eet_lab.memory import Lifetime
+from eet_lab.memory.lifetimes import aligned
 
 
 class Trace:
-    """Gives out meta tensors, and watches when each dies."""
+    """Gives out new tensors, and watches when each dies."""
 
     def __init__(self) -> None:
         self._lifetimes: list[Lifetime | None] = []
-        self._alive: list[tuple[int, str, int, StorageWeakRef]] = []
+        self._alive: list[tuple[Lifetime, StorageWeakRef]] = []
 
-    def empty(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def empty(
+        self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str = ""
+    ) -> Tensor:
         self._bury()
-        out = like.new_empty(shape, dtype=dtype)
-        num_bytes = aligned(out.numel() * out.element_size())
-        self._alive.append((len(self._lifetimes), name, num_bytes, StorageWeakRef(out.untyped_storage())))
+        out, now = like.new_empty(shape, dtype=dtype), len(self._lifetimes)
+        life = Lifetime(name, aligned(out.numel() * out.element_size()), now, now, op)
+        self._alive.append((life, StorageWeakRef(out.untyped_storage())))
         self._lifetimes.append(None)
         return out
 
     def finish(self) -> tuple[Lifetime, ...]:
         """All lifetimes in order of first use; what is still alive lives to the end."""
-        self._bury()
-        last = len(self._lifetimes) - 1
-        for first, name, num_bytes, _ in self._alive:
-            self._lifetimes[first] = Lifetime(name, num_bytes, first, last)
-        self._alive = []
+        self._bury(even_alive=True)
         return tuple(life for life in self._lifetimes if life is not None)
 
-    def _bury(self) -> None:
+    def _bury(self, even_alive: bool = False) -> None:
         last, alive = len(self._lifetimes) - 1, []
         for entry in self._alive:
-            first, name, num_bytes, storage = entry
-            if storage.expired():
-                self._lifetimes[first] = Lifetime(name, num_bytes, first, last)
+            life, storage = entry
+            if even_alive or storage.expired():
+                self._lifetimes[life.first] = replace(life, last=last)
             else:
                 alive.append(entry)
         self._alive = alive
+
+
+class Rehearsal(NamedTuple):
+    """A pass that can be run on meta tensors, with a trace as the source of all memory.
+
+    Equal keys make equal requests. `outline` is the same pass with as few layers as tell what each of the others does.
+    `repeated` passes may be captured into a graph, which holds on to their addresses.
+    """
+
+    key: tuple
+    run: Callable[[Trace], None]
+    outline: Callable[[Trace], None] | None = None
+    repeated: bool = False
+
+    def lifetimes(self) -> tuple[Lifetime, ...]:
+        """What the pass asks for."""
+        return _traced(self.run)
+
+    def outlined(self) -> tuple[Lifetime, ...]:
+        """What the outline asks for: at no time more or less at once than the pass."""
+        return _traced(self.outline or self.run)
+
+
+def covers(larger: Sequence[Lifetime], smaller: Sequence[Lifetime]) -> bool:
+    """Whether offsets made for `larger` serve `smaller` as well: the same requests, none of them larger."""
+    return len(larger) == len(smaller) and all(
+        a.num_bytes >= b.num_bytes and (a.name, a.op, a.first, a.last) == (b.name, b.op, b.first, b.last)
+        for a, b in zip(larger, smaller, strict=True)
+    )
+
+
+def _traced(run: Callable[[Trace], None]) -> tuple[Lifetime, ...]:
+    trace = Trace()
+    run(trace)
+    return trace.finish()

@@ -150,6 +150,9 @@ def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
     return out.flatten(1)
 
 
+attention.reads_spans = True  # type: ignore[attr-defined]  # see Ops.read_spans
+
+
 def _attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None) -> Tensor:
     """q [R,Q,H,D], k and v [R,G,K,D] -> [R,Q,H,D]; the queries are the newest Q columns, or see what `bound` allows."""
     causal = bound is None and q.shape[1] > 1

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from eet_lab.engine.kv_cache import StaticKV
-from eet_lab.engine.memory import PlannedMemory
+from eet_lab.engine.arena import PlannedMemory
 from eet_lab.engine.paged_kv import PAGE, PagedKV
-from eet_lab.memory import PLANNERS
+from eet_lab.memory import POOLS, RELEASES
 from eet_lab.parts import Parts
 from eet_lab.technique import Technique, knob
 
@@ -35,10 +35,11 @@ class MemoryReuse(Technique):
     title: ClassVar[str] = "Memory reuse"
     headline: ClassVar[bool] = True
 
-    planner: str = knob("greedy_by_size", "How offsets in the arena are chosen.", choices=PLANNERS)
+    planner: str = knob("greedy_by_size", "How addresses are chosen, in one arena or in chunks.", choices=POOLS)
+    release: str = knob("immediate", "When a chunk that a request left unused is given back.", choices=RELEASES)
     kv: str = knob("static", "How keys and values are kept: in one slab, or in pages.", choices=("static", "paged"))
     page: int = knob(PAGE, "Columns of a page.", choices=(16, 32, 64, 128))
 
     def apply(self, parts: Parts) -> Parts:
         caches: dict[str, Callable] = {"static": StaticKV, "paged": PagedKV(self.page)}
-        return replace(parts, kv_cache=caches[self.kv], memory=PlannedMemory(self.planner))
+        return replace(parts, kv_cache=caches[self.kv], memory=PlannedMemory(self.planner, self.release))

@@ -19,7 +19,7 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.engine.mask import dense_mask
 from eet_lab.engine.prompts import right_aligned
-from eet_lab.engine.session import moved
+from eet_lab.engine.rehearse import moved
 from eet_lab.engine.settings import Settings
 from eet_lab.models import Model
 from eet_lab.ops import reference

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.memory import Arena
+from eet_lab.engine.arena import Arena
 from eet_lab.engine.settings import Settings
-from eet_lab.memory import Lifetime, Plan
+from eet_lab.memory import ArenaPool, Lifetime, Plan
 from eet_lab.memory.lifetimes import ALIGNMENT
 from eet_lab.models import Model
 from eet_lab.models.weights import placed
@@ -72,9 +72,9 @@ def _judge(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]:
         )
     decoder = placed(model.decoder, torch.device("cpu"), torch.float32)
     batch, settings = rows(model)[:2], Settings(max_new_tokens=8)
-    yours = partial(Arena, lambda lifetimes: Plan(tuple(lifetimes), tuple(answer(lifetimes))))
+    yours = ArenaPool(lambda lifetimes: Plan(tuple(lifetimes), tuple(answer(lifetimes))))
     if (
-        Engine(decoder, Parts(memory=yours)).generate(batch, settings).tokens
+        Engine(decoder, Parts(memory=partial(Arena, yours))).generate(batch, settings).tokens
         != Engine(decoder).generate(batch, settings).tokens
     ):
         raise Wrong("the plan looks right, but the engine generated other tokens than the baseline in it.")

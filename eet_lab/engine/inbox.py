@@ -1,0 +1,38 @@
+"""How a batch reaches the device: whole numbers of many tensors in one copy, to the same addresses each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ALIGNED = 16
+"""Numbers: tensors begin at multiples of 128 bytes."""
+
+
+class Inbox:
+    """A buffer of int64 on the device. It grows when more comes, and never shrinks."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._data = torch.empty(0, dtype=torch.long, device=device)
+
+    def receive(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The same tensors on the device, contiguous; they are overwritten by what comes next."""
+        sizes = [-(-part.numel() // ALIGNED) * ALIGNED for part in parts]
+        sent = torch.zeros(sum(sizes), dtype=torch.long)
+        for part, place in zip(parts, sent.split(sizes), strict=True):
+            place[: part.numel()].view(part.shape).copy_(part)
+        self.hold(len(sent))
+        arrived = self._data[: len(sent)].copy_(sent).split(sizes)
+        return [place[: part.numel()].view(part.shape) for part, place in zip(parts, arrived, strict=True)]
+
+    def hold(self, num_numbers: int) -> None:
+        """Room for so many."""
+        if num_numbers > len(self._data):
+            self._data = self._data.new_empty(0)  # free first
+            self._data = self._data.new_empty(num_numbers)
+
+    def close(self) -> None:
+        """Give the buffer back."""
+        self._data = self._data.new_empty(0)
