@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.engine.engine import Engine
 from eet_lab.engine.arena import PlannedMemory
+from eet_lab.engine.engine import Engine
 from eet_lab.engine.rehearse import rehearsals
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.trace import Rehearsal, Trace

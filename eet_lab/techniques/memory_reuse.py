@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.engine.arena import PlannedMemory
+from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.engine.paged_kv import PAGE, PagedKV
 from eet_lab.memory import POOLS, RELEASES
 from eet_lab.parts import Parts

@@ -1,0 +1,128 @@
+"""Lifetimes rehearsed on meta tensors are those of a real run, whatever the recipe, the batch and the pass."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from test_paged import LAYOUTS, batch
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.memory import RecordedMemory
+from eet_lab.engine.rehearse import are_alike, rehearsals
+from eet_lab.engine.settings import Settings
+from eet_lab.engine.trace import covers
+from eet_lab.memory import POOLS, live_bytes
+from eet_lab.models import weights
+from eet_lab.models.config import Config
+from eet_lab.ops import native
+from eet_lab.ops.int8 import quantized
+from eet_lab.parts import Ops
+from eet_lab.technique import Recipe
+
+RECIPES = [*LAYOUTS, "int8_weights:group=64", "pre_padding,int8_weights"]
+RECIPES += [f"{words},memory_reuse".strip(",") for words in LAYOUTS]
+RECIPES += [f"{words},memory_reuse:kv=paged".strip(",") for words in LAYOUTS]
+SHAPES = ([37, 1, 16, 17], [5], [16, 16], [1, 1, 33], [1])
+SETTINGS = (Settings(6), Settings(2, temperature=0.8, top_k=9, top_p=0.9), Settings(1))
+OPS = {f.name for f in fields(Ops)} | {"mask"}
+
+
+def recorded(decoder, parts, prompts, settings):
+    """What a real run asked for, and what a rehearsal foresaw."""
+    engine = Engine(decoder, replace(parts, memory=RecordedMemory))
+    foreseen = engine.lifetimes(prompts, settings)
+    engine.generate(prompts, settings)
+    return engine.memory.recorded(), foreseen
+
+
+@pytest.mark.parametrize("words", RECIPES)
+def test_a_rehearsal_foresees_a_real_run(tiny, words):
+    parts = Recipe.parse(words).parts
+    for lengths in SHAPES:
+        for settings in SETTINGS:
+            real, foreseen = recorded(tiny.decoder, parts, batch(0, lengths), settings)
+            assert real.keys() == {"prefill", "decode"} or settings.max_new_tokens == 1
+            assert real and all(trace == foreseen[name] for name, trace in real.items()), (lengths, settings)
+            assert {life.op for trace in foreseen.values() for life in trace} <= OPS
+
+
+def test_a_rehearsal_that_is_wrong_is_noticed(tiny):
+    """The test above can fail: here an op asks for more when it has data."""
+    from eet_lab.ops import reference
+
+    def careless(ids, positions, words, places, *, empty):
+        if not ids.is_meta:
+            empty("more", (3,), words)
+        return reference.embed(ids, positions, words, places, empty=empty)
+
+    parts = replace(Recipe.parse("pre_padding").parts, ops=Ops(embed=careless))
+    real, foreseen = recorded(tiny.decoder, parts, [[1, 2]], Settings(3))
+    assert real["prefill"] != foreseen["prefill"]
+
+
+def test_a_model_without_data_is_rehearsed_too():
+    """GPT-2 XL's shape takes no memory: only its lifetimes are known."""
+    xl = weights.random_decoder(Config(48, 1600, 25, 6400, 50257, 1024), 0, torch.device("meta"), torch.float16)
+    engine = Engine(xl, Recipe.parse("pre_padding,mask_removal,memory_reuse").parts)
+    found = engine.lifetimes([[1] * 128] * 2, Settings(128))
+    assert len(found["prefill"]) == len(found["decode"]) > 48 * 5
+    norms = [life for life in found["prefill"] if life.name == "normed"]
+    assert {(life.num_bytes, life.op) for life in norms} == {
+        (2 * 128 * 1600 * 2, "norm_linear"),
+        (2 * 1600 * 2, "next_token"),
+    }
+
+
+def test_a_few_layers_tell_what_all_of_them_ask_for():
+    """The outline's peak is the whole pass's; layers that differ are all looked at."""
+    deep = weights.random_decoder(Config(9, 48, 3, 96, 499, 128), 0, torch.device("cpu"), torch.float32)
+    for words in ("", "pre_padding,mask_removal"):
+        engine = Engine(deep, Recipe.parse(words).parts)
+        state, first = engine.parts.prompts(batch(0, [30, 9]), 7)
+        for rehearsal in rehearsals(engine, state, first, Settings().sampling(torch.device("cpu"))).values():
+            whole, outline = rehearsal.lifetimes(), rehearsal.outlined()
+            assert len(outline) < len(whole) / 2.5
+            assert max(live_bytes(outline)) == max(live_bytes(whole))
+    *others, last = deep.layers
+    whole, scale = quantized(last.fc_1.weight)
+    odd = deep._replace(layers=(*others, last._replace(fc_1=last.fc_1._replace(weight=whole, scale=scale))))
+    assert are_alike(deep) and not are_alike(odd)
+    engine = Engine(odd)
+    state, first = engine.parts.prompts([[1, 2]], 3)
+    found = rehearsals(engine, state, first, Settings().sampling(torch.device("cpu")))
+    assert found["prefill"].outlined() == found["prefill"].lifetimes()
+
+
+def test_offsets_of_a_larger_request_serve_a_smaller_one_alone(tiny):
+    engine = Engine(tiny.decoder, Recipe.parse("pre_padding").parts)
+    small, large = (engine.lifetimes(batch(0, lengths), Settings(5))["prefill"] for lengths in ([9, 30], [31, 30, 2]))
+    assert covers(large, small) and covers(large, large) and not covers(small, large)
+    assert not covers(large, small[1:]) and not covers(large, (replace(small[0], name="other"), *small[1:]))
+
+
+@pytest.mark.parametrize("planner", POOLS)
+def test_every_pool_runs_what_was_rehearsed(tiny, planner):
+    """The EET pool as it was among them: our names are none of its caches'."""
+    engine = Engine(tiny.decoder, Recipe.parse(f"pre_padding,memory_reuse:planner={planner}").parts)
+    plain = Engine(tiny.decoder, Recipe.parse("pre_padding").parts)
+    for lengths in SHAPES:
+        prompts = batch(2, lengths)
+        assert engine.generate(prompts, Settings(6)).tokens == plain.generate(prompts, Settings(6)).tokens
+        foreseen = engine.lifetimes(prompts, Settings(6))
+        assert {name: plan.lifetimes for name, plan in engine.plans().items()} == foreseen
+        assert engine.memory.held_bytes == sum(chunk.num_bytes for chunk in engine.plans()["decode"].chunks)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("words", ["all,-cuda_graphs", "", "pre_padding,mask_removal,fused_kernels"])
+def test_a_rehearsal_foresees_a_real_run_on_a_gpu(words):
+    native.prepare(native.all_names())
+    sizes = Config(3, 256, 4, 1024, 504, 512)
+    for dtype in (torch.float16, torch.float32):
+        decoder = weights.random_decoder(sizes, 0, torch.device("cuda"), dtype)
+        for lengths in (*SHAPES, [200] * 9, [1] * 20):
+            for settings in SETTINGS:
+                real, foreseen = recorded(decoder, Recipe.parse(words, "cuda").parts, batch(0, lengths), settings)
+                assert all(trace == foreseen[name] for name, trace in real.items()), (lengths, settings)
