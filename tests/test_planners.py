@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import json
 import random
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -345,3 +348,17 @@ def test_the_optimal_planner_names_its_extra(monkeypatch):
     with pytest.raises(SetupError, match=r"pip install 'eet-lab\[optimal\]'"):
         optimal(needs)
     assert isinstance(solve([A, B]), Solution), "greedy_by_size is enough here"
+
+
+def test_plan_times_has_a_row_for_each_recipe_and_pool(monkeypatch, tmp_path, capsys):
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "benchmarks"))
+    import plan_times
+
+    out = tmp_path / "plan_times.json"
+    words = ["--model", "gpt2", "--batch", "2", "--prompt", "5", "--new-tokens", "3", "--runs", "1", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["plan_times.py", *words])
+    plan_times.main()
+    told = json.loads(out.read_text())
+    assert [(row["recipe"], row["pool"]) for row in told["rows"]] == [(r, p) for r in plan_times.RECIPES for p in POOLS]
+    assert told["batch"] == 2 and len(capsys.readouterr().out.splitlines()) == 1 + len(told["rows"])
+    assert all(row["footprint_bytes"] >= row["lower_bound_bytes"] > 0 < row["median_ms"] for row in told["rows"])
