@@ -25,15 +25,16 @@ constexpr bool kAhead = kDim <= 128;
 
 template <typename T>
 struct DecodeArgs {
-  T *keys, *values;        // [B,G,K,D]
+  T *keys, *values;        // [B,G,K,D], or in pages [P,G,page,D]
   const int64_t* columns;  // [B], `column_stride` apart
   const int64_t* num_pad;  // [B]
-  int column_stride, row, head, column;  // the last three are strides of the cache, in numbers
+  int column_stride, row, head, column;  // the last three are strides of the cache, in numbers; `row` also of pages
   int K, D, G, per_group, log_cluster;   // per_group: query heads of a KV head
   float scale;                           // of scores, in units of log2(e)
   const T* qkv;                          // [B,(H+2G)D]
   const T* mask;                         // [B,1,1,K] or null
   T* out;                                // [B,HD]
+  eet::Pages pages;                      // of a multiple of 16 columns: a tile lies in one
 };
 
 // How the parts of a row and head become its output: a block merges its warps' parts and sends each chunk of four
@@ -100,7 +101,7 @@ struct Merge {
 // Needs    D a multiple of 8, at most 256; one token a row; bounds are read on the device, K only bounds what is read
 // Numerics scores, softmax and sums in fp32; weights are rounded to T for the tensor cores
 // Source   Dao et al. 2023, Flash-Decoding; the new key and value come from qkv, so nobody waits for the cache
-template <typename T, int kDim, bool kExact>
+template <typename T, int kDim, bool kExact, bool kPaged>
 __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWarps)
     decode_kernel(const DecodeArgs<T> a) {
   extern __shared__ float4 shared[];
@@ -116,11 +117,17 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   // Tiles begin at multiples of 16, and warps of all the cluster's blocks take turns: a warp knows its first tile, and
   // requests it, before it knows where the row begins and ends, and before the kernel ahead of this one has ended.
   const int newest = int(a.columns[int64_t(b) * a.column_stride]), num_pad = int(a.num_pad[b]);
-  const int64_t of_head = int64_t(b) * a.row + int64_t(kv) * a.head;
-  T *keys = a.keys + of_head, *values = a.values + of_head;
-  const eet::Columns<T> key_at{keys + w.input(0), a.column * int(sizeof(T)), last};
-  const eet::Columns<T> value_at{values + w.channel(0), a.column * int(sizeof(T)), last};
+  // Where column 0 would lie if all columns lay like those of this tile.
+  const auto lies = [&](int tile) {
+    int64_t at = int64_t(kPaged ? a.pages.page(b, tile) : b) * a.row + int64_t(kv) * a.head;
+    if (kPaged) at += int64_t(a.pages.place(tile) - tile) * a.column;
+    return at;
+  };
+  const int column_bytes = a.column * int(sizeof(T));
   int next = (warp * cluster + rank) * kTileKeys;
+  int64_t at = lies(min(next, last));
+  const auto key_at = [&](int k) { return eet::Columns<T>{a.keys + at + w.input(0), column_bytes, last}(k); };
+  const auto value_at = [&](int k) { return eet::Columns<T>{a.values + at + w.channel(0), column_bytes, last}(k); };
   if (kAhead<kDim> && next <= last) {
     w.load_keys(next, key_at);
     w.load_values(next, value_at);
@@ -154,8 +161,9 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
     const int tile = next;
     next += step;
     step = stride;
+    if (kPaged && (!kAhead<kDim> || next < end)) at = lies(kAhead<kDim> ? next : tile);
     const bool edge = tile < begin || tile + kTileKeys >= end || unsigned(newest - tile) < kTileKeys;
-    if (!kAhead<kDim>) w.load_keys(tile, [=](int k) { return k == newest ? key_from : key_at(k); });
+    if (!kAhead<kDim>) w.load_keys(tile, [&](int k) { return k == newest ? key_from : key_at(k); });
     if (kAhead<kDim> && edge) w.put_newest(newest - tile);
     float score[4];
     w.multiply_keys(score);
@@ -170,7 +178,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
     const auto hidden = [=](int i) { return tile + i < begin || tile + i >= end; };
     if (edge) w.hide_keys(score, hidden);
     w.weigh(score, is_first);
-    if (!kAhead<kDim>) w.load_values(tile, [=](int k) { return k == newest ? value_from : value_at(k); });
+    if (!kAhead<kDim>) w.load_values(tile, [&](int k) { return k == newest ? value_from : value_at(k); });
     if (edge) w.hide_values(hidden);
     w.multiply_values(score);
     if (kAhead<kDim> && next < end) w.load_values(next, value_at);
@@ -179,7 +187,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   w.leave(shared + warp * merge.chunks, stats[warp], num_heads);
   if (warp == num_warps - 1 && rank == 0 && first_head == 0) {  // the cache's new column
     if (!kAhead<kDim>) w.load_newest(new_key, new_value);
-    w.store_newest(keys + int64_t(newest) * a.column, values + int64_t(newest) * a.column);
+    at = lies(newest) + int64_t(newest) * a.column;
+    w.store_newest(a.keys + at, a.values + at);
   }
   __syncthreads();
   T* out = a.out + int64_t((b * a.G + kv) * a.per_group + first_head) * D;
@@ -202,29 +211,41 @@ void split(int tiles, int jobs, int& warps, int& cluster) {
   while (clusters && cluster < kMaxCluster && grows(8)) cluster *= 2;
 }
 
-template <typename T, int kDim, bool kExact>
+template <typename T, int kDim, bool kExact, bool kPaged>
 cudaError_t launch_decode(DecodeArgs<T> a, int B, int warps, int cluster, bool dependent, cudaStream_t stream) {
   const int parts = eet::ceil_div(a.per_group, kHeads);
   if (!warps) split<kDim>(eet::ceil_div(a.K, kTileKeys), B * a.G * parts, warps, cluster);
   while (1 << a.log_cluster < cluster) ++a.log_cluster;
   const int num_heads = a.per_group < kHeads ? a.per_group : kHeads;
   const int bytes = Merge<T>::shared_bytes(warps, num_heads * a.D / 4, cluster);
-  const auto kernel = decode_kernel<T, kDim, kExact>;
+  const auto kernel = decode_kernel<T, kDim, kExact, kPaged>;
   return eet::launch(kernel, {dim3(parts * cluster, a.G, B), warps * 32, bytes, stream, cluster, dependent}, a);
+}
+
+template <typename T, bool kPaged>
+cudaError_t launch_for(const DecodeArgs<T>& a, int B, int warps, int cluster, bool dependent, cudaStream_t stream) {
+  if (a.D == 64) return launch_decode<T, 64, true, kPaged>(a, B, warps, cluster, dependent, stream);
+  if (a.D == 128) return launch_decode<T, 128, true, kPaged>(a, B, warps, cluster, dependent, stream);
+  if (a.D < 64) return launch_decode<T, 64, false, kPaged>(a, B, warps, cluster, dependent, stream);
+  if (a.D < 128) return launch_decode<T, 128, false, kPaged>(a, B, warps, cluster, dependent, stream);
+  return launch_decode<T, 256, false, kPaged>(a, B, warps, cluster, dependent, stream);
 }
 
 }  // namespace
 
 // One token a row, token b being row b's. Without a mask: keys num_pad .. column; with one: keys 0 .. K-1.
 // `warps` a block (4 or 8) and blocks a `cluster` (1, 2, 4 or 8) for each row and KV head; 0: chosen by their number.
+// `table` [B,blocks]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
 extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
-                                            const int64_t* num_pad, const int64_t* columns, int64_t column_stride,
-                                            int64_t row_stride, int64_t head_stride, int64_t key_stride, int dtype,
-                                            int B, int H, int G, int D, int K, int warps, int cluster, int dependent,
+                                            const int64_t* num_pad, const int64_t* columns, const int* table,
+                                            int64_t column_stride, int64_t row_stride, int64_t head_stride,
+                                            int64_t key_stride, int blocks, int log_page, int dtype, int B, int H,
+                                            int G, int D, int K, int warps, int cluster, int dependent,
                                             cudaStream_t stream) {
   const bool divided = (warps == 4 || warps == kMaxWarps) && cluster > 0 && cluster <= kMaxCluster;
   if ((warps || cluster) && (!divided || cluster & (cluster - 1))) return cudaErrorInvalidValue;
   if (row_stride > INT_MAX || head_stride > INT_MAX || key_stride > INT_MAX / 2) return cudaErrorInvalidValue;
+  if (table && 1 << log_page < kTileKeys) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     DecodeArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
@@ -232,10 +253,8 @@ extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values,
     a.row = int(row_stride), a.head = int(head_stride), a.column = int(key_stride);
     a.K = K, a.D = D, a.G = G, a.per_group = H / G, a.scale = kLog2e / std::sqrt(float(D));
     a.qkv = static_cast<const Type*>(qkv), a.mask = static_cast<const Type*>(mask), a.out = static_cast<Type*>(out);
-    if (D == 64) return launch_decode<Type, 64, true>(a, B, warps, cluster, dependent, stream);
-    if (D == 128) return launch_decode<Type, 128, true>(a, B, warps, cluster, dependent, stream);
-    if (D < 64) return launch_decode<Type, 64, false>(a, B, warps, cluster, dependent, stream);
-    if (D < 128) return launch_decode<Type, 128, false>(a, B, warps, cluster, dependent, stream);
-    return launch_decode<Type, 256, false>(a, B, warps, cluster, dependent, stream);
+    a.pages = {table, blocks, log_page};
+    return table ? launch_for<Type, true>(a, B, warps, cluster, dependent, stream)
+                 : launch_for<Type, false>(a, B, warps, cluster, dependent, stream);
   });
 }

@@ -55,8 +55,10 @@ cudaError_t launch(eet::PrefillArgs<T> a, const T* qkv, void* keys, void* values
   };
   if (cudaError_t error = tokens(&a.queries, P::kQueries)) return error;
   if (cudaError_t error = tokens(&a.keys, P::kKeys)) return error;
-  if (cudaError_t error = cache(&a.new_keys, keys)) return error;
-  if (cudaError_t error = cache(&a.new_values, values)) return error;
+  if (a.appends || !a.all_new) {
+    if (cudaError_t error = cache(&a.new_keys, keys)) return error;
+    if (cudaError_t error = cache(&a.new_values, values)) return error;
+  }
   a.values = a.keys;
   if (!a.all_new) a.keys = a.new_keys, a.values = a.new_values;
   a.num_blocks = eet::ceil_div(longest, P::kQueries);
@@ -71,18 +73,20 @@ cudaError_t launch(eet::PrefillArgs<T> a, const T* qkv, void* keys, void* values
 }  // namespace
 
 // Causal: keys num_pad .. a query's own column. With `all_new` all of these are new and end with column K - 1; they are
-// read from qkv, and written to the cache.
+// read from qkv, and if the kernel `appends`, written to the cache.
 extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values, const void* qkv, const int64_t* first,
                                             const int64_t* count, const int64_t* num_pad, const int64_t* columns,
                                             int64_t column_stride, int64_t row_stride, int64_t head_stride,
                                             int64_t key_stride, int dtype, int T, int B, int longest, int H, int G,
-                                            int D, int K, int all_new, cudaStream_t stream) {
+                                            int D, int K, int all_new, int appends,
+                                            cudaStream_t stream) {
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     eet::PrefillArgs<Type> a{};
     a.out = static_cast<Type*>(out);
     a.first = first, a.count = count, a.num_pad = num_pad, a.columns = columns, a.column_stride = column_stride;
-    a.heads = {H, G, D}, a.B = B, a.all_new = all_new;
+    a.heads = {H, G, D}, a.B = B;
+    a.all_new = all_new, a.appends = appends;
     const auto run = [&](auto plan) {
       return launch<decltype(plan)>(a, static_cast<const Type*>(qkv), keys, values,
                                     {row_stride, head_stride, key_stride}, T, K, longest, stream);

@@ -92,11 +92,12 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const PlainArgs a) {
 // Keys num_pad .. a token's own column; with a mask: keys 0 .. K-1. Pads' outputs are left as they are.
 extern "C" cudaError_t eet_plain_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                            const int64_t* rows, const int64_t* columns, const int64_t* first,
-                                           const int64_t* count, const int64_t* num_pad, int64_t column_stride,
-                                           int64_t row_stride, int64_t head_stride, int64_t key_stride, int T, int H,
-                                           int G, int D, int K, cudaStream_t stream) {
+                                           const int64_t* count, const int64_t* num_pad, const int* table,
+                                           int64_t column_stride, int64_t row_stride, int64_t head_stride,
+                                           int64_t key_stride, int blocks, int log_page, int T, int H, int G, int D,
+                                           int K, cudaStream_t stream) {
   const auto cache = [&](void* p) {
-    return eet::Cache<float>{static_cast<float*>(p), row_stride, head_stride, key_stride};
+    return eet::Cache<float>{static_cast<float*>(p), row_stride, head_stride, key_stride, {table, blocks, log_page}};
   };
   const PlainArgs a{static_cast<float*>(out), cache(keys), cache(values), static_cast<const float*>(qkv),
                     static_cast<const float*>(mask), rows, columns, first, count, num_pad, column_stride, {H, G, D}, K};

@@ -69,17 +69,16 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
   for (int row = 0; row < kQueries; row += kRowStep, next_query += kRowStep * a.heads.width()) {
     eet::copy_async(&tiles.query[row + first_row][first_d], next_query, query + row + first_row < count && first_d < D);
   }
-  const T* next_key = a.keys.at(b, kv, begin + first_row) + first_d;
-  const T* next_value = a.values.at(b, kv, begin + first_row) + first_d;
-  const int64_t row_step = kRowStep * a.keys.column;
+  const int64_t of_head = kv * a.keys.head + first_d;
+  int next_key = begin + first_row;
   int keys_left = first_d < D ? end - begin - first_row : 0;
   const auto copy_tile = [&](int buffer) {
 #pragma unroll
-    for (int row = 0; row < kTileKeys; row += kRowStep, keys_left -= kRowStep) {
-      eet::copy_async(&tiles.key[buffer][row + first_row][first_d], next_key, keys_left > 0);
-      eet::copy_async(&tiles.value[buffer][row + first_row][first_d], next_value, keys_left > 0);
-      next_key += row_step;
-      next_value += row_step;
+    for (int row = 0; row < kTileKeys; row += kRowStep, keys_left -= kRowStep, next_key += kRowStep) {
+      const int k = keys_left > 0 ? next_key : begin;
+      const int64_t at = of_head + a.keys.pages.page(b, k) * a.keys.row + a.keys.pages.place(k) * a.keys.column;
+      eet::copy_async(&tiles.key[buffer][row + first_row][first_d], a.keys.start + at, keys_left > 0);
+      eet::copy_async(&tiles.value[buffer][row + first_row][first_d], a.values.start + at, keys_left > 0);
     }
     eet::commit_copies();
   };
@@ -214,13 +213,14 @@ cudaError_t launch_prefill(const PrefillArgs<T>& a, int B, int longest, cudaStre
 // Causal, keys num_pad .. a query's own column; with a mask: all keys 0 .. K-1 for all B * Q tokens.
 extern "C" cudaError_t eet_prefill_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                              const int64_t* first, const int64_t* count, const int64_t* num_pad,
-                                             const int64_t* columns, int64_t column_stride, int64_t row_stride,
-                                             int64_t head_stride, int64_t key_stride, int dtype, int B, int longest,
-                                             int H, int G, int D, int K, cudaStream_t stream) {
+                                             const int64_t* columns, const int* table, int64_t column_stride,
+                                             int64_t row_stride, int64_t head_stride, int64_t key_stride, int blocks,
+                                             int log_page, int dtype, int B, int longest, int H, int G, int D, int K,
+                                             cudaStream_t stream) {
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto cache = [&](void* p) {
-      return eet::Cache<Type>{static_cast<Type*>(p), row_stride, head_stride, key_stride};
+      return eet::Cache<Type>{static_cast<Type*>(p), row_stride, head_stride, key_stride, {table, blocks, log_page}};
     };
     const PrefillArgs<Type> a{static_cast<Type*>(out), cache(keys), cache(values), static_cast<const Type*>(qkv),
                               static_cast<const Type*>(mask), first, count, num_pad, columns,

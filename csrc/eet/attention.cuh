@@ -7,13 +7,26 @@
 
 namespace eet {
 
-// One layer's keys or values [B,G,K,D]; the last dimension is contiguous.
+// Where the columns of a cache in pages lie: column k of row b is number k % page of page table[b * blocks + k / page].
+// No table: of page b, which is as long as the cache.
+struct Pages {
+  const int* table;  // [B,blocks] or null
+  int blocks, log_page;
+
+  __device__ int page(int b, int k) const { return table ? table[b * blocks + (k >> log_page)] : b; }
+  __device__ int place(int k) const { return table ? k & ((1 << log_page) - 1) : k; }
+};
+
+// One layer's keys or values [B,G,K,D], or in pages [P,G,page,D]; the last dimension is contiguous.
 template <typename T>
 struct Cache {
   T* start;
-  int64_t row, head, column;  // strides, in numbers
+  int64_t row, head, column;  // strides, in numbers; `row` also of pages
+  Pages pages;
 
-  __device__ T* at(int b, int g, int k) const { return start + b * row + g * head + k * column; }
+  __device__ T* at(int b, int g, int k) const {
+    return start + pages.page(b, k) * row + g * head + pages.place(k) * column;
+  }
 };
 
 // A token's queries, then keys, then values: [(H+2G)D].

@@ -8,7 +8,7 @@
 
 namespace eet {
 
-// Brings queries, and keys and values tile by tile; writes new keys and values to the cache.
+// Brings queries, and keys and values tile by tile; writes new keys and values to the cache, if it is to.
 template <typename T, typename P>
 class PrefillLoader {
  public:
@@ -40,7 +40,7 @@ class PrefillLoader {
         load_tile(tile, at, &s.filled[at.stage]);
       }
     }
-    if (a.all_new && task.h % (a.heads.H / a.heads.G) == 0) append(own, first_own, num_tiles);
+    if (a.appends && task.h % (a.heads.H / a.heads.G) == 0) append(own, first_own, num_tiles);
   }
 
  private:

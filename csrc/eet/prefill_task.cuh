@@ -23,14 +23,14 @@ struct PrefillPlan {
 template <typename T>
 struct PrefillArgs {
   CUtensorMap queries, keys, values;       // where they are read
-  CUtensorMap new_keys, new_values;        // where they are written, if all keys are new
+  CUtensorMap new_keys, new_values;        // where they are written, if all keys are new and they are to be
   T* out;                                  // [T,HD]
   const int64_t *first, *count, *num_pad;  // [B]
   const int64_t* columns;                  // [T], `column_stride` apart
   int64_t column_stride;
   Heads heads;
   int B, num_blocks, heads_together;  // blocks of queries in the longest row; see PrefillTask
-  bool all_new;                       // a row's columns begin with its first new token
+  bool all_new, appends;              // a row's columns begin with its first new token; they are written to the cache
 };
 
 // One block of queries of one head.

@@ -96,11 +96,14 @@ class Case:
         if self.op != "attention":
             return
         qkv, kv, step = inputs
-        column = torch.arange(kv.keys.shape[2], device=qkv.device)
+        column = torch.arange(kv.num_columns, device=qkv.device)
         newest = step.columns[step.last]
-        hidden = (column < step.num_pad[:, None]) | (column > newest[:, None])
+        rows, columns = ((column >= step.num_pad[:, None]) & (column <= newest[:, None])).nonzero(as_tuple=True)
+        visible = torch.zeros_like(kv.keys[:, 0, :, 0], dtype=torch.bool).index_put(
+            kv.place(rows, columns), torch.ones((), dtype=torch.bool, device=qkv.device)
+        )
         for cache in (kv.keys, kv.values):
-            cache.masked_fill_(hidden[:, None, :, None], torch.nan)
+            cache.masked_fill_(~visible[:, None, :, None], torch.nan)
         qkv.masked_fill_((step.columns < step.num_pad[step.rows])[:, None], torch.nan)
 
     def real_tokens(
@@ -112,7 +115,7 @@ class Case:
         pads = got[~real]
         if not bool((pads.isfinite() if shape.masked else pads == 0).all()):
             raise CaseFailed(f"{self.name}/{shape}: a pad's own output is {pads.abs().max()}.")
-        rows, columns = step.rows[real], step.columns[real]
+        rows, columns = kv.place(step.rows[real], step.columns[real])
         new = qkv[real, shape.H * shape.D :].view(-1, 2, shape.G, shape.D)
         if not torch.equal(torch.stack((kv.keys[rows, :, columns], kv.values[rows, :, columns]), 1), new):
             raise CaseFailed(f"{self.name}/{shape}: the cache does not hold the new keys and values.")
@@ -156,6 +159,8 @@ def _decode(masked: bool) -> Case:
     shapes = [decode(RAGGED, *heads) for heads in HEADS]
     shapes += [decode((1,), *XL), decode((1000,), *XL), decode(tuple(range(1, 65)), 12, 12, 64)]
     shapes += [decode(RAGGED, 8, 2, 64, slack=126), decode((1000, 3, 500), 4, 4, 64), decode((600, 1), 8, 2, 128)]
+    shapes += [decode(RAGGED, *heads, page=16) for heads in HEADS[3:]]
+    shapes += [decode((1000, 3, 500), 4, 4, 64, slack=100, page=32), decode((600, 1), 8, 2, 128, page=128)]
     bench = [decode((128,), 12, 12, 64), decode((256,), *XL), decode((512,) * 8, *XL)]
     bench += [decode((1024,), *XL), decode((4096,), *XL), decode((1024,), 32, 8, 128)]
     bench += [decode((1024,) * 16, *XL), decode((4096,) * 32, 32, 8, 128)]
@@ -168,13 +173,15 @@ def _prefill(masked: bool) -> Case:
     prefill = partial(AttentionShape, masked=masked)
     shapes = [prefill(RAGGED, *heads) for heads in HEADS]
     shapes += [prefill((2,), *XL), prefill((1, 3), *XL), prefill((128, 127, 129), 12, 12, 64)]
-    shapes += [prefill(RAGGED, 8, 2, 64, slack=126)]
+    shapes += [prefill(RAGGED, 8, 2, 64, slack=126), prefill(RAGGED, 8, 2, 128, page=16)]
+    shapes += [prefill((128, 127, 129), 12, 12, 64, page=32)]
     bench = [prefill((2048,) * 8, 16, 16, 64), prefill((2048,) * 8, *XL), prefill((2048,) * 4, 32, 32, 128)]
     if masked:
         return Case("prefill_masked_attention", "masked_attention", tuple(shapes), tuple(bench), launches=2)
     shapes += [prefill(RAGGED, *heads, packed=True) for heads in HEADS[3:]]
     shapes += [prefill((300, 1, 129, 515), 4, 2, D, packed=True) for D in (64, 128, 256)]
     shapes += [prefill((333, 300), 2, 2, D, slack=5) for D in (96, 200)]
+    shapes += [prefill((300, 1, 129, 515), 4, 2, D, packed=True, page=16) for D in (40, 64, 256)]
     ragged = tuple(64 + 1984 * i // 7 for i in range(8))
     bench += [prefill(ragged, *XL, packed=True)]
     return Case("prefill_attention", "attention", tuple(shapes), tuple(bench))

@@ -69,10 +69,11 @@ class AttentionShape:
     packed: bool = False  # no pads among the T tokens
     masked: bool = False
     slack: int = 0  # columns of the extent that no query may see
+    page: int = 0  # columns of a page of the cache; 0: it is not in pages
 
     def __str__(self) -> str:
         heads = f"h{self.H}" if self.H == self.G else f"h{self.H}g{self.G}"
-        words = ("/packed" * self.packed) + ("/slack" * bool(self.slack))
+        words = ("/packed" * self.packed) + ("/slack" * bool(self.slack)) + (f"/page{self.page}" * bool(self.page))
         span = "-".join(map(str, dict.fromkeys((min(self.lengths), max(self.lengths)))))
         return f"b{len(self.lengths)}/{'kv' if self.decode else 's'}{span}/{heads}/d{self.D}{words}"
 
@@ -112,7 +113,10 @@ class AttentionShape:
         """What attention takes, and with a mask what masked_attention takes besides."""
         normal, step = Normal(device, dtype, seed), self.step(device)
         B, K, T = len(self.lengths), step.extent, len(step.rows)
-        kv = Columns(normal(B, self.G, K + 3, self.D), normal(B, self.G, K + 3, self.D), self.G, self.D)
+        num_columns = -(-K // self.page) * self.page if self.page else K + 3
+        kv = Columns(*(normal(B, self.G, num_columns, self.D) for _ in range(2)), self.G, self.D)
+        if self.page:
+            kv = kv.in_pages(self.page, seed)
         qkv = normal(T, (self.H + 2 * self.G) * self.D)
         if not self.masked:
             return qkv, kv, step
@@ -125,7 +129,7 @@ class AttentionShape:
 
 
 class Columns(NamedTuple):
-    """One layer's keys and values, with a few columns more than a step asks for."""
+    """One layer's keys and values, with a few columns more than a step asks for, or in pages."""
 
     keys: Tensor
     values: Tensor
@@ -134,7 +138,36 @@ class Columns(NamedTuple):
     block_table: Tensor | None = None
 
     def room(self, step: Step) -> tuple[Tensor, Tensor]:
+        if self.block_table is not None:
+            return self.keys, self.values
         return self.keys[:, :, : step.extent], self.values[:, :, : step.extent]
+
+    @property
+    def num_columns(self) -> int:
+        """Of a row."""
+        num_blocks = 1 if self.block_table is None else self.block_table.shape[1]
+        return num_blocks * self.keys.shape[2]
+
+    def place(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Where columns of rows lie: the first and the third index of keys and of values."""
+        if self.block_table is None:
+            return rows, columns
+        page = self.keys.shape[2]
+        return self.block_table[rows, columns // page].long(), columns % page
+
+    def in_pages(self, page: int, seed: int) -> Columns:
+        """The same columns in pages, shuffled, among one that no row has."""
+        B, G, num_columns, D = self.keys.shape
+        blocks = num_columns // page
+        order = torch.randperm(B * blocks + 1, generator=torch.Generator().manual_seed(seed))
+        table = order[1:].view(B, blocks).to(self.keys.device)
+
+        def shuffled(part: Tensor) -> Tensor:
+            pool = part.new_zeros(B * blocks + 1, G, page, D)
+            pool[table] = part.unflatten(2, (blocks, page)).transpose(1, 2)
+            return pool
+
+        return Columns(shuffled(self.keys), shuffled(self.values), G, D, table.int())
 
 
 class Normal:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.engine.paged_kv import PagedKV
-from eet_lab.errors import RecipeError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cuda.launching import with_options
 from eet_lab.ops.cuda.norm import INTERLEAVED
@@ -42,11 +40,6 @@ class FusedKernels(Technique):
     norm_rows: int = knob(1, "Rows that a long pass's norms reduce at a time.", choices=INTERLEAVED)
 
     def apply(self, parts: Parts) -> Parts:
-        if isinstance(parts.kv_cache, PagedKV):
-            raise RecipeError(
-                "The attention kernels of fused_kernels do not read pages, and memory_reuse:kv=paged keeps keys and "
-                "values in them; choose kv=static, or leave fused_kernels out."
-            )
         ops = replace(
             parts.ops,
             norm_linear=with_options(cuda.norm_linear, norm_rows=self.norm_rows),

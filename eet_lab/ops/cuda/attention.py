@@ -26,6 +26,7 @@ class Split(NamedTuple):
 
 CHOSEN = Split(0, 0)
 MAX_HEAD_DIM = 256
+TILE = 16  # columns that decode attention reads at a time, from one page
 WIDE_HEAD_DIM = 40  # Hopper's own kernel pads narrower heads to 64, the other one to 32
 
 
@@ -64,15 +65,16 @@ def attention(
 def _attend(
     qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty, dependent: bool, split: Split
 ) -> Tensor:
-    keys, values = kv.room(step)
-    (T, width), (B, G, K, D), strides = qkv.shape, keys.shape, keys.stride()
-    H = width // D - 2 * G
+    (keys, values), table = kv.room(step), kv.block_table
+    (T, width), (_, G, page, D), strides = qkv.shape, keys.shape, keys.stride()
+    H, B, K = width // D - 2 * G, len(step.spans), step.extent
     _check_attention(qkv, keys, values, H, G, D)
     out = empty("attended", (T, H * D), qkv)
     if qkv.is_meta or not T:
         return out
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
+    pages, paging = _pages(table, page, B, K)
     tensors = (at(out), at(keys), at(values), at(qkv))
     dtype, stream = DTYPES[qkv.dtype], stream_of(qkv)
     columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
@@ -80,33 +82,92 @@ def _attend(
     one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
     if one_each and qkv.dtype != torch.float32:
         native.loaded("decode_attention").eet_decode_attention(
-            *tensors, at(mask), num_pad, columns, *strides, dtype, B, H, G, D, K, *split, dependent, stream
+            *tensors,
+            at(mask),
+            num_pad,
+            columns,
+            pages,
+            *strides,
+            *paging,
+            dtype,
+            B,
+            H,
+            G,
+            D,
+            K,
+            *split,
+            dependent,
+            stream,
         )
         return out
     num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
     rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
-    on_hopper = mask is None and dtype != DTYPES[torch.float32] and D >= WIDE_HEAD_DIM and _is_hopper(qkv.device.index)
     all_new = num_real == T and all(span.num_pad + span.count == K for span in step.spans)
-    if not (on_hopper and all_new):
+    on_hopper = mask is None and dtype != DTYPES[torch.float32] and D >= WIDE_HEAD_DIM and _is_hopper(qkv.device.index)
+    on_hopper = on_hopper and (all_new or table is None)  # its copy engine knows rectangles
+    appends = on_hopper and all_new and table is None
+    if not appends:
         zeroed = tensors[0] if mask is None and num_real != T else None
         native.loaded("append").eet_append(
-            zeroed, *tensors[1:], rows, columns, first, count, *strides, dtype, T, H, G, D, stream
+            zeroed, *tensors[1:], rows, columns, first, count, pages, *strides, *paging, dtype, T, H, G, D, stream
         )
     if on_hopper:
         native.loaded("hopper_attention").eet_hopper_attention(
-            *tensors, first, count, num_pad, columns, *strides, dtype, T, B, longest, H, G, D, K, all_new, stream
+            *tensors,
+            first,
+            count,
+            num_pad,
+            columns,
+            *strides,
+            dtype,
+            T,
+            B,
+            longest,
+            H,
+            G,
+            D,
+            K,
+            all_new,
+            appends,
+            stream,
         )
         return out
     if qkv.dtype == torch.float32:
         native.loaded("plain_attention").eet_plain_attention(
-            *tensors, at(mask), rows, columns, first, count, num_pad, *strides, T, H, G, D, K, stream
+            *tensors, at(mask), rows, columns, first, count, num_pad, pages, *strides, *paging, T, H, G, D, K, stream
         )
         return out
     queries = longest if mask is None else T // B
     native.loaded("prefill_attention").eet_prefill_attention(
-        *tensors, at(mask), first, count, num_pad, columns, *strides, dtype, B, queries, H, G, D, K, stream
+        *tensors,
+        at(mask),
+        first,
+        count,
+        num_pad,
+        columns,
+        pages,
+        *strides,
+        *paging,
+        dtype,
+        B,
+        queries,
+        H,
+        G,
+        D,
+        K,
+        stream,
     )
     return out
+
+
+def _pages(table: Tensor | None, page: int, B: int, K: int) -> tuple[int | None, tuple[int, int]]:
+    """For launchers: the block table, and how many blocks a row has and the logarithm of a page's columns."""
+    if table is None:
+        return None, (0, 0)
+    if page < TILE or page & (page - 1):
+        raise KernelError(f"A page has {page} columns; kernels need a power of two from {TILE} on. {REMEDY}")
+    check(table, "block_table", torch.int32, (B, max(table.shape[1], -(-K // page))))
+    return table.data_ptr(), (table.stride(0), page.bit_length() - 1)
 
 
 @cache
