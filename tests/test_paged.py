@@ -14,7 +14,6 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.kv_cache import GrowingKV, StaticKV
 from eet_lab.engine.paged_kv import HIDDEN, PagedKV, Pages
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import RecipeError
 from eet_lab.technique import Recipe
 
 LAYOUTS = ("", "pre_padding", "pre_padding:read=shortest", "pre_padding,mask_removal", "mask_removal")
@@ -131,8 +130,3 @@ def test_a_smaller_batch_takes_what_is_held():
         assert cache.num_bytes > held
         cache.close()
         assert cache.num_bytes == 0
-
-
-def test_kernels_that_read_no_pages_are_refused():
-    with pytest.raises(RecipeError, match=r"fused_kernels do not read pages.*choose kv=static"):
-        Recipe.parse("memory_reuse:kv=paged,fused_kernels")

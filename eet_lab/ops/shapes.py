@@ -114,7 +114,8 @@ class AttentionShape:
         normal, step = Normal(device, dtype, seed), self.step(device)
         B, K, T = len(self.lengths), step.extent, len(step.rows)
         num_columns = -(-K // self.page) * self.page if self.page else K + 3
-        kv = Columns(*(normal(B, self.G, num_columns, self.D) for _ in range(2)), self.G, self.D)
+        keys, values = (normal(B, self.G, num_columns, self.D) for _ in range(2))
+        kv = Columns(keys, values, self.G, self.D)
         if self.page:
             kv = kv.in_pages(self.page, seed)
         qkv = normal(T, (self.H + 2 * self.G) * self.D)

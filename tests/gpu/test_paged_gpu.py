@@ -1,0 +1,40 @@
+"""Pages under the kernels: the same tokens as in one slab, whoever launches them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.technique import Recipe
+from tests.gpu.test_generation_gpu import batch, decoder
+
+pytestmark = pytest.mark.gpu
+
+ALL = "pre_padding,mask_removal,{memory},packed_prefill,fused_kernels,fused_sampling"
+RECIPES = (
+    "{memory},fused_kernels",
+    "pre_padding,{memory},fused_kernels",
+    "pre_padding,mask_removal,{memory},fused_kernels",
+    ALL,
+    ALL + ",cuda_graphs",
+    ALL + ",cuda_graphs,dependent_launch",
+)
+
+
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_tokens_do_not_depend_on_where_columns_lie(recipe, page, dtype):
+    model, settings = decoder(dtype, head_dim=64), Settings(max_new_tokens=40)
+    engines = [
+        Engine(model, Recipe.parse(recipe.format(memory=words)).parts)
+        for words in ("memory_reuse", f"memory_reuse:kv=paged,memory_reuse:page={page}")
+    ]
+    for seed, rows in ((1, 1), (2, 5), (3, 2)):
+        prompts = batch(rows, 1, 90, seed)
+        slab, pages = (engine.generate(prompts, settings).tokens for engine in engines)
+        assert slab == pages
+    for engine in engines:
+        engine.close()
