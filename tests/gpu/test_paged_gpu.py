@@ -8,7 +8,7 @@ import torch
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.technique import Recipe
-from tests.gpu.test_generation_gpu import batch, decoder
+from gpu.test_generation_gpu import batch, decoder
 
 pytestmark = pytest.mark.gpu
 
@@ -30,7 +30,7 @@ def test_tokens_do_not_depend_on_where_columns_lie(recipe, page, dtype):
     model, settings = decoder(dtype, head_dim=64), Settings(max_new_tokens=40)
     engines = [
         Engine(model, Recipe.parse(recipe.format(memory=words)).parts)
-        for words in ("memory_reuse", f"memory_reuse:kv=paged,memory_reuse:page={page}")
+        for words in ("memory_reuse", f"memory_reuse:kv=paged:page={page}")
     ]
     for seed, rows in ((1, 1), (2, 5), (3, 2)):
         prompts = batch(rows, 1, 90, seed)
