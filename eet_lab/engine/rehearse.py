@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.nn.functional import layer_norm, rms_norm
+from torch.overrides import TorchFunctionMode
 
 from eet_lab.engine.prompts import decode_step
 from eet_lab.engine.trace import Rehearsal, Trace
@@ -47,8 +50,29 @@ def rehearse(engine: Engine, model: Decoder, trace: Trace, state: State, step: S
     ops = parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
     mask = partial(parts.mask, empty=partial(trace.empty, op="mask"))
     layers = engine.new_cache(len(step.spans), step.extent, model.words)[: len(model.layers)]
-    token = parts.forward(model, ops, mask, layers, moved(step, meta), sampling._replace(seed=sampling.seed.to(meta)))
-    ops.advance(moved(state, meta), token)
+    seed = sampling.seed.to(meta)
+    with nullcontext() if parts.ops.kernels else NoArithmetic():  # ops over kernels know a rehearsal themselves
+        token = parts.forward(model, ops, mask, layers, moved(step, meta), sampling._replace(seed=seed))
+        ops.advance(moved(state, meta), token)
+
+
+class NoArithmetic(TorchFunctionMode):
+    """On meta tensors: what writes to a tensor that it is given, gives it back as it is; the rest is torch's business.
+
+    Nothing could be written there; but for most of these calls, torch takes a millisecond to find that out.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = kwargs or {}, function.__name__
+        if kwargs.get("out") is not None:
+            return kwargs["out"]
+        if name == "__setitem__":
+            return None
+        if name.endswith("_") and not name.endswith("__"):  # in place, as torch names it
+            return args[0]
+        if function in (layer_norm, rms_norm):
+            return torch.empty_like(args[0])
+        return function(*args, **kwargs)
 
 
 def are_alike(model: Decoder) -> bool:
