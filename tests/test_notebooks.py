@@ -38,9 +38,10 @@ def test_notebook_runs(path, reader_away):
         assert any(PLOTLY in output.get("data", {}) for output in outputs), "its figures show without a kernel"
 
 
-def test_there_are_five_lessons():
+def test_every_lesson_is_there():
     names = {path.stem for path in NOTEBOOKS}
     assert {"00_start_here", "01_pre_padding", "02_mask_removal", "03_memory_reuse", "04_decode_speed"} <= names
+    assert "05_variable_length_memory" in names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

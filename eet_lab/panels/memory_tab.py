@@ -13,7 +13,7 @@ from eet_lab.panels import theme
 from eet_lab.panels.aside import Answer, Aside
 from eet_lab.panels.outputs import rendered
 from eet_lab.panels.packing import packing
-from eet_lab.panels.run_memory import RunMemory
+from eet_lab.panels.run_memory import PASSES, RunMemory
 from eet_lab.panels.side_by_side import HEAD, Placed, lines, side_by_side
 
 Put = Callable[..., None]
@@ -40,7 +40,7 @@ class MemoryTab:
             return widget
 
         self.run = pick(W.ToggleButtons(options=["selection"]), "memory_run").add_class("eet-pick")
-        self.phase = pick(W.ToggleButtons(options=["prefill", "decode"]), "memory_pass").add_class("eet-pick")
+        self.phase = pick(W.ToggleButtons(options=PASSES), "memory_pass").add_class("eet-pick")
         self.planner = pick(W.Dropdown(options=[AS_IT_RAN], tooltip="Whose plan is drawn"), "memory_planner")
         picks = W.HBox([self.run, self.phase, self.planner]).add_class("eet-buttons")
         self._words, self._facts = W.HTML(), W.HTML()
@@ -99,7 +99,7 @@ class MemoryTab:
 
     def _plan(self) -> Plan:
         """What is drawn: the run's own plan, or another planner's of the same lifetimes."""
-        own = self._runs[self.run.value].plans[self.phase.value]
+        own = self._runs[self.run.value].plan(self.phase.value)
         others = {each.name: each.plan for each in self._placed.get(self._key, ()) if each.plan}
         return others.get(self.planner.value, own)
 
@@ -114,7 +114,7 @@ class MemoryTab:
         self.picture.outputs = (rendered(packing(self._plan())),)
         others = theme.table(HEAD, lines(placed)) if placed else '<p class="eet-dim">Asking the other planners…</p>'
         self._facts.value = (
-            f"<h3>Planners on this {escape(self.phase.value)}</h3>{others}"
+            f"<h3>Planners on the same tensors</h3>{others}"
             f"<h3>KV cache and driver</h3>{theme.table(('', *self._runs), _facts(self._runs))}"
         )
 

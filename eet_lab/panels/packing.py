@@ -12,7 +12,7 @@ from plotly.subplots import make_subplots
 
 from eet_lab.memory import Lifetime, Plan, live_bytes
 from eet_lab.panels import theme
-from eet_lab.words import sized
+from eet_lab.words import counted, sized
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 GAP = 0.08
@@ -30,7 +30,7 @@ def packing(plan: Plan, title: str = "") -> go.Figure:
     """
     unit, scale = unit_of(plan.footprint_bytes)
     fig = make_subplots(2, 1, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.05)
-    _restyled(fig, title or in_words(plan), height=520)
+    restyled(fig, title or in_words(plan), height=520)
     for op, trace in _rectangles(plan, scale, _colors([plan])).items():
         fig.add_bar(**trace, name=op, legendgroup=op, row=1, col=1)
     _chunk_borders(fig, plan, scale)
@@ -71,7 +71,7 @@ def packings(plans: Mapping[str, Plan], columns: int = 3) -> go.Figure:
         rows, columns, shared_xaxes="all", shared_yaxes="all", subplot_titles=titles,
         horizontal_spacing=0.03, vertical_spacing=0.28 / rows,
     )  # fmt: skip
-    _restyled(fig, "", height=90 + 210 * rows).update_annotations(font={"size": 12})
+    restyled(fig, "", height=90 + 210 * rows).update_annotations(font={"size": 12})
     colors = _colors(list(plans.values()))
     told: set[str] = set()
     for at, plan in enumerate(plans.values()):
@@ -87,8 +87,11 @@ def packings(plans: Mapping[str, Plan], columns: int = 3) -> go.Figure:
 def in_words(plan: Plan) -> str:
     """The title that a plan gets."""
     total, held, bound = sum(life.num_bytes for life in plan.lifetimes), plan.footprint_bytes, plan.lower_bound_bytes
-    how_good = "which is the lower bound" if held == bound else f"{held / max(bound, 1):.3g}× the lower bound"
-    return f"{len(plan.lifetimes)} tensors, {sized(total)} in all, held in {sized(held)}, {how_good}"
+    whole = len(plan.chunks) != 1 or plan.end == held  # else a larger request has made the arena
+    needed = held if whole else plan.end
+    how_good = "which is the lower bound" if needed == bound else f"{needed / max(bound, 1):.3g}× the lower bound"
+    where = f"in {sized(needed)}, {how_good}{'' if whole else f'; {sized(held)} are held'}"
+    return f"{counted(len(plan.lifetimes), 'tensor')}, {sized(total)} in all, {where}"
 
 
 def unit_of(num_bytes: float) -> tuple[str, int]:
@@ -146,7 +149,7 @@ def _colors(plans: Sequence[Plan]) -> dict[str, str]:
     return {op: theme.SERIES[i % len(theme.SERIES)] for i, op in enumerate(ops)}
 
 
-def _restyled(fig: go.Figure, title: str, height: int) -> go.Figure:
+def restyled(fig: go.Figure, title: str, height: int) -> go.Figure:
     """The house style on a grid of plots."""
     style = theme.figure(title, height=height, barmode="overlay", hovermode="closest", bargap=0).layout
     fig.update_layout(style)

@@ -12,6 +12,9 @@ from eet_lab.engine.kv_cache import KVCache
 from eet_lab.memory import Plan
 from eet_lab.words import counted, sized
 
+BOTH = "both"
+PASSES = ("prefill", "decode", BOTH)
+
 
 @dataclass(frozen=True)
 class KVUse:
@@ -58,6 +61,14 @@ class RunMemory:
         planned, weights = bool(engine.memory.generation), engine.model.weight_bytes
         kv = KVUse.of(engine.cache)
         return cls(recipe, engine.plans(), planned, weights, engine.activation_bytes, kv, calls)
+
+    def plan(self, phase: str) -> Plan:
+        """One pass's, or that of both, one after the other: nothing of the prefill is alive in a step."""
+        if phase != BOTH:
+            return self.plans[phase]
+        first, then = self.plans.values()
+        shifted = tuple(life.shifted(len(first.lifetimes)) for life in then.lifetimes)
+        return Plan(first.lifetimes + shifted, first.offsets + then.offsets, then.chunks if self.planned else ())
 
     @property
     def story(self) -> str:

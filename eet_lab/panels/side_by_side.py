@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
 from eet_lab.errors import PlanError
 from eet_lab.memory import POOLS, DriverCalls, Lifetime, Plan
+from eet_lab.memory.replays import Replay
 from eet_lab.panels import theme
 from eet_lab.words import plain, sized
 
 MiB = 2**20
+POOL_HEAD = ("pool", "mean held", "most held", "× alive at most", "allocations + frees", "new bytes a request")
 HEAD = ("planner", "held", "× lower bound", "driver calls", "bytes asked for", "planning")
 
 
@@ -53,6 +55,18 @@ def lines(placed: Sequence[Placed]) -> list[list[str]]:
         calls = each.calls.allocations + each.calls.frees
         asked, took = sized(each.calls.allocated_bytes), f"{plain(each.planning_ms)} ms"
         rows.append([each.name, sized(held), f"{held / max(bound, 1):.3f}", f"{calls}", asked, took])
+    return rows
+
+
+def pool_lines(replays: Mapping[str, Replay]) -> list[list[str]]:
+    """A table's rows, under POOL_HEAD: pools on one stream of requests."""
+    rows = []
+    for name, each in replays.items():
+        most, bound = max(each.footprint_bytes, default=0), max(each.lower_bound_bytes, default=0)
+        ended = f" (ended at request {len(each.served) + 1})" if each.ended else ""
+        calls = f"{each.calls.allocations} + {each.calls.frees}"
+        mean, new = (sized(each.mean_footprint_bytes), sized(each.new_bytes_per_request)) if each.served else ("", "")
+        rows.append([name + ended, mean, sized(most), f"{most / max(bound, 1):.2f}", calls, new])
     return rows
 
 

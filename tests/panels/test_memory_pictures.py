@@ -31,7 +31,7 @@ def test_each_rectangle_is_where_its_tensor_lies() -> None:
     assert (list(first.x), list(first.base), list(first.y)) == ([0, 2], [0, 0], [2, 2])
     assert all(1.9 < width <= 2 for width in first.width)
     assert list(bars["attention"].customdata[0]) == ["b", "1 MiB", 2, "2 MiB"]
-    assert "held in 3 MiB, which is the lower bound" in fig.layout.title.text
+    assert "5 MiB in all, in 3 MiB, which is the lower bound" in fig.layout.title.text
 
 
 def test_what_is_alive_is_drawn_below_with_its_bound() -> None:

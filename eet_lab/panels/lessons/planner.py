@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from eet_lab.engine.engine import Engine
 from eet_lab.engine.arena import Arena
+from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.memory import ArenaPool, Lifetime, Plan
 from eet_lab.memory.lifetimes import ALIGNMENT

@@ -18,14 +18,15 @@ from eet_lab.panels.lessons.show import stylesheet
 def here(model: Model) -> HTML:
     """Measured on this machine, while the reader looks."""
     if model.device == "cuda":
-        return _note(f"Measured now on {device_name('cuda')}.", "gpu")
-    return _note(f"Measured now on the CPU: {device_name('cpu')}.", "cpu")
+        return noted(f"Measured now on {device_name('cuda')}.", "gpu")
+    return noted(f"Measured now on the CPU: {device_name('cpu')}.", "cpu")
 
 
 def there(used: Sequence[Row] | Ladder) -> HTML:
     """Measured on another machine: which one, with what, and when."""
-    return _note(f"Not this machine: {recorded.label(used)}.", "recorded")
+    return noted(f"Not this machine: {recorded.label(used)}.", "recorded")
 
 
-def _note(words: str, kind: str) -> HTML:
+def noted(words: str, kind: str) -> HTML:
+    """A note of where numbers come from: `kind` is "gpu", "cpu" or "recorded"."""
     return HTML(f'{stylesheet()}<div class="eet-where eet-{kind}">{escape(words)}</div>')

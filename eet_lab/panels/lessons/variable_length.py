@@ -1,0 +1,183 @@
+"""Lesson 5, memory for requests of every length: what to hold on to between them, and what to give back."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import plotly.graph_objects as go
+
+from eet_lab.memory import POOLS
+from eet_lab.memory.buffers import FirstFitPool
+from eet_lab.memory.replays import Replay, compare, replay
+from eet_lab.memory.workloads import Request, eet_sweep, turbo_artifact, turbo_figure
+from eet_lab.panels import theme
+from eet_lab.panels.animation import film
+from eet_lab.panels.lessons.prediction import Prediction
+from eet_lab.panels.lessons.show import Shown, after, table
+from eet_lab.panels.side_by_side import POOL_HEAD, pool_lines
+from eet_lab.words import sized
+
+MiB = 2**20
+PUBLISHED_MIB = {
+    "chunks, arrival, immediate": ("4.228", "0.702"),
+    "arena, made anew": ("2.789", "2.789"),
+}
+"""What TurboTransformers' artifact prints for its 50 requests: mean held, and new in each request."""
+
+
+@cache
+def stream() -> tuple[Request, ...]:
+    """The artifact's 50 requests."""
+    return turbo_artifact()
+
+
+@cache
+def served() -> dict[str, Replay]:
+    """Every pool on that stream."""
+    return compare(stream())
+
+
+def predict() -> Prediction:
+    """How often must an arena grow, if it never shrinks?"""
+    calls = served()["arena, grown"].calls.allocations
+    return Prediction(
+        f"{len(stream())} requests of random length, 5 to 250 tokens, arrive one after the other. One arena holds the "
+        "activations; it is made larger when a request needs more than ever before, and never smaller. How often is "
+        "memory asked of the driver?",
+        reveal=f"{calls} times. Only a request that is longer than all before it counts, a record, and records become "
+        "rare: the n-th of random requests is one with the chance 1/n, which adds up to 4.5 in 50 requests, and to "
+        "7.5 in a thousand.",
+        number=(1, 50),
+        unit="times",
+    )
+
+
+def lengths() -> Shown:
+    """The stream, and what each request needs at the least."""
+    fig = theme.figure("Fifty requests: what is alive at once in each", height=280)
+    bound = served()["arena, grown"].lower_bound_bytes
+    fig.add_bar(
+        x=list(range(1, len(bound) + 1)), y=theme.rounded(each / MiB for each in bound),
+        customdata=[each.length for each in stream()], marker={"color": theme.GAIN},
+        hovertemplate="request %{x}: %{customdata} tokens, %{y} MiB<extra></extra>",
+    )  # fmt: skip
+    fig.update_xaxes(title="request").update_yaxes(title="MiB")
+    return Shown(
+        fig,
+        f"The longest needs {max(bound) / MiB:.2f} MiB, the average {sum(bound) / len(bound) / MiB:.2f}. Whoever holds "
+        "the most all the time wastes the difference; whoever holds just enough asks the driver at every change.",
+    )
+
+
+def play(name: str = "chunks, arrival, immediate") -> Shown:
+    """The stream through one pool, request by request."""
+    words = {
+        "arena, grown": "One box, which only ever grows. Watch how rarely, and how empty it stays for short requests.",
+        "arena, made anew": "One box that always fits, and is thrown away each time: two driver calls a request.",
+        "EET": "Each box is a buffer and holds one tensor at a time. None is ever given back.",
+    }.get(name, "Press play. Green boxes are chunks that a request had to ask for, red ones go back when it is done.")
+    return Shown(film(served()[name], name), words)
+
+
+def artifact(guess: Prediction) -> Shown:
+    """Every pool on the stream, and what the paper's own program prints for two of them."""
+    return after(guess, _artifact)
+
+
+def _artifact() -> Shown:
+    found = served()
+    bound = found["arena, grown"].lower_bound_bytes
+    same = []
+    for name, (held, new) in PUBLISHED_MIB.items():
+        here = found[name].mean_footprint_bytes / MiB, found[name].new_bytes_per_request / MiB
+        same.append([name, held, f"{here[0]:.3f}", new, f"{here[1]:.3f}"])
+    return Shown(
+        trade_off(found),
+        table(POOL_HEAD, pool_lines(found)),
+        f"Best is the lower left corner. Alive at once, on average: {sized(sum(bound) / len(bound))}. The paper "
+        "holds its chunks against an arena that is made anew for each request, far on the right. An arena that grows, "
+        "or is reserved for the longest, asks less often than chunks and holds less at its peak; what chunks save is "
+        "the average. And EET's whole buffers are no match for either.",
+        table(["the artifact's program", "prints: held MiB", "replayed", "prints: new MiB", "replayed"], same),
+    )
+
+
+def trade_off(found: dict[str, Replay]) -> go.Figure:
+    """Bytes held against calls of the driver, a point for each pool."""
+    fig = theme.figure("What is held on average, and how often the driver is asked", height=400)
+    for at, (name, each) in enumerate(found.items()):
+        calls = each.calls.allocations + each.calls.frees
+        fig.add_scatter(
+            x=[calls], y=[round(each.mean_footprint_bytes / MiB, 3)], mode="markers", name=name,
+            marker={"size": 13, "color": theme.SERIES[at % len(theme.SERIES)], "symbol": SYMBOLS[at // 9]},
+            hovertemplate=f"{name}: %{{y}} MiB, %{{x}} calls<extra></extra>",
+        )  # fmt: skip
+    fig.update_layout(legend={"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "orientation": "v"})
+    fig.update_xaxes(title="driver calls in all (allocations and frees)", rangemode="tozero")
+    return fig.update_yaxes(title="held on average (MiB)", rangemode="tozero")
+
+
+SWEEP = tuple(range(32, 1025, 32))
+SYMBOLS = ("circle", "diamond")
+
+
+def releases() -> Shown:
+    """One pool, and the three moments at which it may give a chunk back."""
+    found = {release: served()[f"chunks, arrival, {release}"] for release in ("immediate", "idle", "never")}
+    fig = theme.figure("Held by the chunks after each request", height=300, legend=theme.LEGEND_BELOW)
+    for (name, each), color in zip(found.items(), theme.SERIES, strict=False):
+        held = theme.rounded(value / MiB for value in each.footprint_bytes)
+        fig.add_scatter(
+            x=list(range(1, len(held) + 1)), y=held, name=name, line={"shape": "hvh", "color": color, "width": 2}
+        )
+    fig.update_xaxes(title="request").update_yaxes(title="MiB", rangemode="tozero")
+    return Shown(
+        fig,
+        "Immediate is the paper's: a chunk that a request leaves empty goes back at once, to be asked for again by the "
+        "next long one. Idle waits for eight requests. On a stream that is random from one request to the next, "
+        "waiting gives nothing back, since a long one always comes in time: a policy is a guess about the future.",
+    )
+
+
+def figure_6() -> Shown:
+    """The example of the paper's figure 6."""
+    plans = replay(POOLS["chunked"](), turbo_figure()).served
+    lines = [
+        [f"{each.length}", ", ".join(f"{chunk.num_bytes:,}" for chunk in each.plan.chunks), f"{each.calls.allocations}"]
+        for each in plans
+    ]
+    return Shown(
+        table(["tokens", "chunks held (bytes)", "of them new"], lines),
+        "As in the paper's figure 6: 200 tokens make a chunk of 1.2 times the largest tensor, and one of the least "
+        "size, 2 MiB; 40 tokens more need one more of those, and the two that are there stay.",
+    )
+
+
+def eet_order() -> Shown:
+    """The same prompts through EET's manager, in two orders, and what other pools hold in the end."""
+    rows, buffers = [], [_buffer_mib(sizes) for sizes in (SWEEP, SWEEP[::-1])]
+    for order, sizes in (("ascending", SWEEP), ("descending", SWEEP[::-1])):
+        requests = eet_sweep(sizes)
+        for name, found in compare(requests).items():
+            if name in SHOWN_FOR_EET:
+                calls = found.calls.allocations + found.calls.frees
+                rows.append([order, name, sized(max(found.footprint_bytes)), f"{calls}"])
+    return Shown(
+        table(["prompts of 32 to 1,024", "pool", "most held", "driver calls"], rows),
+        "EET's list of buffers takes the first that is idle and large enough. Short prompts first, and each longer one "
+        "finds all buffers a little too small: "
+        f"{buffers[0]:,.1f} MiB of buffers, beside 18 of caches, where the longest prompts first need "
+        f"{buffers[1]:,.1f}. Nothing of this is a property of the model: it is the order in which users came. "
+        "A plan that sees the whole request before it places anything holds the same for both; only how often it has "
+        "to ask still depends on the order.",
+    )
+
+
+def _buffer_mib(lengths: tuple[int, ...]) -> float:
+    """What EET's buffers come to for prompts of these lengths, its caches left out."""
+    pool = FirstFitPool(repaired=False)
+    replay(pool, eet_sweep(lengths))
+    return sum(chunk.num_bytes for chunk in pool.buffers) / MiB
+
+
+SHOWN_FOR_EET = ("EET", "EET, repaired", "chunks, arrival, immediate", "arena, grown", "arena, reserved")

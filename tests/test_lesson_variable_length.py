@@ -1,0 +1,104 @@
+"""Lesson 5: what is told of others is what they told, and the exercise says what is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from eet_lab.bench import caching_allocator
+from eet_lab.bench.caching_allocator import Cached, Recording
+from eet_lab.memory import POOLS
+from eet_lab.memory.replays import replay
+from eet_lab.panels.lessons import allocators, holding
+from eet_lab.panels.lessons import variable_length as lesson
+
+MiB = 2**20
+
+
+def test_nothing_is_compared_before_the_prediction() -> None:
+    guess = lesson.predict()
+    [pending] = lesson.artifact(guess).things
+    assert "Predict first" in str(pending.outputs)
+    guess.answer(9.0)
+    guess.wait(10)
+    assert "0.702" in str(pending.outputs)
+
+
+def test_the_records_of_fifty_requests_are_as_rare_as_the_reveal_says() -> None:
+    guess = lesson.predict()
+    lengths = [request.length for request in lesson.stream()]
+    records = sum(length > max(lengths[:at], default=0) for at, length in enumerate(lengths))
+    assert guess._reveal.startswith(f"{records} times")
+    assert sum(1 / n for n in range(1, 51)) == pytest.approx(4.5, abs=0.01)
+    assert sum(1 / n for n in range(1, 1001)) == pytest.approx(7.5, abs=0.02)
+
+
+def test_published_figures_are_replayed_to_the_digit() -> None:
+    for name, (held, new) in lesson.PUBLISHED_MIB.items():
+        found = lesson.served()[name]
+        assert f"{found.mean_footprint_bytes / MiB:.3f}" == held
+        assert f"{found.new_bytes_per_request / MiB:.3f}" == new
+
+
+def test_the_order_of_prompts_is_ten_times_the_memory() -> None:
+    shown, words = lesson.eet_order().things
+    assert lesson._buffer_mib(lesson.SWEEP) == pytest.approx(1552, abs=0.5)
+    assert lesson._buffer_mib(lesson.SWEEP[::-1]) == 156.0
+    assert "1,552.1 MiB" in words and "156.0" in words and "1.533 GiB" in shown.data
+
+
+def hint(answer: Any) -> str:
+    verdict = holding.exercise().check(answer)
+    assert verdict.ok is False
+    return verdict.message
+
+
+def test_the_exercise_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert holding.exercise().check(holding.hold).ok
+    assert "driver calls" in hint(lambda needed, held, before: needed)
+    assert "night" in (told := hint(lambda needed, held, before: max(needed, held))) and "on average" in told
+    assert "at least that many" in hint(lambda needed, held, before: needed - 1)
+    assert "ZeroDivisionError" in hint(lambda needed, held, before: 1 // 0)
+    monkeypatch.delenv("EET_LAB_FAST", raising=False)
+    assert holding.exercise().check(lambda needed, held, before: ...).ok is None
+
+
+def test_an_engine_asks_the_driver_as_often_as_was_foreseen_on_paper(tiny: Any) -> None:
+    stream = allocators.traced(tiny)
+    for name in ("greedy_by_size", "chunked"):
+        pool = POOLS[name]()
+        replay(pool, stream)
+        truth = [allocators._tokens(allocators.Engine(tiny.decoder), p) for p in allocators.requests(tiny)]
+        ran = allocators._ran(tiny, name, truth)
+        assert ran.same
+        assert ran.calls == pool.calls.allocations + pool.calls.frees
+
+
+def test_the_peers_figures_are_labelled_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(caching_allocator, "RECORDED", tmp_path / "none.json")
+    [note] = allocators.torch_allocator().things
+    assert "needs a GPU" in note.data
+    streams = {"artifact": {"default": Cached((MiB, 4 * MiB), MiB, 2, 0)}}
+    told = Recording("Some GPU", "2.13", "2026-11-21T00:00:00", streams)
+    path = tmp_path / "told.json"
+    path.write_text(json.dumps(asdict(told)))
+    monkeypatch.setattr(caching_allocator, "RECORDED", path)
+    assert caching_allocator.recorded() == told
+    where, shown, _ = allocators.torch_allocator().things
+    assert "Not this machine: recorded on a Some GPU" in where.data and "4 MiB" in shown.data
+
+
+@pytest.mark.gpu
+def test_the_allocator_is_measured_in_both_settings() -> None:
+    found = caching_allocator.here()
+    for settings in found.streams.values():
+        assert set(settings) == set(caching_allocator.SETTINGS)
+        for each in settings.values():
+            assert max(each.reserved_bytes) >= each.most_allocated_bytes > 0
+            assert each.allocations > 0
