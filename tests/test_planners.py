@@ -30,6 +30,7 @@ from eet_lab.memory import (
     validate,
 )
 from eet_lab.memory.optimal import Solution, solve
+from eet_lab.memory.pools import Ledger
 
 UNIT = 256
 A_HUNDRED = settings(max_examples=100, deadline=None)
@@ -200,6 +201,16 @@ def test_a_new_chunk_is_larger_than_its_tensor():
     pool = ChunkedPool(chunk_bytes=10 * UNIT, scale=1.5)
     for size, num_bytes in ((4, 10 * UNIT), (11, 17 * UNIT)):  # 16.5 units, rounded up
         assert pool.place([Lifetime("x", size * UNIT, 0, 0)]).footprint_bytes == num_bytes
+
+
+def test_chunks_start_where_tensors_may_and_fill_gaps_in_the_address_space():
+    ledger = Ledger()
+    _, second, _ = (ledger.allocate(num_bytes) for num_bytes in (992, 512, 320))
+    assert [chunk.start for chunk in ledger.chunks] == [0, 1024, 1536]
+    ledger.free(second)
+    assert ledger.allocate(512) == Chunk(3, 1024, 512), "as large as the gap"
+    assert ledger.allocate(32) == Chunk(4, 2048, 32)
+    assert [chunk.id for chunk in ledger.chunks] == [0, 3, 2, 4] and [chunk.id for chunk in ledger.held] == [0, 2, 3, 4]
 
 
 def test_eet_takes_the_first_buffer_and_its_repair_the_smallest():

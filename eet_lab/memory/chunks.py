@@ -6,7 +6,7 @@ published artifact.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import inf
 
 from eet_lab.errors import PlanError
@@ -57,15 +57,13 @@ class ChunkedPool:
         for i in sorted(range(len(lifetimes)), key=lambda i: -lifetimes[i].num_bytes):
             life = lifetimes[i]
             if not life.num_bytes:
-                break
-            chunk, offset = next(
-                ((chunk, offset) for chunk, taken in inside.items() if (offset := _best_gap(chunk, taken, life)) >= 0),
-                (None, 0),
-            )
-            if chunk is None:
-                chunk = self._ledger.allocate(self._new_bytes(life))
-                inside[chunk] = Occupancy()
+                break  # those that follow are empty as well
+            found = next(_homes(life, inside), None)
+            if found is None:
+                found = self._ledger.allocate(self._new_bytes(life)), 0
+                inside[found[0]] = Occupancy()
                 inside = {chunk: inside[chunk] for chunk in self._searched()}
+            chunk, offset = found
             inside[chunk].take(life, offset)
             offsets[i] = chunk.start + offset
         self._release(inside)
@@ -93,10 +91,12 @@ class ChunkedPool:
                 self._ledger.free(chunk)
 
 
-def _best_gap(chunk: Chunk, taken: Occupancy, life: Lifetime) -> int:
-    """The start of the smallest gap that fits, the chunk's end counting only where no other does; -1 if none does."""
-    *inner, (top, _) = taken.gaps(life)
-    fitting = [(stop - start, start) for start, stop in inner if stop - start >= life.num_bytes]
-    if fitting:
-        return min(fitting)[1]
-    return top if top + life.num_bytes <= chunk.num_bytes else -1
+def _homes(life: Lifetime, inside: dict[Chunk, Occupancy]) -> Iterator[tuple[Chunk, int]]:
+    """The chunks that have a gap for it, each with the start of the smallest; its end only where no other gap fits."""
+    for chunk, taken in inside.items():
+        *inner, (top, _) = taken.gaps(life)
+        fitting = [(stop - start, start) for start, stop in inner if stop - start >= life.num_bytes]
+        if fitting:
+            yield chunk, min(fitting)[1]
+        elif top + life.num_bytes <= chunk.num_bytes:
+            yield chunk, top
