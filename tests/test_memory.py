@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import random
+from dataclasses import replace
 
 import pytest
 import torch
+from conftest import make_gpt2
+from counted import Counted
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,9 +18,16 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.rehearse import rehearsals
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.trace import Rehearsal, Trace
-from eet_lab.memory import PLANNERS, Lifetime, live_bytes
+from eet_lab.memory import PLANNERS, POOLS, Lifetime, live_bytes, validate
+from eet_lab.memory.lifetimes import ALIGNMENT
+from eet_lab.models import load
+from eet_lab.models.config import Config
+from eet_lab.models.decoder import mapped
+from eet_lab.models.weights import random_decoder
+from eet_lab.ops import native, reference
 from eet_lab.technique import Recipe
 
+PLANNED = "pre_padding,memory_reuse"
 lifetimes = st.lists(
     st.tuples(st.integers(0, 4000), st.integers(0, 30), st.integers(0, 30)).map(
         lambda t: Lifetime("x", t[0], min(t[1:]), max(t[1:]))
@@ -163,3 +174,187 @@ def test_who_watches_the_baseline_does_not_rehearse_it(tiny, monkeypatch):
 
     engine.generate([[1, 2, 3], [4]], Settings(4), on_step=watch)
     assert len(set(seen)) == 1 and seen[0] > 0
+
+
+def drawn(draw: random.Random, num_rows: int, longest: int) -> list[list[int]]:
+    return [[draw.randrange(1, 499) for _ in range(draw.randint(1, longest))] for _ in range(num_rows)]
+
+
+RESERVABLE = ["memory_reuse", PLANNED, "pre_padding,mask_removal,memory_reuse:kv=paged"]
+RESERVABLE += ["pre_padding,mask_removal,packed_prefill,memory_reuse", "pre_padding,memory_reuse:planner=chunked"]
+
+
+@pytest.mark.parametrize("recipe", RESERVABLE)
+def test_after_a_reservation_no_smaller_request_allocates(tiny, recipe):
+    engine, plain, draw = Engine(tiny.decoder, Recipe.parse(recipe).parts), Engine(tiny.decoder), random.Random(1)
+    engine.reserve(3, 40, Settings(9))
+    held = engine.activation_bytes, engine.kv_bytes, engine.memory.calls, engine.memory.generation, addresses(engine)
+    for _ in range(12):
+        prompts, settings = drawn(draw, draw.randint(1, 3), 40), Settings(draw.randint(1, 9))
+        assert engine.generate(prompts, settings).tokens == plain.generate(prompts, settings).tokens
+        assert held == (engine.activation_bytes, engine.kv_bytes, engine.memory.calls, 1, addresses(engine))
+    engine.generate(drawn(draw, 5, 60), Settings(9))
+    assert engine.kv_bytes > held[1] and engine.activation_bytes > held[0]
+
+
+def addresses(engine: Engine) -> list[int]:
+    """Where all lies that an engine keeps."""
+    chunks = [*engine.memory._chunks.values()]
+    return [part.data_ptr() for part in (*chunks, engine.cache.keys, engine.inbox._data, engine.canvas._data)]
+
+
+def test_a_session_serves_every_batch_that_a_reservation_covers(tiny):
+    engine, draw = Engine(tiny.decoder, Recipe.parse(PLANNED).parts), random.Random(2)
+    engine.reserve(2, 50, Settings(8))
+    session, state = engine._session, engine._session.state.tokens.data_ptr()
+    for _ in range(5):
+        engine.generate(drawn(draw, 2, 50), Settings(draw.randint(1, 8)))
+        assert engine._session is session and session.state.tokens.data_ptr() == state
+    engine.generate(drawn(draw, 1, 50), Settings(8))
+    assert engine._session is not session
+
+
+def test_a_request_that_asks_for_other_things_than_was_reserved_is_placed_in_the_same_memory(tiny):
+    def more_for_few(ids, positions, words, places, *, empty):
+        if len(ids) < 40:
+            empty("few", (len(ids),), words)
+        return reference.embed(ids, positions, words, places, empty=empty)
+
+    parts = Recipe.parse(PLANNED).parts
+    engine = Engine(tiny.decoder, replace(parts, ops=replace(parts.ops, embed=more_for_few)))
+    engine.reserve(2, 50, Settings(8))
+    calls, names = engine.memory.calls, []
+    for lengths in ([50, 40], [3, 2], [30, 30]):
+        prompts = [[7] * length for length in lengths]
+        assert (
+            engine.generate(prompts, Settings(8)).tokens == Engine(tiny.decoder).generate(prompts, Settings(8)).tokens
+        )
+        names.append([life.name for life in engine.plans()["prefill"].lifetimes].count("few"))
+        assert engine.memory.calls == calls
+    assert names == [0, 1, 0]
+
+
+def test_the_same_shape_again_is_neither_rehearsed_nor_placed(tiny, monkeypatch):
+    engine = Engine(tiny.decoder, Recipe.parse(PLANNED).parts)
+    want = engine.generate([[1, 2, 3], [4]], Settings(4)).tokens
+    monkeypatch.setattr(Trace, "empty", lambda *args, **keywords: pytest.fail("rehearsed"))
+    monkeypatch.setattr(engine.memory._pool, "place", lambda lifetimes: pytest.fail("placed"))
+    assert engine.generate([[1, 2, 3], [4]], Settings(4)).tokens == want
+
+
+def test_a_decode_step_gets_the_same_tensors_as_the_one_before(tiny):
+    """So a steady step makes no allocation, and no view either."""
+    engine, seen = Engine(tiny.decoder, Recipe.parse("pre_padding,mask_removal,memory_reuse").parts), []
+    empty = engine.memory.empty
+
+    def watch(*args, **keywords):
+        seen[-1].append(empty(*args, **keywords))
+        return seen[-1][-1]
+
+    engine.memory.empty = watch
+    seen.append([])
+    engine.generate([[5, 6], [7, 8]], Settings(6), on_step=lambda event: seen.append([]))
+    steps = [list(map(id, step)) for step in seen[1:6]]
+    assert len(steps[0]) > 20 and all(step == steps[0] for step in steps)
+
+
+def test_what_is_handed_out_does_not_lie_in_the_arena(tiny):
+    engine = Engine(tiny.decoder, Recipe.parse(PLANNED).parts)
+    run = engine.generate([[1, 2, 3], [4]], Settings(4))
+    spans = [(chunk.data_ptr(), chunk.data_ptr() + chunk.numel()) for chunk in engine.memory._chunks.values()]
+    for part in engine._session.state:
+        assert not any(begin <= part.data_ptr() < end for begin, end in spans)
+    assert all(type(token) is int for row in run.tokens for token in row)
+    for chunk in engine.memory._chunks.values():
+        with torch.inference_mode():
+            chunk.fill_(0xFF)  # all of it NaN, as if another request had used it
+    assert engine.generate([[1, 2, 3], [4]], Settings(4)).tokens == run.tokens
+
+
+def test_offsets_are_aligned_and_within_their_chunks(tiny):
+    for planner in POOLS:
+        engine = Engine(tiny.decoder, Recipe.parse(f"{PLANNED}:planner={planner}").parts)
+        engine.generate([[1] * 30, [2] * 7], Settings(5))
+        for plan in engine.plans().values():
+            validate(plan)
+        for slot in (slot for slots in engine.memory._slots.values() for slot in slots):
+            chunk = engine.memory._chunks[slot.chunk_id]
+            assert (slot.memory.data_ptr() - chunk.data_ptr()) % ALIGNMENT == 0
+            assert slot.memory.numel() == slot.life.num_bytes
+
+
+def test_engines_of_several_models_and_types_do_not_disturb_each_other(tiny, hf_model):
+    """Step by step in turn: while one engine is in the middle of a run, all others run."""
+    small = load(make_gpt2(n_embd=40, n_head=5, n_layer=2), device="cpu").decoder
+    half = mapped(tiny.decoder, lambda tensor: tensor.bfloat16())
+    recipes = [PLANNED, "memory_reuse:kv=paged", f"{PLANNED}:planner=chunked", "pre_padding,mask_removal,memory_reuse"]
+    cases = [(model, recipe) for model in (tiny.decoder, small, half) for recipe in recipes]
+    draw = random.Random(3)
+    batches = [drawn(draw, 3, 20) for _ in cases]
+    alone = [
+        Engine(model, Recipe.parse(recipe).parts).generate(prompts, Settings(6)).tokens
+        for (model, recipe), prompts in zip(cases, batches, strict=True)
+    ]
+    engines = [Engine(model, Recipe.parse(recipe).parts) for model, recipe in cases]
+    found = {}
+
+    def run(first: int) -> None:
+        """Each engine's second step lets the next one run from beginning to end."""
+        if first == len(engines):
+            return
+
+        def nested(event):
+            if event.index == 1:
+                run(first + 1)
+
+        found[first] = engines[first].generate(batches[first], Settings(6), on_step=nested).tokens
+
+    for _ in range(2):
+        run(0)
+        assert [found[i] for i in range(len(cases))] == alone
+
+
+@pytest.mark.parametrize("recipe", ["", PLANNED, "memory_reuse:kv=paged", f"{PLANNED}:planner=chunked"])
+def test_closing_frees_every_byte(tiny, recipe):
+    counted = Counted()
+    engine = Engine(tiny.decoder, Recipe.parse(recipe).parts)
+    with counted:
+        engine.reserve(3, 30, Settings(8))
+        engine.generate([[1] * 30, [2] * 3], Settings(8))
+        assert counted.num_bytes >= engine.kv_bytes + engine.memory.held_bytes > 0
+        engine.close()
+    assert counted.num_bytes == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["", "all", "all,-cuda_graphs", f"{PLANNED}:planner=chunked"])
+def test_closing_frees_every_byte_of_a_gpu(tiny, recipe):
+    native.prepare(native.all_names())
+    decoder = mapped(tiny.decoder, lambda tensor: tensor.to("cuda", torch.float16))
+
+    def used() -> int:
+        engine = Engine(decoder, Recipe.parse(recipe, "cuda").parts)
+        engine.reserve(3, 30, Settings(8))
+        engine.generate([[1] * 30, [2] * 3], Settings(8))
+        engine.close()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    assert used() == used() == used()  # the first one's libraries keep what they took
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", ["all", "all,-cuda_graphs"])
+def test_after_a_reservation_the_driver_is_not_asked(recipe):
+    """Requests of random length, as a server gets them."""
+    native.prepare(native.all_names())
+    sizes = Config(4, 768, 12, 3072, 50257, 1024)
+    decoder, draw = random_decoder(sizes, 0, torch.device("cuda"), torch.float16), random.Random(4)
+    engine = Engine(decoder, Recipe.parse(recipe, "cuda").parts)
+    engine.reserve(4, 960, Settings(16))
+    for num_rows in (1, 2, 3, 4):  # each number of rows captures graphs of its own
+        engine.generate(drawn(draw, num_rows, 960), Settings(16))
+    before = torch.cuda.memory_stats()["num_device_alloc"]
+    for _ in range(100):
+        engine.generate(drawn(draw, 4, 960), Settings(16))
+    assert torch.cuda.memory_stats()["num_device_alloc"] == before

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
+from threading import Event
 
 import torch
 from torch import Tensor
@@ -39,7 +41,7 @@ class Engine:
         self.model = model
         self.memory = self.parts.memory()
         self.cache = self._new_cache(model.words)
-        self.inbox = Inbox(model.device)
+        self.inbox, self.canvas = Inbox(model.device), Inbox(model.device)
         self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
         self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
         self._reserved = 0, 0
@@ -72,11 +74,39 @@ class Engine:
         settings = settings or Settings()
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
         self.prepare(cancel=cancel)
+        with self._closed_on_error():
+            return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced)
+
+    @torch.inference_mode()
+    def reserve(self, num_rows: int, prompt_tokens: int, settings: Settings | None = None) -> None:
+        """Allocate what a batch of so many rows and such prompts needs; no smaller one will then allocate anything.
+
+        Its passes are placed, the KV cache gets its size, and two steps are run, so that libraries take what they keep.
+        A session, with what it has captured, then serves every batch of as many rows. `settings` tell max_new_tokens
+        and how tokens are drawn; a batch that asks for other things than this one would is placed on its own.
+        Errors: those of `generate`. `close` gives it all back.
+        """
+        settings, config = settings or Settings(), self.model.config
+        rows = checked_prompts([[config.bos_id] * prompt_tokens] * num_rows, settings.max_new_tokens, config)
+        self.prepare()
+        self.close()
+        with self._closed_on_error():
+            state, first = self.parts.prompts(rows, settings.max_new_tokens)
+            self._reserved = num_rows, state.tokens.shape[1]
+            self._asking = "the arena of activations"
+            passes = rehearsals(self, state, first, settings.sampling(torch.device("cpu")))
+            self.memory.reserve(passes, like=self.model.words)
+            enough = Event()
+            self._generate(rows, settings, lambda event: enough.set() if event.index else None, enough, None)
+
+    @contextmanager
+    def _closed_on_error(self) -> Iterator[None]:
+        """A run that broke off in the middle may have left anything behind."""
         try:
             with memory_for(lambda: self._asking, free=self.close):
-                return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced)
+                yield
         except BaseException:
-            self.close()  # a run that broke off in the middle may have left anything behind
+            self.close()
             raise
 
     def _generate(
@@ -205,6 +235,7 @@ class Engine:
         self._drop_session()
         self.cache.close()
         self.inbox.close()
+        self.canvas.close()
         self.memory = self.parts.memory()
         self._reserved = 0, 0
 

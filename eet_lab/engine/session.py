@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.prompts import decode_spans, decode_step
 from eet_lab.ops import native
 from eet_lab.ops.types import Sampling, State, Step
@@ -25,7 +24,7 @@ class Session:
 
     def __init__(self, engine: Engine, key: tuple, state: State, first: Step, sampling: Sampling) -> None:
         self.key, self.capacity = key, key[1]
-        self._engine, self._canvas = engine, Inbox(engine.model.device)
+        self._engine = engine
         self.state, num_pad, seed = self._begin(state, first, sampling)
         self._sampling = sampling._replace(seed=seed)
         self._next = decode_step(self.state, num_pad, first.spans, self.capacity)
@@ -62,7 +61,7 @@ class Session:
         arrived: list[Any] = engine.inbox.receive(tensors)
         self._first = Step(*arrived, *first[len(tensors) :])  # tensors come first
         columns = pad(state.tokens.t(), (0, 0, 0, self.capacity - state.tokens.shape[1]))  # those to come stay unseen
-        tokens, *others, num_pad, seed = self._canvas.receive([columns, *state[1:], first.num_pad, sampling.seed])
+        tokens, *others, num_pad, seed = engine.canvas.receive([columns, *state[1:], first.num_pad, sampling.seed])
         return State(tokens.t(), *others), num_pad, seed
 
     def _new_launch(self) -> Any:

@@ -1,0 +1,42 @@
+"""Counts what PyTorch holds on the CPU, which has no counters of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Counted(TorchDispatchMode):
+    """While it is entered: bytes of all storages that operators made and that are alive, and the most at once.
+
+    What an operator takes for itself and gives back before it returns is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak_bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {self._key(leaf) for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and self._key(leaf) not in before and leaf.device.type != "meta":
+                storage = leaf.untyped_storage()
+                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+        return result
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes alive now."""
+        self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}
+        return sum(num_bytes for _, num_bytes in self._alive.values())
+
+    @staticmethod
+    def _key(tensor: torch.Tensor) -> int:
+        return tensor.untyped_storage()._cdata
