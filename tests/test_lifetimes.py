@@ -16,7 +16,6 @@ from eet_lab.engine.trace import covers
 from eet_lab.memory import POOLS, live_bytes
 from eet_lab.models import weights
 from eet_lab.models.config import Config
-from eet_lab.ops import native
 from eet_lab.ops.int8 import quantized
 from eet_lab.parts import Ops
 from eet_lab.technique import Recipe
@@ -113,16 +112,3 @@ def test_every_pool_runs_what_was_rehearsed(tiny, planner):
         foreseen = engine.lifetimes(prompts, Settings(6))
         assert {name: plan.lifetimes for name, plan in engine.plans().items()} == foreseen
         assert engine.memory.held_bytes == sum(chunk.num_bytes for chunk in engine.plans()["decode"].chunks)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("words", ["all,-cuda_graphs", "", "pre_padding,mask_removal,fused_kernels"])
-def test_a_rehearsal_foresees_a_real_run_on_a_gpu(words):
-    native.prepare(native.all_names())
-    sizes = Config(3, 256, 4, 1024, 504, 512)
-    for dtype in (torch.float16, torch.float32):
-        decoder = weights.random_decoder(sizes, 0, torch.device("cuda"), dtype)
-        for lengths in (*SHAPES, [200] * 9, [1] * 20):
-            for settings in SETTINGS:
-                real, foreseen = recorded(decoder, Recipe.parse(words, "cuda").parts, batch(0, lengths), settings)
-                assert all(trace == foreseen[name] for name, trace in real.items()), (lengths, settings)
