@@ -11,6 +11,7 @@ from threading import Event
 import torch
 from torch import Tensor
 
+from eet_lab.engine.forecast import LIBRARY_BYTES, Forecast, Forecaster, free_bytes_of
 from eet_lab.engine.generation import Generation, StepEvent, Transcript
 from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.kv_cache import KVCache
@@ -40,7 +41,7 @@ class Engine:
             model = change(model)
         self.model = model
         self.memory = self.parts.memory()
-        self.cache = self._new_cache(model.words)
+        self.cache = self.new_kv_cache(model.words)
         self.inbox, self.canvas = Inbox(model.device), Inbox(model.device)
         self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
         self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
@@ -173,11 +174,11 @@ class Engine:
 
     def new_cache(self, num_rows: int, capacity: int, like: Tensor) -> list[KVLayer]:
         """The layers of an empty KV cache beside the engine's own, for rehearsals."""
-        cache = self._new_cache(like)
+        cache = self.new_kv_cache(like)
         cache.open([0] * num_rows, capacity)
         return list(cache)
 
-    def _new_cache(self, like: Tensor) -> KVCache:
+    def new_kv_cache(self, like: Tensor) -> KVCache:
         config = self.model.config
         return self.parts.kv_cache(len(self.model.layers), config.num_heads, config.head_dim, like)
 
@@ -204,6 +205,19 @@ class Engine:
         state, first = self.parts.prompts(rows, settings.max_new_tokens)
         found = rehearsals(self, state, first, settings.sampling(torch.device("cpu")))
         return {name: self.memory.traced(rehearsal) for name, rehearsal in found.items()}
+
+    def forecast(
+        self, prompts: Sequence[Sequence[int]], settings: Settings | None = None, free_bytes: int | None = None
+    ) -> Forecast:
+        """What a run will need and whether it fits, rehearsed without data; nothing is allocated on the device.
+
+        `free_bytes` is what there is for the weights and the run, on whatever device; None: what the model's own has.
+        """
+        settings, device = settings or Settings(), self.model.device
+        if free_bytes is None:
+            free_bytes = free_bytes_of(device) + self.model.weight_bytes
+        workspace_bytes = 0 if device.type == "cpu" else LIBRARY_BYTES
+        return Forecaster(self, settings).forecast([max(len(row), 1) for row in prompts], free_bytes, workspace_bytes)
 
     def plans(self) -> dict[str, Plan]:
         """What the last run's passes asked for and where it lay: {"prefill": Plan, "decode": Plan}."""

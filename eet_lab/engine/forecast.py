@@ -2,9 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from eet_lab.engine.rehearse import rehearsals
+from eet_lab.engine.settings import Settings
+from eet_lab.engine.trace import Rehearsal
+from eet_lab.memory import live_bytes
+from eet_lab.ops.types import Step
+
+if TYPE_CHECKING:
+    from eet_lab.engine.engine import Engine
 
 MiB = 2**20
+
+MOST_ROWS = 4096
+MOST_TOKENS = 2**20
+"""Of the batches that are looked at: more are not laid out, only to tell that they fit as well."""
+
+LIBRARY_BYTES = 32 * MiB
+"""What cuBLAS keeps on a large GPU once it has multiplied anything."""
 
 
 @dataclass(frozen=True)
@@ -64,3 +84,102 @@ class Forecast:
             f"{shape}: {verdict}. {self.total_bytes / MiB:,.1f} of {self.free_bytes / MiB:,.1f} MiB ({parts}). "
             f"Would fit: {self.largest_batch:,} rows of this shape, or {self.largest_context:,} columns for {rows}."
         )
+
+
+class Forecaster:
+    """Rehearses batches of an engine's shape, and larger ones, on meta tensors alone."""
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine, self._settings = engine, settings
+        self._sampling = settings.sampling(torch.device("cpu"))
+        self._like = engine.meta_model.words
+        self._by_outline = False
+
+    def forecast(self, lengths: Sequence[int], free_bytes: int, workspace_bytes: int) -> Forecast:
+        """What prompts of such lengths need, and how many of them, or how long ones, would fit."""
+        num_rows, num_new, context = len(lengths), self._settings.max_new_tokens, self._engine.model.config.context
+        found = Forecast(
+            num_rows, max(lengths), num_new, self._engine.model.weight_bytes, *self.peak(lengths), workspace_bytes,
+            free_bytes, 0, 0,
+        )  # fmt: skip
+        # A planner that does as well with a few layers as with all can be asked about a few from here on.
+        exact, self._by_outline = found, True
+        outlined = self.peak(lengths)
+        self._by_outline = sum(outlined) == exact.run_bytes - workspace_bytes
+
+        def needed(lengths: Sequence[int]) -> int:
+            return found.weight_bytes + workspace_bytes + sum(self.peak(lengths))
+
+        def rows(count: int) -> int:
+            return needed([lengths[i % num_rows] for i in range(count)])
+
+        def columns(count: int) -> int:
+            return needed([count - num_new] * num_rows)
+
+        most = min(MOST_ROWS, max(num_rows, MOST_TOKENS // (max(lengths) + num_new)))
+        return replace(
+            found,
+            largest_batch=largest(rows, free_bytes, 1, most, num_rows),
+            largest_context=largest(columns, free_bytes, num_new + 1, context, max(lengths) + num_new),
+        )
+
+    def peak(self, lengths: Sequence[int]) -> tuple[int, int, int]:
+        """Bytes of the KV cache, the activations and the cache's growth, in the pass in which they are the most."""
+        engine = self._engine
+        prompts = [[engine.model.config.bos_id] * length for length in lengths]
+        state, first = engine.parts.prompts(prompts, self._settings.max_new_tokens)
+        passes = rehearsals(engine, state, first, self._sampling)
+        if self._by_outline:
+            passes = {name: p._replace(key=("outline", *p.key), run=p.outline or p.run) for name, p in passes.items()}
+        memory, capacity = engine.parts.memory(), state.tokens.shape[1]
+        memory.plan(passes, self._like)
+        found = []
+        for step, rehearsal in zip((first, first._replace(extent=capacity - 1)), passes.values(), strict=True):
+            held, growth = self._cache_bytes(step, capacity)
+            found.append((held, memory.held_bytes or self._live_bytes(rehearsal), growth))
+        return max(found, key=sum)
+
+    def _cache_bytes(self, step: Step, capacity: int) -> tuple[int, int]:
+        """Bytes held once a step has been there, and those of the copy while it was."""
+        cache = self._engine.new_kv_cache(self._like)
+        cache.open([span.num_pad for span in step.spans], capacity)
+        for layer in range(cache.num_layers):
+            cache.room(layer, step)
+        return cache.num_bytes, cache.growth_bytes
+
+    @staticmethod
+    def _live_bytes(rehearsal: Rehearsal) -> int:
+        return max(live_bytes(rehearsal.outlined()), default=0)
+
+
+def largest(needed: Callable[[int], int], free_bytes: int, least: int, most: int, start: int) -> int:
+    """The largest count from `least` to `most` whose need is met; 0 if there is none. Needs grow, about evenly.
+
+    Each look is at where a straight line through the nearest known counts meets `free_bytes`.
+    """
+    known: dict[int, int] = {}
+
+    def fits(count: int) -> bool:
+        known[count] = needed(count)
+        return known[count] <= free_bytes
+
+    low, high = least - 1, most + 1  # fits (or is below all), does not fit (or is above all)
+    count = min(max(start, least), most)
+    while high - low > 1:
+        low, high = (count, high) if fits(count) else (low, count)
+        (a, below), *more = sorted(known.items(), key=lambda item: abs(item[0] - (low + high) / 2))[:2]
+        b, above = more[0] if more else (0, below // 2)
+        slope = (above - below) / (b - a) if b != a else 0
+        guess = a + int((free_bytes - below) // slope) if slope > 0 else (low + high) // 2
+        count = min(max(guess, low + 1), high - 1)
+    return low if low >= least else 0
+
+
+def free_bytes_of(device: torch.device) -> int:
+    """What the device has for new tensors now, with what torch keeps for reuse."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+    import psutil
+
+    return psutil.virtual_memory().available

@@ -50,8 +50,7 @@ class Decoder(NamedTuple):
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights; a tied head is counted once."""
-        storages = {t.data_ptr(): t.numel() * t.element_size() for t in tensors(self)}
-        return sum(storages.values())
+        return num_bytes(tensors(self))
 
 
 def forward(model: Decoder, ops: Ops, mask: Any, cache: Sequence[KVLayer], step: Step, sampling: Sampling) -> Tensor:
@@ -73,6 +72,12 @@ def tensors(tree: Any) -> list[Tensor]:
     if isinstance(tree, Tensor):
         return [tree]
     return [t for part in tree for t in tensors(part)] if isinstance(tree, tuple) else []
+
+
+def num_bytes(weights: Sequence[Tensor]) -> int:
+    """Bytes of tensors, with or without data; one that is there twice is counted once."""
+    places = {(t.untyped_storage()._cdata, t.storage_offset()): t.numel() * t.element_size() for t in weights}
+    return sum(places.values())
 
 
 def mapped(tree: Any, change: Any) -> Any:

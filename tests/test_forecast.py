@@ -1,0 +1,105 @@
+"""A forecast against what a run really takes, and the largest runs against their neighbours."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from counted import Counted
+from hypothesis import given
+from hypothesis import strategies as st
+from test_paged import batch
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.forecast import largest
+from eet_lab.engine.settings import Settings
+from eet_lab.models import weights
+from eet_lab.models.config import Config
+from eet_lab.technique import Recipe
+
+WORDS = ["", "pre_padding", "pre_padding,mask_removal", "pre_padding,mask_removal,packed_prefill", "memory_reuse"]
+WORDS += [
+    "pre_padding,memory_reuse",
+    "pre_padding,mask_removal,memory_reuse:kv=paged",
+    "pre_padding,mask_removal,memory_reuse",
+]
+WORDS += ["pre_padding,memory_reuse:planner=no_reuse", "pre_padding,memory_reuse:planner=chunked"]
+SMALL = Config(4, 128, 4, 512, 800, 512)
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    return weights.random_decoder(SMALL, 0, torch.device("cpu"), torch.float32)
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_the_peak_is_foreseen_within_a_few_per_cent(decoder, words):
+    for lengths, num_new in (([200, 90, 31], 12), ([40], 90), ([64] * 6, 5)):
+        engine, counted = Engine(decoder, Recipe.parse(words).parts), Counted()
+        told = engine.forecast(batch(0, lengths), Settings(num_new), 2**40)
+        with counted:
+            engine.generate(batch(0, lengths), Settings(num_new))
+        assert abs(told.run_bytes / counted.peak_bytes - 1) < 0.08, (lengths, told, counted.peak_bytes)
+        assert abs(told.total_bytes / (told.weight_bytes + counted.peak_bytes) - 1) < 0.04
+        assert told.weight_bytes == decoder.weight_bytes and told.fits
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_the_largest_that_fits_fits_and_one_more_does_not(decoder, words):
+    engine, settings = Engine(decoder, Recipe.parse(words).parts), Settings(10)
+    told = engine.forecast(batch(0, [70, 9]), settings, decoder.weight_bytes + 6 * 2**20)
+    assert 0 < told.largest_batch < 200 and 0 < told.largest_context <= SMALL.context
+
+    def fits(lengths: list[int]) -> bool:
+        return engine.forecast(batch(0, lengths), settings, told.free_bytes).fits
+
+    assert fits([[70, 9][i % 2] for i in range(told.largest_batch)])
+    assert not fits([[70, 9][i % 2] for i in range(told.largest_batch + 1)])
+    assert fits([told.largest_context - 10] * 2)
+    assert told.largest_context == SMALL.context or not fits([told.largest_context - 9] * 2)
+
+
+def test_what_is_allocated_is_what_was_foreseen(decoder):
+    """Of the KV cache and the arena to the byte."""
+    for words in ("pre_padding,memory_reuse", "memory_reuse:kv=paged", "pre_padding,memory_reuse:planner=chunked"):
+        engine = Engine(decoder, Recipe.parse(words).parts)
+        told = engine.forecast(batch(0, [50, 3]), Settings(9), 2**30)
+        engine.generate(batch(0, [50, 3]), Settings(9))
+        assert (told.kv_bytes, told.activation_bytes) == (engine.kv_bytes, engine.activation_bytes)
+    engine = Engine(decoder)
+    told = engine.forecast(batch(0, [50, 3]), Settings(9), 2**30)
+    engine.generate(batch(0, [50, 3]), Settings(9))
+    assert (told.kv_bytes, told.growth_bytes) == (engine.kv_bytes, engine.kv_growth_bytes)
+
+
+def test_a_gpu_of_any_size_is_asked_about_without_one():
+    xl = weights.random_decoder(Config(48, 1600, 25, 6400, 50257, 1024), 0, torch.device("meta"), torch.float16)
+    recipe = "pre_padding,mask_removal,memory_reuse,packed_prefill,fused_kernels,fused_sampling"
+    engine = Engine(xl, Recipe.parse(recipe).parts)
+    told = {gib: engine.forecast([[0] * 960] * 8, Settings(64), gib * 2**30) for gib in (2, 4, 24, 80)}
+    assert [told[gib].fits for gib in told] == [False, False, True, True]
+    assert told[2].largest_batch == told[2].largest_context == 0  # the weights alone take more
+    assert 0 < told[4].largest_batch < 8 < told[24].largest_batch < told[80].largest_batch
+    assert told[24].kv_bytes == 8 * 1024 * 48 * 2 * 1600 * 2
+    assert told[4].run_bytes == told[24].run_bytes == told[24].total_bytes - xl.weight_bytes
+    assert "8 rows of 960 + 64 tokens: does not fit" in str(told[4])
+    assert f"{told[4].largest_batch} rows of this shape" in str(told[4])
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**4), st.integers(0, 50), st.integers(0, 10**7), st.integers(1, 900))
+def test_the_largest_is_found_whatever_the_curve(base, per_row, per_square, free, start):
+    def needed(count: int) -> int:
+        return base + count * per_row + count * count * per_square
+
+    found = largest(needed, free, 3, 800, start)
+    assert found == max((count for count in range(3, 801) if needed(count) <= free), default=0)
+
+
+def test_the_largest_is_found_in_few_looks():
+    looks: list[int] = []
+
+    def needed(count: int) -> int:
+        looks.append(count)
+        return 2**30 + count * 619 * 2**20 + max(count, 5) * 2**20
+
+    assert largest(needed, 80 * 2**30, 1, 4096, 8) == 130
+    assert len(looks) <= 6
