@@ -15,14 +15,13 @@ from eet_lab.bench import Ladder
 from eet_lab.errors import EETError
 from eet_lab.models import Model
 from eet_lab.panels import jobs, theme
-from eet_lab.panels.aside import Aside
+from eet_lab.panels.beside import Beside
 from eet_lab.panels.choices import Choices
 from eet_lab.panels.controls import Actions, Generating, Header, mode_label
 from eet_lab.panels.device import Device
 from eet_lab.panels.encoding import Encoding
 from eet_lab.panels.live import Live
 from eet_lab.panels.loading import Loading
-from eet_lab.panels.memory_tab import MemoryTab
 from eet_lab.panels.prompts_editor import PromptsEditor
 from eet_lab.panels.refresh import Refresh
 from eet_lab.panels.runs import Runs
@@ -47,7 +46,6 @@ class Desk:
         self._inbox: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._ticks, self._turning = 0, False
         self._encoding = Encoding()
-        self.aside = Aside()
         self._build(folder)
         self.worker = Worker()
         self.device = Device(self.live, self.worker.feed.probes)
@@ -66,11 +64,11 @@ class Desk:
         self.actions = Actions(put)
         self.status = Status(self.actions, state)
         self.live = Live()
-        self.memory = MemoryTab(put, self.aside)
-        self.shelf = Shelf(folder, put, self.status.say, self.memory)
+        self.beside = Beside(put)
+        self.shelf = Shelf(folder, put, self.status.say, self.beside.memory)
         inputs = W.HBox([self.prompts.box, self.generating.box]).add_class("eet-inputs")
         above = [W.HTML(theme.stylesheet()), self.header.box, self.mode, self.actions.box, self.actions.error]
-        below = [self.toggles.box, inputs, self.live.box, self.shelf.view.box]
+        below = [self.beside.forecast.box, self.toggles.box, inputs, self.live.box, self.shelf.view.box]
         self.box = W.VBox([*above, *below]).add_class("eet-bench")
         self._refresh = Refresh(self.box)
 
@@ -87,7 +85,7 @@ class Desk:
     def close(self) -> None:
         """End the threads: the engine's, the sampler's, and that of what is asked aside."""
         self.worker.close()
-        self.aside.close()
+        self.beside.close()
         self.device.close()
 
     def tick(self) -> None:
@@ -98,9 +96,7 @@ class Desk:
             for event in self.worker.take():
                 getattr(self, f"_on_{type(event).__name__.lower()}")(event)
                 changed |= isinstance(event, (Started, Finished))
-            for answer in self.aside.take():
-                self.memory.answered(answer)
-            self.memory.turn(self.busy)
+            self.beside.turn(self.busy)
             self._load_if_needed()
             second = self._ticks % round(1 / TICK_S) == 0
             if not self.runs.resting:
@@ -119,7 +115,7 @@ class Desk:
 
     def _drain(self) -> bool:
         """Do what was asked for before this turn; whether there was anything."""
-        homes = self, self.choices, self.loading, self.shelf, self.memory
+        homes = self, self.choices, self.loading, self.shelf, self.beside.memory
         num_commands = self._inbox.qsize()  # one that asks for the next cannot keep the turn from ending
         for _ in range(num_commands):
             command, *values = self._inbox.get()
@@ -146,6 +142,8 @@ class Desk:
         self.prompts.update(state.prompts, lengths, new, context)
         why_not = unreadable or problem(state, model, rows)
         self.actions.update(self.busy, self.stopping, model is not None, why_not, not len(state.recipe()))
+        if not self.busy:
+            self.beside.look(state, model, rows, why_not is None)
         self.shelf.view.update(self.busy)
 
     def _load_if_needed(self) -> None:

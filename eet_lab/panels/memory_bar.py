@@ -23,8 +23,11 @@ WEIGHTS, KV, ARENA = "#94a3b8", theme.SELECTION, "#f59e0b"
 REST, SPARE, OTHERS, FREE = "#a855f7", "#ec4899", "#64748b", "transparent"
 
 
-def bar(parts: Sequence[Part]) -> str:
-    """The bar, and below it each part's name and size; a part of nothing is left out."""
+def bar(parts: Sequence[Part], limit_bytes: float = 0) -> str:
+    """The bar, and below it each part's name and size; a part of nothing is left out.
+
+    `limit_bytes` is marked where the parts run past it.
+    """
     parts = [part for part in parts if part.num_bytes > 0]
     total = sum(part.num_bytes for part in parts) or 1
     stretches = "".join(
@@ -36,6 +39,9 @@ def bar(parts: Sequence[Part]) -> str:
         f"<b>{sized(part.num_bytes)}</b></span>"
         for part in parts
     )
+    if 0 < limit_bytes < total:
+        tip = f"here ends what is free: {sized(limit_bytes)}"
+        stretches += f'<u style="left:{100 * limit_bytes / total:.3f}%" title="{tip}"></u>'
     return f'<div class="eet-stack"><div class="eet-stack-bar">{stretches}</div><div>{names}</div></div>'
 
 

@@ -1,4 +1,4 @@
-"""Pictures that explain an idea: the token matrix, the mask, buffers over time.
+"""Pictures that explain an idea: the token matrix, the mask.
 
 B rows, Q queries, K columns of the KV cache.
 """
@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from eet_lab.memory import Plan
 from eet_lab.models import Model
 from eet_lab.panels import theme
 from eet_lab.technique import Recipe
@@ -95,37 +94,6 @@ def mask_heatmap(prompts: Prompts, recipe: Recipe | str = "pre_padding", *, mode
     return fig
 
 
-def buffers_over_time(plan: Plan, title: str = "") -> go.Figure:
-    """Each buffer of a pass as a rectangle: when it lives (x, in requests), which bytes it holds (y)."""
-    names = list(dict.fromkeys(life.name for life in plan.lifetimes))
-    color = {name: theme.SERIES[i % len(theme.SERIES)] for i, name in enumerate(names)}
-    total = sum(life.num_bytes for life in plan.lifetimes)
-    fig = theme.figure(
-        title
-        or f"{len(plan.lifetimes)} buffers, {_mib(total)} in all, in an arena of {_mib(plan.footprint_bytes)} "
-        f"(no plan can do with less than {_mib(plan.lower_bound_bytes)})",
-        height=380,
-    )
-    for name in names:
-        x: list[float | None] = []
-        y: list[float | None] = []
-        tips: list[str | None] = []
-        for life, offset in zip(plan.lifetimes, plan.offsets, strict=True):
-            if life.name == name:
-                left, right, low, high = life.first, life.last + 0.9, offset, offset + life.num_bytes
-                x += [left, right, right, left, left, None]
-                y += [round(v / 2**20, 3) for v in (low, low, high, high, low)] + [None]
-                tips += [f"{name}: {_mib(life.num_bytes)}, requests {life.first} to {life.last}"] * 5 + [None]
-        fig.add_scatter(
-            x=x, y=y, text=tips, hoverinfo="text", mode="lines", fill="toself", name=name,
-            line={"width": 1, "color": color[name]}, fillcolor=color[name], opacity=0.75,
-        )  # fmt: skip
-    fig.update_layout(legend={"orientation": "v", "x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top"})
-    fig.update_xaxes(title="request for memory, in order")
-    fig.update_yaxes(title="address in the arena (MiB)", rangemode="tozero")
-    return fig
-
-
 def _tokens(prompts: Prompts, model: Model | None) -> tuple[list[list[int]], list[list[str]]]:
     """Token ids of every prompt, and what to write on each token."""
     rows, names = [], []
@@ -160,7 +128,3 @@ def _steps(colors: Sequence[str]) -> list[list[float | str]]:
     """A colour scale with one flat colour for each whole number."""
     n = len(colors)
     return [[(i + side) / n, color] for i, color in enumerate(colors) for side in (0, 1)]
-
-
-def _mib(num_bytes: float) -> str:
-    return f"{num_bytes / 2**20:.2f} MiB"

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from eet_lab.engine.forecast import Forecast
 from eet_lab.panels import Workbench
 from eet_lab.panels.aside import Answer, Aside
+from eet_lab.panels.forecast_line import ForecastLine, in_html
 from eet_lab.panels.memory_bar import bar, held_now
 from eet_lab.panels.outputs import PLOTLY
 from panels.driving import do, turn_until
@@ -108,6 +110,82 @@ def test_a_comparison_has_both_runs_and_a_recording_none(bench: Workbench) -> No
     do(bench, "open")
     do(bench, "tab", "memory")
     assert tab.box.layout.display == "none" and len(view.figure.outputs) == 1
+
+
+def told(free: int, **changes: Any) -> Forecast:
+    numbers = dict(num_rows=4, prompt_tokens=50, new_tokens=100, weight_bytes=50, kv_bytes=30, activation_bytes=15)
+    numbers |= dict(growth_bytes=0, workspace_bytes=5, largest_batch=3, largest_context=90)
+    return Forecast(**{**numbers, "free_bytes": free, **changes})
+
+
+def test_a_forecast_that_fits_says_what_else_would() -> None:
+    html = in_html(told(200, largest_batch=9, largest_context=400))
+    assert "This run fits: 100 bytes of 200 bytes." in html and "9 prompts like these" in html
+    assert "400 tokens in each of 4" in html and "eet-good" in html and "<u " not in html
+
+
+def test_a_forecast_that_does_not_fit_says_what_to_change() -> None:
+    html = in_html(told(80))
+    assert "does not fit: it needs 100 bytes, and 80 bytes are there, 20 bytes too few" in html
+    assert "at most 40 new tokens, or at most 3 prompts" in html
+    assert "eet-bad" in html and "left:80.000%" in html
+    assert "memory_reuse" in in_html(told(80, growth_bytes=9)) and "memory_reuse" not in html
+    assert "weights alone" in in_html(told(40))
+    assert "Not even one prompt" in in_html(told(80, largest_batch=0, largest_context=0))
+
+
+def test_the_forecast_follows_the_choices_and_drops_what_is_late(aside: Aside) -> None:
+    line, asked = ForecastLine(aside), []
+    for key in range(5):
+        line.look(key, lambda key=key: asked.append(key) or told(200))
+    late = Answer("forecast", 3, told(80))
+    line.answered(late)
+    assert line.forecast is None and line.box.value == ""
+    [answer] = answers(aside, 1)
+    line.answered(answer)
+    assert asked == [4] and "This run fits" in line.box.value
+    line.look(5, lambda: told(80))
+    assert "eet-stale" in line.box.value, "it stands, dimmed, until the next is there"
+    [answer] = answers(aside, 1)
+    line.answered(answer)
+    assert "eet-stale" not in line.box.value and "does not fit" in line.box.value
+    line.look(None, None)
+    assert line.box.value == ""
+
+
+def test_a_forecast_that_fails_says_why(aside: Aside) -> None:
+    line = ForecastLine(aside)
+    line.look(1, lambda: 1 / 0)
+    [answer] = answers(aside, 1)
+    line.answered(answer)
+    assert "No forecast: division by zero" in line.box.value
+
+
+def test_the_workbench_foresees_its_run(bench: Workbench) -> None:
+    line = bench.desk.beside.forecast
+    turn_until(bench, lambda: line.forecast is not None)
+    first = line.forecast
+    assert first.fits and (first.num_rows, first.prompt_tokens, first.new_tokens) == (2, 6, 8)
+    assert first.weight_bytes == bench.model.decoder.weight_bytes
+    do(bench, "setting", "max_new_tokens", 20)
+    turn_until(bench, lambda: line.forecast not in (None, first))
+    assert line.forecast.kv_bytes > first.kv_bytes
+    do(bench, "setting", "max_new_tokens", 10**6)
+    turn_until(bench, lambda: line.box.value == "")
+    assert "past the context" in bench.desk.actions.status.value
+
+
+def test_what_was_foreseen_is_what_is_held(bench: Workbench) -> None:
+    line = bench.desk.beside.forecast
+    turn_until(bench, lambda: line.forecast is not None)
+    told, tab = line.forecast, bench.desk.beside.memory
+    do(bench, "run")
+    [run] = tab._runs.values()
+    assert (told.weight_bytes, told.kv_bytes, told.activation_bytes) == (
+        run.weights_bytes,
+        run.kv.held_bytes,
+        run.activation_bytes,
+    )
 
 
 def figure(tab: Any) -> str:

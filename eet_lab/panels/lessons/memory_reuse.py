@@ -17,7 +17,7 @@ from eet_lab.panels.lessons.batch import PROMPTS, lengths
 from eet_lab.panels.lessons.planner import BASE, exercise, trace
 from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.show import Shown, after, table
-from eet_lab.panels.pictures import buffers_over_time
+from eet_lab.panels.packing import packing
 from eet_lab.texts import Output
 
 MiB = 2**20
@@ -61,7 +61,7 @@ def buffers(plan: Plan, planner: str) -> Shown:
         "The same rectangles, moved down: what is dead gives its bytes to what comes next, and each layer uses those "
         "of the layer before. No two rectangles overlap; that is the only rule.",
     )
-    return Shown(buffers_over_time(plan), words)
+    return Shown(packing(plan), words)
 
 
 def alive(model: Model) -> Shown:

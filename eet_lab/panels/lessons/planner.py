@@ -17,7 +17,7 @@ from eet_lab.models import Model
 from eet_lab.models.weights import placed
 from eet_lab.panels.lessons.batch import rows
 from eet_lab.panels.lessons.exercise import Exercise, Unanswered, Wrong, ask
-from eet_lab.panels.pictures import buffers_over_time
+from eet_lab.panels.packing import packing
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 
@@ -82,7 +82,7 @@ def _judge(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]:
         f"{need / MiB:.2f} MiB, where {real.lower_bound_bytes / MiB:.2f} are alive at once. The engine just ran in "
         "your arena and generated what the baseline generates."
     )
-    return message, (buffers_over_time(placed_by_you, title="The first pass, placed by your planner"),)
+    return message, (packing(placed_by_you, title="The first pass, placed by your planner"),)
 
 
 def _judge_plan(lifetimes: Sequence[Lifetime], offsets: Any, what: str) -> Plan:

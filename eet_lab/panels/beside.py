@@ -1,0 +1,56 @@
+"""What the workbench asks beside the page: the forecast of the next run, and other planners on the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.forecast import Forecast
+from eet_lab.models import Model
+from eet_lab.panels import forecast_line, memory_tab
+from eet_lab.panels.aside import Answer, Aside
+from eet_lab.panels.forecast_line import ForecastLine
+from eet_lab.panels.memory_tab import MemoryTab
+from eet_lab.panels.state import State
+
+Put = Callable[..., None]
+
+
+class Beside:
+    """One thread for both, and who shows its answers. Only the ui thread calls it."""
+
+    def __init__(self, put: Put) -> None:
+        self._aside = Aside()
+        self.memory = MemoryTab(put, self._aside)
+        self.forecast = ForecastLine(self._aside)
+        self._shown_by: dict[str, Callable[[Answer], None]] = {
+            forecast_line.QUESTION: self.forecast.answered,
+            memory_tab.QUESTION: self.memory.answered,
+        }
+
+    def turn(self, busy: bool) -> None:
+        """Show what has been answered; ask what the reader looks for, unless something runs."""
+        for answer in self._aside.take():
+            self._shown_by[answer.name](answer)
+        self.memory.turn(busy)
+
+    def look(self, state: State, model: Model | None, rows: Sequence[Sequence[int]] | None, can_run: bool) -> None:
+        """The choices as they stand; `rows` are each prompt's tokens. A forecast of what cannot run is no use."""
+        if model is None or rows is None or not can_run:
+            self.forecast.look(None, None)
+            return
+        recipe, settings = state.recipe(), state.settings(model)
+        lengths = tuple(max(len(row), 1) for row in rows)  # an empty prompt is BOS
+        key = id(model.decoder), model.device, str(recipe), lengths, settings
+        self.forecast.look(key, lambda: foreseen(model, recipe, lengths, settings))
+
+    def close(self) -> None:
+        """End the thread."""
+        self._aside.close()
+
+
+def foreseen(model: Model, recipe: Any, lengths: Sequence[int], settings: Any) -> Forecast:
+    """What a run of prompts of these lengths will need. Rehearsed without data: only lengths count."""
+    engine = Engine(model.decoder, recipe.check(model.device).parts)
+    return engine.forecast([[model.config.bos_id] * length for length in lengths], settings)

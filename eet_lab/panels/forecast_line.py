@@ -1,0 +1,92 @@
+"""The line under Run: what the next run needs, whether it fits, and what would. Told before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import Any
+
+import ipywidgets as W
+
+from eet_lab.engine.forecast import Forecast
+from eet_lab.errors import first_line
+from eet_lab.panels.aside import Answer, Aside
+from eet_lab.panels.memory_bar import ARENA, FREE, KV, OTHERS, SPARE, WEIGHTS, Part, bar
+from eet_lab.words import counted, sized
+
+QUESTION = "forecast"
+PATIENCE_S = 0.3
+"""A choice that stands this long is worth a rehearsal."""
+COLORS = {"weights": WEIGHTS, "KV cache": KV, "its growth": "#93b8f8", "activations": ARENA, "workspace": SPARE}
+
+
+class ForecastLine:
+    """Asks for a forecast beside the page once the choices have settled. Only the ui thread calls it."""
+
+    def __init__(self, aside: Aside) -> None:
+        self._aside = aside
+        self._key: Any = None
+        self.forecast: Forecast | None = None
+        self.box = W.HTML().add_class("eet-forecast")
+
+    def look(self, key: Any, work: Callable[[], Forecast] | None) -> None:
+        """The choices as they stand: `key` tells them apart, `work` makes their forecast (None: there can be none)."""
+        if key == self._key:
+            return
+        self._key, self.forecast = key, None
+        if work is None:
+            self.box.value = ""
+        else:
+            self.box.value = self.box.value.replace('class="eet-told', 'class="eet-stale eet-told')
+            self._aside.ask(QUESTION, key, work, PATIENCE_S)
+
+    def answered(self, answer: Answer) -> None:
+        """A forecast; one of choices that are gone is dropped."""
+        if answer.key != self._key:
+            return
+        if answer.error is not None:
+            words = f"No forecast: {first_line(answer.error)}"
+            self.box.value = f'<div class="eet-told eet-dim">{escape(words)}</div>'
+            return
+        self.forecast = answer.value
+        self.box.value = in_html(answer.value)
+
+
+def in_html(told: Forecast) -> str:
+    """The forecast as a line of words and a bar."""
+    parts = [Part(name, num_bytes, COLORS.get(name, OTHERS)) for name, num_bytes in told.parts.items()]
+    left = told.free_bytes - told.total_bytes
+    if told.fits:
+        parts.append(Part("free", left, FREE))
+        words, kind = f"This run fits: {sized(told.total_bytes)} of {sized(told.free_bytes)}.", "good"
+    else:
+        words = (
+            f"This run does not fit: it needs {sized(told.total_bytes)}, and {sized(told.free_bytes)} are there, "
+            f"{sized(-left)} too few. {_remedy(told)}"
+        )
+        kind = "bad"
+    more = f"<span>{escape(_room(told))}</span>" if told.fits else ""
+    return (
+        f'<div class="eet-told eet-{kind}" role="status"><div class="eet-told-words"><b>{escape(words)}</b>{more}</div>'
+        f"{bar(parts, told.free_bytes)}</div>"
+    )
+
+
+def _room(told: Forecast) -> str:
+    batch = counted(told.largest_batch, "prompt")
+    return f"Largest that would: {batch} like these, or {told.largest_context:,} tokens in each of {told.num_rows}."
+
+
+def _remedy(told: Forecast) -> str:
+    """What to change, in the order of what it costs the reader."""
+    if told.weight_bytes > told.free_bytes:
+        return "The weights alone are too large: choose float16, a smaller model, or free the device."
+    ways = []
+    if told.largest_context > told.prompt_tokens:
+        new = told.largest_context - told.prompt_tokens
+        ways.append(f"at most {counted(new, 'new token')}")
+    if told.largest_batch:
+        ways.append(f"at most {counted(told.largest_batch, 'prompt')}")
+    if told.growth_bytes:
+        ways.append("memory_reuse, which needs no copy of the cache")
+    return f"Would fit: {', or '.join(ways)}." if ways else "Not even one prompt would: shorten it, or free the device."
