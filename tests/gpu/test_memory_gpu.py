@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from test_lifetimes import SETTINGS, SHAPES, recorded
 from test_memory import PLANNED, drawn
 from test_paged import batch
+from test_soak import NUM_ENGINES, soaked
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -60,3 +62,38 @@ def test_after_a_reservation_the_driver_is_not_asked(recipe):
     for _ in range(100):
         engine.generate(drawn(draw, 4, 960), Settings(16))
     assert torch.cuda.memory_stats()["num_device_alloc"] == before
+
+
+def test_nothing_is_left_behind():
+    """The soak of the CPU on a GPU, with kernels and graphs among the recipes."""
+    decoder = weights.random_decoder(Config(2, 64, 4, 128, 64, 64), 0, torch.device("cuda"), torch.float16)
+    recipes = ["", "all", "all,-cuda_graphs", "all,memory_reuse:planner=chunked", "pre_padding,memory_reuse:kv=paged"]
+
+    def left(num_engines: int) -> int:
+        soaked(decoder, recipes, "cuda", num_engines)
+        gc.collect()
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    before = left(len(recipes) * 3)  # libraries keep what they take at first
+    assert left(NUM_ENGINES) == before
+
+
+@pytest.mark.parametrize("words", ["", "pre_padding,memory_reuse", "all", "all,-cuda_graphs"])
+def test_the_peak_is_foreseen_within_a_few_per_cent(words):
+    """In torch's own count, beyond what libraries took before."""
+    sizes = Config(8, 1024, 16, 4096, 50257, 1024)
+    decoder = weights.random_decoder(sizes, 0, torch.device("cuda"), torch.float16)
+    recipe, prompts, settings = Recipe.parse(words, "cuda"), batch(0, [800, 300, 31, 500]), Settings(40)
+    warm = Engine(decoder, recipe.parts)
+    warm.generate(prompts, settings)
+    warm.close()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    engine = Engine(decoder, recipe.parts)
+    told = engine.forecast(prompts, settings)
+    engine.generate(prompts, settings)
+    real = decoder.weight_bytes + torch.cuda.max_memory_allocated() - before
+    assert told.fits and abs((told.total_bytes - told.workspace_bytes) / real - 1) < 0.05, (str(told), real)
+    assert (told.kv_bytes, told.activation_bytes >= engine.activation_bytes) == (engine.kv_bytes, True)
