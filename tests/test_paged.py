@@ -117,6 +117,25 @@ def test_what_each_cache_costs(tiny):
     assert costs["small pages"].num_bytes < costs["paged"].num_bytes < costs["static"].num_bytes * 1.2
 
 
+def test_what_was_captured_is_void_when_pages_move(tiny):
+    """Rows of fewer pads need more pages: the same session goes on, but no graph may write to the old pool."""
+    launches = []
+
+    def launch(decode, longest):
+        launches.append(decode)
+        return decode
+
+    parts = replace(Recipe.parse("pre_padding,memory_reuse:kv=paged").parts, launch=launch)
+    parts = replace(parts, ops=replace(parts.ops, attention=lambda *args, **keywords: None))  # with a mask: not used
+    engine = Engine(tiny.decoder, parts)
+    for lengths, num_launches in (([60, 1], 1), ([60, 2], 1), ([60, 50], 2), ([1, 60], 2)):
+        prompts = batch(0, lengths)
+        assert (
+            engine.generate(prompts, Settings(3)).tokens == Engine(tiny.decoder).generate(prompts, Settings(3)).tokens
+        )
+        assert len(launches) == num_launches
+
+
 def test_a_smaller_batch_takes_what_is_held():
     for kind in (StaticKV, PagedKV(16)):
         cache = kind(2, 3, 8, torch.empty(0))

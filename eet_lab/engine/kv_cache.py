@@ -37,6 +37,9 @@ class KVCache(ABC):
     block_table: Tensor | None = None
     """[B, blocks] int32 where keys and values lie in pages: the page that holds columns page*i .. of a row."""
 
+    generation = 0
+    """Grows when `open` had to move, and addresses are void that a captured graph may hold."""
+
     def __init__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor) -> None:
         self.num_layers, self.num_heads, self.head_dim, self.like = num_layers, num_heads, head_dim, like
         self._num_pad: Sequence[int] = ()
@@ -160,6 +163,7 @@ class StaticKV(KVCache):
         if self._slab is None or self._slab.shape[1] < needed:
             self.close()  # free first: the old and the new together might not fit
             self._slab = self.like.new_empty(2, needed)
+            self.generation += 1
         # Zeros, since a dense mask multiplies what it hides by 0, and 0 * NaN is NaN.
         self.keys, self.values = self._slab[:, :needed].zero_().view(2, *shape)
 

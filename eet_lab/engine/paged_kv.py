@@ -55,8 +55,10 @@ class Pages(KVCache):
             self.keys = self.values = self.like.new_empty(0)  # free first
             shape = (2, self.num_layers, num_pages, self.num_heads, self.page, self.head_dim)
             self.keys, self.values = self.like.new_empty(shape)
+            self.generation += 1
         if num_entries > len(self._entries):
             self._entries = self.like.new_empty(num_entries, dtype=torch.int32)
+            self.generation += 1
             self._host_entries = torch.empty(num_entries, dtype=torch.int32, pin_memory=self.like.is_cuda)
 
     def reach(self, extent: int) -> None:

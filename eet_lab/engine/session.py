@@ -33,10 +33,11 @@ class Session:
 
     def restart(self, state: State, first: Step, sampling: Sampling) -> None:
         """Begin another batch in the same memory."""
+        engine, spans = self._engine, decode_spans(first.spans)
+        generation = engine.cache.generation
         self._begin(state, first, sampling)
-        spans = decode_spans(first.spans)
-        if self._engine.parts.ops.read_spans and spans != self._next.spans:
-            self.launch = self._new_launch()
+        if engine.cache.generation != generation or (engine.parts.ops.read_spans and spans != self._next.spans):
+            self.launch = self._new_launch()  # what was captured is void
         self._next = self._next._replace(spans=spans)
 
     def prefill(self) -> None:
