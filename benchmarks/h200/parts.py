@@ -11,15 +11,18 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from check_kernels import HOME, cold_build_s, is_wrong
 
+from eet_lab.bench import caching_allocator
 from eet_lab.bench.cost import launch_cost, streaming_gb_per_s
 from eet_lab.bench.ops import OpWorkload, race_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.race import OURS, race
 from eet_lab.bench.rows import append
+from eet_lab.bench.stream import Stream, row, serve
 from eet_lab.bench.workloads import Workload
 from eet_lab.commands.bench_tables import model_table, op_tables
 from eet_lab.technique import registry
@@ -30,6 +33,7 @@ from h200.session import Session
 HEADLINE = ("pre_padding", "mask_removal", "memory_reuse")
 ALONE = ("baseline", *HEADLINE, ",".join(HEADLINE), "all")
 ONE_BY_ONE = ("all", "all,-dependent_launch")
+STREAMED = (("all", True), ("all,-cuda_graphs", True), ("all,-cuda_graphs", False), ("all,-memory_reuse", False))
 COMPILED = ("hf-static-compile", "torch-cuda-graphs")
 
 
@@ -102,6 +106,32 @@ def ops(*texts: str) -> Callable[[Session], Any]:
     return work
 
 
+def streamed(text: str, *ways: tuple[str, bool]) -> Callable[[Session], Any]:
+    """Recipes, and whether memory is reserved for them, on one stream of requests."""
+
+    def work(session: Session) -> Any:
+        stream = Stream.parse("smoke/r5/p1-20/n4" if session.smoke else text)
+        model = session.model(stream.model)
+        found = {}
+        for recipe, reserved in ways:
+            served = serve(model, stream, recipe, reserved=reserved, cancel=session.deadline)
+            line = row(model, stream, recipe, served, reserved)
+            append([line], session.out)
+            found[line.recipe] = {"tokens_per_s": round(served.tokens_per_s, 1), **asdict(served)}
+            print(line.recipe, found[line.recipe], flush=True)
+        return found
+
+    return work
+
+
+def allocators(session: Session) -> Any:
+    """What torch's caching allocator does with the streams of lesson 5, for those who have no GPU."""
+    if session.smoke:
+        return "needs a GPU"
+    caching_allocator.main([str(session.out / caching_allocator.RECORDED.name)])
+    return caching_allocator.RECORDED.name
+
+
 PARTS: dict[str, Part] = {
     "build": Part(15, build),
     "machine": Part(5, machine),
@@ -120,6 +150,8 @@ PARTS: dict[str, Part] = {
     "ops-int8": Part(40, ops("op:int8_norm_linear", "op:int8_linear_residual")),
     "ops-rows": Part(40, ops("op:norm", "op:softmax")),
     "ops-tokens": Part(60, ops("op:embed", "op:choose")),
+    "memory-stream": Part(60, streamed("gpt2-xl/r200/p1-960/n16", *STREAMED)),
+    "allocators": Part(15, allocators),
     "compare-xl": Part(40, recorded_compare("gpt2-xl/b8/p16-128/n64")),
     "ladder-xl": Part(90, recorded_ladder("gpt2-xl/b8/p16-128/n64")),
     "compare-demo": Part(15, recorded_compare("demo/b8/p16-128/n64")),

@@ -64,6 +64,8 @@ class Ours:
             "tpot_ms": m.tpot_ms,
             "total_ms": m.total_ms,
             "peak_bytes": m.memory["peak"],
+            "activation_bytes": m.memory["activations"],
+            "lower_bound_bytes": max(plan.lower_bound_bytes for plan in self.subject.engine.plans().values()),
             "equality": _equality(same),
             "same_tokens": same.same_tokens,
             **costs(m.cost, launches_per_token(self.subject.engine, len(self._rows)), self._model.device),
@@ -100,6 +102,7 @@ class Theirs:
             "tpot_ms": tpot_ms,
             "total_ms": Spread.of([t.total_ms for t in self._timings]),
             "peak_bytes": self._peer.peak_bytes,
+            "activation_bytes": self._activation_bytes(tokens),
             "equality": self._equality,
             "same_tokens": self._same,
             **costs(cost, self._peer.launches(), self._model.device),
@@ -107,6 +110,14 @@ class Theirs:
 
     def close(self) -> None:
         self._peer.close()
+
+    def _activation_bytes(self, new_tokens: int) -> int | None:
+        """The peak beyond weights and the KV cache, which holds each row's pads as well."""
+        if self._peer.peak_bytes is None:
+            return None
+        columns = max(map(len, self._rows)) + new_tokens - 1
+        per_column = self._model.config.kv_bytes_per_token(self._model.decoder.dtype.itemsize)
+        return self._peer.peak_bytes - self._peer.weight_bytes - len(self._rows) * columns * per_column
 
 
 def costs(cost: Cost, counted: StepLaunches | None, device: str) -> dict[str, Any]:

@@ -38,7 +38,7 @@ class Peer(ABC):
 
     def __init__(self, device: torch.device, weight_bytes: int) -> None:
         self.peak_bytes: int | None = None
-        self._device, self._weight_bytes = device, weight_bytes
+        self._device, self.weight_bytes = device, weight_bytes
 
     def prepare(self) -> Timing:
         """Compile, capture and warm up in the shapes that will be timed; count the memory. The last run's timing."""
@@ -47,7 +47,7 @@ class Peer(ABC):
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        others = torch.cuda.memory_allocated() - self._weight_bytes
+        others = torch.cuda.memory_allocated() - self.weight_bytes
         timing = self._warm_up()
         self.peak_bytes = int(torch.cuda.max_memory_allocated() - others)
         return timing

@@ -1,0 +1,201 @@
+"""A stream of requests of random lengths, one after the other on one engine: how fast, and what they allocate."""
+
+from __future__ import annotations
+
+import gc
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from eet_lab.bench.measured import Spread
+from eet_lab.bench.racers import OURS
+from eet_lab.bench.rows import Row, taken
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings, checked_prompts
+from eet_lab.errors import Cancelled, PromptError
+from eet_lab.memory import live_bytes
+from eet_lab.models import Model
+from eet_lab.progress import Cancel
+from eet_lab.technique import Recipe
+from eet_lab.texts import as_recipe
+from eet_lab.threads import on_cpu_threads
+
+PATTERN = re.compile(r"(?P<model>.+)/r(?P<requests>\d+)/p(?P<low>\d+)-(?P<high>\d+)/n(?P<new>\d+)")
+WARM_UP = 3  # requests before any is timed
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Requests of one prompt each, of `low` to `high` tokens, and `new_tokens` for each.
+
+    `str` and `parse` are inverse: `gpt2-xl/r200/p1-960/n16`.
+    """
+
+    model: str
+    requests: int
+    low: int
+    high: int
+    new_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("requests", "low", "new_tokens"):
+            if getattr(self, name) < 1:
+                raise PromptError(f"{name} of a stream is {getattr(self, name)}, but it must be at least 1.")
+        if self.high < self.low:
+            raise PromptError(f"Prompts from {self.low} to {self.high} tokens: the second must not be the smaller.")
+
+    @classmethod
+    def parse(cls, text: str) -> Stream:
+        """From its name; PromptError that shows the form."""
+        found = PATTERN.fullmatch(text.strip())
+        if found is None:
+            raise PromptError(
+                f"{text!r} is no stream. Write model/r<requests>/p<prompt tokens, from-to>/n<new tokens>, for example "
+                "gpt2-xl/r200/p1-960/n16."
+            )
+        return cls(found["model"], *(int(found[name]) for name in ("requests", "low", "high", "new")))
+
+    def __str__(self) -> str:
+        return f"{self.model}/r{self.requests}/p{self.low}-{self.high}/n{self.new_tokens}"
+
+    def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
+        """Random token ids of random lengths; the same for the same seed."""
+        draw = random.Random(seed)
+        lengths = [draw.randint(self.low, self.high) for _ in range(self.requests)]
+        return [[draw.randrange(vocab_size) for _ in range(length)] for length in lengths]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a stream took. None is what could not be counted on this device.
+
+    `activation_bytes` is the peak beyond weights, libraries and KV cache; `lower_bound_bytes` what the largest
+    request has alive at once, at the least. `step_allocations`: of torch, in a steady decode step.
+    """
+
+    total_ms: float
+    num_tokens: int
+    peak_bytes: int | None
+    activation_bytes: int | None
+    lower_bound_bytes: int
+    driver_allocations: int
+    step_allocations: int | None
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.total_ms * 1e3
+
+
+@on_cpu_threads
+def serve(
+    model: Model, stream: Stream, recipe: str | Recipe = "all", *, reserved: bool = True, cancel: Cancel | None = None
+) -> Served:
+    """Serve a stream, after memory was reserved for its largest request, or as it comes.
+
+    Errors: RecipeError, PromptError, OutOfMemory, Cancelled.
+    """
+    settings = Settings(max_new_tokens=stream.new_tokens)
+    requests = stream.prompts(model.config.vocab_size)
+    checked_prompts([[0] * stream.high], stream.new_tokens, model.config)
+    before = _allocated(model.device)
+    engine = Engine(model.decoder, as_recipe(recipe, model.device).parts)
+    try:
+        engine.prepare(cancel=cancel)
+        if reserved:
+            engine.reserve(1, stream.high, settings)
+        for prompt in requests[:WARM_UP]:
+            engine.generate([prompt], settings)
+        calls = _driver_allocations(engine, model.device)
+        if model.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        began = time.perf_counter()
+        num_tokens = sum(_served(engine, prompt, settings, cancel) for prompt in requests)
+        total_ms = (time.perf_counter() - began) * 1e3  # every request waits for its tokens
+        calls = _driver_allocations(engine, model.device) - calls
+        peak = torch.cuda.max_memory_allocated() - before if model.device == "cuda" else None
+        kv_bytes = engine.kv_bytes if reserved else None
+        return Served(
+            total_ms=total_ms,
+            num_tokens=num_tokens,
+            peak_bytes=peak,
+            activation_bytes=None if peak is None or kv_bytes is None else peak - kv_bytes,
+            lower_bound_bytes=_lower_bound(engine, max(requests, key=len), settings),
+            driver_allocations=calls,
+            step_allocations=_step_allocations(engine, max(requests, key=len), settings, model.device),
+        )
+    finally:
+        engine.close()
+
+
+def row(model: Model, stream: Stream, recipe: str, served: Served, reserved: bool) -> Row:
+    """The line of a result file; a recipe with a reservation ends in " (reserved)"."""
+    total = Spread.of([served.total_ms])
+    return Row(
+        workload=str(stream),
+        provider=OURS,
+        recipe=str(as_recipe(recipe, model.device)) + " (reserved)" * reserved,
+        dtype=model.dtype,
+        ttft_ms=None,
+        tpot_ms=None,
+        total_ms=total,
+        peak_bytes=served.peak_bytes,
+        floor_ms=None,
+        gb_per_s=None,
+        launches_per_token=None,
+        equality="not checked",
+        same_tokens=None,
+        activation_bytes=served.activation_bytes,
+        lower_bound_bytes=served.lower_bound_bytes,
+        driver_allocations=served.driver_allocations,
+        step_allocations=served.step_allocations,
+        **taken(model.device),
+    )
+
+
+def _served(engine: Engine, prompt: Sequence[int], settings: Settings, cancel: Cancel | None) -> int:
+    generation = engine.generate([prompt], settings, cancel=cancel)
+    if generation.cancelled:
+        raise Cancelled("The stream was stopped.")
+    return generation.num_tokens
+
+
+def _allocated(device: str) -> int:
+    """Bytes that torch has on the GPU before an engine takes any, libraries' own among them; 0 on the CPU."""
+    if device != "cuda":
+        return 0
+    gc.collect()
+    square = torch.ones(64, 64, device="cuda", dtype=torch.float16)
+    torch.mm(square, square)  # so that cuBLAS has its workspace
+    del square
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated()
+
+
+def _driver_allocations(engine: Engine, device: str) -> int:
+    """Of torch's allocator on a GPU; on the CPU those of the memory part, whose chunks stand for it."""
+    if device == "cuda":
+        return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
+    return int(engine.memory.calls.allocations)
+
+
+def _lower_bound(engine: Engine, prompt: Sequence[int], settings: Settings) -> int:
+    return max(max(live_bytes(trace)) for trace in engine.lifetimes([prompt], settings).values())
+
+
+def _step_allocations(engine: Engine, prompt: Sequence[int], settings: Settings, device: str) -> int | None:
+    """What torch allocates from one step to the next, where that is the same for most."""
+    if device != "cuda":
+        return None
+    counts = []
+    engine.generate(
+        [prompt],
+        settings,
+        on_step=lambda event: counts.append(torch.cuda.memory_stats()["allocation.all.allocated"]),
+    )
+    between = sorted(b - a for a, b in pairwise(counts))
+    return between[len(between) // 2] if between else None

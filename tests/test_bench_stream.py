@@ -1,0 +1,56 @@
+"""Streams of requests: their names, what they are served with, and the line that tells of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from eet_lab.bench import stream
+from eet_lab.bench.codec import decode, encode
+from eet_lab.bench.rows import Row, markdown
+from eet_lab.bench.stream import Stream, row, serve
+from eet_lab.errors import PromptError
+
+STREAM = Stream("tiny", 6, 1, 40, 5)
+
+
+def test_names_and_streams_are_inverse():
+    assert str(STREAM) == "tiny/r6/p1-40/n5"
+    assert Stream.parse(str(STREAM)) == STREAM
+
+
+@pytest.mark.parametrize("text", ["tiny/r6/p1/n5", "tiny/r6/p9-1/n5", "tiny/r0/p1-9/n5", "tiny"])
+def test_what_is_no_stream_is_refused(text):
+    with pytest.raises(PromptError):
+        Stream.parse(text)
+
+
+def test_prompts_are_of_the_lengths_that_were_asked_for_and_repeat():
+    prompts = STREAM.prompts(97)
+    assert prompts == STREAM.prompts(97)
+    assert prompts != STREAM.prompts(97, seed=1)
+    assert {1 <= len(prompt) <= 40 for prompt in prompts} == {True}
+    assert len({len(prompt) for prompt in prompts}) > 1
+
+
+def test_after_a_reservation_nothing_is_allocated(tiny, monkeypatch):
+    monkeypatch.setattr(stream, "WARM_UP", 0)
+    recipe = "pre_padding,mask_removal,memory_reuse"
+    reserved, grown = serve(tiny, STREAM, recipe), serve(tiny, STREAM, recipe, reserved=False)
+    assert (reserved.driver_allocations, grown.driver_allocations > 0) == (0, True)
+    assert reserved.num_tokens == grown.num_tokens == 6 * 5
+    assert reserved.lower_bound_bytes == grown.lower_bound_bytes > 0
+    assert reserved.tokens_per_s > 0
+
+
+def test_its_line_can_be_read_again(tiny):
+    line = row(tiny, STREAM, "memory_reuse", serve(tiny, STREAM, "memory_reuse"), reserved=True)
+    assert decode(Row, json.loads(json.dumps(encode(line))), "row") == line
+    assert line.recipe == "memory_reuse (reserved)"
+    assert "tiny/r6/p1-40/n5" in markdown([line])
+
+
+def test_a_prompt_beyond_the_model_is_refused_before_any_work(tiny):
+    with pytest.raises(PromptError):
+        serve(tiny, Stream("tiny", 2, 1, 100_000, 4), "baseline")
