@@ -10,7 +10,7 @@ from test_paged import LAYOUTS, batch
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.memory import RecordedMemory
-from eet_lab.engine.rehearse import are_alike, rehearsals
+from eet_lab.engine.rehearse import are_alike
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.trace import covers
 from eet_lab.memory import POOLS, live_bytes
@@ -79,8 +79,7 @@ def test_a_few_layers_tell_what_all_of_them_ask_for():
     deep = weights.random_decoder(Config(9, 48, 3, 96, 499, 128), 0, torch.device("cpu"), torch.float32)
     for words in ("", "pre_padding,mask_removal"):
         engine = Engine(deep, Recipe.parse(words).parts)
-        state, first = engine.parts.prompts(batch(0, [30, 9]), 7)
-        for rehearsal in rehearsals(engine, state, first, Settings().sampling(torch.device("cpu"))).values():
+        for rehearsal in engine.rehearser.request(batch(0, [30, 9]), Settings(7)).values():
             whole, outline = rehearsal.lifetimes(), rehearsal.outlined()
             assert len(outline) < len(whole) / 2.5
             assert max(live_bytes(outline)) == max(live_bytes(whole))
@@ -88,9 +87,7 @@ def test_a_few_layers_tell_what_all_of_them_ask_for():
     whole, scale = quantized(last.fc_1.weight)
     odd = deep._replace(layers=(*others, last._replace(fc_1=last.fc_1._replace(weight=whole, scale=scale))))
     assert are_alike(deep) and not are_alike(odd)
-    engine = Engine(odd)
-    state, first = engine.parts.prompts([[1, 2]], 3)
-    found = rehearsals(engine, state, first, Settings().sampling(torch.device("cpu")))
+    found = Engine(odd).rehearser.request([[1, 2]], Settings(3))
     assert found["prefill"].outlined() == found["prefill"].lifetimes()
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from eet_lab.engine.arena import PlannedMemory
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.rehearse import rehearsals
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.trace import Rehearsal, Trace
 from eet_lab.memory import PLANNERS, POOLS, Lifetime, live_bytes, validate
@@ -154,7 +153,8 @@ def test_the_fused_recipe_is_rehearsed_without_a_gpu(tiny):
     """Launchers return early on meta tensors after asking for what they would; a layer asks for at most five."""
     engine = Engine(tiny.decoder, Recipe.parse("pre_padding,mask_removal,memory_reuse,fused_kernels").parts)
     state, first = engine.parts.prompts([[1] * 40, [2] * 30], 8)
-    engine.memory.plan(rehearsals(engine, state, first, Settings().sampling(torch.device("cpu"))), tiny.decoder.words)
+    passes = engine.rehearser.passes(state, first, Settings().sampling(torch.device("cpu")))
+    engine.memory.plan(passes, tiny.decoder.words)
     plans = engine.plans()
     assert [life.name for life in plans["decode"].lifetimes].count("attended") == 3
     assert len(plans["decode"].lifetimes) <= 5 * 3 + 4

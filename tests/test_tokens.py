@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.rehearse import rehearsals
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import KernelError, RecipeError
 from eet_lab.ops import cuda, reference
@@ -108,7 +107,7 @@ def test_it_is_rehearsed_without_a_gpu(tiny):
         engine = Engine(tiny.decoder, Recipe.parse("pre_padding,memory_reuse,fused_kernels,fused_sampling").parts)
         state, first = engine.parts.prompts([[1] * 40, [2] * 30], 8)
         sampling = settings.sampling(torch.device("cpu"))
-        engine.memory.plan(rehearsals(engine, state, first, sampling), tiny.decoder.words)
+        engine.memory.plan(engine.rehearser.passes(state, first, sampling), tiny.decoder.words)
         names = {name: [life.name for life in plan.lifetimes] for name, plan in engine.plans().items()}
         assert names["decode"][0] == "embedded" and names["decode"][-1] == "token"
         drawn_rows = [] if sampling.greedy else ["newest", "newest_positions"]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.prompts import decode_step
-from eet_lab.engine.rehearse import moved
+from eet_lab.engine.rehearse import moved, new_cache
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder
@@ -76,10 +76,11 @@ class Recorder(TorchDispatchMode):
         parts, device = engine.parts, step.ids.device
         slots = {f.name: getattr(parts.ops, f.name) for f in fields(parts.ops)}
         ops: Any = Ops(**{name: partial(self.run, name, op) for name, op in slots.items()}).bind(fresh)
-        cache = engine.new_cache(len(step.spans), step.extent, engine.model.words)
+        cache = new_cache(engine.model, parts)
+        cache.open([0] * len(step.spans), step.extent)
         sampling = Settings().sampling(device)
         with torch.inference_mode(), self:
-            token = parts.forward(engine.model, ops, partial(parts.mask, empty=fresh), cache, step, sampling)
+            token = parts.forward(engine.model, ops, partial(parts.mask, empty=fresh), list(cache), step, sampling)
             ops.advance(state, token)
         return tuple(self.calls)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from threading import Event
 
 import torch
@@ -14,17 +14,16 @@ from torch import Tensor
 from eet_lab.engine.forecast import LIBRARY_BYTES, Forecast, Forecaster, free_bytes_of
 from eet_lab.engine.generation import Generation, StepEvent, Transcript
 from eet_lab.engine.inbox import Inbox
-from eet_lab.engine.kv_cache import KVCache
-from eet_lab.engine.rehearse import are_alike, rehearsals
+from eet_lab.engine.rehearse import Rehearser, new_cache
 from eet_lab.engine.session import Session, session_key
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.engine.stream import open_stream
 from eet_lab.errors import Cancelled
 from eet_lab.memory import Lifetime, Plan
-from eet_lab.models.decoder import Decoder, mapped
+from eet_lab.models.decoder import Decoder
 from eet_lab.ops import native
 from eet_lab.ops.oom import memory_for
-from eet_lab.ops.types import KVLayer, State, Step
+from eet_lab.ops.types import State, Step
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
 
@@ -41,7 +40,8 @@ class Engine:
             model = change(model)
         self.model = model
         self.memory = self.parts.memory()
-        self.cache = self.new_kv_cache(model.words)
+        self.cache = new_cache(model, self.parts)
+        self.rehearser = Rehearser(model, self.parts)
         self.inbox, self.canvas = Inbox(model.device), Inbox(model.device)
         self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
         self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
@@ -92,11 +92,9 @@ class Engine:
         self.prepare()
         self.close()
         with self._closed_on_error():
-            state, first = self.parts.prompts(rows, settings.max_new_tokens)
-            self._reserved = num_rows, state.tokens.shape[1]
+            self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
             self._asking = "the arena of activations"
-            passes = rehearsals(self, state, first, settings.sampling(torch.device("cpu")))
-            self.memory.reserve(passes, like=self.model.words)
+            self.memory.reserve(self.rehearser.request(rows, settings), like=self.model.words)
             enough = Event()
             self._generate(rows, settings, lambda event: enough.set() if event.index else None, enough, None)
 
@@ -163,7 +161,7 @@ class Engine:
             self._drop_session()  # free its KV cache before anything new is asked for
         generation = self.memory.generation
         self._asking = "the arena of activations"
-        self.memory.plan(rehearsals(self, state, first, sampling, capacity), like=self.model.words)
+        self.memory.plan(self.rehearser.passes(state, first, sampling, capacity), like=self.model.words)
         if self._session is not None and self.memory.generation == generation:
             self._session.restart(state, first, sampling)
         else:
@@ -172,27 +170,6 @@ class Engine:
             self._session = Session(self, key, state, first, sampling)
         return self._session
 
-    def new_cache(self, num_rows: int, capacity: int, like: Tensor) -> list[KVLayer]:
-        """The layers of an empty KV cache beside the engine's own, for rehearsals."""
-        cache = self.new_kv_cache(like)
-        cache.open([0] * num_rows, capacity)
-        return list(cache)
-
-    def new_kv_cache(self, like: Tensor) -> KVCache:
-        config = self.model.config
-        return self.parts.kv_cache(len(self.model.layers), config.num_heads, config.head_dim, like)
-
-    @cached_property
-    def meta_model(self) -> Decoder:
-        """The model without its data, for rehearsals."""
-        return mapped(self.model, lambda tensor: tensor.to("meta"))
-
-    @cached_property
-    def layers_are_alike(self) -> bool:
-        """Whether a few layers tell what all of them ask for."""
-        return are_alike(self.model)
-
-    @torch.inference_mode()
     def lifetimes(
         self, prompts: Sequence[Sequence[int]], settings: Settings | None = None
     ) -> dict[str, tuple[Lifetime, ...]]:
@@ -202,9 +179,8 @@ class Engine:
         """
         settings = settings or Settings()
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
-        state, first = self.parts.prompts(rows, settings.max_new_tokens)
-        found = rehearsals(self, state, first, settings.sampling(torch.device("cpu")))
-        return {name: self.memory.traced(rehearsal) for name, rehearsal in found.items()}
+        passes = self.rehearser.request(rows, settings)
+        return {name: self.memory.traced(rehearsal) for name, rehearsal in passes.items()}
 
     def forecast(
         self, prompts: Sequence[Sequence[int]], settings: Settings | None = None, free_bytes: int | None = None
@@ -217,7 +193,8 @@ class Engine:
         if free_bytes is None:
             free_bytes = free_bytes_of(device) + self.model.weight_bytes
         workspace_bytes = 0 if device.type == "cpu" else LIBRARY_BYTES
-        return Forecaster(self, settings).forecast([max(len(row), 1) for row in prompts], free_bytes, workspace_bytes)
+        forecaster = Forecaster(self.rehearser, self.parts, settings)
+        return forecaster.forecast([max(len(row), 1) for row in prompts], free_bytes, workspace_bytes)
 
     def plans(self) -> dict[str, Plan]:
         """What the last run's passes asked for and where it lay: {"prefill": Plan, "decode": Plan}."""

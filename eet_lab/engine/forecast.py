@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from eet_lab.engine.rehearse import rehearsals
+from eet_lab.engine.rehearse import HOST, Rehearser
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.trace import Rehearsal
 from eet_lab.memory import live_bytes
 from eet_lab.ops.types import Step
 
 if TYPE_CHECKING:
-    from eet_lab.engine.engine import Engine
+    from eet_lab.parts import Parts
 
 MiB = 2**20
 
@@ -25,6 +24,14 @@ MOST_TOKENS = 2**20
 
 LIBRARY_BYTES = 32 * MiB
 """What cuBLAS keeps on a large GPU once it has multiplied anything."""
+
+
+class Peak(NamedTuple):
+    """Bytes beside the weights, at the time when they are the most."""
+
+    kv: int
+    activations: int
+    growth: int
 
 
 @dataclass(frozen=True)
@@ -87,28 +94,25 @@ class Forecast:
 
 
 class Forecaster:
-    """Rehearses batches of an engine's shape, and larger ones, on meta tensors alone."""
+    """Rehearses batches of one shape, and larger ones."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
-        self._engine, self._settings = engine, settings
-        self._sampling = settings.sampling(torch.device("cpu"))
-        self._like = engine.meta_model.words
-        self._by_outline = False
+    def __init__(self, rehearser: Rehearser, parts: Parts, settings: Settings) -> None:
+        self._rehearser, self._parts, self._settings = rehearser, parts, settings
 
     def forecast(self, lengths: Sequence[int], free_bytes: int, workspace_bytes: int) -> Forecast:
         """What prompts of such lengths need, and how many of them, or how long ones, would fit."""
-        num_rows, num_new, context = len(lengths), self._settings.max_new_tokens, self._engine.model.config.context
-        found = Forecast(
-            num_rows, max(lengths), num_new, self._engine.model.weight_bytes, *self.peak(lengths), workspace_bytes,
-            free_bytes, 0, 0,
-        )  # fmt: skip
-        # A planner that does as well with a few layers as with all can be asked about a few from here on.
-        exact, self._by_outline = found, True
-        outlined = self.peak(lengths)
-        self._by_outline = sum(outlined) == exact.run_bytes - workspace_bytes
+        model, num_new, num_rows, longest = (
+            self._rehearser.model,
+            self._settings.max_new_tokens,
+            len(lengths),
+            max(lengths),
+        )
+        peak = self.peak(lengths)
+        # A planner that does as well with a few layers as with all of them may be asked about a few from here on.
+        outlined = self.peak(lengths, outline=True) == peak
 
         def needed(lengths: Sequence[int]) -> int:
-            return found.weight_bytes + workspace_bytes + sum(self.peak(lengths))
+            return model.weight_bytes + workspace_bytes + sum(self.peak(lengths, outlined))
 
         def rows(count: int) -> int:
             return needed([lengths[i % num_rows] for i in range(count)])
@@ -116,40 +120,44 @@ class Forecaster:
         def columns(count: int) -> int:
             return needed([count - num_new] * num_rows)
 
-        most = min(MOST_ROWS, max(num_rows, MOST_TOKENS // (max(lengths) + num_new)))
-        return replace(
-            found,
+        most, context = min(MOST_ROWS, max(num_rows, MOST_TOKENS // (longest + num_new))), model.config.context
+        return Forecast(
+            num_rows=num_rows,
+            prompt_tokens=longest,
+            new_tokens=num_new,
+            weight_bytes=model.weight_bytes,
+            kv_bytes=peak.kv,
+            activation_bytes=peak.activations,
+            growth_bytes=peak.growth,
+            workspace_bytes=workspace_bytes,
+            free_bytes=free_bytes,
             largest_batch=largest(rows, free_bytes, 1, most, num_rows),
-            largest_context=largest(columns, free_bytes, num_new + 1, context, max(lengths) + num_new),
+            largest_context=largest(columns, free_bytes, num_new + 1, context, longest + num_new),
         )
 
-    def peak(self, lengths: Sequence[int]) -> tuple[int, int, int]:
-        """Bytes of the KV cache, the activations and the cache's growth, in the pass in which they are the most."""
-        engine = self._engine
-        prompts = [[engine.model.config.bos_id] * length for length in lengths]
-        state, first = engine.parts.prompts(prompts, self._settings.max_new_tokens)
-        passes = rehearsals(engine, state, first, self._sampling)
-        if self._by_outline:
-            passes = {name: p._replace(key=("outline", *p.key), run=p.outline or p.run) for name, p in passes.items()}
-        memory, capacity = engine.parts.memory(), state.tokens.shape[1]
-        memory.plan(passes, self._like)
-        found = []
-        for step, rehearsal in zip((first, first._replace(extent=capacity - 1)), passes.values(), strict=True):
-            held, growth = self._cache_bytes(step, capacity)
-            found.append((held, memory.held_bytes or self._live_bytes(rehearsal), growth))
+    def peak(self, lengths: Sequence[int], outline: bool = False) -> Peak:
+        """In the pass in which a run takes the most. `outline`: as a few layers tell it."""
+        bos, num_new = self._rehearser.model.config.bos_id, self._settings.max_new_tokens
+        state, first = self._parts.prompts([[bos] * length for length in lengths], num_new)
+        passes = self._rehearser.passes(state, first, self._settings.sampling(HOST))
+        if outline:
+            passes = {name: rehearsal.outlines() for name, rehearsal in passes.items()}
+        memory, capacity = self._parts.memory(), state.tokens.shape[1]
+        memory.plan(passes, like=self._rehearser.model.words)
+        steps, found = (first, first._replace(extent=capacity - 1)), []
+        for step, rehearsal in zip(steps, passes.values(), strict=True):
+            kv, growth = self._cache_bytes(step, capacity)
+            activations = memory.held_bytes or max(live_bytes(rehearsal.outlined()), default=0)
+            found.append(Peak(kv, activations, growth))
         return max(found, key=sum)
 
     def _cache_bytes(self, step: Step, capacity: int) -> tuple[int, int]:
         """Bytes held once a step has been there, and those of the copy while it was."""
-        cache = self._engine.new_kv_cache(self._like)
+        cache = self._rehearser.new_cache()
         cache.open([span.num_pad for span in step.spans], capacity)
         for layer in range(cache.num_layers):
             cache.room(layer, step)
         return cache.num_bytes, cache.growth_bytes
-
-    @staticmethod
-    def _live_bytes(rehearsal: Rehearsal) -> int:
-        return max(live_bytes(rehearsal.outlined()), default=0)
 
 
 def largest(needed: Callable[[int], int], free_bytes: int, least: int, most: int, start: int) -> int:

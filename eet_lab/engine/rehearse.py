@@ -1,59 +1,83 @@
-"""The passes of a request, ready to run on meta tensors."""
+"""The passes of a request, rehearsed on meta tensors: no GPU is needed, and nothing is computed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.nn.functional import layer_norm, rms_norm
 from torch.overrides import TorchFunctionMode
 
+from eet_lab.engine.kv_cache import KVCache
 from eet_lab.engine.prompts import decode_step
+from eet_lab.engine.settings import Settings
 from eet_lab.engine.trace import Rehearsal, Trace
 from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.ops.types import Sampling, State, Step
 
 if TYPE_CHECKING:
-    from eet_lab.engine.engine import Engine
+    from eet_lab.parts import Parts
 
 Moved = TypeVar("Moved", State, Step)
+HOST, META = torch.device("cpu"), torch.device("meta")
 
 TELLING = 3
 """Layers that tell what any number of the same does: a first one, a last one, and one between others."""
 
 
-def rehearsals(
-    engine: Engine, state: State, first: Step, sampling: Sampling, capacity: int | None = None
-) -> dict[str, Rehearsal]:
-    """Of a batch on the host: its prefill, and its longest decode step in a session of `capacity` columns."""
-    capacity = capacity or state.tokens.shape[1]
-    last = decode_step(state, first.num_pad, first.spans, capacity - 1)  # the last column is never read
+class Rehearser:
+    """A model without its data, and the parts that run it."""
 
-    def rehearsal(name: str, step: Step, repeated: bool) -> Rehearsal:
-        def run(layers: slice, trace: Trace) -> None:
-            model = engine.meta_model._replace(layers=engine.meta_model.layers[layers])
-            rehearse(engine, model, trace, state, step, sampling)
+    def __init__(self, model: Decoder, parts: Parts) -> None:
+        self._given, self._parts = model, parts
 
-        key = name, step.spans, len(step.ids), step.extent, sampling[:3]
-        telling = slice(TELLING if engine.layers_are_alike else None)
-        return Rehearsal(key, partial(run, slice(None)), partial(run, telling), repeated)
+    @cached_property
+    def model(self) -> Decoder:
+        return mapped(self._given, lambda tensor: tensor.to(META))
 
-    return {"prefill": rehearsal("prefill", first, False), "decode": rehearsal("decode", last, True)}
+    def request(self, prompts: Sequence[Sequence[int]], settings: Settings) -> dict[str, Rehearsal]:
+        """The passes of such prompts: {"prefill": ..., "decode": ...}, the latter the longest step."""
+        state, first = self._parts.prompts(prompts, settings.max_new_tokens)
+        return self.passes(state, first, settings.sampling(HOST))
 
+    def passes(
+        self, state: State, first: Step, sampling: Sampling, capacity: int | None = None
+    ) -> dict[str, Rehearsal]:
+        """Of a batch on the host, in a session of `capacity` columns, if that is more than it takes itself."""
+        longest = (capacity or state.tokens.shape[1]) - 1  # the last column is never read
+        last = decode_step(state, first.num_pad, first.spans, longest)
 
-@torch.inference_mode()
-def rehearse(engine: Engine, model: Decoder, trace: Trace, state: State, step: Step, sampling: Sampling) -> None:
-    """Run one pass of a model on meta tensors; what its ops ask for comes from `trace`."""
-    parts, meta = engine.parts, torch.device("meta")
-    ops = parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
-    mask = partial(parts.mask, empty=partial(trace.empty, op="mask"))
-    layers = engine.new_cache(len(step.spans), step.extent, model.words)[: len(model.layers)]
-    seed = sampling.seed.to(meta)
-    with nullcontext() if parts.ops.kernels else NoArithmetic():  # ops over kernels know a rehearsal themselves
-        token = parts.forward(model, ops, mask, layers, moved(step, meta), sampling._replace(seed=seed))
-        ops.advance(moved(state, meta), token)
+        def rehearsal(name: str, step: Step, repeated: bool) -> Rehearsal:
+            run = partial(self._rehearse, state, step, sampling)
+            key = name, step.spans, len(step.ids), step.extent, sampling[:3]
+            return Rehearsal(key, partial(run, None), partial(run, self._telling), repeated)
+
+        return {"prefill": rehearsal("prefill", first, False), "decode": rehearsal("decode", last, True)}
+
+    def new_cache(self) -> KVCache:
+        """A KV cache without data."""
+        return new_cache(self.model, self._parts)
+
+    @cached_property
+    def _telling(self) -> int | None:
+        """How many layers tell what all of them do; None: all, since they differ."""
+        return TELLING if are_alike(self._given) else None
+
+    @torch.inference_mode()
+    def _rehearse(self, state: State, step: Step, sampling: Sampling, num_layers: int | None, trace: Trace) -> None:
+        """Run one pass; what its ops ask for comes from `trace`."""
+        parts, model = self._parts, self.model._replace(layers=self.model.layers[:num_layers])
+        ops = parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
+        mask = partial(parts.mask, empty=partial(trace.empty, op="mask"))
+        cache, seed = new_cache(model, parts), sampling.seed.to(META)
+        cache.open([0] * len(step.spans), step.extent)
+        with nullcontext() if parts.ops.kernels else NoArithmetic():  # ops over kernels know a rehearsal themselves
+            on_meta = moved(step, META)
+            token = parts.forward(model, ops, mask, list(cache), on_meta, sampling._replace(seed=seed))
+            ops.advance(moved(state, META), token)
 
 
 class NoArithmetic(TorchFunctionMode):
@@ -73,6 +97,11 @@ class NoArithmetic(TorchFunctionMode):
         if function in (layer_norm, rms_norm):
             return torch.empty_like(args[0])
         return function(*args, **kwargs)
+
+
+def new_cache(model: Decoder, parts: Parts) -> KVCache:
+    """The KV cache that the parts ask for, on the model's device; nothing is held until it is opened."""
+    return parts.kv_cache(len(model.layers), model.config.num_heads, model.config.head_dim, model.words)
 
 
 def are_alike(model: Decoder) -> bool:

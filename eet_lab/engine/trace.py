@@ -63,6 +63,10 @@ class Rehearsal(NamedTuple):
         """What the pass asks for."""
         return _traced(self.run)
 
+    def outlines(self) -> Rehearsal:
+        """The outline as a rehearsal of its own."""
+        return Rehearsal(("outline", *self.key), self.outline or self.run, repeated=self.repeated)
+
     def outlined(self) -> tuple[Lifetime, ...]:
         """What the outline asks for: at no time more or less at once than the pass."""
         return _traced(self.outline or self.run)
