@@ -330,7 +330,7 @@ def test_out_of_memory_names_the_buffer_and_frees_the_rest(tiny):
         return original(name, shape, like, dtype, op=op)
 
     engine.memory.empty = full
-    with pytest.raises(OutOfMemory, match="activated.*3.00 GiB"):
+    with pytest.raises(OutOfMemory, match=r"activated.*3.00 GiB.*Would fit: [\d,]+ rows of this shape"):
         engine.generate(batch(2, 3, 5), Settings(4))
     assert engine._session is None and engine.activation_bytes == 0
     assert engine.generate([[1, 2]], Settings(4)).num_tokens == 4

@@ -22,7 +22,7 @@ from eet_lab.errors import Cancelled
 from eet_lab.memory import Lifetime, Plan
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops import native
-from eet_lab.ops.oom import memory_for
+from eet_lab.ops.oom import REMEDY, memory_for
 from eet_lab.ops.types import State, Step
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
@@ -75,7 +75,7 @@ class Engine:
         settings = settings or Settings()
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
         self.prepare(cancel=cancel)
-        with self._closed_on_error():
+        with self._closed_on_error(rows, settings):
             return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced)
 
     @torch.inference_mode()
@@ -91,7 +91,7 @@ class Engine:
         rows = checked_prompts([[config.bos_id] * prompt_tokens] * num_rows, settings.max_new_tokens, config)
         self.prepare()
         self.close()
-        with self._closed_on_error():
+        with self._closed_on_error(rows, settings):
             self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
             self._asking = "the arena of activations"
             self.memory.reserve(self.rehearser.request(rows, settings), like=self.model.words)
@@ -99,10 +99,14 @@ class Engine:
             self._generate(rows, settings, lambda event: enough.set() if event.index else None, enough, None)
 
     @contextmanager
-    def _closed_on_error(self) -> Iterator[None]:
-        """A run that broke off in the middle may have left anything behind."""
+    def _closed_on_error(self, prompts: list[list[int]], settings: Settings) -> Iterator[None]:
+        """A run that broke off in the middle may have left anything behind. What does not fit is told what would."""
+
+        def remedy() -> str:
+            return f"{REMEDY} {self.forecast(prompts, settings).room}"
+
         try:
-            with memory_for(lambda: self._asking, free=self.close):
+            with memory_for(lambda: self._asking, free=self.close, remedy=remedy):
                 yield
         except BaseException:
             self.close()

@@ -12,17 +12,16 @@ from eet_lab.engine.rehearse import HOST, Rehearser
 from eet_lab.engine.settings import Settings
 from eet_lab.memory import live_bytes
 from eet_lab.ops.types import Step
+from eet_lab.words import counted, sized
 
 if TYPE_CHECKING:
     from eet_lab.parts import Parts
-
-MiB = 2**20
 
 MOST_ROWS = 4096
 MOST_TOKENS = 2**20
 """Of the batches that are looked at: more are not laid out, only to tell that they fit as well."""
 
-LIBRARY_BYTES = 32 * MiB
+LIBRARY_BYTES = 32 * 2**20
 """What cuBLAS keeps on a large GPU once it has multiplied anything."""
 
 
@@ -82,15 +81,19 @@ class Forecast:
         }
         return {name: num_bytes for name, num_bytes in named.items() if num_bytes}
 
-    def __str__(self) -> str:
-        rows = f"{self.num_rows} row{'s' * (self.num_rows != 1)}"
-        shape = f"{rows} of {self.prompt_tokens} + {self.new_tokens} tokens"
-        verdict = "fits" if self.fits else "does not fit"
-        parts = ", ".join(f"{name} {num_bytes / MiB:,.1f}" for name, num_bytes in self.parts.items())
+    @property
+    def room(self) -> str:
+        """What would fit, as a sentence."""
         return (
-            f"{shape}: {verdict}. {self.total_bytes / MiB:,.1f} of {self.free_bytes / MiB:,.1f} MiB ({parts}). "
-            f"Would fit: {self.largest_batch:,} rows of this shape, or {self.largest_context:,} columns for {rows}."
+            f"Would fit: {counted(self.largest_batch, 'row')} of this shape, or {self.largest_context:,} columns for "
+            f"{counted(self.num_rows, 'row')}."
         )
+
+    def __str__(self) -> str:
+        shape = f"{counted(self.num_rows, 'row')} of {self.prompt_tokens} + {self.new_tokens} tokens"
+        verdict = "fits" if self.fits else "does not fit"
+        parts = ", ".join(f"{name} {sized(num_bytes)}" for name, num_bytes in self.parts.items())
+        return f"{shape}: {verdict}. {sized(self.total_bytes)} of {sized(self.free_bytes)} ({parts}). {self.room}"
 
 
 class Forecaster:

@@ -17,12 +17,15 @@ CPU_ALLOCATOR = "DefaultCPUAllocator"  # how torch's message about the CPU's mem
 
 @contextmanager
 def memory_for(
-    what: str | Callable[[], str], *, remedy: str = REMEDY, free: Callable[[], object] = lambda: None
+    what: str | Callable[[], str],
+    *,
+    remedy: str | Callable[[], str] = REMEDY,
+    free: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """Turn torch's out-of-memory error into OutOfMemory, which names the buffer and its size; also a decorator.
 
-    `what` is the buffer, or tells it when asked; `free` gives back what else the caller holds. By the time the error
-    is raised, the memory of whatever ran inside is free again.
+    `what` is the buffer, or tells it when asked, and so does `remedy` when the memory is free again; `free` gives back
+    what else the caller holds. By the time the error is raised, the memory of whatever ran inside is free again.
     """
     try:
         yield
@@ -36,7 +39,7 @@ def memory_for(
         buffer = what if isinstance(what, str) else what()
         raise OutOfMemory(
             f"{_whose(error)} memory is full: {buffer} could not be allocated ({_wanted(error)}). What was begun has "
-            f"ended and its memory is free again. {remedy}"
+            f"ended and its memory is free again. {remedy if isinstance(remedy, str) else remedy()}"
         ) from error
 
 
