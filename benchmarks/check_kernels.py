@@ -96,7 +96,11 @@ def sanitize() -> list[str]:
     """compute-sanitizer on the smallest shapes. racecheck looks at one kernel at a time, since where it cannot follow
     one it says nothing of the others; initcheck at PyTorch's kernels too, whose writes it would miss otherwise.
     """
-    runs = [("memcheck", OUR_KERNELS), ("initcheck", []), *(("racecheck", [name]) for name in OUR_KERNELS)]
+    runs: list[tuple[str, list[str]]] = [
+        ("memcheck", OUR_KERNELS),
+        ("initcheck", []),
+        *(("racecheck", [name]) for name in OUR_KERNELS),
+    ]
     with ThreadPoolExecutor(4) as pool:  # most of their time is the processor's
         return [problem for found in pool.map(lambda run: sanitized(*run), runs) for problem in found]
 
