@@ -8,7 +8,7 @@ from typing import Any
 
 import ipywidgets as W
 
-from eet_lab.engine.forecast import Forecast
+from eet_lab.engine.forecast import MOST_ROWS, MOST_TOKENS, Forecast
 from eet_lab.errors import first_line
 from eet_lab.panels.aside import Answer, Aside
 from eet_lab.panels.memory_bar import ARENA, FREE, KV, OTHERS, SPARE, WEIGHTS, Part, bar
@@ -73,8 +73,9 @@ def in_html(told: Forecast) -> str:
 
 
 def _room(told: Forecast) -> str:
-    batch = counted(told.largest_batch, "prompt")
-    return f"Largest that would: {batch} like these, or {told.largest_context:,} tokens in each of {told.num_rows}."
+    capped = told.largest_batch in (MOST_ROWS, MOST_TOKENS // (told.prompt_tokens + told.new_tokens))
+    batch = f"{told.largest_batch:,} or more prompts" if capped else counted(told.largest_batch, "prompt")
+    return f"Room for {batch} like these, or {told.largest_context:,} tokens in each of {told.num_rows}."
 
 
 def _remedy(told: Forecast) -> str:

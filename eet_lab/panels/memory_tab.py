@@ -14,7 +14,7 @@ from eet_lab.panels.aside import Answer, Aside
 from eet_lab.panels.outputs import rendered
 from eet_lab.panels.packing import packing
 from eet_lab.panels.run_memory import PASSES, RunMemory
-from eet_lab.panels.side_by_side import HEAD, Placed, lines, side_by_side
+from eet_lab.panels.side_by_side import HEAD, Placed, footprints, lines, side_by_side
 
 Put = Callable[..., None]
 
@@ -42,7 +42,8 @@ class MemoryTab:
         self.run = pick(W.ToggleButtons(options=["selection"]), "memory_run").add_class("eet-pick")
         self.phase = pick(W.ToggleButtons(options=PASSES), "memory_pass").add_class("eet-pick")
         self.planner = pick(W.Dropdown(options=[AS_IT_RAN], tooltip="Whose plan is drawn"), "memory_planner")
-        picks = W.HBox([self.run, self.phase, self.planner]).add_class("eet-buttons")
+        whose = W.HTML('<span class="eet-dim">placed by</span>')
+        picks = W.HBox([self.run, self.phase, whose, self.planner]).add_class("eet-buttons")
         self._words, self._facts = W.HTML(), W.HTML()
         self.picture = W.Output().add_class("eet-figure").add_class("eet-packing")
         self.box = W.VBox([self._words, picks, self.picture, self._facts]).add_class("eet-memory")
@@ -111,7 +112,8 @@ class MemoryTab:
         if placed is not None:
             self._set(self.planner, names, self.planner.value if self.planner.value in names else AS_IT_RAN)
         self._words.value = f'<h3>Where activations live</h3><p class="eet-dim">{escape(run.story)}</p>'
-        self.picture.outputs = (rendered(packing(self._plan())),)
+        figures = [packing(self._plan()), *([footprints(placed)] if placed else [])]
+        self.picture.outputs = tuple(map(rendered, figures))
         others = theme.table(HEAD, lines(placed)) if placed else '<p class="eet-dim">Asking the other planners…</p>'
         self._facts.value = (
             f"<h3>Planners on the same tensors</h3>{others}"

@@ -26,9 +26,12 @@ SKY = 3.0
 def packing(plan: Plan, title: str = "") -> go.Figure:
     """One plan: rectangles, the borders of its chunks, and below what is alive against what is held.
 
-    Colours are ops; hovering over a rectangle names the tensor, its op, size, life and address.
+    Colours are ops; hovering over a rectangle names the tensor, its op, size, life and address. Where far more is held
+    than these tensors need, the axes end above the tensors, and the title says what is held.
     """
-    unit, scale = unit_of(plan.footprint_bytes)
+    bound, held, span = plan.lower_bound_bytes, plan.footprint_bytes, max((c.end for c in plan.chunks), default=0)
+    sky, height = _seen(span, plan.end), _seen(held, bound)
+    unit, scale = unit_of(sky)
     fig = make_subplots(2, 1, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.05)
     restyled(fig, title or in_words(plan), height=520)
     for op, trace in _rectangles(plan, scale, _colors([plan])).items():
@@ -41,15 +44,14 @@ def packing(plan: Plan, title: str = "") -> go.Figure:
         line={"shape": "hv", "width": 1.5, "color": theme.INK}, fillcolor=theme.GRID,
         hovertemplate=f"request %{{x}}: %{{y}} {unit} alive<extra></extra>", row=2, col=1,
     )  # fmt: skip
-    bound, held = plan.lower_bound_bytes, plan.footprint_bytes
     levels = ("lower bound", bound, theme.GAIN, "dot"), ("held", held, theme.LOSS, "dash")
     for name, num_bytes, color, dash in levels:
         fig.add_scatter(
             x=[0, end], y=_scaled([num_bytes, num_bytes], scale), mode="lines", name=f"{name}: {sized(num_bytes)}",
             line={"color": color, "dash": dash, "width": 2}, hoverinfo="name", row=2, col=1,
         )  # fmt: skip
-    fig.update_yaxes(title=f"address ({unit})", rangemode="tozero", row=1, col=1)
-    fig.update_yaxes(title=unit, rangemode="tozero", row=2, col=1)
+    fig.update_yaxes(title=f"address ({unit})", range=[0, sky / scale], row=1, col=1)
+    fig.update_yaxes(title=unit, range=[0, height / scale], row=2, col=1)
     return fig.update_xaxes(title="request for memory, in order", range=[-0.3, end + 0.3], row=2, col=1)
 
 
@@ -157,6 +159,11 @@ def restyled(fig: go.Figure, title: str, height: int) -> go.Figure:
         axes(gridcolor=theme.GRID, zerolinecolor=theme.GRID, linecolor=theme.GRID, automargin=True)
     legend = {**theme.LEGEND_BELOW, "orientation": "h"}
     return fig.update_layout(legend=legend, margin={"t": 50 if title else 34, "b": 96})
+
+
+def _seen(held: int, needed: int) -> float:
+    """How far up an axis goes."""
+    return 1.06 * (held if held <= 4 * needed else 1.4 * needed)
 
 
 def _end(plan: Plan) -> int:

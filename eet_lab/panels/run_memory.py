@@ -9,7 +9,7 @@ import torch
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.kv_cache import KVCache
-from eet_lab.memory import Plan
+from eet_lab.memory import DriverCalls, Plan
 from eet_lab.words import counted, sized
 
 BOTH = "both"
@@ -49,6 +49,7 @@ class RunMemory:
     weights_bytes: int
     activation_bytes: int
     kv: KVUse
+    pool_calls: DriverCalls
     device_calls: tuple[int, int] | None
 
     @classmethod
@@ -58,9 +59,17 @@ class RunMemory:
         if since is not None and engine.model.device.type == "cuda":
             allocations, frees = device_calls()
             calls = allocations - since[0], frees - since[1]
-        planned, weights = bool(engine.memory.generation), engine.model.weight_bytes
-        kv = KVUse.of(engine.cache)
-        return cls(recipe, engine.plans(), planned, weights, engine.activation_bytes, kv, calls)
+        memory, kv = engine.memory, KVUse.of(engine.cache)
+        return cls(
+            recipe=recipe,
+            plans=engine.plans(),
+            planned=bool(memory.generation),
+            weights_bytes=engine.model.weight_bytes,
+            activation_bytes=engine.activation_bytes,
+            kv=kv,
+            pool_calls=memory.calls,
+            device_calls=calls,
+        )
 
     def plan(self, phase: str) -> Plan:
         """One pass's, or that of both, one after the other: nothing of the prefill is alive in a step."""
@@ -73,9 +82,13 @@ class RunMemory:
     @property
     def story(self) -> str:
         """What the picture of its plans is a picture of."""
-        whose = "" if self.planned else "it asks for fresh tensors, and has no arena: this is what a planner would do. "
+        whose = (
+            ""
+            if self.planned
+            else "It asks for fresh tensors, and has no arena: this is where a planner would put them. "
+        )
         return (
-            f"{self.recipe or 'baseline'}: {whose}Each rectangle is a tensor, from the request that made it to the one "
+            f"{self.recipe or 'baseline'}. {whose}Each rectangle is a tensor, from the request that made it to the one "
             "that used it last; hover to see what it is. What follows at the same height shares its bytes."
         )
 
@@ -93,11 +106,15 @@ class RunMemory:
             "copied to make room, in the whole run": sized(kv.copied_bytes),
             "beside it while it grows": sized(kv.growth_bytes),
         }
+        if self.planned:
+            found["calls of the arena's pool"] = _called(self.pool_calls.allocations, self.pool_calls.frees)
         if self.device_calls is not None:
-            allocations, frees = self.device_calls
-            calls = f"{counted(allocations, 'allocation')}, {counted(frees, 'free')}"
-            found["torch's calls to the driver"] = calls
+            found["torch's calls of the driver in the run"] = _called(*self.device_calls)
         return found
+
+
+def _called(allocations: int, frees: int) -> str:
+    return f"{counted(allocations, 'allocation')}, {counted(frees, 'free')}"
 
 
 def device_calls() -> tuple[int, int]:

@@ -28,3 +28,28 @@ def test_a_prediction_fills_in_the_verdict(lab: Lab, lab_server: Server, page: A
     assert page.get_by_text("Not answered yet").count() == 1
     assert page.locator(".js-plotly-plot").count() >= 6
     assert page.failures == [] and page.external == []
+
+
+def test_a_film_plays_in_the_page(lab: Lab, lab_server: Server, page: Any) -> None:
+    shutil.copy(NOTEBOOKS / "05_variable_length_memory.ipynb", lab_server.root)
+    page.set_viewport_size({"width": 1250, "height": 7000})
+    lab.open("05_variable_length_memory.ipynb")
+    lab.run_all()
+    film = page.locator(".js-plotly-plot", has_text="request 1, ").first
+    film.get_by_text("▶ play").wait_for(timeout=90_000)
+    told = film.locator(".slider-label").first
+    assert "request 1, " in told.text_content()
+    boxes = film.locator(".barlayer path").first.get_attribute("d")
+    film.get_by_text("▶ play").click()
+    page.wait_for_function(
+        "() => document.querySelector('.slider-label').textContent.startsWith('request 4, ')",
+        timeout=20_000,
+    )
+    film.get_by_text("pause").click()
+    page.wait_for_timeout(600)
+    paused = told.text_content()
+    assert film.locator(".barlayer path").first.get_attribute("d") != boxes, "the tensors have moved"
+    page.wait_for_timeout(1200)
+    assert told.text_content() == paused
+    # plotly.js rejects the promise of an animation that is paused, giving no reason.
+    assert set(page.failures) <= {"undefined"} and page.external == []

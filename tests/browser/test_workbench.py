@@ -146,6 +146,52 @@ def test_a_saved_notebook_is_small_even_with_widget_state(bench: Any) -> None:
     assert saved.stat().st_size < MAX_SAVED_BYTES
 
 
+def test_memory_is_foreseen_before_a_run_and_drawn_after_it(bench: Any) -> None:
+    page = bench.page
+    page.wait_for_selector(".eet-told.eet-good:not(.eet-stale)", timeout=20_000)
+    assert "This run fits" in page.locator(".eet-told").inner_text()
+    before = page.locator(".eet-told").inner_text()
+    page.locator(".eet-settings input").first.fill("200")
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "(before) => { const told = document.querySelector('.eet-told'); return told && !told.matches('.eet-stale')"
+        " && told.innerText !== before; }",
+        arg=before,
+        timeout=20_000,
+    )
+    button(page, "Run").click()
+    status_has(page, "run done")
+    assert "rest of this process" in page.locator(".eet-stack").nth(1).inner_text()
+
+    button(page, "Memory").click()
+    strip = page.locator(".eet-packing .js-plotly-plot").first
+    strip.locator(".barlayer .bars .point").first.wait_for(timeout=20_000)
+    page.locator(".eet-memory td", has_text="eet_repaired").first.wait_for(timeout=20_000)
+    title = strip.locator(".gtitle").text_content()
+    assert "which is the lower bound" in title
+
+    # Another planner, another pass: the strip follows.
+    page.locator(".eet-memory select").select_option("no_reuse")
+    page.wait_for_function(changed("gtitle"), arg=title, timeout=20_000)
+    assert "× the lower bound" in strip.locator(".gtitle").text_content()
+    title = strip.locator(".gtitle").text_content()
+    button(page, "decode").click()
+    page.wait_for_function(changed("gtitle"), arg=title, timeout=20_000)
+
+    # Hovering over a rectangle names the tensor.
+    strip.locator(".barlayer .bars .point").nth(3).hover(force=True)
+    strip.locator(".hoverlayer .hovertext").first.wait_for(timeout=10_000)
+    assert "from address" in strip.locator(".hoverlayer").text_content()
+
+
+def changed(part: str) -> str:
+    """Whether a part of the first strip has another text than before."""
+    return (
+        f"(before) => {{ const part = document.querySelector('.eet-packing .{part}');"
+        " return part && part.textContent && part.textContent !== before; }"
+    )
+
+
 def test_a_technique_from_a_cell_appears(bench: Any) -> None:
     bench.execute(
         "from dataclasses import dataclass\n"

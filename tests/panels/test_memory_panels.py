@@ -92,6 +92,12 @@ def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: W
     do(bench, "memory_pass", "decode")
     turn_until(bench, lambda: tab._key in tab._placed)
     assert tab.run.value == "selection" and tab._key == ("selection", "decode")
+    assert len(tab.picture.outputs) == 2, "the strip, and every planner's footprint"
+    counts = {name: len(tab._runs["selection"].plan(name).lifetimes) for name in tab.phase.options}
+    assert counts["both"] == counts["prefill"] + counts["decode"] > 0
+    do(bench, "memory_pass", "both")
+    assert figure(tab).startswith(f"{counts['both']} tensors")
+    assert "calls of the arena" in tab._facts.value
     do(bench, "tab", "overview")
     assert tab.picture.outputs == (), "a saved notebook need not carry it"
 
@@ -102,7 +108,7 @@ def test_a_comparison_has_both_runs_and_a_recording_none(bench: Workbench) -> No
     tab, view = bench.desk.shelf.view.memory, bench.desk.shelf.view
     assert list(tab.run.options) == ["baseline", "selection"]
     do(bench, "memory_run", "baseline")
-    assert "no arena" in tab._words.value
+    assert "fresh tensors" in tab._words.value
     assert "growing" in tab._facts.value and "static" in tab._facts.value
     assert len(view.figure.outputs) == 1
     do(bench, "save")
@@ -120,7 +126,7 @@ def told(free: int, **changes: Any) -> Forecast:
 
 def test_a_forecast_that_fits_says_what_else_would() -> None:
     html = in_html(told(200, largest_batch=9, largest_context=400))
-    assert "This run fits: 100 bytes of 200 bytes." in html and "9 prompts like these" in html
+    assert "This run fits: 100 bytes of 200 bytes." in html and "Room for 9 prompts like these" in html
     assert "400 tokens in each of 4" in html and "eet-good" in html and "<u " not in html
 
 
@@ -189,5 +195,4 @@ def test_what_was_foreseen_is_what_is_held(bench: Workbench) -> None:
 
 
 def figure(tab: Any) -> str:
-    [output] = tab.picture.outputs
-    return str(output["data"][PLOTLY]["layout"]["title"]["text"])
+    return str(tab.picture.outputs[0]["data"][PLOTLY]["layout"]["title"]["text"])

@@ -48,6 +48,17 @@ def test_chunks_have_borders_and_a_full_arena_has_none() -> None:
     assert not packing(Plan(LIVES, (0, 2 * MiB, 0))).layout.shapes
 
 
+def test_a_small_request_in_a_large_arena_is_still_seen() -> None:
+    plan = Plan(LIVES, (0, 2 * MiB, 0), (Chunk(0, 0, 512 * MiB),))
+    fig = packing(plan)
+    assert fig.layout.yaxis.range[1] < 6 and fig.layout.yaxis2.range[1] < 6
+    assert "in 3 MiB, which is the lower bound; 512 MiB are held" in fig.layout.title.text
+
+
+def test_a_plan_of_nothing_can_be_drawn() -> None:
+    assert packing(Plan((), ())).layout.title.text.startswith("0 tensors")
+
+
 def test_a_deep_models_pictures_stay_light() -> None:
     lives = a_deep_models_pass()
     placed = side_by_side(lives, ["greedy_by_size", "first_fit", "no_reuse"])
