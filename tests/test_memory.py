@@ -210,6 +210,11 @@ def test_a_session_serves_every_batch_that_a_reservation_covers(tiny):
         assert engine._session is session and session.state.tokens.data_ptr() == state
     engine.generate(drawn(draw, 1, 50), Settings(8))
     assert engine._session is not session
+    prompts = drawn(draw, 2, 50)
+    assert engine.generate(prompts, Settings(8)).tokens == Engine(tiny.decoder).generate(prompts, Settings(8)).tokens
+    assert engine._session is session
+    engine.generate(drawn(draw, 3, 50), Settings(8))
+    assert list(engine._sessions.values()) == [engine._session]
 
 
 def test_a_request_that_asks_for_other_things_than_was_reserved_is_placed_in_the_same_memory(tiny):

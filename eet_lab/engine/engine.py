@@ -11,11 +11,11 @@ from threading import Event
 import torch
 from torch import Tensor
 
-from eet_lab.engine.forecast import LIBRARY_BYTES, Forecast, Forecaster, free_bytes_of
+from eet_lab.engine.forecast import Forecast, Forecaster
 from eet_lab.engine.generation import Generation, StepEvent, Transcript
 from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.rehearse import Rehearser, new_cache
-from eet_lab.engine.session import Session, session_key
+from eet_lab.engine.session import MOST_SESSIONS, Session, session_key
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.engine.stream import open_stream
 from eet_lab.errors import Cancelled
@@ -46,6 +46,7 @@ class Engine:
         self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
         self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
         self._reserved = 0, 0
+        self._sessions: dict[tuple, Session] = {}
         self._session: Session | None = None
         self._cancel: Cancel | None = None
         self._asking = ""
@@ -83,7 +84,7 @@ class Engine:
         """Allocate what a batch of so many rows and such prompts needs; no smaller one will then allocate anything.
 
         Its passes are placed, the KV cache gets its size, and two steps are run, so that libraries take what they keep.
-        A session, with what it has captured, then serves every batch of as many rows. `settings` tell max_new_tokens
+        A session, with what it has captured, then serves all batches of as many rows. `settings` tell max_new_tokens
         and how tokens are drawn; a batch that asks for other things than this one would is placed on its own.
         Errors: those of `generate`. `close` gives it all back.
         """
@@ -149,29 +150,34 @@ class Engine:
                 session.decode(extent)
                 read(stream.push(session.state))
         except Cancelled:
-            self._drop_session()
+            self._drop_sessions()
         finally:
             self._cancel = None
         read(stream.drain())
         return transcript.result(setup_ms)
 
     def _opened(self, state: State, first: Step, settings: Settings) -> Session:
-        """A session for this batch, which is on the host: the last one if it fits, else a new one."""
+        """A session for this batch, which is on the host: one that has served such a batch, else a new one.
+
+        There is one at a time, but for those that a reservation covers: they share what is reserved.
+        """
         sampling, (num_rows, capacity) = settings.sampling(torch.device("cpu")), state.tokens.shape
-        if num_rows <= self._reserved[0] and capacity <= self._reserved[1]:
+        is_covered = num_rows <= self._reserved[0] and capacity <= self._reserved[1]
+        if is_covered:
             capacity = self._reserved[1]
-        key = session_key(self, num_rows, capacity, sampling)
-        if self._session is not None and self._session.key != key:
-            self._drop_session()  # free its KV cache before anything new is asked for
-        generation = self.memory.generation
+        key, generation = session_key(self, num_rows, capacity, sampling), self.memory.generation
+        if key not in self._sessions and (not is_covered or len(self._sessions) == MOST_SESSIONS):
+            self._drop_sessions()
         self._asking = "the arena of activations"
         self.memory.plan(self.rehearser.passes(state, first, sampling, capacity), like=self.model.words)
-        if self._session is not None and self.memory.generation == generation:
+        if self.memory.generation != generation:
+            self._drop_sessions()
+        self._asking = f"the KV cache [{num_rows} rows x {capacity} columns]"
+        if key in self._sessions:
+            self._session = self._sessions[key]
             self._session.restart(state, first, sampling)
         else:
-            self._drop_session()
-            self._asking = f"the KV cache [{num_rows} rows x {capacity} columns]"
-            self._session = Session(self, key, state, first, sampling)
+            self._session = self._sessions[key] = Session(self, key, state, first, sampling)
         return self._session
 
     def lifetimes(
@@ -193,12 +199,8 @@ class Engine:
 
         `free_bytes` is what there is for the weights and the run, on whatever device; None: what the model's own has.
         """
-        settings, device = settings or Settings(), self.model.device
-        if free_bytes is None:
-            free_bytes = free_bytes_of(device) + self.model.weight_bytes
-        workspace_bytes = 0 if device.type == "cpu" else LIBRARY_BYTES
-        forecaster = Forecaster(self.rehearser, self.parts, settings)
-        return forecaster.forecast([max(len(row), 1) for row in prompts], free_bytes, workspace_bytes)
+        lengths, forecaster = [max(len(row), 1) for row in prompts], Forecaster(self.rehearser, self.parts, settings)
+        return forecaster.forecast(lengths, self.model.device, free_bytes)
 
     def plans(self) -> dict[str, Plan]:
         """What the last run's passes asked for and where it lay: {"prefill": Plan, "decode": Plan}."""
@@ -211,7 +213,7 @@ class Engine:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the last run's KV cache."""
+        """Bytes held for keys and values."""
         return self.cache.num_bytes
 
     @property
@@ -227,17 +229,16 @@ class Engine:
 
     def close(self) -> None:
         """Give back all memory but the weights; the engine can be used again."""
-        self._drop_session()
-        self.cache.close()
-        self.inbox.close()
-        self.canvas.close()
+        self._drop_sessions()
+        for held in (self.cache, self.inbox, self.canvas):
+            held.close()
         self.memory = self.parts.memory()
         self._reserved = 0, 0
 
-    def _drop_session(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+    def _drop_sessions(self) -> None:
+        for session in self._sessions.values():
+            session.close()
+        self._session, self._sessions = None, {}
 
     def _empty(
         self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str

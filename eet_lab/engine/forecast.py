@@ -99,11 +99,17 @@ class Forecast:
 class Forecaster:
     """Rehearses batches of one shape, and larger ones."""
 
-    def __init__(self, rehearser: Rehearser, parts: Parts, settings: Settings) -> None:
-        self._rehearser, self._parts, self._settings = rehearser, parts, settings
+    def __init__(self, rehearser: Rehearser, parts: Parts, settings: Settings | None = None) -> None:
+        self._rehearser, self._parts, self._settings = rehearser, parts, settings or Settings()
 
-    def forecast(self, lengths: Sequence[int], free_bytes: int, workspace_bytes: int) -> Forecast:
-        """What prompts of such lengths need, and how many of them, or how long ones, would fit."""
+    def forecast(self, lengths: Sequence[int], device: torch.device, free_bytes: int | None = None) -> Forecast:
+        """What prompts of such lengths need, and how many of them, or how long ones, would fit.
+
+        `free_bytes` None: what the device has, beside the model's weights, which are there already.
+        """
+        if free_bytes is None:
+            free_bytes = free_bytes_of(device) + self._rehearser.model.weight_bytes
+        workspace_bytes = 0 if device.type == "cpu" else LIBRARY_BYTES
         model, num_new, num_rows, longest = (
             self._rehearser.model,
             self._settings.max_new_tokens,

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from eet_lab.engine.engine import Engine
 
 
+MOST_SESSIONS = 16
+"""Numbers of rows whose captured steps a reservation keeps."""
+
+
 class Session:
     """Prefill and decode for batches of as many rows, and of at most `capacity` columns.
 
@@ -34,9 +38,9 @@ class Session:
     def restart(self, state: State, first: Step, sampling: Sampling) -> None:
         """Begin another batch in the same memory."""
         engine, spans = self._engine, decode_spans(first.spans)
-        generation = engine.cache.generation
         self._begin(state, first, sampling)
-        if engine.cache.generation != generation or (engine.parts.ops.read_spans and spans != self._next.spans):
+        moved = engine.cache.generation != self._generation
+        if moved or (engine.parts.ops.read_spans and spans != self._next.spans):
             self.launch = self._new_launch()  # what was captured is void
         self._next = self._next._replace(spans=spans)
 
@@ -66,6 +70,7 @@ class Session:
         return State(tokens.t(), *others), num_pad, seed
 
     def _new_launch(self) -> Any:
+        self._generation = self._engine.cache.generation
         return self._engine.parts.launch(self._decode, self.capacity - 1)  # the last column is never read
 
     def _decode(self, extent: int, exact: bool = True) -> None:

@@ -97,3 +97,18 @@ def test_the_peak_is_foreseen_within_a_few_per_cent(words):
     real = decoder.weight_bytes + torch.cuda.max_memory_allocated() - before
     assert told.fits and abs((told.total_bytes - told.workspace_bytes) / real - 1) < 0.05, (str(told), real)
     assert (told.kv_bytes, told.activation_bytes >= engine.activation_bytes) == (engine.kv_bytes, True)
+
+
+@pytest.mark.parametrize("words", ["all", "all,-cuda_graphs", "all,-cuda_graphs,memory_reuse:kv=paged"])
+def test_a_steady_step_allocates_nothing(words):
+    sizes = Config(3, 256, 4, 1024, 504, 512)
+    decoder = weights.random_decoder(sizes, 0, torch.device("cuda"), torch.float16)
+    engine, counts = Engine(decoder, Recipe.parse(words, "cuda").parts), []
+    engine.reserve(3, 200, Settings(60))
+    prompts = batch(0, [200, 30, 7])
+    engine.generate(
+        prompts,
+        Settings(60),
+        on_step=lambda event: counts.append(torch.cuda.memory_stats()["allocation.all.allocated"]),
+    )
+    assert len(set(counts[2:])) == 1
