@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from eet_lab.errors import PlanError
+from eet_lab.errors import EETError, first_line
 from eet_lab.memory import POOLS, DriverCalls, Lifetime, Plan
 from eet_lab.memory.replays import Replay
 from eet_lab.panels import theme
@@ -39,8 +39,8 @@ def _placed(name: str, lifetimes: Sequence[Lifetime]) -> Placed:
     pool, begun = POOLS[name](), time.perf_counter()
     try:
         plan, why = pool.place(lifetimes), ""
-    except PlanError as error:
-        plan, why = None, str(error)
+    except EETError as error:  # a pool that ends here, or a solver that is not installed
+        plan, why = None, first_line(error)
     return Placed(name, plan, pool.calls, (time.perf_counter() - begun) * 1e3, why)
 
 

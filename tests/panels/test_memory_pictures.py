@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from eet_lab.memory import POOLS, Chunk, Lifetime, Plan
+import random
+import sys
+
+import pytest
+
+from eet_lab.memory import PLANNERS, POOLS, Chunk, Lifetime, Plan
 from eet_lab.panels.packing import MiB, packing, packings
 from eet_lab.panels.side_by_side import footprints, lines, side_by_side
 
@@ -84,3 +89,27 @@ def test_side_by_side_tells_what_each_holds_and_what_it_took() -> None:
     assert none[:3] == ["no_reuse", "5 MiB", "1.667"]
     [bars] = footprints(placed).data
     assert list(bars.x) == [3, 5] and bars.marker.color[0] != bars.marker.color[1]
+
+
+def test_a_planner_that_cannot_says_why_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The optimal one needs a solver; EET's ends at its 101st buffer."""
+    monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
+    many = [Lifetime(f"t{i}", 256 * (i + 1), 0, 200) for i in range(101)]
+    for lives, name, word in ((many, "eet", "100"), (an_awkward_trace(), "optimal", "ortools")):
+        broken, fine = side_by_side(lives, [name, "greedy_by_size"])
+        assert broken.plan is None and word in broken.why and fine.plan is not None
+        assert lines([broken, fine])[0][:2] == [name, broken.why]
+        assert len(footprints([broken, fine]).data[0].y) == 1
+
+
+def an_awkward_trace() -> list[Lifetime]:
+    """One on which greedy by size misses the lower bound, so that the solver is asked."""
+    draw = random.Random(0)
+    while True:
+        lives = [
+            Lifetime(f"t{i}", 256 * draw.randint(1, 9), first := draw.randint(0, 8), first + draw.randint(0, 4))
+            for i in range(9)
+        ]
+        plan = PLANNERS["greedy_by_size"](lives)
+        if plan.footprint_bytes > plan.lower_bound_bytes:
+            return lives
