@@ -24,11 +24,15 @@ class MemoryReuse(Technique):
     then share that one allocation; keys and values are written in place. What PyTorch's own functions take for
     themselves meanwhile is beyond a plan; the kernels of `fused_kernels` take nothing.
 
+    With `kv=paged` a row takes a page of columns at a time, wherever one is free: pads and columns that it never
+    reaches take none, and nothing is copied; plain PyTorch has to gather the pages before it can multiply them.
+    `planner` chooses among one arena, TurboTransformers' chunks, and EET's buffers.
+
     Expect less traffic per step as sequences grow, fewer trips to the allocator, and addresses that stay the same from
     step to step, which `cuda_graphs` needs.
 
     Source: EET's buffer manager (Li et al., 2022); planning by lifetimes as in TurboTransformers (Fang et al., PPoPP
-    2021) and Pisarchyk and Lee (2020).
+    2021) and Pisarchyk and Lee (2020); pages from PagedAttention (Kwon et al., SOSP 2023).
     """
 
     name: ClassVar[str] = "memory_reuse"

@@ -95,7 +95,7 @@ def test_one_capture_for_each_bucket_and_none_later(fp16):
     engine = Engine(fp16, Recipe.parse("all,cuda_graphs:bucket=32", "cuda").parts)
     for _ in range(2):
         engine.generate([[5] * 20], Settings(80))
-        assert engine.captures == 4  # 20 + 80 columns: up to 32, 64, 96 and 100
+        assert engine.captures == 4  # 20 + 80 columns: up to 32, 64, 96 and 99
 
 
 def test_a_dead_sessions_graphs_do_not_end_a_capture(fp16):
