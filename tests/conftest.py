@@ -7,12 +7,17 @@ from collections.abc import Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypothesis
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from eet_lab.models import Model, load
 from eet_lab.technique import _REGISTRY
+
+# A deadline would say how busy the machine is, not whether the code is right.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 def make_gpt2(**changes) -> GPT2LMHeadModel:
