@@ -49,7 +49,8 @@ __global__ void append_kernel(const AppendArgs<T> a) {
 extern "C" cudaError_t eet_append(void* out, void* keys, void* values, const void* qkv, const int64_t* rows,
                                   const int64_t* columns, const int64_t* first, const int64_t* count,
                                   const int* table, int64_t column_stride, int64_t row_stride, int64_t head_stride,
-                                  int64_t key_stride, int blocks, int log_page, int dtype, int T, int H, int G, int D, cudaStream_t stream) {
+                                  int64_t key_stride, int blocks, int log_page, int dtype, int T, int H, int G, int D,
+                                  cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto cache = [&](void* p) {

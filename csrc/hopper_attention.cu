@@ -78,8 +78,7 @@ extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values,
                                             const int64_t* count, const int64_t* num_pad, const int64_t* columns,
                                             int64_t column_stride, int64_t row_stride, int64_t head_stride,
                                             int64_t key_stride, int dtype, int T, int B, int longest, int H, int G,
-                                            int D, int K, int all_new, int appends,
-                                            cudaStream_t stream) {
+                                            int D, int K, int all_new, int appends, cudaStream_t stream) {
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     eet::PrefillArgs<Type> a{};

@@ -171,6 +171,7 @@ int cut(VectorArgs<T>& a, int room, int least_copy) {
       c.stage_inputs = eet::ceil_div(eet::ceil_div(c.K, c.steps), kChunk) * kChunk;
       const int row_bytes = c.stage_inputs * int(sizeof(T)), sums_bytes = c.steps * c.sums() * int(sizeof(float));
       if (c.steps > 1 && row_bytes < least_copy) break;
+      if ((c.steps - 1) * c.stage_inputs >= c.K) continue;  // rounded up, fewer steps cover all inputs
       c.stage_stride = eet::odd_stride(row_bytes);
       c.num_tiles = max(1, min(min(kReaders / c.num_tokens / c.tile, tiles), kMostPartials / sums_bytes));
       const int others = c.num_tiles * sums_bytes + x_bytes, stage = eet::Ring::bytes(1, c.tile * c.stage_stride);
