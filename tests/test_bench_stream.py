@@ -9,7 +9,7 @@ import pytest
 from eet_lab.bench import stream
 from eet_lab.bench.codec import decode, encode
 from eet_lab.bench.rows import Row, markdown
-from eet_lab.bench.stream import Stream, row, serve
+from eet_lab.bench.stream import Stream, row, run_stream
 from eet_lab.errors import PromptError
 
 STREAM = Stream("tiny", 6, 1, 40, 5)
@@ -35,9 +35,9 @@ def test_prompts_are_of_the_lengths_that_were_asked_for_and_repeat():
 
 
 def test_after_a_reservation_nothing_is_allocated(tiny, monkeypatch):
-    monkeypatch.setattr(stream, "WARM_UP", 0)
+    monkeypatch.setattr(stream, "WARM_UP", 1)
     recipe = "pre_padding,mask_removal,memory_reuse"
-    reserved, grown = serve(tiny, STREAM, recipe), serve(tiny, STREAM, recipe, reserved=False)
+    reserved, grown = run_stream(tiny, STREAM, recipe), run_stream(tiny, STREAM, recipe, reserved=False)
     assert (reserved.driver_allocations, grown.driver_allocations > 0) == (0, True)
     assert reserved.num_tokens == grown.num_tokens == 6 * 5
     assert reserved.lower_bound_bytes == grown.lower_bound_bytes > 0
@@ -45,12 +45,12 @@ def test_after_a_reservation_nothing_is_allocated(tiny, monkeypatch):
 
 
 def test_its_line_can_be_read_again(tiny):
-    line = row(tiny, STREAM, "memory_reuse", serve(tiny, STREAM, "memory_reuse"), reserved=True)
+    line = row(tiny, STREAM, "memory_reuse", run_stream(tiny, STREAM, "memory_reuse"), reserved=True)
     assert decode(Row, json.loads(json.dumps(encode(line))), "row") == line
-    assert line.recipe == "memory_reuse (reserved)"
+    assert (line.recipe, line.equality) == ("memory_reuse (reserved)", "passed")
     assert "tiny/r6/p1-40/n5" in markdown([line])
 
 
 def test_a_prompt_beyond_the_model_is_refused_before_any_work(tiny):
     with pytest.raises(PromptError):
-        serve(tiny, Stream("tiny", 2, 1, 100_000, 4), "baseline")
+        run_stream(tiny, Stream("tiny", 2, 1, 100_000, 4), "baseline")

@@ -22,7 +22,7 @@ from eet_lab.bench.ops import OpWorkload, race_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.race import OURS, race
 from eet_lab.bench.rows import append
-from eet_lab.bench.stream import Stream, row, serve
+from eet_lab.bench.stream import Stream, row, run_stream
 from eet_lab.bench.workloads import Workload
 from eet_lab.commands.bench_tables import model_table, op_tables
 from eet_lab.technique import registry
@@ -114,10 +114,10 @@ def streamed(text: str, *ways: tuple[str, bool]) -> Callable[[Session], Any]:
         model = session.model(stream.model)
         found = {}
         for recipe, reserved in ways:
-            served = serve(model, stream, recipe, reserved=reserved, cancel=session.deadline)
-            line = row(model, stream, recipe, served, reserved)
+            result = run_stream(model, stream, recipe, reserved=reserved, cancel=session.deadline)
+            line = row(model, stream, recipe, result, reserved)
             append([line], session.out)
-            found[line.recipe] = {"tokens_per_s": round(served.tokens_per_s, 1), **asdict(served)}
+            found[line.recipe] = {"tokens_per_s": round(result.tokens_per_s, 1), **asdict(result)}
             print(line.recipe, found[line.recipe], flush=True)
         return found
 

@@ -66,7 +66,7 @@ class Ours:
             "peak_bytes": m.memory["peak"],
             "activation_bytes": m.memory["activations"],
             "lower_bound_bytes": max(plan.lower_bound_bytes for plan in self.subject.engine.plans().values()),
-            "equality": _equality(same),
+            "equality": equality(same),
             "same_tokens": same.same_tokens,
             **costs(m.cost, launches_per_token(self.subject.engine, len(self._rows)), self._model.device),
         }
@@ -112,7 +112,7 @@ class Theirs:
         self._peer.close()
 
     def _activation_bytes(self, new_tokens: int) -> int | None:
-        """The peak beyond weights and the KV cache, which holds each row's pads as well."""
+        """The peak beyond weights and a KV cache of all columns, pads among them; a cache that is longer counts as more."""
         if self._peer.peak_bytes is None:
             return None
         columns = max(map(len, self._rows)) + new_tokens - 1
@@ -132,7 +132,7 @@ def costs(cost: Cost, counted: StepLaunches | None, device: str) -> dict[str, An
     }
 
 
-def _equality(same: Sameness) -> str:
+def equality(same: Sameness) -> str:
     """What a row says of the check: "passed", how far a lossy recipe is off, or why it did not pass."""
     if same.verdict == "lossy":
         return f"lossy: logits off by {same.max_error:.2g}, stated bound {same.budget:.2g}"

@@ -47,7 +47,9 @@ class Row:
     ceiling_gb_per_s: float | None = None  # what a streaming read reached in that process
     kernels_per_token: float | None = None  # as the device runs them, those inside a graph too
     predicted_ms: float | None = None  # by `cost.predicted_ms`
-    activation_bytes: int | None = None  # of the peak, beyond weights, KV cache and libraries
+    activation_bytes: int | None = (
+        None  # of the peak, beyond weights, KV cache (a peer's: of the run's columns) and libraries
+    )
     lower_bound_bytes: int | None = None  # of activations that are alive at once, by the recipe's own trace
     driver_allocations: int | None = None  # in a stream of requests, once it was under way
     step_allocations: int | None = None  # of torch, in a steady decode step

@@ -12,9 +12,10 @@ from itertools import pairwise
 
 import torch
 
-from eet_lab.bench.measured import Spread
-from eet_lab.bench.racers import OURS
+from eet_lab.bench.measured import Sameness, Spread
+from eet_lab.bench.racers import OURS, equality
 from eet_lab.bench.rows import Row, taken
+from eet_lab.bench.sameness import Witness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import Cancelled, PromptError
@@ -71,11 +72,12 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Served:
+class StreamResult:
     """What a stream took. None is what could not be counted on this device.
 
     `activation_bytes` is the peak beyond weights, libraries and KV cache; `lower_bound_bytes` what the largest
-    request has alive at once, at the least. `step_allocations`: of torch, in a steady decode step.
+    request has alive at once, at the least. `step_allocations`: of torch, in a steady decode step. `same` judges the
+    first requests, before any is timed.
     """
 
     total_ms: float
@@ -85,6 +87,7 @@ class Served:
     lower_bound_bytes: int
     driver_allocations: int
     step_allocations: int | None
+    same: Sameness
 
     @property
     def tokens_per_s(self) -> float:
@@ -92,49 +95,49 @@ class Served:
 
 
 @on_cpu_threads
-def serve(
+def run_stream(
     model: Model, stream: Stream, recipe: str | Recipe = "all", *, reserved: bool = True, cancel: Cancel | None = None
-) -> Served:
+) -> StreamResult:
     """Serve a stream, after memory was reserved for its largest request, or as it comes.
 
     Errors: RecipeError, PromptError, OutOfMemory, Cancelled.
     """
     settings = Settings(max_new_tokens=stream.new_tokens)
-    requests = stream.prompts(model.config.vocab_size)
+    requests, chosen = stream.prompts(model.config.vocab_size), as_recipe(recipe, model.device)
+    longest = max(requests, key=len)
     checked_prompts([[0] * stream.high], stream.new_tokens, model.config)
+    witness = Witness(model.decoder, requests[:WARM_UP], settings, cancel=cancel)
     before = _allocated(model.device)
-    engine = Engine(model.decoder, as_recipe(recipe, model.device).parts)
+    engine = Engine(model.decoder, chosen.parts)
     try:
         engine.prepare(cancel=cancel)
         if reserved:
             engine.reserve(1, stream.high, settings)
-        for prompt in requests[:WARM_UP]:
-            engine.generate([prompt], settings)
+        first = [_tokens(engine, prompt, settings, cancel) for prompt in requests[:WARM_UP]]
         calls = _driver_allocations(engine, model.device)
         if model.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
-        num_tokens = sum(_served(engine, prompt, settings, cancel) for prompt in requests)
+        num_tokens = sum(len(_tokens(engine, prompt, settings, cancel)) for prompt in requests)
         total_ms = (time.perf_counter() - began) * 1e3  # every request waits for its tokens
         calls = _driver_allocations(engine, model.device) - calls
         peak = torch.cuda.max_memory_allocated() - before if model.device == "cuda" else None
-        kv_bytes = engine.kv_bytes if reserved else None
-        return Served(
+        return StreamResult(
             total_ms=total_ms,
             num_tokens=num_tokens,
             peak_bytes=peak,
-            activation_bytes=None if peak is None or kv_bytes is None else peak - kv_bytes,
-            lower_bound_bytes=_lower_bound(engine, max(requests, key=len), settings),
+            activation_bytes=None if peak is None or not reserved else peak - engine.kv_bytes,
+            lower_bound_bytes=_lower_bound(engine, longest, settings),
             driver_allocations=calls,
-            step_allocations=_step_allocations(engine, max(requests, key=len), settings, model.device),
+            step_allocations=_step_allocations(engine, longest, settings, model.device),
+            same=witness.judge(chosen.parts, first, chosen.tolerance),
         )
     finally:
         engine.close()
 
 
-def row(model: Model, stream: Stream, recipe: str, served: Served, reserved: bool) -> Row:
+def row(model: Model, stream: Stream, recipe: str, result: StreamResult, reserved: bool) -> Row:
     """The line of a result file; a recipe with a reservation ends in " (reserved)"."""
-    total = Spread.of([served.total_ms])
     return Row(
         workload=str(stream),
         provider=OURS,
@@ -142,26 +145,26 @@ def row(model: Model, stream: Stream, recipe: str, served: Served, reserved: boo
         dtype=model.dtype,
         ttft_ms=None,
         tpot_ms=None,
-        total_ms=total,
-        peak_bytes=served.peak_bytes,
+        total_ms=Spread.of([result.total_ms]),
+        peak_bytes=result.peak_bytes,
         floor_ms=None,
         gb_per_s=None,
         launches_per_token=None,
-        equality="not checked",
-        same_tokens=None,
-        activation_bytes=served.activation_bytes,
-        lower_bound_bytes=served.lower_bound_bytes,
-        driver_allocations=served.driver_allocations,
-        step_allocations=served.step_allocations,
+        equality=equality(result.same),
+        same_tokens=result.same.same_tokens,
+        activation_bytes=result.activation_bytes,
+        lower_bound_bytes=result.lower_bound_bytes,
+        driver_allocations=result.driver_allocations,
+        step_allocations=result.step_allocations,
         **taken(model.device),
     )
 
 
-def _served(engine: Engine, prompt: Sequence[int], settings: Settings, cancel: Cancel | None) -> int:
+def _tokens(engine: Engine, prompt: Sequence[int], settings: Settings, cancel: Cancel | None) -> tuple[int, ...]:
     generation = engine.generate([prompt], settings, cancel=cancel)
     if generation.cancelled:
         raise Cancelled("The stream was stopped.")
-    return generation.num_tokens
+    return generation.tokens[0]
 
 
 def _allocated(device: str) -> int:
