@@ -112,7 +112,7 @@ class Theirs:
         self._peer.close()
 
     def _activation_bytes(self, new_tokens: int) -> int | None:
-        """The peak beyond weights and a KV cache of all columns, pads among them; a cache that is longer counts as more."""
+        """The peak beyond weights and a KV cache of all columns, pads among them; what is longer counts."""
         if self._peer.peak_bytes is None:
             return None
         columns = max(map(len, self._rows)) + new_tokens - 1
