@@ -32,7 +32,8 @@ class MemoryTab:
         self._aside, self._setting = aside, False
         self._runs: Mapping[str, RunMemory] = {}
         self._placed: dict[tuple[str, str], list[Placed]] = {}
-        self._asked: tuple[str, str] | None = None
+        self._num_results = 0  # in a question's key: another result's runs and passes have the same names
+        self._asked: tuple[int, str, str] | None = None
         self._open = False
 
         def pick(widget: Any, command: str) -> Any:
@@ -52,6 +53,7 @@ class MemoryTab:
     def put_up(self, runs: Mapping[str, RunMemory]) -> None:
         """Another result: its runs by name; none of a recording, which keeps no plans."""
         self._runs, self._placed, self._asked = runs, {}, None
+        self._num_results += 1
         self._set(self.run, list(runs) or ["selection"], list(runs)[-1] if runs else "selection")
         self._set(self.planner, [AS_IT_RAN], AS_IT_RAN)
 
@@ -69,18 +71,20 @@ class MemoryTab:
 
     def turn(self, busy: bool) -> None:
         """Ask what other planners do, if somebody looks and nothing runs."""
-        key = self._key
-        if self._open and self._runs and not busy and key not in self._placed and self._asked != key:
-            self._asked, lifetimes = key, self._plan().lifetimes
-            self._aside.ask(QUESTION, key, lambda: side_by_side(lifetimes))
+        question = self._num_results, *self._key
+        if self._open and self._runs and not busy and self._key not in self._placed and self._asked != question:
+            self._asked, lifetimes = question, self._plan().lifetimes
+            self._aside.ask(QUESTION, question, lambda: side_by_side(lifetimes))
 
     def answered(self, answer: Answer) -> None:
-        """The planners' plans."""
+        """The planners' plans; late ones, of another result or pass, are dropped."""
+        if answer.key != self._asked:
+            return
         if answer.error is not None:
             raise answer.error
-        if answer.key == self._asked:
-            self._placed[answer.key] = answer.value
-            self._show()
+        _, run, phase = answer.key
+        self._placed[run, phase] = answer.value
+        self._show()
 
     def do_memory_run(self, name: str) -> None:
         self._set(self.run, self.run.options, name)

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 
 from eet_lab.engine.forecast import Forecast
+from eet_lab.memory import PLANNERS, DriverCalls, Lifetime
 from eet_lab.panels import Workbench
 from eet_lab.panels.aside import Answer, Aside
 from eet_lab.panels.forecast_line import ForecastLine, in_html
 from eet_lab.panels.memory_bar import bar, held_now
+from eet_lab.panels.memory_tab import MemoryTab
 from eet_lab.panels.outputs import PLOTLY
+from eet_lab.panels.run_memory import KVUse, RunMemory
 from panels.driving import do, turn_until
 
 MiB = 2**20
@@ -116,6 +119,36 @@ def test_a_comparison_has_both_runs_and_a_recording_none(bench: Workbench) -> No
     do(bench, "open")
     do(bench, "tab", "memory")
     assert tab.box.layout.display == "none" and len(view.figure.outputs) == 1
+
+
+def test_planners_of_the_result_before_are_not_shown_for_this_one() -> None:
+    """Its runs and passes have the same names, and its question may be answered late."""
+
+    class Questions:
+        def __init__(self) -> None:
+            self.asked: list[tuple[str, Any, Any]] = []
+
+        def ask(self, name: str, key: Any, work: Any) -> None:
+            self.asked.append((name, key, work))
+
+    questions = Questions()
+    tab = MemoryTab(lambda *command: None, questions)
+    for num_bytes in (256, 25600):
+        tab.put_up({"selection": kept(num_bytes)})
+        tab.open()
+        tab.turn(busy=False)
+    late, present = (Answer(name, key, work()) for name, key, work in questions.asked)
+    tab.answered(late)
+    assert not tab._placed
+    tab.answered(present)
+    assert {each.plan.lower_bound_bytes for each in tab._placed["selection", "prefill"] if each.plan} == {25600}
+
+
+def kept(num_bytes: int) -> RunMemory:
+    """A run with one tensor in each pass."""
+    plan = PLANNERS["greedy_by_size"]([Lifetime("x", num_bytes, 0, 1)])
+    kv = KVUse("static", 1, 1, 0, 0)
+    return RunMemory("memory_reuse", {"prefill": plan, "decode": plan}, True, 1, num_bytes, kv, DriverCalls(), None)
 
 
 def told(free: int, **changes: Any) -> Forecast:
