@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from eet_lab.progress import Cancel
+
 THREAD_NAME = "eet-aside"
 PATIENCE_S = 5.0
+LOOK_S = 0.02
+"""How often who waits for quiet looks whether to give up."""
 
 
 @dataclass(frozen=True)
@@ -35,13 +39,13 @@ class _Question:
 
 
 class Aside:
-    """Answers questions in a thread of its own. `ask` and `take` are for the ui thread; neither waits."""
+    """Answers questions in a thread of its own. All but `wait_quiet` is for the ui thread, and none of it waits."""
 
     def __init__(self) -> None:
         self._asked: dict[str, _Question] = {}
         self._answers: SimpleQueue[Answer] = SimpleQueue()
         self._changed = threading.Condition()
-        self._at_work = self._closing = False
+        self._at_work = self._held = self._closing = False
         self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
@@ -52,7 +56,7 @@ class Aside:
         """
         with self._changed:
             self._asked[name] = _Question(name, key, work, time.monotonic() + after_s)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def take(self) -> list[Answer]:
         """All answers since the last call."""
@@ -62,6 +66,24 @@ class Aside:
                 answers.append(self._answers.get_nowait())
             except Empty:
                 return answers
+
+    def hold(self) -> None:
+        """Begin nothing more until `resume`; what is asked meanwhile is kept, what is being done goes on."""
+        with self._changed:
+            self._held = True
+
+    def resume(self) -> None:
+        """Go on after `hold`."""
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
+
+    def wait_quiet(self, cancel: Cancel) -> bool:
+        """On any other thread, after `hold`: wait until nothing is being done; False if `cancel` was set before."""
+        with self._changed:
+            while self._at_work and not cancel.is_set():
+                self._changed.wait(LOOK_S)
+            return not self._at_work
 
     @property
     def idle(self) -> bool:
@@ -73,7 +95,7 @@ class Aside:
         """End the thread; what it is doing is waited for a while."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
         self._thread.join(PATIENCE_S)
 
     def _run(self) -> None:
@@ -85,12 +107,14 @@ class Aside:
             with self._changed:
                 self._answers.put(answer)
                 self._at_work = False
+                self._changed.notify_all()
 
     def _next(self) -> _Question | None:
-        """The question that is due first, once it is; None at the end."""
+        """The question that is due first, once it is and may be begun; None at the end."""
         with self._changed:
             while not self._closing:
-                first = min(self._asked.values(), key=lambda each: each.due, default=None)
+                allowed = () if self._held else self._asked.values()
+                first = min(allowed, key=lambda each: each.due, default=None)
                 wait_s = None if first is None else first.due - time.monotonic()
                 if first is not None and wait_s is not None and wait_s <= 0:
                     self._at_work = True

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import Forecast
+from eet_lab.errors import Cancelled
 from eet_lab.models import Model
 from eet_lab.panels import forecast_line, memory_tab
 from eet_lab.panels.aside import Answer, Aside
 from eet_lab.panels.forecast_line import ForecastLine
 from eet_lab.panels.memory_tab import MemoryTab
 from eet_lab.panels.state import State
+from eet_lab.panels.worker import Feed, Work
 
 Put = Callable[..., None]
 
@@ -44,6 +47,22 @@ class Beside:
         lengths = tuple(max(len(row), 1) for row in rows)  # an empty prompt is BOS
         key = id(model.decoder), model.device, str(recipe), lengths, settings
         self.forecast.look(key, lambda: foreseen(model, recipe, lengths, settings))
+
+    def alone(self, work: Work) -> Work:
+        """The same work, undisturbed: nothing is begun here until `resume`, and what was is over when it starts."""
+        self._aside.hold()
+
+        def undisturbed(feed: Feed, cancel: threading.Event) -> Any:
+            feed.progress(0, 0, "waiting for what is computed beside the page")
+            if not self._aside.wait_quiet(cancel):
+                raise Cancelled("It was stopped before it began.")
+            return work(feed, cancel)
+
+        return undisturbed
+
+    def resume(self) -> None:
+        """Nothing is timed any more."""
+        self._aside.resume()
 
     def close(self) -> None:
         """End the thread."""

@@ -33,8 +33,6 @@ from eet_lab.panels.worker import Finished, Kept, Phase, Progress, Sampled, Star
 
 TICK_S = 0.1
 
-NO_SAMPLES = "this recording holds no samples of memory and power: see the results"
-
 
 class Desk:
     """The widgets, the choices behind them, the engine and sampler threads. Only `put` and `idle` are for others."""
@@ -181,6 +179,7 @@ class Desk:
 
     def _on_finished(self, event: Finished) -> None:
         self.runs.leave()
+        self.beside.resume()
         stopped, self.busy, self.stopping = self.stopping, False, False
         self.status.text = f"{event.name} {'stopped' if stopped else 'done'} in {event.seconds:.1f} s"
         if event.name == "load":
@@ -227,7 +226,7 @@ class Desk:
         settings = state.settings(model)
         work = job(model, list(state.prompts), state.recipe(), settings, *more)
         self.runs.begin(state.prompts, jobs.decoder(model, settings.stop))
-        self._submit(name, work)
+        self._submit(name, self.beside.alone(work))
 
     def do_stop(self) -> None:
         if self.busy:
@@ -241,8 +240,5 @@ class Desk:
         environment = result.environment
         same_model = self.model is not None and self.model.name == environment.model
         stop = result.settings.get("stop", ())
-        self.runs.begin(result.prompts, jobs.decoder(self.model if same_model else None, stop))
-        self.device.pause_showing()
-        self.live.watch(environment.device_kind == "cuda", f"recorded on {environment.device}")
-        self.live.no_samples("" if monitor else NO_SAMPLES)
+        self.runs.begin_recorded(result, bool(monitor), jobs.decoder(self.model if same_model else None, stop))
         self._submit("replay", jobs.replay(result, monitor))

@@ -11,8 +11,11 @@ from eet_lab.monitor import Sample
 from eet_lab.panels.device import Device
 from eet_lab.panels.jobs import NAMES
 from eet_lab.panels.live import Live
+from eet_lab.panels.recordings import Result
 from eet_lab.panels.run_memory import RunMemory
 from eet_lab.panels.worker import Kept, Phase, Sampled
+
+NO_SAMPLES = "this recording holds no samples of memory and power: see the results"
 
 
 class Runs:
@@ -38,6 +41,14 @@ class Runs:
         self.monitor, self.memory = {}, {}
         self._live.begin(prompts, decode)
         self._live.remark("")
+
+    def begin_recorded(self, result: Result, has_samples: bool, decode: Decode) -> None:
+        """The replay of a result begins: the charts show the device that it was taken on."""
+        self.begin(result.prompts, decode)
+        self._device.pause_showing()
+        where = result.environment
+        self._live.watch(where.device_kind == "cuda", f"recorded on {where.device}")
+        self._live.no_samples("" if has_samples else NO_SAMPLES)
 
     def enter(self, phase: Phase) -> None:
         """The next run begins."""
