@@ -9,7 +9,7 @@ from typing import Any
 
 from eet_lab.engine import kv_cache, launch, mask, memory, prompts
 from eet_lab.models import decoder
-from eet_lab.ops import reference
+from eet_lab.ops import pads, reference
 from eet_lab.ops.types import Empty
 
 
@@ -39,11 +39,6 @@ class Ops:
         needed = (name for f in fields(self) for name in getattr(getattr(self, f.name), "kernels", ()))
         return tuple(dict.fromkeys(needed))
 
-    @property
-    def read_spans(self) -> bool:
-        """Whether an op reads a step's `spans`: captured, it serves the same pads alone."""
-        return any(getattr(getattr(self, f.name), "reads_spans", False) for f in fields(self))
-
 
 @dataclass(frozen=True)
 class Parts:
@@ -57,6 +52,12 @@ class Parts:
     memory: Callable = memory.FreshMemory  # where activations live
     launch: Callable = launch.eager  # how a decode step is launched
     forward: Callable = decoder.forward  # one pass over the model
+
+    @property
+    def serve_any_pads(self) -> bool:
+        """Whether a captured step serves batches with other pads: all that it calls is declared to (`ops.pads`)."""
+        ops = (getattr(self.ops, f.name) for f in fields(self.ops))
+        return all(map(pads.declared, (*ops, self.mask, self.forward)))
 
 
 def replaced(before: Any, after: Any, prefix: str = "") -> Iterator[str]:

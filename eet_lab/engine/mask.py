@@ -9,14 +9,17 @@ from typing import Any
 from torch import Tensor
 
 from eet_lab.ops import reference
+from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Step
 
 
+@serves_any_pads
 def dense_mask(ops: Any, step: Step, like: Tensor, *, empty: Empty) -> Callable:
     """The baseline: an additive mask [B,1,Q,K], built and added in every step."""
     return partial(ops.masked_attention, mask=reference.dense_mask(step, like, empty=empty))
 
 
+@serves_any_pads
 def no_mask(ops: Any, step: Step, like: Tensor, *, empty: Empty) -> Callable:
     """`num_pad` and the query's own column bound the keys; nothing is built, and pads are never read."""
     return ops.attention

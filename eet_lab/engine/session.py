@@ -39,8 +39,8 @@ class Session:
         """Begin another batch in the same memory."""
         engine, spans = self._engine, decode_spans(first.spans)
         self._begin(state, first, sampling)
-        moved = engine.cache.generation != self._generation
-        if moved or (engine.parts.ops.read_spans and spans != self._next.spans):
+        moved, other_pads = engine.cache.generation != self._generation, spans != self._next.spans
+        if moved or (other_pads and not engine.parts.serve_any_pads):
             self.launch = self._new_launch()  # what was captured is void
         self._next = self._next._replace(spans=spans)
 

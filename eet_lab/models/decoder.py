@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.models.config import Config
+from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import KVLayer, Linear, Norm, Sampling, Step
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Decoder(NamedTuple):
         return num_bytes(tensors(self))
 
 
+@serves_any_pads
 def forward(model: Decoder, ops: Ops, mask: Any, cache: Sequence[KVLayer], step: Step, sampling: Sampling) -> Tensor:
     """The next token of every row, [B]."""
     act = model.config.act

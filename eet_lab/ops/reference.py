@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
 
 from eet_lab.ops.int8 import dequantized
+from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, KVLayer, Linear, Norm, Sampling, State, Step, fresh
 
 
+@serves_any_pads
 def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty) -> Tensor:
     """Word plus position embedding: ids [T], positions [T], words [V,C], places [S,C] -> [T,C]."""
     x = torch.index_select(words, 0, ids, out=empty("embedded", (len(ids), words.shape[1]), words))
@@ -52,12 +54,14 @@ def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
     return torch.ops.aten.gelu.out(x, approximate={"gelu_tanh": "tanh", "gelu": "none"}[act], out=out)
 
 
+@serves_any_pads
 def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
     """act(linear(norm(x))): [T,C] -> [T,N]."""
     y = linear(norm(x, norm_w, empty=empty), w, empty=empty)
     return y if act is None else activate(y, act, empty=empty)
 
 
+@serves_any_pads
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:
     """linear(x) + residual: [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
     y = linear(x, w, empty=empty)
@@ -97,6 +101,7 @@ def gathered(pages: Tensor, blocks: Tensor, name: str, empty: Empty) -> Tensor:
     return torch.index_select(pages.flatten(0, 1), 0, chosen, out=out).view(B, G, num_blocks * page, D)
 
 
+@serves_any_pads
 def dense_mask(step: Step, like: Tensor, *, empty: Empty) -> Tensor:
     """An additive mask [B,1,Q,K]: 0 where a query may look, and half the lowest number elsewhere.
 
@@ -109,6 +114,7 @@ def dense_mask(step: Step, like: Tensor, *, empty: Empty) -> Tensor:
     return mask.masked_fill_(hidden.view(mask.shape), torch.finfo(mask.dtype).min / 2)
 
 
+@serves_any_pads
 def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empty: Empty) -> Tensor:
     """Attention as EET's baseline had it: every score is computed, then a mask [B,1,Q,K] is added.
 
@@ -129,7 +135,8 @@ def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empt
 def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
     """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; a pad's own is 0.
 
-    Plain PyTorch has no call for rows with different numbers of pads: rows that differ get a call each.
+    Plain PyTorch has no call for rows with different numbers of pads: rows that differ get a call each, by the host's
+    `step.spans`. So a captured call serves the same pads alone.
     """
     q, keys, values = append(qkv, kv, step, empty=empty)
     out, B, (T, H, D) = empty("attended", q.shape, q), len(step.spans), q.shape
@@ -150,9 +157,6 @@ def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
     return out.flatten(1)
 
 
-attention.reads_spans = True  # type: ignore[attr-defined]  # see Ops.read_spans
-
-
 def _attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None) -> Tensor:
     """q [R,Q,H,D], k and v [R,G,K,D] -> [R,Q,H,D]; the queries are the newest Q columns, or see what `bound` allows."""
     causal = bound is None and q.shape[1] > 1
@@ -169,6 +173,7 @@ def newest_logits(
     return norm_linear(newest, norm_w, head, empty=empty)
 
 
+@serves_any_pads
 def next_token(
     x: Tensor,
     step: Step,
@@ -222,6 +227,7 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 15)
 
 
+@serves_any_pads
 def advance(state: State, token: Tensor, *, empty: Empty) -> None:
     """Write `token` [B] into the next column of the canvas, except where the prompt still stands; step forward."""
     state.column.add_(1)

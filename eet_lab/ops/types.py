@@ -37,7 +37,12 @@ class Span(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What one forward pass reads. Tensors are on the device; the rest is known to the host."""
+    """What one forward pass reads. Tensors are on the device; the rest is known to the host.
+
+    A decode step may be captured and replayed for batches with other pads. What the host reads then stays as it was:
+    an op that reads of `spans` more than how many there are is captured anew for them, one that is declared to
+    `ops.pads.serves_any_pads` is not. A KV cache's `room` reads `extent` alone.
+    """
 
     ids: Tensor  # [T] int64
     positions: Tensor  # [T] int64  place in its own sequence

@@ -14,6 +14,7 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
+from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, KVLayer, Step
 
 
@@ -31,6 +32,7 @@ WIDE_HEAD_DIM = 40  # Hopper's own kernel pads narrower heads to 64, the other o
 
 
 @needs("append", "decode_attention", "prefill_attention", "plain_attention")
+@serves_any_pads
 def masked_attention(
     qkv: Tensor,
     kv: KVLayer,
@@ -49,6 +51,7 @@ def masked_attention(
 
 
 @needs("append", "decode_attention", "hopper_attention", "prefill_attention", "plain_attention")
+@serves_any_pads
 def attention(
     qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty, dependent: bool = False, split: Split = CHOSEN
 ) -> Tensor:

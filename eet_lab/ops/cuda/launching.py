@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import KernelError
+from eet_lab.ops.pads import declared, serves_any_pads
 
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 ACTS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
@@ -33,7 +34,8 @@ def needs(*kernels: str) -> Callable[[Op], Op]:
 @cache
 def with_options(op: Callable, **options: Any) -> Callable:
     """The same op with some of its keywords set. Asked again it is the same object, so that Parts compare equal."""
-    return update_wrapper(partial(op, **options), op)
+    turned = update_wrapper(partial(op, **options), op)
+    return serves_any_pads(turned) if declared(op) else turned
 
 
 def dependent(op: Callable) -> Callable:

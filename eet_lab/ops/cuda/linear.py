@@ -13,6 +13,7 @@ from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
 from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, at, check, needs, stream_of
 from eet_lab.ops.cuda.norm import norm
+from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
 FEW = 16  # tokens that the weight-streaming products take; there cuBLAS with what surrounds it is even (rows of t16)
@@ -23,6 +24,7 @@ FEWEST_BLOCKS = 108  # where there is no GPU to ask
 
 
 @needs("linear", "vector_linear", "int8_linear", "dequantize", "norm", "epilogue")
+@serves_any_pads
 def norm_linear(
     x: Tensor,
     norm_w: Norm,
@@ -59,6 +61,7 @@ def norm_linear(
 
 
 @needs("linear", "vector_linear", "int8_linear", "dequantize", "epilogue")
+@serves_any_pads
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dependent: bool = False) -> Tensor:
     """linear(x) + residual, written over `residual`: [T,C], [T,N] -> [T,N].
 

@@ -14,10 +14,12 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import native, reference
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
 from eet_lab.ops.cuda.linear import largest_outputs, norm_linear, takes_few
+from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm, Sampling, State, Step
 
 
 @needs("tokens")
+@serves_any_pads
 def embed(
     ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
@@ -39,6 +41,7 @@ def embed(
 
 
 @needs(*norm_linear.kernels, "sampling")  # type: ignore[attr-defined]
+@serves_any_pads
 def next_token(
     x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
@@ -61,6 +64,7 @@ def next_token(
 
 
 @needs(*norm_linear.kernels)  # type: ignore[attr-defined]
+@serves_any_pads
 def next_token_by_torch(
     x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
@@ -102,6 +106,7 @@ def choose_best(best: Tensor, *, empty: Empty, dependent: bool = False) -> Tenso
 
 
 @needs("tokens")
+@serves_any_pads
 def advance(state: State, token: Tensor, *, empty: Empty, dependent: bool = False) -> None:
     """Write `token` [B] into the next column of the canvas, except where the prompt still stands; step forward.
 
