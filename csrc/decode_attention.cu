@@ -4,18 +4,18 @@
 #include <cmath>
 
 #include "eet/attention.cuh"
-#include "eet/cluster.cuh"
 #include "eet/dependent.cuh"
 #include "eet/key_warp.cuh"
 #include "eet/launch.cuh"
+#include "eet/merge.cuh"
 #include "eet/vec.cuh"
 
 namespace {
 
+using eet::kHeads;
 using eet::kTileKeys;
 
 constexpr int kMaxWarps = 8, kMaxCluster = 8;
-constexpr int kHeads = 8;  // query heads that a block serves: the columns of an mma
 constexpr float kLog2e = 1.4426950408889634f;
 // Registers decide how many warps fit on a multiprocessor; the largest heads leave no room for loads ahead.
 template <int kDim>
@@ -35,62 +35,6 @@ struct DecodeArgs {
   const T* mask;                         // [B,1,1,K] or null
   T* out;                                // [B,HD]
   eet::Pages pages;                      // of a multiple of 16 columns: a tile lies in one
-};
-
-// How the parts of a row and head become its output: a block merges its warps' parts and sends each chunk of four
-// channels to one block of the cluster, which merges what it gets. Block `rank` gets chunks rank, rank + cluster, ...
-template <typename T>
-struct Merge {
-  float4* outs;   // [warps][chunks]
-  float2* stats;  // [warps][kHeads], of a head: the maximum and the sum
-  uint64_t* counter;
-  int num_warps, chunks, rank, log_cluster, D;
-  int cluster = 1 << log_cluster, slots = (chunks + cluster - 1) >> log_cluster;
-  float4* mail = outs + num_warps * chunks;                                // [cluster][slots]
-  float2* mail_stats = reinterpret_cast<float2*>(mail + cluster * slots);  // [cluster][slots]
-
-  static int shared_bytes(int num_warps, int chunks, int cluster) {
-    const int num_mail = cluster > 1 ? cluster * eet::ceil_div(chunks, cluster) : 0;
-    return (num_warps * chunks + num_mail) * sizeof(float4) + num_mail * sizeof(float2);
-  }
-
-  __device__ void open() const {
-    if (cluster == 1) return;
-    const int my_slots = (chunks - rank + cluster - 1) >> log_cluster;
-    if (threadIdx.x == 0) eet::open_mailbox(counter, my_slots * cluster * int(sizeof(float4) + sizeof(float2)));
-    __syncwarp();
-    eet::cluster_arrive();
-  }
-
-  __device__ void send_or_store(T* out) const {
-    for (int i = threadIdx.x; i < chunks; i += blockDim.x) {
-      float2 total;
-      const float4 v = eet::merged(num_warps, outs + i, chunks, stats + i * 4 / D, kHeads, total);
-      if (cluster == 1) {
-        store(out + i * 4, v, total.y);
-        continue;
-      }
-      const int at = rank * slots + (i >> log_cluster), to = i & (cluster - 1);
-      const uint32_t its_counter = eet::at_block(counter, to);
-      eet::send(eet::at_block(mail + at, to), v, its_counter);
-      eet::send(eet::at_block(mail_stats + at, to), total, its_counter);
-    }
-  }
-
-  __device__ void receive(T* out) const {
-    for (int i = threadIdx.x; i * cluster + rank < chunks; i += blockDim.x) {
-      eet::wait_for_mail(counter);
-      float2 total;
-      const float4 v = eet::merged(cluster, mail + i, slots, mail_stats + i, slots, total);
-      store(out + (i * cluster + rank) * 4, v, total.y);
-    }
-  }
-
-  __device__ void store(T* to, float4 v, float sum) const {
-    const float share = eet::reciprocal(sum);
-    const uint2 packed = make_uint2(eet::pack2<T>(v.x * share, v.y * share), eet::pack2<T>(v.z * share, v.w * share));
-    *reinterpret_cast<uint2*>(to) = packed;
-  }
 };
 
 // Why      a new token reads all keys and values of its row once: the time is their bytes over the bandwidth, and for
@@ -133,7 +77,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
     w.load_values(next, value_at);
   }
 
-  const Merge<T> merge{shared, stats[0], &counter, num_warps, num_heads * D / 4, rank, a.log_cluster, D};
+  const eet::Merge<T> merge{shared, stats[0], &counter, num_warps, num_heads * D / 4, rank, a.log_cluster, D};
   merge.open();
 
   const int head = kv * a.per_group + first_head + min(w.g, num_heads - 1);  // past the last head: the last, again
@@ -217,7 +161,7 @@ cudaError_t launch_decode(DecodeArgs<T> a, int B, int warps, int cluster, bool d
   if (!warps) split<kDim>(eet::ceil_div(a.K, kTileKeys), B * a.G * parts, warps, cluster);
   while (1 << a.log_cluster < cluster) ++a.log_cluster;
   const int num_heads = a.per_group < kHeads ? a.per_group : kHeads;
-  const int bytes = Merge<T>::shared_bytes(warps, num_heads * a.D / 4, cluster);
+  const int bytes = eet::Merge<T>::shared_bytes(warps, num_heads * a.D / 4, cluster);
   const auto kernel = decode_kernel<T, kDim, kExact, kPaged>;
   return eet::launch(kernel, {dim3(parts * cluster, a.G, B), warps * 32, bytes, stream, cluster, dependent}, a);
 }

@@ -1,5 +1,4 @@
-// What one warp does in decode attention: 16 keys at a time, from memory to softmax and outputs; and how the results of
-// several warps, which saw different keys, are merged. D head dim; g and t number a lane: 4g + t.
+// What one warp does in decode attention: 16 keys at a time, from memory to softmax and outputs. D head dim; g and t number a lane: 4g + t.
 #pragma once
 
 #include "eet/attention.cuh"
@@ -187,32 +186,5 @@ struct KeyWarp {
     }
   }
 };
-
-// Four channels of a head, from parts that saw different keys: their sum, each scaled to the greatest maximum, and in
-// `total` that maximum and the sum of weights.
-template <int kParts>
-__device__ float4 merged(const float4* outs, int out_stride, const float2* stats, int stat_stride, float2& total) {
-  float2 stat[kParts];
-  float4 out = {};
-  total = make_float2(kLowest, 0);
-#pragma unroll
-  for (int j = 0; j < kParts; ++j) stat[j] = stats[j * stat_stride], total.x = fmaxf(total.x, stat[j].x);
-#pragma unroll
-  for (int j = 0; j < kParts; ++j) {
-    const float4 part = outs[j * out_stride];
-    const float share = exp2_of(stat[j].x - total.x);
-    total.y += share * stat[j].y;
-    out.x += share * part.x, out.y += share * part.y, out.z += share * part.z, out.w += share * part.w;
-  }
-  return out;
-}
-
-// The same for 2, 4 or 8 parts: all are loaded at once. A loop, or shuffles among lanes, took longer.
-__device__ inline float4 merged(int num_parts, const float4* outs, int out_stride, const float2* stats, int stat_stride,
-                         float2& total) {
-  if (num_parts == 2) return merged<2>(outs, out_stride, stats, stat_stride, total);
-  if (num_parts == 4) return merged<4>(outs, out_stride, stats, stat_stride, total);
-  return merged<8>(outs, out_stride, stats, stat_stride, total);
-}
 
 }  // namespace eet
