@@ -1,4 +1,5 @@
-// What one warp does in decode attention: 16 keys at a time, from memory to softmax and outputs. D head dim; g and t number a lane: 4g + t.
+// What one warp does in decode attention: 16 keys at a time, from memory to softmax and outputs. D head dim; g and t
+// number a lane: 4g + t.
 #pragma once
 
 #include "eet/attention.cuh"
