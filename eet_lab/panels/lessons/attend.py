@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eet_lab.panels.lessons.exercise import Exercise, Wrong, ask
+from eet_lab.panels.lessons.exercise import Exercise, Wrong, ask, named
 
 Attend = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
 
@@ -32,20 +32,29 @@ def _judge(answer: Attend) -> tuple[str, tuple[Any, ...]]:
         case = f"With num_pad={num_pad}, column={column} and {K} columns in the cache"
         expected = attend(q, keys, values, num_pad, column)
         given = ask(answer, q, keys, values, num_pad, column)
-        if not isinstance(given, Tensor) or given.shape != expected.shape:
-            raise Wrong(f"{case}: return a tensor [D] = [8], not {getattr(given, 'shape', type(given).__name__)}.")
+        _judge_kind(case, given, expected)
         if not torch.allclose(given, expected, atol=1e-5):
             raise Wrong(f"{case}: {_likely(given, q, keys, values, num_pad, column)}")
         hidden = torch.ones(K, dtype=torch.bool)
         hidden[num_pad : column + 1] = False
         poisoned_keys, poisoned_values = keys.clone(), values.clone()
         poisoned_keys[hidden] = poisoned_values[hidden] = torch.nan
-        if not torch.allclose(ask(answer, q, poisoned_keys, poisoned_values, num_pad, column), expected, atol=1e-5):
+        given = ask(answer, q, poisoned_keys, poisoned_values, num_pad, column)
+        _judge_kind(case, given, expected)
+        if not torch.allclose(given, expected, atol=1e-5):
             raise Wrong(
                 f"{case}: the numbers are right, but they turn into NaN when the hidden columns hold NaN. So hidden "
                 "keys or values are still read and then weighted with 0. Cut them off instead: slice."
             )
     return "It agrees with the masked result, and NaN in pads and in the future changes nothing.", ()
+
+
+def _judge_kind(case: str, given: Any, expected: Tensor) -> None:
+    if not isinstance(given, Tensor):
+        raise Wrong(f"{case}: return a tensor [D] = [8], not {named(given)}.")
+    if (given.shape, given.dtype) != (expected.shape, expected.dtype):
+        kind = f"{list(given.shape)} of {str(given.dtype).removeprefix('torch.')}"
+        raise Wrong(f"{case}: return a tensor [D] = [8] of float32, as q is, not {kind}.")
 
 
 def _likely(given: Tensor, q: Tensor, keys: Tensor, values: Tensor, num_pad: int, column: int) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import math
+import operator
 import os
+import reprlib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,7 +59,13 @@ class Exercise:
 
     def check(self, answer: Callable) -> Verdict:
         """Judge a function. Never raises, whatever the function does."""
-        verdict = self._verdict(answer)
+        if not callable(answer):
+            return Verdict(False, f"check takes the function itself, by its name alone, not {named(answer)}.")
+        try:
+            verdict = self._verdict(answer)
+        except Exception as error:  # noqa: BLE001  it went into the engine, and came to grief there
+            words = f"what your function returns could not be used: {type(error).__name__}: {_said(error)}"
+            return Verdict(False, f"{words}. Compare it with what is asked for above.")
         if verdict.ok is None and os.environ.get("EET_LAB_FAST"):
             return self._verdict(self.answer).require()
         return verdict
@@ -75,13 +85,87 @@ class Exercise:
 
 
 def ask(answer: Callable, *args: Any) -> Any:
-    """What the learner's function returns; an error in it becomes `Wrong`, nothing becomes `Unanswered`."""
+    """What the learner's function returns; an error in it becomes `Wrong`, a stub `Unanswered`."""
     try:
         value = answer(*args)
-    except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name == answer.__name__]
+    except (Exception, SystemExit) as error:
+        name = getattr(answer, "__name__", "")
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.name == name]
         where = f" in line {frames[-1].lineno} of the cell ({frames[-1].line})" if frames else ""
-        raise Wrong(f"your function raised {type(error).__name__}: {error}{where}.") from error
-    if value is None or value is ...:
+        raise Wrong(f"your function raised {type(error).__name__}: {_said(error)}{where}.") from error
+    if value is ... or (value is None and _is_stub(answer)):
         raise Unanswered
+    if value is None:
+        raise Wrong(f"your function returned None, given {_given(answer, args)}: each way through it needs a return.")
     return value
+
+
+def whole(value: Any) -> int | None:
+    """A whole number as an int, be it Python's, numpy's or torch's; None for anything else."""
+    try:
+        return operator.index(value)
+    except Exception:  # noqa: BLE001  a tensor of many numbers has a reason of its own
+        return None
+
+
+def number(value: Any) -> float | None:
+    """A finite number, whole or not, be it Python's, numpy's or torch's; None for anything else."""
+    if (exact := whole(value)) is not None:
+        return exact
+    try:
+        found = value.item() if hasattr(value, "item") else value
+        return found if isinstance(found, float) and math.isfinite(found) else None
+    except Exception:  # noqa: BLE001  as above
+        return None
+
+
+def named(value: Any) -> str:
+    """A value in a sentence: shortened, with its type."""
+    shown = BRIEF.repr(value)
+    return shown if value is None or shown.startswith("<") else f"{shown} ({type(value).__name__})"
+
+
+def _said(error: BaseException) -> str:
+    """An error's own words, the first of them."""
+    try:
+        words = str(error)
+    except Exception:  # noqa: BLE001  a reader's class may do anything
+        return "it cannot be shown"
+    return words if len(words) <= 160 else words[:159] + "…"
+
+
+def _is_stub(answer: Callable) -> bool:
+    """Whether a function does nothing at all, as the notebook's own."""
+    code = getattr(answer, "__code__", None)
+    return code is not None and code.co_code in {stub.__code__.co_code for stub in (_bare, _documented)}
+
+
+def _bare() -> None: ...
+
+
+def _documented() -> None:
+    """A stub, as notebooks have them."""
+
+
+def _given(answer: Callable, args: tuple[Any, ...]) -> str:
+    """Arguments by name, each in brief."""
+    try:
+        names = inspect.signature(answer).bind(*args).arguments
+    except (TypeError, ValueError):  # not every callable tells
+        return ", ".join(map(BRIEF.repr, args))
+    return ", ".join(f"{name}={BRIEF.repr(value)}" for name, value in names.items())
+
+
+class _Brief(reprlib.Repr):
+    """Short, and for everything: what cannot be shown is told by its type."""
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        try:
+            shown = repr(x)
+        except Exception:  # noqa: BLE001  a reader's class may do anything
+            return f"<{type(x).__name__}>"
+        return shown if len(shown) <= self.maxother else shown[: self.maxother - 1] + "…"
+
+
+BRIEF = _Brief()
+BRIEF.maxother, BRIEF.maxstring, BRIEF.maxtuple, BRIEF.maxlist, BRIEF.maxlong = 90, 120, 2, 4, 40

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from eet_lab.panels.lessons.exercise import Exercise, Wrong, ask
+from eet_lab.panels.lessons.exercise import Exercise, Wrong, ask, named
 from eet_lab.panels.lessons.show import table
 
 
@@ -67,8 +67,8 @@ def _both(value: Any) -> tuple[float, float]:
     try:
         floor_ms, batch = value
         return float(floor_ms), float(batch)
-    except (TypeError, ValueError) as error:
-        raise Wrong(f"return two numbers, floor_ms and batch; you returned {value!r}.") from error
+    except Exception as error:
+        raise Wrong(f"return two numbers, floor_ms and batch; you returned {named(value)}.") from error
 
 
 def _judge_floor(case: Sizes, floor_ms: float, right_ms: float) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from eet_lab.memory import PLANNERS
 from eet_lab.memory.workloads import bert_layer, turbo_artifact
 from eet_lab.panels import theme
-from eet_lab.panels.lessons.exercise import Exercise, Unanswered, Wrong, ask
+from eet_lab.panels.lessons.exercise import Exercise, Wrong, ask, named, number
 from eet_lab.panels.lessons.show import table
 from eet_lab.words import sized
 
@@ -18,6 +18,9 @@ ROOMY = 2.2
 """Held on average, as a multiple of what the requests need on average: at most."""
 SPARING = 5
 """At most one driver call for so many requests."""
+
+ALL_THERE_IS = 2**50
+"""Bytes: more than any machine has."""
 
 Policy = Callable[[int, int, Sequence[int]], int]
 
@@ -74,13 +77,12 @@ def _sizes(name: str, answer: Policy, needs: Sequence[int]) -> list[int]:
     """What the learner's policy holds for each request."""
     held, sizes = 0, list[int]()
     for at, needed in enumerate(needs):
-        size = ask(answer, needed, held, tuple(needs[:at]))
-        if size is ...:
-            raise Unanswered
-        if not isinstance(size, (int, float)) or size < needed:
-            raise Wrong(
-                f"{name}: request {at + 1} needs {needed:,} bytes, and you return {size!r}: at least that many."
-            )
+        given = ask(answer, needed, held, tuple(needs[:at]))
+        size, case = number(given), f"{name}: request {at + 1} needs {needed:,} bytes, and you return {named(given)}"
+        if size is None:
+            raise Wrong(f"{case}: a number of bytes is wanted.")
+        if not needed <= size < ALL_THERE_IS:
+            raise Wrong(f"{case}: {'at least that many' if size < needed else 'no machine has so many'}.")
         held = int(size)
         sizes.append(held)
     return sizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import index
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from eet_lab.models import Model
 from eet_lab.models.weights import placed
 from eet_lab.ops.types import State, Step
 from eet_lab.panels.lessons.batch import SHORT, clipped
-from eet_lab.panels.lessons.exercise import Exercise, Wrong, ask
+from eet_lab.panels.lessons.exercise import Exercise, Wrong, ask, named
 from eet_lab.panels.lessons.show import table
 from eet_lab.parts import Parts
 
@@ -40,7 +41,7 @@ def _judge(answer: LeftPad, model: Model) -> tuple[str, tuple[Any, ...]]:
     for rows in ([[7, 8, 9], [5]], [[4]], [[1, 2], [3, 4]], [[6], [1, 2, 3, 4, 5], [7, 8]]):
         given = ask(answer, [list(row) for row in rows])
         if not (isinstance(given, tuple) and len(given) == 2):
-            raise Wrong(f"return two things, tokens and positions, not a {type(given).__name__}.")
+            raise Wrong(f"return two things, tokens and positions, not {named(given)}.")
         _judge_layout(rows, *given)
     decoder = placed(model.decoder, torch.device("cpu"), torch.float32)
     rows = [model.encode(prompt) for prompt in SHORT]
@@ -59,9 +60,12 @@ def _judge_layout(rows: Rows, tokens: Any, positions: Any) -> None:
     right_tokens, right_positions = left_pad(rows)
     for b, row in enumerate(rows):
         try:
-            got, at = [int(t) for t in tokens[b]], [int(p) for p in positions[b]]
-        except (TypeError, ValueError, IndexError):
-            raise Wrong(f"{case}: tokens and positions each need {len(rows)} rows of whole numbers.") from None
+            got, at = ([index(each) for each in part[b]] for part in (tokens, positions))
+            num_rows = len(tokens), len(positions)
+        except Exception as error:
+            raise Wrong(f"{case}: tokens and positions each need {len(rows)} rows of whole numbers.") from error
+        if num_rows != (len(rows), len(rows)):
+            raise Wrong(f"{case}: tokens and positions have {num_rows} rows; both must have {len(rows)}.")
         if len(got) != longest or len(at) != longest:
             raise Wrong(f"{case}: tokens[{b}] has length {len(got)}, positions[{b}] {len(at)}; both must be {longest}.")
         if got != right_tokens[b]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from eet_lab.memory.lifetimes import ALIGNMENT
 from eet_lab.models import Model
 from eet_lab.models.weights import placed
 from eet_lab.panels.lessons.batch import rows
-from eet_lab.panels.lessons.exercise import Exercise, Unanswered, Wrong, ask
+from eet_lab.panels.lessons.exercise import Exercise, Unanswered, Wrong, ask, named, whole
 from eet_lab.panels.packing import packing
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
@@ -72,7 +73,7 @@ def _judge(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]:
         )
     decoder = placed(model.decoder, torch.device("cpu"), torch.float32)
     batch, settings = rows(model)[:2], Settings(max_new_tokens=8)
-    yours = ArenaPool(lambda lifetimes: Plan(tuple(lifetimes), tuple(answer(lifetimes))))
+    yours = ArenaPool(lambda lifetimes: _judge_plan(lifetimes, ask(answer, lifetimes), "A pass of the engine"))
     if (
         Engine(decoder, Parts(memory=partial(Arena, yours))).generate(batch, settings).tokens
         != Engine(decoder).generate(batch, settings).tokens
@@ -85,17 +86,9 @@ def _judge(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]:
     return message, (packing(placed_by_you, title="The first pass, placed by your planner"),)
 
 
-def _judge_plan(lifetimes: Sequence[Lifetime], offsets: Any, what: str) -> Plan:
+def _judge_plan(lifetimes: Sequence[Lifetime], given: Any, what: str) -> Plan:
     """The plan that these offsets make; Wrong, naming two buffers, if they cannot be used."""
-    if any(offset is ... or offset is None for offset in offsets):
-        raise Unanswered
-    if len(offsets) != len(lifetimes):
-        raise Wrong(
-            f"{what} has {len(lifetimes)} buffers, but you gave {len(offsets)} offsets: one for each, in order."
-        )
-    for life, offset in zip(lifetimes, offsets, strict=True):
-        if not isinstance(offset, int) or offset < 0 or offset % ALIGNMENT:
-            raise Wrong(f"{what}: {life.name} is at {offset!r}; an offset is a multiple of {ALIGNMENT} from 0 on.")
+    offsets = _offsets(lifetimes, given, what)
     for i, (life, offset) in enumerate(zip(lifetimes, offsets, strict=True)):
         for other, start in zip(lifetimes[:i], offsets[:i], strict=True):
             if life.overlaps(other) and offset < start + other.num_bytes and start < offset + life.num_bytes:
@@ -105,3 +98,23 @@ def _judge_plan(lifetimes: Sequence[Lifetime], offsets: Any, what: str) -> Plan:
                     f"{offset} to {offset + life.num_bytes}) are alive together and share bytes."
                 )
     return Plan(tuple(lifetimes), tuple(offsets))
+
+
+def _offsets(lifetimes: Sequence[Lifetime], given: Any, what: str) -> list[int]:
+    """What the learner gave, as whole numbers; a generator, an array or a tensor will do."""
+    try:
+        found = list(islice(given, len(lifetimes) + 1))
+    except Exception as error:
+        if not hasattr(given, "__iter__"):
+            raise Wrong(f"{what}: return a list of offsets, one for each buffer, not {named(given)}.") from error
+        raise Wrong(f"{what}: your offsets end in {type(error).__name__}: {error}.") from error
+    if len(found) != len(lifetimes):
+        gave = "more" if len(found) > len(lifetimes) else f"{len(found)}"
+        raise Wrong(f"{what} has {len(lifetimes)} buffers, but you gave {gave} offsets: one for each, in order.")
+    for life, offset in zip(lifetimes, found, strict=True):
+        if offset is ...:
+            raise Unanswered
+        start = whole(offset)
+        if start is None or start < 0 or start % ALIGNMENT:
+            raise Wrong(f"{what}: {life.name} is at {named(offset)}; an offset is a multiple of {ALIGNMENT} from 0 on.")
+    return [whole(offset) or 0 for offset in found]
