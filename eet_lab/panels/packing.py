@@ -6,6 +6,7 @@ Each rectangle is a lifetime: from left to right the requests between which it l
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from zlib import crc32
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -22,6 +23,25 @@ MOST_NAMED = 24
 SKY = 3.0
 """Times the lower bound: as far up as small pictures go."""
 
+OP_COLORS = (
+    theme.SELECTION,
+    "#f59e0b",
+    "#a855f7",
+    "#7dd3fc",
+    "#a16207",
+    "#f0abfc",
+    "#1e40af",
+    "#94a3b8",
+    "#d6b98c",
+    "#6d28d9",
+)
+"""Neither red nor green: in these pictures those two tell what is held, new or given back."""
+FAMILIES = (
+    ("norm_linear", "linear_residual", "attention", "masked_attention", "next_token", "embed", "mask", "advance"),
+    ("qkv", "q", "k", "v", "scores", "context", "self_out", "attention_out", "intermediate", "layer_output"),
+)
+"""What one picture shows together: the lab's ops, and the tensors of TurboTransformers' BERT."""
+
 
 def packing(plan: Plan, title: str = "") -> go.Figure:
     """One plan: rectangles, the borders of its chunks, and below what is alive against what is held.
@@ -34,7 +54,7 @@ def packing(plan: Plan, title: str = "") -> go.Figure:
     unit, scale = unit_of(sky)
     fig = make_subplots(2, 1, shared_xaxes=True, row_heights=[0.72, 0.28], vertical_spacing=0.05)
     restyled(fig, title or in_words(plan), height=520)
-    for op, trace in _rectangles(plan, scale, _colors([plan])).items():
+    for op, trace in _rectangles(plan, scale).items():
         fig.add_bar(**trace, name=op, legendgroup=op, row=1, col=1)
     _chunk_borders(fig, plan, scale)
     end = _end(plan)
@@ -74,11 +94,10 @@ def packings(plans: Mapping[str, Plan], columns: int = 3) -> go.Figure:
         horizontal_spacing=0.03, vertical_spacing=0.28 / rows,
     )  # fmt: skip
     restyled(fig, "", height=90 + 210 * rows).update_annotations(font={"size": 12})
-    colors = _colors(list(plans.values()))
     told: set[str] = set()
     for at, plan in enumerate(plans.values()):
         place = {"row": at // columns + 1, "col": at % columns + 1}
-        for op, trace in _rectangles(plan, scale, colors).items():
+        for op, trace in _rectangles(plan, scale).items():
             fig.add_bar(**trace, name=op, legendgroup=op, showlegend=op not in told, **place)
             told.add(op)
         fig.add_hline(y=bound / scale, line={"color": theme.GAIN, "dash": "dot", "width": 1.5}, **place)
@@ -108,7 +127,14 @@ def op_of(life: Lifetime) -> str:
     return life.op or life.name
 
 
-def _rectangles(plan: Plan, scale: int, colors: Mapping[str, str]) -> dict[str, dict]:
+def color_of(op: str) -> str:
+    """An op's colour, the same in every picture; one that is not known gets one by its name."""
+    family = next((family for family in FAMILIES if op in family), None)
+    at = family.index(op) if family else crc32(op.encode())
+    return OP_COLORS[at % len(OP_COLORS)]
+
+
+def _rectangles(plan: Plan, scale: int) -> dict[str, dict]:
     """A bar trace for each op, without its name. A bar, unlike an outline, is hovered over all of its face."""
     groups: dict[str, list[tuple[Lifetime, int]]] = {}
     for life, offset in zip(plan.lifetimes, plan.offsets, strict=True):
@@ -121,7 +147,7 @@ def _rectangles(plan: Plan, scale: int, colors: Mapping[str, str]) -> dict[str, 
             "y": _scaled([life.num_bytes for life, _ in placed], scale),
             "base": _scaled([offset for _, offset in placed], scale),
             "customdata": [[life.name, sized(life.num_bytes), life.last, sized(offset)] for life, offset in placed],
-            "marker": {"color": colors[op], "opacity": 0.82, "line": {"width": 0.5, "color": theme.GRID}},
+            "marker": {"color": color_of(op), "opacity": 0.82, "line": {"width": 0.5, "color": theme.GRID}},
             "hovertemplate": f"<b>%{{customdata[0]}}</b>, {op}<br>%{{customdata[1]}} from address %{{customdata[3]}}"
             "<br>requests %{x} to %{customdata[2]}<extra></extra>",
         }
@@ -144,11 +170,6 @@ def _chunk_borders(fig: go.Figure, plan: Plan, scale: int) -> None:
                 text=f"chunk {chunk.id}: {sized(chunk.num_bytes)}", x=1, xref="x domain", y=high, xanchor="right",
                 yanchor="top", showarrow=False, font={"size": 10}, row=1, col=1,
             )  # fmt: skip
-
-
-def _colors(plans: Sequence[Plan]) -> dict[str, str]:
-    ops = dict.fromkeys(op_of(life) for plan in plans for life in plan.lifetimes)
-    return {op: theme.SERIES[i % len(theme.SERIES)] for i, op in enumerate(ops)}
 
 
 def restyled(fig: go.Figure, title: str, height: int) -> go.Figure:

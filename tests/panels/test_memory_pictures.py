@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import colorsys
 import random
 import sys
 
 import pytest
 
 from eet_lab.memory import PLANNERS, POOLS, Chunk, Lifetime, Plan
-from eet_lab.panels.packing import MiB, packing, packings
+from eet_lab.memory.replays import replay
+from eet_lab.memory.workloads import turbo_artifact
+from eet_lab.panels.animation import film
+from eet_lab.panels.packing import FAMILIES, OP_COLORS, MiB, color_of, packing, packings
 from eet_lab.panels.side_by_side import footprints, lines, side_by_side
 
 LIVES = (
@@ -37,6 +41,34 @@ def test_each_rectangle_is_where_its_tensor_lies() -> None:
     assert all(1.9 < width <= 2 for width in first.width)
     assert list(bars["attention"].customdata[0]) == ["b", "1 MiB", 2, "2 MiB"]
     assert "5 MiB in all, in 3 MiB, which is the lower bound" in fig.layout.title.text
+
+
+def test_an_op_has_one_colour_in_every_picture() -> None:
+    plan = Plan(LIVES, (0, 2 * MiB, 0))
+    turned = Plan(LIVES[1:] + LIVES[:1], (2 * MiB, 0, 0))
+    for fig in (packing(plan), packing(turned), packings({"a": turned, "b": plan})):
+        for bar in fig.data:
+            if bar.type == "bar":
+                assert bar.marker.color == color_of(bar.name)
+    assert color_of("a kernel of one's own") == color_of("a kernel of one's own")
+
+
+def test_known_ops_differ_and_none_looks_like_new_or_given_back() -> None:
+    for family in FAMILIES:
+        assert len(set(map(color_of, family))) == len(family)
+    for color in OP_COLORS:
+        hue, *_ = colorsys.rgb_to_hls(*(int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)))
+        assert 20 < hue * 360 < 60 or 190 < hue * 360 < 310, f"{color} is red or green"
+
+
+def test_the_film_has_the_pictures_colours_and_tells_address_and_life() -> None:
+    requests = turbo_artifact()[:2]
+    fig = film(replay(POOLS["chunked"](), requests), "chunks")
+    tensors = next(trace for trace in fig.data if trace.type == "bar" and trace.customdata is not None)
+    assert list(tensors.marker.color) == [color_of(life.name) for life in requests[0].lifetimes]
+    assert list(tensors.customdata[0])[:2] == ["qkv", "1.942 MiB"] and "address" in tensors.hovertemplate
+    [slider], [menu] = fig.layout.sliders, fig.layout.updatemenus
+    assert menu.pad.t >= slider.pad.t + 50, "the buttons lie below the slider"
 
 
 def test_what_is_alive_is_drawn_below_with_its_bound() -> None:
