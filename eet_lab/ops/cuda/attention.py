@@ -69,7 +69,7 @@ def _attend(
     qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty, dependent: bool, split: Split
 ) -> Tensor:
     (keys, values), table = kv.room(step), kv.block_table
-    (T, width), (_, G, page, D), strides = qkv.shape, keys.shape, keys.stride()
+    (T, width), (_, G, page, D) = qkv.shape, keys.shape
     H, B, K = width // D - 2 * G, len(step.spans), step.extent
     _check_attention(qkv, keys, values, H, G, D)
     out = empty("attended", (T, H * D), qkv)
@@ -78,88 +78,37 @@ def _attend(
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
     pages, paging = _pages(table, page, B, K)
-    tensors = (at(out), at(keys), at(values), at(qkv))
-    dtype, stream = DTYPES[qkv.dtype], stream_of(qkv)
+    tensors, lies = (at(out), at(keys), at(values), at(qkv)), (step.columns.stride(0), *keys.stride()[:3])
+    dtype, stream, heads = DTYPES[qkv.dtype], stream_of(qkv), (H, G, D)
     columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
-    strides = (step.columns.stride(0), *strides[:3])
     one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
     if one_each and qkv.dtype != torch.float32:
-        native.loaded("decode_attention").eet_decode_attention(
-            *tensors,
-            at(mask),
-            num_pad,
-            columns,
-            pages,
-            *strides,
-            *paging,
-            dtype,
-            B,
-            H,
-            G,
-            D,
-            K,
-            *split,
-            dependent,
-            stream,
-        )
+        decode = native.loaded("decode_attention").eet_decode_attention
+        sizes: tuple[int, ...] = (dtype, B, *heads, K, *split, dependent)
+        decode(*tensors, at(mask), num_pad, columns, pages, *lies, *paging, *sizes, stream)
         return out
     num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
     rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
     all_new = num_real == T and all(span.num_pad + span.count == K for span in step.spans)
-    on_hopper = mask is None and dtype != DTYPES[torch.float32] and D >= WIDE_HEAD_DIM and _is_hopper(qkv.device.index)
+    on_hopper = mask is None and qkv.dtype != torch.float32 and D >= WIDE_HEAD_DIM and _is_hopper(qkv.device.index)
     on_hopper = on_hopper and (all_new or table is None)  # its copy engine knows rectangles
     appends = on_hopper and all_new and table is None
     if not appends:
         zeroed = tensors[0] if mask is None and num_real != T else None
-        native.loaded("append").eet_append(
-            zeroed, *tensors[1:], rows, columns, first, count, pages, *strides, *paging, dtype, T, H, G, D, stream
-        )
+        append = native.loaded("append").eet_append
+        append(zeroed, *tensors[1:], rows, columns, first, count, pages, *lies, *paging, dtype, T, *heads, stream)
     if on_hopper:
-        native.loaded("hopper_attention").eet_hopper_attention(
-            *tensors,
-            first,
-            count,
-            num_pad,
-            columns,
-            *strides,
-            dtype,
-            T,
-            B,
-            longest,
-            H,
-            G,
-            D,
-            K,
-            all_new,
-            appends,
-            stream,
-        )
-        return out
-    if qkv.dtype == torch.float32:
-        native.loaded("plain_attention").eet_plain_attention(
-            *tensors, at(mask), rows, columns, first, count, num_pad, pages, *strides, *paging, T, H, G, D, K, stream
-        )
-        return out
-    queries = longest if mask is None else T // B
-    native.loaded("prefill_attention").eet_prefill_attention(
-        *tensors,
-        at(mask),
-        first,
-        count,
-        num_pad,
-        columns,
-        pages,
-        *strides,
-        *paging,
-        dtype,
-        B,
-        queries,
-        H,
-        G,
-        D,
-        K,
-        stream,
-    )
+        attend = native.loaded("hopper_attention").eet_hopper_attention
+        sizes = (dtype, T, B, longest, *heads, K, all_new, appends)
+        attend(*tensors, first, count, num_pad, columns, *lies, *sizes, stream)
+    elif qkv.dtype == torch.float32:
+        attend = native.loaded("plain_attention").eet_plain_attention
+        sizes = (T, *heads, K)
+        attend(*tensors, at(mask), rows, columns, first, count, num_pad, pages, *lies, *paging, *sizes, stream)
+    else:
+        attend = native.loaded("prefill_attention").eet_prefill_attention
+        sizes = (dtype, B, longest if mask is None else T // B, *heads, K)
+        attend(*tensors, at(mask), first, count, num_pad, columns, pages, *lies, *paging, *sizes, stream)
     return out
 
 
