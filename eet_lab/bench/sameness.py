@@ -69,7 +69,7 @@ class Witness:
     ) -> None:
         self.model, self.rows, self.cancel = model, [list(row) or [model.config.bos_id] for row in rows], cancel
         self.settings = replace(settings, stop=())  # every row to its full length, so that all can be compared
-        self.num_checked = min(settings.max_new_tokens, max(1, MOST_LOGITS // len(rows)))
+        self.num_checked = num_checked(settings, len(rows))
         self._baseline = baseline or Parts()
         self.tokens, logits = self._recorded(self._baseline)
         self._weighed = Engine(model, Parts(weights=self._baseline.weights)).model
@@ -203,6 +203,11 @@ class Witness:
         num_tokens = sum(map(len, self.tokens))
         agree = f"All {num_tokens:,} tokens agree" if num_tokens != 1 else "The only token agrees"
         return "identical", f"{agree}; {known}."
+
+
+def num_checked(settings: Settings, num_rows: int) -> int:
+    """N, of each row: all that are generated, unless there are very many."""
+    return min(settings.max_new_tokens, max(1, MOST_LOGITS // num_rows))
 
 
 class Recorder:

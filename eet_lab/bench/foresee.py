@@ -1,0 +1,122 @@
+"""What Compare needs, foreseen: two engines that stay side by side, and the check that comes before the timing.
+
+B rows, S tokens of the longest prompt, N generated tokens that are checked, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from eet_lab.bench.cost import NUM_BYTES
+from eet_lab.bench.perplexity import BATCH, CHUNK, WINDOW, Scorer, why_not
+from eet_lab.bench.precise import reference_logits
+from eet_lab.bench.sameness import num_checked
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.forecast import LIBRARY_BYTES, Forecaster, Peak
+from eet_lab.engine.prompts import right_aligned
+from eet_lab.engine.rehearse import HOST, Rehearser
+from eet_lab.engine.settings import Settings
+from eet_lab.models import Model
+from eet_lab.technique import Recipe
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class CompareForecast:
+    """Bytes of a comparison at its peak: `total_bytes` is the sum of the others.
+
+    `engine_bytes` is what both engines hold between runs, weights included; `check_bytes` what the check of the output
+    holds beside them at most.
+    """
+
+    engine_bytes: int
+    check_bytes: int
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.engine_bytes + self.check_bytes + self.workspace_bytes
+
+
+def foresee_compare(model: Model, lengths: Sequence[int], recipe: Recipe, settings: Settings) -> CompareForecast:
+    """What comparing `recipe` to the baseline will need, for prompts of these lengths.
+
+    Rehearsed on meta tensors, so that nothing is computed. What the engines keep is counted as what their runs take,
+    less the copies of a KV cache that grows: that is too much where activations are fresh tensors, and never too few.
+    """
+    engines = [Engine(model.decoder, each.parts) for each in (Recipe(), recipe)]
+    before, after = (Forecaster(each.rehearser, each.parts, settings).peak(lengths) for each in engines)
+    check = _check_bytes(engines, lengths, settings, (before, after))
+    if recipe.lossy and not why_not(model):
+        check = max(check, *(_text_bytes(each) for each in engines))
+    if model.device == "cpu":  # on a GPU it takes what is there
+        check = max(check, NUM_BYTES["cpu"])
+    weights = {str(each.parts.weights): each.model.weight_bytes for each in engines}  # shared where they are the same
+    return CompareForecast(
+        engine_bytes=sum(weights.values()) + sum(peak.kv + peak.activations for peak in (before, after)),
+        check_bytes=check,
+        workspace_bytes=0 if model.device == "cpu" else LIBRARY_BYTES,
+    )
+
+
+def _check_bytes(
+    engines: Sequence[Engine], lengths: Sequence[int], settings: Settings, peaks: tuple[Peak, Peak]
+) -> int:
+    """At the most of: the baseline that is recorded, the pass at higher precision, the recipe with forced tokens."""
+    model, B = engines[0].rehearser.model, len(lengths)
+    N, V = num_checked(settings, B), len(model.head.weight)
+    recorded = B * (N + 1) * V * model.dtype.itemsize
+    rows = [[model.config.bos_id] * length for length in lengths]
+    tokens = [[model.config.bos_id] * N] * B
+    with _Alive() as alive:
+        reference = reference_logits(model, rows, tokens, N)
+    row = 3 * reference[0].nbytes  # widened, subtracted, and its absolute values
+    kept = reference.nbytes if engines[1].parts.weights else 0  # other weights have a check of their own, inside this
+    return recorded + max(
+        kept + sum(peaks[0]),
+        kept + alive.peak_bytes,
+        reference.nbytes + max(row, sum(peaks[1])),
+    )
+
+
+def _text_bytes(engine: Engine) -> int:
+    """Of reading held-out text, as `perplexity` does."""
+    model = engine.rehearser.model
+    window, V = min(model.config.context, WINDOW), len(model.head.weight)
+    scorer = Scorer(engine.parts.ops, HOST)
+    parts = replace(engine.parts, ops=replace(engine.parts.ops, next_token=scorer), prompts=right_aligned)
+    reading = Forecaster(Rehearser(engine.model, parts), parts, Settings(max_new_tokens=1))
+    logits = CHUNK * V * (model.dtype.itemsize + 2 * FLOAT_BYTES)  # as the op gives them, widened, and their softmax
+    return sum(reading.peak([window - 1] * BATCH)) + logits
+
+
+class _Alive(TorchDispatchMode):
+    """While it is entered: the most bytes at once of all storages that operators have made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak_bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {_key(leaf) for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and _key(leaf) not in given:
+                storage = leaf.untyped_storage()
+                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}
+        self.peak_bytes = max(self.peak_bytes, sum(num_bytes for _, num_bytes in self._alive.values()))
+        return result
+
+
+def _key(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,41 @@
+"""What a comparison is foreseen to need, against what it takes."""
+
+from __future__ import annotations
+
+import pytest
+from counted import Counted
+
+from eet_lab.bench import compare, foresee
+from eet_lab.bench.cost import streaming_gb_per_s
+from eet_lab.engine.settings import Settings
+from eet_lab.models import load
+from eet_lab.technique import Recipe
+
+
+@pytest.mark.parametrize(
+    ("words", "lengths", "num_new", "above"),
+    [
+        ("pre_padding,mask_removal,memory_reuse,packed_prefill", [30, 7], 100, 1.02),
+        ("memory_reuse:kv=paged", [40] * 4, 30, 1.02),
+        ("pre_padding", [200] * 3, 8, 1.3),  # what stays of fresh tensors is overrated
+        ("int8_weights", [20, 9], 8, 1.3),
+    ],
+)
+def test_a_comparison_takes_what_was_foreseen(
+    monkeypatch: pytest.MonkeyPatch, words: str, lengths: list[int], num_new: int, above: float
+) -> None:
+    model = load("demo", device="cpu")
+    streaming_gb_per_s("cpu")  # its buffer is needed once in a process: now
+    monkeypatch.setitem(foresee.NUM_BYTES, "cpu", 0)
+    told = foresee.foresee_compare(model, lengths, Recipe.parse(words), Settings(num_new))
+    with Counted() as counted:
+        compare(model, [[1] * length for length in lengths], words, repeats=1, watch=False, max_new_tokens=num_new)
+    taken = model.decoder.weight_bytes + counted.peak_bytes
+    assert 0.995 * taken <= told.total_bytes <= above * taken
+
+
+def test_the_first_comparison_of_a_process_measures_how_fast_memory_is() -> None:
+    model = load("demo", device="cpu")
+    told = foresee.foresee_compare(model, [5], Recipe.parse("memory_reuse"), Settings(4))
+    assert told.check_bytes == foresee.NUM_BYTES["cpu"]
+    assert told.total_bytes > told.check_bytes + model.decoder.weight_bytes
