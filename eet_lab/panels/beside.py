@@ -6,18 +6,24 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from eet_lab.bench.foresee import foresee_compare
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.forecast import Forecast
+from eet_lab.engine.forecast import free_bytes_of
+from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model
 from eet_lab.panels import forecast_line, memory_tab
 from eet_lab.panels.aside import Answer, Aside
-from eet_lab.panels.forecast_line import ForecastLine
+from eet_lab.panels.forecast_line import ForecastLine, Foreseen
 from eet_lab.panels.memory_tab import MemoryTab
 from eet_lab.panels.state import State
 from eet_lab.panels.worker import Feed, Work
+from eet_lab.technique import Recipe
 
 Put = Callable[..., None]
+
+MOVED = 0.05
+"""The share of free memory that may come or go before a forecast is asked for again."""
 
 
 class Beside:
@@ -27,6 +33,7 @@ class Beside:
         self._aside = Aside()
         self.memory = MemoryTab(put, self._aside)
         self.forecast = ForecastLine(self._aside)
+        self._free_bytes = 0
         self._shown_by: dict[str, Callable[[Answer], None]] = {
             forecast_line.QUESTION: self.forecast.answered,
             memory_tab.QUESTION: self.memory.answered,
@@ -45,7 +52,7 @@ class Beside:
             return
         recipe, settings = state.recipe(), state.settings(model)
         lengths = tuple(max(len(row), 1) for row in rows)  # an empty prompt is BOS
-        key = id(model.decoder), model.device, str(recipe), lengths, settings
+        key = id(model.decoder), model.device, str(recipe), lengths, settings, self._free(model)
         self.forecast.look(key, lambda: foreseen(model, recipe, lengths, settings))
 
     def alone(self, work: Work) -> Work:
@@ -61,15 +68,24 @@ class Beside:
         return undisturbed
 
     def resume(self) -> None:
-        """Nothing is timed any more."""
+        """Nothing is timed any more; what is free now is another thing."""
         self._aside.resume()
+        self._free_bytes = 0
+
+    def _free(self, model: Model) -> int:
+        """Free bytes of the model's device, as they were when they last moved by much."""
+        free = free_bytes_of(model.decoder.device)
+        if abs(free - self._free_bytes) > MOVED * free:
+            self._free_bytes = free
+        return self._free_bytes
 
     def close(self) -> None:
         """End the thread."""
         self._aside.close()
 
 
-def foreseen(model: Model, recipe: Any, lengths: Sequence[int], settings: Any) -> Forecast:
-    """What a run of prompts of these lengths will need. Rehearsed without data: only lengths count."""
+def foreseen(model: Model, recipe: Recipe, lengths: Sequence[int], settings: Settings) -> Foreseen:
+    """What prompts of these lengths will need. Rehearsed without data: only lengths count."""
     engine = Engine(model.decoder, recipe.check(model.device).parts)
-    return engine.forecast([[model.config.bos_id] * length for length in lengths], settings)
+    run = engine.forecast([[model.config.bos_id] * length for length in lengths], settings)
+    return Foreseen(run, foresee_compare(model, lengths, recipe, settings) if len(recipe) else None)

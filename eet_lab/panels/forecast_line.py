@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import ipywidgets as W
 
+from eet_lab.bench.foresee import CompareForecast
 from eet_lab.engine.forecast import MOST_ROWS, MOST_TOKENS, Forecast
 from eet_lab.errors import first_line
 from eet_lab.panels.aside import Answer, Aside
@@ -17,7 +18,17 @@ from eet_lab.words import counted, sized
 QUESTION = "forecast"
 PATIENCE_S = 0.3
 """A choice that stands this long is worth a rehearsal."""
+ENGINES = "both engines, the baseline's and the selection's, which stay so that they can be timed in turn"
+CHECK = "what the check of the output takes beside them: one more run, and a pass at higher precision"
+LADDER = "Ladder has one engine at a time beside that check, but of recipes in between, which are not foreseen here"
 COLORS = {"weights": WEIGHTS, "KV cache": KV, "its growth": "#93b8f8", "activations": ARENA, "workspace": SPARE}
+
+
+class Foreseen(NamedTuple):
+    """What is told of one set of choices; `compare` is None where there is nothing to compare."""
+
+    run: Forecast
+    compare: CompareForecast | None
 
 
 class ForecastLine:
@@ -26,14 +37,14 @@ class ForecastLine:
     def __init__(self, aside: Aside) -> None:
         self._aside = aside
         self._key: Any = None
-        self.forecast: Forecast | None = None
+        self.foreseen: Foreseen | None = None
         self.box = W.HTML().add_class("eet-forecast")
 
-    def look(self, key: Any, work: Callable[[], Forecast] | None) -> None:
-        """The choices as they stand: `key` tells them apart, `work` makes their forecast (None: there can be none)."""
+    def look(self, key: Any, work: Callable[[], Foreseen] | None) -> None:
+        """The choices as they stand: `key` tells them apart, `work` makes the forecast (None: there can be none)."""
         if key == self._key:
             return
-        self._key, self.forecast = key, None
+        self._key, self.foreseen = key, None
         if work is None:
             self.box.value = ""
         else:
@@ -48,28 +59,38 @@ class ForecastLine:
             words = f"No forecast: {first_line(answer.error)}"
             self.box.value = f'<div class="eet-told eet-dim">{escape(words)}</div>'
             return
-        self.forecast = answer.value
-        self.box.value = in_html(answer.value)
+        self.foreseen = answer.value
+        self.box.value = in_html(*answer.value)
 
 
-def in_html(told: Forecast) -> str:
-    """The forecast as a line of words and a bar."""
+def in_html(told: Forecast, compare: CompareForecast | None = None) -> str:
+    """The forecast of a run as a line of words and a bar, with a word on Compare."""
     parts = [Part(name, num_bytes, COLORS.get(name, OTHERS)) for name, num_bytes in told.parts.items()]
     left = told.free_bytes - told.total_bytes
+    kind, more = "good" if told.fits else "bad", ""
     if told.fits:
         parts.append(Part("free", left, FREE))
-        words, kind = f"This run fits: {sized(told.total_bytes)} of {sized(told.free_bytes)}.", "good"
+        words = f"Run fits: {sized(told.total_bytes)} of {sized(told.free_bytes)}."
+        more = f"<span>{escape(_room(told))}</span>"
+        if compare is not None:
+            kind = "good" if compare.total_bytes <= told.free_bytes else "warn"
+            more = _on_compare(compare, told.free_bytes) + more
     else:
         words = (
-            f"This run does not fit: it needs {sized(told.total_bytes)}, and {sized(told.free_bytes)} are there, "
+            f"Run does not fit: it needs {sized(told.total_bytes)}, and {sized(told.free_bytes)} are there, "
             f"{sized(-left)} too few. {_remedy(told)}"
         )
-        kind = "bad"
-    more = f"<span>{escape(_room(told))}</span>" if told.fits else ""
     return (
         f'<div class="eet-told eet-{kind}" role="status"><div class="eet-told-words"><b>{escape(words)}</b>{more}</div>'
         f"{bar(parts, told.free_bytes)}</div>"
     )
+
+
+def _on_compare(compare: CompareForecast, free_bytes: int) -> str:
+    need, less = sized(compare.total_bytes), compare.total_bytes - free_bytes
+    words = f"Compare fits too: {need}." if less <= 0 else f"Compare does not: it needs {need}, {sized(less)} too much."
+    tip = f"{sized(compare.engine_bytes)}: {ENGINES}; {sized(compare.check_bytes)}: {CHECK}. {LADDER}."
+    return f'<span class="eet-told-compare" title="{escape(tip)}">{escape(words)}</span>'
 
 
 def _room(told: Forecast) -> str:

@@ -149,7 +149,8 @@ def test_a_saved_notebook_is_small_even_with_widget_state(bench: Any) -> None:
 def test_memory_is_foreseen_before_a_run_and_drawn_after_it(bench: Any) -> None:
     page = bench.page
     page.wait_for_selector(".eet-told.eet-good:not(.eet-stale)", timeout=20_000)
-    assert "This run fits" in page.locator(".eet-told").inner_text()
+    assert "Run fits" in page.locator(".eet-told").inner_text()
+    assert "Compare fits too" in page.locator(".eet-told-compare").inner_text()
     before = page.locator(".eet-told").inner_text()
     page.locator(".eet-settings input").first.fill("200")
     page.keyboard.press("Enter")

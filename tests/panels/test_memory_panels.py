@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from eet_lab.bench.foresee import CompareForecast
 from eet_lab.engine.forecast import Forecast
 from eet_lab.memory import PLANNERS, DriverCalls, Lifetime
 from eet_lab.panels import Workbench
 from eet_lab.panels.aside import Answer, Aside
-from eet_lab.panels.forecast_line import ForecastLine, in_html
+from eet_lab.panels.forecast_line import ForecastLine, Foreseen, in_html
 from eet_lab.panels.memory_bar import bar, held_now
 from eet_lab.panels.memory_tab import MemoryTab
 from eet_lab.panels.outputs import PLOTLY
@@ -77,7 +78,7 @@ def test_who_is_held_begins_nothing_and_who_waits_sees_the_end(aside: Aside) -> 
 
 def test_a_run_begins_when_nothing_is_computed_beside_it(bench: Workbench) -> None:
     """And the page goes on meanwhile: it is the run that waits."""
-    turn_until(bench, lambda: bench.desk.beside.forecast.forecast is not None)
+    turn_until(bench, lambda: bench.desk.beside.forecast.foreseen is not None)
     begun, end, ran = threading.Event(), threading.Event(), []
     bench.desk.beside._aside.ask("slow", 0, lambda: (begun.set(), end.wait(20)))
     bench.desk.beside._shown_by["slow"] = lambda answer: ran.append(bench.desk.live.latency.points)
@@ -92,12 +93,13 @@ def test_a_run_begins_when_nothing_is_computed_beside_it(bench: Workbench) -> No
     turn_until(bench, lambda: bench.result is not None and bench.desk.idle)
     assert ran
     do(bench, "setting", "max_new_tokens", 20)
-    turn_until(bench, lambda: getattr(bench.desk.beside.forecast.forecast, "new_tokens", 0) == 20)
+    line = bench.desk.beside.forecast
+    turn_until(bench, lambda: line.foreseen and line.foreseen.run.new_tokens == 20)
 
 
 def test_a_run_that_waits_can_be_stopped(bench: Workbench) -> None:
     begun, end = threading.Event(), threading.Event()
-    turn_until(bench, lambda: bench.desk.beside.forecast.forecast is not None)
+    turn_until(bench, lambda: bench.desk.beside.forecast.foreseen is not None)
     bench.desk.beside._aside.ask("slow", 0, lambda: (begun.set(), end.wait(20)))
     bench.desk.beside._shown_by["slow"] = lambda answer: None
     assert begun.wait(5)
@@ -210,13 +212,13 @@ def told(free: int, **changes: Any) -> Forecast:
 
 def test_a_forecast_that_fits_says_what_else_would() -> None:
     html = in_html(told(200, largest_batch=9, largest_context=400))
-    assert "This run fits: 100 bytes of 200 bytes." in html and "Room for 9 prompts like these" in html
+    assert "Run fits: 100 bytes of 200 bytes." in html and "Room for 9 prompts like these" in html
     assert "400 tokens in each of 4" in html and "eet-good" in html and "<u " not in html
 
 
 def test_a_forecast_that_does_not_fit_says_what_to_change() -> None:
     html = in_html(told(80))
-    assert "does not fit: it needs 100 bytes, and 80 bytes are there, 20 bytes too few" in html
+    assert "Run does not fit: it needs 100 bytes, and 80 bytes are there, 20 bytes too few" in html
     assert "at most 40 new tokens, or at most 3 prompts" in html
     assert "eet-bad" in html and "left:80.000%" in html
     assert "memory_reuse" in in_html(told(80, growth_bytes=9)) and "memory_reuse" not in html
@@ -224,17 +226,49 @@ def test_a_forecast_that_does_not_fit_says_what_to_change() -> None:
     assert "Not even one prompt" in in_html(told(80, largest_batch=0, largest_context=0))
 
 
+def test_a_comparison_that_does_not_fit_is_told_beside_a_run_that_does() -> None:
+    compare = CompareForecast(engine_bytes=150, check_bytes=40, workspace_bytes=5)
+    fits, tight = in_html(told(200), compare), in_html(told(120), compare)
+    assert "Compare fits too: 195 bytes." in fits and "eet-told eet-good" in fits
+    assert "Run fits: 100 bytes of 120 bytes." in tight and "eet-told eet-warn" in tight
+    assert "Compare does not: it needs 195 bytes, 75 bytes too much." in tight
+    assert "150 bytes: both engines" in tight and "40 bytes: what the check" in tight and "Ladder" in tight
+    assert "Compare" not in in_html(told(80), compare), "first things first"
+
+
+def test_a_forecast_is_asked_again_when_memory_came_or_went(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = [100 * MiB]
+    for module in ("panels.beside", "engine.forecast"):
+        monkeypatch.setattr(f"eet_lab.{module}.free_bytes_of", lambda device: free[0])
+    line, weights = bench.desk.beside.forecast, bench.model.decoder.weight_bytes
+
+    def shown() -> int:
+        return line.foreseen.run.free_bytes - weights if line.foreseen else 0
+
+    turn_until(bench, lambda: shown() == free[0])
+    free[0] = 98 * MiB
+    before = line.foreseen
+    for _ in range(25):
+        bench.desk.tick()
+    assert line.foreseen is before, "a little is nothing new"
+    free[0] = 60 * MiB
+    turn_until(bench, lambda: shown() == free[0])
+    free[0] = 59 * MiB
+    do(bench, "run")
+    turn_until(bench, lambda: shown() == free[0])
+
+
 def test_the_forecast_follows_the_choices_and_drops_what_is_late(aside: Aside) -> None:
     line, asked = ForecastLine(aside), []
     for key in range(5):
-        line.look(key, lambda key=key: asked.append(key) or told(200))
-    late = Answer("forecast", 3, told(80))
+        line.look(key, lambda key=key: asked.append(key) or Foreseen(told(200), None))
+    late = Answer("forecast", 3, Foreseen(told(80), None))
     line.answered(late)
-    assert line.forecast is None and line.box.value == ""
+    assert line.foreseen is None and line.box.value == ""
     [answer] = answers(aside, 1)
     line.answered(answer)
-    assert asked == [4] and "This run fits" in line.box.value
-    line.look(5, lambda: told(80))
+    assert asked == [4] and "Run fits" in line.box.value
+    line.look(5, lambda: Foreseen(told(80), None))
     assert "eet-stale" in line.box.value, "it stands, dimmed, until the next is there"
     [answer] = answers(aside, 1)
     line.answered(answer)
@@ -253,13 +287,14 @@ def test_a_forecast_that_fails_says_why(aside: Aside) -> None:
 
 def test_the_workbench_foresees_its_run(bench: Workbench) -> None:
     line = bench.desk.beside.forecast
-    turn_until(bench, lambda: line.forecast is not None)
-    first = line.forecast
+    turn_until(bench, lambda: line.foreseen is not None)
+    first = line.foreseen.run
     assert first.fits and (first.num_rows, first.prompt_tokens, first.new_tokens) == (2, 6, 8)
     assert first.weight_bytes == bench.model.decoder.weight_bytes
+    assert line.foreseen.compare.total_bytes > first.total_bytes
     do(bench, "setting", "max_new_tokens", 20)
-    turn_until(bench, lambda: line.forecast not in (None, first))
-    assert line.forecast.kv_bytes > first.kv_bytes
+    turn_until(bench, lambda: line.foreseen and line.foreseen.run.new_tokens == 20)
+    assert line.foreseen.run.kv_bytes > first.kv_bytes
     do(bench, "setting", "max_new_tokens", 10**6)
     turn_until(bench, lambda: line.box.value == "")
     assert "past the context" in bench.desk.actions.status.value
@@ -267,8 +302,8 @@ def test_the_workbench_foresees_its_run(bench: Workbench) -> None:
 
 def test_what_was_foreseen_is_what_is_held(bench: Workbench) -> None:
     line = bench.desk.beside.forecast
-    turn_until(bench, lambda: line.forecast is not None)
-    told, tab = line.forecast, bench.desk.beside.memory
+    turn_until(bench, lambda: line.foreseen is not None)
+    told, tab = line.foreseen.run, bench.desk.beside.memory
     do(bench, "run")
     [run] = tab._runs.values()
     assert (told.weight_bytes, told.kv_bytes, told.activation_bytes) == (
