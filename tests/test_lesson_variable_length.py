@@ -12,9 +12,10 @@ import torch
 
 from eet_lab.bench import caching_allocator
 from eet_lab.bench.caching_allocator import Cached, Recording
-from eet_lab.memory import POOLS
+from eet_lab.errors import PlanError
+from eet_lab.memory import POOLS, Plan
 from eet_lab.memory.replays import replay
-from eet_lab.panels.lessons import allocators, holding
+from eet_lab.panels.lessons import allocators, holding, memory_reuse, start
 from eet_lab.panels.lessons import variable_length as lesson
 
 MiB = 2**20
@@ -50,6 +51,36 @@ def test_the_order_of_prompts_is_ten_times_the_memory() -> None:
     assert lesson._buffer_mib(lesson.SWEEP) == pytest.approx(1552, abs=0.5)
     assert lesson._buffer_mib(lesson.SWEEP[::-1]) == 156.0
     assert "1,552.1 MiB" in words and "156.0" in words and "1.533 GiB" in shown.data
+
+
+def test_the_policies_are_told_by_what_they_did() -> None:
+    fig, words = lesson.releases().things
+    idle = lesson.served()["chunks, arrival, idle"]
+    held = idle.footprint_bytes
+    falls = [at + 1 for at in range(1, len(held)) if held[at] < held[at - 1]]
+    assert len(falls) == idle.calls.frees > 0 and len(fig.data) == 3
+    assert all(f"at request {fall}" in words or f"at {fall}" in words for fall in falls)
+    assert f"{idle.calls.allocations} allocations and {idle.calls.frees} frees" in words
+    assert "17 allocations and 16 frees, 4.228 MiB" in words
+
+
+def test_no_pool_hides_under_another() -> None:
+    fig = lesson.trade_off(lesson.served())
+    points = {trace.name: (trace.x[0], trace.y[0], trace.marker.size) for trace in fig.data}
+    assert len(set(points.values())) == len(points)
+    assert all(trace.marker.symbol.endswith("open") for trace in fig.data if trace.name.startswith("EET"))
+
+
+def test_a_name_that_is_no_choice_lists_the_choices(tiny: Any) -> None:
+    with pytest.raises(PlanError, match=r"no pool 'nonsense'.*'arena, grown'.*'EET, repaired'"):
+        lesson.play("nonsense")
+    with pytest.raises(PlanError, match=r"no planner 'greedy'. Did you mean 'greedy_by_size'\?.*'no_reuse'"):
+        memory_reuse.buffers(Plan((), ()), "greedy")
+
+
+def test_the_orders_are_told_where_they_are_named() -> None:
+    assert "searched" in start.WORDS["arrival, ascending"]
+    assert any("Arrival and ascending" in thing for thing in lesson._artifact().things if isinstance(thing, str))
 
 
 def hint(answer: Any) -> str:

@@ -16,7 +16,7 @@ from eet_lab.panels import theme
 from eet_lab.panels.lessons.batch import PROMPTS, lengths
 from eet_lab.panels.lessons.planner import BASE, exercise, trace
 from eet_lab.panels.lessons.prediction import Prediction
-from eet_lab.panels.lessons.show import Shown, after, table
+from eet_lab.panels.lessons.show import Shown, after, chosen, table
 from eet_lab.panels.packing import packing
 from eet_lab.texts import Output
 
@@ -51,8 +51,8 @@ def kv_copies(model: Model) -> tuple[int, int]:
 
 
 def buffers(plan: Plan, planner: str) -> Shown:
-    """The same buffers, placed by one of the planners."""
-    plan = PLANNERS[planner](plan.lifetimes)
+    """The same buffers, placed by one of PLANNERS; PlanError for another name."""
+    plan = chosen("planner", planner, PLANNERS)(plan.lifetimes)
     words = {
         "no_reuse": "Every buffer has bytes of its own, so addresses only climb. Look at how short the rectangles are: "
         "each is needed for a moment, and its bytes lie idle for the rest of the pass.",
@@ -159,11 +159,12 @@ def steps_over_time(output: Output, model: Model) -> Shown:
 
 
 def _steps_figure() -> go.Figure:
-    fig = theme.figure("Each decode step's time as the cache grows (median of 9 neighbours)", height=320)
+    fig = theme.figure(
+        "Each decode step's time as the cache grows (median of 9 neighbours)", height=340, legend=theme.LEGEND_BELOW
+    )
     fig.update_xaxes(title="columns in the cache")
     fig.update_yaxes(title="ms per step", rangemode="tozero")
-    legend = {"y": -0.25, "yanchor": "top", "x": 0, "xanchor": "left"}
-    return fig.update_layout(legend=legend, margin={"b": 90}, showlegend=True)
+    return fig.update_layout(margin={"b": 100}, showlegend=True)
 
 
 def _add_steps(fig: go.Figure, name: str, step_ms: Sequence[float], begin: int, color: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ipywidgets as W
 import plotly.graph_objects as go
@@ -16,10 +16,13 @@ import plotly.io as pio
 import torch
 from IPython.display import HTML, Code, display
 
+from eet_lab.errors import PlanError, did_you_mean
 from eet_lab.panels import theme
 from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.outputs import CONFIG, rendered
 from eet_lab.technique import Technique, known
+
+T = TypeVar("T")
 
 
 class Shown:
@@ -94,6 +97,16 @@ def after(guess: Prediction, show: Callable[[], Shown]) -> Shown:
 
     guess.then(fill)
     return Shown(place)
+
+
+def chosen(what: str, name: str, choices: Mapping[str, T]) -> T:
+    """The choice of that name; PlanError, which lists what there is, for another one."""
+    if name not in choices:
+        raise PlanError(
+            f"There is no {what} {name!r}.{did_you_mean(str(name), choices)} Choose one of: "
+            f"{', '.join(map(repr, choices))}."
+        )
+    return choices[name]
 
 
 def source(thing: str | Technique | Callable) -> Code:

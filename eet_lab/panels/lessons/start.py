@@ -116,6 +116,9 @@ WORDS = {
     "position": "a token's place in its own sequence, from 0, pads not counted",
     "lifetime": "from a tensor's making to its last use",
     "arena": "one allocation in which many tensors have their places",
+    "chunk": "one of several allocations that a pool holds instead of an arena, each with places for many tensors",
+    "arrival, ascending": "the order in which chunks are searched for a gap: as they were made, or smallest first. "
+    "Tensors go in from the largest to the smallest in both",
     "memory plan": "which tensor lies where in the arena",
     "footprint, peak": "bytes that a plan needs; the most bytes that are in use at once",
     "TTFT": "time to first token: when the last row of the batch has its first one",

@@ -6,16 +6,16 @@ from functools import cache
 
 import plotly.graph_objects as go
 
-from eet_lab.memory import POOLS
+from eet_lab.memory import POOLS, RELEASES
 from eet_lab.memory.buffers import FirstFitPool
 from eet_lab.memory.replays import Replay, compare, replay
 from eet_lab.memory.workloads import Request, eet_sweep, turbo_artifact, turbo_figure
 from eet_lab.panels import theme
 from eet_lab.panels.animation import film
 from eet_lab.panels.lessons.prediction import Prediction
-from eet_lab.panels.lessons.show import Shown, after, table
+from eet_lab.panels.lessons.show import Shown, after, chosen, table
 from eet_lab.panels.side_by_side import POOL_HEAD, pool_lines
-from eet_lab.words import sized
+from eet_lab.words import counted, sized
 
 MiB = 2**20
 PUBLISHED_MIB = {
@@ -70,13 +70,14 @@ def lengths() -> Shown:
 
 
 def play(name: str = "chunks, arrival, immediate") -> Shown:
-    """The stream through one pool, request by request."""
+    """The stream through one of the pools that `artifact` compares, request by request; PlanError for another name."""
+    found = chosen("pool", name, served())
     words = {
         "arena, grown": "One box, which only ever grows. Watch how rarely, and how empty it stays for short requests.",
         "arena, made anew": "One box that always fits, and is thrown away each time: two driver calls a request.",
         "EET": "Each box is a buffer and holds one tensor at a time. None is ever given back.",
     }.get(name, "Press play. Green boxes are chunks that a request had to ask for, red ones go back when it is done.")
-    return Shown(film(served()[name], name), words)
+    return Shown(film(found, name), words)
 
 
 def artifact(guess: Prediction) -> Shown:
@@ -94,6 +95,8 @@ def _artifact() -> Shown:
     return Shown(
         trade_off(found),
         table(POOL_HEAD, pool_lines(found)),
+        "Arrival and ascending are the orders in which chunks are searched for a gap: as they were made, or from the "
+        "smallest to the largest. Immediate, idle and never tell when an empty one goes back.",
         f"Best is the lower left corner. Alive at once, on average: {sized(sum(bound) / len(bound))}. The paper "
         "holds its chunks against an arena that is made anew for each request, far on the right. An arena that grows, "
         "or is reserved for the longest, asks less often than chunks and holds less at its peak; what chunks save is "
@@ -104,12 +107,15 @@ def _artifact() -> Shown:
 
 def trade_off(found: dict[str, Replay]) -> go.Figure:
     """Bytes held against calls of the driver, a point for each pool."""
-    fig = theme.figure("What is held on average, and how often the driver is asked", height=400)
+    fig = theme.figure("What is held on average, and how often the driver is asked", height=430, margin={"b": 70})
     for at, (name, each) in enumerate(found.items()):
-        calls = each.calls.allocations + each.calls.frees
+        calls, is_open = each.calls.allocations + each.calls.frees, at >= len(theme.SERIES)
         fig.add_scatter(
-            x=[calls], y=[round(each.mean_footprint_bytes / MiB, 3)], mode="markers", name=name,
-            marker={"size": 13, "color": theme.SERIES[at % len(theme.SERIES)], "symbol": SYMBOLS[at // 9]},
+            x=[calls], y=[round(each.mean_footprint_bytes / MiB, 3)], mode="markers", name=name, cliponaxis=False,
+            marker={
+                "size": 13 + 7 * (name == "EET"), "color": theme.SERIES[at % len(theme.SERIES)],
+                "symbol": "diamond-open" if is_open else "circle", "line": {"width": 3 * is_open},
+            },
             hovertemplate=f"{name}: %{{y}} MiB, %{{x}} calls<extra></extra>",
         )  # fmt: skip
     fig.update_layout(legend={"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "orientation": "v"})
@@ -118,7 +124,6 @@ def trade_off(found: dict[str, Replay]) -> go.Figure:
 
 
 SWEEP = tuple(range(32, 1025, 32))
-SYMBOLS = ("circle", "diamond")
 
 
 def releases() -> Shown:
@@ -131,12 +136,23 @@ def releases() -> Shown:
             x=list(range(1, len(held) + 1)), y=held, name=name, line={"shape": "hvh", "color": color, "width": 2}
         )
     fig.update_xaxes(title="request").update_yaxes(title="MiB", rangemode="tozero")
+    told = {name: _asked(each) for name, each in found.items()}
+    gone = [at for at, each in enumerate(found["idle"].served, 1) if each.calls.frees]
+    saved = found["never"].mean_footprint_bytes - found["idle"].mean_footprint_bytes
     return Shown(
         fig,
         "Immediate is the paper's: a chunk that a request leaves empty goes back at once, to be asked for again by the "
-        "next long one. Idle waits for eight requests. On a stream that is random from one request to the next, "
-        "waiting gives nothing back, since a long one always comes in time: a policy is a guess about the future.",
+        f"next long one: {told['immediate']}. Idle waits until {RELEASES['idle']} requests in a row have left it "
+        f"empty: {told['idle']}. Never: {told['never']}. In {len(stream())} requests that are random from one to the "
+        f"next, so long a lull comes {counted(len(gone), 'time')} (idle's line falls at request "
+        f"{' and at '.join(map(str, gone))}), so waiting saves nearly all calls, and gives back little: "
+        f"{sized(saved)} on average. A policy is a guess about the future.",
     )
+
+
+def _asked(each: Replay) -> str:
+    allocations, frees = counted(each.calls.allocations, "allocation"), counted(each.calls.frees, "free")
+    return f"{allocations} and {frees}, {sized(each.mean_footprint_bytes)} held on average"
 
 
 def figure_6() -> Shown:
