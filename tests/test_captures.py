@@ -186,7 +186,7 @@ def test_what_is_declared_to_serve_any_pads_is_captured_once(decoder):
     for short in ([4], [4, 5], [4, 5, 6, 7]):
         prompts = [[1, 2, 3, 9, 8], short]
         assert engine.generate(prompts, Settings(8)).tokens == plain.generate(prompts, Settings(8)).tokens
-    assert counts["launches"] == counts["captures"] == 1
+    assert counts["launches"] == 1 and counts["replays"] > counts["captures"]
 
 
 def test_the_kernels_serve_any_pads_and_what_wraps_anything_does_not():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import make_gpt2
 
+from eet_lab.engine import forecast
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory, PromptError
@@ -318,7 +319,10 @@ def test_nan_in_the_pads_changes_nothing(tiny):
     assert Engine(tiny.decoder, replace(parts, kv_cache=Poisoned)).generate(prompts, Settings(9)).tokens == clean
 
 
-def test_out_of_memory_names_the_buffer_and_frees_the_rest(tiny):
+@pytest.mark.parametrize("free_bytes", [2**40, 100_000])
+def test_out_of_memory_names_the_buffer_and_frees_the_rest(tiny, monkeypatch, free_bytes):
+    """And tells what would fit, unless what did not would."""
+    monkeypatch.setattr(forecast, "free_bytes_of", lambda device: free_bytes)
     engine = Engine(tiny.decoder, Recipe.parse("all").parts)
     original = engine.memory.empty
 
@@ -330,8 +334,9 @@ def test_out_of_memory_names_the_buffer_and_frees_the_rest(tiny):
         return original(name, shape, like, dtype, op=op)
 
     engine.memory.empty = full
-    with pytest.raises(OutOfMemory, match=r"activated.*3.00 GiB.*Would fit: [\d,]+ rows of this shape"):
-        engine.generate(batch(2, 3, 5), Settings(4))
+    with pytest.raises(OutOfMemory, match=r"activated.*3.00 GiB.*Use fewer") as caught:
+        engine.generate(batch(20, 30, 50), Settings(4))
+    assert ("rows of this shape" in str(caught.value)) is (free_bytes == 100_000)
     assert engine._session is None and engine.activation_bytes == 0
     assert engine.generate([[1, 2]], Settings(4)).num_tokens == 4
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from test_paged import batch
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.forecast import largest
+from eet_lab.engine.forecast import MOST_ROWS, Forecast, largest
 from eet_lab.engine.settings import Settings
+from eet_lab.errors import PromptError
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.technique import Recipe
@@ -52,6 +53,7 @@ def test_the_largest_that_fits_fits_and_one_more_does_not(decoder, words):
     def fits(lengths: list[int]) -> bool:
         return engine.forecast(batch(0, lengths), settings, told.free_bytes).fits
 
+    assert engine.forecast(batch(0, [9, 70]), settings, told.free_bytes) == told, "the order of prompts tells nothing"
     assert fits([[70, 9][i % 2] for i in range(told.largest_batch)])
     assert not fits([[70, 9][i % 2] for i in range(told.largest_batch + 1)])
     assert fits([told.largest_context - 10] * 2)
@@ -103,3 +105,43 @@ def test_the_largest_is_found_in_few_looks():
 
     assert largest(needed, 80 * 2**30, 1, 4096, 8) == 130
     assert len(looks) <= 6
+
+
+def test_a_late_bend_costs_few_looks():
+    looks: list[int] = []
+
+    def needed(count: int) -> int:
+        looks.append(count)
+        return 1000 + count + max(0, count - 900) * 100_000
+
+    for free, found in ((3000, 900), (1500, 500), (10**7, 999)):
+        for start in (1, 8, 64, 1000):
+            looks.clear()
+            assert largest(needed, free, 1, 4096, start) == found
+            assert len(looks) < 45, (free, start)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "says"), [([], "no prompts"), ([[1] * 600], "context of 512 tokens"), ([[800]], "token 800")]
+)
+def test_what_could_not_run_at_all_is_no_forecast(decoder, prompts, says):
+    with pytest.raises(PromptError, match=says):
+        Engine(decoder).forecast(prompts, Settings(4))
+
+
+def test_an_empty_prompt_is_one_token(decoder):
+    engine = Engine(decoder)
+    assert engine.forecast([[]], Settings(4), 2**30) == engine.forecast([[1]], Settings(4), 2**30)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "says"),
+    [
+        (3, 90, "Would fit: 3 rows of this shape, or 90 columns for 5 rows."),
+        (1, 0, "Would fit: 1 row of this shape, or not even one new token for 5 rows."),
+        (0, 0, "Not even one row of this shape would fit."),
+        (MOST_ROWS, 512, "Would fit: 4,096 or more rows of this shape, or 512 columns for 5 rows."),
+    ],
+)
+def test_what_would_fit_in_words(rows, columns, says):
+    assert Forecast(5, 10, 20, 1, 1, 1, 1, 1, 1, largest_batch=rows, largest_context=columns).room == says

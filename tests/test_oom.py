@@ -17,6 +17,14 @@ def test_the_cpus_full_memory_is_told_as_a_gpus_is():
     assert freed
 
 
+def test_a_remedy_that_fails_does_not_hide_the_error():
+    def remedy() -> str:
+        raise ZeroDivisionError
+
+    with pytest.raises(OutOfMemory, match="the record.*Use fewer or shorter"), memory_for("the record", remedy=remedy):
+        torch.empty(1 << 50, dtype=torch.uint8)
+
+
 def test_other_errors_stay_what_they_are():
     with pytest.raises(RuntimeError, match="no memory of that kind"), memory_for("the record"):
         raise RuntimeError("no memory of that kind")

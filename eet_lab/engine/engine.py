@@ -104,7 +104,8 @@ class Engine:
         """A run that broke off in the middle may have left anything behind. What does not fit is told what would."""
 
         def remedy() -> str:
-            return f"{REMEDY} {self.forecast(prompts, settings).room}"
+            told = self.forecast(prompts, settings)
+            return REMEDY if told.fits else f"{REMEDY} {told.room}"  # it did not, so what is said to fit is no use
 
         try:
             with memory_for(lambda: self._asking, free=self.close, remedy=remedy):
@@ -198,9 +199,12 @@ class Engine:
         """What a run will need and whether it fits, rehearsed without data; nothing is allocated on the device.
 
         `free_bytes` is what there is for the weights and the run, on whatever device; None: what the model's own has.
+        Errors: PromptError for what could not run in any memory.
         """
-        lengths, forecaster = [max(len(row), 1) for row in prompts], Forecaster(self.rehearser, self.parts, settings)
-        return forecaster.forecast(lengths, self.model.device, free_bytes)
+        settings = settings or Settings()
+        rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
+        forecaster = Forecaster(self.rehearser, self.parts, settings)
+        return forecaster.forecast([len(row) for row in rows], self.model.device, free_bytes)
 
     def plans(self) -> dict[str, Plan]:
         """What the last run's passes asked for and where it lay: {"prefill": Plan, "decode": Plan}."""

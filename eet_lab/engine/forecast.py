@@ -11,6 +11,7 @@ import torch
 from eet_lab.engine.rehearse import HOST, Rehearser
 from eet_lab.engine.settings import Settings
 from eet_lab.memory import live_bytes
+from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.types import Step
 from eet_lab.words import counted, sized
 
@@ -82,12 +83,20 @@ class Forecast:
         return {name: num_bytes for name, num_bytes in named.items() if num_bytes}
 
     @property
+    def most_rows(self) -> int:
+        """The largest batch that was looked at: a `largest_batch` as large may not be the end."""
+        return most_rows(self.num_rows, self.prompt_tokens + self.new_tokens)
+
+    @property
     def room(self) -> str:
         """What would fit, as a sentence."""
-        return (
-            f"Would fit: {counted(self.largest_batch, 'row')} of this shape, or {self.largest_context:,} columns for "
-            f"{counted(self.num_rows, 'row')}."
-        )
+        if not self.largest_batch:
+            return "Not even one row of this shape would fit."
+        rows = f"{self.largest_batch:,} or more rows"
+        if self.largest_batch < self.most_rows:
+            rows = counted(self.largest_batch, "row")
+        columns = f"{self.largest_context:,} columns" if self.largest_context else "not even one new token"
+        return f"Would fit: {rows} of this shape, or {columns} for {counted(self.num_rows, 'row')}."
 
     def __str__(self) -> str:
         shape = f"{counted(self.num_rows, 'row')} of {self.prompt_tokens} + {self.new_tokens} tokens"
@@ -110,12 +119,9 @@ class Forecaster:
         if free_bytes is None:
             free_bytes = free_bytes_of(device) + self._rehearser.model.weight_bytes
         workspace_bytes = 0 if device.type == "cpu" else LIBRARY_BYTES
-        model, num_new, num_rows, longest = (
-            self._rehearser.model,
-            self._settings.max_new_tokens,
-            len(lengths),
-            max(lengths),
-        )
+        model, num_new = self._rehearser.model, self._settings.max_new_tokens
+        lengths = sorted(lengths, reverse=True)  # fewer rows "of this shape" are the longest: no order of theirs counts
+        num_rows, longest = len(lengths), lengths[0]
         peak = self.peak(lengths)
         # A planner that does as well with a few layers as with all of them may be asked about a few from here on.
         outlined = self.peak(lengths, outline=True) == peak
@@ -129,7 +135,7 @@ class Forecaster:
         def columns(count: int) -> int:
             return needed([count - num_new] * num_rows)
 
-        most, context = min(MOST_ROWS, max(num_rows, MOST_TOKENS // (longest + num_new))), model.config.context
+        most, context = most_rows(num_rows, longest + num_new), model.config.context
         return Forecast(
             num_rows=num_rows,
             prompt_tokens=longest,
@@ -169,10 +175,16 @@ class Forecaster:
         return cache.num_bytes, cache.growth_bytes
 
 
+def most_rows(num_rows: int, num_columns: int) -> int:
+    """The largest batch to look at, where one of `num_rows` is asked about."""
+    return max(num_rows, min(MOST_ROWS, MOST_TOKENS // num_columns))
+
+
 def largest(needed: Callable[[int], int], free_bytes: int, least: int, most: int, start: int) -> int:
     """The largest count from `least` to `most` whose need is met; 0 if there is none. Needs grow, about evenly.
 
-    Each look is at where a straight line through the nearest known counts meets `free_bytes`.
+    Each look is at where a straight line through the nearest known counts meets `free_bytes`. Where such looks come
+    from one side again and again, the line misses a bend: then it is in the middle.
     """
     known: dict[int, int] = {}
 
@@ -182,21 +194,16 @@ def largest(needed: Callable[[int], int], free_bytes: int, least: int, most: int
 
     low, high = least - 1, most + 1  # fits (or is below all), does not fit (or is above all)
     count = min(max(start, least), most)
+    sides: list[bool] = []
     while high - low > 1:
-        low, high = (count, high) if fits(count) else (low, count)
+        sides.append(fits(count))
+        low, high = (count, high) if sides[-1] else (low, count)
+        if len(sides) > 2 and len(set(sides[-3:])) == 1:
+            count = (low + high) // 2
+            continue
         (a, below), *more = sorted(known.items(), key=lambda item: abs(item[0] - (low + high) / 2))[:2]
         b, above = more[0] if more else (0, below // 2)
         slope = (above - below) / (b - a) if b != a else 0
         guess = a + int((free_bytes - below) // slope) if slope > 0 else (low + high) // 2
         count = min(max(guess, low + 1), high - 1)
     return low if low >= least else 0
-
-
-def free_bytes_of(device: torch.device) -> int:
-    """What the device has for new tensors now, with what torch keeps for reuse."""
-    if device.type == "cuda":
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
-    import psutil
-
-    return psutil.virtual_memory().available

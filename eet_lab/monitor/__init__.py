@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eet_lab.monitor.free import free_bytes_of
 from eet_lab.monitor.sampler import Sampler
 from eet_lab.monitor.sources import (
     PsutilSource,
@@ -20,6 +21,7 @@ __all__ = [
     "Sampler",
     "Source",
     "energy_joules",
+    "free_bytes_of",
     "open_source",
     "record",
 ]

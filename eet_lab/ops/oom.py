@@ -24,7 +24,7 @@ def memory_for(
 ) -> Iterator[None]:
     """Turn torch's out-of-memory error into OutOfMemory, which names the buffer and its size; also a decorator.
 
-    `what` is the buffer, or tells it when asked, and so does `remedy` when the memory is free again; `free` gives back
+    `what` is the buffer, or tells it when asked, and so does `remedy` when the memory is free again (or REMEDY); `free` gives back
     what else the caller holds. By the time the error is raised, the memory of whatever ran inside is free again.
     """
     try:
@@ -39,13 +39,23 @@ def memory_for(
         buffer = what if isinstance(what, str) else what()
         raise OutOfMemory(
             f"{_whose(error)} memory is full: {buffer} could not be allocated ({_wanted(error)}). What was begun has "
-            f"ended and its memory is free again. {remedy if isinstance(remedy, str) else remedy()}"
+            f"ended and its memory is free again. {_told(remedy)}"
         ) from error
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Whether torch found no memory: it has an error of its own for a GPU, but none for the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or CPU_ALLOCATOR in str(error)
+
+
+def _told(remedy: str | Callable[[], str]) -> str:
+    """What to do; REMEDY where that cannot be told, since the error that it belongs to matters more."""
+    if isinstance(remedy, str):
+        return remedy
+    try:
+        return remedy()
+    except Exception:
+        return REMEDY
 
 
 def _whose(error: RuntimeError) -> str:
