@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eet_lab.engine.memory import FreshMemory
 from eet_lab.engine.trace import Rehearsal, covers
-from eet_lab.memory import POOLS, Chunk, DriverCalls, Lifetime, Plan, Pool
+from eet_lab.memory import POOLS, Chunk, DriverCalls, Lifetime, Plan, Pool, one_after_the_other
 from eet_lab.memory.lifetimes import aligned
 
 
@@ -114,9 +114,8 @@ class Arena(FreshMemory):
     ) -> None:
         """One plan for all passes, one after the other, cut into a plan for each."""
         begins = [0, *accumulate(map(len, traces.values()))]
-        whole = [life.shifted(begin) for begin, trace in zip(begins, traces.values(), strict=False) for life in trace]
         self._request, self._slots, self._current = (), {}, []  # they hold chunks that may have to go
-        plan = self._pool.place(whole)
+        plan = self._pool.place(one_after_the_other(traces.values()))
         self._hold(plan.chunks, like)
         self._plans = {
             name: Plan(trace, plan.offsets[begin : begin + len(trace)], plan.chunks)

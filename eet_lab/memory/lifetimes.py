@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -80,6 +80,15 @@ class Plan:
 def aligned(num_bytes: int, alignment: int = ALIGNMENT) -> int:
     """`num_bytes` rounded up to the alignment."""
     return -(-num_bytes // alignment) * alignment
+
+
+def one_after_the_other(passes: Iterable[Sequence[Lifetime]]) -> tuple[Lifetime, ...]:
+    """A request's passes as one trace: nothing of a pass is alive in the next. Their lifetimes stay in order."""
+    whole: list[Lifetime] = []
+    for trace in passes:
+        begin = len(whole)
+        whole += (life.shifted(begin) for life in trace)
+    return tuple(whole)
 
 
 def live_bytes(lifetimes: Sequence[Lifetime]) -> list[int]:
