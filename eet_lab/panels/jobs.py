@@ -17,7 +17,7 @@ from eet_lab.errors import PromptError
 from eet_lab.models import Model, load
 from eet_lab.models.transcript import Decode, ended_by
 from eet_lab.monitor import ReplaySource
-from eet_lab.panels.run_memory import RunMemory, device_calls
+from eet_lab.panels.run_memory import RunMemory, TorchCalls, TorchCounter
 from eet_lab.panels.worker import Feed, Work
 from eet_lab.technique import Recipe
 from eet_lab.words import plain
@@ -90,11 +90,11 @@ def run(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Settings
             engine.prepare(feed.progress, cancel)
             feed.engine(engine)
             feed.progress(0, 1)  # one unit, whose steps are told; building was another count
-            series, before = 1 if recipe else 0, device_calls()
+            series, counter = 1 if recipe else 0, TorchCounter(model.device)
             feed.phase(f"running {recipe}", series)
             generation = engine.generate(rows, settings, on_step=feed.step, cancel=cancel)
             planned = feed.planned_bytes()
-            feed.keep(series, RunMemory.of(str(recipe), engine, before))
+            feed.keep(series, RunMemory.of(str(recipe), engine, counter.read()))
         finally:
             engine.close()
         texts = tuple(map(ended_by(settings.stop, model.decode), generation.tokens))
@@ -107,16 +107,18 @@ def compare(model: Model, prompts: Sequence[str], recipe: Recipe, settings: Sett
     """The baseline against the recipe: checked, watched, measured."""
 
     def work(feed: Feed, cancel: threading.Event) -> bench.Comparison:
-        present = 0, ""
+        present, counter = (0, ""), TorchCounter(model.device)
+        first_runs: dict[str, TorchCalls | None] = {}
 
         def on_phase(phase: str, about: str) -> None:
-            nonlocal present
-            present = 1 if about == str(recipe) and len(recipe) else 0, about
+            nonlocal present, counter
+            first_runs.setdefault(present[1], counter.read(frees=False))  # a warm-up, which ends where the next begins
+            present, counter = (1 if about == str(recipe) and len(recipe) else 0, about), TorchCounter(model.device)
             feed.phase(f"{PHASES.get(phase, phase)}: {about}", present[0], watched=phase == "watched")
 
         def on_engine(engine: Engine) -> None:  # it has been warmed up, so it has been where it will be
             feed.engine(engine)
-            feed.keep(present[0], RunMemory.of(present[1], engine))
+            feed.keep(present[0], RunMemory.of(present[1], engine, first_runs[present[1]]))
 
         rows, common = [token_ids(model, prompt) for prompt in prompts], _common(repeats, settings, feed, cancel)
         return bench.compare(model, rows, recipe, on_step=feed.step, on_phase=on_phase, on_engine=on_engine, **common)

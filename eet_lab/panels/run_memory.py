@@ -37,10 +37,40 @@ class KVUse:
 
 
 @dataclass(frozen=True)
+class TorchCalls:
+    """How often torch asked the driver for memory of the GPU, and gave some back (None: that was not counted)."""
+
+    allocations: int
+    frees: int | None
+
+    def __str__(self) -> str:
+        if self.frees is None:
+            return f"{counted(self.allocations, 'allocation')} (Compare empties torch's cache, so frees say nothing)"
+        return _called(self.allocations, self.frees)
+
+
+class TorchCounter:
+    """Counts torch's calls of the driver from here on; `read` gives None on a CPU, which has no such counter."""
+
+    def __init__(self, device: str) -> None:
+        self._on_gpu = device != "cpu"
+        self._before = self._now()
+
+    def read(self, frees: bool = True) -> TorchCalls | None:
+        """So far. `frees` False: they are not this run's own."""
+        allocated, freed = (now - before for now, before in zip(self._now(), self._before, strict=True))
+        return TorchCalls(allocated, freed if frees else None) if self._on_gpu else None
+
+    def _now(self) -> tuple[int, int]:
+        stats = torch.cuda.memory_stats() if self._on_gpu else {}
+        return stats.get("num_device_alloc", 0), stats.get("num_device_free", 0)
+
+
+@dataclass(frozen=True)
 class RunMemory:
     """One run. `plans` go by pass, and hold only where there is an arena (`planned`); else they are what one would do.
 
-    `device_calls` are torch's allocations and frees on the GPU in the run, None on a CPU.
+    `torch_calls` are those of its first run, None on a CPU.
     """
 
     recipe: str
@@ -50,15 +80,11 @@ class RunMemory:
     activation_bytes: int
     kv: KVUse
     pool_calls: DriverCalls
-    device_calls: tuple[int, int] | None
+    torch_calls: TorchCalls | None
 
     @classmethod
-    def of(cls, recipe: str, engine: Engine, since: tuple[int, int] | None = None) -> RunMemory:
-        """What the engine holds after a run; `since` is what `device_calls` was before it, where it was asked."""
-        calls = None
-        if since is not None and engine.model.device.type == "cuda":
-            allocations, frees = device_calls()
-            calls = allocations - since[0], frees - since[1]
+    def of(cls, recipe: str, engine: Engine, torch_calls: TorchCalls | None) -> RunMemory:
+        """What the engine holds after a run."""
         memory, kv = engine.memory, KVUse.of(engine.cache)
         return cls(
             recipe=recipe,
@@ -68,7 +94,7 @@ class RunMemory:
             activation_bytes=engine.activation_bytes,
             kv=kv,
             pool_calls=memory.calls,
-            device_calls=calls,
+            torch_calls=torch_calls,
         )
 
     def plan(self, phase: str) -> Plan:
@@ -108,16 +134,10 @@ class RunMemory:
         }
         if self.planned:
             found["calls of the arena's pool"] = _called(self.pool_calls.allocations, self.pool_calls.frees)
-        if self.device_calls is not None:
-            found["torch's calls of the driver in the run"] = _called(*self.device_calls)
+        if self.torch_calls is not None:
+            found["torch's calls of the driver in the first run"] = str(self.torch_calls)
         return found
 
 
 def _called(allocations: int, frees: int) -> str:
     return f"{counted(allocations, 'allocation')}, {counted(frees, 'free')}"
-
-
-def device_calls() -> tuple[int, int]:
-    """How often torch has asked the driver for memory, and given some back, since the process began; 0 on a CPU."""
-    stats = torch.cuda.memory_stats() if torch.cuda.is_available() else {}
-    return stats.get("num_device_alloc", 0), stats.get("num_device_free", 0)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from eet_lab.bench.foresee import CompareForecast
+from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import Forecast
+from eet_lab.engine.settings import Settings
 from eet_lab.memory import PLANNERS, DriverCalls, Lifetime
-from eet_lab.panels import Workbench
+from eet_lab.panels import Workbench, jobs, worker
 from eet_lab.panels.aside import Answer, Aside
 from eet_lab.panels.forecast_line import ForecastLine, Foreseen, in_html
 from eet_lab.panels.memory_bar import bar, held_now
 from eet_lab.panels.memory_tab import MemoryTab
 from eet_lab.panels.outputs import PLOTLY
-from eet_lab.panels.run_memory import KVUse, RunMemory
+from eet_lab.panels.run_memory import KVUse, RunMemory, TorchCalls, TorchCounter
+from eet_lab.technique import Recipe
 from panels.driving import do, turn_until
 
 MiB = 2**20
@@ -172,6 +176,35 @@ def test_a_comparison_has_both_runs_and_a_recording_none(bench: Workbench) -> No
     do(bench, "open")
     do(bench, "tab", "memory")
     assert tab.box.layout.display == "none" and len(view.figure.outputs) == 1
+
+
+def test_torchs_calls_of_the_driver_are_those_of_each_first_run(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = {"num_device_alloc": 100, "num_device_free": 100}
+
+    def generate(self: Engine, *args: Any, **kwargs: Any) -> Any:
+        calls["num_device_alloc"] += 3 if self.memory.generation == 0 else 1
+        return inner(self, *args, **kwargs)
+
+    inner = Engine.generate
+    monkeypatch.setattr(Engine, "generate", generate)
+    monkeypatch.setattr("torch.cuda.memory_stats", lambda: calls)
+    monkeypatch.setattr("eet_lab.panels.jobs.TorchCounter", lambda device: TorchCounter("cuda"))
+    model, recipe = bench.model, Recipe.parse("pre_padding,memory_reuse", "cpu")
+
+    def kept(job: Any, *more: Any) -> list[TorchCalls]:
+        events: SimpleQueue[Any] = SimpleQueue()
+        job(model, ["5 6"], recipe, Settings(4), *more)(worker.Feed(events), threading.Event())
+        told = [events.get() for _ in range(events.qsize())]
+        return [event.memory for event in told if isinstance(event, worker.Kept)]
+
+    [run] = kept(jobs.run)
+    assert run.torch_calls == TorchCalls(3, 0)
+    assert run.facts()["torch's calls of the driver in the first run"] == "3 allocations, 0 frees"
+    both = kept(jobs.compare, 2)
+    assert [each.torch_calls for each in both] == [TorchCalls(3, None)] * 2
+    assert "Compare empties torch's cache" in both[0].facts()["torch's calls of the driver in the first run"]
 
 
 def test_planners_of_the_result_before_are_not_shown_for_this_one() -> None:
