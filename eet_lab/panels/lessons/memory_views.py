@@ -9,20 +9,21 @@ import plotly.graph_objects as go
 import torch
 from IPython.display import HTML
 
+from eet_lab.bench.environment import device_name
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import free_bytes_of
 from eet_lab.engine.generation import StepEvent
-from eet_lab.engine.paged_kv import Pages
+from eet_lab.engine.paged_kv import PAGE, Pages
 from eet_lab.engine.settings import Settings
 from eet_lab.models import PRESETS, Model
 from eet_lab.models.weights import random_decoder
 from eet_lab.monitor import open_source
 from eet_lab.panels import theme
 from eet_lab.panels.forecast_line import in_html
-from eet_lab.panels.lessons.batch import rows
+from eet_lab.panels.lessons.batch import SHORT, rows
 from eet_lab.panels.lessons.planner import BASE
 from eet_lab.panels.lessons.show import Shown, table
-from eet_lab.panels.lessons.where import here
+from eet_lab.panels.lessons.where import here, noted
 from eet_lab.panels.memory_bar import bar, held_now
 from eet_lab.panels.packing import packings
 from eet_lab.panels.run_memory import KVUse
@@ -30,7 +31,11 @@ from eet_lab.panels.side_by_side import HEAD, lines, side_by_side
 from eet_lab.technique import Recipe
 from eet_lab.words import counted, sized
 
-MiB = 2**20
+MiB, GiB = 2**20, 2**30
+SHORT_NEW = 4
+"""New tokens for the short rows that pages do not pay for."""
+GPU_BYTES = 24 * GiB
+"""Free on the GPU that a forecast is for where there is none."""
 CACHES = {
     "growing": BASE,
     "static": f"{BASE},memory_reuse",
@@ -55,26 +60,56 @@ def planners(model: Model) -> Shown:
 
 
 class Grown(NamedTuple):
-    """A cache while a run went on: MiB held, used, and of pages those that rows have taken, after each step."""
+    """A cache while a run went on: MiB held, used, and of pages those that rows have taken, after each step.
+
+    `before_bytes` and `after_bytes` are of taken pages, at the end: pads in a row's first one, the rest of its last.
+    """
 
     use: KVUse
     held: list[float]
     used: list[float]
     taken: list[float]
+    before_bytes: int = 0
+    after_bytes: int = 0
 
 
 def kv_caches(model: Model, new_tokens: int = 128) -> Shown:
     """The same run with each kind of cache: what it holds, uses, wastes and copies."""
-    found = {name: _watched(model, recipe, new_tokens) for name, recipe in CACHES.items()}
+    found = {name: _watched(model, rows(model), recipe, new_tokens) for name, recipe in CACHES.items()}
     return Shown(
         _grown_figure(found),
         table(["KV cache", "held at the end", "of it used", "for no token", "copied in the run"], _cells(found)),
         "Growing holds what it has come to, pads included, and copies it again and again. Static copies nothing, but "
-        "holds its full length from the first step, pads and all. Pages lie anywhere: a row takes one when it comes to "
-        "it, none for its pads, and what a row wastes is the rest of its last page. Nothing is copied. A server gives "
-        "the pages that are not taken to somebody else. The price is a table in which every step looks up where a "
-        "column lies.",
+        "holds its full length from the first step, pads and all.",
+        _of_pages(found["paged"], found["static"]),
+        _of_short_rows(model),
     )
+
+
+def _of_pages(paged: Grown, static: Grown) -> str:
+    return (
+        "Pages lie anywhere: a row takes one when it comes to it, and none for columns that are all pads, so nothing "
+        f"is copied. A page is {counted(PAGE, 'column')} of the padded batch, so a row wastes at both ends: pads at "
+        f"the beginning of its first page ({sized(paged.before_bytes)} in all rows) and the rest of its last "
+        f"({sized(paged.after_bytes)} at the end). A row that has stopped keeps its pages until the batch ends. What "
+        "no row has taken is held all the same, since pages for the batch's full length are allocated when it opens: "
+        f"{sized(paged.use.held_bytes)}, against {sized(static.use.held_bytes)} static. The price is a table in which "
+        "every step looks up where a column lies."
+    )
+
+
+def _of_short_rows(model: Model) -> str:
+    lengths = ", ".join(str(len(model.encode(prompt))) for prompt in SHORT)
+    in_pages, in_a_slab = _short_held(model, "paged"), _short_held(model, "static")
+    return (
+        f"Whole pages do not pay for short rows: prompts of {lengths} tokens with {SHORT_NEW} new ones hold "
+        f"{sized(in_pages)} paged and {sized(in_a_slab)} static. The page that stands for all pads is among them."
+    )
+
+
+def _short_held(model: Model, kind: str) -> int:
+    """Bytes held for a batch of short rows."""
+    return _watched(model, [model.encode(prompt) for prompt in SHORT], CACHES[kind], SHORT_NEW).use.held_bytes
 
 
 def _grown_figure(found: dict[str, Grown]) -> go.Figure:
@@ -95,13 +130,13 @@ def _grown_figure(found: dict[str, Grown]) -> go.Figure:
 
 def _cells(found: dict[str, Grown]) -> list[list[str]]:
     rows = []
-    for name, (use, *_) in found.items():
+    for name, use in ((name, each.use) for name, each in found.items()):
         wasted = f"{use.wasted_bytes / use.held_bytes:.0%}"
         rows.append([name, sized(use.held_bytes), sized(use.used_bytes), wasted, sized(use.copied_bytes)])
     return rows
 
 
-def _watched(model: Model, recipe: str, new_tokens: int) -> Grown:
+def _watched(model: Model, prompts: list[list[int]], recipe: str, new_tokens: int) -> Grown:
     engine = Engine(model.decoder, Recipe.parse(recipe, model.device).parts)
     held, used, taken = list[float](), list[float](), list[float]()
 
@@ -113,8 +148,13 @@ def _watched(model: Model, recipe: str, new_tokens: int) -> Grown:
             taken.append(cache.taken_bytes / MiB)
 
     with closing(engine):
-        engine.generate(rows(model), Settings(max_new_tokens=new_tokens), on_step=look)
-        return Grown(KVUse.of(engine.cache), held, used, taken)
+        engine.generate(prompts, Settings(max_new_tokens=new_tokens), on_step=look)
+        cache = engine.cache
+        if not isinstance(cache, Pages):
+            return Grown(KVUse.of(cache), held, used, taken)
+        longest = max(map(len, prompts))
+        before = cache.column_bytes * sum((longest - len(row)) % cache.page for row in prompts)
+        return Grown(KVUse.of(cache), held, used, taken, before, cache.taken_bytes - cache.used_bytes - before)
 
 
 def three_lines(model: Model) -> Shown:
@@ -133,14 +173,26 @@ def three_lines(model: Model) -> Shown:
 
 
 def forecast(model: Model, name: str = "gpt2-xl") -> Shown:
-    """What a large model would need on this device, of which nothing is loaded: two batches, and what would fit."""
-    config, device = PRESETS[name], torch.device(model.device)
-    decoder = random_decoder(config, 0, torch.device("meta"), torch.float16)
-    engine = Engine(decoder, Recipe.parse(CACHES["static"], model.device).parts)
-    things: list[Any] = [here(model)]
+    """What a large model would need on this GPU, or one of GPU_BYTES where there is none: two batches, what would fit.
+
+    Nothing of it is loaded: its weights are shapes alone.
+    """
+    config = PRESETS[name]
+    if model.device == "cuda":
+        free_bytes = free_bytes_of(torch.device("cuda"))
+        where = (
+            f"A forecast, nothing is measured: for {device_name('cuda')}, of which {sized(free_bytes)} are free now."
+        )
+    else:
+        free_bytes = GPU_BYTES
+        where = f"A forecast, nothing is measured: for a GPU with {sized(free_bytes)} free, since there is none here."
+    engine = Engine(
+        random_decoder(config, 0, torch.device("meta"), torch.float16), Recipe.parse(CACHES["static"], "cuda").parts
+    )
+    things: list[Any] = [noted(where, "gpu" if model.device == "cuda" else "cpu")]
     for num_rows, prompt_tokens, new_tokens in ((8, 512, 128), (256, 896, 128)):
         prompts, settings = [[config.bos_id] * prompt_tokens] * num_rows, Settings(max_new_tokens=new_tokens)
-        told = engine.forecast(prompts, settings, free_bytes_of(device))
+        told = engine.forecast(prompts, settings, free_bytes)
         things.append(
             f"{name}, float16: {counted(num_rows, 'prompt')} of {prompt_tokens} tokens, {new_tokens} new ones"
         )
@@ -148,7 +200,8 @@ def forecast(model: Model, name: str = "gpt2-xl") -> Shown:
     return Shown(
         *things,
         "The weights stay as they are, activations grow with the tokens of the first pass, and the KV cache with every "
-        "token of every prompt: it is what fills a device. The workbench shows this line under Run, before you press.",
+        "token of every prompt: it is what fills a device. The workspace is what cuBLAS keeps on a GPU. The "
+        "workbench shows this line under Run, before you press.",
     )
 
 
