@@ -21,7 +21,10 @@ WINDOW_S = 60.0
 Line = tuple[str, str, str, float]
 """(metric, name, unit, factor from the metric's unit)"""
 
-PLAN: Line = ("plan_bytes", "plan: weights + KV + arena", "MiB", 1 / MiB)
+LAST_RUN = '<div class="eet-dim eet-when">In the last run</div>'
+NOW = '<div class="eet-dim eet-when">Now, between runs</div>'
+
+PLAN: Line = ("engine_bytes", "plan: weights + KV + arena", "MiB", 1 / MiB)
 
 GPU_MEMORY: list[Line] = [
     PLAN,
@@ -46,6 +49,7 @@ class Live:
         self.stream = TokenStream()
         self.held = W.HTML()
         self._values: dict[str, float] = {}
+        self._in_run: dict[str, float] = {}
         self._lines: dict[int, list[Line]] = {}
         self.charts = (self.latency, self.memory, self.load)
         for chart in self.charts:
@@ -58,7 +62,7 @@ class Live:
 
         `counters`: the GPU's own (NVML) can be read.
         """
-        self._values = {}
+        self._values, self._in_run = {}, {}
         if gpu:
             self._set(self.memory, _titled("GPU memory", where), GPU_MEMORY)
         else:
@@ -86,6 +90,7 @@ class Live:
     def begin(self, prompts: Sequence[str], decode: Any) -> None:
         """A new run, or the first of several: everything of the last one goes."""
         self.latency.clear()
+        self._in_run = {}
         self.stream.begin(prompts, decode)
 
     def push_steps(self, steps: Sequence[tuple[int, float, float]]) -> None:
@@ -99,12 +104,17 @@ class Live:
             chart.push(self._points(chart, whole, start))
         for sample in samples:
             self._values |= sample.values
+            if sample.values.get("planned_bytes"):
+                self._in_run = dict(self._values)
 
     def snapshot(self) -> None:
         """For a page that is reloaded, or opened a second time."""
         for part in (*self.charts, self.stream):
             part.snapshot_now()
-        self.held.value = bar(held_now(self._values)) if self._values else ""
+        now = bar(held_now(self._values)) if self._values else ""
+        if self._in_run and not self._values.get("planned_bytes"):  # given back, but worth a longer look
+            now = f"{LAST_RUN}{bar(held_now(self._in_run))}{NOW}{now}"
+        self.held.value = now
 
     def _points(self, chart: StripChart, samples: Sequence[Sample], start: float) -> list[Point]:
         lines = list(enumerate(self._lines.get(id(chart), [])))
@@ -126,7 +136,7 @@ class Live:
 
 
 def _with_plan(values: dict[str, float]) -> dict[str, float]:
-    """With the sum of what is planned, where any of it is known."""
+    """With `engine_bytes`, all that an engine holds: the weights, and what is planned beside them."""
     planned = [values[name] for name in ("weights_bytes", "planned_bytes") if name in values]
     return {**values, PLAN[0]: sum(planned)} if planned else values
 

@@ -123,9 +123,9 @@ class Feed:
         return float(self._weights_bytes or self.loaded_bytes)
 
     def planned_bytes(self) -> float:
-        """Bytes of the arena and the KV cache of the engine that runs now. Cheap, and safe on any thread.
+        """Bytes of the arena and the KV cache of the engine that runs now, weights not counted.
 
-        A memory part without an arena has no plan: then only the KV cache counts.
+        Cheap, and safe on any thread. A memory part without an arena has no plan: then only the KV cache counts.
         """
         engine = self._engine
         if engine is None:
