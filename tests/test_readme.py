@@ -79,6 +79,15 @@ def test_the_newcomers_path_stays_short():
     assert sum(len((ROOT / path).read_text().splitlines()) for path in files) < 1000
 
 
+def test_what_the_readme_says_of_memory_runs_as_pasted(capsys):
+    section = (ROOT / "README.md").read_text().split("## Memory you can see")[1]
+    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    exec(compile(block, "README.md", "exec"), {"__name__": "__main__"})
+    told = capsys.readouterr().out
+    assert told.startswith("2 rows of 4 + 64 tokens: fits.")
+    assert "Lifetime(" in told
+
+
 def test_a_technique_of_your_own_runs_as_pasted(forgotten):
     section = (ROOT / "README.md").read_text().split("## Your own technique")[1]
     block = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
