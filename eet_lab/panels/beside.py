@@ -8,10 +8,10 @@ from typing import Any
 
 from eet_lab.bench.foresee import foresee_compare
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.forecast import free_bytes_of
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model
+from eet_lab.monitor import free_bytes_of
 from eet_lab.panels import forecast_line, memory_tab
 from eet_lab.panels.aside import Answer, Aside
 from eet_lab.panels.forecast_line import ForecastLine, Foreseen

@@ -105,12 +105,15 @@ class Generating:
         self.box = W.VBox([W.HTML('<div class="eet-section">Generation</div>'), grid, self.stop]).add_class("eet-panel")
 
 
+RUN_TIP = "Generate once with the selection, and watch"
+COMPARE_TIP = "The baseline against the selection: same prompts, weights and seed"
+
+
 class Actions:
     """Run, Compare, Ladder, Stop; progress and status."""
 
     def __init__(self, put: Put) -> None:
-        self.run = _action("Run", "Generate once with the selection, and watch", put)
-        self.compare = _action("Compare", "The baseline against the selection: same prompts, weights and seed", put)
+        self.run, self.compare = _action("Run", RUN_TIP, put), _action("Compare", COMPARE_TIP, put)
         self.ladder = _action("Ladder", "Add the techniques one by one, then leave each out: who saves what", put)
         self.stop = _action("Stop", "End the run; what is there stays", put)
         self.compare.add_class("eet-primary")
@@ -132,6 +135,12 @@ class Actions:
         self.run.disabled = busy or why_not is not None
         self.compare.disabled = self.ladder.disabled = self.run.disabled or nothing_on
         self.stop.disabled = not busy or stopping
+
+    def warn(self, run: str, compare: str) -> None:
+        """What is foreseen to go wrong, beside what a button does; both can be pressed, since a forecast may err."""
+        self.run.tooltip, self.compare.tooltip = (
+            f"{tip}. {words}" if words else tip for tip, words in ((RUN_TIP, run), (COMPARE_TIP, compare))
+        )
 
     def progress(self, status: str, share: float, left: str) -> None:
         """Something runs."""

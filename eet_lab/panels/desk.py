@@ -95,6 +95,7 @@ class Desk:
                 getattr(self, f"_on_{type(event).__name__.lower()}")(event)
                 changed |= isinstance(event, (Started, Finished))
             self.beside.turn(self.busy)
+            self.actions.warn(*self.beside.forecast.warnings)
             self._load_if_needed()
             second = self._ticks % round(1 / TICK_S) == 0
             if not self.runs.resting:

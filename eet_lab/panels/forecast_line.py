@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ipywidgets as W
 
 from eet_lab.bench.foresee import CompareForecast
-from eet_lab.engine.forecast import MOST_ROWS, MOST_TOKENS, Forecast
+from eet_lab.engine.forecast import Forecast
 from eet_lab.errors import first_line
 from eet_lab.panels.aside import Answer, Aside
 from eet_lab.panels.memory_bar import ARENA, FREE, KV, OTHERS, SPARE, WEIGHTS, Part, bar
@@ -51,6 +51,16 @@ class ForecastLine:
             self.box.value = self.box.value.replace('class="eet-told', 'class="eet-stale eet-told')
             self._aside.ask(QUESTION, key, work, PATIENCE_S)
 
+    @property
+    def warnings(self) -> tuple[str, str]:
+        """Of Run and of Compare: that it is not foreseen to fit; "" where it is, or where nothing is foreseen."""
+        if self.foreseen is None:
+            return "", ""
+        run, compare = self.foreseen
+        needs = run.total_bytes, 0 if compare is None else compare.total_bytes
+        run_words, compare_words = (_warning(need, run.free_bytes) for need in needs)
+        return run_words, compare_words
+
     def answered(self, answer: Answer) -> None:
         """A forecast; one of choices that are gone is dropped."""
         if answer.key != self._key:
@@ -86,6 +96,12 @@ def in_html(told: Forecast, compare: CompareForecast | None = None) -> str:
     )
 
 
+def _warning(need_bytes: int, free_bytes: int) -> str:
+    if need_bytes <= free_bytes:
+        return ""
+    return f"It may run out of memory: {sized(need_bytes)} are foreseen, and {sized(free_bytes)} are there"
+
+
 def _on_compare(compare: CompareForecast, free_bytes: int) -> str:
     need, less = sized(compare.total_bytes), compare.total_bytes - free_bytes
     words = f"Compare fits too: {need}." if less <= 0 else f"Compare does not: it needs {need}, {sized(less)} too much."
@@ -94,8 +110,8 @@ def _on_compare(compare: CompareForecast, free_bytes: int) -> str:
 
 
 def _room(told: Forecast) -> str:
-    capped = told.largest_batch in (MOST_ROWS, MOST_TOKENS // (told.prompt_tokens + told.new_tokens))
-    batch = f"{told.largest_batch:,} or more prompts" if capped else counted(told.largest_batch, "prompt")
+    more = told.largest_batch >= told.most_rows
+    batch = f"{told.largest_batch:,} or more prompts" if more else counted(told.largest_batch, "prompt")
     return f"Room for {batch} like these, or {told.largest_context:,} tokens in each of {told.num_rows}."
 
 
@@ -109,6 +125,4 @@ def _remedy(told: Forecast) -> str:
         ways.append(f"at most {counted(new, 'new token')}")
     if told.largest_batch:
         ways.append(f"at most {counted(told.largest_batch, 'prompt')}")
-    if told.growth_bytes:
-        ways.append("memory_reuse, which needs no copy of the cache")
     return f"Would fit: {', or '.join(ways)}." if ways else "Not even one prompt would: shorten it, or free the device."

@@ -19,7 +19,8 @@ from eet_lab.panels.side_by_side import HEAD, Placed, footprints, lines, side_by
 Put = Callable[..., None]
 
 QUESTION = "planners"
-AS_IT_RAN = "as it ran"
+AS_IT_RAN, AS_AN_ARENA = "as it ran", "as an arena would"
+"""The run's own plan, and what one would be where it had none."""
 
 
 class MemoryTab:
@@ -55,7 +56,7 @@ class MemoryTab:
         self._runs, self._placed, self._asked = runs, {}, None
         self._num_results += 1
         self._set(self.run, list(runs) or ["selection"], list(runs)[-1] if runs else "selection")
-        self._set(self.planner, [AS_IT_RAN], AS_IT_RAN)
+        self._set(self.planner, [self._own], self._own)
 
     def open(self) -> None:
         """The reader looks here."""
@@ -102,6 +103,11 @@ class MemoryTab:
     def _key(self) -> tuple[str, str]:
         return self.run.value, self.phase.value
 
+    @property
+    def _own(self) -> str:
+        run = self._runs.get(self.run.value)
+        return AS_IT_RAN if run is None or run.planned else AS_AN_ARENA
+
     def _plan(self) -> Plan:
         """What is drawn: the run's own plan, or another planner's of the same lifetimes."""
         own = self._runs[self.run.value].plan(self.phase.value)
@@ -112,9 +118,9 @@ class MemoryTab:
         if not (self._open and self._runs):
             return
         run, placed = self._runs[self.run.value], self._placed.get(self._key)
-        names = [AS_IT_RAN, *(each.name for each in placed or () if each.plan)]
-        if placed is not None:
-            self._set(self.planner, names, self.planner.value if self.planner.value in names else AS_IT_RAN)
+        names = [self._own, *(each.name for each in placed or () if each.plan)]
+        if placed is not None or self._own not in self.planner.options:
+            self._set(self.planner, names, self.planner.value if self.planner.value in names else self._own)
         self._words.value = f'<h3>Where activations live</h3><p class="eet-dim">{escape(run.story)}</p>'
         figures = [packing(self._plan()), *([footprints(placed)] if placed else [])]
         self.picture.outputs = tuple(map(rendered, figures))

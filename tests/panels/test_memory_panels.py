@@ -14,6 +14,7 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import Forecast
 from eet_lab.engine.settings import Settings
 from eet_lab.memory import PLANNERS, DriverCalls, Lifetime
+from eet_lab.monitor import Sample
 from eet_lab.panels import Workbench, jobs, worker
 from eet_lab.panels.aside import Answer, Aside
 from eet_lab.panels.forecast_line import ForecastLine, Foreseen, in_html
@@ -169,6 +170,7 @@ def test_a_comparison_has_both_runs_and_a_recording_none(bench: Workbench) -> No
     assert list(tab.run.options) == ["baseline", "selection"]
     do(bench, "memory_run", "baseline")
     assert "fresh tensors" in tab._words.value
+    assert tab.planner.options[0] == "as an arena would"
     assert "growing" in tab._facts.value and "static" in tab._facts.value
     assert len(view.figure.outputs) == 1
     do(bench, "save")
@@ -205,6 +207,33 @@ def test_torchs_calls_of_the_driver_are_those_of_each_first_run(
     both = kept(jobs.compare, 2)
     assert [each.torch_calls for each in both] == [TorchCalls(3, None)] * 2
     assert "Compare empties torch's cache" in both[0].facts()["torch's calls of the driver in the first run"]
+
+
+def test_after_a_run_the_bar_shows_it_beside_what_is_held_now(bench: Workbench) -> None:
+    do(bench, "setting", "max_new_tokens", 100)
+    samples = [
+        Sample(t, {"weights_bytes": 10.0, "planned_bytes": p, "process_rss_bytes": 50.0}, "psutil")
+        for t, p in ((0.0, 0.0), (0.1, 7.0), (0.2, 0.0))
+    ]
+    live = bench.desk.live
+    for count, shown in ((1, False), (2, False), (3, True)):
+        live.push_samples(samples[count - 1 : count], 0.0)
+        live.snapshot()
+        assert ("In the last run" in live.held.value) == shown
+    assert "KV cache and activations" in live.held.value.split("Now, between runs")[0]
+    assert "KV cache and activations" not in live.held.value.split("Now, between runs")[1]
+
+
+def test_a_button_says_what_may_go_wrong_and_can_be_pressed(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, actions = bench.desk.beside.forecast, bench.desk.actions
+    turn_until(bench, lambda: line.foreseen is not None)
+    assert "run out of memory" not in actions.run.tooltip + actions.compare.tooltip
+    weights = bench.model.decoder.weight_bytes
+    for module in ("panels.beside", "engine.forecast"):
+        monkeypatch.setattr(f"eet_lab.{module}.free_bytes_of", lambda device: 1000)
+    turn_until(bench, lambda: line.foreseen is not None and line.foreseen.run.free_bytes == weights + 1000)
+    assert "run out of memory" in actions.run.tooltip and "run out of memory" in actions.compare.tooltip
+    assert not actions.run.disabled
 
 
 def test_planners_of_the_result_before_are_not_shown_for_this_one() -> None:
@@ -244,6 +273,8 @@ def told(free: int, **changes: Any) -> Forecast:
 
 
 def test_a_forecast_that_fits_says_what_else_would() -> None:
+    most = told(200).most_rows
+    assert f"Room for {most:,} or more prompts" in in_html(told(200, largest_batch=most))
     html = in_html(told(200, largest_batch=9, largest_context=400))
     assert "Run fits: 100 bytes of 200 bytes." in html and "Room for 9 prompts like these" in html
     assert "400 tokens in each of 4" in html and "eet-good" in html and "<u " not in html
@@ -254,7 +285,7 @@ def test_a_forecast_that_does_not_fit_says_what_to_change() -> None:
     assert "Run does not fit: it needs 100 bytes, and 80 bytes are there, 20 bytes too few" in html
     assert "at most 40 new tokens, or at most 3 prompts" in html
     assert "eet-bad" in html and "left:80.000%" in html
-    assert "memory_reuse" in in_html(told(80, growth_bytes=9)) and "memory_reuse" not in html
+    assert "memory_reuse" not in in_html(told(80, growth_bytes=9)), "whether that needs less was not foreseen"
     assert "weights alone" in in_html(told(40))
     assert "Not even one prompt" in in_html(told(80, largest_batch=0, largest_context=0))
 
