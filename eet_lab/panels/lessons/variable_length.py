@@ -172,7 +172,7 @@ def figure_6() -> Shown:
 def eet_order() -> Shown:
     """The same prompts through EET's manager, in two orders, and what other pools hold in the end."""
     rows, buffers = [], [_buffer_mib(sizes) for sizes in (SWEEP, SWEEP[::-1])]
-    for order, sizes in (("ascending", SWEEP), ("descending", SWEEP[::-1])):
+    for order, sizes in (("short ones first", SWEEP), ("long ones first", SWEEP[::-1])):
         requests = eet_sweep(sizes)
         for name, found in compare(requests).items():
             if name in SHOWN_FOR_EET:
