@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eet_lab.errors import PlanError, SetupError
+from eet_lab.errors import PlanError, RecipeError, SetupError
 from eet_lab.memory import (
     PLANNERS,
     POOLS,
@@ -25,12 +25,13 @@ from eet_lab.memory import (
     FirstFitPool,
     Lifetime,
     Plan,
-    live_bytes,
     optimal,
     validate,
 )
-from eet_lab.memory.optimal import Solution, solve
+from eet_lab.memory.optimal import missing, solve
 from eet_lab.memory.pools import Ledger
+from eet_lab.technique import Recipe
+from eet_lab.techniques.memory_reuse import MemoryReuse
 
 UNIT = 256
 A_HUNDRED = settings(max_examples=100, deadline=None)
@@ -77,7 +78,7 @@ def test_the_optimal_planner_is_never_behind(seed):
     rng = random.Random(seed)
     for _ in range(10):
         traced = trace(rng, most=8)
-        found, proven = solve(traced)
+        found, proven = solve(traced, time_limit_s=30)
         assert found.lifetimes == traced and not collide(found) and proven
         assert validate(found).end >= found.lower_bound_bytes
         assert all(found.end <= planner(traced).end for planner in PLANNERS.values())
@@ -352,13 +353,17 @@ def test_the_optimal_planner_names_its_extra(monkeypatch):
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    rng = random.Random(0)
-    needs = next(
-        t for t in iter(lambda: trace(rng), None) if PLANNERS["greedy_by_size"](t).end > max(live_bytes(t), default=0)
-    )
     with pytest.raises(SetupError, match=r"pip install 'eet-lab\[optimal\]'"):
-        optimal(needs)
-    assert isinstance(solve([A, B]), Solution), "greedy_by_size is enough here"
+        optimal([A, B])  # though greedy_by_size is enough here: whether it runs must not depend on the trace
+    reason = MemoryReuse(planner="optimal").unavailable()
+    assert reason is not None and "pip install" in reason and MemoryReuse().unavailable() is None
+    with pytest.raises(RecipeError, match="memory_reuse cannot run on cpu.*ortools"):
+        Recipe.parse("memory_reuse:planner=optimal").check("cpu")
+
+
+def test_the_optimal_planner_is_available_where_its_extra_is():
+    assert missing() is None
+    assert Recipe.parse("memory_reuse:planner=optimal").check("cpu")
 
 
 def test_plan_times_has_a_row_for_each_recipe_and_pool(monkeypatch, tmp_path, capsys):

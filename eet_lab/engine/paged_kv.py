@@ -21,8 +21,10 @@ class Pages(KVCache):
     """A pool of pages, and a table of which of them hold a row's columns: a row takes a page when it comes to it.
 
     All layers share the table, since they have the same columns: page p of a layer is its own, but holds the same
-    tokens in each. A row grows by a page at a time, wherever one is free, so nothing is ever copied, and what is held
-    for no token is less than a page a row. Pads take no pages, and neither do columns that are never reached.
+    tokens in each. A row grows by a page at a time, wherever one is free, so nothing is ever copied. Pads take no page.
+
+    The pool is allocated when a batch is opened, large enough for all its columns, since captured steps hold on to its
+    address. So pages of columns that are never reached stay free, but they are held.
     """
 
     block_table: Tensor  # [B,blocks] int32

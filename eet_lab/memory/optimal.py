@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eet_lab.errors import SetupError
 from eet_lab.memory.lifetimes import Lifetime, Plan
@@ -23,7 +23,7 @@ class Solution(NamedTuple):
 def optimal(lifetimes: Sequence[Lifetime]) -> Plan:
     """The smallest arena that can be found in two seconds; never larger than that of `greedy_by_size`.
 
-    SetupError where the solver is not installed, unless `greedy_by_size` reaches the lower bound.
+    SetupError where the solver is not installed (`missing`).
     """
     return solve(lifetimes).plan
 
@@ -34,22 +34,35 @@ def solve(lifetimes: Sequence[Lifetime], time_limit_s: float = TIME_LIMIT_S) -> 
     The lifetimes are rectangles, requests by bytes, that may be moved up and down; the constraint solver CP-SAT packs
     them as low as it can. It starts from `greedy_by_size`, and is not asked where that reaches the lower bound already.
     """
-    start = greedy_by_size(lifetimes)
+    cp_model, start = _solver(), greedy_by_size(lifetimes)
     if start.end == start.lower_bound_bytes:
         return Solution(start, True)
-    found, proven = _packed(start, time_limit_s)
+    found, proven = _packed(cp_model, start, time_limit_s)
     return Solution(found if found.end < start.end else start, proven)
 
 
-def _packed(start: Plan, time_limit_s: float) -> Solution:
-    """What the solver makes of a plan."""
+def missing() -> str | None:
+    """Why there can be no optimal plans here, and what to do; None where the solver is installed."""
+    try:
+        _solver()
+    except SetupError as error:
+        return str(error)
+    return None
+
+
+def _solver() -> Any:
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
         raise SetupError(
-            'the planner "optimal" needs the package ortools, which is not installed. Type: '
+            'the planner "optimal" needs the package ortools, which is not installed. Choose another planner, or type: '
             "pip install 'eet-lab[optimal]'"
         ) from error
+    return cp_model
+
+
+def _packed(cp_model: Any, start: Plan, time_limit_s: float) -> Solution:
+    """What the solver makes of a plan."""
     unit = gcd(*(life.num_bytes for life in start.lifetimes))  # small numbers are quicker
     highest = start.end // unit
     model = cp_model.CpModel()
@@ -68,6 +81,7 @@ def _packed(start: Plan, time_limit_s: float) -> Solution:
     model.minimize(top)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.num_workers = 1  # all cores, for two seconds, would be seen in whatever is measured beside it
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):  # the time was too short even for the start
         return Solution(start, False)

@@ -10,6 +10,7 @@ from eet_lab.engine.arena import PlannedMemory
 from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.engine.paged_kv import PAGE, PagedKV
 from eet_lab.memory import POOLS, RELEASES
+from eet_lab.memory.optimal import missing
 from eet_lab.parts import Parts
 from eet_lab.technique import Technique, knob
 
@@ -24,8 +25,9 @@ class MemoryReuse(Technique):
     then share that one allocation; keys and values are written in place. What PyTorch's own functions take for
     themselves meanwhile is beyond a plan; the kernels of `fused_kernels` take nothing.
 
-    With `kv=paged` a row takes a page of columns at a time, wherever one is free: pads and columns that it never
-    reaches take none, and nothing is copied; plain PyTorch has to gather the pages before it can multiply them.
+    With `kv=paged` keys and values lie in a pool of pages, which is allocated for the batch's full length; from it a
+    row takes a page of columns at a time, wherever one is free. Pads take none, a batch of other lengths shares the
+    same pool, and nothing is copied; plain PyTorch has to gather the pages before it can multiply them.
     `planner` chooses among one arena, TurboTransformers' chunks, and EET's buffers.
 
     Expect less traffic per step as sequences grow, fewer trips to the allocator, and addresses that stay the same from
@@ -43,6 +45,9 @@ class MemoryReuse(Technique):
     release: str = knob("immediate", "When a chunk that a request left unused is given back.", choices=RELEASES)
     kv: str = knob("static", "How keys and values are kept: in one slab, or in pages.", choices=("static", "paged"))
     page: int = knob(PAGE, "Columns of a page.", choices=(16, 32, 64, 128))
+
+    def unavailable(self, device: str = "cpu") -> str | None:
+        return missing() if self.planner == "optimal" else None
 
     def apply(self, parts: Parts) -> Parts:
         caches: dict[str, Callable] = {"static": StaticKV, "paged": PagedKV(self.page)}
