@@ -24,7 +24,7 @@ FLOORS = (
     ("eet_lab.models",),
     ("eet_lab.engine",),
     ("eet_lab.parts",),
-    ("eet_lab.engine.engine", "eet_lab.training", "eet_lab.technique", "eet_lab.texts"),
+    ("eet_lab.engine.engine", "eet_lab.engine.recorded", "eet_lab.training", "eet_lab.technique", "eet_lab.texts"),
     ("eet_lab.techniques",),
     ("eet_lab.bench",),
     ("eet_lab.panels", "eet_lab.cli", "eet_lab.__main__", "eet_lab.commands", "eet_lab.doctor", "eet_lab.lab_server"),

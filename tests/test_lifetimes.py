@@ -9,7 +9,7 @@ import torch
 from test_paged import LAYOUTS, batch
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.memory import RecordedMemory
+from eet_lab.engine.recorded import recorded_lifetimes
 from eet_lab.engine.rehearse import are_alike
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.trace import covers
@@ -30,10 +30,8 @@ OPS = {f.name for f in fields(Ops)} | {"mask"}
 
 def recorded(decoder, parts, prompts, settings):
     """What a real run asked for, and what a rehearsal foresaw."""
-    engine = Engine(decoder, replace(parts, memory=RecordedMemory))
-    foreseen = engine.lifetimes(prompts, settings)
-    engine.generate(prompts, settings)
-    return engine.memory.recorded(), foreseen
+    engine = Engine(decoder, parts)
+    return recorded_lifetimes(engine, prompts, settings), engine.lifetimes(prompts, settings)
 
 
 @pytest.mark.parametrize("words", RECIPES)
@@ -45,6 +43,16 @@ def test_a_rehearsal_foresees_a_real_run(tiny, words):
             assert real.keys() == {"prefill", "decode"} or settings.max_new_tokens == 1
             assert real and all(trace == foreseen[name] for name, trace in real.items()), (lengths, settings)
             assert {life.op for trace in foreseen.values() for life in trace} <= OPS
+
+
+def test_a_recording_runs_to_the_end_and_leaves_the_engine_alone(tiny):
+    """Whatever would stop a row, and however steps are launched; the engine's own memory is not touched."""
+    engine = Engine(tiny.decoder, Recipe.parse("pre_padding,memory_reuse").parts)
+    engine.generate([[1, 2], [3]], Settings(4))
+    held, plans = engine.memory.calls, engine.plans()
+    settings = Settings(9, stop=tuple(range(499)))
+    assert recorded_lifetimes(engine, [[1, 2, 3]], settings) == engine.lifetimes([[1, 2, 3]], settings)
+    assert engine.memory.calls == held and engine.plans() == plans
 
 
 def test_a_rehearsal_that_is_wrong_is_noticed(tiny):

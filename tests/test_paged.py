@@ -14,6 +14,7 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.kv_cache import GrowingKV, StaticKV
 from eet_lab.engine.paged_kv import HIDDEN, PagedKV, Pages
 from eet_lab.engine.settings import Settings
+from eet_lab.ops import reference
 from eet_lab.technique import Recipe
 
 LAYOUTS = ("", "pre_padding", "pre_padding:read=shortest", "pre_padding,mask_removal", "mask_removal")
@@ -126,7 +127,7 @@ def test_what_was_captured_is_void_when_pages_move(tiny):
         return decode
 
     parts = replace(Recipe.parse("pre_padding,memory_reuse:kv=paged").parts, launch=launch)
-    parts = replace(parts, ops=replace(parts.ops, attention=lambda *args, **keywords: None))  # with a mask: not used
+    parts = replace(parts, ops=replace(parts.ops, attention=reference.masked_attention))  # not used: there is a mask
     engine = Engine(tiny.decoder, parts)
     for lengths, num_launches in (([60, 1], 1), ([60, 2], 1), ([60, 50], 2), ([1, 60], 2)):
         prompts = batch(0, lengths)
@@ -139,7 +140,7 @@ def test_what_was_captured_is_void_when_pages_move(tiny):
 def test_a_smaller_batch_takes_what_is_held():
     for kind in (StaticKV, PagedKV(16)):
         cache = kind(2, 3, 8, torch.empty(0))
-        cache.reserve(4, 100)
+        cache.open([0] * 4, 100)
         held, at = cache.num_bytes, cache.keys.data_ptr()
         for rows, capacity in ((1, 100), (4, 100), (3, 17), (2, 99)):
             cache.open([0] * rows, capacity)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from threading import Event
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from eet_lab.engine.forecast import Forecast, Forecaster
 from eet_lab.engine.generation import Generation, StepEvent, Transcript
 from eet_lab.engine.inbox import Inbox
+from eet_lab.engine.prompts import force
 from eet_lab.engine.rehearse import Rehearser, new_cache
 from eet_lab.engine.session import MOST_SESSIONS, Session, session_key
 from eet_lab.engine.settings import Settings, checked_prompts
@@ -22,7 +24,7 @@ from eet_lab.errors import Cancelled
 from eet_lab.memory import Lifetime, Plan
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops import native
-from eet_lab.ops.oom import REMEDY, memory_for
+from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import State, Step
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
@@ -81,14 +83,14 @@ class Engine:
 
     @torch.inference_mode()
     def reserve(self, num_rows: int, prompt_tokens: int, settings: Settings | None = None) -> None:
-        """Allocate what a batch of so many rows and such prompts needs; no smaller one will then allocate anything.
+        """Hold what a batch of so many rows and such prompts needs: no smaller one then allocates an arena or a cache.
 
         Its passes are placed, the KV cache gets its size, and two steps are run, so that libraries take what they keep.
-        A session, with what it has captured, then serves all batches of as many rows. `settings` tell max_new_tokens
-        and how tokens are drawn; a batch that asks for other things than this one would is placed on its own.
-        Errors: those of `generate`. `close` gives it all back.
+        `settings` tell max_new_tokens and how tokens are drawn, not when to stop; a batch that asks for other things is
+        placed on its own. CUDA graphs take memory of their own: each number of rows, and each bucket of columns, is
+        captured when a batch first reaches it. Errors: those of `generate`. `close` gives it all back.
         """
-        settings, config = settings or Settings(), self.model.config
+        settings, config = replace(settings or Settings(), stop=()), self.model.config
         rows = checked_prompts([[config.bos_id] * prompt_tokens] * num_rows, settings.max_new_tokens, config)
         self.prepare()
         self.close()
@@ -100,15 +102,10 @@ class Engine:
             self._generate(rows, settings, lambda event: enough.set() if event.index else None, enough, None)
 
     @contextmanager
-    def _closed_on_error(self, prompts: list[list[int]], settings: Settings) -> Iterator[None]:
+    def _closed_on_error(self, rows: list[list[int]], settings: Settings) -> Iterator[None]:
         """A run that broke off in the middle may have left anything behind. What does not fit is told what would."""
-
-        def remedy() -> str:
-            told = self.forecast(prompts, settings)
-            return REMEDY if told.fits else f"{REMEDY} {told.room}"  # it did not, so what is said to fit is no use
-
         try:
-            with memory_for(lambda: self._asking, free=self.close, remedy=remedy):
+            with memory_for(lambda: self._asking, free=self.close, remedy=lambda: self.forecast(rows, settings).remedy):
                 yield
         except BaseException:
             self.close()
@@ -126,9 +123,7 @@ class Engine:
         state, first = self.parts.prompts(prompts, settings.max_new_tokens)
         ends, width, capacity = state.end.tolist(), first.extent, state.tokens.shape[1]
         if forced is not None:
-            for row, (end, tokens) in enumerate(zip(ends, forced, strict=True)):
-                state.tokens[row, end : end + len(tokens)] = torch.tensor(tokens)
-            state.end.add_(settings.max_new_tokens)
+            force(state, forced, settings.max_new_tokens)
         session = self._opened(state, first, settings)
         stop = settings.stop if forced is None else ()
         transcript = Transcript(ends, width, settings.max_new_tokens, capacity - width, stop)

@@ -12,6 +12,7 @@ from eet_lab.engine.rehearse import HOST, Rehearser
 from eet_lab.engine.settings import Settings
 from eet_lab.memory import live_bytes
 from eet_lab.monitor import free_bytes_of
+from eet_lab.ops.oom import REMEDY
 from eet_lab.ops.types import Step
 from eet_lab.words import counted, sized
 
@@ -97,6 +98,11 @@ class Forecast:
             rows = counted(self.largest_batch, "row")
         columns = f"{self.largest_context:,} columns" if self.largest_context else "not even one new token"
         return f"Would fit: {rows} of this shape, or {columns} for {counted(self.num_rows, 'row')}."
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a run that did not fit: what would is no use where this forecast says that the run does."""
+        return REMEDY if self.fits else f"{REMEDY} {self.room}"
 
     def __str__(self) -> str:
         shape = f"{counted(self.num_rows, 'row')} of {self.prompt_tokens} + {self.new_tokens} tokens"

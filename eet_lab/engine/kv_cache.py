@@ -48,10 +48,6 @@ class KVCache(ABC):
     def __iter__(self) -> Iterator[LayerKV]:
         return (LayerKV(self, layer) for layer in range(self.num_layers))
 
-    def reserve(self, num_rows: int, capacity: int) -> None:
-        """Hold memory for so many rows of so many columns, so that no smaller batch allocates any."""
-        self.open([0] * num_rows, capacity)
-
     def open(self, num_pad: Sequence[int], capacity: int) -> None:
         """Forget everything, for a batch whose rows have so many pads, and at most `capacity` columns."""
         self._num_pad, self._extent = num_pad, 0
@@ -116,9 +112,6 @@ class GrowingKV(KVCache):
         none = self.like.new_empty(num_rows, self.num_heads, 0, self.head_dim)
         self.keys, self.values = [none] * self.num_layers, [none] * self.num_layers
         self._copied_bytes = 0
-
-    def reserve(self, num_rows: int, capacity: int) -> None:
-        """Nothing can be held for it: what it needs next, it allocates anew."""
 
     def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
         """Keys and values [B,G,K,D] with K = step.extent; new columns are zero until the attention op writes them."""

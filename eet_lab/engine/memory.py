@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from eet_lab.engine.trace import Rehearsal, Trace
+from eet_lab.engine.trace import Rehearsal
 from eet_lab.memory import PLANNERS, DriverCalls, Lifetime, Plan, live_bytes
 
 REMEMBERED = 64
@@ -80,28 +80,3 @@ class FreshMemory:
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]
         return self._known[key]
-
-
-class RecordedMemory(FreshMemory):
-    """Fresh memory that notes who was born and died when in passes that really run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._trace, self._pass = Trace(), ""
-        self._recorded: dict[str, tuple[Lifetime, ...]] = {}
-
-    def enter(self, name: str) -> None:
-        self.recorded()
-        self._trace, self._pass = Trace(), name
-
-    def empty(
-        self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str = ""
-    ) -> Tensor:
-        return self._trace.empty(name, shape, like, dtype, op=op)
-
-    def recorded(self) -> dict[str, tuple[Lifetime, ...]]:
-        """The lifetimes of the last run of each pass."""
-        if self._pass:
-            self._recorded[self._pass] = self._trace.finish()
-            self._pass = ""
-        return dict(self._recorded)

@@ -95,6 +95,13 @@ def without_pads(step: Step) -> Step:
     )
 
 
+def force(state: State, tokens: Prompts, room: int) -> None:
+    """Write what shall be generated, up to `room` tokens a row, behind the prompts, as if it belonged to them."""
+    for row, (end, forced) in enumerate(zip(state.end.tolist(), tokens, strict=True)):
+        state.tokens[row, end : end + len(forced)] = torch.tensor(forced)
+    state.end.add_(room)
+
+
 def decode_step(state: State, num_pad: torch.Tensor, spans: Sequence[Span], extent: int) -> Step:
     """The step that reads one token a row. Its tensors are the state's own: they move with it."""
     each = torch.arange(len(state.ids), device=state.ids.device)

@@ -24,7 +24,7 @@ def memory_for(
 ) -> Iterator[None]:
     """Turn torch's out-of-memory error into OutOfMemory, which names the buffer and its size; also a decorator.
 
-    `what` is the buffer, or tells it when asked, and so does `remedy` when the memory is free again (or REMEDY); `free` gives back
+    `what` is the buffer, or tells it when asked, and so does `remedy` when the memory is free again; `free` gives back
     what else the caller holds. By the time the error is raised, the memory of whatever ran inside is free again.
     """
     try:
@@ -54,7 +54,7 @@ def _told(remedy: str | Callable[[], str]) -> str:
         return remedy
     try:
         return remedy()
-    except Exception:
+    except Exception:  # noqa: BLE001  whatever it is
         return REMEDY
 
 
