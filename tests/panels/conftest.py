@@ -9,6 +9,7 @@ import pytest
 
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.panels import Workbench
+from eet_lab.panels.aside import Aside
 from panels.driving import PROMPTS, threads, turn_until
 
 
@@ -20,6 +21,14 @@ def bench(hf_model: Any, tmp_path: Any) -> Iterator[Workbench]:
     yield workbench
     workbench.close()
     assert threads() == []
+
+
+@pytest.fixture
+def aside() -> Iterator[Aside]:
+    aside = Aside()
+    yield aside
+    aside.close()
+    assert not aside._thread.is_alive()
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from eet_lab.panels import Workbench
+from eet_lab.panels.aside import Answer, Aside
 
 PROMPTS = ["5 6 7", "8 9 10 11 12 13"]
 
@@ -34,3 +35,13 @@ def do(workbench: Workbench, action: str, *values: Any) -> None:
 
 def errors(workbench: Workbench) -> str:
     return workbench.desk.actions.error.value
+
+
+def answers(aside: Aside, count: int, seconds: float = 5.0) -> list[Answer]:
+    """The next answers, `count` of them."""
+    found: list[Answer] = []
+    deadline = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < deadline:
+        found += aside.take()
+        time.sleep(0.002)
+    return found

@@ -1,23 +1,18 @@
-"""Running, stopping, failing: what the desk does with jobs, without a kernel."""
+"""Running and stopping: what the desk does with jobs, without a kernel."""
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
-import weakref
 from queue import SimpleQueue
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError
-from eet_lab.models import load
-from eet_lab.models.load import Kind
 from eet_lab.panels import Workbench, jobs, worker
-from eet_lab.panels.controls import BADGES
 from eet_lab.panels.outputs import PLOTLY
 from eet_lab.technique import Recipe
 from panels.driving import do, errors, turn_until
@@ -158,32 +153,6 @@ def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workben
     assert bench.result.generation.num_tokens == 8
 
 
-def test_an_error_is_shown_with_its_remedy_and_the_session_goes_on(bench: Workbench) -> None:
-    do(bench, "choose", "dtype", "float16")
-    do(bench, "pick_model", "no-such-model")
-    assert "There is no model" in errors(bench)
-    assert "Give one of demo" in errors(bench)
-    assert "There is no model" in bench.desk.actions.status.value, "this line stays in view when the card does not"
-    assert bench.desk.box.children.index(bench.desk.actions.error) == 4, "right under the actions"
-
-
-def test_a_load_that_fails_leaves_the_model_that_was_there(bench: Workbench) -> None:
-    before, before_choice = bench.model, bench.desk.state.model
-    do(bench, "type_model", "./mistyped")
-    assert bench.model is before
-    assert "mistyped" in errors(bench)
-    assert bench.desk.state.model is before_choice
-    assert not bench.desk.actions.run.disabled
-    assert bench.desk.header.path.layout.display != "none", "the name stays where it can be mended"
-    do(bench, "pick_model", before_choice)
-    assert bench.desk.header.again.layout.display == "none"
-    do(bench, "prompt", 0, "5 6")
-    assert errors(bench) == "", "a change takes down what failed"
-    assert bench.desk.status.text == "ready"
-    do(bench, "run")
-    assert bench.result is not None
-
-
 def test_with_nothing_switched_on_there_is_nothing_to_compare(bench: Workbench) -> None:
     for name in ("pre_padding", "mask_removal", "memory_reuse"):
         do(bench, "toggle", name, False)
@@ -194,123 +163,6 @@ def test_with_nothing_switched_on_there_is_nothing_to_compare(bench: Workbench) 
     assert not actions.compare.disabled
 
 
-def test_a_load_that_failed_can_be_tried_again(bench: Workbench, hf_model: Any, tmp_path: Any) -> None:
-    again = bench.desk.header.again
-    assert again.layout.display == "none"
-    do(bench, "pick_model", str(tmp_path / "later"))
-    assert errors(bench) != ""
-    assert again.layout.display == ""
-    hf_model.save_pretrained(tmp_path / "later")
-    again.click()
-    turn_until(bench, lambda: bench.model is not None, 20)
-    turn_until(bench, lambda: bench.desk.idle)
-    assert errors(bench) == ""
-    assert again.layout.display == "none"
-
-
-def test_the_badge_is_the_kind_of_model_and_not_its_path(bench: Workbench, hf_model: Any, tmp_path: Any) -> None:
-    assert "live model" in bench.desk.header._facts.value
-    folder = tmp_path / "oliver-random"
-    hf_model.save_pretrained(folder)
-    do(bench, "pick_model", str(folder))
-    assert "weights from a folder" in bench.desk.header._facts.value
-    assert "live model" not in bench.desk.header._facts.value
-    assert {load(name, device="cpu").kind for name in (str(folder), "demo")} == {"folder", "demo"}
-    assert set(BADGES) == set(get_args(Kind))
-
-
-def test_a_model_that_was_left_is_forgotten(bench: Workbench) -> None:
-    do(bench, "pick_model", "demo")
-    do(bench, "prompt", 0, "Return the name")
-    do(bench, "run")
-    words = weakref.ref(bench.model.decoder.words)
-    do(bench, "choose", "dtype", "bfloat16")
-    assert bench.model.dtype == "bfloat16"
-    gc.collect()
-    assert words() is None, "its weights would stay in memory beside the new ones"
-
-
-def test_text_for_a_model_without_a_tokenizer_is_a_reason_and_not_the_end(bench: Workbench) -> None:
-    do(bench, "prompt", 0, "Return the name")
-    assert errors(bench) == ""
-    assert "came without a tokenizer" in bench.desk.actions.status.value
-    assert bench.desk.actions.run.disabled
-    do(bench, "prompt", 0, "5 499")
-    assert "vocabulary ends at 498" in bench.desk.actions.status.value
-    assert bench.desk.actions.run.disabled
-    do(bench, "prompt", 0, "5 498")
-    assert not bench.desk.actions.run.disabled
-
-
 def test_an_action_that_does_not_exist_is_told(bench: Workbench) -> None:
     with pytest.raises(EETError, match="Did you mean 'compare'"):
         bench.press("comapre")
-
-
-def test_an_unexpected_exception_is_shown_with_its_traceback(bench: Workbench) -> None:
-    def work(feed: Any, cancel: Any) -> None:
-        raise ZeroDivisionError("<i>oops</i>")
-
-    bench.desk._submit("break", work)
-    turn_until(bench, lambda: not bench.desk.busy)
-    assert "ZeroDivisionError" in errors(bench)
-    assert "Traceback" in errors(bench)
-    assert "<i>" not in errors(bench)
-    do(bench, "run")
-    assert errors(bench) == ""
-    assert bench.result is not None
-
-
-def test_a_mistake_of_the_desk_itself_is_shown_too(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench.desk.toggles, "update", lambda: 1 / 0)
-    bench.desk.put("toggle", "mask_removal", False)
-    bench.desk.tick()
-    assert "ZeroDivisionError" in errors(bench)
-
-
-def test_a_metric_that_dies_in_mid_run_is_explained(bench: Workbench) -> None:
-    bench.desk.device._sampler.source.missing = {"process_rss_bytes": "the driver <went> away"}
-    for _ in range(5):
-        bench.desk.tick()
-    assert bench.desk.live.memory.note == "process RSS: the driver <went> away"
-
-
-class FakeGpu:
-    """What NVML would say, until it goes away."""
-
-    name, label = "nvml", "Imaginary GPU (NVML)"
-
-    def __init__(self) -> None:
-        self.metrics: dict[str, str] = {}
-        self.missing: dict[str, str] = {}
-
-    def read(self) -> dict[str, float]:
-        return {} if self.missing else {"memory_used_bytes": 2.0**31, "utilization_percent": 40.0, "power_w": 300.0}
-
-    def condition(self) -> list[str]:
-        return []
-
-    def close(self) -> None:
-        pass
-
-
-def test_on_a_gpu_memory_is_three_kinds_of_lines_that_may_stop(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gpu = FakeGpu()
-    monkeypatch.setattr("eet_lab.panels.device.open_source", lambda kind: gpu)
-    bench.desk.device.watch("cuda")
-    live = bench.desk.live
-    assert [s["name"] for s in live.memory.series] == [
-        "plan: weights + KV + arena",
-        "torch allocated",
-        "torch reserved",
-        "NVML used",
-    ]
-    turn_until(bench, lambda: live.memory.points)
-    assert {(series, y) for series, _, y in live.load.points} == {(0, 40.0), (1, 300.0)}
-    assert {series for series, _, _ in live.memory.points} == {0, 1, 2, 3}
-    gpu.missing = {"memory_used_bytes": "NVML: GPU is lost", "power_w": "NVML: GPU is lost"}
-    turn_until(bench, lambda: live.memory.note)
-    assert live.memory.note == "NVML used: NVML: GPU is lost"
-    assert live.load.note == "power: NVML: GPU is lost"

@@ -1,0 +1,96 @@
+"""What the charts and the bar of memory show, and what becomes of a counter that goes away."""
+
+from __future__ import annotations
+
+import pytest
+
+from eet_lab.monitor import Sample
+from eet_lab.panels import Workbench
+from eet_lab.panels.memory_bar import bar, held_now
+from panels.driving import turn_until
+
+
+def test_the_bar_is_made_of_what_lies_between_the_lines() -> None:
+    values = {"weights_bytes": 10.0, "planned_bytes": 5.0, "torch_allocated_bytes": 18.0}
+    values |= {"torch_reserved_bytes": 32.0, "memory_used_bytes": 100.0}
+    parts = held_now(values)
+    assert [part.num_bytes for part in parts] == [10, 5, 3, 14, 68]
+    assert sum(part.num_bytes for part in parts) == values["memory_used_bytes"]
+    assert "context" in parts[-1].name and "cache" in parts[3].name
+    html = bar(parts)
+    assert "width:68.000%" in html and html.count("eet-stack-bar") == 1
+
+
+def test_counters_that_are_missing_or_late_leave_no_hole() -> None:
+    parts = held_now({"weights_bytes": 10.0, "planned_bytes": 50.0, "process_rss_bytes": 40.0})
+    assert [part.num_bytes for part in parts] == [10, 50, 0]
+    assert "Python" not in bar(parts)
+
+
+def test_the_live_bar_shows_the_weights_of_what_is_loaded(bench: Workbench) -> None:
+    assert bench.model is not None
+    turn_until(bench, lambda: "weights" in bench.desk.live.held.value)
+    assert bench.desk.worker.feed.weights_bytes() == bench.model.decoder.weight_bytes
+    assert "rest of this process" in bench.desk.live.held.value
+
+
+def test_after_a_run_the_bar_shows_it_beside_what_is_held_now(bench: Workbench) -> None:
+    samples = [
+        Sample(t, {"weights_bytes": 10.0, "planned_bytes": p, "process_rss_bytes": 50.0}, "psutil")
+        for t, p in ((0.0, 0.0), (0.1, 7.0), (0.2, 0.0))
+    ]
+    live = bench.desk.live
+    for count, shown in ((1, False), (2, False), (3, True)):
+        live.push_samples(samples[count - 1 : count], 0.0)
+        live.snapshot()
+        assert ("In the last run" in live.held.value) == shown
+    assert "KV cache and activations" in live.held.value.split("Now, between runs")[0]
+    assert "KV cache and activations" not in live.held.value.split("Now, between runs")[1]
+
+
+def test_a_metric_that_dies_in_mid_run_is_explained(bench: Workbench) -> None:
+    bench.desk.device._sampler.source.missing = {"process_rss_bytes": "the driver <went> away"}
+    for _ in range(5):
+        bench.desk.tick()
+    assert bench.desk.live.memory.note == "process RSS: the driver <went> away"
+
+
+class FakeGpu:
+    """What NVML would say, until it goes away."""
+
+    name, label = "nvml", "Imaginary GPU (NVML)"
+
+    def __init__(self) -> None:
+        self.metrics: dict[str, str] = {}
+        self.missing: dict[str, str] = {}
+
+    def read(self) -> dict[str, float]:
+        return {} if self.missing else {"memory_used_bytes": 2.0**31, "utilization_percent": 40.0, "power_w": 300.0}
+
+    def condition(self) -> list[str]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
+def test_on_a_gpu_memory_is_three_kinds_of_lines_that_may_stop(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = FakeGpu()
+    monkeypatch.setattr("eet_lab.panels.device.open_source", lambda kind: gpu)
+    bench.desk.device.watch("cuda")
+    live = bench.desk.live
+    assert [s["name"] for s in live.memory.series] == [
+        "plan: weights + KV + arena",
+        "torch allocated",
+        "torch reserved",
+        "NVML used",
+    ]
+    turn_until(bench, lambda: live.memory.points)
+    assert {(series, y) for series, _, y in live.load.points} == {(0, 40.0), (1, 300.0)}
+    assert {series for series, _, _ in live.memory.points} == {0, 1, 2, 3}
+    gpu.missing = {"memory_used_bytes": "NVML: GPU is lost", "power_w": "NVML: GPU is lost"}
+    turn_until(bench, lambda: live.memory.note)
+    assert live.memory.note == "NVML used: NVML: GPU is lost"
+    assert live.load.note == "power: NVML: GPU is lost"
