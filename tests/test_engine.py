@@ -10,13 +10,10 @@ import pytest
 import torch
 from conftest import make_gpt2
 
-from eet_lab.engine import forecast
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import OutOfMemory, PromptError
 from eet_lab.models import load
 from eet_lab.models.decoder import mapped
-from eet_lab.ops import reference
 from eet_lab.technique import Recipe
 
 HEADLINE = ("pre_padding", "mask_removal", "memory_reuse")
@@ -89,53 +86,6 @@ def test_variants_of_gpt2_equal_transformers(changes):
     assert list(ours) == hf_greedy(model, prompts, 12)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        dict(temperature=0.8),
-        dict(temperature=1.3, top_k=7),
-        dict(temperature=0.7, top_p=0.6),
-        dict(temperature=1.0, top_k=40, top_p=0.9, seed=2**40),
-    ],
-)
-def test_draws_do_not_depend_on_the_recipe(tiny, settings):
-    prompts = batch(5, 1, 17)
-    runs = {
-        Engine(tiny.decoder, Recipe.parse(r).parts).generate(prompts, Settings(12, **settings)).tokens for r in RECIPES
-    }
-    assert len(runs) == 1
-    other = Engine(tiny.decoder).generate(prompts, Settings(12, **(settings | {"seed": 5}))).tokens
-    assert other not in runs
-
-
-def test_draws_stay_within_top_k_and_top_p(tiny, monkeypatch):
-    """The noise is finite even for the hash's last value, so a hidden word can never win."""
-    monkeypatch.setattr(reference, "_mix", lambda x: torch.full_like(x, 0x7FFFFFFF))
-    assert reference.gumbel(torch.tensor([0]), torch.zeros(3, dtype=torch.long), 7).isfinite().all()
-    monkeypatch.undo()
-    torch.manual_seed(0)
-    logits, seen = torch.randn(1, 50257).mul(0.1).expand(100, -1), set()
-    allowed = set(logits[0].topk(5).indices.tolist())
-    for seed in range(3):
-        sampling = Settings(temperature=1.0, top_k=5, seed=seed).sampling(torch.device("cpu"))
-        seen |= set(reference.choose(logits, torch.zeros(100, dtype=torch.long), sampling).tolist())
-    assert seen == allowed
-
-
-def test_draws_follow_the_chances():
-    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(20_000, 4)
-    sampling = Settings(temperature=1.0, seed=11).sampling(torch.device("cpu"))
-    drawn = reference.choose(logits, torch.arange(20_000) % 7, sampling)
-    assert torch.allclose(drawn.bincount(minlength=4) / 20_000, logits[0].exp(), atol=0.015)
-
-
-def test_seeds_far_apart_draw_apart(tiny):
-    engine, found = Engine(tiny.decoder), set()
-    for seed in (5, 5 + 2**31, 5 + 2**40, 5 + 2**61):
-        found.add(engine.generate([[1, 2]], Settings(16, temperature=1.0, seed=seed)).tokens)
-    assert len(found) == 4
-
-
 @pytest.mark.parametrize("recipe", ["pre_padding", "pre_padding,memory_reuse"])
 def test_a_hidden_row_does_not_overflow_in_half_precision(tiny, recipe):
     """Scores far below zero plus the mask must stay finite: a pad's row is hidden altogether."""
@@ -162,14 +112,6 @@ def test_a_batch_with_nan_does_not_poison_the_next(tiny):
         engine.cache.keys.fill_(float("nan"))
         engine.cache.values.fill_(float("nan"))
     assert engine.generate([[1, 2], [3]], Settings(5)).tokens == want
-
-
-def test_low_temperature_is_greedy_and_top_k_1_too(tiny):
-    prompts, engine = batch(3, 2, 9), Engine(tiny.decoder)
-    greedy = engine.generate(prompts, Settings(8)).tokens
-    assert engine.generate(prompts, Settings(8, temperature=1e-4)).tokens == greedy
-    assert engine.generate(prompts, Settings(8, temperature=5.0, top_k=1)).tokens == greedy
-    assert engine.generate(prompts, Settings(8, temperature=5.0, top_p=1e-9)).tokens == greedy
 
 
 @pytest.mark.parametrize("recipe", ["", "all"])
@@ -238,67 +180,9 @@ def test_an_empty_prompt_is_bos(tiny):
     assert engine.generate([[]], Settings(5)).tokens == engine.generate([[0]], Settings(5)).tokens
 
 
-@pytest.mark.parametrize(
-    "prompts, settings, says",
-    [
-        ([], {}, "no prompts"),
-        ([[1] * 120], {"max_new_tokens": 20}, "context of 128 tokens"),
-        ([[1, 499]], {}, "token 499"),
-        ([[1, -1]], {}, "token -1"),
-    ],
-)
-def test_bad_prompts_are_refused_before_any_work(tiny, prompts, settings, says):
-    with pytest.raises(PromptError, match=says):
-        Engine(tiny.decoder).generate(prompts, Settings(**settings))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"max_new_tokens": 0},
-        {"max_new_tokens": -3},
-        {"max_new_tokens": 2.5},
-        {"temperature": float("nan")},
-        {"temperature": -1},
-        {"temperature": float("inf")},
-        {"top_k": -1},
-        {"top_p": 0},
-        {"top_p": 1.1},
-        {"top_p": float("nan")},
-        {"seed": -1},
-        {"seed": 2**62},
-        {"stop": (-4,)},
-    ],
-)
-def test_bad_settings_name_the_value_and_the_limit(settings):
-    ((name, value),) = settings.items()
-    with pytest.raises(PromptError, match=name) as caught:
-        Settings(**settings)
-    assert str(value[0] if isinstance(value, tuple) else value) in str(caught.value)
-
-
-def test_an_unknown_setting_is_named():
-    with pytest.raises(PromptError, match="no setting 'max_new_token'.*Did you mean 'max_new_tokens'"):
-        Settings.of(max_new_token=3)
-
-
 def test_a_full_context_runs(tiny, hf_model):
     prompt = batch(1, 100, 100)
     assert list(Engine(tiny.decoder).generate(prompt, Settings(28)).tokens) == hf_greedy(hf_model, prompt, 28)
-
-
-def test_prompts_count_from_1_in_what_is_said_of_them(tiny):
-    with pytest.raises(PromptError, match="Prompt 1 holds the token 9999"):
-        Engine(tiny.decoder).generate([[9999], [1]], Settings(1))
-
-
-def test_the_remedy_for_too_many_tokens_suits_all_prompts(tiny):
-    context = tiny.config.context
-    prompts = [[1] * length for length in (3, 56, 7)]
-    with pytest.raises(PromptError, match=rf"Prompt 2 has 56 tokens.*at most {context - 56} new tokens"):
-        Engine(tiny.decoder).generate(prompts, Settings(context))
-    with pytest.raises(PromptError, match=r"Shorten the prompt\.$"):
-        Engine(tiny.decoder).generate([[1] * context], Settings(1))
 
 
 def test_nan_in_the_pads_changes_nothing(tiny):
@@ -317,28 +201,6 @@ def test_nan_in_the_pads_changes_nothing(tiny):
     parts, prompts = Recipe.parse("all").parts, batch(5, 1, 14)
     clean = Engine(tiny.decoder, parts).generate(prompts, Settings(9)).tokens
     assert Engine(tiny.decoder, replace(parts, kv_cache=Poisoned)).generate(prompts, Settings(9)).tokens == clean
-
-
-@pytest.mark.parametrize("free_bytes", [2**40, 100_000])
-def test_out_of_memory_names_the_buffer_and_frees_the_rest(tiny, monkeypatch, free_bytes):
-    """And tells what would fit, unless what did not would."""
-    monkeypatch.setattr(forecast, "free_bytes_of", lambda device: free_bytes)
-    engine = Engine(tiny.decoder, Recipe.parse("all").parts)
-    original = engine.memory.empty
-
-    def full(name, shape, like, dtype=None, *, op):
-        if name == "activated" and not like.is_meta:
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 1 GiB."
-            )
-        return original(name, shape, like, dtype, op=op)
-
-    engine.memory.empty = full
-    with pytest.raises(OutOfMemory, match=r"activated.*3.00 GiB.*Use fewer") as caught:
-        engine.generate(batch(20, 30, 50), Settings(4))
-    assert ("of this shape" in str(caught.value)) is (free_bytes == 100_000)
-    assert engine._session is None and engine.activation_bytes == 0
-    assert engine.generate([[1, 2]], Settings(4)).num_tokens == 4
 
 
 def test_an_engine_is_cheap_to_build(tiny):

@@ -1,0 +1,79 @@
+"""What a reservation holds, and which batches it serves."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from test_memory import PLANNED, drawn
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.session import Session
+from eet_lab.engine.settings import Settings
+from eet_lab.ops import reference
+from eet_lab.technique import Recipe
+
+RESERVABLE = ["memory_reuse", PLANNED, "pre_padding,mask_removal,memory_reuse:kv=paged"]
+RESERVABLE += ["pre_padding,mask_removal,packed_prefill,memory_reuse", "pre_padding,memory_reuse:planner=chunked"]
+
+
+@pytest.mark.parametrize("recipe", RESERVABLE)
+def test_after_a_reservation_no_smaller_request_allocates(tiny, recipe):
+    engine, plain, draw = Engine(tiny.decoder, Recipe.parse(recipe).parts), Engine(tiny.decoder), random.Random(1)
+    engine.reserve(3, 40, Settings(9))
+    held = engine.activation_bytes, engine.kv_bytes, engine.memory.calls, engine.memory.generation, addresses(engine)
+    for _ in range(12):
+        prompts, settings = drawn(draw, draw.randint(1, 3), 40), Settings(draw.randint(1, 9))
+        assert engine.generate(prompts, settings).tokens == plain.generate(prompts, settings).tokens
+        assert held == (engine.activation_bytes, engine.kv_bytes, engine.memory.calls, 1, addresses(engine))
+    engine.generate([[1] * 60] * 8, Settings(9))
+    assert engine.kv_bytes > held[1] and engine.activation_bytes >= held[0]
+
+
+def test_a_reservation_runs_a_decode_step_whatever_stops_a_row(tiny, monkeypatch):
+    steps, decode = [], Session.decode
+    monkeypatch.setattr(Session, "decode", lambda self, extent: (steps.append(extent), decode(self, extent)))
+    Engine(tiny.decoder, Recipe.parse(PLANNED).parts).reserve(2, 10, Settings(6, stop=tuple(range(499))))
+    assert steps
+
+
+def addresses(engine: Engine) -> list[int]:
+    """Where all lies that an engine keeps."""
+    chunks = [*engine.memory._chunks.values()]
+    return [part.data_ptr() for part in (*chunks, engine.cache.keys, engine.inbox._data, engine.canvas._data)]
+
+
+def test_a_session_serves_every_batch_that_a_reservation_covers(tiny):
+    engine, draw = Engine(tiny.decoder, Recipe.parse(PLANNED).parts), random.Random(2)
+    engine.reserve(2, 50, Settings(8))
+    session, state = engine._session, engine._session.state.tokens.data_ptr()
+    for _ in range(5):
+        engine.generate(drawn(draw, 2, 50), Settings(draw.randint(1, 8)))
+        assert engine._session is session and session.state.tokens.data_ptr() == state
+    engine.generate(drawn(draw, 1, 50), Settings(8))
+    assert engine._session is not session
+    prompts = drawn(draw, 2, 50)
+    assert engine.generate(prompts, Settings(8)).tokens == Engine(tiny.decoder).generate(prompts, Settings(8)).tokens
+    assert engine._session is session
+    engine.generate(drawn(draw, 3, 50), Settings(8))
+    assert list(engine._sessions.values()) == [engine._session]
+
+
+def test_a_request_that_asks_for_other_things_than_was_reserved_is_placed_in_the_same_memory(tiny):
+    def more_for_few(ids, positions, words, places, *, empty):
+        if len(ids) < 40:
+            empty("few", (len(ids),), words)
+        return reference.embed(ids, positions, words, places, empty=empty)
+
+    parts = Recipe.parse(PLANNED).parts
+    engine = Engine(tiny.decoder, replace(parts, ops=replace(parts.ops, embed=more_for_few)))
+    plain = Engine(tiny.decoder)
+    engine.reserve(2, 50, Settings(8))
+    calls, names = engine.memory.calls, []
+    for lengths in ([50, 40], [3, 2], [30, 30]):
+        prompts = [[7] * length for length in lengths]
+        assert engine.generate(prompts, Settings(8)).tokens == plain.generate(prompts, Settings(8)).tokens
+        names.append([life.name for life in engine.plans()["prefill"].lifetimes].count("few"))
+        assert engine.memory.calls == calls
+    assert names == [0, 1, 0]
