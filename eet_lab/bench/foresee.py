@@ -33,8 +33,9 @@ FLOAT_BYTES = 4
 class CompareForecast:
     """Bytes of a comparison at its peak: `total_bytes` is the sum of the others.
 
-    `engine_bytes` is what both engines hold between runs, weights included; `check_bytes` what the check of the output
-    holds beside them at most.
+    `engine_bytes` is what both engines hold between runs, weights included; `check_bytes` the most that is held beside
+    them: by the check of the output, by reading held-out text where a recipe is lossy, or on a CPU by the buffer over
+    which the speed of memory is measured, once in a process.
     """
 
     engine_bytes: int
