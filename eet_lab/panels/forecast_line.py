@@ -20,8 +20,8 @@ PATIENCE_S = 0.3
 """A choice that stands this long is worth a rehearsal."""
 ENGINES = "both engines, the baseline's and the selection's, which stay so that they can be timed in turn"
 CHECK = (
-    "the most that is needed beside them: to check the output, one more run and a pass at higher precision; for a lossy "
-    "recipe, to read held-out text; on a CPU, the buffer by which the speed of memory is measured"
+    "the most that is needed beside them: to check the output, one more run and a pass at higher precision; for lossy "
+    "recipes, to read held-out text; on a CPU, the buffer by which the speed of memory is measured"
 )
 LADDER = "Ladder has one engine at a time beside that check, but of recipes in between, which are not foreseen here"
 COLORS = {"weights": WEIGHTS, "KV cache": KV, "its growth": "#93b8f8", "activations": ARENA, "workspace": SPARE}
