@@ -32,7 +32,7 @@ def check_knobs(technique: Any) -> None:
         value, kind = getattr(technique, f.name), type(f.default)
         choices, low, high = _limits(f)
         if choices:
-            hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+            hint = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
             fine = value in choices
         else:
             fits, hint = type(value) is kind or (kind is float and type(value) is int), ""

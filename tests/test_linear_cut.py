@@ -58,5 +58,6 @@ def test_stages_cover_all_inputs_and_no_stage_is_empty(cut, room):
             assert 0 < num_bytes <= room
             assert inputs * 2 <= stride
             assert stages * (tile * stride + 16) + 4 * tiles * steps * 8 * 4 * T <= num_bytes
-            assert stages % 4 == 0 or stages == -(-(-(-N // blocks)) // tile) * steps, "a place belongs to one team"
+            most_outputs = -(-N // blocks)
+            assert stages % 4 == 0 or stages == -(-most_outputs // tile) * steps, "a place belongs to one team"
     assert num_cut > 50

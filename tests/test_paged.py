@@ -150,3 +150,15 @@ def test_a_smaller_batch_takes_what_is_held():
         assert cache.num_bytes > held
         cache.close()
         assert cache.num_bytes == 0
+
+
+@pytest.mark.parametrize("kind", [GrowingKV, StaticKV, PagedKV(4)])
+@pytest.mark.parametrize("words", LAYOUTS)
+def test_used_bytes_count_what_was_kept_whatever_the_layout(tiny, kind, words):
+    engine = Engine(tiny.decoder, replace(Recipe.parse(words).parts, kv_cache=kind))
+    prompts = batch(3, [20, 3, 9])
+    done = engine.generate(prompts, Settings(6))
+    kept = sum(len(row) + len(new) - 1 for row, new in zip(prompts, done.tokens, strict=True))
+    assert engine.cache.used_bytes == kept * engine.cache.column_bytes
+    engine.close()
+    assert engine.cache.used_bytes == 0

@@ -228,3 +228,9 @@ def test_release_reaches_the_chunks():
         pool.place([A])
         held[release] = len(pool.chunks)
     assert held == {"immediate": 1, "idle": 2, "never": 2}
+
+
+@pytest.mark.parametrize("numbers", [(-1, 0, 1), (256, 3, 1), ("256", 0, 1), (256, 0, 1.5)])
+def test_a_lifetime_that_cannot_be_is_refused(numbers):
+    with pytest.raises(PlanError, match="lifetime 'a'"):
+        Lifetime("a", *numbers)

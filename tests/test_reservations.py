@@ -11,6 +11,7 @@ from test_memory import PLANNED, drawn
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.session import Session
 from eet_lab.engine.settings import Settings
+from eet_lab.errors import OutOfMemory, PromptError
 from eet_lab.ops import reference
 from eet_lab.technique import Recipe
 
@@ -77,3 +78,23 @@ def test_a_request_that_asks_for_other_things_than_was_reserved_is_placed_in_the
         names.append([life.name for life in engine.plans()["prefill"].lifetimes].count("few"))
         assert engine.memory.calls == calls
     assert names == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "tokens", "told"),
+    [
+        (0, 8, "num_rows is 0"),
+        (2, -4, "prompt_tokens is -4"),
+        (True, 8, "num_rows is True"),
+        (2, "8", "prompt_tokens is '8'"),
+        (2, 10**9, "prompt_tokens is 1,000,000,000; .* context of 128"),
+    ],
+)
+def test_what_cannot_be_reserved_is_named_before_any_work(tiny, rows, tokens, told):
+    with pytest.raises(PromptError, match=told):
+        Engine(tiny.decoder).reserve(rows, tokens, Settings(4))
+
+
+def test_more_rows_than_the_device_has_room_for_are_refused_before_they_are_laid_out(tiny):
+    with pytest.raises(OutOfMemory, match="num_rows is 1,000,000,000, but .* Ask for at most"):
+        Engine(tiny.decoder).reserve(10**9, 8, Settings(4))

@@ -18,7 +18,7 @@ from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.prompts import force
 from eet_lab.engine.rehearse import Rehearser, new_cache
 from eet_lab.engine.session import MOST_SESSIONS, Session, session_key
-from eet_lab.engine.settings import Settings, checked_prompts
+from eet_lab.engine.settings import Settings, checked_batch, checked_prompts
 from eet_lab.engine.stream import open_stream
 from eet_lab.errors import Cancelled
 from eet_lab.memory import Lifetime, Plan
@@ -90,10 +90,10 @@ class Engine:
         placed on its own. CUDA graphs take memory of their own: each number of rows, and each bucket of columns, is
         captured when a batch first reaches it. Errors: those of `generate`. `close` gives it all back.
         """
-        settings, config = replace(settings or Settings(), stop=()), self.model.config
-        rows = checked_prompts([[config.bos_id] * prompt_tokens] * num_rows, settings.max_new_tokens, config)
-        self.prepare()
+        settings = replace(settings or Settings(), stop=())
         self.close()
+        rows = checked_batch(num_rows, prompt_tokens, settings.max_new_tokens, self.model)
+        self.prepare()
         with self._closed_on_error(rows, settings):
             self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
             self._asking = "the arena of activations"
@@ -150,7 +150,9 @@ class Engine:
         finally:
             self._cancel = None
         read(stream.drain())
-        return transcript.result(setup_ms)
+        done = transcript.result(setup_ms)
+        self.cache.keep([len(row) + max(len(new) - 1, 0) for row, new in zip(prompts, done.tokens, strict=True)])
+        return done
 
     def _opened(self, state: State, first: Step, settings: Settings) -> Session:
         """A session for this batch, which is on the host: one that has served such a batch, else a new one.

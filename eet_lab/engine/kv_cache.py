@@ -43,6 +43,7 @@ class KVCache(ABC):
     def __init__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor) -> None:
         self.num_layers, self.num_heads, self.head_dim, self.like = num_layers, num_heads, head_dim, like
         self._num_pad: Sequence[int] = ()
+        self._kept: Sequence[int] = ()
         self._extent = 0
 
     def __iter__(self) -> Iterator[LayerKV]:
@@ -50,7 +51,7 @@ class KVCache(ABC):
 
     def open(self, num_pad: Sequence[int], capacity: int) -> None:
         """Forget everything, for a batch whose rows have so many pads, and at most `capacity` columns."""
-        self._num_pad, self._extent = num_pad, 0
+        self._num_pad, self._kept, self._extent = num_pad, (), 0
         self._open(len(num_pad), capacity)
 
     def reach(self, extent: int) -> None:
@@ -78,10 +79,18 @@ class KVCache(ABC):
         """Bytes held for keys and values."""
         return 0
 
+    def keep(self, num_columns: Sequence[int]) -> None:
+        """Once a run is over: how many columns of each row stand for a token of its prompt or of its answer."""
+        self._kept = tuple(num_columns)
+
     @property
     def used_bytes(self) -> int:
-        """Bytes of them that stand for a token: neither pads nor columns that nothing was written to yet."""
-        return self.column_bytes * sum(max(self._extent - pad, 0) for pad in self._num_pad)
+        """Bytes of them that stand for a token: neither pads, nor columns to come, nor what follows a row's end.
+
+        While a run goes on, rows are not known to have ended.
+        """
+        kept = self._kept or [max(self._extent - pad, 0) for pad in self._num_pad]
+        return self.column_bytes * sum(kept) if self.num_bytes else 0
 
     @property
     def waste_bytes(self) -> int:

@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 
-from eet_lab.errors import PromptError, did_you_mean
+from eet_lab.errors import OutOfMemory, PromptError, did_you_mean
 from eet_lab.models.config import Config
+from eet_lab.models.decoder import Decoder
+from eet_lab.monitor.free import free_bytes_of
 from eet_lab.ops.types import Sampling
 
 COLDEST = 1e-4
@@ -84,6 +86,29 @@ def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, confi
             f"context of {config.context} tokens. {remedy(config.context - length)}"
         )
     return rows
+
+
+def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model: Decoder) -> list[list[int]]:
+    """So many prompts of so many BOS; PromptError for what cannot run, OutOfMemory where keys and values alone are too
+    many.
+    """
+    config = model.config
+    for name, value in (("num_rows", num_rows), ("prompt_tokens", prompt_tokens)):
+        if not _whole(value, 1):
+            raise PromptError(f"{name} is {value!r}, but it must be a whole number from 1 on.")
+    columns = prompt_tokens + max_new_tokens
+    if columns > config.context:
+        raise PromptError(
+            f"prompt_tokens is {prompt_tokens:,}; with {max_new_tokens} new ones it would pass the model's context of "
+            f"{config.context} tokens. {remedy(config.context - prompt_tokens)}"
+        )
+    row_bytes = columns * config.kv_bytes_per_token(model.dtype.itemsize)
+    if num_rows * row_bytes > (free := free_bytes_of(model.device)):
+        raise OutOfMemory(
+            f"num_rows is {num_rows:,}, but the keys and values of each row take {row_bytes:,} bytes, and {free:,} are "
+            f"free. Ask for at most {free // row_bytes:,} rows, or for fewer tokens."
+        )
+    return [[config.bos_id] * prompt_tokens] * num_rows
 
 
 def remedy(room: int) -> str:

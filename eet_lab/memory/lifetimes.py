@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from eet_lab.errors import PlanError
+
 ALIGNMENT = 256
 """Bytes; what CUDA's own allocator guarantees, and what 16-byte loads and tensor cores ask for."""
 
@@ -22,6 +24,17 @@ class Lifetime:
     first: int
     last: int
     op: str = ""
+
+    def __post_init__(self) -> None:
+        numbers = {"num_bytes": self.num_bytes, "first": self.first, "last": self.last}
+        if wrong := {name: n for name, n in numbers.items() if not isinstance(n, int) or n < 0}:
+            told = ", ".join(f"{name} is {value!r}" for name, value in wrong.items())
+            raise PlanError(f"Of the lifetime {self.name!r}, {told}: give whole numbers from 0 on.")
+        if self.last < self.first:
+            raise PlanError(
+                f"The lifetime {self.name!r} begins at request {self.first} and ends at {self.last}: it cannot end "
+                "before it begins."
+            )
 
     def overlaps(self, other: Lifetime) -> bool:
         return self.first <= other.last and other.first <= self.last
