@@ -21,7 +21,7 @@ import torch
 
 from eet_lab import Engine, Recipe, Settings
 from eet_lab.bench.environment import device_name, versions
-from eet_lab.memory import POOLS, Lifetime, Plan
+from eet_lab.memory import POOLS, Lifetime, Plan, one_after_the_other
 from eet_lab.models.config import PRESETS
 from eet_lab.models.weights import random_decoder
 
@@ -72,7 +72,7 @@ def requests(model: str, words: str, batch: int, prompt: int, new_tokens: int) -
 def timed(name: str, passes: dict[str, tuple[Lifetime, ...]], runs: int) -> dict[str, Any]:
     """Place one request with `runs` fresh pools."""
     prefill, decode = passes["prefill"], passes["decode"]
-    request = [*prefill, *(life.shifted(len(prefill)) for life in decode)]
+    request = one_after_the_other((prefill, decode))
     took_ms = []
     for _ in range(runs + 1):
         plan, ms = placed(name, request)

@@ -9,7 +9,7 @@ import torch
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.kv_cache import KVCache
-from eet_lab.memory import DriverCalls, Plan
+from eet_lab.memory import DriverCalls, Plan, one_after_the_other
 from eet_lab.words import counted, sized
 
 BOTH = "both"
@@ -102,8 +102,8 @@ class RunMemory:
         if phase != BOTH:
             return self.plans[phase]
         first, then = self.plans.values()
-        shifted = tuple(life.shifted(len(first.lifetimes)) for life in then.lifetimes)
-        return Plan(first.lifetimes + shifted, first.offsets + then.offsets, then.chunks if self.planned else ())
+        lifetimes = one_after_the_other((first.lifetimes, then.lifetimes))
+        return Plan(lifetimes, first.offsets + then.offsets, then.chunks if self.planned else ())
 
     @property
     def story(self) -> str:

@@ -10,7 +10,7 @@ import torch
 from eet_lab.bench import caching_allocator
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.memory import POOLS
+from eet_lab.memory import POOLS, one_after_the_other
 from eet_lab.memory.replays import replay
 from eet_lab.memory.workloads import Request
 from eet_lab.models import Model
@@ -47,9 +47,8 @@ def traced(model: Model) -> list[Request]:
     engine = Engine(model.decoder, Recipe.parse(BASE, model.device).parts)
     settings, found = Settings(max_new_tokens=NEW_TOKENS), []
     for prompt in requests(model):
-        prefill, decode = engine.lifetimes([prompt], settings).values()
-        shifted = tuple(life.shifted(len(prefill)) for life in decode)
-        found.append(Request(len(prompt), tuple(prefill) + shifted))
+        passes = engine.lifetimes([prompt], settings).values()
+        found.append(Request(len(prompt), one_after_the_other(passes)))
     return found
 
 
