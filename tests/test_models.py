@@ -15,6 +15,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import ModelError, OutOfMemory
 from eet_lab.models import PRESETS, load
 from eet_lab.models.decoder import tensors
+from eet_lab.technique import Recipe
 from eet_lab.texts import generate
 
 
@@ -239,3 +240,15 @@ def test_the_end_of_a_text_is_shown_but_not_returned():
     assert output.run.finish == ("stop",)
     assert output.run.tokens[0][-1] == end
     assert "endoftext" not in output.texts[0]
+
+
+def test_shapes_without_data_tell_what_they_need_and_do_not_run(tmp_path):
+    shapes = load("gpt2-xl", device="meta")
+    assert (shapes.device, shapes.dtype) == ("meta", "float16")
+    engine = Engine(shapes.decoder, Recipe.parse("pre_padding,memory_reuse").parts)
+    told = engine.forecast([[1] * 100] * 4, Settings(max_new_tokens=20), free_bytes=2**33)
+    assert told.fits and told.weight_bytes == shapes.decoder.weight_bytes > 3e9
+    assert len(engine.lifetimes([[1, 2, 3]])["prefill"]) > 48
+    with pytest.raises(ModelError, match="no data.*'cpu' or 'cuda'"):
+        engine.generate([[1, 2, 3]])
+    assert load("demo", device="meta", dtype="float32").decoder.weight_bytes == load("demo").decoder.weight_bytes

@@ -20,7 +20,7 @@ from eet_lab.engine.rehearse import Rehearser, new_cache
 from eet_lab.engine.session import MOST_SESSIONS, Session, session_key
 from eet_lab.engine.settings import Settings, checked_batch, checked_prompts
 from eet_lab.engine.stream import open_stream
-from eet_lab.errors import Cancelled
+from eet_lab.errors import Cancelled, ModelError
 from eet_lab.memory import Lifetime, Plan
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops import native
@@ -55,6 +55,8 @@ class Engine:
 
     def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> None:
         """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later."""
+        if self.model.device.type == "meta":
+            raise ModelError("The model has shapes and no data. To run it, load it on 'cpu' or 'cuda', not on 'meta'.")
         if self.parts.ops.kernels:
             native.prepare(self.parts.ops.kernels, progress=progress, cancel=cancel)
 

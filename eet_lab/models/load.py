@@ -42,7 +42,7 @@ class Model:
 
     @property
     def device(self) -> str:
-        """ "cpu" or "cuda"."""
+        """ "cpu" or "cuda", or "meta" for shapes without data."""
         return self.decoder.device.type
 
     @property
@@ -79,10 +79,11 @@ def load(
     `model` is "demo" (bundled, trained), a preset of `PRESETS` (true size, random weights drawn from `seed`), a
     folder in Hugging Face format, a hub name with a slash (where the hub is reachable), or a live `GPT2LMHeadModel`.
     Safetensors are preferred and code from a checkpoint is never run. `device` is "cuda" or "cpu" (default: the GPU
-    where there is one); `dtype` is "float16", "bfloat16" or "float32" (default: float16 on a GPU, float32 on the
-    CPU). Errors: ModelError, which names what is wrong and what would do; OutOfMemory.
+    where there is one), or "meta": shapes without data, whose needs can be told (`Engine.lifetimes`,
+    `Engine.forecast`) and which cannot run. `dtype` is "float16", "bfloat16" or "float32" (default: float32 on the
+    CPU, else float16). Errors: ModelError, which names what is wrong and what would do; OutOfMemory.
     """
-    device = checked_device(device)
+    device = device if device == "meta" else checked_device(device)
     kind = checked_dtype(dtype, device)
     if not isinstance(model, (str, os.PathLike)):
         loaded = Model(type(model).__name__, "live model", weights.from_live(model), None, "live")
@@ -125,9 +126,9 @@ def checked_device(device: str | None) -> str:
 
 
 def checked_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
-    """The dtype; float16 on a GPU and float32 on the CPU unless said."""
+    """The dtype; float32 on the CPU and else float16 unless said."""
     if dtype is None:
-        return torch.float16 if device == "cuda" else torch.float32
+        return torch.float32 if device == "cpu" else torch.float16
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ModelError(f"dtype is {name!r}, but it must be one of {', '.join(DTYPES)}.{did_you_mean(name, DTYPES)}")

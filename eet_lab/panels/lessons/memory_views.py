@@ -11,13 +11,11 @@ from IPython.display import HTML
 
 from eet_lab.bench.environment import device_name
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.forecast import free_bytes_of
 from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.paged_kv import PAGE, Pages
 from eet_lab.engine.settings import Settings
-from eet_lab.models import PRESETS, Model
-from eet_lab.models.weights import random_decoder
-from eet_lab.monitor import open_source
+from eet_lab.models import PRESETS, Model, load
+from eet_lab.monitor import free_bytes_of, open_source
 from eet_lab.panels import theme
 from eet_lab.panels.forecast_line import in_html
 from eet_lab.panels.lessons.batch import SHORT, rows
@@ -186,9 +184,7 @@ def forecast(model: Model, name: str = "gpt2-xl") -> Shown:
     else:
         free_bytes = GPU_BYTES
         where = f"A forecast, nothing is measured: for a GPU with {sized(free_bytes)} free, since there is none here."
-    engine = Engine(
-        random_decoder(config, 0, torch.device("meta"), torch.float16), Recipe.parse(CACHES["static"], "cuda").parts
-    )
+    engine = Engine(load(name, device="meta").decoder, Recipe.parse(CACHES["static"], "cuda").parts)
     things: list[Any] = [noted(where, "gpu" if model.device == "cuda" else "cpu")]
     for num_rows, prompt_tokens, new_tokens in ((8, 512, 128), (256, 896, 128)):
         prompts, settings = [[config.bos_id] * prompt_tokens] * num_rows, Settings(max_new_tokens=new_tokens)
