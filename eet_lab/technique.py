@@ -192,9 +192,10 @@ def registry() -> Mapping[str, type[Technique]]:
 def known(name: str) -> type[Technique]:
     """The technique of that name; RecipeError if there is none."""
     if name not in registry():
-        raise RecipeError(
-            f"There is no technique {name!r}.{did_you_mean(name, registry())} Known ones: {', '.join(registry())}."
-        )
+        hint = did_you_mean(name, registry())
+        if "=" in name:
+            hint = " A knob follows its technique after a colon, as in memory_reuse:kv=paged:page=32."
+        raise RecipeError(f"There is no technique {name!r}.{hint} Known ones: {', '.join(registry())}.")
     return registry()[name]
 
 

@@ -233,3 +233,8 @@ def test_what_is_no_technique_is_refused_when_it_is_registered(made, says):
     with pytest.raises(RecipeError, match=says):
         register(made())
     assert before == _REGISTRY
+
+
+def test_a_knob_behind_a_comma_is_told_where_it_belongs():
+    with pytest.raises(RecipeError, match=r"no technique 'page=32'\. A knob follows its technique after a colon"):
+        Recipe.parse("memory_reuse:kv=paged,page=32")
