@@ -180,7 +180,10 @@ def test_the_engines_choices_serve_the_workloads(name):
     pool = POOLS[name]()
     for workload in (eet_sweep(range(64, 513, 64), num_layers=2), turbo_artifact()):
         for _, lifetimes in workload:
-            validate(pool.place(lifetimes), alignment=1)
+            plan = validate(pool.place(lifetimes), alignment=1)
+            assert plan.lifetimes == tuple(lifetimes)
+            assert plan.chunks == pool.chunks
+            assert plan.footprint_bytes == pool.calls.held_bytes >= plan.lower_bound_bytes > 0
 
 
 def test_a_replay_counts_what_was_reserved_before():

@@ -16,6 +16,7 @@ from eet_lab.bench.measured import Sameness, Spread
 from eet_lab.bench.racers import OURS, equality
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.sameness import Witness
+from eet_lab.bench.workloads import check_sizes
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import Cancelled, PromptError
@@ -44,11 +45,7 @@ class Stream:
     new_tokens: int
 
     def __post_init__(self) -> None:
-        for name in ("requests", "low", "new_tokens"):
-            if getattr(self, name) < 1:
-                raise PromptError(f"{name} of a stream is {getattr(self, name)}, but it must be at least 1.")
-        if self.high < self.low:
-            raise PromptError(f"Prompts from {self.low} to {self.high} tokens: the second must not be the smaller.")
+        check_sizes("stream", self.low, self.high, requests=self.requests, new_tokens=self.new_tokens)
 
     @classmethod
     def parse(cls, text: str) -> Stream:

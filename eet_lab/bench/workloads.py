@@ -42,11 +42,7 @@ class Workload:
     new_tokens: int
 
     def __post_init__(self) -> None:
-        for name in ("batch", "low", "new_tokens"):
-            if getattr(self, name) < 1:
-                raise PromptError(f"{name} of a workload is {getattr(self, name)}, but it must be at least 1.")
-        if self.high < self.low:
-            raise PromptError(f"Prompts from {self.low} to {self.high} tokens: the second must not be the smaller.")
+        check_sizes("workload", self.low, self.high, batch=self.batch, new_tokens=self.new_tokens)
 
     @classmethod
     def parse(cls, text: str) -> Workload:
@@ -73,6 +69,15 @@ class Workload:
         """Random token ids of these lengths; the same for the same seed."""
         draw = random.Random(seed)
         return [[draw.randrange(vocab_size) for _ in range(length)] for length in self.lengths]
+
+
+def check_sizes(what: str, low: int, high: int, **counts: int) -> None:
+    """PromptError where prompts of `low` to `high` tokens, or one of the counts, cannot be."""
+    for name, value in (counts | {"low": low}).items():
+        if value < 1:
+            raise PromptError(f"{name} of a {what} is {value}, but it must be at least 1.")
+    if high < low:
+        raise PromptError(f"Prompts from {low} to {high} tokens: the second must not be the smaller.")
 
 
 def evenly_spaced(low: int, high: int, num: int) -> tuple[int, ...]:

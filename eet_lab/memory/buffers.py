@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from eet_lab.errors import PlanError
 from eet_lab.memory.lifetimes import Chunk, Lifetime, Plan
-from eet_lab.memory.pools import DriverCalls, Ledger
+from eet_lab.memory.pools import LedgerPool
 
 MAX_BUFFERS = 100
 CACHES = frozenset({"emb_cache", "self_mask_attn_cache", "decoder_out_cache"})
@@ -19,7 +19,7 @@ STRICT = frozenset({"ffn_inner", "ffn_layernorm"})
 """What EET takes only from a buffer of exactly its size; the first by accident, a name given where a flag belongs."""
 
 
-class FirstFitPool:
+class FirstFitPool(LedgerPool):
     """Whole buffers, one tensor in each; nothing is ever given back.
 
     As it was: the first idle buffer that is large enough is taken, however much larger; there may be 100. A tensor
@@ -34,8 +34,8 @@ class FirstFitPool:
     """
 
     def __init__(self, repaired: bool = True, *, checked: bool = True) -> None:
+        super().__init__()
         self._repaired, self._checked = repaired, checked
-        self._ledger = Ledger()
         self.caches: dict[str, Chunk] = {}
         """By name, in the pool as it was."""
 
@@ -47,14 +47,6 @@ class FirstFitPool:
                 chunk = self._chunk(life, users)
                 users[chunk], offsets[i] = life, chunk.start
         return Plan(tuple(lifetimes), tuple(offsets), self.chunks)
-
-    @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        return self._ledger.chunks
-
-    @property
-    def calls(self) -> DriverCalls:
-        return self._ledger.calls
 
     @property
     def buffers(self) -> tuple[Chunk, ...]:

@@ -12,14 +12,14 @@ from math import inf
 from eet_lab.errors import PlanError
 from eet_lab.memory.gaps import Occupancy
 from eet_lab.memory.lifetimes import ALIGNMENT, Chunk, Lifetime, Plan, aligned
-from eet_lab.memory.pools import DriverCalls, Ledger
+from eet_lab.memory.pools import LedgerPool
 
 ORDERS = ("arrival", "ascending")
 RELEASES = {"immediate": 1, "idle": 8, "never": inf}
 """When a chunk is given back: after so many requests in a row that left it empty."""
 
 
-class ChunkedPool:
+class ChunkedPool(LedgerPool):
     """Chunks of at least `chunk_bytes`; the largest tensor first, each in the first chunk with a gap for it.
 
     In a chunk it takes the smallest gap that fits. Where no chunk has one, a new chunk is made, `scale` times as large
@@ -45,10 +45,10 @@ class ChunkedPool:
                 f"chunk_bytes is {chunk_bytes} and scale is {scale}, but both must be at least 1: a chunk holds the "
                 "tensor that it is made for."
             )
+        super().__init__()
         self._by_size = order == "ascending"
         self._patience = RELEASES[release]
         self._chunk_bytes, self._scale, self._alignment = chunk_bytes, scale, alignment
-        self._ledger = Ledger()
         self._idle: dict[Chunk, int] = {}  # requests in a row that left the chunk empty
 
     def place(self, lifetimes: Sequence[Lifetime]) -> Plan:
@@ -68,14 +68,6 @@ class ChunkedPool:
             offsets[i] = chunk.start + offset
         self._release(inside)
         return Plan(tuple(lifetimes), tuple(offsets), self.chunks)
-
-    @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        return self._ledger.chunks
-
-    @property
-    def calls(self) -> DriverCalls:
-        return self._ledger.calls
 
     def _searched(self) -> list[Chunk]:
         held = self._ledger.held

@@ -93,7 +93,22 @@ class Ledger:
         self.calls += DriverCalls(frees=1, freed_bytes=chunk.num_bytes)
 
 
-class ArenaPool:
+class LedgerPool:
+    """What pools have in common: a ledger, which tells what they hold and what it took."""
+
+    def __init__(self) -> None:
+        self._ledger = Ledger()
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        return self._ledger.chunks
+
+    @property
+    def calls(self) -> DriverCalls:
+        return self._ledger.calls
+
+
+class ArenaPool(LedgerPool):
     """One arena, filled by a planner.
 
     `policy` "grow" keeps the arena until a request needs a larger one; "exact" frees it and allocates what is needed
@@ -103,7 +118,8 @@ class ArenaPool:
     def __init__(self, planner: Planner = greedy_by_size, policy: str = "grow") -> None:
         if policy not in POLICIES:
             raise PlanError(f"policy is {policy!r}, but it must be one of {', '.join(POLICIES)}.")
-        self._planner, self._policy, self._ledger = planner, policy, Ledger()
+        super().__init__()
+        self._planner, self._policy = planner, policy
 
     def place(self, lifetimes: Sequence[Lifetime]) -> Plan:
         plan, ledger = self._planner(lifetimes), self._ledger
@@ -113,11 +129,3 @@ class ArenaPool:
             if plan.end:
                 ledger.allocate(plan.end)
         return Plan(plan.lifetimes, plan.offsets, ledger.chunks)
-
-    @property
-    def chunks(self) -> tuple[Chunk, ...]:
-        return self._ledger.chunks
-
-    @property
-    def calls(self) -> DriverCalls:
-        return self._ledger.calls

@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any
 
+from eet_lab.panels.queues import drained
 from eet_lab.progress import Cancel
 
 THREAD_NAME = "eet-aside"
@@ -60,12 +61,7 @@ class Aside:
 
     def take(self) -> list[Answer]:
         """All answers since the last call."""
-        answers = []
-        while True:
-            try:
-                answers.append(self._answers.get_nowait())
-            except Empty:
-                return answers
+        return drained(self._answers)
 
     def hold(self) -> None:
         """Begin nothing more until `resume`; what is asked meanwhile is kept, what is being done goes on."""

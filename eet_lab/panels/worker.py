@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
 from eet_lab.errors import Cancelled
+from eet_lab.panels.queues import drained
 from eet_lab.panels.run_memory import RunMemory
 from eet_lab.threads import num_cpu_threads
 
@@ -166,12 +167,7 @@ class Worker:
 
     def take(self) -> list[Any]:
         """All events since the last call."""
-        events = []
-        while True:
-            try:
-                events.append(self.events.get_nowait())
-            except Empty:
-                return events
+        return drained(self.events)
 
     def close(self) -> None:
         """End the present job and the thread, and wait for it a while."""
