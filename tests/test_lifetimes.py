@@ -82,6 +82,20 @@ def test_a_model_without_data_is_rehearsed_too():
     }
 
 
+@pytest.mark.parametrize("words", ["pre_padding", "pre_padding,mask_removal,packed_prefill,fused_kernels"])
+def test_a_layer_carries_nothing_but_its_residual(words):
+    """When a norm begins, what the ops before it made for each other is gone: its memory is free for the next."""
+    xl = weights.random_decoder(Config(4, 1600, 25, 6400, 50257, 1024), 0, torch.device("meta"), torch.float16)
+    engine = Engine(xl, Recipe.parse(words, "cuda").parts)
+    for name, trace in engine.lifetimes(batch(0, [128, 30]), Settings(8)).items():
+        ops = [life.op for life in sorted(trace, key=lambda life: life.first)]
+        begins = [k for k in range(1, len(ops)) if ops[k] == "norm_linear" != ops[k - 1]]
+        assert len(begins) > 4
+        for k in begins:
+            left = [life.name for life in trace if life.first < k <= life.last and life.op != "mask"]
+            assert left in (["embedded"], ["residual"], []), (name, k, left)
+
+
 def test_a_few_layers_tell_what_all_of_them_ask_for():
     """The outline's peak is the whole pass's; layers that differ are all looked at."""
     deep = weights.random_decoder(Config(9, 48, 3, 96, 499, 128), 0, torch.device("cpu"), torch.float32)

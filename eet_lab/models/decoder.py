@@ -61,11 +61,9 @@ def forward(model: Decoder, ops: Ops, mask: Any, cache: Sequence[KVLayer], step:
     x = ops.embed(step.ids, step.positions, model.words, model.places)
     attend = mask(ops, step, like=x)
     for w, kv in zip(model.layers, cache, strict=True):
-        h = ops.norm_linear(x, w.norm_1, w.qkv)
-        h = attend(h, kv, step)
-        x = ops.linear_residual(h, w.proj, x)
-        h = ops.norm_linear(x, w.norm_2, w.fc_1, act)
-        x = ops.linear_residual(h, w.fc_2, x)
+        # What one op makes for the next gets no name, which would keep its memory beyond that op.
+        x = ops.linear_residual(attend(ops.norm_linear(x, w.norm_1, w.qkv), kv, step), w.proj, x)
+        x = ops.linear_residual(ops.norm_linear(x, w.norm_2, w.fc_1, act), w.fc_2, x)
     return ops.next_token(x, step, model.norm, model.head, sampling)
 
 
