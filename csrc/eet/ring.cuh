@@ -14,10 +14,7 @@ struct RingPlace {
   uint32_t parity = 0;
 
   __device__ void step(int num_stages, int by = 1) {
-    stage += by;
-    if (stage < num_stages) return;
-    stage -= num_stages;
-    parity ^= 1;
+    for (stage += by; stage >= num_stages; stage -= num_stages) parity ^= 1;
   }
 };
 
@@ -57,12 +54,14 @@ struct Ring {
     barrier_wait(emptied(at), at.parity ^ 1);  // the phase before the first counts as passed
 #if __CUDA_ARCH__ >= 900
     const uint32_t barrier = shared_address(filled(at));
+    uint64_t once;  // they are read once: instructions, activations and arguments stay in L2 instead
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
     if (lane == 0) expect_bytes(filled(at), num_rows * row_bytes);
     if (lane < num_rows) {
       asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
               shared_address(to + lane * stride)),
-          "l"(from + lane * pitch), "r"(row_bytes), "r"(barrier)
+          "l"(from + lane * pitch), "r"(row_bytes), "r"(barrier), "l"(once)
           : "memory");
     }
 #else

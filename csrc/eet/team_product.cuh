@@ -1,0 +1,68 @@
+// A stage's product by a team of warps, in 16 bits: 8 outputs, up to 8 tokens.
+#pragma once
+
+#include "eet/mma.cuh"
+#include "eet/vec.cuh"
+
+namespace eet {
+
+constexpr int kTeamRows = 8;  // outputs of a stage, at most
+constexpr int kChunk = 32;    // inputs in one step of a warp
+
+// A warp's part of out^T[8 outputs, up to 8 tokens], by a team of kWarps: of a stage's chunks every kWarps-th.
+// Lane 4g+t reads 16 bytes of output g, and those are the fragment A of an mma as they come: its rows g and g + 8 are
+// both output g, the first with the words x and z of the four, the second with y and w. So of the product with the
+// activations' (x, z) the upper half is output g, and of that with (y, w) the lower; the other halves are of no use.
+// The activations' words wait in the order x, z, y, w.
+template <typename T, int kWarps, int kAtOnce>
+struct TeamProduct {
+  static constexpr int kChains = 2;  // sums that do not wait for each other
+  static constexpr int kStep = kWarps * kChunk, kStepBytes = kStep * int(sizeof(T));
+  float upper[kChains][4] = {}, lower[kChains][4] = {};
+
+  // `row`: the lane's output in the stage; `x`: the lane's token from the stage's first input on; `last`: the stage's
+  // last vector. Past it the last is read again: there the activations are 0. Lanes of no token read no activations: what
+  // they add to is never read, and shared memory is what limits the loop.
+  __device__ void add(uint32_t row, uint32_t x, int last, bool has_token) {
+    const int first = threadIdx.x / 32 % kWarps * kChunk, lane = threadIdx.x % 4 * kVec<T>;
+    int k = first;
+    x += (first + lane) * int(sizeof(T));
+    // Loads of some chunks at a time, then their products: one after the other they would wait for each other.
+#pragma unroll 1
+    for (; k + (kAtOnce - 1) * kStep + kChunk <= last + kVec<T>; k += kAtOnce * kStep, x += kAtOnce * kStepBytes) {
+      const uint32_t from = row + (k + lane) * int(sizeof(T));
+      uint4 w[kAtOnce], v[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) w[i] = load_shared(from + i * kStepBytes);
+      if (has_token) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) v[i] = load_shared(x + i * kStepBytes);
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) multiply(i % kChains, w[i], v[i]);
+    }
+#pragma unroll 1
+    for (; k <= last; k += kStep, x += kStepBytes) {
+      uint4 v = zeros();
+      if (has_token) v = load_shared(x);
+      multiply(0, load_shared(row + min(k + lane, last) * int(sizeof(T))), v);
+    }
+  }
+
+  __device__ void store(float* partial, int num_tokens) {  // [kTeamRows][tokens][kWarps]
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int token = 2 * t + i;
+      const float sum = (upper[0][i] + lower[0][2 + i]) + (upper[1][i] + lower[1][2 + i]);
+      if (token < num_tokens) partial[(g * num_tokens + token) * kWarps] = sum;
+    }
+  }
+ private:
+  __device__ void multiply(int chain, uint4 w, uint4 v) {
+    mma<T>(upper[chain], w.x, w.y, w.z, w.w, v.x, v.y);
+    mma<T>(lower[chain], w.x, w.y, w.z, w.w, v.z, v.w);
+  }
+};
+
+}  // namespace eet
