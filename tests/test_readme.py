@@ -26,7 +26,9 @@ def test_tables_are_renewed_between_their_markers(tmp_path, capsys):
     page = tmp_path / "page.md"
     page.write_text(
         "before\n<!-- techniques:begin -->old<!-- techniques:end -->\n"
-        "<!-- benchmarks:begin --><!-- benchmarks:end --><!-- ops:begin --><!-- ops:end -->\nafter\n"
+        "<!-- benchmarks:begin --><!-- benchmarks:end --><!-- ops:begin --><!-- ops:end -->"
+        "<!-- batch_memory:begin --><!-- batch_memory:end -->"
+        "<!-- stream_memory:begin --><!-- stream_memory:end -->\nafter\n"
     )
     rows = tmp_path / "README.md"
     rows.write_text("<!-- rows:begin --><!-- rows:end -->")
@@ -48,6 +50,16 @@ def test_others_stand_beside_us_only_if_they_ran_beside_us():
     [line] = readme.models([replace(peer, provider="of-another-day", run="0"), ours, peer]).splitlines()[2:]
     assert "a-peer" in line
     assert "of-another-day" not in line
+
+
+def test_what_was_held_stands_beside_its_lower_bound():
+    rows = read(ROOT / "benchmarks" / "h200.jsonl")
+    ours, *others = readme.batch_memory(rows).splitlines()[2:]
+    assert ours.startswith("| eet_lab |") and " 1.00 " in ours
+    assert others and all("–" in line for line in others)
+    reserved = [line for line in readme.stream_memory(rows).splitlines() if "reserved" in line]
+    assert reserved and all("| 0 | 0 |" in line for line in reserved)
+    assert readme.batch_memory([]) == readme.stream_memory([]) == readme.NOTHING
 
 
 def test_a_later_run_without_others_does_not_hide_the_race():

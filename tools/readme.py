@@ -13,6 +13,7 @@ from pathlib import Path
 
 from eet_lab.bench.racers import OURS
 from eet_lab.bench.rows import Row, digits, markdown, newest, percent, read
+from eet_lab.bench.stream import Stream
 from eet_lab.technique import registry
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +40,9 @@ OPS = (
     "norm/t8192/c1600",
     "softmax/t8192/c1600",
 )
+BATCH = "gpt2-xl/b16/p16-960/n64"
+STREAM = Stream.parse("gpt2-xl/r200/p1-960/n16")
+MiB = 2**20
 WORDS = {"tpot_ms": "a token", "total_ms": "in all", "ttft_ms": "to the first token"}
 NOTHING = "No rows yet."
 RECORDED = "recorded"
@@ -70,6 +74,45 @@ def ops(rows: Sequence[Row]) -> str:
     whole = [row for row in rows if not row.equality.startswith("not compared")]  # those that do the whole op
     own = {op: [row for row in whole if row.workload == f"op:{op}"] for op in OPS}
     return _table([_line(f"`{op}`", own[op], "total_ms", 1e3) for op in OPS])
+
+
+def batch_memory(rows: Sequence[Row]) -> str:
+    """What the last race of one batch held beyond weights, libraries and KV cache; least first."""
+    race = _last_race([row for row in rows if row.workload == BATCH])
+    found = ((row.activation_bytes, row) for row in race if row.activation_bytes)
+    lines = [
+        f"| {row.provider} | {digits(held / MiB)} | {_over_bound(row)} | {digits((row.peak_bytes or 0) / MiB)} |"
+        for held, row in sorted(found, key=lambda pair: pair[0])
+    ]
+    head = ["| | activations, MiB | of the lower bound | peak, MiB |", "|---|--:|--:|--:|"]
+    return "\n".join([*head, *lines]) if lines else NOTHING
+
+
+def stream_memory(rows: Sequence[Row]) -> str:
+    """What a stream of requests allocated, recipe by recipe; the fastest first."""
+    runs = ((row.total_ms.p50, row) for row in newest(rows) if row.workload == str(STREAM) and row.total_ms)
+    num_tokens = STREAM.requests * STREAM.new_tokens
+    lines = [
+        f"| {_less_than_all(row.recipe)} | {num_tokens / ms * 1e3:.0f} | {row.driver_allocations} "
+        f"| {row.step_allocations} | {_over_bound(row)} |"
+        for ms, row in sorted(runs, key=lambda pair: pair[0])
+    ]
+    head = ["| recipe | tokens/s | of the driver | of torch, a step | of the bound |", "|---|--:|--:|--:|--:|"]
+    return "\n".join([*head, *lines]) if lines else NOTHING
+
+
+def _over_bound(row: Row) -> str:
+    if not (row.activation_bytes and row.lower_bound_bytes):
+        return "–"
+    return f"{row.activation_bytes / row.lower_bound_bytes:.2f}"
+
+
+def _less_than_all(recipe: str) -> str:
+    """A recipe by what it lacks, where that is shorter: `all` has every technique that loses nothing."""
+    words, reserved, _ = recipe.partition(" (reserved)")
+    whole = [name for name, technique in registry().items() if technique().numerics != "lossy"]
+    lacking = [f"-{name}" for name in whole if name not in words.split(",")]
+    return f"`{','.join(['all', *lacking])}`{', reserved' if reserved else ''}"
 
 
 def _table(lines: Sequence[str | None]) -> str:
@@ -133,7 +176,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     rows = [row for path in sorted(args.benchmarks.glob("*.jsonl")) for row in read(path)]
     pages = {
-        args.readme: {"techniques": techniques(), "benchmarks": models(rows), "ops": ops(rows)},
+        args.readme: {
+            "techniques": techniques(),
+            "benchmarks": models(rows),
+            "ops": ops(rows),
+            "batch_memory": batch_memory(rows),
+            "stream_memory": stream_memory(rows),
+        },
         args.benchmarks / "README.md": {"rows": markdown(newest(rows)) or NOTHING},
     }
     differs = False
