@@ -22,7 +22,7 @@ struct TeamProduct {
 
   // `row`: the lane's output in the stage; `x`: the lane's token from the stage's first input on; `last`: the stage's
   // last vector. Past it the last is read again: there the activations are 0. Lanes of no token read no activations: what
-  // they add to is never read, and shared memory is what limits the loop.
+  // they add to is never read.
   __device__ void add(uint32_t row, uint32_t x, int last, bool has_token) {
     const int first = threadIdx.x / 32 % kWarps * kChunk, lane = threadIdx.x % 4 * kVec<T>;
     int k = first;
