@@ -58,6 +58,7 @@ struct TeamProduct {
       if (token < num_tokens) partial[(g * num_tokens + token) * kWarps] = sum;
     }
   }
+
  private:
   __device__ void multiply(int chain, uint4 w, uint4 v) {
     mma<T>(upper[chain], w.x, w.y, w.z, w.w, v.x, v.y);
