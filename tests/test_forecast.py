@@ -50,14 +50,35 @@ def test_the_largest_that_fits_fits_and_one_more_does_not(decoder, words):
     told = engine.forecast(batch(0, [70, 9]), settings, decoder.weight_bytes + 6 * 2**20)
     assert 0 < told.largest_batch < 200 and 0 < told.largest_context <= SMALL.context
 
-    def fits(lengths: list[int]) -> bool:
-        return engine.forecast(batch(0, lengths), settings, told.free_bytes).fits
+    def fits(lengths: list[int], num_new: int = 10) -> bool:
+        return engine.forecast(batch(0, lengths), Settings(num_new), told.free_bytes).fits
 
     assert engine.forecast(batch(0, [9, 70]), settings, told.free_bytes) == told, "the order of prompts tells nothing"
     assert fits([[70, 9][i % 2] for i in range(told.largest_batch)])
     assert not fits([[70, 9][i % 2] for i in range(told.largest_batch + 1)])
-    assert fits([told.largest_context - 10] * 2)
-    assert told.largest_context == SMALL.context or not fits([told.largest_context - 9] * 2)
+    for columns, do_fit in ((told.largest_context, True), (told.largest_context + 1, False)):
+        longest = min(70, columns - 1)
+        assert columns > SMALL.context or fits([longest, 9], columns - longest) == do_fit
+
+
+@pytest.mark.parametrize("words", ["pre_padding", "pre_padding,memory_reuse"])
+def test_the_largest_context_does_not_depend_on_how_many_tokens_were_asked_for(decoder, words):
+    """Who asks for too many is told how many there may be."""
+    engine, prompts = Engine(decoder, Recipe.parse(words).parts), batch(0, [20, 9] * 16)
+    free = engine.forecast(prompts, Settings(40), 0).total_bytes
+    told = [engine.forecast(prompts, Settings(num_new), free) for num_new in (1, 40, 41, 300)]
+    assert [each.fits for each in told] == [True, True, False, False]
+    assert {each.largest_context for each in told} == {60}
+    assert "60 columns for 32 rows" in str(told[-1])
+
+
+def test_prompts_that_are_too_long_are_cut_short(decoder):
+    engine, prompts = Engine(decoder, Recipe.parse("pre_padding,memory_reuse").parts), batch(0, [400] * 16)
+    free = engine.forecast(batch(0, [90] * 16), Settings(1), 0).total_bytes
+    told = engine.forecast(prompts, Settings(20), free)
+    assert not told.fits and told.largest_context == 91
+    none = engine.forecast(prompts, Settings(20), decoder.weight_bytes)
+    assert none.largest_context == 0 and none.largest_batch == 0
 
 
 def test_what_is_allocated_is_what_was_foreseen(decoder):
@@ -129,6 +150,18 @@ def test_what_could_not_run_at_all_is_no_forecast(decoder, prompts, says):
         Engine(decoder).forecast(prompts, Settings(4))
 
 
+@pytest.mark.parametrize("free", [-1, "x", 2.5, True])
+def test_free_bytes_are_checked(decoder, free):
+    with pytest.raises(PromptError, match=f"free_bytes is {free!r}, but .*from 0 on, or None"):
+        Engine(decoder).forecast([[1]], Settings(4), free)
+
+
+def test_text_is_told_from_tokens(decoder):
+    for call in (Engine(decoder).forecast, Engine(decoder).generate, Engine(decoder).lifetimes):
+        with pytest.raises(PromptError, match="Prompt 2 is text, 'abc'; an engine takes tokens: model.encode"):
+            call([[1], "abc"], Settings(4))
+
+
 def test_an_empty_prompt_is_one_token(decoder):
     engine = Engine(decoder)
     assert engine.forecast([[]], Settings(4), 2**30) == engine.forecast([[1]], Settings(4), 2**30)
@@ -138,7 +171,7 @@ def test_an_empty_prompt_is_one_token(decoder):
     ("rows", "columns", "says"),
     [
         (3, 90, "Would fit: 3 rows of this shape, or 90 columns for 5 rows."),
-        (1, 0, "Would fit: 1 row of this shape, or not even one new token for 5 rows."),
+        (1, 0, "Would fit: 1 row of this shape, or not even prompts of one token for 5 rows."),
         (0, 0, "Not even one row of this shape would fit."),
         (MOST_ROWS, 512, "Would fit: 4,096 or more rows of this shape, or 512 columns for 5 rows."),
     ],

@@ -18,7 +18,7 @@ from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.prompts import force
 from eet_lab.engine.rehearse import Rehearser, new_cache
 from eet_lab.engine.session import MOST_SESSIONS, Session, session_key
-from eet_lab.engine.settings import Settings, checked_batch, checked_prompts
+from eet_lab.engine.settings import Settings, checked_batch, checked_bytes, checked_prompts
 from eet_lab.engine.stream import open_stream
 from eet_lab.errors import Cancelled, ModelError
 from eet_lab.memory import Lifetime, Plan
@@ -201,6 +201,7 @@ class Engine:
         Errors: PromptError for what could not run in any memory.
         """
         settings = settings or Settings()
+        checked_bytes("free_bytes", free_bytes)
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
         forecaster = Forecaster(self.rehearser, self.parts, settings)
         return forecaster.forecast([len(row) for row in rows], self.model.device, free_bytes)

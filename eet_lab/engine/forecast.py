@@ -42,7 +42,8 @@ class Forecast:
     `activation_bytes` is the arena, or what fresh tensors take at once; `growth_bytes` the copy beside a KV cache that
     grows; `workspace_bytes` what libraries keep for themselves. `free_bytes` is what the device has for all of this,
     the weights included. `largest_batch` is how many rows of this shape would fit, and `largest_context` how many
-    columns (prompt and new tokens) for this many rows, at most the model's context; 0: none.
+    columns (these prompts and new tokens; fewer than the longest prompt has: prompts cut short and one new token) for
+    this many rows, at most the model's context; 0: none.
     """
 
     num_rows: int
@@ -96,7 +97,7 @@ class Forecast:
         rows = f"{self.largest_batch:,} or more rows"
         if self.largest_batch < self.most_rows:
             rows = counted(self.largest_batch, "row")
-        columns = f"{self.largest_context:,} columns" if self.largest_context else "not even one new token"
+        columns = f"{self.largest_context:,} columns" if self.largest_context else "not even prompts of one token"
         return f"Would fit: {rows} of this shape, or {columns} for {counted(self.num_rows, 'row')}."
 
     @property
@@ -128,18 +129,19 @@ class Forecaster:
         model, num_new = self._rehearser.model, self._settings.max_new_tokens
         lengths = sorted(lengths, reverse=True)  # fewer rows "of this shape" are the longest: no order of theirs counts
         num_rows, longest = len(lengths), lengths[0]
-        peak = self.peak(lengths)
+        peak = self.peak(lengths, num_new)
         # A planner that does as well with a few layers as with all of them may be asked about a few from here on.
-        outlined = self.peak(lengths, outline=True) == peak
+        outlined = self.peak(lengths, num_new, outline=True) == peak
 
-        def needed(lengths: Sequence[int]) -> int:
-            return model.weight_bytes + workspace_bytes + sum(self.peak(lengths, outlined))
+        def needed(lengths: Sequence[int], num_new: int) -> int:
+            return model.weight_bytes + workspace_bytes + sum(self.peak(lengths, num_new, outlined))
 
         def rows(count: int) -> int:
-            return needed([lengths[i % num_rows] for i in range(count)])
+            return needed([lengths[i % num_rows] for i in range(count)], num_new)
 
         def columns(count: int) -> int:
-            return needed([count - num_new] * num_rows)
+            cut = [min(length, count - 1) for length in lengths]
+            return needed(cut, count - cut[0])
 
         most, context = most_rows(num_rows, longest + num_new), model.config.context
         return Forecast(
@@ -153,12 +155,16 @@ class Forecaster:
             workspace_bytes=workspace_bytes,
             free_bytes=free_bytes,
             largest_batch=largest(rows, free_bytes, 1, most, num_rows),
-            largest_context=largest(columns, free_bytes, num_new + 1, context, longest + num_new),
+            largest_context=largest(columns, free_bytes, 2, context, longest + num_new),
         )
 
-    def peak(self, lengths: Sequence[int], outline: bool = False) -> Peak:
-        """In the pass in which a run takes the most. `outline`: as a few layers tell it."""
-        bos, num_new = self._rehearser.model.config.bos_id, self._settings.max_new_tokens
+    def peak(self, lengths: Sequence[int], num_new: int | None = None, outline: bool = False) -> Peak:
+        """In the pass in which a run takes the most. `num_new` None: as many new tokens as the settings say.
+
+        `outline`: as a few layers tell it.
+        """
+        bos = self._rehearser.model.config.bos_id
+        num_new = self._settings.max_new_tokens if num_new is None else num_new
         state, first = self._parts.prompts([[bos] * length for length in lengths], num_new)
         passes = self._rehearser.passes(state, first, self._settings.sampling(HOST))
         if outline:

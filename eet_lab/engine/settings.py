@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -70,6 +71,10 @@ def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, confi
     """The prompts as lists of token ids, an empty one as BOS; PromptError for what cannot run."""
     if not prompts:
         raise PromptError("There are no prompts; give at least one (an empty one starts from BOS).")
+    for number, prompt in enumerate(prompts, 1):
+        if isinstance(prompt, str):
+            told = shortened(prompt)
+            raise PromptError(f"Prompt {number} is text, {told}; an engine takes tokens: model.encode(text).")
     rows = [list(prompt) or [config.bos_id] for prompt in prompts]
     for number, row in enumerate(rows, 1):
         for token in row:
@@ -95,7 +100,7 @@ def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model:
     config = model.config
     for name, value in (("num_rows", num_rows), ("prompt_tokens", prompt_tokens)):
         if not _whole(value, 1):
-            raise PromptError(f"{name} is {value!r}, but it must be a whole number from 1 on.")
+            raise PromptError(f"{name} is {shortened(value)}, but it must be a whole number from 1 on.")
     columns = prompt_tokens + max_new_tokens
     if columns > config.context:
         raise PromptError(
@@ -109,6 +114,12 @@ def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model:
             f"free. Ask for at most {free // row_bytes:,} rows, or for fewer tokens."
         )
     return [[config.bos_id] * prompt_tokens] * num_rows
+
+
+def checked_bytes(name: str, value: int | None) -> None:
+    """PromptError for what is no number of bytes; None is fine."""
+    if value is not None and not _whole(value, 0):
+        raise PromptError(f"{name} is {shortened(value)}, but it must be a whole number of bytes from 0 on, or None.")
 
 
 def remedy(room: int) -> str:

@@ -37,12 +37,14 @@ class Shelf:
     ) -> None:
         """Show a result; `monitor` are the samples of its watched runs, to be saved with it.
 
-        `runs` is what they did with memory, where they ran here and now.
+        `runs` is what they did with memory, where they ran here and now. Without a `tab` it opens on the overview; who
+        looks at memory goes on to do so, run by run.
         """
         self.view.memory.put_up(runs or {})
         self.result, self._monitor = result, dict(monitor)
         self.view.say("")
-        self.view.show(result, tab or "overview")
+        stays = "memory" if runs and self.view.tabs.value == "memory" else "overview"
+        self.view.show(result, tab or stays)
 
     def open_chosen(self) -> tuple[Result, dict[str, Any]]:
         """Show the file that is chosen in the picker; ResultError where it cannot be read."""

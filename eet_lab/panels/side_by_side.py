@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
@@ -36,6 +37,8 @@ def side_by_side(lifetimes: Sequence[Lifetime], names: Iterable[str] = tuple(POO
 
 
 def _placed(name: str, lifetimes: Sequence[Lifetime]) -> Placed:
+    with suppress(EETError):
+        POOLS[name]().place(lifetimes[:2])  # what only the first call of a process takes, such as a solver's import
     pool, begun = POOLS[name](), time.perf_counter()
     try:
         plan, why = pool.place(lifetimes), ""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import colorsys
 import random
 import sys
+import time
+from collections.abc import Sequence
 
 import pytest
 
-from eet_lab.memory import PLANNERS, POOLS, Chunk, Lifetime, Plan
+from eet_lab.memory import PLANNERS, POOLS, Chunk, DriverCalls, Lifetime, Plan
 from eet_lab.memory.replays import replay
 from eet_lab.memory.workloads import turbo_artifact
 from eet_lab.panels.animation import film
@@ -112,6 +114,24 @@ def test_no_reuse_does_not_dwarf_the_others() -> None:
     assert any("no_reuse" in title and "(cut off)" in title for title in titles)
     bound = plans["no_reuse"].lower_bound_bytes / MiB
     assert fig.layout.yaxis.range[1] < 3.2 * bound
+
+
+def test_what_only_the_first_call_of_a_process_takes_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver is imported by the first request that it gets."""
+    made: list[int] = []
+
+    class Slow:
+        calls = DriverCalls()
+
+        def place(self, lifetimes: Sequence[Lifetime]) -> Plan:
+            if not made:
+                time.sleep(0.2)
+            made.append(len(lifetimes))
+            return PLANNERS["greedy_by_size"](lifetimes)
+
+    monkeypatch.setitem(POOLS, "slow", Slow)
+    [placed] = side_by_side(LIVES, ["slow"])
+    assert made == [2, len(LIVES)] and placed.planning_ms < 100
 
 
 def test_side_by_side_tells_what_each_holds_and_what_it_took() -> None:

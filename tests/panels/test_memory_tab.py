@@ -44,6 +44,18 @@ def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: W
     assert tab.picture.outputs == (), "a saved notebook need not carry it"
 
 
+def test_who_looks_at_memory_goes_on_to_from_run_to_run(bench: Workbench) -> None:
+    view = bench.desk.shelf.view
+    do(bench, "run")
+    assert view.tabs.value == "overview"
+    do(bench, "tab", "memory")
+    do(bench, "run")
+    assert view.tabs.value == "memory" and view.memory.picture.outputs
+    do(bench, "tab", "overview")
+    do(bench, "run")
+    assert view.tabs.value == "overview"
+
+
 def test_a_comparison_has_both_runs_and_a_recording_none(bench: Workbench) -> None:
     do(bench, "compare")
     do(bench, "tab", "memory")
