@@ -124,7 +124,7 @@ class RunMemory:
         share = f" ({kv.wasted_bytes / kv.held_bytes:.0%})" if kv.held_bytes else ""
         found = {
             "weights": sized(self.weights_bytes),
-            "activations": sized(self.activation_bytes),
+            "activations, in the pass that takes most": sized(self.activation_bytes),
             "KV cache": kv.kind,
             "held at the end": sized(kv.held_bytes),
             "of it used": sized(kv.used_bytes),
