@@ -4,7 +4,8 @@
     python benchmarks/run_h200.py --out OUT --only race-xl ops  those with one of these words in their name
     python benchmarks/run_h200.py --out OUT --smoke             tiny models on the CPU: does the script run?
 
-Writes OUT/<gpu>.jsonl (rows to append to benchmarks/), OUT/recorded-*.json (for eet_lab/recorded/) and OUT/report.json.
+Writes OUT/<gpu>.jsonl (rows to append to benchmarks/), OUT/recorded-*.json (for eet_lab/recorded/), what torch's
+allocator did (for eet_lab/bench/) and OUT/report.json.
 A part that fails is reported, and the others go on. `--minutes` is the budget: the part that runs when it is spent is
 stopped, and those after it are left out and said to be.
 """

@@ -33,7 +33,7 @@ struct VectorArgs : eet::LinearArgs<T, T> {
 // Mapping  a block a multiprocessor, each with an equal share of the outputs; one warp keeps a ring of stages filled,
 //          from before the kernel ahead has ended; a stage is 5 to 8 outputs and belongs to a team of 4 warps, so that
 //          a warp meets a barrier once for a quarter of a stage; the sums of all stages meet in shared memory
-// Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB on their way a multiprocessor
+// Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB a multiprocessor hold what comes next
 // Needs    K a multiple of 8, T <= 2, T*K activations and 2*K of a norm in shared memory
 // Numerics tensor cores; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   fragments read as they lie in memory: after Frantar et al. 2024, MARLIN, without its quantization
@@ -88,10 +88,10 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
 #pragma unroll 1
     while (share.begin + tile * a.tile < last) {
       const int from = step * a.stage_inputs, num_rows = min(a.tile, share.end - share.begin - tile * a.tile);
-      eet::TeamProduct<T, kTeamWarps, 2> part;
+      eet::TeamProduct<T, kTeamWarps> part;
       eet::barrier_wait(ring.filled(place), place.parity);
       part.add(ring_at + place.stage * stage_bytes + min(g, num_rows - 1) * a.stage_stride, x + from * int(sizeof(T)),
-               min(a.stage_inputs, a.K - from) - eet::kVec<T>, g < a.num_tokens);
+               min(a.stage_inputs, a.K - from) - eet::kVec<T>);
       ring.release(place);
       part.store(partial + ((tile - base) * a.steps + step) * a.sums() + warp % kTeamWarps, a.num_tokens);
       place.step(a.num_stages, kTeams);
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   if (a.best) eet::leave_best(outputs.best, a.best, a.num_tokens, group, kReaders, scratch);
 }
 
-// Cuts the stages so that they bring most bytes on their way, and says how many of `room` bytes all takes; 0: it does
+// Cuts the stages so that the ring holds most bytes, and says how many of `room` bytes all takes; 0: it does
 // not fit.
 template <typename T>
 int cut(VectorArgs<T>& a, int room, int least_copy) {

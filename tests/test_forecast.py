@@ -77,6 +77,8 @@ def test_prompts_that_are_too_long_are_cut_short(decoder):
     free = engine.forecast(batch(0, [90] * 16), Settings(1), 0).total_bytes
     told = engine.forecast(prompts, Settings(20), free)
     assert not told.fits and told.largest_context == 91
+    for length, fits in ((90, True), (91, False)):
+        assert engine.forecast(batch(0, [length] * 16), Settings(1), free).fits == fits
     none = engine.forecast(prompts, Settings(20), decoder.weight_bytes)
     assert none.largest_context == 0 and none.largest_batch == 0
 

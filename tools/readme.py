@@ -109,10 +109,12 @@ def _over_bound(row: Row) -> str:
 
 def _less_than_all(recipe: str) -> str:
     """A recipe by what it lacks, where that is shorter: `all` has every technique that loses nothing."""
-    words, reserved, _ = recipe.partition(" (reserved)")
+    text, reserved, _ = recipe.partition(" (reserved)")
+    words = {word.partition(":")[0]: word for word in text.split(",")}
     whole = [name for name, technique in registry().items() if technique().numerics != "lossy"]
-    lacking = [f"-{name}" for name in whole if name not in words.split(",")]
-    return f"`{','.join(['all', *lacking])}`{', reserved' if reserved else ''}"
+    lacking = [f"-{name}" for name in whole if name not in words]
+    beside = [word for name, word in words.items() if name not in whole or word != name]
+    return f"`{','.join(['all', *lacking, *beside])}`{', reserved' if reserved else ''}"
 
 
 def _table(lines: Sequence[str | None]) -> str:

@@ -68,7 +68,7 @@ struct Share {
   }
 };
 
-constexpr int kInFlight = 48 * 1024;  // bytes a multiprocessor that keep the memory busy: its rate times its latency, and more
+constexpr int kInFlight = 48 * 1024;  // bytes a multiprocessor that keep the memory busy: rate times latency, and more
 
 // The warp that fills a ring. It asks for `in_flight` bytes at a time (two stages at least): whatever else a multiprocessor
 // asks for, such as activations, waits behind what was asked for before (LOG).

@@ -14,38 +14,26 @@ constexpr int kChunk = 32;    // inputs in one step of a warp
 // both output g, the first with the words x and z of the four, the second with y and w. So of the product with the
 // activations' (x, z) the upper half is output g, and of that with (y, w) the lower; the other halves are of no use.
 // The activations' words wait in the order x, z, y, w.
-template <typename T, int kWarps, int kAtOnce>
+template <typename T, int kWarps>
 struct TeamProduct {
-  static constexpr int kChains = 2;  // sums that do not wait for each other
-  static constexpr int kStep = kWarps * kChunk, kStepBytes = kStep * int(sizeof(T));
+  static constexpr int kStep = kWarps * kChunk, kChains = 2;  // sums that do not wait for each other
   float upper[kChains][4] = {}, lower[kChains][4] = {};
 
   // `row`: the lane's output in the stage; `x`: the lane's token from the stage's first input on; `last`: the stage's
-  // last vector. Past it the last is read again: there the activations are 0. Lanes of no token read no activations: what
-  // they add to is never read.
-  __device__ void add(uint32_t row, uint32_t x, int last, bool has_token) {
+  // last vector. Past it the last is read again: there the activations are 0.
+  __device__ void add(uint32_t row, uint32_t x, int last) {
     const int first = threadIdx.x / 32 % kWarps * kChunk, lane = threadIdx.x % 4 * kVec<T>;
-    int k = first;
     x += (first + lane) * int(sizeof(T));
-    // Loads of some chunks at a time, then their products: one after the other they would wait for each other.
-#pragma unroll 1
-    for (; k + (kAtOnce - 1) * kStep + kChunk <= last + kVec<T>; k += kAtOnce * kStep, x += kAtOnce * kStepBytes) {
-      const uint32_t from = row + (k + lane) * int(sizeof(T));
-      uint4 w[kAtOnce], v[kAtOnce];
+#pragma unroll 2
+    for (int k = first; k <= last; k += kChains * kStep) {
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) w[i] = load_shared(from + i * kStepBytes);
-      if (has_token) {
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) v[i] = load_shared(x + i * kStepBytes);
+      for (int chain = 0; chain < kChains; ++chain, x += kStep * int(sizeof(T))) {
+        if (chain && k + kStep > last) break;
+        const uint4 w = load_shared(row + min(k + chain * kStep + lane, last) * int(sizeof(T)));
+        const uint4 v = load_shared(x);
+        mma<T>(upper[chain], w.x, w.y, w.z, w.w, v.x, v.y);
+        mma<T>(lower[chain], w.x, w.y, w.z, w.w, v.z, v.w);
       }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) multiply(i % kChains, w[i], v[i]);
-    }
-#pragma unroll 1
-    for (; k <= last; k += kStep, x += kStepBytes) {
-      uint4 v = zeros();
-      if (has_token) v = load_shared(x);
-      multiply(0, load_shared(row + min(k + lane, last) * int(sizeof(T))), v);
     }
   }
 
@@ -57,12 +45,6 @@ struct TeamProduct {
       const float sum = (upper[0][i] + lower[0][2 + i]) + (upper[1][i] + lower[1][2 + i]);
       if (token < num_tokens) partial[(g * num_tokens + token) * kWarps] = sum;
     }
-  }
-
- private:
-  __device__ void multiply(int chain, uint4 w, uint4 v) {
-    mma<T>(upper[chain], w.x, w.y, w.z, w.w, v.x, v.y);
-    mma<T>(lower[chain], w.x, w.y, w.z, w.w, v.z, v.w);
   }
 };
 

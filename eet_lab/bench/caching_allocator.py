@@ -26,7 +26,7 @@ from eet_lab.memory import Lifetime
 from eet_lab.memory.workloads import Workload, eet_sweep, turbo_artifact
 from eet_lab.paths import PACKAGE
 
-RECORDED = PACKAGE / "recorded" / "h200-caching-allocator.json"
+RECORDED = PACKAGE / "bench" / "h200-caching-allocator.json"
 SETTINGS = {"default": "", "expandable segments": "expandable_segments:True"}
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Newer versions of torch read the first, older ones the second."""

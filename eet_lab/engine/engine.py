@@ -198,7 +198,7 @@ class Engine:
         """What a run will need and whether it fits, rehearsed without data; nothing is allocated on the device.
 
         `free_bytes` is what there is for the weights and the run, on whatever device; None: what the model's own has.
-        Errors: PromptError for what could not run in any memory.
+        Errors: PromptError for what could not run in any memory, or is no number of bytes.
         """
         settings = settings or Settings()
         checked_bytes("free_bytes", free_bytes)

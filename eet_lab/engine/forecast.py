@@ -193,7 +193,7 @@ def most_rows(num_rows: int, num_columns: int) -> int:
 
 
 def largest(needed: Callable[[int], int], free_bytes: int, least: int, most: int, start: int) -> int:
-    """The largest count from `least` to `most` whose need is met; 0 if there is none. Needs grow, about evenly.
+    """The largest count from `least` to `most` whose need is met; 0 if there is none. Needs are taken to grow.
 
     Each look is at where a straight line through the nearest known counts meets `free_bytes`. Where such looks come
     from one side again and again, the line misses a bend: then it is in the middle.

@@ -127,7 +127,7 @@ def _remedy(told: Forecast) -> str:
         new = told.largest_context - told.prompt_tokens
         ways.append(f"at most {counted(new, 'new token')}")
     elif told.largest_context:
-        ways.append(f"prompts of at most {counted(told.largest_context - 1, 'token')}")
+        ways.append(f"prompts of at most {counted(told.largest_context - 1, 'token')} with one new token")
     if told.largest_batch:
         ways.append(f"at most {counted(told.largest_batch, 'prompt')}")
     return f"Would fit: {', or '.join(ways)}." if ways else "Not even one prompt would: shorten it, or free the device."

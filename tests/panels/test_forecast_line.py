@@ -47,7 +47,7 @@ def test_a_forecast_that_does_not_fit_says_what_to_change() -> None:
     assert "Run does not fit: it needs 100 bytes, and 80 bytes are there, 20 bytes too few" in html
     assert "at most 40 new tokens, or at most 3 prompts" in html
     cut = in_html(told(80, largest_context=30))
-    assert "prompts of at most 29 tokens, or at most 3 prompts" in cut
+    assert "prompts of at most 29 tokens with one new token, or at most 3 prompts" in cut
     assert "eet-bad" in html and "left:80.000%" in html
     assert "memory_reuse" not in in_html(told(80, growth_bytes=9)), "whether that needs less was not foreseen"
     assert "weights alone" in in_html(told(40))
