@@ -104,6 +104,7 @@ class Aside:
                 self._answers.put(answer)
                 self._at_work = False
                 self._changed.notify_all()
+            del question, answer  # they hold a model, and the next question may be long in coming
 
     def _next(self) -> _Question | None:
         """The question that is due first, once it is and may be begun; None at the end."""
