@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, 1) int8_linear_ke
   if (threadIdx.x == kReaders) block.ring.init(kWarps);
   __syncthreads();
   if (warp == kWarps) {
-    eet::WeightStream(block.ring, a.stage_stride()).add(a, share, kTile, a.stage_inputs);
+    eet::stream_weights(block.ring, a, share, kTile, a.stage_inputs, a.stage_stride());
     return;
   }
   const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;

@@ -5,14 +5,15 @@
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/linear.cuh"
-#include "eet/team_product.cuh"
+#include "eet/mma.cuh"
 
 namespace {
 
-constexpr int kMostRows = eet::kTeamRows, kLeastRows = 5;   // outputs of a stage: a tile
+constexpr int kMostRows = 8, kLeastRows = 5;                // outputs of a stage: a tile
 constexpr int kTeams = 4, kTeamWarps = 4;                   // teams take stages in turn, and split a stage's inputs
 constexpr int kLogWarps = 4, kWarps = kTeams * kTeamWarps;  // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
+constexpr int kChunk = 32;  // inputs in one step of a warp
 constexpr int kMostTokens = 2;
 constexpr int kMostPartials = 16 * 1024;  // bytes of sums that wait in shared memory to be added up
 constexpr int kLeastCopy = 1920;          // bytes of a row: the copy engine takes as long for smaller ones (LOG)
@@ -28,12 +29,51 @@ struct VectorArgs : eet::LinearArgs<T, T> {
   __host__ __device__ int sums() const { return kMostRows * kTeamWarps * this->num_tokens; }  // that a stage leaves
 };
 
+// A warp's part of out^T[8 outputs, tokens]: of a stage's chunks every fourth.
+// Lane 4g+t reads 16 bytes of output g, and those are the fragment A of an mma as they come: its rows g and g + 8 are
+// both output g, the first with the words x and z of the four, the second with y and w. So of the product with the
+// activations' (x, z) the upper half is output g, and of that with (y, w) the lower; the other halves are of no use.
+// The activations' words wait in the order x, z, y, w.
+template <typename T>
+struct Product {
+  static constexpr int kStep = kTeamWarps * kChunk, kChains = 2;  // sums that do not wait for each other
+  float upper[kChains][4] = {}, lower[kChains][4] = {};
+
+  // `row`: the lane's output in the stage; `x`: the lane's token from the stage's first input on; `last`: the stage's
+  // last vector. Past it the last is read again: there the activations are 0.
+  __device__ void add(uint32_t row, uint32_t x, int last) {
+    const int first = threadIdx.x / 32 % kTeamWarps * kChunk, lane = threadIdx.x % 4 * eet::kVec<T>;
+    x += (first + lane) * int(sizeof(T));
+#pragma unroll 2
+    for (int k = first; k <= last; k += kChains * kStep) {
+#pragma unroll
+      for (int chain = 0; chain < kChains; ++chain, x += kStep * int(sizeof(T))) {
+        if (chain && k + kStep > last) break;
+        const uint4 w = eet::load_shared(row + min(k + chain * kStep + lane, last) * int(sizeof(T)));
+        const uint4 v = eet::load_shared(x);
+        eet::mma<T>(upper[chain], w.x, w.y, w.z, w.w, v.x, v.y);
+        eet::mma<T>(lower[chain], w.x, w.y, w.z, w.w, v.z, v.w);
+      }
+    }
+  }
+
+  __device__ void store(float* partial, int num_tokens) {  // [kMostRows][tokens][kTeamWarps]
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    if (t) return;
+#pragma unroll
+    for (int token = 0; token < kMostTokens; ++token) {
+      const float sum = (upper[0][token] + lower[0][2 + token]) + (upper[1][token] + lower[1][2 + token]);
+      if (token < num_tokens) partial[(g * num_tokens + token) * kTeamWarps] = sum;
+    }
+  }
+};
+
 // Why      a decode step reads every weight once for one token: the time is the bytes over the bandwidth, and what
 //          passes between the wait for the kernel ahead and the last store
 // Mapping  a block a multiprocessor, each with an equal share of the outputs; one warp keeps a ring of stages filled,
 //          from before the kernel ahead has ended; a stage is 5 to 8 outputs and belongs to a team of 4 warps, so that
 //          a warp meets a barrier once for a quarter of a stage; the sums of all stages meet in shared memory
-// Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB a multiprocessor hold what comes next
+// Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB on their way a multiprocessor
 // Needs    K a multiple of 8, T <= 2, T*K activations and 2*K of a norm in shared memory
 // Numerics tensor cores; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   fragments read as they lie in memory: after Frantar et al. 2024, MARLIN, without its quantization
@@ -55,7 +95,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   if (threadIdx.x == kReaders) ring.init(kTeamWarps);
   __syncthreads();
   if (warp == kWarps) {
-    eet::WeightStream(ring, a.stage_stride, eet::kInFlight).add(a, share, a.tile, a.stage_inputs);
+    eet::stream_weights(ring, a, share, a.tile, a.stage_inputs, a.stage_stride);
     return;
   }
   // The thread's output, and what is added to it: on its way before it is needed.
@@ -88,7 +128,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
 #pragma unroll 1
     while (share.begin + tile * a.tile < last) {
       const int from = step * a.stage_inputs, num_rows = min(a.tile, share.end - share.begin - tile * a.tile);
-      eet::TeamProduct<T, kTeamWarps> part;
+      Product<T> part;
       eet::barrier_wait(ring.filled(place), place.parity);
       part.add(ring_at + place.stage * stage_bytes + min(g, num_rows - 1) * a.stage_stride, x + from * int(sizeof(T)),
                min(a.stage_inputs, a.K - from) - eet::kVec<T>);
@@ -118,7 +158,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   if (a.best) eet::leave_best(outputs.best, a.best, a.num_tokens, group, kReaders, scratch);
 }
 
-// Cuts the stages so that the ring holds most bytes, and says how many of `room` bytes all takes; 0: it does
+// Cuts the stages so that they bring most bytes on their way, and says how many of `room` bytes all takes; 0: it does
 // not fit.
 template <typename T>
 int cut(VectorArgs<T>& a, int room, int least_copy) {
@@ -128,7 +168,7 @@ int cut(VectorArgs<T>& a, int room, int least_copy) {
   for (c.tile = kMostRows; c.tile >= kLeastRows; --c.tile) {
     const int tiles = eet::ceil_div(c.most_outputs(), c.tile);
     for (c.steps = eet::ceil_div(c.K * int(sizeof(T)), 4096);; ++c.steps) {
-      c.stage_inputs = eet::ceil_div(eet::ceil_div(c.K, c.steps), eet::kChunk) * eet::kChunk;
+      c.stage_inputs = eet::ceil_div(eet::ceil_div(c.K, c.steps), kChunk) * kChunk;
       const int row_bytes = c.stage_inputs * int(sizeof(T)), sums_bytes = c.steps * c.sums() * int(sizeof(float));
       if (c.steps > 1 && row_bytes < least_copy) break;
       if ((c.steps - 1) * c.stage_inputs >= c.K) continue;  // rounded up, fewer steps cover all inputs

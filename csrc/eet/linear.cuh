@@ -2,8 +2,6 @@
 // surrounds a sum, and where the largest output stands. T tokens, N outputs, K inputs.
 #pragma once
 
-#include <climits>
-
 #include "eet/activation.cuh"
 #include "eet/launch.cuh"
 #include "eet/norm.cuh"
@@ -68,38 +66,18 @@ struct Share {
   }
 };
 
-constexpr int kInFlight = 48 * 1024;  // bytes a multiprocessor that keep the memory busy: rate times latency, and more
-
-// The warp that fills a ring. It asks for `in_flight` bytes at a time (two stages at least): whatever else a multiprocessor
-// asks for, such as activations, waits behind what was asked for before (LOG).
-class WeightStream {
- public:
-  __device__ WeightStream(const Ring& ring, int stage_stride, int in_flight = INT_MAX)
-      : ring(ring), stage_stride(stage_stride), allowed(min(ring.num_stages, max(2, in_flight / ring.stage_bytes))) {}
-
-  // The weights of the block's outputs, `tile` outputs and `stage_inputs` inputs at a time.
-  template <typename T, typename W>
-  __device__ void add(const LinearArgs<T, W>& a, Share mine, int tile, int stage_inputs) {
-    for (int n = mine.begin; n < mine.end; n += tile) {
-      for (int k = 0; k < a.K; k += stage_inputs, next.step(ring.num_stages)) {
-        if (allowed) {
-          --allowed;
-        } else {
-          barrier_wait(ring.filled(oldest), oldest.parity);
-          oldest.step(ring.num_stages);
-        }
-        ring.fill(next, reinterpret_cast<const char*>(a.weight + int64_t(n) * a.K + k), a.K * int64_t(sizeof(W)),
-                  min(tile, mine.end - n), min(stage_inputs, a.K - k) * int(sizeof(W)), stage_stride);
-      }
+// By the warp that fills: the weights of the block's outputs, `tile` outputs and `stage_inputs` inputs at a time.
+template <typename T, typename W>
+__device__ void stream_weights(const Ring& ring, const LinearArgs<T, W>& a, Share mine, int tile, int stage_inputs,
+                               int stage_stride) {
+  RingPlace place;
+  for (int n = mine.begin; n < mine.end; n += tile) {
+    for (int k = 0; k < a.K; k += stage_inputs, place.step(ring.num_stages)) {
+      ring.fill(place, reinterpret_cast<const char*>(a.weight + int64_t(n) * a.K + k), a.K * int64_t(sizeof(W)),
+                min(tile, mine.end - n), min(stage_inputs, a.K - k) * int(sizeof(W)), stage_stride);
     }
   }
-
- private:
-  const Ring& ring;
-  const int stage_stride;
-  RingPlace next, oldest;
-  int allowed;  // stages that may still be asked for without a look whether the oldest is there
-};
+}
 
 // A thread's outputs of a token: what is added to a sum, requested before it is needed, and where the result goes.
 template <typename T, typename W>
@@ -124,14 +102,10 @@ struct Outputs {
     request_residual(n);
   }
 
-  __device__ T value(float sum) const {
-    return from_float<T>(activate(sum + to_float(bias), a.act) + to_float(residual));
-  }
-
   __device__ void finish(float sum, int n) {
-    const T its_value = value(sum);
-    if (a.out) a.out[token * int64_t(a.N) + n] = its_value;
-    if (a.best) best = max(best, pair(to_float(its_value), n));
+    const T value = from_float<T>(activate(sum + to_float(bias), a.act) + to_float(residual));
+    if (a.out) a.out[token * int64_t(a.N) + n] = value;
+    if (a.best) best = max(best, pair(to_float(value), n));
   }
 };
 

@@ -14,7 +14,10 @@ struct RingPlace {
   uint32_t parity = 0;
 
   __device__ void step(int num_stages, int by = 1) {
-    for (stage += by; stage >= num_stages; stage -= num_stages) parity ^= 1;
+    stage += by;
+    if (stage < num_stages) return;
+    stage -= num_stages;
+    parity ^= 1;
   }
 };
 
