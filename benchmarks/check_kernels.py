@@ -42,7 +42,6 @@ HOME = Path(__file__).resolve().parents[1]
 OUR_KERNELS = sorted(
     {name for file in csrc_dir().glob("*.cu") for name in re.findall(r"\w+_kernel\b", file.read_text())}
 )
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def cold_build_s() -> float:
@@ -71,7 +70,7 @@ def check(small: bool = False) -> list[str]:
         for shape in case.shapes:
             if small and shape.read_bytes(2) > 200_000:
                 continue
-            for dtype in DTYPES:
+            for dtype in case.dtypes:
                 num += 1
                 try:
                     error, budget = checked(case, shape, dtype)

@@ -20,6 +20,7 @@ class Ops:
     embed: Callable = reference.embed
     norm_linear: Callable = reference.norm_linear
     linear_residual: Callable = reference.linear_residual
+    rest_of_layer: Callable = reference.rest_of_layer
     masked_attention: Callable = reference.masked_attention
     attention: Callable = reference.attention
     next_token: Callable = reference.next_token

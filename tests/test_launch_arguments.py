@@ -52,8 +52,11 @@ def launched(monkeypatch):
 
 
 @pytest.mark.parametrize("on_hopper", [False, True], ids=["ampere", "hopper"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("case", ALL_CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [(case, dtype) for case in ALL_CASES for dtype in (torch.float16, torch.float32) if dtype in case.dtypes],
+    ids=lambda each: getattr(each, "name", str(each)),
+)
 def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_hopper, launched, monkeypatch):
     module = import_module("eet_lab.ops.cuda.attention")  # its package has an op of that name
     monkeypatch.setattr(module, "_is_hopper", lambda device: on_hopper)

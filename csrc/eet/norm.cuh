@@ -1,6 +1,7 @@
 // Rows of activations, copied and normalized on the way by a whole block.
 #pragma once
 
+#include "eet/exchange.cuh"
 #include "eet/mma.cuh"
 #include "eet/reduce.cuh"
 #include "eet/vec.cuh"
@@ -41,13 +42,21 @@ class RowStager {
   }
 
   // The caller synchronizes before it reads what others wrote.
-  __device__ void stage(T* rows, const T* x, const int64_t* at) {
+  __device__ void stage(T* rows, const T* x, const int64_t* at) { stage<false>(rows, x, at); }
+
+  // kSent: other blocks are still sending x (exchange.cuh).
+  template <bool kSent>
+  __device__ void stage(T* rows, const T* x, const int64_t* at, bool sent = kSent) {
     __shared__ float scratch[2][2][kWarps];
     const int row = threadIdx.x >> (5 + log_team);
-    const float shift = copy(rows, x, at, row);
+    float shift = copy(rows, x, at, row);
     const float shift_2 = kMaxRows > kWarps ? copy(rows, x, at, row + kWarps) : 0.f;
     commit_copies();
     wait_for_copies<0>();  // a thread reads the numbers of x that it copied itself
+    if (kSent && sent) {
+      receive(rows, x, row);
+      shift = 0;  // the row's first number is another thread's
+    }
     if (!norm.weight) {
       if (kSwap) swap(rows, row);
       return;
@@ -69,6 +78,24 @@ class RowStager {
     for (int c = first; c < C; c += step) copy_async(to + c, from + c, true);
     for (int c = C + first; c < stride; c += step) store(to + c, zeros());
     return norm.bias ? to_float(*from) : 0.f;
+  }
+
+  // Copies again what had not arrived, until all has.
+  __device__ void receive(T* rows, const T* x, int row) {
+    if (row >= num_rows) return;
+    const T* from = x + row * int64_t(C);
+    T* to = rows + row * stride;
+    bool complete;
+    do {
+      complete = true;
+      for (int c = first; c < C; c += step) {
+        if (has_arrived(load(to + c))) continue;
+        copy_async(to + c, from + c, true);
+        complete = false;
+      }
+      commit_copies();
+      wait_for_copies<0>();
+    } while (!complete);
   }
 
   __device__ static uint4 arranged(uint4 v) { return kSwap ? make_uint4(v.x, v.z, v.y, v.w) : v; }

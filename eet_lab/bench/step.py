@@ -20,12 +20,15 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops.cases import CASES
+from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape
 from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, ChooseShape, EmbedShape
-from eet_lab.ops.types import KVLayer, Linear, Norm, Sampling, State, Step, fresh
+from eet_lab.ops.types import KVLayer, Layer, Linear, Norm, Sampling, State, Step, fresh
 from eet_lab.parts import Ops, Parts
 
-LAUNCHES = {case.op: case.launches for case in (*CASES, *TOKEN_CASES) if not case.name.startswith("prefill")}
+LAUNCHES = {
+    case.op: case.launches for case in (*CASES, *LAYER_CASES, *TOKEN_CASES) if not case.name.startswith("prefill")
+}
 LAUNCHES["next_token"] = LAUNCHES["norm_linear"] + LAUNCHES["choose"]
 
 
@@ -116,6 +119,11 @@ def _linear_residual(x: torch.Tensor, w: Linear, residual: torch.Tensor) -> int:
     return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], residual=True), x.itemsize)
 
 
+def _rest_of_layer(attended: torch.Tensor, x: torch.Tensor, w: Layer, following: Layer | None, act: str) -> int:
+    T, C = x.shape
+    return LayerShape(T, C, len(w.fc_1.weight), act, last=following is None).read_bytes(x.itemsize)
+
+
 def _attention(qkv: torch.Tensor, kv: KVLayer, step: Step) -> int:
     G, D = kv.num_heads, kv.head_dim
     lengths = tuple(step.extent - span.num_pad for span in step.spans)
@@ -139,6 +147,7 @@ BYTES: dict[str, Callable[..., int]] = {
     "embed": _embed,
     "norm_linear": _norm_linear,
     "linear_residual": _linear_residual,
+    "rest_of_layer": _rest_of_layer,
     "masked_attention": _attention,
     "attention": _attention,
     "next_token": _next_token,

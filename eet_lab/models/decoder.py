@@ -5,7 +5,7 @@ T tokens, B rows, C channels, V words, S positions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,21 +13,10 @@ from torch import Tensor
 
 from eet_lab.models.config import Config
 from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import KVLayer, Linear, Norm, Sampling, Step
+from eet_lab.ops.types import KVLayer, Layer, Linear, Norm, Sampling, Step
 
 if TYPE_CHECKING:
     from eet_lab.parts import Ops
-
-
-class Layer(NamedTuple):
-    """One transformer layer: pre-norm attention, then a pre-norm feed-forward network."""
-
-    norm_1: Norm
-    qkv: Linear  # [3C,C]
-    proj: Linear  # [C,C]
-    norm_2: Norm
-    fc_1: Linear  # [F,C]
-    fc_2: Linear  # [C,F]
 
 
 class Decoder(NamedTuple):
@@ -64,6 +53,31 @@ def forward(model: Decoder, ops: Ops, mask: Any, cache: Sequence[KVLayer], step:
         # What one op makes for the next gets no name, which would keep its memory beyond that op.
         x = ops.linear_residual(attend(ops.norm_linear(x, w.norm_1, w.qkv), kv, step), w.proj, x)
         x = ops.linear_residual(ops.norm_linear(x, w.norm_2, w.fc_1, act), w.fc_2, x)
+    return ops.next_token(x, step, model.norm, model.head, sampling)
+
+
+@serves_any_pads
+def forward_by_layer(
+    model: Decoder,
+    ops: Ops,
+    mask: Any,
+    cache: Sequence[KVLayer],
+    step: Step,
+    sampling: Sampling,
+    *,
+    takes: Callable[[Sequence[Layer], int], bool],
+) -> Tensor:
+    """The same, where `ops.rest_of_layer` takes as many tokens as the step has: what lies between two layers' attention
+    is one op.
+    """
+    if not takes(model.layers, len(step.ids)):
+        return forward(model, ops, mask, cache, step, sampling)
+    act, first = model.config.act, model.layers[0]
+    x = ops.embed(step.ids, step.positions, model.words, model.places)
+    attend = mask(ops, step, like=x)
+    qkv = ops.norm_linear(x, first.norm_1, first.qkv)
+    for w, kv, following in zip(model.layers, cache, (*model.layers[1:], None), strict=True):
+        x, qkv = ops.rest_of_layer(attend(qkv, kv, step), x, w, following, act)
     return ops.next_token(x, step, model.norm, model.head, sampling)
 
 

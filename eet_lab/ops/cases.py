@@ -55,6 +55,7 @@ class Case:
     shapes: tuple[Shape, ...]
     bench: tuple[Shape, ...] = ()
     launches: int = 1  # of the CUDA op, on the first bench shape in a 16-bit type, on Hopper
+    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16, torch.float32)  # that the CUDA op takes
 
     def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
         """The op on its inputs; a mask goes by keyword."""

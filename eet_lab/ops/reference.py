@@ -14,7 +14,7 @@ from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attenti
 
 from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import Empty, KVLayer, Linear, Norm, Sampling, State, Step, fresh
+from eet_lab.ops.types import Empty, KVLayer, Layer, Linear, Norm, Sampling, State, Step, fresh
 
 
 @serves_any_pads
@@ -66,6 +66,18 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> 
     """linear(x) + residual: [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
     y = linear(x, w, empty=empty)
     return torch.add(y, residual, out=empty("residual", residual.shape, x))
+
+
+@serves_any_pads
+def rest_of_layer(
+    attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str, *, empty: Empty
+) -> tuple[Tensor, Tensor | None]:
+    """What follows a layer's attention, up to the next one's: [T,C], [T,C] -> x [T,C], and the next layer's
+    qkv [T,3C], or None after the last. It may write into x: use only the result.
+    """
+    x = linear_residual(attended, w.proj, x, empty=empty)
+    x = linear_residual(norm_linear(x, w.norm_2, w.fc_1, act, empty=empty), w.fc_2, x, empty=empty)
+    return x, following and norm_linear(x, following.norm_1, following.qkv, empty=empty)
 
 
 def append(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty = fresh) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,6 +28,17 @@ class Linear(NamedTuple):
     scale: Tensor | None = None  # [N,groups] fp32, see ops/int8.py
 
 
+class Layer(NamedTuple):
+    """One transformer layer: pre-norm attention, then a pre-norm feed-forward network."""
+
+    norm_1: Norm
+    qkv: Linear  # [3C,C]
+    proj: Linear  # [C,C]
+    norm_2: Norm
+    fc_1: Linear  # [F,C]
+    fc_2: Linear  # [C,F]
+
+
 class Span(NamedTuple):
     """What the host knows of one row in a step: its real tokens are `first .. first + count - 1` of T."""
 

@@ -9,6 +9,7 @@ from eet_lab.techniques.int8_weights import Int8Weights
 from eet_lab.techniques.mask_removal import MaskRemoval
 from eet_lab.techniques.memory_reuse import MemoryReuse
 from eet_lab.techniques.packed_prefill import PackedPrefill
+from eet_lab.techniques.persistent_layers import PersistentLayers
 from eet_lab.techniques.pre_padding import PrePadding
 
 for technique in (
@@ -17,6 +18,7 @@ for technique in (
     MemoryReuse,
     PackedPrefill,
     FusedKernels,
+    PersistentLayers,
     FusedSampling,
     CudaGraphs,
     DependentLaunch,
@@ -33,5 +35,6 @@ __all__ = [
     "MaskRemoval",
     "MemoryReuse",
     "PackedPrefill",
+    "PersistentLayers",
     "PrePadding",
 ]

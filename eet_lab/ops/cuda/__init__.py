@@ -6,6 +6,7 @@ Types: float16, bfloat16, float32 (sums are always fp32). C a multiple of 8; D a
 from __future__ import annotations
 
 from eet_lab.ops.cuda.attention import attention, masked_attention
+from eet_lab.ops.cuda.layer import rest_of_layer, takes_layers
 from eet_lab.ops.cuda.linear import linear_residual, norm_linear
 from eet_lab.ops.cuda.norm import norm, softmax
 from eet_lab.ops.cuda.tokens import advance, choose, embed, next_token, next_token_by_torch
@@ -21,5 +22,7 @@ __all__ = [
     "next_token_by_torch",
     "norm",
     "norm_linear",
+    "rest_of_layer",
     "softmax",
+    "takes_layers",
 ]

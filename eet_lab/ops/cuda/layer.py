@@ -1,0 +1,161 @@
+"""What lies between two layers' attention, in one launch. T tokens, C channels, F channels inside, N outputs."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eet_lab.errors import KernelError
+from eet_lab.ops import native
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, at, check, needs, stream_of
+from eet_lab.ops.pads import serves_any_pads
+from eet_lab.ops.types import Empty, Layer, Linear, Norm
+
+MOST_TOKENS = 2
+NUM_READERS = 256  # threads that multiply, and its warps, a stage each
+NUM_WARPS = 8
+MOST_COPIES = 8  # of what blocks exchange
+ASIDE = 11 * 1024  # bytes of shared memory that are left to the kernels around it and to the system
+HOPPER = (227 * 1024, 132)  # where there is no GPU to ask
+
+
+@needs("vector_layer")
+@serves_any_pads
+def rest_of_layer(
+    attended: Tensor,
+    x: Tensor,
+    w: Layer,
+    following: Layer | None,
+    act: str,
+    *,
+    empty: Empty,
+    dependent: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """What follows a layer's attention, up to the next one's, written over x: [T,C], [T,C] -> x, qkv [T,N] or None.
+
+    One launch, for what `takes_layers` takes. All its blocks have to be on the device at once, so two of these must
+    not run at the same time on two streams.
+    """
+    T, C = x.shape
+    sizes = _sizes((w,) if following is None else (w, following), T)
+    if sizes is None or not _fits(T, *sizes):
+        raise KernelError(
+            f"One launch does not take {T} tokens through layers of {C} channels in {w.proj.weight.dtype}: it takes "
+            f"{MOST_TOKENS} at most, layers that are alike, and 16 bits. Leave persistent_layers out."
+        )
+    check(x, "x", w.proj.weight.dtype, (T, C))
+    check(attended, "attended", x.dtype, (T, C))
+    if act not in ACTS:
+        raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
+    F, N = sizes.F, sizes.N
+    qkv = None if following is None else empty("linear", (T, N), x)
+    if x.is_meta or not T:
+        return x, qkv
+    linears = (
+        (w.proj, None),
+        (w.fc_1, w.norm_2),
+        (w.fc_2, None),
+        (following and following.qkv, following and following.norm_1),
+    )
+    pointers = (ctypes.c_void_p * 16)(*(pointer for pair in linears for pointer in _pointers(*pair)))
+    copies = _copies(T, F, N)
+    numbers, turns = _exchange(x.device, T, C, F, copies)
+    how = (ACTS[act], w.norm_2.eps, following.norm_1.eps if following else 0.0, _gpu()[1], dependent, stream_of(x))
+    native.loaded("vector_layer").eet_vector_layer(
+        at(x), at(qkv), at(attended), at(numbers), turns.data_ptr(), copies, ctypes.addressof(pointers),
+        DTYPES[x.dtype], T, C, F, N, *how,
+    )  # fmt: skip
+    return x, qkv
+
+
+def takes_layers(layers: Sequence[Layer], T: int) -> bool:
+    """Whether `rest_of_layer` takes T tokens through these layers; the same answer for meta tensors."""
+    sizes = _sizes(layers, T)
+    return sizes is not None and _fits(T, *sizes)
+
+
+class Sizes(NamedTuple):
+    C: int
+    F: int
+    N: int
+
+
+def _sizes(layers: Sequence[Layer], T: int) -> Sizes | None:
+    """Of layers that are alike; None for those that are not, or are quantized, or wider than 16 bits."""
+    if not 0 < T <= MOST_TOKENS:
+        return None
+    found = {(*w.fc_1.weight.shape, len(w.qkv.weight), w.fc_1.weight.dtype) for w in layers}
+    if len(found) != 1 or any(part.scale is not None for w in layers for part in (w.qkv, w.proj, w.fc_1, w.fc_2)):
+        return None
+    [(F, C, N, dtype)] = found
+    return None if dtype.itemsize != 2 or C % 8 or F % 8 else Sizes(C, F, N)
+
+
+@cache
+def _fits(T: int, C: int, F: int, N: int) -> bool:
+    """As `plan` in vector_layer.cu: a place in the ring for each warp, or for all stages."""
+    shared_bytes, num_blocks = _gpu()
+    if not _copies(T, F, N):
+        return False
+    stage_inputs = _ceil(_ceil(C, _ceil(C, 2048)), 32) * 32
+    for most_rows in range(8, 3, -1):
+        num_stages = partial = rows = 0
+        for outputs, inputs in ((C, C), (F, C), (C, F), (N, C)):
+            its_outputs, steps = _ceil(outputs, num_blocks), _ceil(inputs, stage_inputs)
+            tiles = _ceil(its_outputs, most_rows)
+            rows = max(rows, _ceil(its_outputs, tiles))
+            num_stages += tiles * steps
+            partial = max(partial, tiles * steps * 8 * T * 4)
+        stage_bytes = rows * _odd_stride(2 * stage_inputs) + 16
+        room = shared_bytes - ASIDE - partial - T * _odd_stride(2 * max(C, F)) - 4 * C
+        if room // stage_bytes >= min(num_stages, NUM_WARPS):
+            return True
+    return False
+
+
+def _odd_stride(num_bytes: int) -> int:
+    return (_ceil(num_bytes, 64) | 1) * 64
+
+
+def _ceil(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+@cache
+def _copies(T: int, F: int, N: int) -> int:
+    """Of what blocks send to each other: a group of threads, an output each, sends to one. 0: it does not fit."""
+    group = 1 << (_ceil(max(F, N), _gpu()[1]) - 1).bit_length()
+    return min(MOST_COPIES, NUM_READERS // group // T)
+
+
+@cache
+def _exchange(device: torch.device, T: int, C: int, F: int, copies: int) -> tuple[Tensor, Tensor]:
+    """Where blocks pass their outputs on. Launches of these sizes share it, and leave it as the next one needs it."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise KernelError(
+            "The first launch of rest_of_layer for these sizes cannot be captured: it makes memory that stays. "
+            "Run the step once before it is captured."
+        )
+    numbers = torch.full((2 * copies * T * (2 * C + F),), -1, dtype=torch.int16, device=device)
+    return numbers, torch.zeros(1, dtype=torch.int32, device=device)
+
+
+def _pointers(w: Linear | None, norm: Norm | None) -> tuple[int | None, ...]:
+    if w is None:
+        return None, None, None, None
+    return at(w.weight), at(w.bias), at(norm and norm.weight), at(norm and norm.bias)
+
+
+@cache
+def _gpu() -> tuple[int, int]:
+    """Bytes of shared memory that a block can have, and multiprocessors, of the present GPU."""
+    if not torch.cuda.is_available():
+        return HOPPER
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return properties.shared_memory_per_block_optin, properties.multi_processor_count

@@ -1,0 +1,84 @@
+"""Cases of what lies between two layers' attention. T tokens, C channels, F channels inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eet_lab.ops.cases import Case
+from eet_lab.ops.shapes import Normal
+from eet_lab.ops.types import Empty, Layer, Linear, Norm
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One layer and the next."""
+
+    T: int
+    C: int
+    F: int
+    act: str = "gelu_tanh"
+    last: bool = False  # nothing follows
+    rms: bool = False  # and no biases
+
+    def __str__(self) -> str:
+        words = f"/{self.act}" * (self.act != "gelu_tanh") + "/last" * self.last + "/rms" * self.rms
+        return f"t{self.T}/c{self.C}/f{self.F}{words}"
+
+    def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """What rest_of_layer takes."""
+        normal = Normal(device, dtype, seed)
+
+        def norm() -> Norm:
+            return Norm(normal(self.C) + 1, None if self.rms else normal(self.C), 1e-5)
+
+        def linear(N: int, C: int) -> Linear:
+            return Linear(normal(N, C, scale=C**-0.5), None if self.rms else normal(N))
+
+        def layer() -> Layer:
+            C, F = self.C, self.F
+            return Layer(norm(), linear(3 * C, C), linear(C, C), norm(), linear(F, C), linear(C, F))
+
+        attended, x = normal(self.T, self.C), normal(self.T, self.C) + 1
+        return attended, x, layer(), None if self.last else layer(), self.act
+
+    def read_bytes(self, itemsize: int) -> int:
+        """Weights, and activations of each op on its own; each once."""
+        N = 0 if self.last else 3 * self.C
+        weights = self.C * (self.C + 2 * self.F + N)
+        return itemsize * (weights + self.T * (6 * self.C + 2 * self.F + bool(N) * (self.C + N)))
+
+
+@dataclass(frozen=True)
+class LayerCase(Case):
+    """Its op gives two tensors, which are judged together."""
+
+    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+
+    def call(self, op: Callable[..., Any], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
+        """x and qkv side by side."""
+        x, qkv = op(*inputs, empty=empty)
+        return x if qkv is None else torch.cat((x, qkv), -1)
+
+
+LAYER_CASES = (
+    LayerCase(
+        "rest_of_layer",
+        "rest_of_layer",
+        (
+            *(LayerShape(T, 64, 256) for T in (1, 2)),
+            LayerShape(1, 8, 24, "relu"),  # fewer outputs than blocks
+            LayerShape(2, 72, 288, "gelu", rms=True),
+            *(LayerShape(T, 768, 3072, last=T == 2) for T in (1, 2)),
+            LayerShape(1, 1600, 6400),
+            LayerShape(2, 1600, 6400, rms=True),
+            LayerShape(2, 2048, 8192, last=True),
+            LayerShape(1, 4096, 16384),  # stages of fewer outputs, and many times around the ring
+        ),
+        tuple(LayerShape(T, 1600, 6400) for T in (1, 2)),
+    ),
+)

@@ -1,0 +1,86 @@
+"""What lies between two layers' attention as one op: the same tokens, and a clear no to what it does not take."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_paged import LAYOUTS, batch
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import KernelError
+from eet_lab.models import weights
+from eet_lab.models.config import PRESETS, Config
+from eet_lab.models.decoder import forward_by_layer
+from eet_lab.ops import cuda, reference
+from eet_lab.ops.cases import CaseFailed
+from eet_lab.ops.cuda.launching import with_options
+from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
+from eet_lab.ops.types import fresh
+from eet_lab.technique import Recipe
+
+[CASE] = LAYER_CASES
+META = torch.device("meta")
+
+
+@pytest.mark.parametrize("words", LAYOUTS)
+@pytest.mark.parametrize("most", [0, 2, 99])
+def test_tokens_are_those_of_one_op_after_the_other(tiny, words, most):
+    """Whether it takes no step, decode steps of two rows, or all."""
+    parts = Recipe.parse(words).parts
+    by_layer = with_options(forward_by_layer, takes=lambda layers, T: most >= T)
+    for lengths in ([5, 9], [1, 2, 3]):
+        prompts = batch(0, lengths)
+        expected = Engine(tiny.decoder, parts).generate(prompts, Settings(6))
+        got = Engine(tiny.decoder, replace(parts, forward=by_layer)).generate(prompts, Settings(6))
+        assert got.tokens == expected.tokens
+
+
+@pytest.mark.parametrize("shape", [s for s in CASE.shapes if s.read_bytes(4) < 1_000_000], ids=str)
+def test_the_reference_is_within_its_own_budget(shape):
+    CASE.check(reference.rest_of_layer, shape, "cpu", torch.float32)
+
+
+@pytest.mark.parametrize("scales", [(1 + 1e-3, 1), (1, 1 + 1e-3)])
+def test_the_case_notices_what_is_wrong_in_either_tensor(scales):
+    def wrong(*args, empty):
+        return [part * scale for part, scale in zip(reference.rest_of_layer(*args, empty=empty), scales, strict=True)]
+
+    with pytest.raises(CaseFailed, match="error"):
+        CASE.check(wrong, CASE.shapes[0], "cpu", torch.float32)
+
+
+def layers(config, dtype=torch.float16):
+    return weights.random_decoder(config, 0, META, dtype).layers
+
+
+def test_it_takes_one_or_two_tokens_in_16_bits():
+    xl = layers(PRESETS["gpt2-xl"])
+    assert [cuda.takes_layers(xl, T) for T in (0, 1, 2, 3)] == [False, True, True, False]
+    assert not cuda.takes_layers(layers(PRESETS["gpt2"], torch.float32), 1)
+    assert cuda.takes_layers(layers(Config(2, 4096, 32, 16384, 504, 64)), 1)
+    assert not cuda.takes_layers(layers(Config(2, 12288, 96, 49152, 504, 64)), 1), "so many activations leave no ring"
+    quantized = Recipe.parse("int8_weights", "cuda").parts.weights[0](
+        weights.random_decoder(Config(2, 64, 4, 256, 504, 64), 0, torch.device("cpu"), torch.float16)
+    )
+    assert not cuda.takes_layers(quantized.layers, 1)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [(LayerShape(3, 64, 256), "float16"), (LayerShape(1, 64, 256), "float32")])
+def test_what_it_does_not_take_is_told(shape, dtype):
+    inputs = shape.inputs("cpu", getattr(torch, dtype), 0)
+    with pytest.raises(KernelError, match=f"{shape.T} tokens .* 64 channels in torch.{dtype}.*Leave persistent_layers"):
+        cuda.rest_of_layer(*inputs, empty=fresh)
+
+
+def test_a_decode_step_is_rehearsed_with_it_and_a_prefill_without():
+    engine = Engine(
+        weights.random_decoder(Config(4, 1600, 25, 6400, 504, 64), 0, META, torch.float16),
+        Recipe.parse("pre_padding,mask_removal,fused_kernels,persistent_layers", "cuda").parts,
+    )
+    found = engine.lifetimes([[1] * 9], Settings(5))
+    ops = {name: {life.op for life in trace} for name, trace in found.items()}
+    assert "rest_of_layer" in ops["decode"] and "linear_residual" not in ops["decode"]
+    assert "rest_of_layer" not in ops["prefill"]
