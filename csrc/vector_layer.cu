@@ -39,7 +39,7 @@ struct LayerArgs {
 //          its inputs. Here one ring of weights goes on through four linears, and hides what they wait for
 // Mapping  a block a multiprocessor, each with an equal share of every linear's outputs; one warp fills the ring, from
 //          before the kernel ahead has ended; eight warps take its stages in turn; outputs go to all blocks through L2 and tell by themselves that they have arrived (exchange.cuh)
-// Traffic  every weight once; from L2 a block reads T * (3C + F) activations; 200 KiB on their way a multiprocessor
+// Traffic  every weight once; from L2 a block reads T * (3C + F) activations; 200 KiB a multiprocessor hold what comes next
 // Needs    all blocks at once on the device: they wait for each other. Each has a multiprocessor, and what may hold it
 //          back are kernels launched before, which end by themselves
 // Numerics as vector_linear.cu
@@ -180,12 +180,12 @@ cudaError_t launch_vector_layer(LayerArgs<T> a, int num_blocks, bool dependent, 
 }  // namespace
 
 // x += attended proj^T + bias; x += act(norm_2(x) fc_1^T + bias) fc_2^T + bias; qkv = next_norm(x) next_qkv^T + bias.
-// `exchange` [2 * T * (2C + F)] with all bits 1 and `turns` [1] with 0, as they are at first: the same for every launch
-// of these sizes. Each of `linears` is weight, bias, norm's weight and bias; the last may have no weight: then no qkv.
+// `exchange` [2 * copies * T * (2C + F)] with all bits 1 and `turns` [1] with 0, as they are at first: the same for every
+// launch of these sizes. No more blocks than C or F has numbers: who sends nothing is not waited for, and would be late. Each of `linears` is weight, bias, norm's weight and bias; the last may have no weight: then no qkv.
 extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended, void* exchange, int* turns, int copies,
                                  const void* const* linears, int dtype, int T, int C, int F, int N, int act, float eps_2,
                                  float next_eps, int blocks, int dependent, cudaStream_t stream) {
-  if (T < 1 || T > kMostTokens) return cudaErrorInvalidValue;
+  if (T < 1 || T > kMostTokens || blocks > (C > F ? C : F)) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto phase = [&](int i, void* out, const void* in, const void* residual, int outputs, int inputs, int act,

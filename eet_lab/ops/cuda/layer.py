@@ -63,9 +63,10 @@ def rest_of_layer(
         (following and following.qkv, following and following.norm_1),
     )
     pointers = (ctypes.c_void_p * 16)(*(pointer for pair in linears for pointer in _pointers(*pair)))
-    copies = _copies(T, F, N)
+    copies = _copies(T, C, F, N)
     numbers, turns = _exchange(x.device, T, C, F, copies)
-    how = (ACTS[act], w.norm_2.eps, following.norm_1.eps if following else 0.0, _gpu()[1], dependent, stream_of(x))
+    eps = w.norm_2.eps, following.norm_1.eps if following else 0.0
+    how = (ACTS[act], *eps, _num_blocks(C, F), dependent, stream_of(x))
     native.loaded("vector_layer").eet_vector_layer(
         at(x), at(qkv), at(attended), at(numbers), turns.data_ptr(), copies, ctypes.addressof(pointers),
         DTYPES[x.dtype], T, C, F, N, *how,
@@ -89,18 +90,24 @@ def _sizes(layers: Sequence[Layer], T: int) -> Sizes | None:
     """Of layers that are alike; None for those that are not, or are quantized, or wider than 16 bits."""
     if not 0 < T <= MOST_TOKENS:
         return None
-    found = {(*w.fc_1.weight.shape, len(w.qkv.weight), w.fc_1.weight.dtype) for w in layers}
-    if len(found) != 1 or any(part.scale is not None for w in layers for part in (w.qkv, w.proj, w.fc_1, w.fc_2)):
+    found = {tuple((*part.weight.shape, part.weight.dtype) for part in _linears(w)) for w in layers}
+    if len(found) != 1 or any(part.scale is not None for w in layers for part in _linears(w)):
         return None
-    [(F, C, N, dtype)] = found
-    return None if dtype.itemsize != 2 or C % 8 or F % 8 else Sizes(C, F, N)
+    [(qkv, proj, fc_1, fc_2)] = found
+    F, C, dtype = fc_1
+    alike = (qkv[1:], proj, fc_2) == ((C, dtype), (C, C, dtype), (C, F, dtype))
+    return None if not alike or dtype.itemsize != 2 or C % 8 or F % 8 else Sizes(C, F, qkv[0])
+
+
+def _linears(w: Layer) -> tuple[Linear, ...]:
+    return w.qkv, w.proj, w.fc_1, w.fc_2
 
 
 @cache
 def _fits(T: int, C: int, F: int, N: int) -> bool:
     """As `plan` in vector_layer.cu: a place in the ring for each warp, or for all stages."""
-    shared_bytes, num_blocks = _gpu()
-    if not _copies(T, F, N):
+    shared_bytes, num_blocks = _gpu()[0], _num_blocks(C, F)
+    if not _copies(T, C, F, N):
         return False
     stage_inputs = _ceil(_ceil(C, _ceil(C, 2048)), 32) * 32
     for most_rows in range(8, 3, -1):
@@ -118,6 +125,11 @@ def _fits(T: int, C: int, F: int, N: int) -> bool:
     return False
 
 
+def _num_blocks(C: int, F: int) -> int:
+    """A block a multiprocessor, but none that would send nothing: nobody would wait for it before its turn is over."""
+    return min(_gpu()[1], max(C, F))
+
+
 def _odd_stride(num_bytes: int) -> int:
     return (_ceil(num_bytes, 64) | 1) * 64
 
@@ -128,9 +140,9 @@ def _ceil(a: int, b: int) -> int:
 
 
 @cache
-def _copies(T: int, F: int, N: int) -> int:
+def _copies(T: int, C: int, F: int, N: int) -> int:
     """Of what blocks send to each other: a group of threads, an output each, sends to one. 0: it does not fit."""
-    group = 1 << (_ceil(max(F, N), _gpu()[1]) - 1).bit_length()
+    group = 1 << (_ceil(max(C, F, N), _num_blocks(C, F)) - 1).bit_length()
     return min(MOST_COPIES, NUM_READERS // group // T)
 
 
