@@ -15,7 +15,8 @@ using eet::kTile;
 template <typename T, int kTokens>
 struct Product {
   static constexpr int kChunk = 32;                 // inputs in one step of a warp
-  float sum[kTokens / 8][2][4] = {};                // two, so that one mma need not wait for the other
+  static constexpr int kHalves = (kTokens + 7) / 8;
+  float sum[kHalves][2][4] = {};                    // two, so that one mma need not wait for the other
   const T* x;
 
   __device__ Product(const T* rows, int stride, int num_tokens) {
@@ -26,7 +27,7 @@ struct Product {
 
   __device__ void add(uint4 low, uint4 high, int k, int) {
 #pragma unroll
-    for (int half = 0; half < kTokens / 8; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       const uint4 v = eet::load(x + half * next + k);
       eet::mma<T>(sum[half][0], low.x, high.x, low.y, high.y, v.x, v.y);
       eet::mma<T>(sum[half][1], low.z, high.z, low.w, high.w, v.z, v.w);
@@ -36,7 +37,7 @@ struct Product {
   __device__ void store(float* partial, int num_tokens) {  // [tokens][kTile]
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
-    for (int half = 0; half < kTokens / 8; ++half) {
+    for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int token = half * 8 + t * 2 + i % 2;
@@ -175,7 +176,8 @@ extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const in
     using Type = decltype(type);
     const eet::TileArgs<Type, Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
                                         blocks);
-    return T <= 8 ? launch_linear<8>(a, blocks, dependent, stream)
-                  : launch_linear<16>(a, blocks, dependent, stream);
+    return T <= 4   ? launch_linear<4>(a, blocks, dependent, stream)
+           : T <= 8 ? launch_linear<8>(a, blocks, dependent, stream)
+                    : launch_linear<16>(a, blocks, dependent, stream);
   });
 }

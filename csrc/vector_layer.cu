@@ -1,25 +1,33 @@
 // What lies between two layers' attention, in one launch: output projection, feed-forward network, and the next layer's
-// queries, keys and values. For one or two tokens in 16 bits. T tokens, C channels, F channels inside, N outputs, K inputs.
+// queries, keys and values. For one or two tokens in 16 bits. T tokens, C channels, F channels inside, N outputs,
+// K inputs.
 #include "eet/dependent.cuh"
 #include "eet/exchange.cuh"
 #include "eet/launch.cuh"
-#include "eet/linear.cuh"
-#include "eet/team_product.cuh"
+#include "eet/vector_product.cuh"
 
 namespace {
 
 constexpr int kMostPhases = 4, kMostTokens = 2;
-constexpr int kMostRows = eet::kTeamRows, kLeastRows = 4;  // outputs of a stage: a tile
-constexpr int kLogWarps = 3, kWarps = 1 << kLogWarps;      // that multiply, a stage each; one more fills the ring
+constexpr int kLeastRows = 4;                          // outputs of a stage, unless a block has fewer
+constexpr int kLogWarps = 3, kWarps = 1 << kLogWarps;  // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
-constexpr int kAside = 10 * 1024;  // bytes of shared memory for attention's blocks, which begin early beside this kernel
+constexpr int kFewestStages = 4;      // that the ring can hold, or all
+constexpr int kAside = 10 * 1024;     // bytes of shared memory for attention's blocks, which begin early beside this
+constexpr int kInFlight = 48 * 1024;  // bytes that keep the memory busy: its rate times its latency, and more
+
+template <typename T>
+using Products = eet::StageProducts<T, kWarps>;
+template <typename T>
+using Stager = eet::RowStager<kWarps, T, kMostTokens, true>;
 
 // One of the linears. Its inputs come from the phase before, its outputs go to the next, or to `out`, or to both.
 template <typename T>
 struct Phase : eet::LinearArgs<T, T> {
   int from = 0, to = 0;  // where in the exchange, in numbers; -1: not there
   int stride = 0;        // of a token in shared memory
-  int tile = 0, steps = 0;  // outputs of a stage; stages that share the inputs of a tile
+  int tile = 0;          // outputs of a stage
+  eet::Steps steps{};    // that cut the inputs
 
   int tiles() const { return eet::ceil_div(this->most_outputs(), tile); }
 };
@@ -27,26 +35,27 @@ struct Phase : eet::LinearArgs<T, T> {
 template <typename T>
 struct LayerArgs {
   Phase<T> phase[kMostPhases];
-  int num_phases, num_tokens, log_group = 0;  // outputs that a block has of a token, as a power of two
+  int num_phases, num_tokens;
+  int log_team, log_group = 0;  // powers of two: warps that share a token's norm; outputs that a block has of a token
   eet::Exchange exchange;
-  int stage_inputs, stage_stride, stage_bytes, num_stages;  // of the ring
-  int partial_floats, row_numbers, norm_numbers;            // that lie before it
-
-  __host__ __device__ int sums() const { return kMostRows * num_tokens; }  // that a stage leaves
+  int stage_rows, stage_stride, stage_bytes, num_stages;  // of the ring
+  int partial_floats, row_numbers, norm_numbers;          // that lie before it
 };
 
 // Why      between two kernels the memory is idle: the last block ends, its results are written, the next one asks for
 //          its inputs. Here one ring of weights goes on through four linears, and hides what they wait for
 // Mapping  a block a multiprocessor, each with an equal share of every linear's outputs; one warp fills the ring, from
-//          before the kernel ahead has ended; eight warps take its stages in turn; outputs go to all blocks through L2 and tell by themselves that they have arrived (exchange.cuh)
-// Traffic  every weight once; from L2 a block reads T * (3C + F) activations; 200 KiB a multiprocessor hold what comes next
+//          before the kernel ahead has ended, and eight multiply; outputs go to all blocks through L2 and tell by
+//          themselves that they have arrived (exchange.cuh)
+// Traffic  every weight once; from L2 a block reads T * (3C + F) activations; 200 KiB a multiprocessor hold what comes
+//          next, 48 of them on their way at a time: what is exchanged waits behind them
 // Needs    all blocks at once on the device: they wait for each other. Each has a multiprocessor, and what may hold it
 //          back are kernels launched before, which end by themselves
 // Numerics as vector_linear.cu
 // Source   a persistent kernel with a continuous stream of weights: "Look Ma, No Bubbles!" (Hazy Research, 2025); data
 //          that is its own flag: NCCL's LL protocol
 template <typename T>
-__global__ void __launch_bounds__(kReaders + 32, eet::kResident) vector_layer_kernel(const __grid_constant__ LayerArgs<T> a) {
+__global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __grid_constant__ LayerArgs<T> a) {
   extern __shared__ uint4 shared[];
   eet::let_next_begin();
   float* partial = reinterpret_cast<float*>(shared);
@@ -57,21 +66,21 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident) vector_layer_ke
                        a.stage_bytes};
   const int warp = threadIdx.x / 32;
 
-  if (threadIdx.x == kReaders) ring.init(1);
+  if (threadIdx.x == kReaders) ring.init(kWarps);
   __syncthreads();
   if (warp == kWarps) {
-    eet::WeightStream stream(ring, a.stage_stride, eet::kInFlight);
-    for (int p = 0; p < a.num_phases; ++p) stream.add(a.phase[p], eet::Share(a.phase[p]), a.phase[p].tile, a.stage_inputs);
+    eet::WeightStream stream(ring, a.stage_stride, kInFlight);
+    for (int p = 0; p < a.num_phases; ++p) {
+      const Phase<T>& f = a.phase[p];
+      const eet::Share share(f);
+      stream.add(f.weight, f.K, share.begin, share.end, f.tile, f.steps);
+    }
     return;
   }
   // The thread's output, of a token, for a copy of the exchange.
   const int copies = a.exchange.copies, output = threadIdx.x & ((1 << a.log_group) - 1);
   const int job = threadIdx.x >> a.log_group, copy = job / a.num_tokens, token = job - copy * a.num_tokens;
-  const int log_team = kLogWarps + 1 - a.num_tokens, g = threadIdx.x % 32 / 4;
-  const uint32_t ring_at = eet::shared_address(stages);
-  eet::RingPlace place;
-  place.step(a.num_stages, warp);
-  int ahead = warp;  // the warp's next stage, counted from the phase's first
+  Products<T> products(ring, a.stage_rows, a.stage_stride, a.num_tokens);
   T *to_home = nullptr, *from_home = nullptr;  // of this kernel's half of the exchange: where it sends and receives
   int turns = 0;
 
@@ -83,22 +92,14 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident) vector_layer_ke
     const int num_outputs = share.end - share.begin, n = share.begin + output;
     eet::Outputs<T, T> outputs(f, token, share);
     outputs.request_bias(n);
-    eet::RowStager<kWarps, T, kMostTokens, true> stager(a.num_tokens, log_team, f.K, f.stride, f.norm, norms);
+    Stager<T> stager(a.num_tokens, a.log_team, f.K, f.stride, f.norm, norms);
     if (p + 1 < a.num_phases && !f.norm.weight) {  // the next norm's weights take the place of the one before
       const Phase<T>& next = a.phase[p + 1];
-      eet::RowStager<kWarps, T, kMostTokens, true>(a.num_tokens, log_team, next.K, next.stride, next.norm, norms)
-          .request_norm();
+      Stager<T>(a.num_tokens, a.log_team, next.K, next.stride, next.norm, norms).request_norm();
     }
-    const int its_tile = output / f.tile;
-    const float* its_sums = partial + its_tile * f.steps * a.sums() +
-                            (output - its_tile * f.tile) * a.num_tokens + token;
-    // Past the last token the last, again; such sums are never read.
-    const uint32_t x = eet::shared_address(rows + min(g, a.num_tokens - 1) * f.stride);
-    int tile = 0, step = ahead;
-    const auto settle = [&] {
-      for (; step >= f.steps; step -= f.steps) ++tile;
-    };
-    settle();
+    const int its_tile = output / f.tile, sums = Products<T>::sums(a.num_tokens);
+    const float* its_sums = partial + its_tile * f.steps.num * sums +
+                            ((output - its_tile * f.tile) * a.num_tokens + token) * kWarps;
     if (p == 0) {
       eet::wait_for_previous();
       turns = a.exchange.turns_so_far();
@@ -107,20 +108,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident) vector_layer_ke
     stager.template stage<true>(rows, f.from < 0 ? f.x : from_home + f.from, nullptr, f.from >= 0);
     eet::barrier(1, kReaders);
 
-#pragma unroll 1
-    while (tile * f.tile < num_outputs) {
-      const int from = step * a.stage_inputs, num_rows = min(f.tile, num_outputs - tile * f.tile);
-      eet::TeamProduct<T, 1, 4> part;
-      eet::barrier_wait(ring.filled(place), place.parity);
-      part.add(ring_at + place.stage * a.stage_bytes + min(g, num_rows - 1) * a.stage_stride, x + from * int(sizeof(T)),
-               min(a.stage_inputs, f.K - from) - eet::kVec<T>, g < a.num_tokens);
-      ring.release(place);
-      part.store(partial + (tile * f.steps + step) * a.sums(), a.num_tokens);
-      place.step(a.num_stages, kWarps);
-      step += kWarps;
-      settle();
-    }
-    for (ahead = step; tile && (tile - 1) * f.tile >= num_outputs; --tile) ahead += f.steps;
+    products.multiply(rows, f.stride, f.K, f.steps, eet::ceil_div(num_outputs, f.tile), partial);
     if (p == 0) {
       T* half = reinterpret_cast<T*>(a.exchange.half(turns));
       to_home = half + copy * a.exchange.size, from_home = half + blockIdx.x % copies * a.exchange.size;
@@ -128,9 +116,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident) vector_layer_ke
 
     eet::barrier(1, kReaders);
     if (n < share.end && copy < copies) {
-      float sum = 0;
-      for (int i = 0; i < f.steps; ++i) sum += its_sums[i * a.sums()];
-      const T value = outputs.value(sum);
+      const T value = outputs.value(Products<T>::total(its_sums, f.steps.num, sums));
       if (f.to >= 0) eet::send(to_home + f.to + token * f.N + n, value);
       if (f.out && copy == 0) f.out[token * int64_t(f.N) + n] = value;
     }
@@ -139,33 +125,36 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident) vector_layer_ke
   if (blockIdx.x == 0 && threadIdx.x == 0) a.exchange.turn();
 }
 
+// Steps of a row, so that no warp has too many chunks of one.
+int least_steps(int K) { return eet::ceil_div(eet::ceil_div(K, eet::kChunk), kWarps * eet::kMostChunks); }
+
 // Cuts the stages, all of equal size, and says how many bytes a block takes; 0: it does not fit.
 template <typename T>
 int plan(LayerArgs<T>& a) {
-  const int C = a.phase[0].K, row_bytes = C * int(sizeof(T)), steps = eet::ceil_div(row_bytes, 4096);
-  a.stage_inputs = eet::ceil_div(eet::ceil_div(C, steps), eet::kChunk) * eet::kChunk;
-  a.stage_stride = eet::odd_stride(a.stage_inputs * int(sizeof(T)));
+  const int C = a.phase[0].K, most_chunks = eet::cut_inputs(C, least_steps(C)).most_chunks();
+  a.stage_stride = eet::odd_stride(most_chunks * eet::kChunk * int(sizeof(T)));
+  a.log_team = kLogWarps + 1 - a.num_tokens;
   a.row_numbers = a.partial_floats = 0, a.norm_numbers = 2 * C;
-  const int room = eet::whole_shared() - kAside;
-  for (int most_rows = kMostRows; most_rows >= kLeastRows; --most_rows) {
-    int stage_rows = 0, num_stages = 0;
+  const int room = eet::whole_shared() - kAside, sums = Products<T>::sums(a.num_tokens);
+  for (int most_rows = eet::kStageRows; most_rows >= kLeastRows; --most_rows) {
+    int needed = 0;
+    a.stage_rows = 0;
     for (int p = 0; p < a.num_phases; ++p) {
       Phase<T>& f = a.phase[p];
       while (1 << a.log_group < f.most_outputs()) ++a.log_group;
       f.stride = eet::odd_stride(f.K * int(sizeof(T))) / int(sizeof(T));
-      f.steps = eet::ceil_div(f.K, a.stage_inputs);
+      f.steps = eet::cut_inputs(f.K, eet::ceil_div(eet::ceil_div(f.K, eet::kChunk), most_chunks));
       f.tile = eet::ceil_div(f.most_outputs(), eet::ceil_div(f.most_outputs(), most_rows));
-      stage_rows = max(stage_rows, f.tile), num_stages += f.tiles() * f.steps;
+      const int stages = f.tiles() * f.steps.num;
+      a.stage_rows = max(a.stage_rows, f.tile), needed += stages;
       a.row_numbers = max(a.row_numbers, a.num_tokens * f.stride);
-      a.partial_floats = max(a.partial_floats, f.tiles() * f.steps * a.sums());
+      a.partial_floats = max(a.partial_floats, stages * sums);
     }
     if (kReaders >> a.log_group < a.num_tokens * a.exchange.copies) return 0;
-    a.stage_bytes = stage_rows * a.stage_stride;
+    a.stage_bytes = a.stage_rows * a.stage_stride;
     const int others = a.partial_floats * int(sizeof(float)) + (a.row_numbers + a.norm_numbers) * int(sizeof(T));
-    const int fitting = room > others ? (room - others) / eet::Ring::bytes(1, a.stage_bytes) : 0;
-    // A place in the ring belongs to one warp, unless no place is used twice: who is late would take a stage for the next.
-    a.num_stages = fitting >= num_stages ? num_stages : fitting / kWarps * kWarps;
-    if (a.num_stages) return others + eet::Ring::bytes(a.num_stages, a.stage_bytes);
+    a.num_stages = min(needed, room > others ? (room - others) / eet::Ring::bytes(1, a.stage_bytes) : 0);
+    if (a.num_stages >= min(needed, kFewestStages)) return others + eet::Ring::bytes(a.num_stages, a.stage_bytes);
   }
   return 0;
 }
@@ -181,10 +170,12 @@ cudaError_t launch_vector_layer(LayerArgs<T> a, int num_blocks, bool dependent, 
 
 // x += attended proj^T + bias; x += act(norm_2(x) fc_1^T + bias) fc_2^T + bias; qkv = next_norm(x) next_qkv^T + bias.
 // `exchange` [2 * copies * T * (2C + F)] with all bits 1 and `turns` [1] with 0, as they are at first: the same for every
-// launch of these sizes. No more blocks than C or F has numbers: who sends nothing is not waited for, and would be late. Each of `linears` is weight, bias, norm's weight and bias; the last may have no weight: then no qkv.
-extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended, void* exchange, int* turns, int copies,
-                                 const void* const* linears, int dtype, int T, int C, int F, int N, int act, float eps_2,
-                                 float next_eps, int blocks, int dependent, cudaStream_t stream) {
+// launch of these sizes. No more blocks than C or F has numbers: who sends nothing is not waited for, and would be late.
+// Each of `linears` is weight, bias, norm's weight and bias; the last may have no weight: then no qkv.
+extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended, void* exchange, int* turns,
+                                        int copies, const void* const* linears, int dtype, int T, int C, int F, int N,
+                                        int act, float eps_2, float next_eps, int blocks, int dependent,
+                                        cudaStream_t stream) {
   if (T < 1 || T > kMostTokens || blocks > (C > F ? C : F)) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
@@ -197,13 +188,14 @@ extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended
     };
     const int last = linears[12] ? T * (C + F) : -1;
     const LayerArgs<Type> a{{phase(0, x, attended, x, C, C, eet::kNone, 0.f, -1, 0),
-                       phase(1, nullptr, nullptr, nullptr, F, C, act, eps_2, 0, T * C),
-                       phase(2, x, nullptr, x, C, F, eet::kNone, 0.f, T * C, last),
-                       phase(3, qkv, nullptr, nullptr, N, C, eet::kNone, next_eps, last, -1)},
-                      linears[12] ? 4 : 3,
-                      T,
-                      0,
-                      {static_cast<uint16_t*>(exchange), turns, T * (2 * C + F), copies}};
+                             phase(1, nullptr, nullptr, nullptr, F, C, act, eps_2, 0, T * C),
+                             phase(2, x, nullptr, x, C, F, eet::kNone, 0.f, T * C, last),
+                             phase(3, qkv, nullptr, nullptr, N, C, eet::kNone, next_eps, last, -1)},
+                            linears[12] ? 4 : 3,
+                            T,
+                            0,
+                            0,
+                            {static_cast<uint16_t*>(exchange), turns, T * (2 * C + F), copies}};
     return launch_vector_layer(a, blocks, dependent, stream);
   });
 }

@@ -13,6 +13,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from eet_lab.models import Model, load
+from eet_lab.ops.cuda import layer
 from eet_lab.technique import _REGISTRY
 
 # A deadline would say how busy the machine is, not whether the code is right.
@@ -30,6 +31,12 @@ def make_gpt2(**changes) -> GPT2LMHeadModel:
         if parameter.ndim == 1:
             parameter.data.add_(torch.randn_like(parameter) * 0.2)
     return model
+
+
+@pytest.fixture
+def layers_of_any_size(monkeypatch) -> None:
+    """`persistent_layers` takes models that are too small to gain by it."""
+    monkeypatch.setattr(layer, "LEAST_BYTES", 0)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -169,6 +169,7 @@ GRAPHLESS = ALL.replace(",cuda_graphs", "")  # a CPU cannot capture
     ],
     ids=["all", "no-fused_sampling", "masked", "int8"],
 )
+@pytest.mark.usefixtures("layers_of_any_size")
 def test_every_launch_of_a_step_that_can_is_dependent(words, settings, num_rows, launched):
     prefill, step = passes(words, launched, settings, num_rows)
     by_layer = num_rows == 2 and "int8_weights" not in words

@@ -42,6 +42,17 @@ __device__ inline void send(T* to, T value) {
   asm volatile("st.relaxed.gpu.global.u16 [%0], %1;" ::"l"(to), "h"(reinterpret_cast<const uint16_t&>(value)) : "memory");
 }
 
+// Eight numbers that may be on their way.
+template <typename T>
+__device__ inline uint4 look(const T* at) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(at)
+               : "memory");
+  return v;
+}
+
 // Whether no 16 bits of it are all 1.
 __device__ inline bool has_arrived(uint4 v) {
   const auto missing = [](uint32_t pair) { return (~pair - 0x00010001u) & pair & 0x80008000u; };

@@ -46,7 +46,7 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
-inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // How a kernel is launched. `cluster`: blocks along x that read each other's shared memory (sm_90 and later).
 // `dependent`: it may begin while the kernel before it in the stream still runs (sm_90 and later); every thread block

@@ -102,10 +102,14 @@ struct Outputs {
     request_residual(n);
   }
 
+  __device__ T value(float sum) const {
+    return from_float<T>(activate(sum + to_float(bias), a.act) + to_float(residual));
+  }
+
   __device__ void finish(float sum, int n) {
-    const T value = from_float<T>(activate(sum + to_float(bias), a.act) + to_float(residual));
-    if (a.out) a.out[token * int64_t(a.N) + n] = value;
-    if (a.best) best = max(best, pair(to_float(value), n));
+    const T its_value = value(sum);
+    if (a.out) a.out[token * int64_t(a.N) + n] = its_value;
+    if (a.best) best = max(best, pair(to_float(its_value), n));
   }
 };
 

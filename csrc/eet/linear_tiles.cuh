@@ -9,7 +9,7 @@ namespace eet {
 
 constexpr int kTile = 16;  // outputs that a warp computes at a time
 template <int kTokens>
-constexpr int kLogWarps = kTokens == 8 ? 4 : 3;  // that multiply, as many as registers allow; one more fills the ring
+constexpr int kLogWarps = kTokens == 8 ? 4 : 3;  // that multiply, as was measured; one more fills the ring
 template <int kTokens>
 constexpr int kReaders = 32 << kLogWarps<kTokens>;
 template <int kTokens>

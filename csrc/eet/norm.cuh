@@ -44,19 +44,21 @@ class RowStager {
   // The caller synchronizes before it reads what others wrote.
   __device__ void stage(T* rows, const T* x, const int64_t* at) { stage<false>(rows, x, at); }
 
-  // kSent: other blocks are still sending x (exchange.cuh).
+  // kSent: x may be what other blocks are still sending (exchange.cuh), if `sent`.
   template <bool kSent>
   __device__ void stage(T* rows, const T* x, const int64_t* at, bool sent = kSent) {
+    static_assert(!kSent || kMaxRows <= kWarps, "who receives has one row");
     __shared__ float scratch[2][2][kWarps];
     const int row = threadIdx.x >> (5 + log_team);
-    float shift = copy(rows, x, at, row);
-    const float shift_2 = kMaxRows > kWarps ? copy(rows, x, at, row + kWarps) : 0.f;
-    commit_copies();
-    wait_for_copies<0>();  // a thread reads the numbers of x that it copied itself
+    float shift = 0, shift_2 = 0;  // of what is sent the first number is another thread's
     if (kSent && sent) {
       receive(rows, x, row);
-      shift = 0;  // the row's first number is another thread's
+    } else {
+      shift = copy(rows, x, at, row);
+      if (kMaxRows > kWarps) shift_2 = copy(rows, x, at, row + kWarps);
+      commit_copies();
     }
+    wait_for_copies<0>();  // a thread reads the numbers of x that it copied itself
     if (!norm.weight) {
       if (kSwap) swap(rows, row);
       return;
@@ -76,26 +78,32 @@ class RowStager {
     const T* from = x + (at ? at[row] : row) * int64_t(C);
     T* to = rows + row * stride;
     for (int c = first; c < C; c += step) copy_async(to + c, from + c, true);
-    for (int c = C + first; c < stride; c += step) store(to + c, zeros());
+    pad(to);
     return norm.bias ? to_float(*from) : 0.f;
   }
 
-  // Copies again what had not arrived, until all has.
+  // Copies a row's numbers again until all have arrived.
   __device__ void receive(T* rows, const T* x, int row) {
     if (row >= num_rows) return;
     const T* from = x + row * int64_t(C);
     T* to = rows + row * stride;
     bool complete;
+    for (int c = first; c < C; c += step) copy_async(to + c, from + c, true);
+    pad(to);
     do {
+      commit_copies();
+      wait_for_copies<0>();
       complete = true;
       for (int c = first; c < C; c += step) {
         if (has_arrived(load(to + c))) continue;
         copy_async(to + c, from + c, true);
         complete = false;
       }
-      commit_copies();
-      wait_for_copies<0>();
     } while (!complete);
+  }
+
+  __device__ void pad(T* to) const {
+    for (int c = C + first; c < stride; c += step) store(to + c, zeros());
   }
 
   __device__ static uint4 arranged(uint4 v) { return kSwap ? make_uint4(v.x, v.z, v.y, v.w) : v; }

@@ -30,6 +30,13 @@ __device__ inline uint4 load_shared(uint32_t address) {
   return v;
 }
 
+// Half a vector of it.
+__device__ inline uint2 load_shared_half(uint32_t address) {
+  uint2 v;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
+  return v;
+}
+
 // For what is read once: weights and old keys and values. It does not push anything out of L1.
 template <typename T>
 __device__ inline uint4 load_once(const T* p) {

@@ -22,11 +22,12 @@ class PersistentLayers(Technique):
     on from one to the next, so that memory is read while results are exchanged; and these go from block to block
     through the L2 cache, each number telling by itself that it has arrived, so that nobody waits for a kernel to end.
 
-    It takes one or two rows in 16 bits, of models whose feed-forward activations fit in shared memory beside the ring.
-    For all else, prefill among it, the layers run as they did before.
+    It takes one or two rows in 16 bits, of models whose layers have 48 MiB of weights or more and whose feed-forward
+    activations fit in shared memory beside the ring. For all else, prefill among it, the layers run as they did before:
+    a layer that takes a few microseconds has too little to hide. Thread blocks wait for each other, so all of them
+    have to be on the GPU at once: do not generate on two CUDA streams at the same time.
 
-    Expect a tenth less for each token of a model whose weights take their time, and two launches a layer instead of
-    five; a model so small that a layer takes a few microseconds has too little to hide.
+    Expect an eighth less for each token of a model such as GPT-2 XL, and two launches a layer instead of five.
 
     Source: persistent kernels with a continuous stream of weights, as in "Look Ma, No Bubbles!" (Hazy Research, 2025);
     data that is its own flag as in NCCL's LL protocol.

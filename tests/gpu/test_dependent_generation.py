@@ -19,7 +19,7 @@ from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 from eet_lab.techniques import DependentLaunch
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("layers_of_any_size")]
 
 NEEDED = "memory_reuse,fused_kernels"
 GRAPHS = "cuda_graphs:bucket=32"  # several captures in a run
@@ -31,10 +31,13 @@ RECIPES = {
     "masked": f"pre_padding,{NEEDED},fused_sampling,{GRAPHS}",
     "torch-between": f"pre_padding,mask_removal,packed_prefill,{NEEDED},{GRAPHS}",
     "all": f"pre_padding,mask_removal,packed_prefill,{NEEDED},fused_sampling,{GRAPHS}",
+    "layers": f"pre_padding,mask_removal,packed_prefill,{NEEDED},persistent_layers,fused_sampling,{GRAPHS}",
+    "layers-apart": f"mask_removal,{NEEDED},persistent_layers",
     "int8": f"pre_padding,mask_removal,packed_prefill,{NEEDED},fused_sampling,{GRAPHS},int8_weights",
 }
 BATCHES = {  # rows, shortest and longest prompt
     "one": (1, 40, 40),
+    "two": (2, 1, 60),
     "single-tokens": (3, 1, 1),  # a prefill of one token a row takes the kernel of decoding
     "ragged": (8, 1, 90),
     "many": (33, 2, 40),  # too many for the kernel that streams weights: norms of ours and cuBLAS in turn
@@ -105,7 +108,7 @@ def test_logits_are_the_same_to_the_bit(model, recipe, batch):
     assert torch.equal(plainly, early)
 
 
-@pytest.mark.parametrize("recipe", ["sampling-graphs", "all", "int8"])
+@pytest.mark.parametrize("recipe", ["sampling-graphs", "all", "layers", "int8"])
 def test_long_runs_of_many_steps_stay_the_same(model, recipe):
     """A run up to the model's context, again and again: 1,500 steps in which nothing but the GPU sets the pace."""
     plain, early = both(RECIPES[recipe].replace(":bucket=32", ""))

@@ -21,7 +21,8 @@ from eet_lab.technique import Recipe, registry
 
 pytestmark = pytest.mark.gpu
 
-NAMES = tuple(name for name, technique in registry().items() if technique.numerics != "lossy")
+LEFT_OUT = {"persistent_layers"}  # it takes 16 bits
+NAMES = tuple(name for name, technique in registry().items() if technique.numerics != "lossy" and name not in LEFT_OUT)
 
 
 def recipes() -> list[str]:
@@ -69,10 +70,12 @@ def test_greedy_tokens_in_fp32_equal_the_baseline(fp32, recipe):
 
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_teacher_forced_logits_stay_within_the_budget(dtype, head_dim):
+@pytest.mark.parametrize("num_rows", [2, 5])
+@pytest.mark.usefixtures("layers_of_any_size")
+def test_teacher_forced_logits_stay_within_the_budget(dtype, head_dim, num_rows):
     from eet_lab.bench.sameness import sameness
 
-    model, prompts = decoder(dtype, head_dim), batch(5, 1, 70)
+    model, prompts = decoder(dtype, head_dim), batch(num_rows, 1, 70)
     headline = "pre_padding,mask_removal,memory_reuse"
     for recipe in (headline, "fused_kernels", "all", "all,-mask_removal", "all,-pre_padding"):
         found = sameness(model, Recipe.parse(recipe, "cuda").parts, prompts, Settings(16))

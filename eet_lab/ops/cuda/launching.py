@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache, partial, update_wrapper
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,22 @@ def dependent(op: Callable) -> Callable:
 def can_be_dependent(op: Callable) -> bool:
     """Whether there is such a version of it."""
     return "dependent" in inspect.signature(op).parameters
+
+
+class Limits(NamedTuple):
+    """Of a GPU."""
+
+    shared_bytes: int  # of shared memory that a block can have
+    num_blocks: int  # its multiprocessors
+
+
+@cache
+def limits() -> Limits | None:
+    """Of the first GPU that was asked for; None where there is none."""
+    if not torch.cuda.is_available():
+        return None
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return Limits(properties.shared_memory_per_block_optin, properties.multi_processor_count)
 
 
 def stream_of(x: Tensor) -> int:

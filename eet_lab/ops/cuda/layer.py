@@ -5,23 +5,24 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, at, check, needs, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, Limits, at, check, limits, needs, stream_of
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
 MOST_TOKENS = 2
-NUM_READERS = 256  # threads that multiply, and its warps, a stage each
-NUM_WARPS = 8
+NUM_READERS = 256  # threads that multiply
+FEWEST_STAGES = 4  # that the ring of weights can hold, or all
 MOST_COPIES = 8  # of what blocks exchange
 ASIDE = 11 * 1024  # bytes of shared memory that are left to the kernels around it and to the system
-HOPPER = (227 * 1024, 132)  # where there is no GPU to ask
+HOPPER = Limits(227 * 1024, 132)  # where there is no GPU to ask
+LEAST_BYTES = 48 << 20  # of a layer's weights: with fewer there is too little to hide (H200: XL gains, GPT-2 Large not)
 
 
 @needs("vector_layer")
@@ -75,15 +76,20 @@ def rest_of_layer(
 
 
 def takes_layers(layers: Sequence[Layer], T: int) -> bool:
-    """Whether `rest_of_layer` takes T tokens through these layers; the same answer for meta tensors."""
+    """Whether `rest_of_layer` takes T tokens through these layers, and gains by it; the same for meta tensors."""
     sizes = _sizes(layers, T)
-    return sizes is not None and _fits(T, *sizes)
+    return sizes is not None and sizes.weight_bytes >= LEAST_BYTES and _fits(T, *sizes)
 
 
 class Sizes(NamedTuple):
     C: int
     F: int
     N: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """In 16 bits."""
+        return 2 * self.C * (self.C + 2 * self.F + self.N)
 
 
 def _sizes(layers: Sequence[Layer], T: int) -> Sizes | None:
@@ -105,29 +111,29 @@ def _linears(w: Layer) -> tuple[Linear, ...]:
 
 @cache
 def _fits(T: int, C: int, F: int, N: int) -> bool:
-    """As `plan` in vector_layer.cu: a place in the ring for each warp, or for all stages."""
-    shared_bytes, num_blocks = _gpu()[0], _num_blocks(C, F)
+    """As `plan` in vector_layer.cu."""
     if not _copies(T, C, F, N):
         return False
-    stage_inputs = _ceil(_ceil(C, _ceil(C, 2048)), 32) * 32
+    num_blocks, row_chunks = _num_blocks(C, F), _ceil(C, 32)
+    most_chunks = _ceil(row_chunks, _ceil(row_chunks, 64))  # of a stage's rows
     for most_rows in range(8, 3, -1):
         num_stages = partial = rows = 0
         for outputs, inputs in ((C, C), (F, C), (C, F), (N, C)):
-            its_outputs, steps = _ceil(outputs, num_blocks), _ceil(inputs, stage_inputs)
+            its_outputs, steps = _ceil(outputs, num_blocks), _ceil(_ceil(inputs, 32), most_chunks)
             tiles = _ceil(its_outputs, most_rows)
             rows = max(rows, _ceil(its_outputs, tiles))
             num_stages += tiles * steps
-            partial = max(partial, tiles * steps * 8 * T * 4)
-        stage_bytes = rows * _odd_stride(2 * stage_inputs) + 16
-        room = shared_bytes - ASIDE - partial - T * _odd_stride(2 * max(C, F)) - 4 * C
-        if room // stage_bytes >= min(num_stages, NUM_WARPS):
+            partial = max(partial, 4 * tiles * steps * 8 * 8 * T)
+        stage_bytes = rows * _odd_stride(64 * most_chunks) + 16
+        room = _gpu().shared_bytes - ASIDE - partial - T * _odd_stride(2 * max(C, F)) - 4 * C
+        if room // stage_bytes >= min(num_stages, FEWEST_STAGES):
             return True
     return False
 
 
 def _num_blocks(C: int, F: int) -> int:
     """A block a multiprocessor, but none that would send nothing: nobody would wait for it before its turn is over."""
-    return min(_gpu()[1], max(C, F))
+    return min(_gpu().num_blocks, max(C, F))
 
 
 def _odd_stride(num_bytes: int) -> int:
@@ -164,10 +170,5 @@ def _pointers(w: Linear | None, norm: Norm | None) -> tuple[int | None, ...]:
     return at(w.weight), at(w.bias), at(norm and norm.weight), at(norm and norm.bias)
 
 
-@cache
-def _gpu() -> tuple[int, int]:
-    """Bytes of shared memory that a block can have, and multiprocessors, of the present GPU."""
-    if not torch.cuda.is_available():
-        return HOPPER
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return properties.shared_memory_per_block_optin, properties.multi_processor_count
+def _gpu() -> Limits:
+    return limits() or HOPPER

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,16 +10,16 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, at, check, needs, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, limits, needs, stream_of
 from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
 FEW = 16  # tokens that the weight-streaming products take; there cuBLAS with what surrounds it is even (rows of t16)
-VECTORS = 2  # tokens that the one takes which is made for a vector, in 16 bits
-SMALLEST_SHARED = 99 * 1024  # bytes of shared memory that a block can have on every GPU from sm_80 on
+VECTORS = 4  # tokens that the one takes which is made for vectors, in 16 bits
+VECTOR_NUMBERS = 28 * 1024  # activations of three or four tokens, beyond which the other one is faster
+NO_GPU = Limits(99 * 1024, 108)  # shared memory as on every GPU from sm_80 on
 STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
-FEWEST_BLOCKS = 108  # where there is no GPU to ask
 
 
 @needs("linear", "vector_linear", "int8_linear", "dequantize", "norm", "epilogue")
@@ -102,7 +101,7 @@ def largest_outputs(
 
 def takes_few(T: int, x: Tensor, w: Linear) -> bool:
     """Whether the weight-streaming kernel takes T tokens such as those of x; the same answer for meta tensors."""
-    C, itemsize, shared_bytes = w.weight.shape[1], x.element_size(), _gpu()[0]
+    C, itemsize, shared_bytes = w.weight.shape[1], x.element_size(), _gpu().shared_bytes
     if w.scale is not None:
         return int8.takes_few(T, C, itemsize, shared_bytes)
     return _is_few(T, C, itemsize)
@@ -132,7 +131,7 @@ def _stream(
     around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
     sizes = (DTYPES[x.dtype], T, N, C)
     how = (ACTS[act], norm_w.eps if norm_w else 0.0, _num_blocks(N), dependent, stream_of(x))
-    if w.scale is None and T <= VECTORS and x.dtype != torch.float32:
+    if w.scale is None and x.dtype != torch.float32 and _are_vectors(T, C):
         native.loaded("vector_linear").eet_vector_linear(*to, at(w.weight), *around, *sizes, *how)
     elif w.scale is None:
         native.loaded("linear").eet_linear(*to, at(w.weight), *around, *sizes, *how)
@@ -141,25 +140,25 @@ def _stream(
         native.loaded("int8_linear").eet_int8_linear(*to, *weights, *around, *sizes, *groups, *how)
 
 
+def _are_vectors(T: int, C: int) -> bool:
+    """Whether 16-bit products of T tokens are the vector kernel's."""
+    return T <= 2 or (T <= VECTORS and T * C <= VECTOR_NUMBERS)
+
+
 @cache
 def _is_few(T: int, C: int, itemsize: int) -> bool:
     row_bytes = (-(-C * itemsize // 64) | 1) * 64  # as odd_stride in linear.cuh
     norm_bytes, sums_bytes = 2 * C * itemsize, T * (4096 if T <= 8 else 512)
-    return T <= FEW and T * row_bytes + norm_bytes + sums_bytes + STAGE_SHARED <= _gpu()[0]
+    return T <= FEW and T * row_bytes + norm_bytes + sums_bytes + STAGE_SHARED <= _gpu().shared_bytes
 
 
 def _num_blocks(N: int) -> int:
     """A block a multiprocessor."""
-    return min(N, _gpu()[1])
+    return min(N, _gpu().num_blocks)
 
 
-@cache
-def _gpu() -> tuple[int, int]:
-    """Bytes of shared memory that a block can have, and multiprocessors, of the present GPU."""
-    if not torch.cuda.is_available():
-        return SMALLEST_SHARED, FEWEST_BLOCKS
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return properties.shared_memory_per_block_optin, properties.multi_processor_count
+def _gpu() -> Limits:
+    return limits() or NO_GPU
 
 
 def _check_linear(x: Tensor, w: Linear) -> tuple[int, int, int]:

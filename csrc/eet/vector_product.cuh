@@ -1,0 +1,164 @@
+// Products of one to four tokens in 16 bits with weights that stream through a ring: how rows are cut into stages, the
+// warp that fills them, and all others, which multiply them. K inputs.
+#pragma once
+
+#include <climits>
+
+#include "eet/linear.cuh"
+#include "eet/mma.cuh"
+#include "eet/ring.cuh"
+
+namespace eet {
+
+constexpr int kVectorTokens = 4;  // at most
+constexpr int kStageRows = 8;     // outputs of a stage, at most: a tile
+constexpr int kChunk = 32;        // inputs that a warp multiplies at a time
+constexpr int kMostChunks = 8;    // of a stage that are one warp's
+
+// The inputs of an output, cut into steps: as equal as chunks allow.
+struct Steps {
+  int num, chunks, more;  // steps; chunks of each; steps that have one more
+
+  __host__ __device__ int most_chunks() const { return chunks + (more > 0); }
+  __device__ int begin(int step) const { return (step * chunks + min(step, more)) * kChunk; }
+  __device__ int inputs(int step, int K) const { return min(K, begin(step + 1)) - begin(step); }
+};
+
+inline Steps cut_inputs(int K, int num_steps) {
+  const int chunks = ceil_div(K, kChunk);
+  return {num_steps, chunks / num_steps, chunks % num_steps};
+}
+
+// The warp that fills a ring. It asks for `in_flight` bytes at a time, but for two stages at least: whatever else its
+// multiprocessor asks for, such as activations, waits behind what was asked for before.
+class WeightStream {
+ public:
+  __device__ WeightStream(const Ring& ring, int stage_stride, int in_flight = INT_MAX)
+      : ring(ring), stage_stride(stage_stride), allowed(min(ring.num_stages, max(2, in_flight / ring.stage_bytes))) {}
+
+  // The weights of outputs `begin` to `end`, `tile` outputs at a time: all tiles of a step, then those of the next.
+  template <typename T>
+  __device__ void add(const T* weight, int K, int begin, int end, int tile, const Steps& steps) {
+    for (int step = 0; step < steps.num; ++step) {
+      const int from = steps.begin(step), row_bytes = steps.inputs(step, K) * int(sizeof(T));
+      for (int n = begin; n < end; n += tile, next.step(ring.num_stages)) {
+        if (allowed) {
+          --allowed;
+        } else {
+          barrier_wait(ring.filled(oldest), oldest.parity);
+          oldest.step(ring.num_stages);
+        }
+        ring.fill(next, reinterpret_cast<const char*>(weight + int64_t(n) * K + from), K * int64_t(sizeof(T)),
+                  min(tile, end - n), row_bytes, stage_stride);
+      }
+    }
+  }
+
+ private:
+  const Ring& ring;
+  const int stage_stride;
+  RingPlace next, oldest;
+  int allowed;  // stages that may still be asked for without a look whether the oldest is there
+};
+
+// The warps that multiply. Of a step's chunks every kWarps-th is a warp's own: their activations stay in its registers
+// while the stages of the step's tiles pass. So shared memory, which sets the pace, is read for weights and little else.
+//
+// Lane 4g+t reads 16 bytes of output g, and those are the fragment A of an mma as they come: its rows g and g + 8 are
+// both output g, the first with the words x and z of the four, the second with y and w. The columns are activations:
+// column 2i is token i with the words x and z, column 2i+1 with y and w. So a product is the sum of two numbers that
+// lie in one lane: row g of column 2i and row g + 8 of column 2i+1, in lane 4g+i. The others are of no use.
+// The activations' words wait in the order x, z, y, w.
+template <typename T, int kWarps>
+class StageProducts {
+ public:
+  // `rows` [tokens,stride]: activations, and zeros behind them. `stage_rows`: outputs of a stage, in memory.
+  __device__ StageProducts(const Ring& of, int stage_rows, int stage_stride, int num_tokens)
+      : ring(of), num_tokens(num_tokens) {
+    const int lane = threadIdx.x % 32, g = lane / 4;
+    stage_bytes = ring.stage_bytes, num_stages = ring.num_stages;
+    // Else the compiler reads them again for every stage, and waits.
+    asm("" : "+r"(stage_bytes), "+r"(num_stages));
+    row_at = shared_address(ring.stages) + min(g, stage_rows - 1) * stage_stride;
+  }
+
+  // Leaves the sums of num_tiles tiles: partial [tile][step][kStageRows][token][kWarps].
+  __device__ void multiply(const T* rows, int stride, int K, const Steps& steps, int num_tiles, float* partial) {
+    // Past the last token the last, again; such sums are never stored.
+    const int token = min(threadIdx.x % 32 / 8, num_tokens - 1);
+    const uint32_t x = shared_address(rows + token * stride) + threadIdx.x / 4 % 2 * 8;
+    switch ((steps.most_chunks() + kWarps - 1) / kWarps) {
+      case 1: return all_steps<1>(x, K, steps, num_tiles, partial);
+      case 2: return all_steps<2>(x, K, steps, num_tiles, partial);
+      case 3: return all_steps<3>(x, K, steps, num_tiles, partial);
+      case 4: return all_steps<4>(x, K, steps, num_tiles, partial);
+      case 5: return all_steps<5>(x, K, steps, num_tiles, partial);
+      case 6: return all_steps<6>(x, K, steps, num_tiles, partial);
+      case 7: return all_steps<7>(x, K, steps, num_tiles, partial);
+      default: return all_steps<kMostChunks>(x, K, steps, num_tiles, partial);
+    }
+  }
+
+  // Numbers that a stage leaves.
+  __host__ __device__ static int sums(int num_tokens) { return kStageRows * num_tokens * kWarps; }
+
+  // An output's sum: what lies at `from`, and `sums` numbers further for each step.
+  __device__ static float total(const float* from, int num_steps, int sums) {
+    float total = 0;
+    for (int step = 0; step < num_steps; ++step, from += sums) {
+#pragma unroll
+      for (int i = 0; i < kWarps; i += 4) {
+        const float4 part = *reinterpret_cast<const float4*>(from + i);
+        total += (part.x + part.y) + (part.z + part.w);
+      }
+    }
+    return total;
+  }
+
+ private:
+  Ring ring;
+  RingPlace place;
+  int num_tokens, stage_bytes, num_stages;
+  uint32_t row_at;  // the lane's row in the ring's first stage
+
+  // kCount: chunks of a warp. Only its last one may lie behind the step's end, in part or all.
+  template <int kCount>
+  __device__ void all_steps(uint32_t x, int K, const Steps& steps, int num_tiles, float* partial) {
+    constexpr int kBytes = kChunk * int(sizeof(T)), kApart = kWarps * kBytes;
+    constexpr int kChains = kCount < 4 ? kCount : 4;  // sums that do not wait for each other
+    const int warp = threadIdx.x / 32, t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
+    const uint32_t first_at = warp * kBytes + t * 16, last_at = first_at + (kCount - 1) * kApart;
+    int stride = steps.num * sums(num_tokens);
+    asm("" : "+r"(stride));
+#pragma unroll 1
+    for (int step = 0; step < steps.num; ++step) {
+      const uint32_t x_at = x + steps.begin(step) * int(sizeof(T)), row_bytes = steps.inputs(step, K) * int(sizeof(T));
+      uint2 v[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount - 1; ++i) v[i] = load_shared_half(x_at + first_at + i * kApart);
+      v[kCount - 1] = last_at - t * 16 < row_bytes ? load_shared_half(x_at + last_at) : make_uint2(0, 0);
+      // Behind the last input the last is read again: there the activations are 0.
+      const uint32_t last = row_at + min(last_at, row_bytes - 16);
+      float* to = partial + step * sums(num_tokens) + (g * num_tokens + t) * kWarps + warp;
+#pragma unroll 1
+      for (int tile = 0; tile < num_tiles; ++tile, place.step(num_stages), to += stride) {
+        const uint32_t stage = place.stage * stage_bytes;
+        barrier_wait(ring.filled(place), place.parity);
+        uint4 w[kCount];
+#pragma unroll
+        for (int i = 0; i < kCount - 1; ++i) w[i] = load_shared(row_at + first_at + stage + i * kApart);
+        w[kCount - 1] = load_shared(last + stage);
+        ring.release(place);
+        float sum[kChains][4] = {};
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) mma<T>(sum[i % kChains], w[i].x, w[i].y, w[i].z, w[i].w, v[i].x, v[i].y);
+        float whole = sum[0][0] + sum[0][3];
+#pragma unroll
+        for (int i = 1; i < kChains; ++i) whole += sum[i][0] + sum[i][3];
+        if (t < num_tokens) *to = whole;
+      }
+    }
+  }
+};
+
+}  // namespace eet
