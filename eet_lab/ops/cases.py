@@ -141,6 +141,8 @@ LINEARS = (
     LinearShape(16, 6400, 1600, "gelu_tanh"),
     LinearShape(64, 515, 1600, "gelu_tanh"),
     LinearShape(4, 40, 16384),
+    # One to eight chunks of inputs for a warp, steps that are equal and that are not.
+    *(LinearShape(T, 40, C) for T, C in ((3, 512), (4, 768), (3, 1000), (4, 1280), (3, 1536), (4, 2056), (3, 6408))),
     LinearShape(20, 40, 16384, rms=True),
     *(LinearShape(T, 96, 1600, outlier=300) for T in (1, 5, 16)),
 )
