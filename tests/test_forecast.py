@@ -14,8 +14,9 @@ from eet_lab.engine.forecast import MOST_ROWS, Forecast, largest
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError
 from eet_lab.models import weights
-from eet_lab.models.config import Config
-from eet_lab.technique import Recipe
+from eet_lab.models.config import PRESETS, Config
+from eet_lab.models.decoder import Decoder
+from eet_lab.technique import Recipe, registry
 
 WORDS = ["", "pre_padding", "pre_padding,mask_removal", "pre_padding,mask_removal,packed_prefill", "memory_reuse"]
 WORDS += [
@@ -59,6 +60,55 @@ def test_the_largest_that_fits_fits_and_one_more_does_not(decoder, words):
     for columns, do_fit in ((told.largest_context, True), (told.largest_context + 1, False)):
         longest = min(70, columns - 1)
         assert columns > SMALL.context or fits([longest, 9], columns - longest) == do_fit
+
+
+def tight(decoder: Decoder, recipe: Recipe, prompts: list[list[int]], settings: Settings) -> tuple[Engine, Forecast]:
+    """An engine, and what it is told where all but a third of the run's own bytes are free."""
+    engine = Engine(decoder, recipe.parts)
+    run = engine.forecast(prompts, settings, 0)
+    return engine, engine.forecast(prompts, settings, run.total_bytes - run.run_bytes // 3)
+
+
+def with_needs(name: str) -> str:
+    """A technique and those that it asks for, in the order of a recipe."""
+    needed, last = {name}, set()
+    while needed != last:
+        last = set(needed)
+        needed |= {each for other in last for each in registry()[other].requires}
+    return ",".join(other for other in registry() if other in needed)
+
+
+def follow(told: Forecast, prompts: list[list[int]]) -> list[tuple[list[list[int]], int]]:
+    """The batches that it says would fit: fewer rows, and fewer columns."""
+    columns = told.largest_context
+    longest = min(told.prompt_tokens, columns - 1)
+    fewer = sorted(prompts, key=len, reverse=True)[: told.largest_batch]
+    return [(fewer, told.new_tokens), ([row[:longest] for row in prompts], columns - longest)]
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_who_follows_the_advice_has_enough(decoder, words):
+    """The batches that would fit run, and take no more than there is, but for what plain ops take for themselves."""
+    prompts = batch(3, [300, 250, 120, 61, 30, 9])
+    engine, told = tight(decoder, Recipe.parse(words), prompts, Settings(60))
+    assert not told.fits and 0 < told.largest_batch < 6 and 2 < told.largest_context < 360
+    for rows, num_new in follow(told, prompts):
+        assert engine.forecast(rows, Settings(num_new), told.free_bytes).fits
+        with Counted() as counted:
+            Engine(decoder, engine.parts).generate(rows, Settings(num_new))
+        assert counted.peak_bytes <= 1.08 * (told.free_bytes - decoder.weight_bytes), (rows, num_new)
+
+
+@pytest.mark.parametrize("name", list(registry()))
+def test_the_advice_for_a_gpu_fits_by_its_own_count(name):
+    """For each technique with what it needs, and for all of them but it."""
+    xl = weights.random_decoder(PRESETS["gpt2-xl"], 0, torch.device("meta"), torch.float16)
+    prompts = [[0] * length for length in (900, 700, 700, 300, 20)]
+    for words in (with_needs(name), f"all,-{name}"):
+        engine, told = tight(xl, Recipe.parse(words, "cuda"), prompts, Settings(40))
+        assert not told.fits and told.largest_batch and told.largest_context
+        for rows, num_new in follow(told, prompts):
+            assert engine.forecast(rows, Settings(num_new), told.free_bytes).fits, (words, num_new)
 
 
 @pytest.mark.parametrize("words", ["pre_padding", "pre_padding,memory_reuse"])

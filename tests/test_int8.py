@@ -194,7 +194,7 @@ def test_launchers_get_what_they_are_declared_to_take(launched, group):
     assert (call["out"], call["N"], call["K"], call["G"]) == (made.data_ptr(), 48, 1600, sizes["G"])
     plain = Linear(made, w.bias)
     cuda.linear_residual(x, plain, residual := torch.zeros(3, 48).half(), empty=fresh)
-    call = launched["eet_linear"]
+    call = launched["eet_vector_linear"]
     assert call["out"] == call["residual"] == residual.data_ptr()
     assert (call["weight"], call["norm_weight"], call["K"]) == (made.data_ptr(), None, 1600)
 

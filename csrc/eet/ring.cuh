@@ -83,7 +83,7 @@ struct Ring {
     return stages + at.stage * stage_bytes;
   }
 
-  // By all of a warp that is done with the stage.
+  // By all of a warp that is done with the stage: what it read has arrived in registers, and was used.
   __device__ void release(RingPlace at) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(emptied(at));

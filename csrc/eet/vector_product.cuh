@@ -15,13 +15,14 @@ constexpr int kStageRows = 8;     // outputs of a stage, at most: a tile
 constexpr int kChunk = 32;        // inputs that a warp multiplies at a time
 constexpr int kMostChunks = 8;    // of a stage that are one warp's
 
-// The inputs of an output, cut into steps: as equal as chunks allow.
+// The inputs of an output, cut into steps: as equal as chunks allow. The last step, whose last chunk may be cut off, is
+// one of the longest.
 struct Steps {
-  int num, chunks, more;  // steps; chunks of each; steps that have one more
+  int num, chunks, more;  // steps; chunks of each; steps, the last ones, that have one more
 
   __host__ __device__ int most_chunks() const { return chunks + (more > 0); }
-  __device__ int begin(int step) const { return (step * chunks + min(step, more)) * kChunk; }
-  __device__ int inputs(int step, int K) const { return min(K, begin(step + 1)) - begin(step); }
+  __host__ __device__ int begin(int step) const { return (step * chunks + max(0, step + more - num)) * kChunk; }
+  __host__ __device__ int inputs(int step, int K) const { return min(K, begin(step + 1)) - begin(step); }
 };
 
 inline Steps cut_inputs(int K, int num_steps) {
@@ -148,7 +149,6 @@ class StageProducts {
 #pragma unroll
         for (int i = 0; i < kCount - 1; ++i) w[i] = load_shared(row_at + first_at + stage + i * kApart);
         w[kCount - 1] = load_shared(last + stage);
-        ring.release(place);
         float sum[kChains][4] = {};
 #pragma unroll
         for (int i = 0; i < kCount; ++i) mma<T>(sum[i % kChains], w[i].x, w[i].y, w[i].z, w[i].w, v[i].x, v[i].y);
@@ -156,6 +156,9 @@ class StageProducts {
 #pragma unroll
         for (int i = 1; i < kChains; ++i) whole += sum[i][0] + sum[i][3];
         if (t < num_tokens) *to = whole;
+        // Not before: an arrival can overtake loads that wait behind another kernel's, and then the stage is filled again
+        // while it is read. The store needs what was loaded.
+        ring.release(place);
       }
     }
   }

@@ -7,16 +7,20 @@ import random
 
 import pytest
 import torch
+from panels.driving import PROMPTS, do, turn_until
 from test_lifetimes import SETTINGS, SHAPES, recorded
 from test_memory import PLANNED, drawn
 from test_paged import batch
 from test_soak import NUM_ENGINES, soaked
 
+from eet_lab.bench import compare
+from eet_lab.bench.foresee import foresee_compare
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.models import weights
+from eet_lab.models import load, weights
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import mapped
+from eet_lab.panels import Workbench
 from eet_lab.technique import Recipe
 
 pytestmark = pytest.mark.gpu
@@ -97,6 +101,34 @@ def test_the_peak_is_foreseen_within_a_few_per_cent(words):
     real = decoder.weight_bytes + torch.cuda.max_memory_allocated() - before
     assert told.fits and abs((told.total_bytes - told.workspace_bytes) / real - 1) < 0.05, (str(told), real)
     assert (told.kv_bytes, told.activation_bytes >= engine.activation_bytes) == (engine.kv_bytes, True)
+
+
+@pytest.mark.parametrize("words", ["pre_padding,memory_reuse", "all", "all,-cuda_graphs"])
+def test_a_comparison_takes_what_was_foreseen(words):
+    """In torch's own count, beyond what libraries took before."""
+    model, lengths, settings = load("gpt2", device="cuda"), [500, 300, 31, 300], Settings(24)
+    prompts, recipe = batch(0, lengths), Recipe.parse(words, "cuda")
+    told = foresee_compare(model, lengths, recipe, settings)
+    compare(model, batch(0, [5]), words, repeats=1, watch=False, max_new_tokens=2)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    compare(model, prompts, words, repeats=1, watch=False, max_new_tokens=24)
+    taken = model.decoder.weight_bytes + torch.cuda.max_memory_allocated() - before
+    assert 0.98 * taken <= told.total_bytes - told.workspace_bytes <= 1.4 * taken, (told, taken)
+
+
+def test_the_tab_tells_how_often_torch_asked_the_driver(tmp_path):
+    bench = Workbench("demo", PROMPTS, max_new_tokens=8, folder=tmp_path, device="cuda")
+    turn_until(bench, lambda: bench.model is not None)
+    try:
+        do(bench, "compare")
+        do(bench, "tab", "memory")
+        told = bench.desk.shelf.view.memory._facts.value
+        assert "allocation" in told and "frees say nothing" in told, told
+    finally:
+        bench.close()
 
 
 @pytest.mark.parametrize("words", ["all", "all,-cuda_graphs", "all,-cuda_graphs,memory_reuse:kv=paged"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eet_lab.bench.sameness import sameness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.technique import Recipe
@@ -28,13 +29,18 @@ RECIPES = (
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_tokens_do_not_depend_on_where_columns_lie(recipe, page, dtype):
     model, settings = decoder(dtype, head_dim=64), Settings(max_new_tokens=40)
-    engines = [
-        Engine(model, Recipe.parse(recipe.format(memory=words)).parts)
+    parts = [
+        Recipe.parse(recipe.format(memory=words)).parts
         for words in ("memory_reuse", f"memory_reuse:kv=paged:page={page}")
     ]
+    engines = [Engine(model, each) for each in parts]
     for seed, rows in ((1, 1), (2, 5), (3, 2)):
         prompts = batch(rows, 1, 90, seed)
         slab, pages = (engine.generate(prompts, settings).tokens for engine in engines)
-        assert slab == pages
+        if dtype == torch.float16:  # other kernels read prompts in pages: logits that tie in 16 bits may change places
+            found = sameness(model, parts[1], prompts, settings)
+            assert found.verdict != "different", found.explanation
+        else:
+            assert slab == pages
     for engine in engines:
         engine.close()
