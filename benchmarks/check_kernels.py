@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,12 +35,9 @@ from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cases import Case
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape, copied
 from eet_lab.ops.types import fresh
-from eet_lab.paths import csrc_dir
 
 HOME = Path(__file__).resolve().parents[1]
-OUR_KERNELS = sorted(
-    {name for file in csrc_dir().glob("*.cu") for name in re.findall(r"\w+_kernel\b", file.read_text())}
-)
+LAUNCHES = str(HOME / "benchmarks" / "launches.py")
 
 
 def cold_build_s() -> float:
@@ -92,32 +88,30 @@ def checked(case: Case, shape: Shape, dtype: torch.dtype) -> tuple[float, float]
 
 
 def sanitize() -> list[str]:
-    """compute-sanitizer on the smallest shapes. racecheck looks at one kernel at a time, since where it cannot follow
-    one it says nothing of the others; initcheck at PyTorch's kernels too, whose writes it would miss otherwise.
+    """compute-sanitizer's tools on every case's small shapes, in processes without PyTorch (launches.py). racecheck
+    looks at the launches of one source at a time, so that what it cannot follow does not hide the others.
     """
-    runs: list[tuple[str, list[str]]] = [
-        ("memcheck", OUR_KERNELS),
-        ("initcheck", []),
-        *(("racecheck", [name]) for name in OUR_KERNELS),
-    ]
-    with ThreadPoolExecutor(4) as pool:  # most of their time is the processor's
-        return [problem for found in pool.map(lambda run: sanitized(*run), runs) for problem in found]
+    with tempfile.TemporaryDirectory() as folder:
+        record = str(Path(folder) / "launches")
+        subprocess.run([sys.executable, LAUNCHES, "record", record], check=True)
+        runs = [("memcheck", ""), ("initcheck", ""), *(("racecheck", name) for name in native.all_names())]
+        with ThreadPoolExecutor(4) as pool:  # most of their time is the processor's
+            return [problem for found in pool.map(lambda run: sanitized(record, *run), runs) for problem in found]
 
 
-def sanitized(tool: str, kernels: Sequence[str]) -> list[str]:
-    """One run, with an eye on these kernels alone, or on all."""
+def sanitized(record: str, tool: str, kernel: str) -> list[str]:
+    """One run, of the launches of this source alone, or of all."""
     began = time.perf_counter()
-    only = ["--kernel-regex", f"kns=({'|'.join(kernels)})"] if kernels else []
-    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3", *only]
-    command += [sys.executable, __file__, "check", "--small"]
-    env = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # torch's caching would hide overruns
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=400, check=False)
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3"]
+    command += [sys.executable, LAUNCHES, "play", record, *([kernel] if kernel else [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
-    what = kernels[0] if len(kernels) == 1 else "all kernels"
-    print(f"{tool}, {what}: exit {done.returncode} in {time.perf_counter() - began:.0f} s: {lines[-1:]}", flush=True)
+    what, played = kernel or "all kernels", [line for line in done.stdout.splitlines() if line.endswith(" launches")]
+    told = f"exit {done.returncode} in {time.perf_counter() - began:.0f} s: {[*played, *lines[-1:]]}"
+    print(f"{tool}, {what}: {told}", flush=True)
     if not done.returncode:
         return []
-    return ["\n".join([f"{tool}, {what}", *lines[:40], *done.stdout.splitlines()[-5:], done.stderr[-500:]])]
+    return ["\n".join([f"{tool}, {what}", *lines[:60], *done.stdout.splitlines()[-5:], done.stderr[-500:]])]
 
 
 def bench(folder: Path) -> list[str]:

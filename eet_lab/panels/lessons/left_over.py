@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from eet_lab.bench.rows import Row
 from eet_lab.panels.lessons import recorded, timeline
 from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.show import Shown, after, table
@@ -18,15 +19,15 @@ def left_over(guess: Prediction) -> Shown:
 
 
 def _left_over() -> Shown:
-    best, layers = recorded.fastest(), recorded.CONFIG.num_layers
-    recipe = Recipe.parse(best.recipe, "cuda")
+    best, apart = recorded.fastest(), recorded.fastest(without=TOGETHER)
+    recipe, layers = Recipe.parse(apart.recipe, "cuda"), recorded.CONFIG.num_layers
     climbed = Recipe.parse(recorded.ladder().rungs[-1].measurement.recipe, "cuda")
     ends = counted(recipe.parts, [8], layers).beside - 1  # less the LM head, which has a row
-    measured = best.tpot_ms.p50 if best.tpot_ms else 0.0
+    measured = apart.tpot_ms.p50 if apart.tpot_ms else 0.0
     beyond = sum(timeline.ours_us(rows) - timeline.floor_us(rows) for _, rows in timeline.layer_ops()) * layers / 1e3
     head = recorded.op(f"norm_linear/t1/n{recorded.CONFIG.vocab_size}/c{recorded.CONFIG.hidden_size}")
     beyond_head = (head.total_ms.p50 if head.total_ms else 0.0) - (head.floor_ms or 0.0)
-    floor_ms = best.floor_ms or 0.0
+    floor_ms = apart.floor_ms or 0.0
     lines = [
         ["weights, keys and values at the ceiling", f"{floor_ms:.3g} ms"],
         [f"the layers' {5 * layers} kernels, beyond their bytes", f"{beyond:.3g} ms"],
@@ -34,19 +35,33 @@ def _left_over() -> Shown:
         ["sum of these, each op timed alone", f"{floor_ms + beyond + beyond_head:.3g} ms"],
         ["the whole step (measured)", f"{measured:.3g} ms"],
     ]
+    on = Recipe.parse(best.recipe, "cuda")
     return Shown(
-        there([best, head]),
-        table(["a token of GPT-2 XL, one row, our fastest recipe", ""], lines),
-        table(["what costs time", "what attacks it", "by"], [[*words, _by(name, recipe)] for *words, name in ATTACKS]),
+        there([apart, head]),
+        table(["a token of GPT-2 XL, one row, our fastest recipe of five kernels a layer", ""], lines),
+        table(["what costs time", "what attacks it", "by"], [[*words, _by(name, on)] for *words, name in ATTACKS]),
         "Compare the last two lines of the first table: as far as they agree, nothing is hidden between the kernels, "
         f"and the time is in the chain itself, {beyond / 5 / layers * 1e3:.1f} us for each of {5 * layers} kernels. "
         f"{_chain(recipe)} (Ops were timed one by one, attention at 1,024 columns, so the sum is no exact account.)",
         f"The {ends} small launches around the layers are in no row of the first table: the embedding, the choice of a "
         "token and the step of the state read next to nothing, but each of them starts and ends as well. "
         f"{_few(recipe)} (In the sum, attention over more columns than the run had may make up for them.)",
+        *_together(best, layers),
         f"The counts of a step with fused kernels in this lesson all have {5 * layers} kernels in the layers; "
         f"{_counts({'counted above': everything_on(), 'the recorded ladder': climbed})}.",
     )
+
+
+def _together(best: Row, layers: int) -> list[str]:
+    """What becomes of the chain where most of a layer is one kernel."""
+    if TOGETHER not in best.recipe or best.tpot_ms is None:
+        return []
+    return [
+        f"{TOGETHER} makes {2 * layers} kernels of those {5 * layers}: one goes on from one attention to the next, and "
+        f"its weights keep coming while numbers are passed on. With it a token takes {best.tpot_ms.p50:.3g} ms: what "
+        "is left above the floor is waiting of blocks for each other's results, on their way behind those weights. "
+        "It takes one or two rows of a model as large as this one; the demo model runs as before."
+    ]
 
 
 def _chain(recipe: Recipe) -> str:
@@ -85,6 +100,7 @@ def _with_ends(recipe: Recipe) -> str:
     return f"{sampling} fused_sampling {found.beside} more stand around them, which makes {found.total}"
 
 
+TOGETHER = "persistent_layers"
 ATTACKS = (
     ("Python and PyTorch between launches", "record the step once, replay it with one call", "cuda_graphs"),
     ("a start and an end for each launch", "fewer launches: one kernel does what several did", "fused_kernels"),
@@ -93,6 +109,11 @@ ATTACKS = (
         "end of one kernel, start of the next, its first instructions",
         "let the next kernel start early and ask for its weights before it waits (programmatic dependent launch)",
         "dependent_launch",
+    ),
+    (
+        "four products of a layer that wait for each other's last block",
+        "one kernel that goes on through them, and through its weights",
+        "persistent_layers",
     ),
     ("the bytes themselves", "smaller weights: the floor moves", "int8_weights"),
     ("all weights are read for a single row", "more rows a step: see the exercise", ""),
