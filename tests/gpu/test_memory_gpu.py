@@ -38,6 +38,7 @@ def test_a_rehearsal_foresees_a_real_run(words):
 
 
 @pytest.mark.parametrize("recipe", ["", "all", "all,-cuda_graphs", f"{PLANNED}:planner=chunked"])
+@pytest.mark.usefixtures("layers_of_any_size")
 def test_closing_frees_every_byte(tiny, recipe):
     decoder = mapped(tiny.decoder, lambda tensor: tensor.to("cuda", torch.float16))
 
