@@ -37,7 +37,7 @@ from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape, copied
 from eet_lab.ops.types import fresh
 
 HOME = Path(__file__).resolve().parents[1]
-LAUNCHES = str(HOME / "benchmarks" / "launches.py")
+RECORD, PLAY = (str(HOME / "benchmarks" / "sanitize" / name) for name in ("record.py", "play.py"))
 
 
 def cold_build_s() -> float:
@@ -88,12 +88,12 @@ def checked(case: Case, shape: Shape, dtype: torch.dtype) -> tuple[float, float]
 
 
 def sanitize() -> list[str]:
-    """compute-sanitizer's tools on every case's small shapes, in processes without PyTorch (launches.py). racecheck
+    """compute-sanitizer's tools on every case's small shapes, in processes without PyTorch (sanitize/). racecheck
     looks at the launches of one source at a time, so that what it cannot follow does not hide the others.
     """
     with tempfile.TemporaryDirectory() as folder:
         record = str(Path(folder) / "launches")
-        subprocess.run([sys.executable, LAUNCHES, "record", record], check=True)
+        subprocess.run([sys.executable, RECORD, record], check=True)
         runs = [("memcheck", ""), ("initcheck", ""), *(("racecheck", name) for name in native.all_names())]
         with ThreadPoolExecutor(4) as pool:  # most of their time is the processor's
             return [problem for found in pool.map(lambda run: sanitized(record, *run), runs) for problem in found]
@@ -103,7 +103,7 @@ def sanitized(record: str, tool: str, kernel: str) -> list[str]:
     """One run, of the launches of this source alone, or of all."""
     began = time.perf_counter()
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "3"]
-    command += [sys.executable, LAUNCHES, "play", record, *([kernel] if kernel else [])]
+    command += [sys.executable, PLAY, record, *([kernel] if kernel else [])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("=========")]
     what, played = kernel or "all kernels", [line for line in done.stdout.splitlines() if line.endswith(" launches")]

@@ -1,4 +1,4 @@
-// Linear layers of few tokens: weights stream through shared memory, once. In 16 bits, one or two tokens are left to
+// Linear layers of few tokens: weights stream through shared memory, once. In 16 bits the fewest are left to
 // vector_linear.cu. T tokens, N outputs, K inputs.
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"

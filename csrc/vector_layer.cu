@@ -1,6 +1,8 @@
 // What lies between two layers' attention, in one launch: output projection, feed-forward network, and the next layer's
 // queries, keys and values. For one or two tokens in 16 bits. T tokens, C channels, F channels inside, N outputs,
 // K inputs.
+#include <algorithm>
+
 #include "eet/dependent.cuh"
 #include "eet/exchange.cuh"
 #include "eet/launch.cuh"
@@ -82,7 +84,7 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
   const int job = threadIdx.x >> a.log_group, copy = job / a.num_tokens, token = job - copy * a.num_tokens;
   Products<T> products(ring, a.stage_rows, a.stage_stride, a.num_tokens);
   T *to_home = nullptr, *from_home = nullptr;  // of this kernel's half of the exchange: where it sends and receives
-  int turns = 0;
+  unsigned turns = 0;
 
 #pragma unroll 1
   for (int p = 0; p < a.num_phases; ++p) {
@@ -122,7 +124,7 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
     }
     if (p == 0) a.exchange.clear(turns + 1, threadIdx.x, kReaders);
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) a.exchange.turn();
+  if (blockIdx.x == 0 && threadIdx.x == 0) a.exchange.turn(turns);
 }
 
 // Steps of a row, so that no warp has too many chunks of one.
@@ -169,14 +171,16 @@ cudaError_t launch_vector_layer(LayerArgs<T> a, int num_blocks, bool dependent, 
 }  // namespace
 
 // x += attended proj^T + bias; x += act(norm_2(x) fc_1^T + bias) fc_2^T + bias; qkv = next_norm(x) next_qkv^T + bias.
-// `exchange` [2 * copies * T * (2C + F)] with all bits 1 and `turns` [1] with 0, as they are at first: the same for every
-// launch of these sizes. No more blocks than C or F has numbers: who sends nothing is not waited for, and would be late.
-// Each of `linears` is weight, bias, norm's weight and bias; the last may have no weight: then no qkv.
-extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended, void* exchange, int* turns,
+// `exchange` [2 * copies * T * (2C + F)] with all bits 1 and `turns` [1] with 0, as they are at first: the same for
+// every launch of these sizes. No more blocks than there are multiprocessors, since all wait for each other, nor than
+// the larger of C and F: who sends nothing is not waited for, and would be late. Each of `linears` is weight, bias,
+// norm's weight and bias; the last may have no weight: then no qkv.
+extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended, void* exchange, unsigned* turns,
                                         int copies, const void* const* linears, int dtype, int T, int C, int F, int N,
                                         int act, float eps_2, float next_eps, int blocks, int dependent,
                                         cudaStream_t stream) {
-  if (T < 1 || T > kMostTokens || blocks > (C > F ? C : F)) return cudaErrorInvalidValue;
+  const int most_blocks = std::min(std::max(C, F), eet::device_attribute(cudaDevAttrMultiProcessorCount));
+  if (T < 1 || T > kMostTokens || copies < 1 || blocks < 1 || blocks > most_blocks) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto phase = [&](int i, void* out, const void* in, const void* residual, int outputs, int inputs, int act,

@@ -5,45 +5,67 @@ from __future__ import annotations
 import ctypes
 import pickle
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eet_lab.ops.all_cases import ALL_CASES
+from eet_lab.ops.cuda import layer, linear
 from eet_lab.ops.native import all_names
-from eet_lab.paths import benchmarks_dir
 
-sys.path.insert(0, str(benchmarks_dir()))
-import launches
-from launches import At
+SANITIZE = Path(__file__).resolve().parents[1] / "benchmarks" / "sanitize"
 
 
-def recorded(name: str, shape: str) -> launches.Call:
-    """The call in fp16 of one shape."""
+@pytest.fixture
+def sanitize(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The module that records; it has what plays as `play`."""
+    monkeypatch.setattr(sys, "path", [str(SANITIZE), *sys.path])
+    import record
+
+    yield record
+    for name in ("record", "play"):
+        del sys.modules[name]
+
+
+def recorded(sanitize: Any, name: str, shape: str, which: int = 0) -> Any:
+    """The first call of one shape, as on the GPU of a pass."""
     [case] = [case for case in ALL_CASES if case.name == name]
     shapes = tuple(each for each in case.shapes if str(each) == shape)
-    return launches.record([replace(case, shapes=shapes)], {}).calls[0]
+    return sanitize.record([replace(case, shapes=shapes)], {}, sanitize.PASSES[which : which + 1]).calls[0]
 
 
-def test_every_source_is_launched_from():
-    found = launches.record(libraries={})
+def test_every_source_is_launched_from(sanitize):
+    found = sanitize.record(libraries={})
     assert {launch.kernel for call in found.calls for launch in call.launches} == set(all_names())
     assert pickle.loads(pickle.dumps(found)) == found
+    assert any(call.name.startswith("rest_of_layer/") and "8 blocks" in call.name for call in found.calls)
 
 
-def test_inputs_have_contents_and_what_is_new_has_none():
-    call = recorded("norm_linear", "t1/n96/c64/gelu_tanh")
+def test_nothing_of_a_pretended_gpu_stays(sanitize):
+    def answers():
+        return linear._gpu(), layer._gpu(), linear._is_few(12, 1600, 4, linear._gpu().shared_bytes)
+
+    before = answers()
+    recorded(sanitize, "rest_of_layer", "t1/c64/f256", 1)
+    assert answers() == before
+
+
+def test_inputs_have_contents_and_what_is_new_has_none(sanitize):
+    call = recorded(sanitize, "norm_linear", "t1/n96/c64/gelu_tanh")
     [launch] = call.launches
     out, best, x = launch.args[:3]
     assert launch.launcher == "eet_vector_linear" and best is None
-    assert isinstance(out, At) and out.buffer not in launch.written
+    assert isinstance(out, sanitize.At) and out.buffer not in launch.written
     assert len(launch.written[x.buffer]) == call.sizes[x.buffer] == 64 * 2
     assert call.sizes[out.buffer] == 96 * 2
 
 
-def test_what_pytorch_writes_between_two_launches_is_told():
+def test_what_pytorch_writes_between_two_launches_is_told(sanitize):
     """More tokens: our norm, its product by cuBLAS, and our epilogue over that."""
-    call = recorded("norm_linear", "t17/n96/c64/gelu_tanh")
+    call = recorded(sanitize, "norm_linear", "t17/n96/c64/gelu_tanh")
     norm, epilogue = call.launches
     out = epilogue.args[0]
     assert norm.args[0].buffer not in norm.written, "our norm writes it"
@@ -55,11 +77,11 @@ class FakeGpu:
 
     def __init__(self) -> None:
         self.uploads: dict[int, bytes] = {}
-        self._next = 0x1000
+        self.given: list[int] = []
 
     def allocated(self, size: int) -> int:
-        self._next += 0x100000
-        return self._next
+        self.given.append(0x100000 * (1 + len(self.given)))
+        return self.given[-1]
 
     def upload(self, to: int, contents: bytes) -> None:
         self.uploads[to] = contents
@@ -72,26 +94,35 @@ class FakeGpu:
 
 
 @pytest.mark.parametrize("error", [0, 700])
-def test_a_launch_is_made_with_the_same_arguments(monkeypatch, error):
-    call, made, gpu = recorded("rest_of_layer", "t1/c64/f256"), [], FakeGpu()
+def test_a_launch_is_made_with_the_same_arguments(sanitize, monkeypatch, error):
+    call, made, gpu = recorded(sanitize, "rest_of_layer", "t1/c64/f256"), [], FakeGpu()
+    play = sys.modules["play"]
 
     def launcher(*args):
         places = (ctypes.c_void_p * 16).from_address(args[6].value)
         made.append(([arg.value for arg in args], list(places)))
         return error
 
-    monkeypatch.setattr(launches, "_Gpu", lambda: gpu)
+    monkeypatch.setattr(play, "_Gpu", lambda: gpu)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: {"eet_vector_layer": launcher})
-    record = launches.Record({"vector_layer": "a.so"}, [call])
+    record = play.Record({"vector_layer": "a.so"}, [call])
     if error:
         with pytest.raises(RuntimeError, match="rest_of_layer/t1/c64/f256 .*eet_vector_layer failed: CUDA error 700"):
-            launches.play(record)
+            play.play(record)
         return
-    assert launches.play(record) == 1 and launches.play(record, "linear") == 0
+    assert play.play(record) == 1 and play.play(record, "linear") == 0
     [(args, places)] = made
     [launch] = call.launches
+
+    def real(given):
+        """A pointer where its buffer lies now."""
+        if not isinstance(given, sanitize.At):
+            return given
+        assert len(gpu.uploads.get(gpu.given[given.buffer], b"")) in (0, call.sizes[given.buffer])
+        return gpu.given[given.buffer] + given.offset
+
+    assert places == [real(given) for given in launch.args[6]]
     for value, given in zip(args, launch.args, strict=True):
-        assert isinstance(given, tuple) or (value is given is None) or value == pytest.approx(float(given))
-    assert [place is None for place in places] == [given is None for given in launch.args[6]]
-    x = args[0]
-    assert len(gpu.uploads[x]) == 64 * 2
+        if type(given) is not tuple:
+            assert value is given is None or value == pytest.approx(0 + real(given))
+    assert len(gpu.given) == len(call.sizes) == len(set(gpu.given))

@@ -16,6 +16,7 @@ from eet_lab.models.config import PRESETS, Config
 from eet_lab.models.decoder import forward_by_layer
 from eet_lab.ops import cuda, reference
 from eet_lab.ops.cases import CaseFailed
+from eet_lab.ops.cuda import layer
 from eet_lab.ops.cuda.launching import with_options
 from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
 from eet_lab.ops.types import fresh
@@ -69,11 +70,55 @@ def test_it_takes_one_or_two_tokens_in_16_bits():
     assert not cuda.takes_layers(quantized.layers, 1)
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [(LayerShape(3, 64, 256), "float16"), (LayerShape(1, 64, 256), "float32")])
-def test_what_it_does_not_take_is_told(shape, dtype):
-    inputs = shape.inputs("cpu", getattr(torch, dtype), 0)
-    with pytest.raises(KernelError, match=f"{shape.T} tokens .* 64 channels in torch.{dtype}.*Leave persistent_layers"):
+def changed(inputs, part, field, change):
+    """The layer with one tensor of one of its parts changed."""
+    w = inputs[2]
+    its = getattr(w, part)
+    return w._replace(**{part: its._replace(**{field: change(getattr(its, field))})})
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "change", "says"),
+    [
+        ("proj", "weight", lambda t: t.t(), "proj's weight is .*not contiguous"),
+        ("fc_1", "bias", lambda t: t.float(), "fc_1's bias is .*float32; the kernel needs .*float16"),
+        ("fc_2", "weight", lambda t: t[:, :-8], r"fc_2's weight is \(64, 248\)"),
+        ("norm_2", "weight", lambda t: t[:8], r"norm_2's weight is \(8,\).*needs \(64,\)"),
+        ("norm_1", "bias", lambda t: t.double(), "norm_1's bias is .*float64"),
+        ("qkv", "scale", lambda t: torch.ones(192, 1), "weights are quantized"),
+    ],
+)
+@pytest.mark.parametrize("which", [2, 3])
+def test_tensors_that_the_kernel_cannot_read_are_named(part, field, change, says, which):
+    """Of this layer and of the next, also where the layer was taken before."""
+    inputs = list(LayerShape(1, 64, 256).inputs("cpu", torch.float16, 0))
+    assert layer._refused(inputs[2:4], 1, layer.HOPPER) is None
+    inputs[which] = changed([None, None, inputs[which]], part, field, change)
+    with pytest.raises(KernelError, match=f"{says}.* Leave persistent_layers out"):
         cuda.rest_of_layer(*inputs, empty=fresh)
+    assert not cuda.takes_layers(inputs[2:4], 1)
+
+
+@pytest.mark.parametrize(
+    ("T", "C", "F", "dtype", "says"),
+    [
+        (3, 64, 256, "float16", "takes 1 to 2 tokens through a layer, and not 3"),
+        (0, 64, 256, "float16", "takes 1 to 2 tokens through a layer, and not 0"),
+        (1, 64, 256, "float32", "16 bits, and these are in torch.float32"),
+        (1, 64, 260, "float16", "multiples of 8: these have 64, and 260 inside"),
+        (2, 8, 65536, "float16", "no 2 tokens through layers of 8 channels and 65536 inside.*232,448 bytes"),
+    ],
+)
+def test_what_it_does_not_take_is_told(T, C, F, dtype, says):
+    inputs = LayerShape(T, C, F).inputs("cpu", getattr(torch, dtype), 0)
+    with pytest.raises(KernelError, match=f"{says}.* Leave persistent_layers out"):
+        cuda.rest_of_layer(*inputs, empty=fresh)
+
+
+def test_layers_that_are_not_alike_are_told():
+    inputs, other = (LayerShape(1, 64, F).inputs("cpu", torch.float16, 0) for F in (256, 512))
+    with pytest.raises(KernelError, match=r"alike: here are Sizes\(C=64, F=256, N=192\) and Sizes\(C=64, F=512"):
+        cuda.rest_of_layer(*inputs[:3], other[2], "gelu", empty=fresh)
 
 
 def test_a_decode_step_is_rehearsed_with_it_and_a_prefill_without():

@@ -15,7 +15,7 @@ from eet_lab.bench.step import decode_calls, num_launches
 from eet_lab.models import weights
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.panels.lessons import Prediction, decode_speed, floor_exercise, recorded, roofline, rungs, timeline
-from eet_lab.panels.lessons.step_calls import LAYER, counted, timed
+from eet_lab.panels.lessons.step_calls import LAYER, counted, num_kernels, timed
 from eet_lab.parts import Parts
 from eet_lab.paths import benchmarks_dir
 from eet_lab.technique import Recipe, registry
@@ -176,13 +176,23 @@ def test_what_is_on_already_is_not_proposed():
         assert f"{name} (on already)" in text if name in on else f"{name}<" in text
 
 
+@pytest.mark.parametrize(("num_rows", "kernels"), [(1, 101), (2, 101), (3, 244)])
+def test_kernels_of_a_large_model_are_those_that_its_step_declares(num_rows, kernels):
+    lengths = tuple(range(8, 8 + num_rows))
+    declared = num_launches(decode_calls(recorded.CONFIG, parts(ALL), num_rows, 12))
+    assert num_kernels(parts(ALL), lengths, recorded.CONFIG) == declared == kernels
+    assert num_kernels(parts(ALL), lengths, PRESETS["gpt2"]) == 64, "a small one runs as before"
+    plain = parts("pre_padding,mask_removal,memory_reuse")
+    assert num_kernels(plain, lengths, recorded.CONFIG) == counted(plain, lengths, 48).total
+
+
 def test_what_is_one_kernel_a_layer_stands_beside_five():
     """The account of five kernels a layer is of a recipe that has them; what has two is told with its own time."""
     best, apart = recorded.fastest(), recorded.fastest(without="persistent_layers")
     assert "persistent_layers" in best.recipe and "persistent_layers" not in apart.recipe
     shown = decode_speed.left_over(answered(2.5)).things
     assert f"{apart.tpot_ms.p50:.3g} ms" in str(shown[1].data)
-    [told] = [text for text in shown if isinstance(text, str) and "makes 96 kernels of those 240" in text]
+    [told] = [text for text in shown if isinstance(text, str) and "makes 97 kernels of those 240" in text]
     assert f"a token takes {best.tpot_ms.p50:.3g} ms" in told
 
 

@@ -13,10 +13,9 @@ struct RingPlace {
   int stage = 0;
   uint32_t parity = 0;
 
-  __device__ void step(int num_stages, int by = 1) {
-    stage += by;
-    if (stage < num_stages) return;
-    stage -= num_stages;
+  __device__ void step(int num_stages) {
+    if (++stage < num_stages) return;
+    stage = 0;
     parity ^= 1;
   }
 };

@@ -63,7 +63,8 @@ class WeightStream {
 };
 
 // The warps that multiply. Of a step's chunks every kWarps-th is a warp's own: their activations stay in its registers
-// while the stages of the step's tiles pass. So shared memory, which sets the pace, is read for weights and little else.
+// while the stages of the step's tiles pass. So shared memory, which sets the pace, is read for weights and little
+// else.
 //
 // Lane 4g+t reads 16 bytes of output g, and those are the fragment A of an mma as they come: its rows g and g + 8 are
 // both output g, the first with the words x and z of the four, the second with y and w. The columns are activations:
@@ -156,8 +157,8 @@ class StageProducts {
 #pragma unroll
         for (int i = 1; i < kChains; ++i) whole += sum[i][0] + sum[i][3];
         if (t < num_tokens) *to = whole;
-        // Not before: an arrival can overtake loads that wait behind another kernel's, and then the stage is filled again
-        // while it is read. The store needs what was loaded.
+        // Not before: an arrival can overtake loads that wait behind another kernel's, and then the stage is filled
+        // again while it is read. The store needs what was loaded.
         ring.release(place);
       }
     }

@@ -24,9 +24,11 @@ class LayerShape:
     act: str = "gelu_tanh"
     last: bool = False  # nothing follows
     rms: bool = False  # and no biases
+    mean: float = 1  # of x
 
     def __str__(self) -> str:
         words = f"/{self.act}" * (self.act != "gelu_tanh") + "/last" * self.last + "/rms" * self.rms
+        words += f"/mean{self.mean:g}" * (self.mean != 1)
         return f"t{self.T}/c{self.C}/f{self.F}{words}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
@@ -43,7 +45,7 @@ class LayerShape:
             C, F = self.C, self.F
             return Layer(norm(), linear(3 * C, C), linear(C, C), norm(), linear(F, C), linear(C, F))
 
-        attended, x = normal(self.T, self.C), normal(self.T, self.C) + 1
+        attended, x = normal(self.T, self.C), normal(self.T, self.C) + self.mean
         return attended, x, layer(), None if self.last else layer(), self.act
 
     def read_bytes(self, itemsize: int) -> int:
@@ -73,6 +75,8 @@ LAYER_CASES = (
             *(LayerShape(T, 64, 256) for T in (1, 2)),
             LayerShape(1, 8, 24, "relu"),  # fewer outputs than blocks
             LayerShape(2, 72, 288, "gelu", rms=True),
+            LayerShape(2, 256, 1024, mean=300),  # so far from 0 that its norm looks again
+            LayerShape(1, 320, 128),  # narrower inside than out
             *(LayerShape(T, 768, 3072, last=T == 2) for T in (1, 2)),
             LayerShape(1, 1600, 6400),
             LayerShape(2, 1600, 6400, rms=True),

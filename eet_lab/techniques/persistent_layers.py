@@ -25,9 +25,11 @@ class PersistentLayers(Technique):
     It takes one or two rows in 16 bits, of models whose layers have 48 MiB of weights or more and whose feed-forward
     activations fit in shared memory beside the ring. For all else, prefill among it, the layers run as they did before:
     a layer that takes a few microseconds has too little to hide. Thread blocks wait for each other, so all of them
-    have to be on the GPU at once: do not generate on two CUDA streams at the same time.
+    have to be on the GPU at once: do not generate on two CUDA streams at the same time, nor in two processes that
+    share the GPU's multiprocessors (MPS).
 
-    Expect an eighth less for each token of a model such as GPT-2 XL, and two launches a layer instead of five.
+    Expect a seventh less for each token of GPT-2 XL with one row, half as much with two, and two launches a layer
+    instead of five.
 
     Source: persistent kernels with a continuous stream of weights, as in "Look Ma, No Bubbles!" (Hazy Research, 2025);
     data that is its own flag as in NCCL's LL protocol.

@@ -13,11 +13,12 @@ from gpu.test_generation_gpu import batch, decoder
 
 pytestmark = pytest.mark.gpu
 
+UNPACKED = "pre_padding,mask_removal,{memory},fused_kernels"
 ALL = "pre_padding,mask_removal,{memory},packed_prefill,fused_kernels,fused_sampling"
 RECIPES = (
     "{memory},fused_kernels",
     "pre_padding,{memory},fused_kernels",
-    "pre_padding,mask_removal,{memory},fused_kernels",
+    UNPACKED,
     ALL,
     ALL + ",cuda_graphs",
     ALL + ",cuda_graphs,dependent_launch",
@@ -37,7 +38,7 @@ def test_tokens_do_not_depend_on_where_columns_lie(recipe, page, dtype):
     for seed, rows in ((1, 1), (2, 5), (3, 2)):
         prompts = batch(rows, 1, 90, seed)
         slab, pages = (engine.generate(prompts, settings).tokens for engine in engines)
-        if dtype == torch.float16:  # other kernels read prompts in pages: logits that tie in 16 bits may change places
+        if dtype == torch.float16 and recipe == UNPACKED:  # another kernel reads its prompts in pages: near ties part
             found = sameness(model, parts[1], prompts, settings)
             assert found.verdict != "different", found.explanation
         else:

@@ -1,6 +1,7 @@
 """The same ops as `reference`, over the kernels in csrc/. Nothing here waits for the device, and nothing falls back.
 
-Types: float16, bfloat16, float32 (sums are always fp32). C a multiple of 8; D a multiple of 8 and at most 256.
+Types: float16, bfloat16, and but for rest_of_layer float32 (sums are always fp32). C a multiple of 8; D a multiple of
+8 and at most 256.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
@@ -23,6 +24,20 @@ MOST_COPIES = 8  # of what blocks exchange
 ASIDE = 11 * 1024  # bytes of shared memory that are left to the kernels around it and to the system
 HOPPER = Limits(227 * 1024, 132)  # where there is no GPU to ask
 LEAST_BYTES = 48 << 20  # of a layer's weights: with fewer there is too little to hide (H200: XL gains, GPT-2 Large not)
+REMEDY = "Leave persistent_layers out."
+
+
+class Sizes(NamedTuple):
+    """Of layers that are alike."""
+
+    C: int
+    F: int
+    N: int
+
+    @property
+    def weight_bytes(self) -> int:
+        """In 16 bits."""
+        return 2 * self.C * (self.C + 2 * self.F + self.N)
 
 
 @needs("vector_layer")
@@ -39,23 +54,20 @@ def rest_of_layer(
 ) -> tuple[Tensor, Tensor | None]:
     """What follows a layer's attention, up to the next one's, written over x: [T,C], [T,C] -> x, qkv [T,N] or None.
 
-    One launch, for what `takes_layers` takes. All its blocks have to be on the device at once, so two of these must
-    not run at the same time on two streams.
+    One launch, for one or two tokens in 16 bits. All its blocks have to be on the device at once, so two of these must
+    not run at the same time: not on two streams, nor in two processes that share a GPU's multiprocessors (MPS).
     """
     T, C = x.shape
-    sizes = _sizes((w,) if following is None else (w, following), T)
-    if sizes is None or not _fits(T, *sizes):
-        raise KernelError(
-            f"One launch does not take {T} tokens through layers of {C} channels in {w.proj.weight.dtype}: it takes "
-            f"{MOST_TOKENS} at most, layers that are alike, and 16 bits. Leave persistent_layers out."
-        )
-    check(x, "x", w.proj.weight.dtype, (T, C))
-    check(attended, "attended", x.dtype, (T, C))
     if act not in ACTS:
         raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
-    F, N = sizes.F, sizes.N
+    layers = (w,) if following is None else (w, following)
+    if problem := _refused(layers, T, _gpu()):
+        raise KernelError(f"{problem} {REMEDY}")
+    check(x, "x", w.proj.weight.dtype, (T, C))
+    check(attended, "attended", x.dtype, (T, C))
+    _, F, N = _sizes(w)
     qkv = None if following is None else empty("linear", (T, N), x)
-    if x.is_meta or not T:
+    if x.is_meta:
         return x, qkv
     linears = (
         (w.proj, None),
@@ -64,10 +76,11 @@ def rest_of_layer(
         (following and following.qkv, following and following.norm_1),
     )
     pointers = (ctypes.c_void_p * 16)(*(pointer for pair in linears for pointer in _pointers(*pair)))
-    copies = _copies(T, C, F, N)
+    num_blocks = _num_blocks(C, F, _gpu())
+    copies = _copies(T, C, F, N, num_blocks)
     numbers, turns = _exchange(x.device, T, C, F, copies)
     eps = w.norm_2.eps, following.norm_1.eps if following else 0.0
-    how = (ACTS[act], *eps, _num_blocks(C, F), dependent, stream_of(x))
+    how = (ACTS[act], *eps, num_blocks, dependent, stream_of(x))
     native.loaded("vector_layer").eet_vector_layer(
         at(x), at(qkv), at(attended), at(numbers), turns.data_ptr(), copies, ctypes.addressof(pointers),
         DTYPES[x.dtype], T, C, F, N, *how,
@@ -77,32 +90,65 @@ def rest_of_layer(
 
 def takes_layers(layers: Sequence[Layer], T: int) -> bool:
     """Whether `rest_of_layer` takes T tokens through these layers, and gains by it; the same for meta tensors."""
-    sizes = _sizes(layers, T)
-    return sizes is not None and sizes.weight_bytes >= LEAST_BYTES and _fits(T, *sizes)
+    return _refused(layers, T, _gpu()) is None and _sizes(layers[0]).weight_bytes >= LEAST_BYTES
 
 
-class Sizes(NamedTuple):
-    C: int
-    F: int
-    N: int
-
-    @property
-    def weight_bytes(self) -> int:
-        """In 16 bits."""
-        return 2 * self.C * (self.C + 2 * self.F + self.N)
-
-
-def _sizes(layers: Sequence[Layer], T: int) -> Sizes | None:
-    """Of layers that are alike; None for those that are not, or are quantized, or wider than 16 bits."""
+def _refused(layers: Sequence[Layer], T: int, gpu: Limits) -> str | None:
+    """Why one launch cannot take T tokens through these layers; None: it can."""
     if not 0 < T <= MOST_TOKENS:
-        return None
-    found = {tuple((*part.weight.shape, part.weight.dtype) for part in _linears(w)) for w in layers}
-    if len(found) != 1 or any(part.scale is not None for w in layers for part in _linears(w)):
-        return None
-    [(qkv, proj, fc_1, fc_2)] = found
-    F, C, dtype = fc_1
-    alike = (qkv[1:], proj, fc_2) == ((C, dtype), (C, C, dtype), (C, F, dtype))
-    return None if not alike or dtype.itemsize != 2 or C % 8 or F % 8 else Sizes(C, F, qkv[0])
+        return f"One launch takes 1 to {MOST_TOKENS} tokens through a layer, and not {T}."
+    if problem := next(filter(None, map(_unfit, layers)), None):
+        return problem
+    first, *others = (_sizes(w) for w in layers)
+    if different := [each for each in others if each != first]:
+        return f"One launch takes layers that are alike: here are {first} and {different[0]}."
+    if not _fits(T, *first, gpu):
+        return (
+            f"One launch takes no {T} tokens through layers of {first.C} channels and {first.F} inside: of "
+            f"{gpu.shared_bytes:,} bytes of shared memory their activations leave too little to weights."
+        )
+    return None
+
+
+_judged: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""By a layer's output projection: which tensors it was judged with, and why they do not do."""
+
+
+def _unfit(w: Layer) -> str | None:
+    """Why the kernel cannot read a layer's tensors; None: it can. They are looked at once."""
+    parts = tuple(id(tensor) for part in w for tensor in part if isinstance(tensor, Tensor))
+    known = _judged.get(w.proj.weight)
+    if known is None or known[0] != parts:
+        known = _judged[w.proj.weight] = parts, _looked_at(w)
+    return known[1]
+
+
+def _looked_at(w: Layer) -> str | None:
+    dtype, sizes = w.proj.weight.dtype, _sizes(w)
+    if any(part.scale is not None for part in _linears(w)):
+        return "One launch takes layers in 16 bits, and these weights are quantized."
+    if dtype not in DTYPES or dtype.itemsize != 2:
+        return f"One launch takes layers in 16 bits, and these are in {dtype}."
+    if sizes.C % 8 or sizes.F % 8:
+        return f"One launch takes layers whose channels are multiples of 8: these have {sizes.C}, and {sizes.F} inside."
+    wanted = {"qkv": (sizes.N, sizes.C), "proj": (sizes.C,) * 2, "fc_1": (sizes.F, sizes.C), "fc_2": (sizes.C, sizes.F)}
+    try:
+        for name, shape in wanted.items():
+            linear: Linear = getattr(w, name)
+            check(linear.weight, f"{name}'s weight", dtype, shape)
+            if linear.bias is not None:
+                check(linear.bias, f"{name}'s bias", dtype, shape[:1])
+        for name in ("norm_1", "norm_2"):
+            for tensor, kind in zip(getattr(w, name)[:2], ("weight", "bias"), strict=True):
+                if tensor is not None:
+                    check(tensor, f"{name}'s {kind}", dtype, (sizes.C,))
+    except KernelError as error:
+        return str(error)
+    return None
+
+
+def _sizes(w: Layer) -> Sizes:
+    return Sizes(w.fc_1.weight.shape[1], w.fc_1.weight.shape[0], w.qkv.weight.shape[0])
 
 
 def _linears(w: Layer) -> tuple[Linear, ...]:
@@ -110,11 +156,11 @@ def _linears(w: Layer) -> tuple[Linear, ...]:
 
 
 @cache
-def _fits(T: int, C: int, F: int, N: int) -> bool:
+def _fits(T: int, C: int, F: int, N: int, gpu: Limits) -> bool:
     """As `plan` in vector_layer.cu."""
-    if not _copies(T, C, F, N):
+    num_blocks, row_chunks = _num_blocks(C, F, gpu), _ceil(C, 32)
+    if not _copies(T, C, F, N, num_blocks):
         return False
-    num_blocks, row_chunks = _num_blocks(C, F), _ceil(C, 32)
     most_chunks = _ceil(row_chunks, _ceil(row_chunks, 64))  # of a stage's rows
     for most_rows in range(8, 3, -1):
         num_stages = partial = rows = 0
@@ -125,15 +171,15 @@ def _fits(T: int, C: int, F: int, N: int) -> bool:
             num_stages += tiles * steps
             partial = max(partial, 4 * tiles * steps * 8 * 8 * T)
         stage_bytes = rows * _odd_stride(64 * most_chunks) + 16
-        room = _gpu().shared_bytes - ASIDE - partial - T * _odd_stride(2 * max(C, F)) - 4 * C
+        room = gpu.shared_bytes - ASIDE - partial - T * _odd_stride(2 * max(C, F)) - 4 * C
         if room // stage_bytes >= min(num_stages, FEWEST_STAGES):
             return True
     return False
 
 
-def _num_blocks(C: int, F: int) -> int:
+def _num_blocks(C: int, F: int, gpu: Limits) -> int:
     """A block a multiprocessor, but none that would send nothing: nobody would wait for it before its turn is over."""
-    return min(_gpu().num_blocks, max(C, F))
+    return min(gpu.num_blocks, max(C, F))
 
 
 def _odd_stride(num_bytes: int) -> int:
@@ -146,9 +192,9 @@ def _ceil(a: int, b: int) -> int:
 
 
 @cache
-def _copies(T: int, C: int, F: int, N: int) -> int:
+def _copies(T: int, C: int, F: int, N: int, num_blocks: int) -> int:
     """Of what blocks send to each other: a group of threads, an output each, sends to one. 0: it does not fit."""
-    group = 1 << (_ceil(max(C, F, N), _num_blocks(C, F)) - 1).bit_length()
+    group = 1 << (_ceil(max(C, F, N), num_blocks) - 1).bit_length()
     return min(MOST_COPIES, NUM_READERS // group // T)
 
 

@@ -104,7 +104,7 @@ def takes_few(T: int, x: Tensor, w: Linear) -> bool:
     C, itemsize, shared_bytes = w.weight.shape[1], x.element_size(), _gpu().shared_bytes
     if w.scale is not None:
         return int8.takes_few(T, C, itemsize, shared_bytes)
-    return _is_few(T, C, itemsize)
+    return _is_few(T, C, itemsize, shared_bytes)
 
 
 def _stream(
@@ -146,10 +146,10 @@ def _are_vectors(T: int, C: int) -> bool:
 
 
 @cache
-def _is_few(T: int, C: int, itemsize: int) -> bool:
+def _is_few(T: int, C: int, itemsize: int, shared_bytes: int) -> bool:
     row_bytes = (-(-C * itemsize // 64) | 1) * 64  # as odd_stride in linear.cuh
     norm_bytes, sums_bytes = 2 * C * itemsize, T * (4096 if T <= 8 else 512)
-    return T <= FEW and T * row_bytes + norm_bytes + sums_bytes + STAGE_SHARED <= _gpu().shared_bytes
+    return T <= FEW and T * row_bytes + norm_bytes + sums_bytes + STAGE_SHARED <= shared_bytes
 
 
 def _num_blocks(N: int) -> int:

@@ -15,7 +15,7 @@ from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.roofline import H200_TFLOPS, decode_work
 from eet_lab.panels.lessons.roofs import roof, roof_here
 from eet_lab.panels.lessons.show import Shown, after, table
-from eet_lab.panels.lessons.step_calls import LAYER, counted, everything_on, timed
+from eet_lab.panels.lessons.step_calls import LAYER, counted, everything_on, num_kernels, timed
 from eet_lab.panels.lessons.where import here, there
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
@@ -80,14 +80,14 @@ def calls(model: Model) -> Shown:
     ]
     lines.append(["beside them: embedding, head, choice, bookkeeping", *(f"{each.beside}" for each in found.values())])
     lines.append([f"a step of {model.config.num_layers} layers", *(f"{each.total}" for each in found.values())])
-    xl = [each._replace(layers=recorded.CONFIG.num_layers).total for each in found.values()]
+    xl = [num_kernels(recipe.parts, (8,), recorded.CONFIG) for recipe in recipes.values()]
     lines.append(["a step of GPT-2 XL, 48 layers", *map(str, xl)])
     return Shown(
         table(["things handed to the device, one row", *found], lines),
         "Counted while a tiny decoder runs, views left out; for kernels of ours it is what they declare, and a test "
         "holds the code to that. On a GPU each of them has a start and an end, in which no byte moves. "
-        f"(For one or two rows of GPT-2 XL persistent_layers makes {2 * recorded.CONFIG.num_layers} of the layers' "
-        f"{5 * recorded.CONFIG.num_layers}; smaller models, such as the one counted here, have too little to gain.)",
+        "(The last line is no multiple of the one before: for one or two rows of a model as large as GPT-2 XL "
+        "persistent_layers makes two kernels of a layer's five.)",
     )
 
 

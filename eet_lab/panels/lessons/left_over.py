@@ -46,21 +46,22 @@ def _left_over() -> Shown:
         f"The {ends} small launches around the layers are in no row of the first table: the embedding, the choice of a "
         "token and the step of the state read next to nothing, but each of them starts and ends as well. "
         f"{_few(recipe)} (In the sum, attention over more columns than the run had may make up for them.)",
-        *_together(best, layers),
+        *_together(best, apart, layers),
         f"The counts of a step with fused kernels in this lesson all have {5 * layers} kernels in the layers; "
         f"{_counts({'counted above': everything_on(), 'the recorded ladder': climbed})}.",
     )
 
 
-def _together(best: Row, layers: int) -> list[str]:
+def _together(best: Row, apart: Row, layers: int) -> list[str]:
     """What becomes of the chain where most of a layer is one kernel."""
     if TOGETHER not in best.recipe or best.tpot_ms is None:
         return []
     return [
-        f"{TOGETHER} makes {2 * layers} kernels of those {5 * layers}: one goes on from one attention to the next, and "
-        f"its weights keep coming while numbers are passed on. With it a token takes {best.tpot_ms.p50:.3g} ms: what "
-        "is left above the floor is waiting of blocks for each other's results, on their way behind those weights. "
-        "It takes one or two rows of a model as large as this one; the demo model runs as before."
+        f"{TOGETHER} makes {2 * layers + 1} kernels of those {5 * layers}: one goes on from one attention to the next, "
+        f"and its weights keep coming while numbers are passed on. With it a token takes {best.tpot_ms.p50:.3g} ms. "
+        f"{'' if apart.commit == best.commit else NEWER}"
+        "Much of what is left above the floor is waiting of blocks for each other's results, on their way behind those "
+        "weights. It takes one or two rows of a model as large as this one; the demo model runs as before."
     ]
 
 
@@ -94,13 +95,14 @@ def _counts(recipes: Mapping[str, Recipe]) -> str:
 
 
 def _with_ends(recipe: Recipe) -> str:
-    """How many launches a step of one row has, and how many of them stand before and after the layers."""
+    """How many launches a step has with five kernels a layer, and how many of them stand before and after these."""
     found = counted(recipe.parts, [8], recorded.CONFIG.num_layers)
     sampling = "with" if "fused_sampling" in recipe.names else "without"
     return f"{sampling} fused_sampling {found.beside} more stand around them, which makes {found.total}"
 
 
 TOGETHER = "persistent_layers"
+NEWER = "(It was measured with newer kernels than the table above, so not all of the difference is its own.) "
 ATTACKS = (
     ("Python and PyTorch between launches", "record the step once, replay it with one call", "cuda_graphs"),
     ("a start and an end for each launch", "fewer launches: one kernel does what several did", "fused_kernels"),

@@ -14,7 +14,7 @@ from eet_lab.bench.cost import LaunchCost, launch_cost
 from eet_lab.models.config import Config
 from eet_lab.panels import theme
 from eet_lab.panels.lessons.show import table
-from eet_lab.panels.lessons.step_calls import call_us, counted
+from eet_lab.panels.lessons.step_calls import call_us, num_kernels
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 from eet_lab.techniques import DependentLaunch
@@ -44,7 +44,7 @@ def rises(result: Ladder, config: Config, price: LaunchCost | None) -> list[Rise
         if cost is None or cost.floor_ms is None or tpot is None:
             continue
         parts = Recipe.parse(rung.measurement.recipe.removeprefix("baseline"), device).parts
-        kernels = counted(parts, result.prompt_lengths, config.num_layers).total
+        kernels = num_kernels(parts, tuple(result.prompt_lengths), config)
         launches = kernels if parts.launch is Parts().launch else 1
         predicted = _predicted_ms(cost, launches, kernels, price, one_call_us)
         title = f"+ {rung.title}" if number else rung.title

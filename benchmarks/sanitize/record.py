@@ -1,0 +1,198 @@
+"""Writes down the launches of every case's small shapes, with what their kernels read: needs no GPU.
+
+    python benchmarks/sanitize/record.py FILE            for play.py
+
+Ops run on the CPU over kernels that launch nothing but note their arguments, as in the tests. What an op got from
+`empty` has no contents, unless PyTorch wrote to it between two launches: who reads it before a kernel wrote it is
+found.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+from play import At, Call, Launch, Record
+from torch import Tensor
+
+from eet_lab.ops import cuda, native
+from eet_lab.ops.all_cases import ALL_CASES
+from eet_lab.ops.cases import Case
+from eet_lab.ops.cuda import layer, linear
+from eet_lab.ops.cuda.launching import Limits
+from eet_lab.ops.native.build import source
+from eet_lab.ops.native.launchers import signatures
+from eet_lab.ops.shapes import copied
+
+PASSES = (
+    (Limits(layer.HOPPER.shared_bytes, 132), 200_000),
+    (Limits(layer.HOPPER.shared_bytes, 8), 2_000_000),
+)
+"""Multiprocessors that are pretended, and bytes that a shape may read: with few, the same weights fill rings again."""
+STREAMED = ("norm_linear", "linear_residual", "int8_norm_linear", "int8_linear_residual", "rest_of_layer")
+"""Ops whose weights go through a ring."""
+LISTS = {"linears": 16}  # pointers to host memory that holds so many pointers
+SENTINEL = 0x7B  # in every byte of what has no contents: large numbers, whose sums and products are others
+
+
+def record(
+    cases: Sequence[Case] = ALL_CASES, libraries: dict[str, str] | None = None, passes: Sequence[Any] = PASSES
+) -> Record:
+    """Every case's small shapes, in every type that its op takes; and where weights go through a ring, larger ones."""
+    calls: list[Call] = []
+    for gpu, most_bytes in passes:
+        with _pretended(gpu) as recorder:
+            for case in cases if gpu is passes[0][0] else [each for each in cases if each.op in STREAMED]:
+                for shape in (shape for shape in case.shapes if shape.read_bytes(2) <= most_bytes):
+                    for dtype in case.dtypes:
+                        inputs = copied(shape.inputs("cpu", dtype, 0))
+                        case.poison(inputs)
+                        recorder.begin(inputs)
+                        case.call(getattr(cuda, case.op), inputs, recorder.empty)
+                        calls.append(recorder.call(f"{case.name}/{shape} {dtype}, {gpu.num_blocks} blocks"))
+    if libraries is None:
+        libraries = {name: str(path) for name, path in native.build().items()}
+    return Record(libraries, calls)
+
+
+class _Recorder:
+    """Notes launches, and where their pointers point."""
+
+    def __init__(self) -> None:
+        self.begin(())
+
+    def begin(self, inputs: tuple[Any, ...]) -> None:
+        """A new call of an op."""
+        self._memory = _Memory(inputs)
+        self._given: list[Tensor] = []  # kept alive, so that no other tensor lies there
+        self._buffers: dict[int, int] = {}  # by where they begin on the CPU
+        self._sizes: list[int] = []
+        self._contents: dict[int, bytes] = {}
+        self._launches: list[Launch] = []
+
+    def call(self, name: str) -> Call:
+        """What happened since."""
+        return Call(name, self._sizes, self._launches)
+
+    def empty(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Memory without contents."""
+        dtype = dtype or like.dtype
+        num_bytes = max(16, torch.Size(shape).numel() * dtype.itemsize)
+        whole = torch.full((num_bytes,), SENTINEL, dtype=torch.uint8)
+        self._given.append(whole)
+        self._memory.add(whole)
+        return whole[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
+
+    def launcher(self, kernel: str, name: str, parameters: Sequence[Any]) -> Callable[..., None]:
+        """What stands in for one."""
+        letters = {ctypes.c_void_p: "p", ctypes.c_int: "i", ctypes.c_int64: "l", ctypes.c_float: "f"}
+        kinds = "".join(letters[parameter.ctype] for parameter in parameters)
+
+        def launch(*args: Any) -> None:
+            written = dict[int, bytes]()
+            converted = tuple(
+                self._pointer(value, parameter.name, written) if kind == "p" else value
+                for value, kind, parameter in zip(args, kinds, parameters, strict=True)
+            )
+            self._launches.append(Launch(kernel, name, kinds, converted, written))
+
+        return launch
+
+    def _pointer(self, value: int | None, name: str, written: dict[int, bytes]) -> Any:
+        if not value or name == "stream":
+            return None
+        if name in LISTS:
+            held = (ctypes.c_void_p * LISTS[name]).from_address(value)
+            return tuple(self._pointer(each, "", written) for each in held)
+        begin, size = self._memory.around(value, name)
+        buffer = self._buffers.get(begin)
+        if buffer is None:
+            buffer = self._buffers[begin] = len(self._sizes)
+            self._sizes.append(size)
+        contents = ctypes.string_at(begin, size)
+        given = any(whole.data_ptr() == begin for whole in self._given)
+        known = self._contents.get(buffer, bytes([SENTINEL]) * size if given else None)
+        if contents != known:
+            written[buffer] = contents
+        self._contents[buffer] = contents
+        return At(buffer, value - begin)
+
+
+class _Memory:
+    """Where tensors lie: an op's inputs, what it was given, and what is looked for when neither is meant."""
+
+    def __init__(self, inputs: tuple[Any, ...]) -> None:
+        self._ranges: dict[int, int] = {}
+        self._visit(inputs)
+
+    def add(self, tensor: Tensor) -> None:
+        """One more."""
+        storage = tensor.untyped_storage()
+        if tensor.device.type == "cpu" and storage.nbytes():
+            self._ranges[storage.data_ptr()] = storage.nbytes()
+
+    def around(self, pointer: int, name: str) -> tuple[int, int]:
+        """Where a pointer's tensor begins, and how many bytes it has."""
+        for _ in range(2):
+            for begin, size in self._ranges.items():
+                if begin <= pointer < begin + size:
+                    return begin, size
+            for each in gc.get_objects():  # what stays from call to call, or is made on the way
+                if issubclass(type(each), Tensor):
+                    self.add(each)
+        raise LookupError(f"{name} points to no tensor.")
+
+    def _visit(self, each: Any) -> None:
+        if isinstance(each, Tensor):
+            self.add(each)
+        elif isinstance(each, (tuple, list)):
+            for part in each:
+                self._visit(part)
+        elif hasattr(each, "__dict__"):
+            self._visit(tuple(vars(each).values()))
+
+
+@contextmanager
+def _pretended(gpu: Limits) -> Iterator[_Recorder]:
+    """On the CPU ops take the ways of a Hopper GPU, and launch into a recorder."""
+    recorder = _Recorder()
+
+    @cache
+    def library(kernel: str) -> SimpleNamespace:
+        launchers = signatures(source(kernel).read_text())
+        return SimpleNamespace(**{name: recorder.launcher(kernel, name, each) for name, each in launchers.items()})
+
+    replaced = (
+        (native, "loaded", library),
+        (import_module("eet_lab.ops.cuda.attention"), "_is_hopper", lambda device: True),
+        (linear, "limits", lambda: gpu),
+        (layer, "limits", lambda: gpu),
+        (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
+    )
+    before = [(place, name, getattr(place, name, None)) for place, name, _ in replaced]
+    for place, name, value in replaced:
+        setattr(place, name, value)
+    try:
+        yield recorder
+    finally:
+        for place, name, value in before:
+            setattr(place, name, value)
+
+
+if __name__ == "__main__":
+    found = record()
+    Path(sys.argv[1]).write_bytes(pickle.dumps(found))
+    print(f"{len(found.calls)} calls, {sum(len(call.launches) for call in found.calls)} launches")

@@ -1,0 +1,60 @@
+"""What the assembler made of kernels with rings: a stage is left only when what was loaded from it has arrived.
+
+`mbarrier.arrive` orders the loads before it, but the assembler (CUDA 13.0) lets it go while loads from shared memory
+are under way, and where another kernel's loads hold those up, it overtakes them. So a kernel has to use what it loaded
+first; whether it does shows in the machine code alone.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from eet_lab.ops import native
+
+RINGS = ("linear", "vector_linear", "vector_layer", "int8_linear", "hopper_attention")
+INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/")
+CONTROL = re.compile(r"/\* (0x[0-9a-f]{16}) \*/")
+
+
+def instructions(library: Path) -> Iterator[tuple[str, str, int]]:
+    """Of all kernels: place, text, and the bits that say what it waits for and what waits for it."""
+    listed = subprocess.run(["cuobjdump", "-sass", str(library)], capture_output=True, text=True, check=True).stdout
+    lines, kernel = listed.splitlines(), ""
+    for line, below in pairwise(lines):
+        if "Function :" in line:
+            kernel = line.split()[-1]
+        elif found := INSTRUCTION.match(line):
+            control = CONTROL.search(below)
+            assert control, below
+            yield f"{kernel} {found[1]}", found[2], int(control[1], 16) >> 41
+
+
+def early_arrivals(library: Path) -> tuple[int, list[str]]:
+    """How many arrivals there are, and those with loads from shared memory under way that nothing has waited for."""
+    num_arrivals, early, under_way, kernel = 0, [], dict[int, str](), ""
+    for place, text, control in instructions(library):
+        if place.split()[0] != kernel:
+            kernel, under_way = place.split()[0], {}
+        signals, waits = control >> 5 & 7, control >> 11 & 63
+        under_way = {scoreboard: load for scoreboard, load in under_way.items() if not waits >> scoreboard & 1}
+        if re.search(r"\bLDSM?\b", text) and signals != 7:
+            under_way[signals] = place
+        if "SYNCS.ARRIVE.TRANS64.A1T0" in text:
+            num_arrivals += 1
+            early += [place] * bool(under_way)
+    return num_arrivals, early
+
+
+@pytest.mark.parametrize("kernel", RINGS)
+def test_no_arrival_goes_ahead_of_loads(kernel):
+    if not shutil.which("cuobjdump"):
+        pytest.skip("cuobjdump, which comes with a whole CUDA toolkit, is not here")
+    num_arrivals, early = early_arrivals(native.build([kernel], arch="90a")[kernel])
+    assert num_arrivals and not early
