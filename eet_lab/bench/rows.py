@@ -149,10 +149,10 @@ def _heading(rows: Sequence[Row]) -> str:
 def _body(rows: Sequence[Row]) -> str:
     cells = _op_cells if rows[0].is_op else _model_cells
     head = OP_HEAD if rows[0].is_op else MODEL_HEAD
-    lines = [" | ".join(["|", *head, "same output |"]), "|---|" + "--:|" * len(head) + "---|"]
+    lines = [" | ".join(["|", *head, "same output", "commit |"]), "|---|" + "--:|" * len(head) + "---|---|"]
     for row in sorted(rows, key=_total, reverse=True):
         name = row.name.replace(",", ", ")
-        lines.append(f"| {' | '.join([name, *cells(row), row.equality])} |")
+        lines.append(f"| {' | '.join([name, *cells(row), row.equality, (row.commit or '–')[:7]])} |")
     return "\n".join(lines)
 
 

@@ -37,4 +37,4 @@ class CudaGraphs(Technique):
         return replace(parts, launch=GraphLaunch(self.bucket))
 
     def unavailable(self, device: str = "cpu") -> str | None:
-        return None if device == "cuda" else "CUDA graphs need an NVIDIA GPU"
+        return None if device == "cuda" else "CUDA graphs need an NVIDIA GPU."

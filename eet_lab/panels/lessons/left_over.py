@@ -43,8 +43,9 @@ def _left_over() -> Shown:
         "Compare the last two lines of the first table: as far as they agree, nothing is hidden between the kernels, "
         f"and the time is in the chain itself, {beyond / 5 / layers * 1e3:.1f} us for each of {5 * layers} kernels. "
         f"{_chain(recipe)} (Ops were timed one by one, attention at 1,024 columns, so the sum is no exact account.)",
-        f"The {ends} small launches around the layers are in no row of the first table: the embedding, the choice of a "
-        "token and the step of the state read next to nothing, but each of them starts and ends as well. "
+        f"Beside the LM head {ends} small launches stand around the layers, in no row of the first table: the "
+        "embedding, the choice of a token and the step of the state read next to nothing, but each of them starts and "
+        "ends as well. "
         f"{_few(recipe)} (In the sum, attention over more columns than the run had may make up for them.)",
         *_together(best, apart, layers),
         f"The counts of a step with fused kernels in this lesson all have {5 * layers} kernels in the layers; "
