@@ -107,7 +107,9 @@ def _warning(need_bytes: int, free_bytes: int) -> str:
 
 def _on_compare(compare: CompareForecast, free_bytes: int) -> str:
     need, less = sized(compare.total_bytes), compare.total_bytes - free_bytes
-    words = f"Compare fits too: {need}." if less <= 0 else f"Compare does not: it needs {need}, {sized(less)} too much."
+    words = f"Compare fits too: {need}."
+    if less > 0:
+        words = f"Compare does not: it needs {need}, {sized(less)} too much. Give it fewer prompts or new tokens."
     tip = f"{sized(compare.engine_bytes)}: {ENGINES}; {sized(compare.check_bytes)}: {CHECK}. {LADDER}."
     return f'<span class="eet-told-compare" title="{escape(tip)}">{escape(words)}</span>'
 

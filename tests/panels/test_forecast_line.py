@@ -59,7 +59,7 @@ def test_a_comparison_that_does_not_fit_is_told_beside_a_run_that_does() -> None
     fits, tight = in_html(told(200), compare), in_html(told(120), compare)
     assert "Compare fits too: 195 bytes." in fits and "eet-told eet-good" in fits
     assert "Run fits: 100 bytes of 120 bytes." in tight and "eet-told eet-warn" in tight
-    assert "Compare does not: it needs 195 bytes, 75 bytes too much." in tight
+    assert "Compare does not: it needs 195 bytes, 75 bytes too much. Give it fewer prompts or new tokens." in tight
     assert (
         "150 bytes: both engines" in tight
         and "40 bytes: the most that is needed beside them" in tight
