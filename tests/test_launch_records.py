@@ -34,11 +34,11 @@ def recorded(sanitize: Any, name: str, shape: str, which: int = 0) -> Any:
     """The first call of one shape, as on the GPU of a pass."""
     [case] = [case for case in ALL_CASES if case.name == name]
     shapes = tuple(each for each in case.shapes if str(each) == shape)
-    return sanitize.record([replace(case, shapes=shapes)], {}, sanitize.PASSES[which : which + 1]).calls[0]
+    return sanitize.record({}, [replace(case, shapes=shapes)], sanitize.PASSES[which : which + 1]).calls[0]
 
 
 def test_every_source_is_launched_from(sanitize):
-    found = sanitize.record(libraries={})
+    found = sanitize.record({})
     assert {launch.kernel for call in found.calls for launch in call.launches} == set(all_names())
     assert pickle.loads(pickle.dumps(found)) == found
     assert any(call.name.startswith("rest_of_layer/") and "8 blocks" in call.name for call in found.calls)

@@ -13,13 +13,13 @@ import ctypes
 import gc
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -37,34 +37,42 @@ from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.ops.shapes import copied
 
+STREAMED = {"norm_linear", "linear_residual", "rest_of_layer"}  # ops whose weights go through a ring
+
+
+class Pass(NamedTuple):
+    """Which shapes, by the bytes that they read, of which ops, on a pretended GPU of so many multiprocessors."""
+
+    num_blocks: int
+    most_bytes: int
+    ops: Set[str]
+
+    def calls(self, cases: Sequence[Case]) -> Iterator[tuple[Case, Any, torch.dtype]]:
+        """Case, shape and type."""
+        for case in (case for case in cases if case.op in self.ops):
+            for shape in (shape for shape in case.shapes if shape.read_bytes(2) <= self.most_bytes):
+                yield from ((case, shape, dtype) for dtype in case.dtypes)
+
+
 PASSES = (
-    (Limits(layer.HOPPER.shared_bytes, 132), 200_000),
-    (Limits(layer.HOPPER.shared_bytes, 8), 2_000_000),
+    Pass(132, 200_000, {case.op for case in ALL_CASES}),
+    Pass(8, 2_000_000, STREAMED),  # with few blocks the same weights fill rings again
 )
-"""Multiprocessors that are pretended, and bytes that a shape may read: with few, the same weights fill rings again."""
-STREAMED = ("norm_linear", "linear_residual", "int8_norm_linear", "int8_linear_residual", "rest_of_layer")
-"""Ops whose weights go through a ring."""
 LISTS = {"linears": 16}  # pointers to host memory that holds so many pointers
 SENTINEL = 0x7B  # in every byte of what has no contents: large numbers, whose sums and products are others
 
 
-def record(
-    cases: Sequence[Case] = ALL_CASES, libraries: dict[str, str] | None = None, passes: Sequence[Any] = PASSES
-) -> Record:
+def record(libraries: dict[str, str], cases: Sequence[Case] = ALL_CASES, passes: Sequence[Pass] = PASSES) -> Record:
     """Every case's small shapes, in every type that its op takes; and where weights go through a ring, larger ones."""
     calls: list[Call] = []
-    for gpu, most_bytes in passes:
-        with _pretended(gpu) as recorder:
-            for case in cases if gpu is passes[0][0] else [each for each in cases if each.op in STREAMED]:
-                for shape in (shape for shape in case.shapes if shape.read_bytes(2) <= most_bytes):
-                    for dtype in case.dtypes:
-                        inputs = copied(shape.inputs("cpu", dtype, 0))
-                        case.poison(inputs)
-                        recorder.begin(inputs)
-                        case.call(getattr(cuda, case.op), inputs, recorder.empty)
-                        calls.append(recorder.call(f"{case.name}/{shape} {dtype}, {gpu.num_blocks} blocks"))
-    if libraries is None:
-        libraries = {name: str(path) for name, path in native.build().items()}
+    for each in passes:
+        with _pretended(Limits(layer.HOPPER.shared_bytes, each.num_blocks)) as recorder:
+            for case, shape, dtype in each.calls(cases):
+                inputs = copied(shape.inputs("cpu", dtype, 0))
+                case.poison(inputs)
+                recorder.begin(inputs)
+                case.call(getattr(cuda, case.op), inputs, recorder.empty)
+                calls.append(recorder.call(f"{case.name}/{shape} {dtype}, {each.num_blocks} blocks"))
     return Record(libraries, calls)
 
 
@@ -193,6 +201,6 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
 
 
 if __name__ == "__main__":
-    found = record()
+    found = record({name: str(path) for name, path in native.build().items()})
     Path(sys.argv[1]).write_bytes(pickle.dumps(found))
     print(f"{len(found.calls)} calls, {sum(len(call.launches) for call in found.calls)} launches")

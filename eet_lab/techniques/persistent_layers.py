@@ -28,8 +28,7 @@ class PersistentLayers(Technique):
     have to be on the GPU at once: do not generate on two CUDA streams at the same time, nor in two processes that
     share the GPU's multiprocessors (MPS).
 
-    Expect a seventh less for each token of GPT-2 XL with one row, half as much with two, and two launches a layer
-    instead of five.
+    Expect two launches a layer instead of five, and the most for a single row of a model with large layers.
 
     Source: persistent kernels with a continuous stream of weights, as in "Look Ma, No Bubbles!" (Hazy Research, 2025);
     data that is its own flag as in NCCL's LL protocol.

@@ -64,6 +64,11 @@ def limits() -> Limits | None:
     return Limits(properties.shared_memory_per_block_optin, properties.multi_processor_count)
 
 
+def odd_stride(num_bytes: int) -> int:
+    """Bytes between rows in shared memory, as in linear.cuh."""
+    return (-(-num_bytes // 64) | 1) * 64
+
+
 def stream_of(x: Tensor) -> int:
     """The stream that torch launches on at present."""
     return torch._C._cuda_getCurrentRawStream(x.device.index)

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, Limits, at, check, limits, needs, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, Limits, at, check, limits, needs, odd_stride, stream_of
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
@@ -23,7 +22,7 @@ FEWEST_STAGES = 4  # that the ring of weights can hold, or all
 MOST_COPIES = 8  # of what blocks exchange
 ASIDE = 11 * 1024  # bytes of shared memory that are left to the kernels around it and to the system
 HOPPER = Limits(227 * 1024, 132)  # where there is no GPU to ask
-LEAST_BYTES = 48 << 20  # of a layer's weights: with fewer there is too little to hide (H200: XL gains, GPT-2 Large not)
+LEAST_BYTES = 48 << 20  # of a layer's weights: with fewer there is too little to hide (LOG)
 REMEDY = "Leave persistent_layers out."
 
 
@@ -63,6 +62,7 @@ def rest_of_layer(
     layers = (w,) if following is None else (w, following)
     if problem := _refused(layers, T, _gpu()):
         raise KernelError(f"{problem} {REMEDY}")
+    _check_layers(w, following, w.proj.weight.dtype)
     check(x, "x", w.proj.weight.dtype, (T, C))
     check(attended, "attended", x.dtype, (T, C))
     _, F, N = _sizes(w)
@@ -97,54 +97,39 @@ def _refused(layers: Sequence[Layer], T: int, gpu: Limits) -> str | None:
     """Why one launch cannot take T tokens through these layers; None: it can."""
     if not 0 < T <= MOST_TOKENS:
         return f"One launch takes 1 to {MOST_TOKENS} tokens through a layer, and not {T}."
-    if problem := next(filter(None, map(_unfit, layers)), None):
-        return problem
-    first, *others = (_sizes(w) for w in layers)
-    if different := [each for each in others if each != first]:
-        return f"One launch takes layers that are alike: here are {first} and {different[0]}."
-    if not _fits(T, *first, gpu):
+    if any(part.scale is not None for w in layers for part in _linears(w)):
+        return "One launch takes layers in 16 bits, and these weights are quantized."
+    dtype, sizes = layers[0].proj.weight.dtype, _sizes(layers[0])
+    if dtype not in DTYPES or dtype.itemsize != 2:
+        return f"One launch takes layers in 16 bits, and these are in {dtype}."
+    if different := next((each for each in map(_sizes, layers) if each != sizes), None):
+        return f"One launch takes layers that are alike: here are {sizes} and {different}."
+    if sizes.C % 8 or sizes.F % 8:
+        return f"One launch takes layers whose channels are multiples of 8: these have {sizes.C}, and {sizes.F} inside."
+    if not _fits(T, *sizes, gpu):
         return (
-            f"One launch takes no {T} tokens through layers of {first.C} channels and {first.F} inside: of "
+            f"One launch takes no {T} tokens through layers of {sizes.C} channels and {sizes.F} inside: of "
             f"{gpu.shared_bytes:,} bytes of shared memory their activations leave too little to weights."
         )
     return None
 
 
-_judged: WeakIdKeyDictionary = WeakIdKeyDictionary()
-"""By a layer's output projection: which tensors it was judged with, and why they do not do."""
-
-
-def _unfit(w: Layer) -> str | None:
-    """Why the kernel cannot read a layer's tensors; None: it can. They are looked at once."""
-    parts = tuple(id(tensor) for part in w for tensor in part if isinstance(tensor, Tensor))
-    known = _judged.get(w.proj.weight)
-    if known is None or known[0] != parts:
-        known = _judged[w.proj.weight] = parts, _looked_at(w)
-    return known[1]
-
-
-def _looked_at(w: Layer) -> str | None:
-    dtype, sizes = w.proj.weight.dtype, _sizes(w)
-    if any(part.scale is not None for part in _linears(w)):
-        return "One launch takes layers in 16 bits, and these weights are quantized."
-    if dtype not in DTYPES or dtype.itemsize != 2:
-        return f"One launch takes layers in 16 bits, and these are in {dtype}."
-    if sizes.C % 8 or sizes.F % 8:
-        return f"One launch takes layers whose channels are multiples of 8: these have {sizes.C}, and {sizes.F} inside."
-    wanted = {"qkv": (sizes.N, sizes.C), "proj": (sizes.C,) * 2, "fc_1": (sizes.F, sizes.C), "fc_2": (sizes.C, sizes.F)}
-    try:
-        for name, shape in wanted.items():
-            linear: Linear = getattr(w, name)
-            check(linear.weight, f"{name}'s weight", dtype, shape)
-            if linear.bias is not None:
-                check(linear.bias, f"{name}'s bias", dtype, shape[:1])
-        for name in ("norm_1", "norm_2"):
-            for tensor, kind in zip(getattr(w, name)[:2], ("weight", "bias"), strict=True):
-                if tensor is not None:
-                    check(tensor, f"{name}'s {kind}", dtype, (sizes.C,))
-    except KernelError as error:
-        return str(error)
-    return None
+def _check_layers(w: Layer, following: Layer | None, dtype: torch.dtype) -> None:
+    """KernelError for a tensor that the kernel cannot read."""
+    C, F, N = _sizes(w)
+    linears = [("proj", w.proj, (C, C)), ("fc_1", w.fc_1, (F, C)), ("fc_2", w.fc_2, (C, F))]
+    norms = [("norm_2", w.norm_2)]
+    if following is not None:
+        linears.append(("the next qkv", following.qkv, (N, C)))
+        norms.append(("the next norm_1", following.norm_1))
+    for name, linear, shape in linears:
+        check(linear.weight, f"{name}'s weight", dtype, shape)
+        if linear.bias is not None:
+            check(linear.bias, f"{name}'s bias", dtype, shape[:1])
+    for name, norm in norms:
+        check(norm.weight, f"{name}'s weight", dtype, (C,))
+        if norm.bias is not None:
+            check(norm.bias, f"{name}'s bias", dtype, (C,))
 
 
 def _sizes(w: Layer) -> Sizes:
@@ -170,8 +155,8 @@ def _fits(T: int, C: int, F: int, N: int, gpu: Limits) -> bool:
             rows = max(rows, _ceil(its_outputs, tiles))
             num_stages += tiles * steps
             partial = max(partial, 4 * tiles * steps * 8 * 8 * T)
-        stage_bytes = rows * _odd_stride(64 * most_chunks) + 16
-        room = gpu.shared_bytes - ASIDE - partial - T * _odd_stride(2 * max(C, F)) - 4 * C
+        stage_bytes = rows * odd_stride(64 * most_chunks) + 16
+        room = gpu.shared_bytes - ASIDE - partial - T * odd_stride(2 * max(C, F)) - 4 * C
         if room // stage_bytes >= min(num_stages, FEWEST_STAGES):
             return True
     return False
@@ -180,10 +165,6 @@ def _fits(T: int, C: int, F: int, N: int, gpu: Limits) -> bool:
 def _num_blocks(C: int, F: int, gpu: Limits) -> int:
     """A block a multiprocessor, but none that would send nothing: nobody would wait for it before its turn is over."""
     return min(gpu.num_blocks, max(C, F))
-
-
-def _odd_stride(num_bytes: int) -> int:
-    return (_ceil(num_bytes, 64) | 1) * 64
 
 
 def _ceil(a: int, b: int) -> int:

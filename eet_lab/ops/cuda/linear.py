@@ -10,7 +10,7 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, limits, needs, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, limits, needs, odd_stride, stream_of
 from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
@@ -147,7 +147,7 @@ def _are_vectors(T: int, C: int) -> bool:
 
 @cache
 def _is_few(T: int, C: int, itemsize: int, shared_bytes: int) -> bool:
-    row_bytes = (-(-C * itemsize // 64) | 1) * 64  # as odd_stride in linear.cuh
+    row_bytes = odd_stride(C * itemsize)
     norm_bytes, sums_bytes = 2 * C * itemsize, T * (4096 if T <= 8 else 512)
     return T <= FEW and T * row_bytes + norm_bytes + sums_bytes + STAGE_SHARED <= shared_bytes
 
