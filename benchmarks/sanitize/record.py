@@ -1,6 +1,6 @@
 """Writes down the launches of every case's small shapes, with what their kernels read: needs no GPU.
 
-    python benchmarks/sanitize/record.py FILE            for play.py
+    python benchmarks/sanitize/record.py FILE [FLAG ...]     for play.py, of kernels built with these flags for nvcc
 
 Ops run on the CPU over kernels that launch nothing but note their arguments, as in the tests. What an op got from
 `empty` has no contents, unless PyTorch wrote to it between two launches: who reads it before a kernel wrote it is
@@ -201,6 +201,6 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
 
 
 if __name__ == "__main__":
-    found = record({name: str(path) for name, path in native.build().items()})
+    found = record({name: str(path) for name, path in native.build(extra_flags=tuple(sys.argv[2:])).items()})
     Path(sys.argv[1]).write_bytes(pickle.dumps(found))
     print(f"{len(found.calls)} calls, {sum(len(call.launches) for call in found.calls)} launches")

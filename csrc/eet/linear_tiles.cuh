@@ -47,7 +47,8 @@ int plan_tiles(TileArgs<T, W>& a, int stride, int chunk) {
   const int needed = ceil_div(a.most_outputs(), kTile) * ceil_div(a.K, a.stage_inputs);
   const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, kWarps) * int(sizeof(float));
   const int paired = paired_shared(a.residual);
-  const bool is_paired = others + min(needed, 2) * stage <= paired;
+  // With two stages the ring runs dry: then rather alone on the multiprocessor (LOG).
+  const bool is_paired = others + min(needed, 3) * stage <= paired;
   a.num_stages = min(((is_paired ? paired : whole_shared()) - others) / stage, needed);
   if (a.num_stages < 1) return 0;
   return is_paired ? paired : others + a.num_stages * stage;

@@ -63,8 +63,8 @@ class RowStager {
       if (kSwap) swap(rows, row);
       return;
     }
-    normalize(rows, row, shift, scratch[0]);
-    if (kMaxRows > kWarps) normalize(rows, row + kWarps, shift_2, scratch[1]);
+    normalize(rows, x, at, row, shift, scratch[0]);
+    if (kMaxRows > kWarps) normalize(rows, x, at, row + kWarps, shift_2, scratch[1]);
   }
 
  private:
@@ -72,10 +72,14 @@ class RowStager {
   Norm<T> norm;
   T* home;
 
+  __device__ const T* origin(const T* x, const int64_t* at, int row) const {
+    return x + (at ? at[row] : row) * int64_t(C);
+  }
+
   // Requests a row; returns its first number.
   __device__ float copy(T* rows, const T* x, const int64_t* at, int row) {
     if (row >= num_rows) return 0;
-    const T* from = x + (at ? at[row] : row) * int64_t(C);
+    const T* from = origin(x, at, row);
     T* to = rows + row * stride;
     for (int c = first; c < C; c += step) copy_async(to + c, from + c, true);
     pad(to);
@@ -114,7 +118,8 @@ class RowStager {
     for (int c = first; c < C; c += step) store(rows + row * stride + c, arranged(load(rows + row * stride + c)));
   }
 
-  __device__ void normalize(T* rows, int row, float shift, float (&scratch)[2][kWarps]) {
+  __device__ void normalize(T* rows, const T* x_rows, const int64_t* at, int row, float shift,
+                            float (&scratch)[2][kWarps]) {
     const int end = row < num_rows ? C : 0;
     T* to = rows + row * stride;
     float sum = 0, squares = 0, x[kVec<T>];
@@ -135,7 +140,7 @@ class RowStager {
     const float share = __fdividef(float(1 << log_team) / kWarps, C);
     float mean = norm.bias ? warp_sum<kWarps>(scratch[0][other]) * share : 0.f;
     float variance = warp_sum<kWarps>(scratch[1][other]) * share - mean * mean;
-    if (mean * mean > kFar * variance) look_again(to, shift, mean, variance);
+    if (mean * mean > kFar * variance) look_again(origin(x_rows, at, row), shift, mean, variance);
     const float scale = rsqrtf(fmaxf(variance, 0.f) + norm.eps);
 #pragma unroll 2
     for (int c = first; c < end; c += step) {
@@ -151,14 +156,15 @@ class RowStager {
   // The difference of squares loses digits as the square of the first number's deviation, counted in standard deviations.
   static constexpr float kFar = sizeof(T) == sizeof(float) ? 4 : 256;
 
-  // By a whole team, which agrees to the bit; each of its warps reads the whole row.
+  // By a whole team, which agrees to the bit; each of its warps reads the whole row, from where it was copied: the others
+  // may be writing the copy already. What other blocks have sent lies in L2.
   __device__ void look_again(const T* row, float& shift, float& mean, float& variance) const {
     float sum = 0, squares = 0, x[kVec<T>];
     shift += mean;
 #pragma unroll 1
     for (int c = threadIdx.x % 32 * kVec<T>; c < C; c += 32 * kVec<T>) {
       float part = 0, part_squares = 0;  // short sums round less
-      unpack<T>(load(row + c), x);
+      unpack<T>(load_from_l2(row + c), x);
       for (float value : x) {
         part += value - shift;
         part_squares += (value - shift) * (value - shift);
@@ -167,7 +173,6 @@ class RowStager {
     }
     mean = __fdividef(warp_sum(sum), C);
     variance = __fdividef(warp_sum(squares), C) - mean * mean;
-    if (log_team) barrier(2 + (threadIdx.x >> (5 + log_team)), 32 << log_team);  // nobody writes before all have read
   }
 };
 

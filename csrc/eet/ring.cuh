@@ -8,6 +8,14 @@
 
 namespace eet {
 
+// Lanes of a warp that say that it is done with a stage. One is enough, behind __syncwarp(); but racecheck sees no order
+// between that lane and what the others have read, so for it each says so itself.
+#ifdef EET_RACECHECK
+constexpr int kLeavingLanes = 32;
+#else
+constexpr int kLeavingLanes = 1;
+#endif
+
 // The place of a walk around the ring.
 struct RingPlace {
   int stage = 0;
@@ -32,7 +40,7 @@ struct Ring {
   __device__ uint64_t* filled(RingPlace at) const { return barriers + at.stage; }
   __device__ uint64_t* emptied(RingPlace at) const { return barriers + num_stages + at.stage; }
 
-  // For one thread; all threads synchronize afterwards.
+  // For one thread, when num_readers warps will empty the stages; all threads synchronize afterwards.
   __device__ void init(int num_readers) const {
     for (int stage = 0; stage < num_stages; ++stage) {
 #if __CUDA_ARCH__ >= 900
@@ -40,7 +48,7 @@ struct Ring {
 #else
       barrier_init(barriers + stage, 32);
 #endif
-      barrier_init(barriers + num_stages + stage, num_readers);
+      barrier_init(barriers + num_stages + stage, kLeavingLanes * num_readers);
     }
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -85,7 +93,7 @@ struct Ring {
   // By all of a warp that is done with the stage: what it read has arrived in registers, and was used.
   __device__ void release(RingPlace at) const {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) barrier_arrive(emptied(at));
+    if (threadIdx.x % 32 < kLeavingLanes) barrier_arrive(emptied(at));
   }
 };
 

@@ -47,6 +47,14 @@ __device__ inline uint4 load_once(const T* p) {
   return v;
 }
 
+// For what other blocks wrote while this one was running: L1 may have older contents.
+template <typename T>
+__device__ inline uint4 load_from_l2(const T* p) {
+  uint4 v;
+  asm volatile("ld.global.cg.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+
 // For what no kernel writes, such as weights: such loads may be moved ahead of stores.
 template <typename T>
 __device__ inline uint4 load_constant(const T* p) {
