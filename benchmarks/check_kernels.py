@@ -88,7 +88,7 @@ def checked(case: Case, shape: Shape, dtype: torch.dtype) -> tuple[float, float]
 def sanitize() -> list[str]:
     """compute-sanitizer's tools on every case's small shapes, in processes without PyTorch (sanitize/). racecheck
     looks at the launches of one source at a time, so that what it cannot follow does not hide the others; it does not
-    know what __syncwarp() orders, so for it rings say more than they have to (ring.cuh).
+    see that __syncwarp() orders reads, so for it rings are built to let every lane arrive (EET_RACECHECK).
     """
     with tempfile.TemporaryDirectory() as folder:
         plain, told = (str(Path(folder) / name) for name in ("plain", "told"))

@@ -28,7 +28,7 @@ template <typename T, int kTokens, bool kGrouped>
 __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, 1) int8_linear_kernel(const Int8Args<T> a) {
   constexpr int kReaders = eet::kReaders<kTokens>, kWarps = kReaders / 32, kTiles = eet::kTiles<kTokens>;
   constexpr int kGroup = kTiles * kTile;  // outputs between two reductions
-  extern __shared__ __align__(128) uint4 shared[];  // the copy engine fills whole lines sooner
+  extern __shared__ __align__(128) uint4 shared[];  // stages at odd places take much longer (LOG)
   const eet::TileBlock<T, kTokens> block(a, shared);
   const int warp = threadIdx.x / 32;
   const eet::Share share(a);

@@ -58,7 +58,7 @@ struct LayerArgs {
 //          that is its own flag: NCCL's LL protocol
 template <typename T>
 __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __grid_constant__ LayerArgs<T> a) {
-  extern __shared__ __align__(128) uint4 shared[];  // the copy engine fills whole lines sooner
+  extern __shared__ __align__(128) uint4 shared[];  // stages at odd places take much longer (LOG)
   eet::let_next_begin();
   float* partial = reinterpret_cast<float*>(shared);
   T* rows = reinterpret_cast<T*>(partial + a.partial_floats);

@@ -38,7 +38,7 @@ struct VectorArgs : eet::LinearArgs<T, T> {
 template <typename T>
 __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
     vector_linear_kernel(const __grid_constant__ VectorArgs<T> a) {
-  extern __shared__ __align__(128) uint4 shared[];  // the copy engine fills whole lines sooner
+  extern __shared__ __align__(128) uint4 shared[];  // stages at odd places take much longer (LOG)
   eet::let_next_begin();
   float* partial = reinterpret_cast<float*>(shared);
   T* rows = reinterpret_cast<T*>(partial + a.num_tiles * a.steps.num * a.sums());

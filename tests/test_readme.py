@@ -59,12 +59,20 @@ def test_what_was_held_stands_beside_its_lower_bound():
     assert others and all("–" in line for line in others)
     reserved = [line for line in readme.stream_memory(rows).splitlines() if "reserved" in line]
     assert reserved and all("| 0 | 0 |" in line for line in reserved)
-    streams = [row for row in rows if row.workload == str(readme.STREAM)]
-    assert len(readme.stream_memory(rows).splitlines()) == 2 + sum(row.run == streams[-1].run for row in streams)
+
     everything = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
     paged = everything.replace("memory_reuse", "memory_reuse:kv=paged").replace(",cuda_graphs", "")
     assert readme._less_than_all(f"{paged},int8_weights") == "`all,-cuda_graphs,memory_reuse:kv=paged,int8_weights`"
     assert readme.batch_memory([]) == readme.stream_memory([]) == readme.NOTHING
+
+
+def test_the_stream_table_is_of_our_last_run():
+    rows = [row for row in read(ROOT / "benchmarks" / "h200.jsonl") if row.workload == str(readme.STREAM)]
+    others = replace(rows[0], provider="a-peer", run="of another day")
+    later = [replace(row, run="later") for row in rows[:2]]
+    untimed = replace(rows[0], total_ms=None, run="later still")
+    assert readme.stream_memory([*rows, others, *later, untimed]) == readme.stream_memory(later)
+    assert len(readme.stream_memory(later).splitlines()) == 2 + len(later)
 
 
 def test_a_later_run_without_others_does_not_hide_the_race():

@@ -90,8 +90,8 @@ def batch_memory(rows: Sequence[Row]) -> str:
 
 def stream_memory(rows: Sequence[Row]) -> str:
     """What a stream of requests allocated in its last run, recipe by recipe; the fastest first."""
-    race = _last_race([row for row in rows if row.workload == str(STREAM)])
-    runs = ((row.total_ms.p50, row) for row in race if row.total_ms)
+    ours = [row for row in rows if row.workload == str(STREAM) and row.provider.startswith(OURS) and row.total_ms]
+    runs = ((row.total_ms.p50, row) for row in ours if row.total_ms and row.run == ours[-1].run)
     num_tokens = STREAM.requests * STREAM.new_tokens
     lines = [
         f"| {_less_than_all(row.recipe)} | {num_tokens / ms * 1e3:.0f} | {row.driver_allocations} "

@@ -156,7 +156,7 @@ class RowStager {
   // The difference of squares loses digits as the square of the first number's deviation, counted in standard deviations.
   static constexpr float kFar = sizeof(T) == sizeof(float) ? 4 : 256;
 
-  // By a whole team, which agrees to the bit; each of its warps reads the whole row, from where it was copied: the others
+  // By each warp of a team; all find the same, to the bit. A warp reads the whole row from where it was copied: the others
   // may be writing the copy already. What other blocks have sent lies in L2.
   __device__ void look_again(const T* row, float& shift, float& mean, float& variance) const {
     float sum = 0, squares = 0, x[kVec<T>];
