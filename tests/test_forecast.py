@@ -219,6 +219,15 @@ def test_an_empty_prompt_is_one_token(decoder):
     assert engine.forecast([[]], Settings(4), 2**30) == engine.forecast([[1]], Settings(4), 2**30)
 
 
+def test_a_model_of_shapes_alone_has_no_weights_in_this_machine_yet(monkeypatch):
+    free_bytes = 10**9
+    shapes = weights.random_decoder(Config(2, 64, 4, 256, 128, 64), 0, torch.device("meta"), torch.float16)
+    monkeypatch.setattr("eet_lab.engine.forecast.free_bytes_of", lambda device: free_bytes)
+    told = Engine(shapes).forecast([[1, 2, 3]], Settings(4))
+    assert told.free_bytes == free_bytes and told.workspace_bytes == 0, "of this machine, which has no cuBLAS to feed"
+    assert Engine(shapes).forecast([[1, 2, 3]], Settings(4), free_bytes).workspace_bytes > 0, "of some GPU"
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "says"),
     [

@@ -73,6 +73,7 @@ def test_the_stream_table_is_of_our_last_run():
     untimed = replace(rows[0], total_ms=None, run="later still")
     assert readme.stream_memory([*rows, others, *later, untimed]) == readme.stream_memory(later)
     assert len(readme.stream_memory(later).splitlines()) == 2 + len(later)
+    assert "allocations of the driver" in readme.markdown(later) and "TTFT" not in readme.markdown(later)
 
 
 def test_a_later_run_without_others_does_not_hide_the_race():

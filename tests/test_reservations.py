@@ -96,5 +96,5 @@ def test_what_cannot_be_reserved_is_named_before_any_work(tiny, rows, tokens, to
 
 
 def test_more_rows_than_the_device_has_room_for_are_refused_before_they_are_laid_out(tiny):
-    with pytest.raises(OutOfMemory, match="num_rows is 1,000,000,000, but .* Ask for at most"):
+    with pytest.raises(OutOfMemory, match="num_rows is 1,000,000,000, but .* at the very most, .*forecast"):
         Engine(tiny.decoder).reserve(10**9, 8, Settings(4))

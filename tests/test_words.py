@@ -70,3 +70,5 @@ def test_one_prompt_is_told_as_one():
     editor = pytest.importorskip("eet_lab.panels.prompts_editor")
     assert "1 prompt, 1 token; as one rectangle 0 pads" in editor._sum([1], 4, 64)
     assert "2 prompts, 1 to 3 tokens; as one rectangle 2 pads" in editor._sum([1, 3], 4, 64)
+    assert "Longest 3 + 4 new = <b>7</b> of 64" in editor._sum([1, 3], 4, 64)
+    assert "new" not in editor._sum([1, 3], -5, 64), "what cannot be asked for has no sum"

@@ -147,8 +147,10 @@ def _heading(rows: Sequence[Row]) -> str:
 
 
 def _body(rows: Sequence[Row]) -> str:
+    head: tuple[str, ...] = OP_HEAD if rows[0].is_op else MODEL_HEAD
     cells = _op_cells if rows[0].is_op else _model_cells
-    head = OP_HEAD if rows[0].is_op else MODEL_HEAD
+    if rows[0].driver_allocations is not None:
+        head, cells = STREAM_HEAD, _stream_cells
     lines = [" | ".join(["|", *head, "same output", "commit |"]), "|---|" + "--:|" * len(head) + "---|---|"]
     for row in sorted(rows, key=_total, reverse=True):
         name = row.name.replace(",", ", ")
@@ -158,12 +160,21 @@ def _body(rows: Sequence[Row]) -> str:
 
 MODEL_HEAD = ("TTFT ms", "TPOT ms", "predicted ms", "% of ceiling", "total ms", "peak GiB")
 OP_HEAD = ("us", "GB/s", "% of ceiling")
+STREAM_HEAD = ("total ms", "allocations of the driver", "of torch, a step", "of the bound", "beside weights, GiB")
 
 
 def _model_cells(row: Row) -> list[str]:
     ttft, tpot, total = map(_median, (row.ttft_ms, row.tpot_ms, row.total_ms))
     peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
     return [ttft, tpot, digits(row.predicted_ms), percent(row.share_of_ceiling), total, peak]
+
+
+def _stream_cells(row: Row) -> list[str]:
+    """Of requests one after the other: what they allocated, and how much was held at most."""
+    counts = ["–" if count is None else f"{count}" for count in (row.driver_allocations, row.step_allocations)]
+    over = row.activation_bytes and row.lower_bound_bytes and row.activation_bytes / row.lower_bound_bytes
+    held = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
+    return [_median(row.total_ms), *counts, digits(over or None), held]
 
 
 def _op_cells(row: Row) -> list[str]:

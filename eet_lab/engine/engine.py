@@ -197,7 +197,8 @@ class Engine:
     ) -> Forecast:
         """What a run will need and whether it fits, rehearsed without data; nothing is allocated on the device.
 
-        `free_bytes` is what there is for the weights and the run, on whatever device; None: what the model's own has.
+        `free_bytes` is what there is for the weights and the run, on whatever device; None: what the model's own has,
+        and this machine for a model of shapes alone (on "meta").
         Errors: PromptError for what could not run in any memory, or is no number of bytes.
         """
         settings = settings or Settings()

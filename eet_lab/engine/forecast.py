@@ -121,11 +121,14 @@ class Forecaster:
     def forecast(self, lengths: Sequence[int], device: torch.device, free_bytes: int | None = None) -> Forecast:
         """What prompts of such lengths need, and how many of them, or how long ones, would fit.
 
-        `free_bytes` None: what the device has, beside the model's weights, which are there already.
+        `free_bytes` None: what the device has, beside the model's weights, which are there already; for a model of
+        shapes alone, what this machine has for weights too.
         """
+        on_host = device.type == "cpu" or (device.type == "meta" and free_bytes is None)
+        workspace_bytes = 0 if on_host else LIBRARY_BYTES
         if free_bytes is None:
-            free_bytes = free_bytes_of(device) + self._rehearser.model.weight_bytes
-        workspace_bytes = 0 if device.type == "cpu" else LIBRARY_BYTES
+            there = 0 if device.type == "meta" else self._rehearser.model.weight_bytes
+            free_bytes = free_bytes_of(device) + there
         model, num_new = self._rehearser.model, self._settings.max_new_tokens
         lengths = sorted(lengths, reverse=True)  # fewer rows "of this shape" are the longest: no order of theirs counts
         num_rows, longest = len(lengths), lengths[0]

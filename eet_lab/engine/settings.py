@@ -111,7 +111,8 @@ def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model:
     if num_rows * row_bytes > (free := free_bytes_of(model.device)):
         raise OutOfMemory(
             f"num_rows is {num_rows:,}, but the keys and values of each row take {row_bytes:,} bytes, and {free:,} are "
-            f"free. Ask for at most {free // row_bytes:,} rows, or for fewer tokens."
+            f"free. That is room for {free // row_bytes:,} rows at the very most, before activations: Engine.forecast "
+            "tells how many would fit. Ask for fewer rows or tokens."
         )
     return [[config.bos_id] * prompt_tokens] * num_rows
 

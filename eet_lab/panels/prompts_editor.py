@@ -103,13 +103,11 @@ def _num_lines(text: str) -> int:
 def _sum(lengths: Sequence[int], new: int, context: int) -> str:
     longest = max(lengths)
     pads = sum(longest - length for length in lengths)
-    share, over = min((longest + new) / context, 1), longest + new > context
+    share, over = min((longest + max(new, 0)) / context, 1), longest + new > context
     tokens = counted(longest, "token")
+    asked = f" Longest {longest} + {new} new = <b>{longest + new}</b> of {context}" if new > 0 else ""
     span = tokens if min(lengths) == longest else f"{min(lengths)} to {tokens}"
-    text = (
-        f"{counted(len(lengths), 'prompt')}, {span}; as one rectangle {counted(pads, 'pad')}. "
-        f"Longest {longest} + {new} new = <b>{longest + new}</b> of {context}"
-    )
+    text = f"{counted(len(lengths), 'prompt')}, {span}; as one rectangle {counted(pads, 'pad')}.{asked}"
     return (
         f'<div class="eet-sum{" eet-over" if over else ""}">'
         f'<div class="eet-meter"><i style="width:{share:.1%}"></i></div>{text}{" (too long)" if over else ""}</div>'

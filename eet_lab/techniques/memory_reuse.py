@@ -43,7 +43,11 @@ class MemoryReuse(Technique):
 
     planner: str = knob("greedy_by_size", "How addresses are chosen, in one arena or in chunks.", choices=POOLS)
     release: str = knob("immediate", "When a chunk that a request left unused is given back.", choices=RELEASES)
-    kv: str = knob("static", "How keys and values are kept: in one slab, or in pages.", choices=("static", "paged"))
+    kv: str = knob(
+        "static",
+        "How keys and values are kept: in one slab, or in pages (without memory_reuse they grow).",
+        choices=("static", "paged"),
+    )
     page: int = knob(PAGE, "Columns of a page.", choices=(16, 32, 64, 128))
 
     def unavailable(self, device: str = "cpu") -> str | None:

@@ -69,7 +69,7 @@ def alive(model: Model) -> Shown:
     plan = trace(model)
     total = sum(life.num_bytes for life in plan.lifetimes)
     lines = [
-        ["sum of all requests (no_reuse)", f"{len(plan.lifetimes)}", f"{total / MiB:.2f} MiB"],
+        ["sum of all requests, each with memory of its own", f"{len(plan.lifetimes)}", f"{total / MiB:.2f} MiB"],
         ["alive at once: what freeing by reference counts needs", "", f"{plan.lower_bound_bytes / MiB:.2f} MiB"],
     ]
     lines += [

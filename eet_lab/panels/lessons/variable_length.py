@@ -181,11 +181,10 @@ def eet_order() -> Shown:
     return Shown(
         table(["prompts of 32 to 1,024", "pool", "most held", "driver calls"], rows),
         "EET's list of buffers takes the first that is idle and large enough. Short prompts first, and each longer one "
-        "finds all buffers a little too small: "
-        f"{buffers[0]:,.1f} MiB of buffers, beside 18 of caches, where the longest prompts first need "
-        f"{buffers[1]:,.1f}. Nothing of this is a property of the model: it is the order in which users came. "
-        "A plan that sees the whole request before it places anything holds the same for both; only how often it has "
-        "to ask still depends on the order.",
+        f"finds all buffers a little too small: {buffers[0]:,.1f} MiB of buffers, where the longest prompts first need "
+        f"{buffers[1]:,.1f}; the table has 18 of caches more in both. Nothing of this is a property of the model: it "
+        "is the order in which users came. One arena holds the same for both, and only how often it is made anew "
+        "depends on the order; chunks that are kept while others are added hold more where lengths grow.",
     )
 
 
