@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from eet_lab.errors import PromptError
 from eet_lab.panels.prompts_editor import PromptsEditor
 from eet_lab.panels.state import State
+from eet_lab.words import counted
+
+MOST_PROMPTS = 256
+"""On one page: each has an editor and an output of its own, and a browser is slow with thousands of them."""
 
 
 class Choices:
@@ -30,6 +35,12 @@ class Choices:
             self._state.prompts = prompts
 
     def do_add_prompts(self, lines: list[str]) -> None:
+        count = len(self._state.prompts) + len(lines)
+        if count > MOST_PROMPTS:
+            raise PromptError(
+                f"{counted(len(lines), 'prompt')} more would make {count:,}, and this page shows at most "
+                f"{MOST_PROMPTS}. Add fewer, or run them in a cell with Engine.generate."
+            )
         self._state.prompts = [*self._state.prompts, *lines]
 
     def do_remove_prompt(self, index: int) -> None:
@@ -39,4 +50,5 @@ class Choices:
         self._prompts.open_paste(wanted)
 
     def do_paste(self) -> None:
-        self.do_add_prompts(self._prompts.take_pasted())
+        self.do_add_prompts(self._prompts.pasted_lines())
+        self._prompts.empty_pasted()

@@ -50,12 +50,14 @@ class PromptsEditor:
         self.paste.value = wanted
         self._drawer.layout.display = "" if wanted else "none"
 
-    def take_pasted(self) -> list[str]:
-        """The pasted lines, empty ones left out; the place to paste into is emptied and closed."""
-        lines = [line for line in self.pasted.value.splitlines() if line.strip()]
+    def pasted_lines(self) -> list[str]:
+        """The pasted lines, empty ones left out."""
+        return [line for line in self.pasted.value.splitlines() if line.strip()]
+
+    def empty_pasted(self) -> None:
+        """Empty the place to paste into, and close it."""
         self.pasted.value = ""
         self.open_paste(False)
-        return lines
 
     def update(self, prompts: Sequence[str], lengths: Sequence[int] | None, new: int, context: int | None) -> None:
         """Show the prompts, their numbers of tokens, and the longest with the new ones beside the context."""

@@ -9,6 +9,7 @@ import pytest
 
 from eet_lab import technique as techniques
 from eet_lab.panels import Workbench
+from eet_lab.panels.choices import MOST_PROMPTS
 from eet_lab.parts import Parts
 from eet_lab.technique import Technique, knob
 from panels.driving import PROMPTS, do
@@ -97,6 +98,23 @@ def test_prompts_are_added_pasted_and_removed(bench: Workbench) -> None:
     assert bench.desk.state.prompts == [PROMPTS[1], "", "1 2", "3 4 5"]
     assert [row.text.value for row in editor.rows] == bench.desk.state.prompts
     assert ">1<" in editor.rows[1].count.value, "an empty prompt counts as BOS"
+
+
+def test_more_prompts_than_the_page_can_show_are_refused_and_stay_where_they_were_pasted(bench: Workbench) -> None:
+    editor = bench.desk.prompts
+    editor.pasted.value = "1\n" * MOST_PROMPTS
+    editor.take.click()
+    bench.desk.tick()
+    assert bench.desk.state.prompts == PROMPTS
+    assert f"at most {MOST_PROMPTS}" in bench.desk.actions.status.value
+    assert editor.pasted.value == "1\n" * MOST_PROMPTS, "nothing is lost"
+    editor.pasted.value = "1\n" * (MOST_PROMPTS - len(PROMPTS))
+    editor.take.click()
+    bench.desk.tick()
+    assert len(bench.desk.state.prompts) == MOST_PROMPTS
+    editor.add.click()
+    bench.desk.tick()
+    assert len(bench.desk.state.prompts) == MOST_PROMPTS
 
 
 def test_the_sum_is_checked_against_the_context_while_typing(bench: Workbench) -> None:
