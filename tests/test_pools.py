@@ -33,7 +33,7 @@ def requests(rng: random.Random) -> Iterator[tuple[Lifetime, ...]]:
             scale = rng.choice((1, 1, 2, 3))
             new = tuple(Lifetime(x.name, x.num_bytes * scale, x.first, x.last) for x in rng.choice(seen))
         else:
-            new = trace(rng, most=8)
+            new = trace(rng, most=8, unit=rng.choice((UNIT, 100)))
         seen.append(new)
         yield new
 

@@ -59,7 +59,6 @@ def test_what_was_held_stands_beside_its_lower_bound():
     assert others and all("–" in line for line in others)
     reserved = [line for line in readme.stream_memory(rows).splitlines() if "reserved" in line]
     assert reserved and all("| 0 | 0 |" in line for line in reserved)
-
     everything = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
     paged = everything.replace("memory_reuse", "memory_reuse:kv=paged").replace(",cuda_graphs", "")
     assert readme._less_than_all(f"{paged},int8_weights") == "`all,-cuda_graphs,memory_reuse:kv=paged,int8_weights`"

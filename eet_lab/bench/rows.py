@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,10 +147,7 @@ def _heading(rows: Sequence[Row]) -> str:
 
 
 def _body(rows: Sequence[Row]) -> str:
-    head: tuple[str, ...] = OP_HEAD if rows[0].is_op else MODEL_HEAD
-    cells = _op_cells if rows[0].is_op else _model_cells
-    if rows[0].driver_allocations is not None:
-        head, cells = STREAM_HEAD, _stream_cells
+    head, cells = _columns(rows[0])
     lines = [" | ".join(["|", *head, "same output", "commit |"]), "|---|" + "--:|" * len(head) + "---|---|"]
     for row in sorted(rows, key=_total, reverse=True):
         name = row.name.replace(",", ", ")
@@ -161,6 +158,15 @@ def _body(rows: Sequence[Row]) -> str:
 MODEL_HEAD = ("TTFT ms", "TPOT ms", "predicted ms", "% of ceiling", "total ms", "peak GiB")
 OP_HEAD = ("us", "GB/s", "% of ceiling")
 STREAM_HEAD = ("total ms", "allocations of the driver", "of torch, a step", "of the bound", "beside weights, GiB")
+
+
+def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
+    """The heading of its table, and what makes its cells: of an op, a stream of requests, or one batch."""
+    if row.is_op:
+        return OP_HEAD, _op_cells
+    if row.driver_allocations is not None:
+        return STREAM_HEAD, _stream_cells
+    return MODEL_HEAD, _model_cells
 
 
 def _model_cells(row: Row) -> list[str]:

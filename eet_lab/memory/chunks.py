@@ -26,7 +26,7 @@ class ChunkedPool(LedgerPool):
     as the tensor, so that the next request may be a little longer. Chunks are searched in `order`: "arrival", as in the
     paper's Python, or "ascending" in size, as in its C++. `release` is one of RELEASES ("immediate": the paper's).
 
-    `alignment` rounds the chunks' sizes up; offsets are multiples of it where the tensors' sizes are.
+    `alignment` rounds the chunks' sizes up, and offsets are multiples of it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ChunkedPool(LedgerPool):
 
     def place(self, lifetimes: Sequence[Lifetime]) -> Plan:
         offsets = [0] * len(lifetimes)
-        inside = {chunk: Occupancy() for chunk in self._searched()}
+        inside = {chunk: Occupancy(self._alignment) for chunk in self._searched()}
         for i in sorted(range(len(lifetimes)), key=lambda i: -lifetimes[i].num_bytes):
             life = lifetimes[i]
             if not life.num_bytes:
@@ -61,7 +61,7 @@ class ChunkedPool(LedgerPool):
             found = next(_homes(life, inside), None)
             if found is None:
                 found = self._ledger.allocate(self._new_bytes(life)), 0
-                inside[found[0]] = Occupancy()
+                inside[found[0]] = Occupancy(self._alignment)
                 inside = {chunk: inside[chunk] for chunk in self._searched()}
             chunk, offset = found
             inside[chunk].take(life, offset)

@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from eet_lab.memory.lifetimes import Lifetime
+from eet_lab.memory.lifetimes import ALIGNMENT, Lifetime, aligned
 
 
 class Occupancy:
     """What is taken of a range of addresses, request by request.
 
     It is kept by request because few tensors are alive at one, though a pass may have a thousand: to see who is in a
-    tensor's way, only the requests of its own life are looked at.
+    tensor's way, only the requests of its own life are looked at. What is free begins at multiples of `alignment`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alignment: int = ALIGNMENT) -> None:
+        self._alignment = alignment
         self._taken: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def take(self, life: Lifetime, start: int) -> None:
         """From now on, these bytes are taken while `life` lasts."""
         if life.num_bytes:
+            entry = start, start + aligned(life.num_bytes, self._alignment)
             for request in range(life.first, life.last + 1):
-                self._taken[request].append((start, start + life.num_bytes))
+                self._taken[request].append(entry)
 
     def gaps(self, life: Lifetime) -> Iterator[tuple[int, int]]:
         """The (start, stop) of all that stays free while `life` lasts, below the highest taken byte; lowest first.

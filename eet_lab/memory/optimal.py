@@ -7,7 +7,7 @@ from math import gcd
 from typing import Any, NamedTuple
 
 from eet_lab.errors import SetupError
-from eet_lab.memory.lifetimes import Lifetime, Plan
+from eet_lab.memory.lifetimes import Lifetime, Plan, aligned
 from eet_lab.memory.planners import greedy_by_size
 
 TIME_LIMIT_S = 2.0
@@ -31,8 +31,9 @@ def optimal(lifetimes: Sequence[Lifetime]) -> Plan:
 def solve(lifetimes: Sequence[Lifetime], time_limit_s: float = TIME_LIMIT_S) -> Solution:
     """The smallest arena that can be found in `time_limit_s` seconds, and whether there is none smaller.
 
-    The lifetimes are rectangles, requests by bytes, that may be moved up and down; the constraint solver CP-SAT packs
-    them as low as it can. It starts from `greedy_by_size`, and is not asked where that reaches the lower bound already.
+    The lifetimes are rectangles, requests by bytes in whole ALIGNMENTs, that may be moved up and down; the constraint
+    solver CP-SAT packs them as low as it can. It starts from `greedy_by_size`, and is not asked where that reaches the
+    lower bound already.
     """
     cp_model, start = _solver(), greedy_by_size(lifetimes)
     if start.end == start.lower_bound_bytes:
@@ -63,13 +64,13 @@ def _solver() -> Any:
 
 def _packed(cp_model: Any, start: Plan, time_limit_s: float) -> Solution:
     """What the solver makes of a plan."""
-    unit = gcd(*(life.num_bytes for life in start.lifetimes))  # small numbers are quicker
-    highest = start.end // unit
+    sizes = [aligned(life.num_bytes) for life in start.lifetimes]
+    unit = gcd(*sizes)  # small numbers are quicker
+    highest = aligned(start.end) // unit
     model = cp_model.CpModel()
     top = model.new_int_var(start.lower_bound_bytes // unit, highest, "top")
     requests, ranges, bottoms = [], [], []
-    for life, offset in zip(start.lifetimes, start.offsets, strict=True):
-        size = life.num_bytes // unit
+    for life, size, offset in zip(start.lifetimes, (each // unit for each in sizes), start.offsets, strict=True):
         bottom = model.new_int_var(0, highest - size, "")
         model.add_hint(bottom, offset // unit)
         model.add(bottom + size <= top)

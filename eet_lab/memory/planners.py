@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from eet_lab.memory.gaps import Occupancy
-from eet_lab.memory.lifetimes import Lifetime, Plan
+from eet_lab.memory.lifetimes import Lifetime, Plan, aligned
 
 Planner = Callable[[Sequence[Lifetime]], Plan]
 
@@ -29,7 +29,7 @@ def no_reuse(lifetimes: Sequence[Lifetime]) -> Plan:
     offsets, end = [], 0
     for life in lifetimes:
         offsets.append(end)
-        end += life.num_bytes
+        end += aligned(life.num_bytes)
     return Plan(tuple(lifetimes), tuple(offsets))
 
 
