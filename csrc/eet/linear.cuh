@@ -79,21 +79,29 @@ __device__ void stream_weights(const Ring& ring, const LinearArgs<T, W>& a, Shar
   }
 }
 
-// A thread's outputs of a token: what is added to a sum, requested before it is needed, and where the result goes.
-template <typename T, typename W>
+// A thread's outputs of a token, kEach at a time and `apart`: what is added to a sum, requested before it is needed, and
+// where the result goes.
+template <typename T, typename W, int kEach = 1>
 struct Outputs {
   const LinearArgs<T, W>& a;
-  const int token, end;
-  T bias, residual;
+  const int token, end, apart;
+  T bias[kEach], residual[kEach];
   uint64_t best = 0;
 
-  __device__ Outputs(const LinearArgs<T, W>& a, int token, Share mine) : a(a), token(token), end(mine.end) {}
+  __device__ Outputs(const LinearArgs<T, W>& a, int token, Share mine, int apart = 0)
+      : a(a), token(token), end(mine.end), apart(apart) {}
 
   __device__ bool has(int n) const { return token < a.num_tokens && n < end; }
-  __device__ void request_bias(int n) { bias = a.bias && has(n) ? a.bias[n] : T(0.f); }
+  __device__ void request_bias(int n) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i, n += apart) bias[i] = a.bias && has(n) ? a.bias[n] : T(0.f);
+  }
   // After what may have written it was waited for.
   __device__ void request_residual(int n) {
-    residual = a.residual && has(n) ? a.residual[token * int64_t(a.N) + n] : T(0.f);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i, n += apart) {
+      residual[i] = a.residual && has(n) ? a.residual[token * int64_t(a.N) + n] : T(0.f);
+    }
   }
 
   // For the next group of outputs.
@@ -102,12 +110,13 @@ struct Outputs {
     request_residual(n);
   }
 
-  __device__ T value(float sum) const {
-    return from_float<T>(activate(sum + to_float(bias), a.act) + to_float(residual));
+  // Of the i-th.
+  __device__ T value(float sum, int i = 0) const {
+    return from_float<T>(activate(sum + to_float(bias[i]), a.act) + to_float(residual[i]));
   }
 
-  __device__ void finish(float sum, int n) {
-    const T its_value = value(sum);
+  __device__ void finish(float sum, int n, int i = 0) {
+    const T its_value = value(sum, i);
     if (a.out) a.out[token * int64_t(a.N) + n] = its_value;
     if (a.best) best = max(best, pair(to_float(its_value), n));
   }

@@ -143,8 +143,12 @@ LINEARS = (
     LinearShape(4, 40, 16384),
     # One to eight chunks of inputs for a warp, steps that are equal and that are not.
     *(LinearShape(T, 40, C) for T, C in ((3, 512), (4, 768), (3, 1000), (4, 1280), (3, 1536), (4, 2056), (3, 6408))),
+    # The same for more tokens, whose activations lie in registers: with a norm up to 2048 inputs, else in any number.
+    *(LinearShape(T, 40, C) for T, C in ((8, 8), (5, 256), (6, 512), (7, 1000), (8, 1280), (5, 1536), (8, 2040))),
+    *(LinearShape(T, 40, C) for T, C in ((7, 2056), (6, 3208), (8, 6408))),
+    LinearShape(6, 96, 1600, rms=True),
     LinearShape(20, 40, 16384, rms=True),
-    *(LinearShape(T, 96, 1600, outlier=300) for T in (1, 5, 16)),
+    *(LinearShape(T, 96, 1600, outlier=300) for T in (1, 5, 8, 16)),
 )
 XL_NORM_LINEARS = tuple(
     LinearShape(T, N, 1600, act) for T in (1, 8, 16) for N, act in ((4800, None), (6400, "gelu_tanh"), (50257, None))

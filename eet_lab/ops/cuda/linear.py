@@ -18,11 +18,14 @@ from eet_lab.ops.types import Empty, Linear, Norm
 FEW = 16  # tokens that the weight-streaming products take; there cuBLAS with what surrounds it is even (rows of t16)
 VECTORS = 4  # tokens that the one takes which is made for vectors, in 16 bits
 VECTOR_NUMBERS = 28 * 1024  # activations of three or four tokens, beyond which the other one is faster
+REGISTERS = 8  # tokens whose activations lie in registers, if they are more than VECTORS, in 16 bits
+REGISTER_OUTPUTS = 64  # of a block of that one, at most
+REGISTER_CHANNELS = 2048  # of its norm, at most
 NO_GPU = Limits(99 * 1024, 108)  # shared memory as on every GPU from sm_80 on
 STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
 
 
-@needs("linear", "vector_linear", "int8_linear", "dequantize", "norm", "epilogue")
+@needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "norm", "epilogue")
 @serves_any_pads
 def norm_linear(
     x: Tensor,
@@ -59,7 +62,7 @@ def norm_linear(
     return out
 
 
-@needs("linear", "vector_linear", "int8_linear", "dequantize", "epilogue")
+@needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "epilogue")
 @serves_any_pads
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dependent: bool = False) -> Tensor:
     """linear(x) + residual, written over `residual`: [T,C], [T,N] -> [T,N].
@@ -82,7 +85,7 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
     return residual
 
 
-@needs("linear", "vector_linear", "int8_linear")
+@needs("linear", "vector_linear", "register_linear", "int8_linear")
 def largest_outputs(
     x: Tensor, rows: Tensor, norm_w: Norm, w: Linear, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
@@ -131,7 +134,11 @@ def _stream(
     around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
     sizes = (DTYPES[x.dtype], T, N, C)
     how = (ACTS[act], norm_w.eps if norm_w else 0.0, _num_blocks(N), dependent, stream_of(x))
-    if w.scale is None and x.dtype != torch.float32 and _are_vectors(T, C):
+    plain = w.scale is None and x.dtype != torch.float32
+    if plain and best is None and rows is None and _in_registers(T, N, C, norm_w is not None):
+        addresses = (at(out), at(x), at(w.weight), *around)
+        native.loaded("register_linear").eet_register_linear(*addresses, *sizes, *how)
+    elif plain and _are_vectors(T, C):
         native.loaded("vector_linear").eet_vector_linear(*to, at(w.weight), *around, *sizes, *how)
     elif w.scale is None:
         native.loaded("linear").eet_linear(*to, at(w.weight), *around, *sizes, *how)
@@ -143,6 +150,12 @@ def _stream(
 def _are_vectors(T: int, C: int) -> bool:
     """Whether 16-bit products of T tokens are the vector kernel's."""
     return T <= 2 or (T <= VECTORS and T * C <= VECTOR_NUMBERS)
+
+
+def _in_registers(T: int, N: int, C: int, normed: bool) -> bool:
+    """Whether 16-bit products of T tokens are the kernel's that keeps activations in registers."""
+    few = VECTORS < T <= REGISTERS and -(-N // _num_blocks(N)) <= REGISTER_OUTPUTS
+    return few and (not normed or C <= REGISTER_CHANNELS)
 
 
 @cache
