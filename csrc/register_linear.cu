@@ -14,8 +14,9 @@ constexpr int kEach = 2, kMostOutputs = 32 * kEach;  // outputs of a token that 
 constexpr int kMostChunks = 8;                       // of a step that are one warp's
 constexpr int kAheadChunks = 4;                      // the same, where a warp asks for those of the next step meanwhile
 constexpr int kMomentsBytes = 2 * kMostTokens * kWarps * int(sizeof(float2));
-constexpr int kLeastCopy = 1792;                     // bytes of a row: the copy engine takes as long for smaller ones (LOG)
-// A block has 288 threads. This many, twice, leave each 80 registers, and with those attention finds room beside a block.
+constexpr int kLeastCopy = 1792;                     // bytes of a row: the copy engine is hardly faster with less
+// A block has 288 threads. This many, twice, leave each 80 registers: of a quarter of the multiprocessor three of its
+// warps take 7,680 of 16,384 registers, and two of attention's warps find room beside them.
 constexpr int kBounds = 384;
 
 template <typename T>
@@ -35,7 +36,8 @@ struct RegisterArgs : eet::LinearArgs<T, T> {
 };
 
 // A norm of rows whose numbers lie in the registers of all warps: lane 4g+t has pieces of token g, each of 8 numbers.
-// Mean and variance as in RowStager: around the row's first number, and once more around the mean where that lies far.
+// Mean and variance take one pass, and a second one around the mean where that lies far from 0, so that it costs no
+// digits.
 template <typename T>
 class RegisterNorm {
  public:
@@ -54,19 +56,33 @@ class RegisterNorm {
 
   // Piece i holds the numbers from `first` + i * `apart` on, and nothing where that is K or more.
   template <int kCount>
-  __device__ void apply(uint4 (&x)[kCount], float shift, int first, int apart) const {
+  __device__ void apply(uint4 (&x)[kCount], const T* row, int first, int apart) const {
+    float shift = 0;
     const int count = first + (kCount - 1) * apart < K ? kCount : kCount - 1;
     eet::wait_for_copies<0>();
-    float2 found = whole(x, count, shift, moments);
+    look(x, moments);
+    float2 found = whole(moments);
     // Every warp has all tokens, so all warps agree.
     if (__any_sync(0xffffffffu, found.x * found.x > kFar * found.y)) {
-      shift += found.x;
-      found = whole(x, count, shift, moments + kMostTokens * kWarps);
+      shift = found.x;
+      float sum = 0, squares = 0;
+#pragma unroll 1
+      for (int c = first; c < K; c += apart) add(eet::load(row + c), shift, sum, squares);
+      sum = eet::warp_sum<4>(sum), squares = eet::warp_sum<4>(squares);
+      float2* const scratch = moments + kMostTokens * kWarps;
+      if (threadIdx.x % 4 == 0) leave(sum, squares, scratch);
+      found = whole(scratch);
     }
+    const uint32_t zero = blockDim.y - 1;  // which the compiler does not know
     const float mean = shift + found.x, scale = rsqrtf(fmaxf(found.y, 0.f) + norm.eps);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       if (i == kCount - 1 && i == count) break;
+      // A piece waits for the one before the last: else all are unpacked at once, into registers that are not there.
+      if (i >= 2) {
+        const uint32_t none = x[i - 2].w & zero;
+        x[i].x ^= none, x[i].y ^= none, x[i].z ^= none, x[i].w ^= none;
+      }
       float v[8], w[8], b[8];
       eet::unpack<T>(x[i], v);
       eet::unpack<T>(eet::load(home + first + i * apart), w);
@@ -74,34 +90,52 @@ class RegisterNorm {
 #pragma unroll
       for (int k = 0; k < 8; ++k) v[k] = (v[k] - mean) * scale * w[k] + b[k];
       x[i] = eet::pack<T>(v);
-      asm volatile("" ::: "memory");  // else the next pieces' weights are read now, into registers that are not there
     }
   }
 
  private:
-  static constexpr float kFar = 256;  // of the mean's square, in variances: there their difference has too few digits
+  // Leaves the sums of this warp's numbers and of their squares, by tensor cores: a row times ones, and the diagonal of
+  // the rows times themselves. Behind the last number there are zeros.
+  template <int kCount>
+  __device__ void look(const uint4 (&x)[kCount], float2* scratch) const {
+    const uint32_t ones = eet::pack2<T>(1.f, 1.f);
+    const int g = threadIdx.x % 32 / 4;
+    float sum[4] = {}, low[2][4] = {}, high[2][4] = {};
+#pragma unroll
+    for (const uint4& v : x) {
+      eet::mma<T>(sum, v.x, v.y, v.z, v.w, ones, ones);
+      eet::mma_short<T>(low[0], v.x, v.y, v.x);
+      eet::mma_short<T>(high[0], v.x, v.y, v.y);
+      eet::mma_short<T>(low[1], v.z, v.w, v.z);
+      eet::mma_short<T>(high[1], v.z, v.w, v.w);
+    }
+    const float even = (low[0][0] + low[1][0]) + (high[0][2] + high[1][2]);
+    const float odd = (low[0][1] + low[1][1]) + (high[0][3] + high[1][3]);
+    if (threadIdx.x % 4 == g / 2) leave(sum[0] + sum[2], g % 2 ? odd : even, scratch);
+  }
+
+  __device__ static void leave(float sum, float squares, float2* scratch) {
+    scratch[threadIdx.x % 32 / 4 * kWarps + threadIdx.x / 32] = make_float2(sum, squares);
+  }
+
+  static constexpr float kFar = 16;  // of the mean's square, in variances: there their difference has too few digits
   eet::Norm<T> norm;
   float2* moments;  // [2][token][warp]
   T* home;
   int K;
 
+  __device__ static void add(uint4 piece, float shift, float& sum, float& squares) {
+    float v[8];
+    eet::unpack<T>(piece, v);
+#pragma unroll
+    for (float value : v) sum += value - shift, squares += (value - shift) * (value - shift);
+  }
+
   // Mean and variance of the row's numbers less `shift`.
-  template <int kCount>
-  __device__ float2 whole(const uint4 (&x)[kCount], int count, float shift, float2* scratch) const {
+  __device__ float2 whole(const float2* scratch) const {
     float sum = 0, squares = 0;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (i == kCount - 1 && i == count) break;
-      float v[8];
-      eet::unpack<T>(x[i], v);
-#pragma unroll
-      for (float value : v) sum += value - shift, squares += (value - shift) * (value - shift);
-    }
-    sum = eet::warp_sum<4>(sum), squares = eet::warp_sum<4>(squares);
     const int g = threadIdx.x % 32 / 4;
-    if (threadIdx.x % 4 == 0) scratch[g * kWarps + threadIdx.x / 32] = make_float2(sum, squares);
     eet::barrier(1, kReaders);
-    sum = squares = 0;
 #pragma unroll
     for (int warp = 0; warp < kWarps; warp += 2) {
       const float4 two = *reinterpret_cast<const float4*>(scratch + g * kWarps + warp);
@@ -113,8 +147,9 @@ class RegisterNorm {
 };
 
 // The warps that multiply, as StageProducts: of a step's chunks every kWarps-th is a warp's own, and lane 4g+t reads 16
-// bytes of output g, which are the fragment A of an mma as they come. Column i of B is token i, with the words x and z
-// of four in one mma and y and w in another; of each half is of use.
+// bytes of output g, which are the fragment A of an mma as they come: its rows g and g + 8 are both output g, with the
+// words x, z and y, w. Column i of B is token i, with x, z in one mma and y, w in the other; of each product half the
+// rows are of use.
 template <typename T, bool kNormed>
 class RegisterProducts {
  public:
@@ -122,16 +157,16 @@ class RegisterProducts {
       : a(a), ring(ring), partial(partial), zero(blockDim.y - 1) {}
 
   // Leaves the sums of all tiles: partial [tile][sums()], of which those of a warp are [token][kStageRows].
-  __device__ void multiply(const RegisterNorm<T>& norm) const {
+  __device__ void multiply(const RegisterNorm<T>& norm, eet::Share share) const {
     switch ((a.steps.most_chunks() + kWarps - 1) / kWarps) {
-      case 1: return all_steps<1>(norm);
-      case 2: return all_steps<2>(norm);
-      case 3: return all_steps<3>(norm);
-      case 4: return all_steps<4>(norm);
-      case 5: return all_steps<5>(norm);
-      case 6: return all_steps<6>(norm);
-      case 7: return all_steps<7>(norm);
-      default: return all_steps<kMostChunks>(norm);
+      case 1: return all_steps<1>(norm, share);
+      case 2: return all_steps<2>(norm, share);
+      case 3: return all_steps<3>(norm, share);
+      case 4: return all_steps<4>(norm, share);
+      case 5: return all_steps<5>(norm, share);
+      case 6: return all_steps<6>(norm, share);
+      case 7: return all_steps<7>(norm, share);
+      default: return all_steps<kMostChunks>(norm, share);
     }
   }
 
@@ -150,7 +185,7 @@ class RegisterProducts {
 
   // kCount: chunks of a warp. Only its last one may lie behind the step's end, in part or all.
   template <int kCount>
-  __device__ void all_steps(const RegisterNorm<T>& norm) const {
+  __device__ void all_steps(const RegisterNorm<T>& norm, eet::Share share) const {
     constexpr int kApart = kWarps * eet::kChunk, kBytes = int(sizeof(T)), kAtOnce = 2;
     constexpr bool kAhead = !kNormed && kCount <= kAheadChunks;
     const int warp = threadIdx.x / 32, t = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
@@ -165,7 +200,7 @@ class RegisterProducts {
       if (last < a.steps.inputs(step, a.K)) x[kCount - 1] = eet::load(from + (kCount - 1) * kApart);
     };
     request(0);
-    if (kNormed) norm.apply(x, a.norm.bias ? eet::to_float(row[-first]) : 0.f, first, kApart);
+    if (kNormed) norm.apply(x, row - first, first, kApart);
 
     const uint32_t weights = eet::shared_address(ring.stages) + min(g, a.tile - 1) * a.stage_stride;
     float* const sums = partial + (warp * a.num_tokens + 2 * t) * eet::kStageRows + g;
@@ -179,12 +214,14 @@ class RegisterProducts {
       for (int i = 0; i < kCount; ++i) v[i] = arranged(x[i]);
       if (kAhead && step + 1 < num_steps) request(step + 1);
       // Behind the last input the last is read again: there the activations are 0.
-      const int end = min(last, a.steps.inputs(step, a.K) - 8) * kBytes;
+      int end = min(last, a.steps.inputs(step, a.K) - 8) * kBytes;
+      asm("" : "+r"(end));  // else it is computed again for every tile
       float* to = sums;
 #pragma unroll 1
-      for (int tile = 0; tile < a.num_tiles; ++tile, place.step(ring.num_stages), to += a.sums()) {
+      for (int n = share.begin; n < share.end; n += a.tile, place.step(ring.num_stages), to += a.sums()) {
         const uint32_t stage = weights + place.stage * ring.stage_bytes;
-        float even = kAhead && step && has_even ? *to : 0.f, odd = kAhead && step && has_odd ? to[eet::kStageRows] : 0.f;
+        const bool goes_on = kAhead && step;
+        float even = goes_on && has_even ? *to : 0.f, odd = goes_on && has_odd ? to[eet::kStageRows] : 0.f;
         eet::barrier_wait(ring.filled(place), place.parity);
         float low[2][4] = {}, high[2][4] = {};  // sums that do not wait for each other
 #pragma unroll
@@ -215,11 +252,11 @@ class RegisterProducts {
 
 // Why      for eight tokens activations and their norm are as much as several stages of weights, and what is copied to
 //          shared memory, normalized there and read again takes longer than the products
-// Mapping  a block a multiprocessor, each with an equal share of the outputs; one warp keeps a ring of stages filled, from
-//          before the kernel ahead has ended; a stage is 5 to 8 outputs, and each of 8 warps has an eighth of its inputs:
-//          it loads those of all tokens into registers, and normalizes them there
+// Mapping  a block a multiprocessor, each with an equal share of the outputs; one warp keeps a ring of stages filled,
+//          from before the kernel ahead has ended; a stage is 5 to 8 outputs, and each of 8 warps has an eighth of its
+//          inputs: it loads those of all tokens into registers, and normalizes them there
 // Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB on their way a multiprocessor
-// Needs    K a multiple of 8, and at most 2048 with a norm; 5 to 8 tokens; at most 64 outputs a block
+// Needs    K a multiple of 8, and at most 2048 with a norm; at most 8 tokens, and 64 outputs a block
 // Numerics tensor cores; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   ours; the fragments as in vector_linear.cu
 template <typename T, bool kNormed>
@@ -251,7 +288,7 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   const RegisterProducts<T, kNormed> products(a, ring, partial);
   eet::wait_for_previous();
   outputs.request_residual(share.begin + lane);
-  products.multiply(norm);
+  products.multiply(norm, share);
 
   eet::barrier(1, kReaders);
   if (warp >= a.num_tokens) return;
@@ -290,7 +327,8 @@ int cut(RegisterArgs<T>& a, int room) {
       const int needed = c.num_tiles * num, fitting = room > others ? (room - others) / stage : 0;
       c.num_stages = min(fitting, needed);
       const int ahead = fitting >= needed ? INT_MAX : c.num_stages * c.tile * row_bytes;
-      if (ahead > best_ahead) a = c, best_ahead = ahead, best_bytes = others + c.num_stages * stage;
+      // A tile takes the readers as long whatever it holds, so more of them have to be worth it.
+      if (ahead - best_ahead > best_ahead / 10) a = c, best_ahead = ahead, best_bytes = others + c.num_stages * stage;
     }
   }
   return best_bytes;

@@ -192,7 +192,14 @@ def test_what_writes_the_cache_in_a_long_prefill_waits_for_all(launched):
 # --- kernels: the invariant of csrc/eet/dependent.cuh
 
 KERNEL = re.compile(r"__global__\s+void\s+(?:__launch_bounds__\([^{;]*?\)\s+)?(\w+_kernel|\w+)\([^{;]*?\)\s*\{")
-AHEAD = {"linear_kernel", "vector_linear_kernel", "vector_layer_kernel", "int8_linear_kernel", "decode_kernel"}
+AHEAD = {
+    "linear_kernel",
+    "vector_linear_kernel",
+    "register_linear_kernel",
+    "vector_layer_kernel",
+    "int8_linear_kernel",
+    "decode_kernel",
+}
 """These let the next kernel begin before their own wait: none is a step's first, and after each comes one that reads
 weights ahead of its wait, or columns of earlier steps, and nothing else."""
 ONE_WARP = "if (warp == kWarps) {"

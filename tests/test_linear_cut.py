@@ -1,4 +1,4 @@
-"""How vector_linear.cu cuts a layer into stages: no step without inputs, none too long for a warp's registers."""
+"""How a layer is cut into stages: no step without inputs, none too long for a warp's registers."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import random
 import subprocess
 from math import ceil
+from pathlib import Path
 
 import pytest
 
@@ -33,9 +34,12 @@ extern "C" int cut_of(int T, int N, int K, int norm, int blocks, int room, int l
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cut")
+    return compiled(tmp_path_factory.mktemp("cut"), SOURCE)
+
+
+def compiled(folder: Path, text: str) -> ctypes.CDLL:
     source, made = folder / "cut.cu", folder / "cut.so"
-    source.write_text(SOURCE)
+    source.write_text(text)
     nvcc = str(toolchain.find_nvcc())
     flags = ["-std=c++17", "-shared", "-Xcompiler=-fPIC", "-arch=sm_90a", f"-I{csrc_dir()}"]
     subprocess.run([nvcc, *flags, "-o", made, source], check=True, capture_output=True)
@@ -77,3 +81,39 @@ def test_only_a_warps_last_chunk_may_lie_behind_the_end_of_a_step(library):
             assert sum(found) == K and min(found) > 0, (K, num_steps, list(found))
             each = ceil(max(ceil(inputs / 32) for inputs in found) / 8)
             assert all(inputs >= (each - 1) * 8 * 32 for inputs in found), (K, num_steps, list(found))
+
+
+REGISTER_SOURCE = """
+#include "register_linear.cu"
+extern "C" int cut_of(int T, int N, int K, int norm, int blocks, int room, int* found) {
+  static const __half one[1] = {};
+  RegisterArgs<__half> a(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, norm ? one : nullptr, nullptr, T,
+                         N, K, 0, 0.f, blocks);
+  const int bytes = cut(a, room);
+  const int all[] = {a.steps.num, a.steps.chunks, a.steps.more, a.tile, a.stage_stride, a.num_stages, a.num_tiles};
+  for (int i = 0; i < 7; ++i) found[i] = all[i];
+  return bytes;
+}
+"""
+
+
+def test_activations_fit_in_a_warps_registers(tmp_path):
+    library, draw, num_cut = compiled(tmp_path, REGISTER_SOURCE), random.Random(0), 0
+    for _ in range(3000):
+        T, norm, blocks = draw.randint(1, 8), draw.choice((0, 1)), draw.choice((8, 108, 132))
+        N, K = draw.randint(blocks, 64 * blocks), 8 * draw.randint(1, draw.choice((256, 2048)))
+        room = draw.choice((48, 99, 108, 116, 226)) * 1024
+        found = (ctypes.c_int * 7)()
+        num_bytes = library.cut_of(T, N, K, norm, blocks, room, found)
+        steps, chunks, more, tile, stride, stages, tiles = found
+        if not num_bytes:
+            continue
+        num_cut += 1
+        most = chunks + (more > 0)
+        assert steps * chunks + more == ceil(K / 32) and most * 64 <= stride
+        assert most <= 8 * (8 if steps == 1 else 4), "a warp keeps eight chunks, or four and the next four"
+        assert steps == 1 or not norm
+        assert 0 < stages <= tiles * steps and tiles * tile >= ceil(N / blocks)
+        sums, norms = 4 * tiles * 8 * (8 * T + 1), norm * (1024 + 4 * K)
+        assert sums + norms + stages * (tile * stride + 16) <= num_bytes <= room
+    assert num_cut > 2000

@@ -15,6 +15,10 @@ namespace eet {
 template <typename T>
 __device__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1);
 
+// The same of half as many: c[16,8] += a[16,8] * b[8,8], with a0, a1 and b0 alone.
+template <typename T>
+__device__ void mma_short(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0);
+
 #define EET_MMA(TYPE, NAME)                                                                                   \
   template <>                                                                                                 \
   __device__ inline void mma<TYPE>(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,         \
@@ -23,6 +27,13 @@ __device__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32
         ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"                                \
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                      \
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));                                              \
+  }                                                                                                           \
+  template <>                                                                                                 \
+  __device__ inline void mma_short<TYPE>(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b0) {              \
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." NAME "." NAME ".f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, "       \
+        "{%0, %1, %2, %3};"                                                                                   \
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])                                                      \
+        : "r"(a0), "r"(a1), "r"(b0));                                                                         \
   }
 EET_MMA(__half, "f16")
 EET_MMA(__nv_bfloat16, "bf16")

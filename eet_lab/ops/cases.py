@@ -146,6 +146,7 @@ LINEARS = (
     # The same for more tokens, whose activations lie in registers: with a norm up to 2048 inputs, else in any number.
     *(LinearShape(T, 40, C) for T, C in ((8, 8), (5, 256), (6, 512), (7, 1000), (8, 1280), (5, 1536), (8, 2040))),
     *(LinearShape(T, 40, C) for T, C in ((7, 2056), (6, 3208), (8, 6408))),
+    *(LinearShape(T, 1057, C) for T, C in ((5, 64), (6, 2560))),  # a tile more where a block has an output more
     LinearShape(6, 96, 1600, rms=True),
     LinearShape(20, 40, 16384, rms=True),
     *(LinearShape(T, 96, 1600, outlier=300) for T in (1, 5, 8, 16)),
