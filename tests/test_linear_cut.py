@@ -87,8 +87,8 @@ REGISTER_SOURCE = """
 #include "register_linear.cu"
 extern "C" int cut_of(int T, int N, int K, int norm, int blocks, int room, int* found) {
   static const __half one[1] = {};
-  RegisterArgs<__half> a(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, norm ? one : nullptr, nullptr, T,
-                         N, K, 0, 0.f, blocks);
+  RegisterArgs<__half> a(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, norm ? one : nullptr, nullptr,
+                         T, N, K, 0, 0.f, blocks);
   const int bytes = cut(a, room);
   const int all[] = {a.steps.num, a.steps.chunks, a.steps.more, a.tile, a.stage_stride, a.num_stages, a.num_tiles};
   for (int i = 0; i < 7; ++i) found[i] = all[i];
