@@ -199,10 +199,11 @@ AHEAD = {
     "vector_layer_kernel",
     "int8_linear_kernel",
     "decode_kernel",
+    "stream_attention_kernel",
 }
 """These let the next kernel begin before their own wait: none is a step's first, and after each comes one that reads
 weights ahead of its wait, or columns of earlier steps, and nothing else."""
-ONE_WARP = "if (warp == kWarps) {"
+ONE_WARP = re.compile(r"if \(warp == kWarps(?:<kDim>)?\) \{")
 FIRST_PHASE = "for (int p = 0; p < a.num_phases; ++p) {", "if (p == 0) {"
 """What a kernel of several phases, which always has a first one, may stand in to wait."""
 
@@ -258,8 +259,8 @@ def test_a_kernel_waits_in_every_block_and_then_lets_the_next_begin(name):
     assert body.count(waits) == body.count(lets) == 1
     assert waits in outermost(body) and lets in outermost(body), "under no condition"
     before = body[: body.index(waits)]
-    if ONE_WARP in before:
-        begin = before.index(ONE_WARP) + len(ONE_WARP)
+    if leaves := ONE_WARP.search(before):
+        begin = leaves.end()
         before = before[:begin] + before[begin + len(block(before, begin)) :]
     assert "return;" not in before, "one warp may leave without a wait, never a block"
     assert (body.index(lets) < body.index(waits)) == (name in AHEAD)

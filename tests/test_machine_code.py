@@ -19,7 +19,15 @@ import pytest
 
 from eet_lab.ops import native
 
-RINGS = ("linear", "vector_linear", "register_linear", "vector_layer", "int8_linear", "hopper_attention")
+RINGS = (
+    "linear",
+    "vector_linear",
+    "register_linear",
+    "vector_layer",
+    "int8_linear",
+    "stream_attention",
+    "hopper_attention",
+)
 INSTRUCTION = re.compile(r"\s+/\*([0-9a-f]{4,5})\*/\s+(.*?);\s+/\* 0x[0-9a-f]{16} \*/")
 CONTROL = re.compile(r"/\* (0x[0-9a-f]{16}) \*/")
 

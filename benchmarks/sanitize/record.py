@@ -183,9 +183,11 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
         launchers = signatures(source(kernel).read_text())
         return SimpleNamespace(**{name: recorder.launcher(kernel, name, each) for name, each in launchers.items()})
 
+    attention = import_module("eet_lab.ops.cuda.attention")  # its package has an op of that name
     replaced = (
         (native, "loaded", library),
-        (import_module("eet_lab.ops.cuda.attention"), "_is_hopper", lambda device: True),
+        (attention, "_is_hopper", lambda device: True),
+        (attention, "limits", lambda: gpu),
         (linear, "limits", lambda: gpu),
         (layer, "limits", lambda: gpu),
         (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),

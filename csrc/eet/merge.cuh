@@ -64,7 +64,7 @@ struct Merge {
   }
 
   __device__ void send_or_store(T* out) const {
-    for (int i = threadIdx.x; i < chunks; i += blockDim.x) {
+    for (int i = threadIdx.x; i < chunks; i += num_warps * 32) {
       float2 total;
       const float4 v = merged(num_warps, outs + i, chunks, stats + i * 4 / D, kHeads, total);
       if (cluster == 1) {
@@ -79,7 +79,7 @@ struct Merge {
   }
 
   __device__ void receive(T* out) const {
-    for (int i = threadIdx.x; i * cluster + rank < chunks; i += blockDim.x) {
+    for (int i = threadIdx.x; i * cluster + rank < chunks; i += num_warps * 32) {
       wait_for_mail(counter);
       float2 total;
       const float4 v = merged(cluster, mail + i, slots, mail_stats + i, slots, total);

@@ -49,11 +49,14 @@ __device__ inline void load_matrices(uint32_t (&r)[4], const void* row) {
                : "memory");
 }
 
-__device__ inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+__device__ inline void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row))
+               : "r"(row)
                : "memory");
+}
+__device__ inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+  load_matrices_transposed(r, shared_address(row));
 }
 
 // The opposite of load_matrices (sm_90 and later).

@@ -52,6 +52,13 @@ struct Ring {
     }
 #if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+    before_copies();
+  }
+
+  // After a thread wrote into a stage itself: copies that are asked for later come later.
+  __device__ static void before_copies() {
+#if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
   }
@@ -61,25 +68,44 @@ struct Ring {
   __device__ void fill(RingPlace at, const char* from, int64_t pitch, int num_rows, int row_bytes, int stride) const {
     const int lane = threadIdx.x % 32;
     char* to = stages + at.stage * stage_bytes;
-    barrier_wait(emptied(at), at.parity ^ 1);  // the phase before the first counts as passed
+    begin(at, num_rows * row_bytes);
 #if __CUDA_ARCH__ >= 900
-    const uint32_t barrier = shared_address(filled(at));
-    uint64_t once;  // they are read once: instructions, activations and arguments stay in L2 instead
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
-    if (lane == 0) expect_bytes(filled(at), num_rows * row_bytes);
-    if (lane < num_rows) {
-      asm volatile(
-          "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
-              shared_address(to + lane * stride)),
-          "l"(from + lane * pitch), "r"(row_bytes), "r"(barrier), "l"(once)
-          : "memory");
-    }
+    if (lane < num_rows) copy(at, to + lane * stride, from + lane * pitch, row_bytes);
 #else
     for (int row = 0; row < num_rows; ++row) {
       for (int byte = lane * 16; byte < row_bytes; byte += 512) {
         copy_async(to + row * stride + byte, from + row * pitch + byte, true);
       }
     }
+#endif
+    end(at);
+  }
+
+  // The same in parts: all of the warp begins, any lanes copy, all end. `bytes`: of all copies. begin() waits until the
+  // stage was emptied.
+  __device__ void begin(RingPlace at, int bytes) const {
+    barrier_wait(emptied(at), at.parity ^ 1);  // the phase before the first counts as passed
+#if __CUDA_ARCH__ >= 900
+    if (threadIdx.x % 32 == 0) expect_bytes(filled(at), bytes);
+    __syncwarp();
+#endif
+  }
+  // By one lane, a multiple of 16 bytes.
+  __device__ void copy(RingPlace at, char* to, const char* from, int bytes) const {
+#if __CUDA_ARCH__ >= 900
+    uint64_t once;  // they are read once: instructions, activations and arguments stay in L2 instead
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(bytes), "r"(shared_address(filled(at))), "l"(once)
+        : "memory");
+#else
+    for (int byte = 0; byte < bytes; byte += 16) copy_async(to + byte, from + byte, true);
+#endif
+  }
+  __device__ void end(RingPlace at) const {
+#if __CUDA_ARCH__ < 900
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(filled(at))) : "memory");
 #endif
   }

@@ -30,6 +30,11 @@ __device__ inline uint4 load_shared(uint32_t address) {
   return v;
 }
 
+__device__ inline void store_shared(uint32_t address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
+
 // Half a vector of it.
 __device__ inline uint2 load_shared_half(uint32_t address) {
   uint2 v;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from every_shape import every_shape
@@ -9,11 +11,21 @@ from every_shape import every_shape
 from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cases import CASES
+from eet_lab.ops.cuda.attention import Split
 from eet_lab.ops.shapes import AttentionShape, LinearShape, copied
 from eet_lab.ops.types import Linear, fresh
 from gpu.launches import launches_of, replayed
 
 pytestmark = pytest.mark.gpu
+
+DECODE = next(case for case in CASES if case.name == "decode_attention")
+SPLITS = [Split(streams=False, warps=warps, blocks=blocks) for warps in (4, 8) for blocks in (1, 2, 4, 8)]
+SPLITS += [Split(streams=True, blocks=blocks) for blocks in (1, 2, 4, 8)]
+DIVIDED = [
+    AttentionShape((700, 1, 130), *heads, decode=True, page=page)
+    for heads in ((2, 2, 64), (12, 1, 64), (4, 2, 128))
+    for page in (0, 16)
+]
 
 
 @every_shape(CASES)
@@ -51,19 +63,29 @@ def test_launches_are_as_many_as_declared(case):
     assert len(launches) == case.launches, launches
 
 
-def test_a_replayed_decode_sees_where_the_column_is_now():
-    case = next(case for case in CASES if case.name == "decode_attention")
+@pytest.mark.parametrize("split", SPLITS, ids=str)
+@pytest.mark.parametrize("shape", DIVIDED, ids=str)
+def test_however_decode_attention_is_divided(shape, split):
+    op = partial(cuda.attention, split=split)
+    DECODE.check(op, shape, "cuda", torch.float16)
+    inputs = shape.inputs("cuda", torch.float16, 1)
+    first, second = (DECODE.call(op, copied(inputs), fresh) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("split", [Split(streams=False), Split(streams=True)], ids=str)
+def test_a_replayed_decode_sees_where_the_column_is_now(split):
     shape = AttentionShape((9, 20), 4, 4, 64, decode=True, slack=12)
     qkv, kv, step = shape.inputs("cuda", torch.float16, 3)
     columns = torch.tensor([15], device="cuda")
     step = step._replace(columns=columns.expand(2))
-    cuda.attention(qkv, copied(kv), step, empty=fresh)
+    cuda.attention(qkv, copied(kv), step, empty=fresh, split=split)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = cuda.attention(qkv, kv, step, empty=fresh)
+        out = cuda.attention(qkv, kv, step, empty=fresh, split=split)
     columns.add_(10)
     graph.replay()
-    expected = case.call(cuda.attention, (qkv, copied(kv), step), fresh)
+    expected = DECODE.call(partial(cuda.attention, split=split), (qkv, copied(kv), step), fresh)
     assert torch.equal(out, expected)
 
 

@@ -13,25 +13,29 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, HOPPER, REMEDY, at, check, limits, needs, stream_of
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, KVLayer, Step
 
 
 class Split(NamedTuple):
-    """How decode attention divides a row and KV head among warps: 0 leaves it to the launcher."""
+    """How decode attention reads a row and KV head, and divides them: 0 leaves it to the launcher."""
 
-    warps: int  # of a block: 4 or 8
-    blocks: int  # of a cluster: 1, 2, 4 or 8; more than one needs Hopper
+    streams: bool  # through shared memory, which needs Hopper and a head dim of STREAM_DIMS; else into registers
+    warps: int = 0  # of a block: 4 or 8; one that streams has its own number
+    blocks: int = 0  # of a cluster: 1, 2, 4 or 8; more than one needs Hopper
 
 
-CHOSEN = Split(0, 0)
+STREAM_DIMS = (64, 128)
+STREAM_HEADS = 8  # of a KV head that a block serves
+STREAM_COLUMNS = 256  # fewer are read into registers at once
+STREAM_ALONE = 2048  # the same for one or two rows: `persistent_layers` leaves a stream no room to begin early
 MAX_HEAD_DIM = 256
 TILE = 16  # columns that decode attention reads at a time, from one page
 WIDE_HEAD_DIM = 40  # Hopper's own kernel pads narrower heads to 64, the other one to 32
 
 
-@needs("append", "decode_attention", "prefill_attention", "plain_attention")
+@needs("append", "decode_attention", "stream_attention", "prefill_attention", "plain_attention")
 @serves_any_pads
 def masked_attention(
     qkv: Tensor,
@@ -41,7 +45,7 @@ def masked_attention(
     mask: Tensor,
     empty: Empty,
     dependent: bool = False,
-    split: Split = CHOSEN,
+    split: Split | None = None,
 ) -> Tensor:
     """Attention over all K columns with an additive mask [B,1,Q,K]: [T,(H+2G)D] -> [T,HD].
 
@@ -50,10 +54,10 @@ def masked_attention(
     return _attend(qkv, kv, step, mask, empty, dependent, split)
 
 
-@needs("append", "decode_attention", "hopper_attention", "prefill_attention", "plain_attention")
+@needs("append", "decode_attention", "stream_attention", "hopper_attention", "prefill_attention", "plain_attention")
 @serves_any_pads
 def attention(
-    qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty, dependent: bool = False, split: Split = CHOSEN
+    qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty, dependent: bool = False, split: Split | None = None
 ) -> Tensor:
     """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; pads' own output is 0.
 
@@ -66,7 +70,7 @@ def attention(
 
 
 def _attend(
-    qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty, dependent: bool, split: Split
+    qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty, dependent: bool, split: Split | None
 ) -> Tensor:
     (keys, values), table = kv.room(step), kv.block_table
     (T, width), (_, G, page, D) = qkv.shape, keys.shape
@@ -83,9 +87,16 @@ def _attend(
     columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
     one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
     if one_each and qkv.dtype != torch.float32:
-        decode = native.loaded("decode_attention").eet_decode_attention
-        sizes: tuple[int, ...] = (dtype, B, *heads, K, *split, dependent)
-        decode(*tensors, at(mask), num_pad, columns, pages, *lies, *paging, *sizes, stream)
+        side_by_side = mask is None and keys.stride(2) == D
+        split = split or Split(side_by_side and _streams(B, *heads, K, dependent, qkv.device.index))
+        sizes: tuple[int, ...] = (dtype, B, *heads, K)
+        if split.streams:
+            launch = native.loaded("stream_attention").eet_stream_attention
+            launch(*tensors, num_pad, columns, pages, *lies[:3], *paging, *sizes, split.blocks, dependent, stream)
+        else:
+            launch = native.loaded("decode_attention").eet_decode_attention
+            sizes = (*sizes, *split[1:], dependent)
+            launch(*tensors, at(mask), num_pad, columns, pages, *lies, *paging, *sizes, stream)
         return out
     num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
     rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
@@ -120,6 +131,18 @@ def _pages(table: Tensor | None, page: int, B: int, K: int) -> tuple[int | None,
         raise KernelError(f"A page has {page} columns; kernels need a power of two from {TILE} on. {REMEDY}")
     check(table, "block_table", torch.int32, (B, max(table.shape[1], -(-K // page))))
     return table.data_ptr(), (table.stride(0), page.bit_length() - 1)
+
+
+def _streams(B: int, H: int, G: int, D: int, K: int, dependent: bool, device: int) -> bool:
+    """Whether decode attention is faster with a stream of keys and values: with much to read (LOG).
+
+    And with blocks that begin early, or have a multiprocessor each.
+    """
+    fewest = STREAM_COLUMNS if B > 2 else STREAM_ALONE
+    if D not in STREAM_DIMS or fewest >= K or not _is_hopper(device):
+        return False
+    jobs = B * G * -(-(H // G) // STREAM_HEADS)
+    return dependent or jobs <= (limits() or HOPPER).num_blocks
 
 
 @cache

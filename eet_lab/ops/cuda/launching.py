@@ -55,6 +55,9 @@ class Limits(NamedTuple):
     num_blocks: int  # its multiprocessors
 
 
+HOPPER = Limits(227 * 1024, 132)  # where there is no GPU to ask
+
+
 @cache
 def limits() -> Limits | None:
     """Of the first GPU that was asked for; None where there is none."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, Limits, at, check, limits, needs, odd_stride, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, HOPPER, Limits, at, check, limits, needs, odd_stride, stream_of
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
@@ -21,7 +21,6 @@ NUM_READERS = 256  # threads that multiply
 FEWEST_STAGES = 4  # that the ring of weights can hold, or all
 MOST_COPIES = 8  # of what blocks exchange
 ASIDE = 11 * 1024  # bytes of shared memory that are left to the kernels around it and to the system
-HOPPER = Limits(227 * 1024, 132)  # where there is no GPU to ask
 LEAST_BYTES = 48 << 20  # of a layer's weights: with fewer there is too little to hide (LOG)
 REMEDY = "Leave persistent_layers out."
 

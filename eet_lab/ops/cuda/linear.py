@@ -18,9 +18,9 @@ from eet_lab.ops.types import Empty, Linear, Norm
 FEW = 16  # tokens that the weight-streaming products take; there cuBLAS with what surrounds it is even (rows of t16)
 VECTORS = 4  # tokens that the one takes which is made for vectors, in 16 bits
 VECTOR_NUMBERS = 28 * 1024  # activations of three or four tokens, beyond which the other one is faster
-REGISTERS = 8  # tokens whose activations lie in registers, if they are more than VECTORS, in 16 bits
+REGISTERS = range(4, 9)  # tokens whose activations lie in registers, in 16 bits
 REGISTER_OUTPUTS = 64  # of a block of that one, at most
-REGISTER_CHANNELS = 2048  # of its norm, at most
+REGISTER_CHANNELS = 1792  # of its norm; it takes 2048, but then others are faster
 NO_GPU = Limits(99 * 1024, 108)  # shared memory as on every GPU from sm_80 on
 STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
 
@@ -154,7 +154,7 @@ def _are_vectors(T: int, C: int) -> bool:
 
 def _in_registers(T: int, N: int, C: int, normed: bool) -> bool:
     """Whether 16-bit products of T tokens are the kernel's that keeps activations in registers."""
-    few = VECTORS < T <= REGISTERS and -(-N // _num_blocks(N)) <= REGISTER_OUTPUTS
+    few = T in REGISTERS and -(-N // _num_blocks(N)) <= REGISTER_OUTPUTS
     return few and (not normed or C <= REGISTER_CHANNELS)
 
 
