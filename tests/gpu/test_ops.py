@@ -73,6 +73,16 @@ def test_however_decode_attention_is_divided(shape, split):
     assert torch.equal(first, second)
 
 
+def test_a_stream_is_refused_where_there_is_none():
+    shape = AttentionShape((9, 20), 4, 4, 80, decode=True)
+    with pytest.raises(KernelError, match=r"needs Hopper, .* but the head dim is 80, .* Leave split out"):
+        cuda.attention(*shape.inputs("cuda", torch.float16, 0), empty=fresh, split=Split(streams=True))
+    shape = AttentionShape((9, 20), 4, 4, 64, decode=True, masked=True)
+    qkv, kv, step, mask = shape.inputs("cuda", torch.float16, 0)
+    with pytest.raises(KernelError, match="and mask is not None"):
+        cuda.masked_attention(qkv, kv, step, mask=mask, empty=fresh, split=Split(streams=True))
+
+
 @pytest.mark.parametrize("split", [Split(streams=False), Split(streams=True)], ids=str)
 def test_a_replayed_decode_sees_where_the_column_is_now(split):
     shape = AttentionShape((9, 20), 4, 4, 64, decode=True, slack=12)

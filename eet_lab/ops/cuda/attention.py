@@ -35,7 +35,7 @@ TILE = 16  # columns that decode attention reads at a time, from one page
 WIDE_HEAD_DIM = 40  # Hopper's own kernel pads narrower heads to 64, the other one to 32
 
 
-@needs("append", "decode_attention", "stream_attention", "prefill_attention", "plain_attention")
+@needs("append", "decode_attention", "prefill_attention", "plain_attention")
 @serves_any_pads
 def masked_attention(
     qkv: Tensor,
@@ -87,8 +87,14 @@ def _attend(
     columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
     one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
     if one_each and qkv.dtype != torch.float32:
-        side_by_side = mask is None and keys.stride(2) == D
-        split = split or Split(side_by_side and _streams(B, *heads, K, dependent, qkv.device.index))
+        can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
+        split = split or Split(can_stream and _streams(B, H, G, K, dependent))
+        if split.streams and not can_stream:
+            raise KernelError(
+                f"{split} needs Hopper, no mask, and a head dim of {STREAM_DIMS} with columns side by side, but the head "
+                f"dim is {D}, columns are {keys.stride(2)} numbers apart, and mask is {'' if mask is None else 'not '}"
+                "None. Leave split out."
+            )
         sizes: tuple[int, ...] = (dtype, B, *heads, K)
         if split.streams:
             launch = native.loaded("stream_attention").eet_stream_attention
@@ -133,16 +139,14 @@ def _pages(table: Tensor | None, page: int, B: int, K: int) -> tuple[int | None,
     return table.data_ptr(), (table.stride(0), page.bit_length() - 1)
 
 
-def _streams(B: int, H: int, G: int, D: int, K: int, dependent: bool, device: int) -> bool:
+def _streams(B: int, H: int, G: int, K: int, dependent: bool) -> bool:
     """Whether decode attention is faster with a stream of keys and values: with much to read (LOG).
 
     And with blocks that begin early, or have a multiprocessor each.
     """
-    fewest = STREAM_COLUMNS if B > 2 else STREAM_ALONE
-    if D not in STREAM_DIMS or fewest >= K or not _is_hopper(device):
-        return False
     jobs = B * G * -(-(H // G) // STREAM_HEADS)
-    return dependent or jobs <= (limits() or HOPPER).num_blocks
+    many = (STREAM_COLUMNS if B > 2 else STREAM_ALONE) < K
+    return many and (dependent or jobs <= (limits() or HOPPER).num_blocks)
 
 
 @cache
