@@ -173,8 +173,8 @@ def _decode(masked: bool) -> Case:
     # Streams: two stages and a bit, rows that end where a stage does, more heads than a block serves; and so many rows
     # that each has one block, whose ring goes round.
     shapes += [decode((384, 257, 256, 5), 2, 2, 64), decode((300, 5, 257), 12, 1, 64), decode((320, 1, 64), 2, 1, 128)]
-    shapes += [decode((600, *(3,) * 69), 1, 1, 64, page=page) for page in (0, 16)]
-    shapes += [decode((300, *(3,) * 69), 1, 1, 128, page=page) for page in (0, 64)]
+    shapes += [decode((420, *(1,) * 66), 1, 1, 64, page=page) for page in (0, 16)]
+    shapes += [decode((257, *(1,) * 66), 1, 1, 128, page=page) for page in (0, 64)]
     bench = [decode((128,), 12, 12, 64), decode((256,), *XL), decode((512,) * 8, *XL)]
     bench += [decode((1024,), *XL), decode((4096,), *XL), decode((1024,), 32, 8, 128)]
     bench += [decode((1024,) * 16, *XL), decode((4096,) * 32, 32, 8, 128)]

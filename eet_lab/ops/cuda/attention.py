@@ -91,9 +91,9 @@ def _attend(
         split = split or Split(can_stream and _streams(B, H, G, K, dependent))
         if split.streams and not can_stream:
             raise KernelError(
-                f"{split} needs Hopper, no mask, and a head dim of {STREAM_DIMS} with columns side by side, but the head "
-                f"dim is {D}, columns are {keys.stride(2)} numbers apart, and mask is {'' if mask is None else 'not '}"
-                "None. Leave split out."
+                f"{split} needs Hopper, no mask, and a head dim of {STREAM_DIMS} with columns side by side, but the "
+                f"head dim is {D}, columns are {keys.stride(2)} numbers apart, and mask is "
+                f"{'' if mask is None else 'not '}None. Leave split out."
             )
         sizes: tuple[int, ...] = (dtype, B, *heads, K)
         if split.streams:
