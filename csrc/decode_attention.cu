@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
 
   // Tiles begin at multiples of 16, and warps of all the cluster's blocks take turns: a warp knows its first tile, and
   // requests it, before it knows where the row begins and ends, and before the kernel ahead of this one has ended.
-  const int newest = int(a.columns[int64_t(b) * a.column_stride]), num_pad = int(a.num_pad[b]);
+  const int newest = int(a.columns[int64_t(b) * a.column_stride]), num_pad = min(int(a.num_pad[b]), newest);
   // Where column 0 would lie if all columns lay like those of this tile.
   const auto lies = [&](int tile) {
     int64_t at = int64_t(kPaged ? a.pages.page(b, tile) : b) * a.row + int64_t(kv) * a.head;

@@ -1,4 +1,4 @@
-// Linear layers of five to eight tokens, in 16 bits: weights stream through shared memory, once, and activations lie in
+// Linear layers of four to eight tokens, in 16 bits: weights stream through shared memory, once, and activations lie in
 // registers. T tokens, N outputs, K inputs.
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
@@ -11,7 +11,7 @@ constexpr int kLeastRows = 5;                          // outputs of a stage, un
 constexpr int kLogWarps = 3, kWarps = 1 << kLogWarps;  // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
 constexpr int kEach = 2, kMostOutputs = 32 * kEach;  // outputs of a token that a lane finishes, and its warp
-constexpr int kMostChunks = 8;                       // of a step that are one warp's
+constexpr int kNormChunks = 7;                       // of a step that are one warp's, with a norm; else kMostChunks
 constexpr int kAheadChunks = 4;                      // the same, where a warp asks for those of the next step meanwhile
 constexpr int kMomentsBytes = 2 * kMostTokens * kWarps * int(sizeof(float2));
 constexpr int kLeastCopy = 1792;                     // bytes of a row: the copy engine is hardly faster with less
@@ -166,7 +166,8 @@ class RegisterProducts {
       case 5: return all_steps<5>(norm, share);
       case 6: return all_steps<6>(norm, share);
       case 7: return all_steps<7>(norm, share);
-      default: return all_steps<kMostChunks>(norm, share);
+      default:
+        if constexpr (!kNormed) all_steps<eet::kMostChunks>(norm, share);
     }
   }
 
@@ -256,7 +257,7 @@ class RegisterProducts {
 //          from before the kernel ahead has ended; a stage is 5 to 8 outputs, and each of 8 warps has an eighth of its
 //          inputs: it loads those of all tokens into registers, and normalizes them there
 // Traffic  N*K weights once, T*K activations a block (from L2), T*N out; 100 KiB on their way a multiprocessor
-// Needs    K a multiple of 8, and at most 2048 with a norm; at most 8 tokens, and 64 outputs a block
+// Needs    K a multiple of 8, and at most 1792 with a norm; at most 8 tokens, and 64 outputs a block
 // Numerics tensor cores; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   ours; the fragments as in vector_linear.cu
 template <typename T, bool kNormed>
@@ -311,10 +312,10 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
 template <typename T>
 int cut(RegisterArgs<T>& a, int room) {
   int best_bytes = 0, best_ahead = 0;
-  const int num_chunks = eet::ceil_div(a.K, eet::kChunk), in_one = kWarps * kMostChunks;
+  const int num_chunks = eet::ceil_div(a.K, eet::kChunk), in_one = kWarps * eet::kMostChunks;
   const bool single = num_chunks <= in_one;
   const int least_steps = single ? 1 : eet::ceil_div(num_chunks, kWarps * kAheadChunks);
-  if (a.norm.weight && !single) return 0;
+  if (a.norm.weight && num_chunks > kWarps * kNormChunks) return 0;
   RegisterArgs<T> c = a;
   for (c.tile = eet::kStageRows; c.tile >= kLeastRows; --c.tile) {
     c.num_tiles = eet::ceil_div(c.most_outputs(), c.tile);
@@ -337,7 +338,7 @@ int cut(RegisterArgs<T>& a, int room) {
 template <typename T>
 cudaError_t launch_register_linear(RegisterArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
   const int paired = eet::paired_shared(a.residual);
-  int bytes = cut(a, paired) ? paired : 0;
+  int bytes = cut(a, paired) && a.num_stages >= min(eet::kPairedStages, a.num_tiles * a.steps.num) ? paired : 0;
   if (!bytes) bytes = cut(a, eet::whole_shared());
   if (!bytes) return cudaErrorInvalidValue;
   const auto kernel = a.norm.weight ? register_linear_kernel<T, true> : register_linear_kernel<T, false>;

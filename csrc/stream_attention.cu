@@ -6,7 +6,6 @@
 #include "eet/attention.cuh"
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
-#include "eet/linear.cuh"
 #include "eet/merge.cuh"
 #include "eet/ring.cuh"
 #include "eet/stream_warp.cuh"
@@ -27,7 +26,7 @@ struct StreamArgs {
   const int64_t* columns;  // [B], `column_stride` apart
   const int64_t* num_pad;  // [B]
   int column_stride, row, head;                  // the last two are strides of the cache, in numbers; `row` also of pages
-  int K, G, per_group, log_cluster, num_stages;  // per_group: query heads of a KV head
+  int G, per_group, log_cluster, num_stages;     // per_group: query heads of a KV head
   float scale;                                   // of scores, in units of log2(e)
   const T* qkv;                                  // [B,(H+2G)D]
   T* out;                                        // [B,HD]
@@ -35,11 +34,12 @@ struct StreamArgs {
 };
 
 // Why      loads into registers keep too few bytes on their way, and begin only where a warp fits beside the kernel
-//          ahead: one warp asks for a hundred KiB of earlier keys and values a block before the query is there
+//          ahead: one warp asks for a hundred KiB of earlier keys and values a block before the query is there (two
+//          thirds of that with more than four query heads, whose parts take room too)
 // Mapping  a cluster of blocks for each row and KV head (8 query heads at most), which take stages in turn; one warp
 //          fills them, the others have 16 keys of each; merged as in decode_attention.cu: grid (parts * cluster, G, B)
 // Traffic  2*D numbers a key and KV head, once; q, k, v and out are small
-// Needs    sm_90; D 64 or 128; one token a row; bounds are read on the device, K only bounds what is read
+// Needs    sm_90; D 64 or 128; one token a row; bounds are read on the device
 // Numerics scores, softmax and sums in fp32; weights are rounded to T for the tensor cores
 // Source   ours; Dao et al. 2023, Flash-Decoding
 template <typename T, int kDim, bool kPaged>
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   const eet::Merge<T> merge{reinterpret_cast<float4*>(barriers + 2 * a.num_stages), stats[0], &counter,
                             kWarps<kDim>, num_heads * kDim / 4, rank, a.log_cluster, kDim};
 
-  const int newest = int(a.columns[int64_t(b) * a.column_stride]), begin = int(a.num_pad[b]);
+  const int newest = int(a.columns[int64_t(b) * a.column_stride]), begin = min(int(a.num_pad[b]), newest);
   merge.open();
   if (threadIdx.x == kReaders) ring.init(kWarps<kDim>);
   __syncthreads();
@@ -168,10 +168,10 @@ int split(int K, int jobs) {
 }
 
 template <typename T, int kDim, bool kPaged>
-cudaError_t launch_stream(StreamArgs<T> a, int B, int cluster, bool dependent, cudaStream_t stream) {
+cudaError_t launch_stream(StreamArgs<T> a, int B, int K, int cluster, bool dependent, cudaStream_t stream) {
   using Stage = eet::KeyStage<kDim, kWarps<kDim>>;
   const int parts = eet::ceil_div(a.per_group, kHeads), num_heads = a.per_group < kHeads ? a.per_group : kHeads;
-  if (!cluster) cluster = split<Stage>(a.K, B * a.G * parts);
+  if (!cluster) cluster = split<Stage>(K, B * a.G * parts);
   while (1 << a.log_cluster < cluster) ++a.log_cluster;
   const int merged = eet::Merge<T>::shared_bytes(kWarps<kDim>, num_heads * kDim / 4, cluster);
   a.num_stages = (eet::paired_shared(false) - merged) / eet::Ring::bytes(1, Stage::kBytes);
@@ -184,13 +184,14 @@ cudaError_t launch_stream(StreamArgs<T> a, int B, int cluster, bool dependent, c
 }  // namespace
 
 // One token a row, token b being row b's; keys num_pad .. column. Blocks a `cluster` (1, 2, 4 or 8) for each row and KV
-// head; 0: chosen by their number. A head's columns lie D numbers apart.
+// head; 0: chosen by their number and the columns, K at most. A head's columns lie D numbers apart.
 // `table` [B,blocks]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
 extern "C" cudaError_t eet_stream_attention(void* out, void* keys, void* values, const void* qkv,
                                             const int64_t* num_pad, const int64_t* columns, const int* table,
                                             int64_t column_stride, int64_t row_stride, int64_t head_stride, int blocks,
                                             int log_page, int dtype, int B, int H, int G, int D, int K, int cluster,
                                             int dependent, cudaStream_t stream) {
+  if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) return cudaErrorInvalidValue;
   if (cluster < 0 || cluster > kMaxCluster || cluster & (cluster - 1)) return cudaErrorInvalidValue;
   if (row_stride > INT_MAX || head_stride > INT_MAX || (D != 64 && D != 128)) return cudaErrorInvalidValue;
   if (table && 1 << log_page < kLeastPage) return cudaErrorInvalidValue;
@@ -198,11 +199,11 @@ extern "C" cudaError_t eet_stream_attention(void* out, void* keys, void* values,
     using Type = decltype(type);
     StreamArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
     a.column_stride = int(column_stride), a.row = int(row_stride), a.head = int(head_stride);
-    a.K = K, a.G = G, a.per_group = H / G, a.log_cluster = 0, a.scale = kLog2e / std::sqrt(float(D));
+    a.G = G, a.per_group = H / G, a.log_cluster = 0, a.scale = kLog2e / std::sqrt(float(D));
     a.qkv = static_cast<const Type*>(qkv), a.out = static_cast<Type*>(out);
     a.pages = {table, blocks, log_page};
     const auto launch = D == 64 ? (table ? launch_stream<Type, 64, true> : launch_stream<Type, 64, false>)
                                 : (table ? launch_stream<Type, 128, true> : launch_stream<Type, 128, false>);
-    return launch(a, B, cluster, dependent, stream);
+    return launch(a, B, K, cluster, dependent, stream);
   });
 }

@@ -63,6 +63,8 @@ def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_
     for shape in (shape for each, shape in SHAPES if each is case):
         case.call(getattr(cuda, case.op), shape.inputs("cpu", dtype, 0), fresh)
     assert launched
+    streams = on_hopper and case.name == "decode_attention" and dtype == torch.float16
+    assert ("eet_stream_attention" in launched) == streams
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

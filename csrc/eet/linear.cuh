@@ -156,19 +156,6 @@ __device__ inline void leave_best(uint64_t best, uint64_t* to, int num_tokens, i
   to[threadIdx.x * gridDim.x + blockIdx.x] = best;
 }
 
-// Bytes of shared memory that a block can have.
-inline int whole_shared() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024; }
-
-// Bytes that a block takes, used or not, to share a multiprocessor with one block of the kernel before it and never with
-// another of its own, which would have to wait for it while other multiprocessors have nothing to do (LOG). In a layer
-// linears with and without a residual take turns: the first take somewhat more than half, the others what that leaves.
-inline int paired_shared(bool has_residual) {
-  constexpr int kOver = 2048, kStatic = 2048;  // static arrays count too
-  const int half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2;
-  const int reserved = 2 * device_attribute(cudaDevAttrReservedSharedMemoryPerBlock);
-  return half + (has_residual ? kOver : -kOver - kStatic - reserved);
-}
-
 // Bytes between rows in shared memory, an odd number of 64: the 8 rows that a warp reads lie in different banks.
 inline int odd_stride(int bytes) { return (ceil_div(bytes, 64) | 1) * 64; }
 

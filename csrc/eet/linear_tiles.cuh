@@ -8,8 +8,6 @@
 namespace eet {
 
 constexpr int kTile = 16;  // outputs that a warp computes at a time
-// Of a ring beside another kernel's. With two it runs dry, and a block is better alone on its multiprocessor (LOG).
-constexpr int kFewestStages = 3;
 template <int kTokens>
 constexpr int kLogWarps = kTokens == 8 ? 4 : 3;  // that multiply, as was measured; one more fills the ring
 template <int kTokens>
@@ -49,7 +47,7 @@ int plan_tiles(TileArgs<T, W>& a, int stride, int chunk) {
   const int needed = ceil_div(a.most_outputs(), kTile) * ceil_div(a.K, a.stage_inputs);
   const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, kWarps) * int(sizeof(float));
   const int paired = paired_shared(a.residual);
-  const bool is_paired = others + min(needed, kFewestStages) * stage <= paired;
+  const bool is_paired = others + min(needed, kPairedStages) * stage <= paired;
   a.num_stages = min(((is_paired ? paired : whole_shared()) - others) / stage, needed);
   if (a.num_stages < 1) return 0;
   return is_paired ? paired : others + a.num_stages * stage;

@@ -81,8 +81,8 @@ struct Ring {
     end(at);
   }
 
-  // The same in parts: all of the warp begins, any lanes copy, all end. `bytes`: of all copies. begin() waits until the
-  // stage was emptied.
+  // The same in parts: all of the warp begins, any lanes copy (on sm_90 and later), all end. `bytes`: of all copies.
+  // begin() waits until the stage was emptied.
   __device__ void begin(RingPlace at, int bytes) const {
     barrier_wait(emptied(at), at.parity ^ 1);  // the phase before the first counts as passed
 #if __CUDA_ARCH__ >= 900
@@ -100,8 +100,6 @@ struct Ring {
             shared_address(to)),
         "l"(from), "r"(bytes), "r"(shared_address(filled(at))), "l"(once)
         : "memory");
-#else
-    for (int byte = 0; byte < bytes; byte += 16) copy_async(to + byte, from + byte, true);
 #endif
   }
   __device__ void end(RingPlace at) const {

@@ -13,8 +13,8 @@ constexpr int kWarpKeys = 16;  // of a stage that are one warp's
 constexpr int kPieces = 4;     // of a stage's keys, and of its values
 
 // A stage: kWarps * 16 keys, in four pieces that follow each other in the cache, then their values. Of each piece four
-// keys are one warp's. Pieces lie 32 bytes further apart than a multiple of 128: what eight lanes read at a time lies in
-// different banks.
+// keys are one warp's. Pieces lie 32 bytes further apart than a multiple of 128: keys are read without bank conflicts, and
+// values two at a time.
 template <int kDim, int kWarps>
 struct KeyStage {
   static constexpr int kKeys = kWarps * kWarpKeys, kPiece = kKeys / kPieces;
@@ -41,7 +41,7 @@ class StreamWarp {
     value_at = Stage::kValues + Stage::offset(Stage::key(warp, key_in(lane / 16, lane % 8))) + lane / 8 % 2 * 16;
   }
 
-  // The warp's key in a column of the first or second half of an mma, so that neighbours lie in different banks.
+  // The warp's key in a column of the first or second half of an mma: the order suits the banks.
   __device__ static constexpr int key_in(int half, int column) {
     return 4 * (column / 2 ^ column % 2 * 2) + 2 * half + column % 2;
   }
@@ -106,7 +106,7 @@ class StreamWarp {
   // Its outputs [num_heads][D], not yet divided by the sums, and for each head the maximum in units of log2(e), and the
   // sum.
   __device__ void leave(float* outs, float2* stats, int num_heads) const {
-    if (t == 0) stats[g].x = fmaxf(max * exponent, kLowest);
+    if (t == 0) stats[g].x = max * exponent;
     if (g == 0) stats[2 * t].y = sum[0], stats[2 * t + 1].y = sum[1];
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {

@@ -1,5 +1,5 @@
-// Products of one to four tokens in 16 bits with weights that stream through a ring: how rows are cut into stages, the
-// warp that fills them, and all others, which multiply them. K inputs.
+// Products in 16 bits with weights that stream through a ring: how rows are cut into stages, the warp that fills them, and
+// for one to four tokens all others, which multiply them. K inputs.
 #pragma once
 
 #include <climits>

@@ -143,13 +143,17 @@ LINEARS = (
     LinearShape(4, 40, 16384),
     # One to eight chunks of inputs for a warp, steps that are equal and that are not.
     *(LinearShape(T, 40, C) for T, C in ((3, 512), (4, 768), (3, 1000), (4, 1280), (3, 1536), (4, 2056), (3, 6408))),
-    # The same for more tokens, whose activations lie in registers: with a norm up to 2048 inputs, else in any number.
+    # The same for more tokens, whose activations lie in registers: with a norm up to 1792 inputs, else in any number.
     *(LinearShape(T, 40, C) for T, C in ((8, 8), (5, 256), (6, 512), (7, 1000), (8, 1280), (5, 1536), (8, 2040))),
     *(LinearShape(T, 40, C) for T, C in ((7, 2056), (6, 3208), (8, 6408))),
     *(LinearShape(T, 1057, C) for T, C in ((5, 64), (6, 2560))),  # a tile more where a block has an output more
+    # Rings that go round, tiles of less than eight outputs, blocks of up to 64; and beyond that other kernels again.
+    *(LinearShape(T, N, C) for T, N, C in ((8, 512, 1000), (6, 480, 1536), (8, 6400, 1600), (8, 8448, 1600))),
+    *(LinearShape(T, 8584, 64) for T in (4, 8)),
     LinearShape(6, 96, 1600, rms=True),
     LinearShape(20, 40, 16384, rms=True),
     *(LinearShape(T, 96, 1600, outlier=300) for T in (1, 5, 8, 16)),
+    *(LinearShape(T, 96, C, mean=100, rms=rms) for T, C, rms in ((5, 1600, False), (8, 1600, True), (8, 8, False))),
 )
 XL_NORM_LINEARS = tuple(
     LinearShape(T, N, 1600, act) for T in (1, 8, 16) for N, act in ((4800, None), (6400, "gelu_tanh"), (50257, None))
@@ -170,9 +174,10 @@ def _decode(masked: bool) -> Case:
     shapes += [decode(RAGGED, 8, 2, 64, slack=126), decode((1000, 3, 500), 4, 4, 64), decode((600, 1), 8, 2, 128)]
     shapes += [decode(RAGGED, *heads, page=16) for heads in HEADS[3:]]
     shapes += [decode((1000, 3, 500), 4, 4, 64, slack=100, page=32), decode((600, 1), 8, 2, 128, page=128)]
-    # Streams: two stages and a bit, rows that end where a stage does, more heads than a block serves; and so many rows
-    # that each has one block, whose ring goes round.
-    shapes += [decode((384, 257, 256, 5), 2, 2, 64), decode((300, 5, 257), 12, 1, 64), decode((320, 1, 64), 2, 1, 128)]
+    # Streams: little to read, two stages and a bit, rows that end where a stage does, more heads than a block serves;
+    # and so many rows that each has one block, whose ring goes round.
+    shapes += [decode((257, 1, 1), 1, 1, 64), decode((384, 257, 256, 5), 2, 2, 64), decode((300, 5, 257), 12, 1, 64)]
+    shapes += [decode((320, 1, 64), 2, 1, 128)]
     shapes += [decode((420, *(1,) * 66), 1, 1, 64, page=page) for page in (0, 16)]
     shapes += [decode((257, *(1,) * 66), 1, 1, 128, page=page) for page in (0, 64)]
     bench = [decode((128,), 12, 12, 64), decode((256,), *XL), decode((512,) * 8, *XL)]

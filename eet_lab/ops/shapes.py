@@ -37,15 +37,17 @@ class LinearShape:
     rms: bool = False
     residual: bool = False
     outlier: int = 0  # what a row's first number is beside the others, which are about 1
+    mean: int = 1  # of all, which a norm has to take away
 
     def __str__(self) -> str:
         words = (f"/{self.act}" if self.act else "") + (f"/outlier{self.outlier}" if self.outlier else "")
+        words += f"/mean{self.mean}" if self.mean != 1 else ""
         return f"t{self.T}/n{self.N}/c{self.C}{words}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What norm_linear or linear_residual takes."""
         normal = Normal(device, dtype, seed)
-        x = normal(self.T, self.C) + 1  # a mean that a norm has to take away
+        x = normal(self.T, self.C) + self.mean
         x[:, 0] += self.outlier
         w = Linear(normal(self.N, self.C, scale=self.C**-0.5), normal(self.N) if self.bias else None)
         if self.residual:

@@ -70,13 +70,21 @@ def generated(shape, wrap):
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])
+@pytest.mark.parametrize("page", [0, 16])
 @pytest.mark.parametrize(
     ("lengths", "heads"),
-    [((5,), (12, 12, 64)), ((1000,), (25, 25, 64)), ((300, 17, 1), (8, 2, 128)), ((40,) * 9, (4, 4, 40))],
+    [
+        ((5,), (12, 12, 64)),
+        ((1000,), (25, 25, 64)),
+        ((300, 17, 1), (8, 2, 128)),
+        ((40,) * 9, (4, 4, 40)),
+        ((700, 17, 1), (12, 12, 64)),
+        ((700, *(1,) * 66), (1, 1, 64)),
+    ],
     ids=str,
 )
-def test_dependent_launches_give_the_same_bits(lengths, heads, masked):
-    shape = AttentionShape(lengths, *heads, decode=True, masked=masked, slack=STEPS + 3)
+def test_dependent_launches_give_the_same_bits(lengths, heads, page, masked):
+    shape = AttentionShape(lengths, *heads, decode=True, masked=masked, slack=STEPS + 3, page=page)
     plainly, early = generated(shape, lambda op: op), generated(shape, dependent)
     assert plainly[0].isfinite().all()
     for one, other in zip(plainly, early, strict=True):

@@ -40,6 +40,7 @@ BATCHES = {  # rows, shortest and longest prompt
     "two": (2, 1, 60),
     "single-tokens": (3, 1, 1),  # a prefill of one token a row takes the kernel of decoding
     "ragged": (8, 1, 90),
+    "long": (4, 200, 330),  # keys and values come in a stream
     "many": (33, 2, 40),  # too many for the kernel that streams weights: norms of ours and cuBLAS in turn
 }
 SETTINGS = {"greedy": Settings(96), "sampled": Settings(96, temperature=0.9, top_k=50, top_p=0.9, seed=7)}
@@ -55,7 +56,7 @@ def new_enough():
 @pytest.fixture(scope="module", params=["small", "wide"])
 def model(request) -> Decoder:
     """So small that kernels leave multiprocessors idle, or as wide as GPT-2."""
-    config = {"small": Config(2, 64, 2, 96, 503, 256), "wide": Config(6, 768, 12, 3072, 50257, 256)}[request.param]
+    config = {"small": Config(2, 64, 2, 96, 503, 512), "wide": Config(6, 768, 12, 3072, 50257, 512)}[request.param]
     made = weights.random_decoder(config, 0, torch.device("cuda"), torch.float16)
     layers = tuple(layer._replace(qkv=layer.qkv._replace(weight=layer.qkv.weight * 6)) for layer in made.layers)
     return made._replace(layers=layers)
@@ -94,7 +95,7 @@ def test_tokens_and_cache_are_the_same_to_the_bit(model, recipe, batch, settings
         assert not different, f"run {run}: the caches of layers {different}"
 
 
-@pytest.mark.parametrize("batch", ["one", "ragged"])
+@pytest.mark.parametrize("batch", ["one", "ragged", "long"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_logits_are_the_same_to_the_bit(model, recipe, batch):
     rows = prompts(*BATCHES[batch])

@@ -9,7 +9,7 @@ import torch
 from every_shape import every_shape
 
 from eet_lab.errors import KernelError
-from eet_lab.ops import cuda, native
+from eet_lab.ops import cuda, native, reference
 from eet_lab.ops.cases import CASES
 from eet_lab.ops.cuda.attention import Split
 from eet_lab.ops.shapes import AttentionShape, LinearShape, copied
@@ -19,12 +19,12 @@ from gpu.launches import launches_of, replayed
 pytestmark = pytest.mark.gpu
 
 DECODE = next(case for case in CASES if case.name == "decode_attention")
-SPLITS = [Split(streams=False, warps=warps, blocks=blocks) for warps in (4, 8) for blocks in (1, 2, 4, 8)]
+SPLITS = [Split(streams=False, blocks=blocks, warps=warps) for warps in (4, 8) for blocks in (1, 2, 4, 8)]
 SPLITS += [Split(streams=True, blocks=blocks) for blocks in (1, 2, 4, 8)]
 DIVIDED = [
     AttentionShape((700, 1, 130), *heads, decode=True, page=page)
-    for heads in ((2, 2, 64), (12, 1, 64), (4, 2, 128))
-    for page in (0, 16)
+    for heads in ((2, 2, 64), (20, 1, 64), (4, 2, 128))
+    for page in (0, 16, 64, 128)
 ]
 
 
@@ -67,10 +67,55 @@ def test_launches_are_as_many_as_declared(case):
 @pytest.mark.parametrize("shape", DIVIDED, ids=str)
 def test_however_decode_attention_is_divided(shape, split):
     op = partial(cuda.attention, split=split)
-    DECODE.check(op, shape, "cuda", torch.float16)
+    for dtype in (torch.float16, torch.bfloat16):
+        DECODE.check(op, shape, "cuda", dtype)
     inputs = shape.inputs("cuda", torch.float16, 1)
     first, second = (DECODE.call(op, copied(inputs), fresh) for _ in range(2))
     assert torch.equal(first, second)
+
+
+@pytest.mark.parametrize("split", [Split(False, 2, 8), Split(True, 1), Split(True, 4)], ids=str)
+@pytest.mark.parametrize("page", [0, 32])
+def test_each_row_has_a_column_of_its_own(split, page):
+    shape = AttentionShape((700, 650, 300), 4, 2, 64, decode=True, page=page)
+    qkv, kv, step = shape.inputs("cuda", torch.float16, 4)
+    columns = torch.tensor([699, 511, 400], device="cuda")
+    together, cache = step._replace(columns=columns), copied(kv)
+    out = cuda.attention(qkv, cache, together, empty=fresh, split=split)
+    for row in range(3):
+        alone = step._replace(columns=columns[row].expand(3))
+        assert torch.equal(cuda.attention(qkv, copied(kv), alone, empty=fresh, split=split)[row], out[row])
+    # A row whose pads reach beyond its column sees that column alone.
+    empty = together._replace(num_pad=torch.tensor([0, 600, 401], device="cuda"))
+    out = cuda.attention(qkv, copied(kv), empty, empty=fresh, split=split)
+    value = qkv[1:, 6 * 64 :].view(2, 2, 1, 64).expand(2, 2, 2, 64)
+    assert torch.equal(out[1:], value.reshape(2, 256))
+
+
+@pytest.mark.parametrize("split", [Split(False), Split(True, 1), Split(True, 4)], ids=str)
+def test_a_replayed_decode_goes_from_stage_to_stage(split):
+    shape = AttentionShape((300, 320), 4, 4, 64, decode=True, slack=300)
+    qkv, kv, step = shape.inputs("cuda", torch.float16, 5)
+    columns, plain = torch.tensor([382], device="cuda"), copied(kv)
+    step = step._replace(columns=columns.expand(2))
+    out = replayed_steps(lambda: cuda.attention(qkv, kv, step, empty=fresh, split=split), columns, 4)
+    for i, got in enumerate(out):
+        at = step._replace(columns=torch.full((2,), 382 + i, device="cuda"))
+        expected = DECODE.call(reference.attention, (qkv, plain, at), fresh)
+        torch.testing.assert_close(got, expected, rtol=0, atol=4e-3)
+
+
+def replayed_steps(call, columns, num_steps):
+    """What a captured call gives while the column goes on."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = call()
+    found = []
+    for _ in range(num_steps):
+        graph.replay()
+        found.append(out.clone())
+        columns.add_(1)
+    return found
 
 
 def test_a_stream_is_refused_where_there_is_none():

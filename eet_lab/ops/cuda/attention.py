@@ -19,17 +19,18 @@ from eet_lab.ops.types import Empty, KVLayer, Step
 
 
 class Split(NamedTuple):
-    """How decode attention reads a row and KV head, and divides them: 0 leaves it to the launcher."""
+    """How decode attention reads a row and KV head, and divides them; 0 leaves it to the launcher."""
 
     streams: bool  # through shared memory, which needs Hopper and a head dim of STREAM_DIMS; else into registers
-    warps: int = 0  # of a block: 4 or 8; one that streams has its own number
     blocks: int = 0  # of a cluster: 1, 2, 4 or 8; more than one needs Hopper
+    warps: int = 0  # of a block, if not `streams`: 4 or 8, with `blocks`
 
 
 STREAM_DIMS = (64, 128)
 STREAM_HEADS = 8  # of a KV head that a block serves
 STREAM_COLUMNS = 256  # fewer are read into registers at once
 STREAM_ALONE = 2048  # the same for one or two rows: `persistent_layers` leaves a stream no room to begin early
+STREAM_MOST = 2048  # columns at most, where a multiprocessor has more than one block
 MAX_HEAD_DIM = 256
 TILE = 16  # columns that decode attention reads at a time, from one page
 WIDE_HEAD_DIM = 40  # Hopper's own kernel pads narrower heads to 64, the other one to 32
@@ -61,10 +62,10 @@ def attention(
 ) -> Tensor:
     """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; pads' own output is 0.
 
-    One token a row: one launch, which also writes the cache. A `dependent` one reads earlier columns at once, so they
-    must stem from earlier steps: not for a cache that grows. More tokens: a launch that writes the cache, and one that
-    attends; on Hopper one does both, where all that a query may see is new and no token is a pad.
-    float32 takes a kernel without tensor cores. A row's new columns are consecutive.
+    One token a row: one launch, which also writes the cache; in 16 bits `split` says how it divides rows. A `dependent`
+    one reads earlier columns at once, so they must stem from earlier steps: not for a cache that grows. More tokens: a
+    launch that writes the cache, and one that attends; on Hopper one does both, where all that a query may see is new
+    and no token is a pad. float32 takes a kernel without tensor cores. A row's new columns are consecutive.
     """
     return _attend(qkv, kv, step, None, empty, dependent, split)
 
@@ -88,12 +89,12 @@ def _attend(
     one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
     if one_each and qkv.dtype != torch.float32:
         can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
-        split = split or Split(can_stream and _streams(B, H, G, K, dependent))
+        split = split or Split(can_stream and _streams(B, H, G, K))
         if split.streams and not can_stream:
             raise KernelError(
-                f"{split} needs Hopper, no mask, and a head dim of {STREAM_DIMS} with columns side by side, but the "
-                f"head dim is {D}, columns are {keys.stride(2)} numbers apart, and mask is "
-                f"{'' if mask is None else 'not '}None. Leave split out."
+                f"{split} needs Hopper, no mask, a head dim of {STREAM_DIMS} and its columns side by side, but this is "
+                f"{torch.cuda.get_device_name(qkv.device)}, the head dim is {D}, columns are {keys.stride(2)} numbers "
+                f"apart, and mask is {'' if mask is None else 'not '}None. Leave split out."
             )
         sizes: tuple[int, ...] = (dtype, B, *heads, K)
         if split.streams:
@@ -101,7 +102,7 @@ def _attend(
             launch(*tensors, num_pad, columns, pages, *lies[:3], *paging, *sizes, split.blocks, dependent, stream)
         else:
             launch = native.loaded("decode_attention").eet_decode_attention
-            sizes = (*sizes, *split[1:], dependent)
+            sizes = (*sizes, split.warps, split.blocks, dependent)
             launch(*tensors, at(mask), num_pad, columns, pages, *lies, *paging, *sizes, stream)
         return out
     num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
@@ -139,14 +140,14 @@ def _pages(table: Tensor | None, page: int, B: int, K: int) -> tuple[int | None,
     return table.data_ptr(), (table.stride(0), page.bit_length() - 1)
 
 
-def _streams(B: int, H: int, G: int, K: int, dependent: bool) -> bool:
-    """Whether decode attention is faster with a stream of keys and values: with much to read (LOG).
+def _streams(B: int, H: int, G: int, K: int) -> bool:
+    """Whether a stream of keys and values is faster, beside the kernels of a layer (LOG).
 
-    And with blocks that begin early, or have a multiprocessor each.
+    By shapes alone, so that techniques that promise the same bits do not change them.
     """
     jobs = B * G * -(-(H // G) // STREAM_HEADS)
-    many = (STREAM_COLUMNS if B > 2 else STREAM_ALONE) < K
-    return many and (dependent or jobs <= (limits() or HOPPER).num_blocks)
+    fewest = STREAM_COLUMNS if B > 2 else STREAM_ALONE
+    return fewest < K and (K <= STREAM_MOST or jobs <= (limits() or HOPPER).num_blocks)
 
 
 @cache

@@ -16,11 +16,11 @@ from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
 FEW = 16  # tokens that the weight-streaming products take; there cuBLAS with what surrounds it is even (rows of t16)
-VECTORS = 4  # tokens that the one takes which is made for vectors, in 16 bits
-VECTOR_NUMBERS = 28 * 1024  # activations of three or four tokens, beyond which the other one is faster
+VECTORS = 4  # tokens that the one takes which is made for vectors, in 16 bits, where REGISTERS do not
+VECTOR_NUMBERS = 28 * 1024  # activations of three or four tokens, beyond which eet_linear is faster
 REGISTERS = range(4, 9)  # tokens whose activations lie in registers, in 16 bits
 REGISTER_OUTPUTS = 64  # of a block of that one, at most
-REGISTER_CHANNELS = 1792  # of its norm; it takes 2048, but then others are faster
+REGISTER_CHANNELS = 1792  # of its norm, at most
 NO_GPU = Limits(99 * 1024, 108)  # shared memory as on every GPU from sm_80 on
 STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
 
@@ -85,7 +85,7 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
     return residual
 
 
-@needs("linear", "vector_linear", "register_linear", "int8_linear")
+@needs("linear", "vector_linear", "int8_linear")
 def largest_outputs(
     x: Tensor, rows: Tensor, norm_w: Norm, w: Linear, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
@@ -135,7 +135,7 @@ def _stream(
     sizes = (DTYPES[x.dtype], T, N, C)
     how = (ACTS[act], norm_w.eps if norm_w else 0.0, _num_blocks(N), dependent, stream_of(x))
     plain = w.scale is None and x.dtype != torch.float32
-    if plain and best is None and rows is None and _in_registers(T, N, C, norm_w is not None):
+    if plain and rows is None and _in_registers(T, N, C, norm_w is not None):
         addresses = (at(out), at(x), at(w.weight), *around)
         native.loaded("register_linear").eet_register_linear(*addresses, *sizes, *how)
     elif plain and _are_vectors(T, C):
