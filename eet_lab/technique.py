@@ -260,3 +260,15 @@ def everything(device: str) -> Recipe:
         except RecipeError:
             continue
     return recipe
+
+
+def less_than_all(recipe: str) -> str:
+    """A recipe by what it lacks of `all`, every technique that loses nothing, and by what it has beside.
+
+    `pre_padding,int8_weights` among three that lose nothing is `all,-mask_removal,-memory_reuse,int8_weights`.
+    """
+    words = {word.partition(":")[0]: word for word in recipe.split(",") if word}
+    whole = [name for name, technique in registry().items() if technique().numerics != "lossy"]
+    lacking = [f"-{name}" for name in whole if name not in words]
+    beside = [word for name, word in words.items() if name not in whole or word != name]
+    return ",".join(["all", *lacking, *beside])

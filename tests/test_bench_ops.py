@@ -129,8 +129,16 @@ TEXTS = (
 
 
 def test_repeats_that_cannot_be_are_told_before_any_work():
-    with pytest.raises(PromptError, match="repeats is -3, but it must be a whole number of at least 1"):
+    with pytest.raises(PromptError, match="repeats is -3, but it must be a whole number from 1 to 10,000"):
         race_op(workload(TEXTS[0]), device="cpu", repeats=-3, progress=lambda *told: pytest.fail(f"began: {told}"))
+
+
+def test_what_was_faster_than_memory_is_remarked_upon(monkeypatch):
+    monkeypatch.setattr(op_race, "streaming_gb_per_s", lambda device: 1e-3)
+    rows, remarks = race_op(workload(TEXTS[0]), device="cpu", repeats=1)
+    assert all(row.share_of_ceiling > 1 for row in rows)
+    found = [remark for remark in remarks if "stayed in a cache, so the floor does not hold" in remark]
+    assert [remark.split()[0] for remark in found] == [row.provider for row in rows]
 
 
 @pytest.mark.parametrize("text", TEXTS)

@@ -108,6 +108,10 @@ def test_recorded_steps_lie_below_the_roof():
     points = roofline.recorded_points()
     assert {point.kind for point in points} == {roofline.PLAIN, roofline.FUSED, roofline.PEERS}
     assert all(point.tflops < roof.at(point.work.intensity) for point in points)
+    assert len({point.name for point in points}) == len(points), "who hovers over two can tell them apart"
+    [int8] = [point.work for point in points if "int8" in point.name]
+    [half] = [point.work for point in points if point.name == f"all, {recorded.ONE_ROW}"]
+    assert int8.flops == half.flops and 1.9 < int8.intensity / half.intensity < 2, "it reads half as much"
 
 
 def test_floors_agree_with_the_recorded_ones():
@@ -154,6 +158,8 @@ def test_what_is_recorded_says_where_and_when():
     for used in (recorded.ladder(), recorded.one_row()):
         label = recorded.label(used)
         assert "NVIDIA H200" in label and "torch 2." in label and "transformers" in label and "202" in label
+    early, late = replace(recorded.fastest(), date="2026-11-20T01:00:00"), recorded.fastest()
+    assert recorded.label([late, early]).endswith(f", 2026-11-20 to {late.date[:10]}")
 
 
 @pytest.mark.parametrize("show", [decode_speed.roof, decode_speed.layer, decode_speed.verdict, decode_speed.left_over])

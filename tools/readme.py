@@ -14,7 +14,7 @@ from pathlib import Path
 from eet_lab.bench.racers import OURS
 from eet_lab.bench.rows import Row, digits, markdown, newest, percent, read
 from eet_lab.bench.stream import Stream
-from eet_lab.technique import registry
+from eet_lab.technique import less_than_all, registry
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -94,7 +94,7 @@ def stream_memory(rows: Sequence[Row]) -> str:
     runs = ((row.total_ms.p50, row) for row in ours if row.total_ms and row.run == ours[-1].run)
     num_tokens = STREAM.requests * STREAM.new_tokens
     lines = [
-        f"| {_less_than_all(row.recipe)} | {num_tokens / ms * 1e3:.0f} | {row.driver_allocations} "
+        f"| {_named(row.recipe)} | {num_tokens / ms * 1e3:.0f} | {row.driver_allocations} "
         f"| {row.step_allocations} | {_over_bound(row)} |"
         for ms, row in sorted(runs, key=lambda pair: pair[0])
     ]
@@ -108,14 +108,9 @@ def _over_bound(row: Row) -> str:
     return f"{row.activation_bytes / row.lower_bound_bytes:.2f}"
 
 
-def _less_than_all(recipe: str) -> str:
-    """A recipe by what it lacks, where that is shorter: `all` has every technique that loses nothing."""
+def _named(recipe: str) -> str:
     text, reserved, _ = recipe.partition(" (reserved)")
-    words = {word.partition(":")[0]: word for word in text.split(",")}
-    whole = [name for name, technique in registry().items() if technique().numerics != "lossy"]
-    lacking = [f"-{name}" for name in whole if name not in words]
-    beside = [word for name, word in words.items() if name not in whole or word != name]
-    return f"`{','.join(['all', *lacking, *beside])}`{', reserved' if reserved else ''}"
+    return f"`{less_than_all(text)}`{', reserved' if reserved else ''}"
 
 
 def _table(lines: Sequence[str | None]) -> str:

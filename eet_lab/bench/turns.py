@@ -9,6 +9,8 @@ from eet_lab.bench.progress import Tally
 from eet_lab.errors import Cancelled, PromptError, first_line
 from eet_lab.progress import Cancel
 
+MOST_REPEATS = 10_000
+
 
 class Runner(Protocol):
     """One who is ready to be timed."""
@@ -22,8 +24,8 @@ class Runner(Protocol):
 
 def check_repeats(repeats: int) -> None:
     """PromptError unless something can be timed that often."""
-    if not isinstance(repeats, int) or repeats < 1:
-        raise PromptError(f"repeats is {repeats!r}, but it must be a whole number of at least 1.")
+    if not isinstance(repeats, int) or not 1 <= repeats <= MOST_REPEATS:
+        raise PromptError(f"repeats is {repeats!r}, but it must be a whole number from 1 to {MOST_REPEATS:,}.")
 
 
 def check(cancel: Cancel | None) -> None:

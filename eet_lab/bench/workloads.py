@@ -27,6 +27,8 @@ DEMO_PROMPTS = (
 )
 """Eight lengths, so that the batch is ragged; in the words of Python's documentation, which the demo model knows."""
 
+MOST_TOKENS = 10_000_000  # of a workload's prompts: they are lists of Python's numbers
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -43,6 +45,12 @@ class Workload:
 
     def __post_init__(self) -> None:
         check_sizes("workload", self.low, self.high, batch=self.batch, new_tokens=self.new_tokens)
+        tokens = self.batch * (self.low + self.high) // 2
+        if tokens > MOST_TOKENS:
+            raise PromptError(
+                f"{self.batch:,} prompts from {self.low:,} to {self.high:,} tokens are {tokens:,} in all, but a "
+                f"workload has at most {MOST_TOKENS:,}. Take fewer rows, or shorter prompts."
+            )
 
     @classmethod
     def parse(cls, text: str) -> Workload:

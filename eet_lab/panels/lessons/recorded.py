@@ -37,14 +37,16 @@ def label(used: Sequence[Row] | Ladder) -> str:
     if isinstance(used, Ladder):
         where = used.environment
         gpu, driver, torch, transformers, date = (
-            where.device, where.driver, where.torch, where.transformers, where.date
+            where.device, where.driver, where.torch, where.transformers, where.date[:10]
         )  # fmt: skip
     else:
         newest_one = max((row for row in used if row.run != "recorded"), key=lambda row: row.date)
-        gpu, driver, torch, transformers, date = (
-            newest_one.gpu, newest_one.driver, newest_one.torch, newest_one.transformers, newest_one.date
+        gpu, driver, torch, transformers = (
+            newest_one.gpu, newest_one.driver, newest_one.torch, newest_one.transformers
         )  # fmt: skip
-    return f"recorded on an {gpu}, driver {driver}, torch {torch}, transformers {transformers}, {date[:10]}"
+        dates = sorted({row.date[:10] for row in used if row.run != "recorded"})
+        date = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    return f"recorded on an {gpu}, driver {driver}, torch {torch}, transformers {transformers}, {date}"
 
 
 def ceiling_gb_per_s() -> float:

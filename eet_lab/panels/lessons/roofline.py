@@ -20,6 +20,7 @@ from eet_lab.bench.timing import took_ms
 from eet_lab.models.config import Config
 from eet_lab.panels import theme
 from eet_lab.panels.lessons import recorded
+from eet_lab.technique import less_than_all
 
 H200_TFLOPS = 989.0
 """Dense fp16 with fp32 accumulation, from NVIDIA's data sheet; matrix products reach some three quarters of it."""
@@ -117,7 +118,9 @@ def recorded_points() -> list[Point]:
         load = Workload.parse(row.workload)
         if row.tpot_ms and not row.provider.startswith("recorded:"):
             work = decode_work(config, load.batch, recorded.context(load), 2)
-            points.append(Point(_kind(row), f"{_short(row)}, batch {load.batch}", work, row.tpot_ms.p50))
+            if row.floor_ms and row.ceiling_gb_per_s:  # what it has to read: int8 weights are half as much
+                work = work._replace(num_bytes=round(row.floor_ms * row.ceiling_gb_per_s * 1e6))
+            points.append(Point(_kind(row), f"{_short(row)}, {row.workload}", work, row.tpot_ms.p50))
     best = recorded.fastest()
     load = Workload.parse(best.workload)
     if best.ttft_ms:
@@ -135,7 +138,9 @@ def _kind(row: Row) -> str:
 
 
 def _short(row: Row) -> str:
-    """The last technique of a recipe stands for those before it."""
+    """A recipe by the little that it lacks of all, or by its last technique, which stands for those before it."""
+    if row.provider == recorded.OURS and (whole := less_than_all(row.recipe)).count(",") < 3:
+        return whole
     first, _, last = row.name.rpartition(",")
     return f"… {last}" if first else last
 
