@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from eet_lab.bench import Spread, Workload
+from eet_lab.bench.calls import counted, num_kernels
 from eet_lab.bench.cost import LaunchCost, step_weight_bytes
 from eet_lab.bench.step import decode_calls, num_launches
 from eet_lab.models import weights
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.panels.lessons import Prediction, decode_speed, floor_exercise, recorded, roofline, rungs, timeline
-from eet_lab.panels.lessons.step_calls import LAYER, counted, num_kernels, timed
+from eet_lab.panels.lessons.step_calls import LAYER, timed
 from eet_lab.parts import Parts
 from eet_lab.paths import benchmarks_dir
 from eet_lab.technique import Recipe, registry

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from eet_lab.bench.calls import call_us
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measured import Cost, Spread
 from eet_lab.bench.timing import Timed, took_ms
@@ -55,18 +56,18 @@ def step_cost(
     )
 
 
-def predicted_ms(step_bytes: int, counted: StepLaunches, device: str) -> float | None:
-    """What a step should take: the slower of the device and of the host that feeds it. None on the CPU.
+def predicted_ms(step_bytes: int, counted: StepLaunches, device: str) -> float:
+    """What a step should take: the slower of the device and of the host that feeds it. A CPU reads and calls in turn.
 
     The device: `step_bytes` at the streaming rate, and for each kernel what one without work costs in a graph, since
     a kernel's start and end are not covered by its neighbours. The host: what PyTorch takes to launch one kernel, for
     each launch. So it leaves out that a kernel reaches the full rate only after a while, and that programmatic
     dependent launch does cover starts and ends: what is measured can lie on either side.
     """
-    cost = launch_cost(device)
+    cost, floor_ms = launch_cost(device), step_bytes / streaming_gb_per_s(device) / 1e6
     if cost is None:
-        return None
-    on_device = step_bytes / streaming_gb_per_s(device) / 1e6 + counted.kernels * cost.kernel_us / 1e3
+        return round(floor_ms + counted.launches * call_us() / 1e3, 5)
+    on_device = floor_ms + counted.kernels * cost.kernel_us / 1e3
     return round(max(on_device, counted.launches * cost.launch_us / 1e3), 5)
 
 

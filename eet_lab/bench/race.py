@@ -47,9 +47,8 @@ def race(
     for name in providers:
         if name not in PROVIDERS:
             hint = did_you_mean(name, PROVIDERS)
-            raise PromptError(
-                f"There is no provider {name!r}.{hint} Known ones: {', '.join(PROVIDERS)}; single ops (op:...) have others."
-            )
+            known = f"{', '.join(PROVIDERS)}; single ops (op:...) have others"
+            raise PromptError(f"There is no provider {name!r}.{hint} Known ones: {known}.")
     chosen = [as_recipe(each, model.device) for each in (recipes if OURS in providers else ())]
     settings = Settings(max_new_tokens=workload.new_tokens)
     rows = checked_prompts(workload.prompts(model.config.vocab_size), workload.new_tokens, model.config)

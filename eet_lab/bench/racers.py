@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import predicted_ms, step_cost
 from eet_lab.bench.launches import StepLaunches, launches_per_token
 from eet_lab.bench.measure import Run, Subject
@@ -68,11 +69,18 @@ class Ours:
             "lower_bound_bytes": max(plan.lower_bound_bytes for plan in self.subject.engine.plans().values()),
             "equality": equality(same),
             "same_tokens": same.same_tokens,
-            **costs(m.cost, launches_per_token(self.subject.engine, len(self._rows)), self._model.device),
+            **costs(m.cost, self._launches(), self._model.device),
         }
 
     def close(self) -> None:
         self.subject.close()
+
+    def _launches(self) -> StepLaunches | None:
+        """On a CPU each call is one, and nothing is handed to anybody."""
+        if self._model.device != "cpu":
+            return launches_per_token(self.subject.engine, len(self._rows))
+        calls = num_kernels(self._recipe.parts, tuple(map(len, self._rows)), self._model.config)
+        return StepLaunches(calls, calls)
 
 
 class Theirs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from eet_lab.bench.calls import call_us
 from eet_lab.bench.cost import launch_cost
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import Row
@@ -67,6 +68,8 @@ def _legend(row: Row, what: str) -> list[str]:
             f"Predicted: the floor and {cost.kernel_us:.3g} us for each kernel, or {cost.launch_us:.3g} us of the host "
             "for each launch if that is more; a graph is one launch."
         )
+    elif row.predicted_ms is not None:
+        lines.append(f"Predicted: the floor and {call_us():.3g} us for each call of PyTorch: a processor takes turns.")
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from eet_lab.bench import Ladder, Workload
+from eet_lab.bench.calls import counted, num_kernels
 from eet_lab.bench.cost import step_cost, streaming_gb_per_s
 from eet_lab.bench.measured import Spread
 from eet_lab.models import Model
@@ -15,7 +16,7 @@ from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.roofline import H200_TFLOPS, decode_work
 from eet_lab.panels.lessons.roofs import roof, roof_here
 from eet_lab.panels.lessons.show import Shown, after, table
-from eet_lab.panels.lessons.step_calls import LAYER, counted, everything_on, num_kernels, timed
+from eet_lab.panels.lessons.step_calls import LAYER, everything_on, timed
 from eet_lab.panels.lessons.where import here, there
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from eet_lab.bench.calls import counted
 from eet_lab.bench.rows import Row
 from eet_lab.panels.lessons import recorded, timeline
 from eet_lab.panels.lessons.prediction import Prediction
 from eet_lab.panels.lessons.show import Shown, after, table
-from eet_lab.panels.lessons.step_calls import counted, everything_on
+from eet_lab.panels.lessons.step_calls import everything_on
 from eet_lab.panels.lessons.where import there
 from eet_lab.technique import Recipe, registry
 

@@ -10,11 +10,11 @@ import plotly.graph_objects as go
 from IPython.display import HTML
 
 from eet_lab.bench import Cost, Ladder, Spread
+from eet_lab.bench.calls import call_us, num_kernels
 from eet_lab.bench.cost import LaunchCost, launch_cost
 from eet_lab.models.config import Config
 from eet_lab.panels import theme
 from eet_lab.panels.lessons.show import table
-from eet_lab.panels.lessons.step_calls import call_us, num_kernels
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 from eet_lab.techniques import DependentLaunch
