@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,17 @@ def test_calls_are_counted_for_more_lengths_than_a_context_has():
     config = Config(3, 32, 2, 64, 64, 64)
     few, many = (num_kernels(Parts(), tuple(range(1, 1 + num)), config) for num in (2, 90))
     assert 0 < few <= many
+
+
+def test_a_lossy_recipe_shows_its_perplexity_or_why_not(tiny):
+    workload = Workload(tiny.name, 1, 4, 4, 2)
+    _, remarks = race(tiny, workload, ["baseline", "int8_weights"], ["eet_lab"], repeats=1)
+    [found] = [remark for remark in remarks if "erplexity" in remark]
+    assert re.match(r"int8_weights: Perplexity is not shown: .* came without a tokenizer", found)
+    _, remarks = race(load("demo"), Workload("demo", 1, 4, 4, 2), ["int8_weights"], ["eet_lab"], repeats=1)
+    [found] = [remark for remark in remarks if "erplexity" in remark]
+    assert re.match(r"int8_weights: Perplexity \d+\.\d+ -> \d+\.\d+ \(.*%\) on [\d,]+ tokens of", found)
+    assert not any("erplexity" in remark for remark in race(tiny, workload, ["baseline"], ["eet_lab"], repeats=1)[1])
 
 
 def row(**changes) -> Row:

@@ -10,16 +10,19 @@ import torch
 from eet_lab.bench import peers, turns
 from eet_lab.bench.measure import Subject
 from eet_lab.bench.peers import PEERS
+from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.racers import OURS, Ours, Racer, Theirs
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.sameness import Witness
+from eet_lab.bench.tables import perplexities
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.monitor import open_source
 from eet_lab.progress import Cancel, Progress
+from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 from eet_lab.threads import on_cpu_threads
 
@@ -70,11 +73,22 @@ def race(
             turns.time_in_turn(ready, repeats, tally, cancel)
             shared = {"workload": str(workload), "dtype": model.dtype} | taken(model.device)
             found = [Row(**shared, **racer.figures()) for racer in ready]
+            quality = _quality(model, chosen, tally, cancel)
         finally:
             for racer in racers:
                 racer.close()
     doubts = [f"{each.name}: {warning}" for each in ours for warning in each.warnings]
-    return found, [*remarks, *turns.split(absent)[1], *failed, *dict.fromkeys(doubts)]
+    return found, [*remarks, *turns.split(absent)[1], *failed, *quality, *dict.fromkeys(doubts)]
+
+
+def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Cancel | None) -> list[str]:
+    """What lossy recipes did to the perplexity of a held-out text, or why that cannot be told."""
+    lossy = [recipe for recipe in recipes if recipe.lossy]
+    if not lossy:
+        return []
+    tally.say("comparing perplexities on held-out text")
+    before = held_out_perplexity(model, Recipe(()), cancel)
+    return [f"{each}: {perplexities(before, held_out_perplexity(model, each, cancel))}" for each in lossy]
 
 
 def _prepared(

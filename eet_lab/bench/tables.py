@@ -10,7 +10,7 @@ from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, TIMES,
 from eet_lab.words import counted, plain, signed
 
 if TYPE_CHECKING:
-    from eet_lab.bench.measured import Environment, Measurement, Spread
+    from eet_lab.bench.measured import Environment, Measurement, Perplexity, Spread
     from eet_lab.bench.results import Comparison, Ladder, Rung
 
 Rows = list[list[str]]
@@ -108,16 +108,19 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
 
 
 def _quality(before: Measurement, after: Measurement) -> list[str]:
-    """What a lossy recipe did to the perplexity, or why that cannot be told; nothing where none is lossy."""
+    """What a lossy recipe did to the perplexity; nothing where none is lossy."""
     a, b = before.perplexity, after.perplexity
-    if a is None or b is None:
-        return []
-    if a.value is None or b.value is None:
-        return [f"Perplexity is not shown: {a.why_not or b.why_not}."]
-    return [
-        f"Perplexity {a.value:.2f} -> {b.value:.2f} ({_percent(a.value, b.value)}) on {b.num_tokens:,} tokens of "
-        f"{b.text}; lower is better."
-    ]
+    return [] if a is None or b is None else [perplexities(a, b)]
+
+
+def perplexities(before: Perplexity, after: Perplexity) -> str:
+    """One beside the other, or why that cannot be told."""
+    if before.value is None or after.value is None:
+        return f"Perplexity is not shown: {before.why_not or after.why_not}."
+    return (
+        f"Perplexity {before.value:.2f} -> {after.value:.2f} ({_percent(before.value, after.value)}) on "
+        f"{after.num_tokens:,} tokens of {after.text}; lower is better."
+    )
 
 
 def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
