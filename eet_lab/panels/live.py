@@ -35,6 +35,7 @@ GPU_MEMORY: list[Line] = [
 CPU_MEMORY: list[Line] = [PLAN, ("process_rss_bytes", "process RSS", "MiB", 1 / MiB)]
 GPU_LOAD: list[Line] = [("utilization_percent", "utilization", "%", 1), ("power_w", "power", "W", 1)]
 CPU_LOAD: list[Line] = [("process_cpu_percent", "this process's CPU", "%", 1)]
+LATENCY = "Latency per token step"
 
 
 class Live:
@@ -43,7 +44,7 @@ class Live:
     def __init__(self) -> None:
         colors = theme.BASELINE, theme.SELECTION
         runs = [{"name": name, "color": color} for name, color in zip(NAMES, colors, strict=True)]
-        self.latency = StripChart(title="Latency per token step", unit="ms", scale="log", series=runs)
+        self.latency = StripChart(title=LATENCY, unit="ms", scale="log", series=runs)
         self.memory = StripChart(unit="MiB", scale="log", window=WINDOW_S)
         self.load = StripChart(unit="%", window=WINDOW_S)
         self.stream = TokenStream()
@@ -63,14 +64,15 @@ class Live:
         `counters`: the GPU's own (NVML) can be read.
         """
         self._values, self._in_run = {}, {}
+        self.latency.title = _titled(LATENCY, where)
         if gpu:
             self._set(self.memory, _titled("GPU memory", where), GPU_MEMORY)
         else:
             self._set(self.memory, _titled("Process memory (no GPU)", where), CPU_MEMORY)
         if gpu and counters:
-            self._set(self.load, "GPU utilization and power", GPU_LOAD)
+            self._set(self.load, _titled("GPU utilization and power", where), GPU_LOAD)
         else:
-            self._set(self.load, "CPU utilization (no GPU counters)", CPU_LOAD)
+            self._set(self.load, _titled("CPU utilization (no GPU counters)", where), CPU_LOAD)
 
     def explain(self, missing: dict[str, str]) -> None:
         """Say why a line has stopped, or was never there."""

@@ -50,7 +50,7 @@ def test_results_are_saved_opened_replayed_and_exported(bench: Workbench) -> Non
     assert bench.result.environment.recorded
     assert bench.result.selection == measured.selection
     assert "Recorded on" in shelf.view._words.value
-    assert "recorded on" in bench.desk.live.memory.title
+    assert all("recorded on" in chart.title for chart in bench.desk.live.charts)
     assert bench.desk.live.stream.counts == [8, 8]
     assert {series for series, _, _ in bench.desk.live.latency.points} == {0, 1}
     bench.desk.put("replay")
