@@ -43,7 +43,8 @@ def _left_over() -> Shown:
         table(["what costs time", "what attacks it", "by"], [[*words, _by(name, on)] for *words, name in ATTACKS]),
         "Compare the last two lines of the first table: as far as they agree, nothing is hidden between the kernels, "
         f"and the time is in the chain itself, {beyond / 5 / layers * 1e3:.1f} us for each of {5 * layers} kernels. "
-        f"{_chain(recipe)} (Ops were timed one by one, attention at 1,024 columns, so the sum is no exact account.)",
+        f"{_chain(recipe)} (Ops were timed one by one, attention at 1,024 columns{_others(apart, head)}, so the sum is "
+        "no exact account.)",
         f"Beside the LM head {ends} small launches stand around the layers, in no row of the first table: the "
         "embedding, the choice of a token and the step of the state read next to nothing, but each of them starts and "
         "ends as well. "
@@ -65,6 +66,12 @@ def _together(best: Row, apart: Row, layers: int) -> list[str]:
         "Much of what is left above the floor is waiting of blocks for each other's results, on their way behind those "
         "weights. It takes one or two rows of a model as large as this one; the demo model runs as before."
     ]
+
+
+def _others(step: Row, head: Row) -> str:
+    """Whether what is compared with the step is as old as it."""
+    ops = [head, *(row for _, rows in timeline.layer_ops() for row in rows if row.provider == recorded.OURS)]
+    return "" if {row.commit for row in ops} == {step.commit} else " and partly with other versions of the kernels"
 
 
 def _chain(recipe: Recipe) -> str:
