@@ -64,11 +64,14 @@ def predicted_ms(step_bytes: int, counted: StepLaunches, device: str) -> float:
     each launch. So it leaves out that a kernel reaches the full rate only after a while, and that programmatic
     dependent launch does cover starts and ends: what is measured can lie on either side.
     """
-    cost, floor_ms = launch_cost(device), step_bytes / streaming_gb_per_s(device) / 1e6
-    if cost is None:
-        return round(floor_ms + counted.launches * call_us() / 1e3, 5)
-    on_device = floor_ms + counted.kernels * cost.kernel_us / 1e3
-    return round(max(on_device, counted.launches * cost.launch_us / 1e3), 5)
+    return round(step_ms(step_bytes / streaming_gb_per_s(device) / 1e6, counted, launch_cost(device)), 5)
+
+
+def step_ms(floor_ms: float, counted: StepLaunches, price: LaunchCost | None) -> float:
+    """The same from the floor and from what launching costs; no price: a CPU, where a call is waited for."""
+    if price is None:
+        return floor_ms + counted.launches * call_us() / 1e3
+    return max(floor_ms + counted.kernels * price.kernel_us / 1e3, counted.launches * price.launch_us / 1e3)
 
 
 @lru_cache

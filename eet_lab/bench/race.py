@@ -73,11 +73,11 @@ def race(
             turns.time_in_turn(ready, repeats, tally, cancel)
             shared = {"workload": str(workload), "dtype": model.dtype} | taken(model.device)
             found = [Row(**shared, **racer.figures()) for racer in ready]
-            quality = _quality(model, chosen, tally, cancel)
         finally:
             for racer in racers:
                 racer.close()
     doubts = [f"{each.name}: {warning}" for each in ours for warning in each.warnings]
+    quality = _quality(model, chosen, tally, cancel)  # once the racers' memory is free again
     return found, [*remarks, *turns.split(absent)[1], *failed, *quality, *dict.fromkeys(doubts)]
 
 

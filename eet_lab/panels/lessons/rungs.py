@@ -9,9 +9,10 @@ from typing import NamedTuple
 import plotly.graph_objects as go
 from IPython.display import HTML
 
-from eet_lab.bench import Cost, Ladder, Spread
-from eet_lab.bench.calls import call_us, num_kernels
-from eet_lab.bench.cost import LaunchCost, launch_cost
+from eet_lab.bench import Ladder, Spread
+from eet_lab.bench.calls import num_kernels
+from eet_lab.bench.cost import LaunchCost, launch_cost, step_ms
+from eet_lab.bench.launches import StepLaunches
 from eet_lab.models.config import Config
 from eet_lab.panels import theme
 from eet_lab.panels.lessons.show import table
@@ -38,7 +39,6 @@ class Rise(NamedTuple):
 def rises(result: Ladder, config: Config, price: LaunchCost | None) -> list[Rise]:
     """The rungs of a ladder that have a time per token. `price` is None on the CPU, where a call is waited for."""
     device, found = result.environment.device_kind, []
-    one_call_us = call_us() if price is None else 0.0
     for number, rung in enumerate(result.rungs):
         cost, tpot = rung.measurement.cost, rung.measurement.tpot_ms
         if cost is None or cost.floor_ms is None or tpot is None:
@@ -46,7 +46,7 @@ def rises(result: Ladder, config: Config, price: LaunchCost | None) -> list[Rise
         parts = Recipe.parse(rung.measurement.recipe.removeprefix("baseline"), device).parts
         kernels = num_kernels(parts, tuple(result.prompt_lengths), config)
         launches = kernels if parts.launch is Parts().launch else 1
-        predicted = _predicted_ms(cost, launches, kernels, price, one_call_us)
+        predicted = step_ms(cost.floor_ms, StepLaunches(launches, kernels), price)
         title = f"+ {rung.title}" if number else rung.title
         found.append(Rise(title, launches, kernels, cost.floor_ms, predicted, tpot))
     return found
@@ -55,14 +55,6 @@ def rises(result: Ladder, config: Config, price: LaunchCost | None) -> list[Rise
 def price_here(device: str) -> LaunchCost | None:
     """What launching costs on this GPU, measured; None on the CPU."""
     return launch_cost(device)
-
-
-def _predicted_ms(cost: Cost, launches: int, kernels: int, price: LaunchCost | None, one_call_us: float) -> float:
-    """A CPU reads and calls in turn; a GPU reads while the host launches, and the slower of both counts."""
-    floor_ms = cost.floor_ms or 0.0
-    if price is None:
-        return floor_ms + launches * one_call_us / 1e3
-    return max(floor_ms + kernels * price.kernel_us / 1e3, launches * price.launch_us / 1e3)
 
 
 def above_prediction(found: Sequence[Rise]) -> str:
