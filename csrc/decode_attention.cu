@@ -16,7 +16,6 @@ using eet::kHeads;
 using eet::kTileKeys;
 
 constexpr int kMaxWarps = 8, kMaxCluster = 8;
-constexpr float kLog2e = 1.4426950408889634f;
 // Registers decide how many warps fit on a multiprocessor; the largest heads leave no room for loads ahead.
 template <int kDim>
 constexpr int kResidentWarps = kDim <= 64 ? 16 : 8;
@@ -116,7 +115,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
     for (float& s : score) s *= a.scale;
     if (mask) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) score[i] = fmaxf(score[i] + eet::to_float(bias[i]) * kLog2e, eet::kLowest);
+      for (int i = 0; i < 4; ++i) score[i] = fmaxf(score[i] + eet::to_float(bias[i]) * eet::kLog2e, eet::kLowest);
       load_mask(next);
     }
     const auto hidden = [=](int i) { return tile + i < begin || tile + i >= end; };
@@ -195,7 +194,7 @@ extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values,
     DecodeArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
     a.column_stride = int(column_stride);
     a.row = int(row_stride), a.head = int(head_stride), a.column = int(key_stride);
-    a.K = K, a.D = D, a.G = G, a.per_group = H / G, a.scale = kLog2e / std::sqrt(float(D));
+    a.K = K, a.D = D, a.G = G, a.per_group = H / G, a.scale = eet::kLog2e / std::sqrt(float(D));
     a.qkv = static_cast<const Type*>(qkv), a.mask = static_cast<const Type*>(mask), a.out = static_cast<Type*>(out);
     a.pages = {table, blocks, log_page};
     return table ? launch_for<Type, true>(a, B, warps, cluster, dependent, stream)

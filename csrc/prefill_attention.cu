@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
   const int low_row = lane % 16, low_d = lane / 16 * 8;                      // ldmatrix: rows first, then channels
   const int high_row = lane / 16 * 8 + lane % 8, high_d = lane / 8 % 2 * 8;  // channels first, then rows
   const float scale = rsqrtf(float(D));
-  // exp(x) is exp2(log2(e) x); with a mask the scores are scaled before it is added.
-  const float exponent = (a.mask ? 1.f : scale) * 1.4426950408889634f;
+  // With a mask the scores are scaled before it is added.
+  const float exponent = (a.mask ? 1.f : scale) * eet::kLog2e;
   constexpr bool kHold = kDim <= 128;  // registers for all of the warp's queries
   uint32_t held[kHold ? kDim / 16 : 1][4];
   float out[kDim / 8][4] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {};

@@ -16,7 +16,6 @@ namespace {
 using eet::kHeads;
 
 constexpr int kMaxCluster = 8, kLeastPage = 16;
-constexpr float kLog2e = 1.4426950408889634f;
 template <int kDim>
 constexpr int kWarps = kDim <= 64 ? 8 : 4;  // that multiply; one more fills the ring
 
@@ -199,7 +198,7 @@ extern "C" cudaError_t eet_stream_attention(void* out, void* keys, void* values,
     using Type = decltype(type);
     StreamArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
     a.column_stride = int(column_stride), a.row = int(row_stride), a.head = int(head_stride);
-    a.G = G, a.per_group = H / G, a.log_cluster = 0, a.scale = kLog2e / std::sqrt(float(D));
+    a.G = G, a.per_group = H / G, a.log_cluster = 0, a.scale = eet::kLog2e / std::sqrt(float(D));
     a.qkv = static_cast<const Type*>(qkv), a.out = static_cast<Type*>(out);
     a.pages = {table, blocks, log_page};
     const auto launch = D == 64 ? (table ? launch_stream<Type, 64, true> : launch_stream<Type, 64, false>)

@@ -15,7 +15,7 @@ struct OnlineSoftmax {
   // Of the warp's queries the first `num_queries` exist. The others never ask for a new maximum: no query's bits depend
   // on what lies after its row.
   __device__ OnlineSoftmax(int D, int num_queries)
-      : exponent(rsqrtf(float(D)) * 1.4426950408889634f), slack(8 / exponent) {
+      : exponent(rsqrtf(float(D)) * kLog2e), slack(8 / exponent) {
     const int g = threadIdx.x % 32 / 4;
     limit[0] = g < num_queries ? -INFINITY : INFINITY;
     limit[1] = g + 8 < num_queries ? -INFINITY : INFINITY;
