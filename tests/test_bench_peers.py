@@ -29,7 +29,7 @@ from eet_lab.models import load
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import tensors
 from eet_lab.parts import Parts
-from eet_lab.technique import everything
+from eet_lab.technique import Recipe, everything
 
 ROOT = Path(__file__).parents[1]
 ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2]]
@@ -176,8 +176,10 @@ def test_a_processor_reads_and_calls_in_turn(monkeypatch):
 
 def test_calls_are_counted_for_more_lengths_than_a_context_has():
     config = Config(3, 32, 2, 64, 64, 64)
-    few, many = (num_kernels(Parts(), tuple(range(1, 1 + num)), config) for num in (2, 90))
-    assert 0 < few <= many
+    apart = Recipe.parse("pre_padding,mask_removal").parts  # a call for each number of pads, in each layer
+    for parts, each in ((Parts(), 0), (apart, 2)):
+        one, many = (num_kernels(parts, tuple(range(1, 1 + num)), config) for num in (1, 90))
+        assert many == one + each * config.num_layers * 89
 
 
 def test_a_lossy_recipe_shows_its_perplexity_or_why_not(tiny):
