@@ -113,7 +113,8 @@ int row_stride(int K) {
 
 template <int kTokens, typename T>
 cudaError_t launch_linear(Int8Args<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
-  const int bytes = eet::plan_tiles<kTokens>(a, row_stride<T>(a.K), kChunk);
+  const bool pairs = kTokens != 8;  // its 16 warps take more than half of the registers
+  const int bytes = eet::plan_tiles<kTokens>(a, row_stride<T>(a.K), kChunk, pairs);
   if (!bytes) return cudaErrorInvalidValue;
   const auto kernel = a.G > 1 ? int8_linear_kernel<T, kTokens, true> : int8_linear_kernel<T, kTokens, false>;
   return eet::launch(kernel, {dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent}, a);
@@ -127,12 +128,15 @@ extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, con
                                        const void* norm_weight, const void* norm_bias, int dtype, int T, int N, int K,
                                        int G, int log_inputs, int act, float eps, int blocks, int dependent,
                                        cudaStream_t stream) {
-  if (T > eet::kMaxTokens || blocks > N || K % 16 || (G > 1 && 1 << log_inputs < kChunk)) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
+  if (K % 16 || (G > 1 && 1 << log_inputs < kChunk)) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     Int8Args<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);
     a.scale = static_cast<const float*>(scale), a.G = G, a.log_inputs = log_inputs;
-    return T <= 8 ? launch_linear<8>(a, blocks, dependent, stream)
-                  : launch_linear<16>(a, blocks, dependent, stream);
+    // From four tokens on, and with groups, twice as many warps are ahead (LOG).
+    return T <= 3 && G == 1 ? launch_linear<4>(a, blocks, dependent, stream)
+           : T <= 8         ? launch_linear<8>(a, blocks, dependent, stream)
+                            : launch_linear<16>(a, blocks, dependent, stream);
   });
 }

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, eet::kResident)
 
 template <int kTokens, typename T>
 cudaError_t launch_linear(eet::TileArgs<T, T> a, int num_blocks, bool dependent, cudaStream_t stream) {
-  const int bytes = eet::plan_tiles<kTokens>(a, eet::odd_stride(a.K * sizeof(T)) / sizeof(T), 32);
+  const int bytes = eet::plan_tiles<kTokens>(a, eet::odd_stride(a.K * sizeof(T)) / sizeof(T), 32, true);
   if (!bytes) return cudaErrorInvalidValue;
   return eet::launch(linear_kernel<T, kTokens>,
                      {dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent}, a);
@@ -171,7 +171,7 @@ extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const in
                                   const void* bias, const void* residual, const void* norm_weight,
                                   const void* norm_bias, int dtype, int T, int N, int K, int act, float eps,
                                   int blocks, int dependent, cudaStream_t stream) {
-  if (T > eet::kMaxTokens || blocks > N) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const eet::TileArgs<Type, Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,

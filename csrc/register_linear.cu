@@ -307,15 +307,15 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   }
 }
 
-// Cuts the stages so that they bring most bytes on their way, and says how many of `room` bytes all takes; 0: it does
-// not fit.
+// Cuts the stages so that they bring most bytes on their way in `room` bytes.
 template <typename T>
-int cut(RegisterArgs<T>& a, int room) {
-  int best_bytes = 0, best_ahead = 0;
+eet::RingPlan cut(RegisterArgs<T>& a, int room) {
+  eet::RingPlan best{};
+  int best_ahead = 0;
   const int num_chunks = eet::ceil_div(a.K, eet::kChunk), in_one = kWarps * eet::kMostChunks;
   const bool single = num_chunks <= in_one;
   const int least_steps = single ? 1 : eet::ceil_div(num_chunks, kWarps * kAheadChunks);
-  if (a.norm.weight && num_chunks > kWarps * kNormChunks) return 0;
+  if (a.norm.weight && num_chunks > kWarps * kNormChunks) return {};
   RegisterArgs<T> c = a;
   for (c.tile = eet::kStageRows; c.tile >= kLeastRows; --c.tile) {
     c.num_tiles = eet::ceil_div(c.most_outputs(), c.tile);
@@ -329,17 +329,22 @@ int cut(RegisterArgs<T>& a, int room) {
       c.num_stages = min(fitting, needed);
       const int ahead = fitting >= needed ? INT_MAX : c.num_stages * c.tile * row_bytes;
       // A tile takes the readers as long whatever it holds, so more of them have to be worth it.
-      if (ahead - best_ahead > best_ahead / 10) a = c, best_ahead = ahead, best_bytes = others + c.num_stages * stage;
+      if (ahead - best_ahead <= best_ahead / 10) continue;
+      a = c, best_ahead = ahead, best = {others + c.num_stages * stage, c.num_stages, needed, c.tile * row_bytes};
     }
   }
-  return best_bytes;
+  return best;
+}
+
+// Bytes of shared memory that a block takes; 0: it does not fit.
+template <typename T>
+int plan(RegisterArgs<T>& a) {
+  return eet::paired_or_alone(a.residual, [&](int room) { return cut(a, room); });
 }
 
 template <typename T>
 cudaError_t launch_register_linear(RegisterArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
-  const int paired = eet::paired_shared(a.residual);
-  int bytes = cut(a, paired) && a.num_stages >= min(eet::kPairedStages, a.num_tiles * a.steps.num) ? paired : 0;
-  if (!bytes) bytes = cut(a, eet::whole_shared());
+  const int bytes = plan(a);
   if (!bytes) return cudaErrorInvalidValue;
   const auto kernel = a.norm.weight ? register_linear_kernel<T, true> : register_linear_kernel<T, false>;
   return eet::launch(kernel, {dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent}, a);

@@ -91,11 +91,11 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   if (a.best) eet::leave_best(outputs.best, a.best, a.num_tokens, group, kReaders, scratch);
 }
 
-// Cuts the stages so that they bring most bytes on their way, and says how many of `room` bytes all takes; 0: it does
-// not fit.
+// Cuts the stages so that they bring most bytes on their way in `room` bytes.
 template <typename T>
-int cut(VectorArgs<T>& a, int room, int least_copy) {
-  int best_bytes = 0, best_ahead = 0;
+eet::RingPlan cut(VectorArgs<T>& a, int room, int least_copy) {
+  eet::RingPlan best{};
+  int best_ahead = 0;
   const int x_bytes = (a.num_tokens * a.stride + (a.norm.weight ? 2 * a.K : 0)) * int(sizeof(T));
   const int num_chunks = eet::ceil_div(a.K, eet::kChunk);
   VectorArgs<T> c = a;
@@ -112,20 +112,25 @@ int cut(VectorArgs<T>& a, int room, int least_copy) {
       const int needed = tiles * num, fitting = room > others ? (room - others) / stage : 0;
       c.num_stages = min(fitting, needed);
       const int ahead = fitting >= needed ? INT_MAX : c.num_stages * c.tile * row_bytes;
-      if (ahead > best_ahead) a = c, best_ahead = ahead, best_bytes = others + c.num_stages * stage;
+      if (ahead <= best_ahead) continue;
+      a = c, best_ahead = ahead, best = {others + c.num_stages * stage, c.num_stages, needed, c.tile * row_bytes};
     }
   }
-  return best_bytes;
+  return best;
+}
+
+// Bytes of shared memory that a block takes; 0: it does not fit.
+template <typename T>
+int plan(VectorArgs<T>& a) {
+  a.stride = eet::odd_stride(a.K * sizeof(T)) / sizeof(T);
+  a.log_tokens = a.num_tokens > 2 ? 2 : a.num_tokens - 1;
+  const int bytes = eet::paired_or_alone(a.residual, [&](int room) { return cut(a, room, kLeastCopy); });
+  return bytes ? bytes : cut(a, eet::whole_shared(), 128).bytes;
 }
 
 template <typename T>
 cudaError_t launch_vector_linear(VectorArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
-  a.stride = eet::odd_stride(a.K * sizeof(T)) / sizeof(T);
-  a.log_tokens = a.num_tokens > 2 ? 2 : a.num_tokens - 1;
-  const int paired = eet::paired_shared(a.residual);
-  int bytes = cut(a, paired, kLeastCopy) ? paired : 0;
-  if (!bytes) bytes = cut(a, eet::whole_shared(), kLeastCopy);
-  if (!bytes) bytes = cut(a, eet::whole_shared(), 128);
+  const int bytes = plan(a);
   if (!bytes) return cudaErrorInvalidValue;
   return eet::launch(vector_linear_kernel<T>, {dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent}, a);
 }
@@ -137,7 +142,7 @@ extern "C" cudaError_t eet_vector_linear(void* out, void* best, const void* x, c
                                          const void* bias, const void* residual, const void* norm_weight,
                                          const void* norm_bias, int dtype, int T, int N, int K, int act, float eps,
                                          int blocks, int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kVectorTokens || blocks > N) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kVectorTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const VectorArgs<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,

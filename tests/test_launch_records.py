@@ -46,7 +46,7 @@ def test_every_source_is_launched_from(sanitize):
 
 def test_nothing_of_a_pretended_gpu_stays(sanitize):
     def answers():
-        return linear._gpu(), layer._gpu(), linear._is_few(12, 1600, 4, linear._gpu().shared_bytes)
+        return linear._gpu(), layer._gpu(), linear._is_few(12, 1600, 4, True, linear._gpu().shared_bytes)
 
     before = answers()
     recorded(sanitize, "rest_of_layer", "t1/c64/f256", 1)

@@ -9,12 +9,57 @@ from math import ceil
 from pathlib import Path
 
 import pytest
+import torch
 
+from eet_lab.ops.cuda import linear
+from eet_lab.ops.cuda.launching import Limits
 from eet_lab.ops.native import toolchain
+from eet_lab.ops.types import Linear
 from eet_lab.paths import csrc_dir
 
-SOURCE = """
-#include "vector_linear.cu"
+GPU = """
+#include <cuda_runtime.h>
+static int shared_bytes, num_processors;  // of a GPU that is told of
+static cudaError_t told(int* value, cudaDeviceAttr attribute, int) {
+  switch (attribute) {
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = shared_bytes; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = shared_bytes + 1024; break;
+    case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; break;
+    default: *value = num_processors;
+  }
+  return cudaSuccess;
+}
+#define cudaDeviceGetAttribute(...) told(__VA_ARGS__)
+extern "C" void set_gpu(int shared, int processors) { shared_bytes = shared, num_processors = processors; }
+"""
+
+PLAN = """
+extern "C" int plan_of(int T, int N, int K, int norm, int residual, int blocks, int* found) {
+  static const __half one[1] = {};
+  ARGS a(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, residual ? one : nullptr, norm ? one : nullptr, nullptr,
+         T, N, K, 0, 0.f, blocks);
+  const int bytes = MAKE_PLAN;
+  found[0] = a.num_stages, found[1] = STAGE_ROWS * ROW_BYTES;
+  return bytes;
+}
+"""
+
+
+def plan_source(args: str, make_plan: str, rows: str, row_bytes: str) -> str:
+    return (
+        PLAN.replace("ARGS", args)
+        .replace("MAKE_PLAN", make_plan)
+        .replace("STAGE_ROWS", rows)
+        .replace("ROW_BYTES", row_bytes)
+    )
+
+
+STEP_BYTES = "(a.steps.most_chunks() * eet::kChunk * 2)"
+SOURCE = (
+    GPU
+    + '#include "vector_linear.cu"'
+    + plan_source("VectorArgs<__half>", "plan(a)", "a.tile", STEP_BYTES)
+    + """
 extern "C" void inputs_of(int K, int num_steps, int* found) {
   const eet::Steps steps = eet::cut_inputs(K, num_steps);
   for (int i = 0; i < num_steps; ++i) found[i] = steps.inputs(i, K);
@@ -24,17 +69,28 @@ extern "C" int cut_of(int T, int N, int K, int norm, int blocks, int room, int l
   VectorArgs<__half> a(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, norm ? one : nullptr, nullptr, T,
                        N, K, 0, 0.f, blocks);
   a.stride = eet::odd_stride(K * 2) / 2, a.log_tokens = T > 2 ? 2 : T - 1;
-  const int bytes = cut(a, room, least_copy);
+  const int bytes = cut(a, room, least_copy).bytes;
   const int all[] = {a.steps.num, a.steps.chunks, a.steps.more, a.tile, a.stage_stride, a.num_stages, a.num_tiles};
   for (int i = 0; i < 7; ++i) found[i] = all[i];
   return bytes;
 }
 """
+)
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     return compiled(tmp_path_factory.mktemp("cut"), SOURCE)
+
+
+@pytest.fixture(scope="module")
+def register_library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("register"), REGISTER_SOURCE)
+
+
+@pytest.fixture(scope="module")
+def tile_library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("tiles"), TILE_SOURCE)
 
 
 def compiled(folder: Path, text: str) -> ctypes.CDLL:
@@ -83,22 +139,35 @@ def test_only_a_warps_last_chunk_may_lie_behind_the_end_of_a_step(library):
             assert all(inputs >= (each - 1) * 8 * 32 for inputs in found), (K, num_steps, list(found))
 
 
-REGISTER_SOURCE = """
-#include "register_linear.cu"
+REGISTER_SOURCE = (
+    GPU
+    + '#include "register_linear.cu"'
+    + plan_source("RegisterArgs<__half>", "plan(a)", "a.tile", STEP_BYTES)
+    + """
 extern "C" int cut_of(int T, int N, int K, int norm, int blocks, int room, int* found) {
   static const __half one[1] = {};
   RegisterArgs<__half> a(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, norm ? one : nullptr, nullptr,
                          T, N, K, 0, 0.f, blocks);
-  const int bytes = cut(a, room);
+  const int bytes = cut(a, room).bytes;
   const int all[] = {a.steps.num, a.steps.chunks, a.steps.more, a.tile, a.stage_stride, a.num_stages, a.num_tiles};
   for (int i = 0; i < 7; ++i) found[i] = all[i];
   return bytes;
 }
 """
+)
+
+TILE_PLAN = """(T <= 4 ? eet::plan_tiles<4>(a, eet::odd_stride(K * 2) / 2, 32, true)
+              : T <= 8 ? eet::plan_tiles<8>(a, eet::odd_stride(K * 2) / 2, 32, true)
+                       : eet::plan_tiles<16>(a, eet::odd_stride(K * 2) / 2, 32, true))"""
+TILE_SOURCE = (
+    GPU
+    + '#include "linear.cu"'
+    + plan_source("eet::TileArgs<__half, __half>", TILE_PLAN, "a.stage_rows", "(a.stage_inputs * 2)")
+)
 
 
-def test_activations_fit_in_a_warps_registers(tmp_path):
-    library, draw, num_cut = compiled(tmp_path, REGISTER_SOURCE), random.Random(0), 0
+def test_activations_fit_in_a_warps_registers(register_library):
+    library, draw, num_cut = register_library, random.Random(0), 0
     for _ in range(3000):
         T, norm, blocks = draw.randint(1, 8), draw.choice((0, 1)), draw.choice((8, 108, 132))
         N, K = draw.randint(blocks, 64 * blocks), 8 * draw.randint(1, draw.choice((256, 2048)))
@@ -117,3 +186,65 @@ def test_activations_fit_in_a_warps_registers(tmp_path):
         sums, norms = 4 * tiles * 8 * (8 * T + 1), norm * (1024 + 4 * K)
         assert sums + norms + stages * (tile * stride + 16) <= num_bytes <= room
     assert num_cut > 2000
+
+
+GPUS = ((99 * 1024, 84), (163 * 1024, 108), (227 * 1024, 132))
+
+
+def planned(libraries, gpu, T: int, N: int, K: int, normed: bool) -> tuple[int, int, int, int] | None:
+    """Bytes of shared memory, stages of the ring, bytes of one, and outputs of a block; None: it is cuBLAS's."""
+    weight = torch.empty(N, K, dtype=torch.float16, device="meta")
+    if not linear.takes_few(T, weight, Linear(weight, None), normed=normed):
+        return None
+    if linear._in_registers(T, N, K, normed):
+        library = libraries["register"]
+    else:
+        library = libraries["vector" if linear._are_vectors(T, K) else "tiles"]
+    library.set_gpu(*gpu)
+    found, blocks = (ctypes.c_int * 2)(), linear._num_blocks(N)
+    return library.plan_of(T, N, K, normed, not normed, blocks, found), *found, ceil(N / blocks)
+
+
+@pytest.fixture
+def plans(library, register_library, tile_library, monkeypatch):
+    """A function (gpu, T, N, K, normed) that tells what `planned` does."""
+    libraries = {"vector": library, "register": register_library, "tiles": tile_library}
+
+    def tell(gpu, *sizes):
+        monkeypatch.setattr(linear, "limits", lambda: Limits(gpu[0], gpu[1]))
+        return planned(libraries, gpu, *sizes)
+
+    return tell
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=str)
+def test_what_is_few_fits(plans, gpu):
+    draw, num_few = random.Random(gpu[1]), 0
+    for _ in range(4000):
+        T, normed, most = draw.randint(1, 16), draw.choice((True, False)), draw.choice((512, 4096, 65_536))
+        sizes = T, draw.randint(1, draw.choice((300, 20_000, 60_000))), 8 * draw.randint(1, most // 8), normed
+        if found := plans(gpu, *sizes):
+            num_bytes, stages, _, _ = found
+            num_few += 1
+            assert 0 < num_bytes <= gpu[0] - 1024 and stages > 0, sizes
+    assert num_few > 1500
+
+
+@pytest.mark.parametrize("T", [1, 2, 3])
+@pytest.mark.parametrize("C", [768, 1600, 2048, 2560, 4096, 5376, 8192, 8448, 10_240, 12_288, 14_080])
+def test_the_ring_keeps_the_memory_busy(plans, T, C):
+    """All weights of a block, or three stages and 48 KiB, wherever a block alone has room for them."""
+    for N, K, normed in ((3 * C, C, True), (4 * C, C, True), (C, C, False), (C, 4 * C, False)):
+        if found := plans(GPUS[-1], T, N, K, normed):
+            _, stages, stage_bytes, outputs = found
+            room = 226 * 1024 - 2 * K * (T + 2 * normed) - 16 * 1024
+            wanted = min(48 * 1024, 2 * outputs * K)
+            assert stages * stage_bytes >= min(wanted, room // 2), (T, N, K, found)
+
+
+@pytest.mark.parametrize(("T", "C"), [(1, 768), (1, 1600), (8, 1600), (4, 1024), (4, 2048)])
+def test_linears_of_common_models_leave_room_to_the_kernels_around_them(plans, T, C):
+    sizes = [(3 * C, C, True), (C, C, False), (C, 4 * C, False)]
+    found = [plans(GPUS[-1], T, *each) for each in (*sizes, (4 * C, C, True))]
+    half = 228 * 512
+    assert all(each[0] <= half + 2048 for each in found), found

@@ -161,6 +161,7 @@ PARTS: dict[str, Part] = {
     "allocators": Part(15, allocators),
     "compare-xl": Part(40, recorded_compare("gpt2-xl/b8/p16-128/n64")),
     "ladder-xl": Part(90, recorded_ladder("gpt2-xl/b8/p16-128/n64")),
+    "ladder-xl-one-row": Part(90, recorded_ladder("gpt2-xl/b1/p128/n128")),
     "compare-demo": Part(15, recorded_compare("demo/b8/p16-128/n64")),
     "ladder-demo": Part(30, recorded_ladder("demo/b8/p16-128/n64")),
     "toggles-gpt2": Part(90, raced("gpt2/b8/p16-512/n128", recipes=ALONE, peers=("hf-sdpa", "hf-static-compile"))),

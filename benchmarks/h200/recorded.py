@@ -49,7 +49,7 @@ def recorded_ladder(workload: str, repeats: int = 3) -> Callable[[Session], Any]
         result = bench.ladder(model, repeats=repeats, **_asked(session, model, sized))
         if result.partial:
             raise Cancelled("The ladder was stopped.")
-        return _saved(session, result, f"recorded-ladder-{model.name}", {})
+        return _saved(session, result, f"recorded-ladder-{model.name}{'-one-row' if sized.batch == 1 else ''}", {})
 
     return work
 

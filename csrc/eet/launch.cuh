@@ -61,8 +61,26 @@ inline int paired_shared(bool has_residual) {
   const int reserved = 2 * device_attribute(cudaDevAttrReservedSharedMemoryPerBlock);
   return half + (has_residual ? kOver : -kOver - kStatic - reserved);
 }
-// Stages of a ring beside another kernel's, at the least. With two it runs dry, and a block is better alone (LOG).
-constexpr int kPairedStages = 3;
+
+// What a block with a ring takes of shared memory (0: it does not fit), how many stages that holds, how many its weights
+// are, and the bytes of one.
+struct RingPlan {
+  int bytes, num_stages, needed, stage_bytes;
+
+  // Whether the memory stays busy while a stage is read: not with two stages, however large, and not with less than its
+  // rate times its latency (LOG).
+  bool flows() const { return num_stages >= needed || (num_stages >= 3 && num_stages * stage_bytes >= 48 * 1024); }
+};
+
+// Bytes of a block beside another kernel's, or alone, if its ring would run dry there; 0: it does not fit.
+// `plan(room)` cuts its stages, the last time as they are to be.
+template <typename Plan>
+int paired_or_alone(bool has_residual, Plan plan) {
+  const int paired = paired_shared(has_residual);
+  const RingPlan beside = plan(paired);
+  if (beside.bytes && beside.flows()) return paired;
+  return plan(whole_shared()).bytes;
+}
 
 // How a kernel is launched. `cluster`: blocks along x that read each other's shared memory (sm_90 and later).
 // `dependent`: it may begin while the kernel before it in the stream still runs (sm_90 and later); every thread block

@@ -33,8 +33,9 @@ struct TileArgs : LinearArgs<T, W> {
 };
 
 // Cuts the stages, of equal size and a multiple of `chunk` inputs, and says how many bytes a block takes; 0: too many.
+// `pairs`: two blocks have enough registers to share a multiprocessor.
 template <int kTokens, typename T, typename W>
-int plan_tiles(TileArgs<T, W>& a, int stride, int chunk) {
+int plan_tiles(TileArgs<T, W>& a, int stride, int chunk, bool pairs) {
   constexpr int kWarps = 1 << kLogWarps<kTokens>;
   a.log_team = kLogWarps<kTokens>;
   while (a.log_team && kWarps >> a.log_team < a.num_tokens) --a.log_team;
@@ -46,11 +47,11 @@ int plan_tiles(TileArgs<T, W>& a, int stride, int chunk) {
   const int stage = Ring::bytes(1, a.stage_bytes());
   const int needed = ceil_div(a.most_outputs(), kTile) * ceil_div(a.K, a.stage_inputs);
   const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, kWarps) * int(sizeof(float));
-  const int paired = paired_shared(a.residual);
-  const bool is_paired = others + min(needed, kPairedStages) * stage <= paired;
-  a.num_stages = min(((is_paired ? paired : whole_shared()) - others) / stage, needed);
-  if (a.num_stages < 1) return 0;
-  return is_paired ? paired : others + a.num_stages * stage;
+  const auto plan = [&](int room) -> RingPlan {
+    a.num_stages = min((room - others) / stage, needed);
+    return {a.num_stages < 1 ? 0 : others + a.num_stages * stage, a.num_stages, needed, a.stage_bytes()};
+  };
+  return pairs ? paired_or_alone(a.residual, plan) : plan(whole_shared()).bytes;
 }
 
 // What a block has in shared memory: activations, then what warps leave of their sums, then the ring.

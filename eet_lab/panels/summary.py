@@ -133,11 +133,10 @@ def _watching(result: Comparison) -> str:
 
 def _recorded(result: Comparison | Ladder) -> str:
     e = result.environment
-    return (
-        theme.note(f"Recorded on {e.device}, {e.date[:10]}; not measured on this machine.", "warn")
-        if e.recorded
-        else ""
-    )
+    if not e.recorded:
+        return ""
+    commit = f", commit {e.commit}" if e.commit else ""
+    return theme.note(f"Recorded on {e.device}, {e.date[:10]}{commit}; not measured on this machine.", "warn")
 
 
 def _number(value: Any) -> float | None:

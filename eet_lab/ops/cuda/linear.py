@@ -17,7 +17,7 @@ from eet_lab.ops.types import Empty, Linear, Norm
 
 FEW = 16  # tokens that the weight-streaming products take; there cuBLAS with what surrounds it is even (rows of t16)
 VECTORS = 4  # tokens that the one takes which is made for vectors, in 16 bits, where REGISTERS do not
-VECTOR_NUMBERS = 28 * 1024  # activations of three or four tokens, beyond which eet_linear is faster
+VECTOR_NUMBERS = 28 * 1024  # activations beyond which eet_linear is faster
 REGISTERS = range(4, 9)  # tokens whose activations lie in registers, in 16 bits
 REGISTER_OUTPUTS = 64  # of a block of that one, at most
 REGISTER_CHANNELS = 1792  # of its norm, at most
@@ -39,7 +39,7 @@ def norm_linear(
 ) -> Tensor:
     """act(linear(norm(x))): [T,C] -> [T,N].
 
-    Few tokens (T <= 16, and T*C numbers fit in shared memory): one launch, which streams the weights once.
+    Few tokens (`takes_few`): one launch, which streams the weights once.
     More: our norm (`norm_rows` at a time), cuBLAS, and our bias with activation, a launch each; int8 weights take one
     more, which expands them.
     """
@@ -71,7 +71,7 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
     """
     T, _, N = _check_linear(x, w)
     check(residual, "residual", x.dtype, (T, N))
-    few = takes_few(T, x, w)
+    few = takes_few(T, x, w, normed=False)
     weight = w.weight if few else int8.expanded(w, x, empty=empty)
     product = x if few else empty("linear", (T, N), x)
     if x.is_meta or not T:
@@ -102,12 +102,18 @@ def largest_outputs(
     return best
 
 
-def takes_few(T: int, x: Tensor, w: Linear) -> bool:
-    """Whether the weight-streaming kernel takes T tokens such as those of x; the same answer for meta tensors."""
-    C, itemsize, shared_bytes = w.weight.shape[1], x.element_size(), _gpu().shared_bytes
+def takes_few(T: int, x: Tensor, w: Linear, *, normed: bool = True, gathered: bool = False) -> bool:
+    """Whether a kernel that streams weights takes T tokens such as those of x; the same answer for meta tensors.
+
+    At most 16, whose activations fit in shared memory beside the norm's weights, or in registers. `gathered`: they are
+    rows of x that lie apart.
+    """
+    (N, C), itemsize, shared_bytes = w.weight.shape, x.element_size(), _gpu().shared_bytes
     if w.scale is not None:
         return int8.takes_few(T, C, itemsize, shared_bytes)
-    return _is_few(T, C, itemsize, shared_bytes)
+    if itemsize == 2 and not gathered and _in_registers(T, N, C, normed):
+        return True
+    return _is_few(T, C, itemsize, normed, shared_bytes)
 
 
 def _stream(
@@ -149,7 +155,7 @@ def _stream(
 
 def _are_vectors(T: int, C: int) -> bool:
     """Whether 16-bit products of T tokens are the vector kernel's."""
-    return T <= 2 or (T <= VECTORS and T * C <= VECTOR_NUMBERS)
+    return T <= VECTORS and T * C <= VECTOR_NUMBERS
 
 
 def _in_registers(T: int, N: int, C: int, normed: bool) -> bool:
@@ -159,9 +165,11 @@ def _in_registers(T: int, N: int, C: int, normed: bool) -> bool:
 
 
 @cache
-def _is_few(T: int, C: int, itemsize: int, shared_bytes: int) -> bool:
+def _is_few(T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> bool:
     row_bytes = odd_stride(C * itemsize)
-    norm_bytes, sums_bytes = 2 * C * itemsize, T * (4096 if T <= 8 else 512)
+    # From nine tokens on cuBLAS is ahead before the memory is full, norm or not (LOG).
+    norm_bytes = 2 * C * itemsize if normed or T > 8 else 0
+    sums_bytes = T * (4096 if T <= 8 else 512)
     return T <= FEW and T * row_bytes + norm_bytes + sums_bytes + STAGE_SHARED <= shared_bytes
 
 
@@ -181,6 +189,8 @@ def _check_linear(x: Tensor, w: Linear) -> tuple[int, int, int]:
         raise KernelError(f"x is {x.dtype}; kernels take {', '.join(map(str, DTYPES))}.")
     if C % 8:
         raise KernelError(f"x has {C} channels; kernels need a multiple of 8. {REMEDY}")
+    if not N:
+        raise KernelError(f"weight {tuple(w.weight.shape)} has no outputs; kernels need at least one. {REMEDY}")
     dtype = x.dtype if w.scale is None else torch.int8
     if weight_C != C or w.weight.dtype != dtype or not (x.is_contiguous() and w.weight.is_contiguous()):
         check(x, "x", x.dtype, (T, C))

@@ -52,7 +52,7 @@ def next_token(
     pick the newest.
     """
     B = len(step.last)
-    if sampling.greedy and takes_few(B, x, head):
+    if sampling.greedy and takes_few(B, x, head, gathered=True):
         best = largest_outputs(x, step.last, norm_w, head, empty=empty, dependent=dependent)
         return choose_best(best, empty=empty, dependent=dependent)
     positions = step.positions

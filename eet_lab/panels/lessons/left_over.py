@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from eet_lab.bench.calls import counted
+from eet_lab.bench.calls import counted, num_kernels
 from eet_lab.bench.rows import Row
 from eet_lab.panels.lessons import recorded, timeline
 from eet_lab.panels.lessons.prediction import Prediction
@@ -50,8 +50,7 @@ def _left_over() -> Shown:
         "ends as well. "
         f"{_few(recipe)} (In the sum, attention over more columns than the run had may make up for them.)",
         *_together(best, apart, layers),
-        f"The counts of a step with fused kernels in this lesson all have {5 * layers} kernels in the layers; "
-        f"{_counts({'counted above': everything_on(), 'the recorded ladder': climbed})}.",
+        f"A step has {_counts({'counted above': everything_on(), 'the recorded ladder': climbed})}.",
     )
 
 
@@ -96,7 +95,7 @@ def _few(recipe: Recipe) -> str:
 
 
 def _counts(recipes: Mapping[str, Recipe]) -> str:
-    """What each recipe adds to the layers' launches, and where it stands; those that add the same are told once."""
+    """How many kernels each recipe has, and where it stands; those that have the same are told once."""
     places: dict[str, list[str]] = {}
     for place, recipe in recipes.items():
         places.setdefault(_with_ends(recipe), []).append(place)
@@ -104,10 +103,9 @@ def _counts(recipes: Mapping[str, Recipe]) -> str:
 
 
 def _with_ends(recipe: Recipe) -> str:
-    """How many launches a step has with five kernels a layer, and how many of them stand before and after these."""
-    found = counted(recipe.parts, [8], recorded.CONFIG.num_layers)
-    sampling = "with" if "fused_sampling" in recipe.names else "without"
-    return f"{sampling} fused_sampling {found.beside} more stand around them, which makes {found.total}"
+    """How many kernels a step of one row has in the layers, and how many before and after these."""
+    total, beside = num_kernels(recipe.parts, (8,), recorded.CONFIG), counted(recipe.parts, [8], 1).beside
+    return f"{total - beside} kernels in the layers and {beside} around them, which makes {total}"
 
 
 TOGETHER = "persistent_layers"

@@ -26,8 +26,8 @@ def rows() -> tuple[Row, ...]:
 
 @cache
 def ladder() -> Ladder:
-    """GPT-2 XL, eight ragged prompts, technique by technique."""
-    result = load_result(PACKAGE / "recorded" / f"h200-ladder-{MODEL}.json")
+    """GPT-2 XL, one row, technique by technique."""
+    result = load_result(PACKAGE / "recorded" / f"h200-ladder-{MODEL}-one-row.json")
     assert isinstance(result, Ladder)  # the file says so, and its name
     return result
 
