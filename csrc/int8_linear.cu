@@ -7,13 +7,35 @@
 
 namespace {
 
-using eet::kChunk, eet::kTile;
+using eet::kChunk;
 
 template <typename T>
 struct Int8Args : eet::TileArgs<T, int8_t> {
   using eet::TileArgs<T, int8_t>::TileArgs;
   const float* scale;  // [N,G]
   int G, log_inputs;   // inputs that share a scale, where there are groups
+};
+
+// The scales of a warp's weights: one for each output, which multiplies its whole sum, or one for each group of inputs,
+// of which those of the warp's next chunk are on their way while another one is waited for and multiplied.
+template <bool kGrouped>
+class Scales {
+ public:
+  template <typename T>
+  __device__ explicit Scales(const Int8Args<T>& a) : scale(a.scale), G(a.G), log_inputs(a.log_inputs) {}
+
+  __device__ float whole(int n, bool exists) const { return exists && !kGrouped ? scale[n] : 1.f; }
+
+  // Of two outputs' inputs from `k` on.
+  __device__ void request(int64_t low, int64_t high, int k) {
+    if (kGrouped) next = make_float2(scale[low * G + (k >> log_inputs)], scale[high * G + (k >> log_inputs)]);
+  }
+  __device__ float2 requested() const { return next; }
+
+ private:
+  const float* scale;
+  int G, log_inputs;
+  float2 next = make_float2(1.f, 1.f);
 };
 
 // Why      a decode step waits for the bytes of the weights: these are half as many as in 16 bits
@@ -26,83 +48,8 @@ struct Int8Args : eet::TileArgs<T, int8_t> {
 // Source   Frantar et al. 2024, MARLIN, for widening next to the tensor cores
 template <typename T, int kTokens, bool kGrouped>
 __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, 1) int8_linear_kernel(const Int8Args<T> a) {
-  constexpr int kReaders = eet::kReaders<kTokens>, kWarps = kReaders / 32, kTiles = eet::kTiles<kTokens>;
-  constexpr int kGroup = kTiles * kTile;  // outputs between two reductions
   extern __shared__ __align__(128) uint4 shared[];  // stages at odd places take much longer (LOG)
-  const eet::TileBlock<T, kTokens> block(a, shared);
-  const int warp = threadIdx.x / 32;
-  const eet::Share share(a);
-  const int begin = share.begin, end = share.end;
-
-  if (threadIdx.x == kReaders) block.ring.init(kWarps);
-  __syncthreads();
-  if (warp == kWarps) {
-    eet::stream_weights(block.ring, a, share, kTile, a.stage_inputs, a.stage_stride());
-    return;
-  }
-  const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
-  eet::Outputs<T, int8_t> outputs(a, token, share);
-  const auto scale_of = [&](int n) { return outputs.has(n) && !kGrouped ? a.scale[n] : 1.f; };
-  float scale = scale_of(begin + output);
-  outputs.request_bias(begin + output);
-  eet::RowStager<kWarps, T, kTokens> stager(a.num_tokens, a.log_team, a.K, a.stride, a.norm,
-                                            block.rows + a.num_tokens * a.stride);
-  stager.request_norm();
-  eet::let_next_begin();
-  eet::wait_for_previous();
-  outputs.request_residual(begin + output);
-  stager.stage(block.rows, a.x, a.at);
-  eet::barrier(1, kReaders);
-
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  eet::RingPlace place;
-  int chunk = 0;  // counts those of all stages, so that the warps have equally many
-#pragma unroll 1
-  for (int first = begin; first < end; first += kGroup) {
-#pragma unroll 1
-    for (int tile = 0; tile < kTiles && first + tile * kTile < end; ++tile) {
-      const int num_rows = min(kTile, end - first - tile * kTile);
-      eet::Int8Product<T, kTokens, kGrouped> part(block.rows, a.stride, a.num_tokens);
-#pragma unroll 1
-      for (int k = 0; k < a.K; k += a.stage_inputs, place.step(a.num_stages)) {
-        // Past the last output and the last input the last is read again: there the activation is 0, and here nothing
-        // is stored.
-        const int num_inputs = min(a.stage_inputs, a.K - k), num_chunks = (num_inputs + kChunk - 1) / kChunk;
-        // The scales of a warp's next chunk are on their way while this one is waited for and multiplied.
-        float2 scales = make_float2(1.f, 1.f);
-        const auto request = [&](int i) {
-          if (!kGrouped || i >= num_chunks) return;
-          const float* scale = a.scale + ((k + i * kChunk) >> a.log_inputs);
-          const int64_t n = first + tile * kTile;
-          scales = make_float2(scale[(n + min(g, num_rows - 1)) * a.G], scale[(n + min(g + 8, num_rows - 1)) * a.G]);
-        };
-        request((warp - chunk) & (kWarps - 1));
-        const char* stage = block.ring.wait(place);
-        const char *low = stage + min(g, num_rows - 1) * a.stage_stride();
-        const char *high = stage + min(g + 8, num_rows - 1) * a.stage_stride();
-#pragma unroll 2
-        for (int i = (warp - chunk) & (kWarps - 1); i < num_chunks; i += kWarps) {
-          const int mine = i * kChunk + t * 16, at = min(mine, num_inputs - 16);
-          const float2 now = scales;
-          request(i + kWarps);
-          part.add(eet::load(low + at), eet::load(high + at), now, k + mine, a.num_tokens);
-        }
-        block.ring.release(place);
-        chunk += num_chunks;
-      }
-      part.store(block.partial_of(tile, warp, a.num_tokens), a.num_tokens);
-    }
-
-    eet::barrier(1, kReaders);
-    const int n = first + output;
-    if (outputs.has(n)) outputs.finish(block.sum(output, token, a.num_tokens) * scale, n);
-    if (first + kGroup >= end) break;
-    scale = scale_of(n + kGroup);
-    outputs.request(n + kGroup);
-    eet::barrier(1, kReaders);
-  }
-  uint64_t* scratch = reinterpret_cast<uint64_t*>(shared);
-  if (a.best) eet::leave_best(outputs.best, a.best, a.num_tokens, kGroup, kReaders, scratch);
+  eet::multiply_tiles<kTokens, eet::Int8Product<T, kTokens, kGrouped>, Scales<kGrouped>>(a, shared);
 }
 
 // Whole chunks, and 16 bytes more: the rows that a warp reads at a time lie in different banks.

@@ -25,7 +25,7 @@ struct Product {
     next = (min(g + 8, num_tokens - 1) - min(g, num_tokens - 1)) * stride;
   }
 
-  __device__ void add(uint4 low, uint4 high, int k, int) {
+  __device__ void add(uint4 low, uint4 high, float2, int k, int) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const uint4 v = eet::load(x + half * next + k);
@@ -60,7 +60,7 @@ struct Product<float, kTokens> {
 
   __device__ Product(const float* rows, int stride, int) : rows(rows), stride(stride) {}
 
-  __device__ void add(uint4 low, uint4 high, int k, int num_tokens) {
+  __device__ void add(uint4 low, uint4 high, float2, int k, int num_tokens) {
     float weight[2][4], x[4];
     eet::unpack<float>(low, weight[0]);
     eet::unpack<float>(high, weight[1]);
@@ -90,70 +90,8 @@ struct Product<float, kTokens> {
 template <typename T, int kTokens>
 __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, eet::kResident)
     linear_kernel(const eet::TileArgs<T, T> a) {
-  using Part = Product<T, kTokens>;
-  constexpr int kReaders = eet::kReaders<kTokens>, kWarps = kReaders / 32, kTiles = eet::kTiles<kTokens>;
-  constexpr int kGroup = kTiles * kTile;  // outputs between two reductions
   extern __shared__ __align__(128) uint4 shared[];  // stages at odd places take much longer (LOG)
-  const eet::TileBlock<T, kTokens> block(a, shared);
-  const int warp = threadIdx.x / 32;
-  const eet::Share share(a);
-  const int begin = share.begin, end = share.end;
-
-  if (threadIdx.x == kReaders) block.ring.init(kWarps);
-  __syncthreads();
-  if (warp == kWarps) {
-    eet::stream_weights(block.ring, a, share, kTile, a.stage_inputs, a.stage_stride());
-    return;
-  }
-  const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
-  eet::Outputs<T, T> outputs(a, token, share);
-  outputs.request_bias(begin + output);
-  eet::RowStager<kWarps, T, kTokens> stager(a.num_tokens, a.log_team, a.K, a.stride, a.norm,
-                                            block.rows + a.num_tokens * a.stride);
-  stager.request_norm();
-  eet::let_next_begin();
-  eet::wait_for_previous();
-  outputs.request_residual(begin + output);
-  stager.stage(block.rows, a.x, a.at);
-  eet::barrier(1, kReaders);
-
-  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-  eet::RingPlace place;
-  int chunk = 0;  // counts those of all stages, so that the warps have equally many
-#pragma unroll 1
-  for (int first = begin; first < end; first += kGroup) {
-#pragma unroll 1
-    for (int tile = 0; tile < kTiles && first + tile * kTile < end; ++tile) {
-      const int num_rows = min(kTile, end - first - tile * kTile);
-      Part part(block.rows, a.stride, a.num_tokens);
-#pragma unroll 1
-      for (int k = 0; k < a.K; k += a.stage_inputs, place.step(a.num_stages)) {
-        // Past the last output and the last input the last is read again: there the activation is 0, and here nothing is
-        // stored.
-        const int num_inputs = min(a.stage_inputs, a.K - k), num_chunks = (num_inputs + Part::kChunk - 1) / Part::kChunk;
-        const char* stage = block.ring.wait(place);
-        const T* low = reinterpret_cast<const T*>(stage + min(g, num_rows - 1) * a.stage_stride());
-        const T* high = reinterpret_cast<const T*>(stage + min(g + 8, num_rows - 1) * a.stage_stride());
-#pragma unroll 2
-        for (int i = (warp - chunk) & (kWarps - 1); i < num_chunks; i += kWarps) {
-          const int mine = i * Part::kChunk + t * eet::kVec<T>, at = min(mine, num_inputs - eet::kVec<T>);
-          part.add(eet::load(low + at), eet::load(high + at), k + mine, a.num_tokens);
-        }
-        block.ring.release(place);
-        chunk += num_chunks;
-      }
-      part.store(block.partial_of(tile, warp, a.num_tokens), a.num_tokens);
-    }
-
-    eet::barrier(1, kReaders);
-    const int n = first + output;
-    if (outputs.has(n)) outputs.finish(block.sum(output, token, a.num_tokens), n);
-    if (first + kGroup >= end) break;
-    outputs.request(n + kGroup);
-    eet::barrier(1, kReaders);
-  }
-  uint64_t* scratch = reinterpret_cast<uint64_t*>(shared);
-  if (a.best) eet::leave_best(outputs.best, a.best, a.num_tokens, kGroup, kReaders, scratch);
+  eet::multiply_tiles<kTokens, Product<T, kTokens>, eet::NoScales>(a, shared);
 }
 
 template <int kTokens, typename T>

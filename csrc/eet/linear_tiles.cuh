@@ -2,6 +2,7 @@
 // in shared memory. T tokens, N outputs, K inputs.
 #pragma once
 
+#include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/linear.cuh"
 
@@ -18,6 +19,8 @@ constexpr int kTiles = kReaders<kTokens> / kTile / kTokens;  // between two redu
 template <typename T, typename W>
 struct TileArgs : LinearArgs<T, W> {
   using LinearArgs<T, W>::LinearArgs;
+  using Activation = T;
+  using Weight = W;
   int stride, log_team;  // of a token in shared memory; warps that share a token's norm
   int stage_rows, stage_inputs, num_stages;
 
@@ -84,5 +87,94 @@ struct TileBlock {
     return sum;
   }
 };
+
+// The scales of weights that have none.
+struct NoScales {
+  template <typename Args>
+  __device__ explicit NoScales(const Args&) {}
+  __device__ static float whole(int, bool) { return 1.f; }
+  __device__ static void request(int64_t, int64_t, int) {}
+  __device__ static float2 requested() { return make_float2(1.f, 1.f); }
+};
+
+// All that a block of threads does. Part: a warp's part of a tile's sums, to which it adds kChunk inputs at a time; lane
+// 4g+t has 16 bytes of the weights of outputs g and g + 8.
+template <int kTokens, typename Part, typename Scales, typename Args>
+__device__ void multiply_tiles(const Args& a, uint4* shared) {
+  using T = typename Args::Activation;
+  using W = typename Args::Weight;
+  constexpr int kThreads = kReaders<kTokens>, kWarps = kThreads / 32, kEach = 16 / int(sizeof(W));
+  constexpr int kGroup = kTiles<kTokens> * kTile;  // outputs between two reductions
+  const TileBlock<T, kTokens> block(a, shared);
+  const int warp = threadIdx.x / 32;
+  const Share share(a);
+  const int begin = share.begin, end = share.end;
+
+  if (threadIdx.x == kThreads) block.ring.init(kWarps);
+  __syncthreads();
+  if (warp == kWarps) {
+    stream_weights(block.ring, a, share, kTile, a.stage_inputs, a.stage_stride());
+    return;
+  }
+  const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
+  Outputs<T, W> outputs(a, token, share);
+  Scales scales(a);
+  float scale = scales.whole(begin + output, outputs.has(begin + output));
+  outputs.request_bias(begin + output);
+  RowStager<kWarps, T, kTokens> stager(a.num_tokens, a.log_team, a.K, a.stride, a.norm,
+                                       block.rows + a.num_tokens * a.stride);
+  stager.request_norm();
+  let_next_begin();
+  wait_for_previous();
+  outputs.request_residual(begin + output);
+  stager.stage(block.rows, a.x, a.at);
+  barrier(1, kThreads);
+
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  RingPlace place;
+  int chunk = 0;  // counts those of all stages, so that the warps have equally many
+#pragma unroll 1
+  for (int first = begin; first < end; first += kGroup) {
+#pragma unroll 1
+    for (int tile = 0; tile < kTiles<kTokens> && first + tile * kTile < end; ++tile) {
+      const int num_rows = min(kTile, end - first - tile * kTile);
+      Part part(block.rows, a.stride, a.num_tokens);
+#pragma unroll 1
+      for (int k = 0; k < a.K; k += a.stage_inputs, place.step(a.num_stages)) {
+        // Past the last output and the last input the last is read again: there the activation is 0, and here nothing is
+        // stored.
+        const int num_inputs = min(a.stage_inputs, a.K - k), num_chunks = (num_inputs + Part::kChunk - 1) / Part::kChunk;
+        const auto request = [&](int i) {
+          const int64_t n = first + tile * kTile;
+          if (i < num_chunks) scales.request(n + min(g, num_rows - 1), n + min(g + 8, num_rows - 1), k + i * Part::kChunk);
+        };
+        request((warp - chunk) & (kWarps - 1));
+        const char* stage = block.ring.wait(place);
+        const W* low = reinterpret_cast<const W*>(stage + min(g, num_rows - 1) * a.stage_stride());
+        const W* high = reinterpret_cast<const W*>(stage + min(g + 8, num_rows - 1) * a.stage_stride());
+#pragma unroll 2
+        for (int i = (warp - chunk) & (kWarps - 1); i < num_chunks; i += kWarps) {
+          const int mine = i * Part::kChunk + t * kEach, at = min(mine, num_inputs - kEach);
+          const float2 now = scales.requested();
+          request(i + kWarps);
+          part.add(load(low + at), load(high + at), now, k + mine, a.num_tokens);
+        }
+        block.ring.release(place);
+        chunk += num_chunks;
+      }
+      part.store(block.partial_of(tile, warp, a.num_tokens), a.num_tokens);
+    }
+
+    barrier(1, kThreads);
+    const int n = first + output;
+    if (outputs.has(n)) outputs.finish(block.sum(output, token, a.num_tokens) * scale, n);
+    if (first + kGroup >= end) break;
+    scale = scales.whole(n + kGroup, outputs.has(n + kGroup));
+    outputs.request(n + kGroup);
+    barrier(1, kThreads);
+  }
+  uint64_t* scratch = reinterpret_cast<uint64_t*>(shared);
+  if (a.best) leave_best(outputs.best, a.best, a.num_tokens, kGroup, kThreads, scratch);
+}
 
 }  // namespace eet
