@@ -73,7 +73,7 @@ class RegisterNorm {
       if (threadIdx.x % 4 == 0) leave(sum, squares, scratch);
       found = whole(scratch);
     }
-    const uint32_t zero = blockDim.y - 1;  // which the compiler does not know
+    const uint32_t zero = eet::opaque_zero();
     const float mean = shift + found.x, scale = rsqrtf(fmaxf(found.y, 0.f) + norm.eps);
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -154,7 +154,7 @@ template <typename T, bool kNormed>
 class RegisterProducts {
  public:
   __device__ RegisterProducts(const RegisterArgs<T>& a, const eet::Ring& ring, float* partial)
-      : a(a), ring(ring), partial(partial), zero(blockDim.y - 1) {}
+      : a(a), ring(ring), partial(partial), zero(eet::opaque_zero()) {}
 
   // Leaves the sums of all tiles: partial [tile][sums()], of which those of a warp are [token][kStageRows].
   __device__ void multiply(const RegisterNorm<T>& norm, eet::Share share) const {
@@ -175,7 +175,7 @@ class RegisterProducts {
   const RegisterArgs<T>& a;
   eet::Ring ring;
   float* partial;
-  uint32_t zero;  // which the compiler does not know
+  uint32_t zero;  // of opaque_zero()
 
   // x, moved here and now: else the assembler does it in front of every product.
   __device__ uint32_t here(uint32_t x) const {

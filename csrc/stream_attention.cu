@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   }
   if (cluster > 1) eet::cluster_wait();
 
-  const uint32_t zero = blockDim.y - 1;  // which the compiler does not know
+  const uint32_t zero = eet::opaque_zero();
   const uint32_t base = eet::shared_address(stages);
   for (int tile = first; tile <= newest; tile += stride) {
     const uint32_t stage = base + place.stage * Stage::kBytes;
