@@ -7,7 +7,7 @@
 
 namespace {
 
-using eet::kChunk;
+using eet::kInt8Chunk;
 
 template <typename T>
 struct Int8Args : eet::TileArgs<T, int8_t> {
@@ -55,13 +55,13 @@ __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, 1) int8_linear_ke
 // Whole chunks, and 16 bytes more: the rows that a warp reads at a time lie in different banks.
 template <typename T>
 int row_stride(int K) {
-  return eet::ceil_div(K, kChunk) * kChunk + 16 / int(sizeof(T));
+  return eet::ceil_div(K, kInt8Chunk) * kInt8Chunk + 16 / int(sizeof(T));
 }
 
 template <int kTokens, typename T>
 cudaError_t launch_linear(Int8Args<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
   const bool pairs = kTokens != 8;  // its 16 warps take more than half of the registers
-  const int bytes = eet::plan_tiles<kTokens>(a, row_stride<T>(a.K), kChunk, pairs);
+  const int bytes = eet::plan_tiles<kTokens>(a, row_stride<T>(a.K), kInt8Chunk, pairs);
   if (!bytes) return cudaErrorInvalidValue;
   const auto kernel = a.G > 1 ? int8_linear_kernel<T, kTokens, true> : int8_linear_kernel<T, kTokens, false>;
   return eet::launch(kernel, {dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent}, a);
@@ -76,7 +76,7 @@ extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, con
                                        int G, int log_inputs, int act, float eps, int blocks, int dependent,
                                        cudaStream_t stream) {
   if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
-  if (K % 16 || (G > 1 && 1 << log_inputs < kChunk)) return cudaErrorInvalidValue;
+  if (K % 16 || (G > 1 && 1 << log_inputs < kInt8Chunk)) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     Int8Args<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);

@@ -18,6 +18,8 @@ using eet::kHeads;
 constexpr int kMaxCluster = 8, kLeastPage = 16;
 template <int kDim>
 constexpr int kWarps = kDim <= 64 ? 8 : 4;  // that multiply; one more fills the ring
+template <int kDim>
+using StageOf = eet::KeyStage<kDim, kWarps<kDim>>;
 
 template <typename T>
 struct StreamArgs {
@@ -30,7 +32,59 @@ struct StreamArgs {
   const T* qkv;                                  // [B,(H+2G)D]
   T* out;                                        // [B,HD]
   eet::Pages pages;                              // of 16 columns or more
+
+  // Where column k of row b and KV head `kv` lies in `keys` and in `values`.
+  template <int kDim, bool kPaged>
+  __device__ int64_t offset(int b, int kv, int k) const {
+    const int page = kPaged ? pages.page(b, k) : b, column = kPaged ? pages.place(k) : k;
+    return int64_t(page) * row + int64_t(kv) * head + int64_t(column) * kDim;
+  }
 };
+
+// The keys that a row sees, and with which of them the block's stages begin.
+struct Tiles {
+  int begin, newest;  // of the keys, the first and the last
+  int first, stride;  // of those that stages begin with
+};
+
+// By the warp that fills the ring. A lane copies a part of a piece, which lies in one page.
+template <typename T, int kDim, bool kPaged>
+__device__ void fill_ring(const StreamArgs<T>& a, const eet::Ring& ring, const Tiles& tiles) {
+  using Stage = StageOf<kDim>;
+  const int b = blockIdx.z, kv = blockIdx.y, lane = threadIdx.x % 32;
+  const int part = kPaged ? min(Stage::kPiece, 1 << a.pages.log_page) : Stage::kPiece, parts = Stage::kKeys / part;
+  const bool is_key = lane < parts;
+  const int mine = (is_key ? lane : lane - parts) * part;
+  char* const to = ring.stages + Stage::offset(mine) + (is_key ? 0 : Stage::kValues);
+  const char* const cache = reinterpret_cast<const char*>(is_key ? a.keys : a.values);
+  eet::RingPlace place;
+  for (int tile = tiles.first; tile <= tiles.newest; tile += tiles.stride, place.step(a.num_stages)) {
+    const int k = tile + mine, count = min(part, tiles.newest + 1 - k);
+    const bool copies = lane < 2 * parts && k + part > tiles.begin && count > 0;
+    const int rows = min(tile + Stage::kKeys, tiles.newest + 1) - max(tile, tiles.begin / part * part);
+    ring.begin(place, 2 * rows * Stage::kRowBytes);
+    if (copies) {
+      const int64_t from = a.template offset<kDim, kPaged>(b, kv, k) * int(sizeof(T));
+      ring.copy(place, to + place.stage * Stage::kBytes, cache + from, count * Stage::kRowBytes);
+    }
+    ring.end(place);
+  }
+}
+
+// By one warp: the newest key and its value (`chunks` of 16 bytes, of one and then of the other) take their place in the
+// stage, and in the cache if `stores`.
+template <typename T, int kDim, bool kPaged>
+__device__ void put_newest(const StreamArgs<T>& a, const uint4* chunks, uint32_t stage, int newest, bool stores) {
+  using Stage = StageOf<kDim>;
+  constexpr int kChunks = kDim / 8;
+  const int b = blockIdx.z, kv = blockIdx.y, lane = threadIdx.x % 32, its_place = newest % Stage::kKeys;
+  if (lane >= 2 * kChunks) return;
+  const uint4 chunk = chunks[lane];
+  const bool is_key = lane < kChunks;
+  const int part = lane % kChunks;
+  eet::store_shared(stage + Stage::offset(its_place) + (is_key ? 0 : Stage::kValues) + part * 16, chunk);
+  if (stores) eet::store((is_key ? a.keys : a.values) + a.template offset<kDim, kPaged>(b, kv, newest) + part * 8, chunk);
+}
 
 // Why      loads into registers keep too few bytes on their way, and begin only where a warp fits beside the kernel
 //          ahead: one warp asks for a hundred KiB of earlier keys and values a block before the query is there (two
@@ -44,8 +98,8 @@ struct StreamArgs {
 template <typename T, int kDim, bool kPaged>
 __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
     stream_attention_kernel(const __grid_constant__ StreamArgs<T> a) {
-  using Stage = eet::KeyStage<kDim, kWarps<kDim>>;
-  constexpr int kReaders = kWarps<kDim> * 32, kRow = Stage::kRowBytes, kChunks = kDim / 8;
+  using Stage = StageOf<kDim>;
+  constexpr int kReaders = kWarps<kDim> * 32, kChunks = kDim / 8;
   extern __shared__ __align__(128) float4 shared[];
   eet::let_next_begin();
   __shared__ float2 stats[kWarps<kDim>][kHeads];
@@ -68,27 +122,9 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   // Stages begin at multiples of their length; the blocks of a cluster take turns.
   const int stride = Stage::kKeys << a.log_cluster, skipped = max(0, begin / Stage::kKeys - rank);
   const int first = rank * Stage::kKeys + ((skipped + cluster - 1) >> a.log_cluster) * stride;
-  const auto lies = [&](int k) {
-    const int page = kPaged ? a.pages.page(b, k) : b, place = kPaged ? a.pages.place(k) : k;
-    return int64_t(page) * a.row + int64_t(kv) * a.head + int64_t(place) * kDim;
-  };
-  eet::RingPlace place;
-
+  const Tiles tiles{begin, newest, first, stride};
   if (warp == kWarps<kDim>) {
-    // A lane copies a part of a piece that lies in one page.
-    const int part = kPaged ? min(Stage::kPiece, 1 << a.pages.log_page) : Stage::kPiece, parts = Stage::kKeys / part;
-    const bool is_key = lane < parts;
-    const int mine = (is_key ? lane : lane - parts) * part;
-    char* const to = stages + Stage::offset(mine) + (is_key ? 0 : Stage::kValues);
-    const char* const cache = reinterpret_cast<const char*>(is_key ? a.keys : a.values);
-    for (int tile = first; tile <= newest; tile += stride, place.step(a.num_stages)) {
-      const int k = tile + mine, count = min(part, newest + 1 - k);
-      const bool copies = lane < 2 * parts && k + part > begin && count > 0;
-      const int rows = min(tile + Stage::kKeys, newest + 1) - max(tile, begin / part * part);
-      ring.begin(place, 2 * rows * kRow);
-      if (copies) ring.copy(place, to + place.stage * Stage::kBytes, cache + lies(k) * int(sizeof(T)), count * kRow);
-      ring.end(place);
-    }
+    fill_ring<T, kDim, kPaged>(a, ring, tiles);
     if (cluster > 1) eet::cluster_wait();
     return;
   }
@@ -109,9 +145,10 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   }
   if (cluster > 1) eet::cluster_wait();
 
-  const uint32_t zero = blockDim.y - 1;  // which the compiler does not know
+  const uint32_t zero = eet::opaque_zero();
   const uint32_t base = eet::shared_address(stages);
-  for (int tile = first; tile <= newest; tile += stride) {
+  eet::RingPlace place;
+  for (int tile = tiles.first; tile <= newest; tile += tiles.stride) {
     const uint32_t stage = base + place.stage * Stage::kBytes;
     const bool edge = tile < begin || tile + Stage::kKeys > newest;
     const auto hidden = [&](int i) {
@@ -120,26 +157,16 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
     };
     eet::barrier_wait(ring.filled(place), place.parity);
     if (edge) {
-      // Hidden keys weigh nothing, and their values become 0: what lies there may be no number.
-      for (int i = lane; i < eet::kWarpKeys * kChunks; i += 32) {
-        const uint32_t value = stage + Stage::kValues + Stage::offset(Stage::key(warp, i / kChunks)) + i % kChunks * 16;
-        if (hidden(i / kChunks)) eet::store_shared(value, eet::zeros());
-      }
-      if (has_newest && tile + its_place == newest && lane < 2 * kChunks) {
-        const uint4 chunk = newest_chunks[lane];
-        const bool is_key = lane < kChunks;
-        eet::store_shared(stage + Stage::offset(its_place) + (is_key ? 0 : Stage::kValues) + lane % kChunks * 16, chunk);
-        if (first_head == 0) eet::store((is_key ? a.keys : a.values) + lies(newest) + lane % kChunks * 8, chunk);
+      w.hide_values(stage, hidden);
+      if (has_newest && tile + its_place == newest) {
+        put_newest<T, kDim, kPaged>(a, newest_chunks, stage, newest, first_head == 0);
       }
       eet::Ring::before_copies();
       __syncwarp();
     }
     float score[4];
     w.multiply_keys(stage, score);
-    if (edge) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) score[i] = hidden(w.key_of(i)) ? -INFINITY : score[i];
-    }
+    if (edge) w.hide_scores(hidden, score);
     w.weigh(score);
     // An arrival can overtake loads (LOG), so it needs what they brought.
     const uint32_t values = w.multiply_values(stage, score);
@@ -168,7 +195,7 @@ int split(int K, int jobs) {
 
 template <typename T, int kDim, bool kPaged>
 cudaError_t launch_stream(StreamArgs<T> a, int B, int K, int cluster, bool dependent, cudaStream_t stream) {
-  using Stage = eet::KeyStage<kDim, kWarps<kDim>>;
+  using Stage = StageOf<kDim>;
   const int parts = eet::ceil_div(a.per_group, kHeads), num_heads = a.per_group < kHeads ? a.per_group : kHeads;
   if (!cluster) cluster = split<Stage>(K, B * a.G * parts);
   while (1 << a.log_cluster < cluster) ++a.log_cluster;

@@ -8,13 +8,13 @@
 
 namespace eet {
 
-constexpr int kChunk = 64;  // inputs in one step of a warp: 16 weights a lane
+constexpr int kInt8Chunk = 64;  // inputs in one step of a warp: 16 weights a lane
 
 // A warp's part of out^T[16 outputs, tokens]; lane 4g+t takes 16 weights of outputs g and g + 8 at a time: four mma.
 // kGrouped: an output's inputs have scales in groups, which multiply the sums of a step; else `scales` are not used.
 template <typename T, int kTokens, bool kGrouped>
 struct Int8Product {
-  static constexpr int kChunk = eet::kChunk, kHalves = (kTokens + 7) / 8;
+  static constexpr int kChunk = kInt8Chunk, kHalves = (kTokens + 7) / 8;
   float sum[kHalves][2][4] = {};  // two, so that one mma need not wait for the other
   float scaled[kHalves][4] = {};  // of groups, with their scales
   const T* x;
@@ -73,7 +73,7 @@ struct Int8Product {
 // The same on CUDA cores, true fp32.
 template <int kTokens, bool kGrouped>
 struct Int8Product<float, kTokens, kGrouped> {
-  static constexpr int kChunk = eet::kChunk;
+  static constexpr int kChunk = kInt8Chunk;
   const float* rows;
   int stride;
   float sum[2][kTokens] = {};

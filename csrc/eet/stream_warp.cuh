@@ -2,6 +2,8 @@
 // dim; g and t number a lane: 4g + t.
 #pragma once
 
+#include <cmath>
+
 #include "eet/attention.cuh"
 #include "eet/mma.cuh"
 #include "eet/reduce.cuh"
@@ -51,6 +53,23 @@ class StreamWarp {
   __device__ void load_query(const T* from) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) q[i] = load(from + i * 32 + t * 8);
+  }
+
+  // At the edges of what a row sees: values of hidden keys become 0, since what lies there may be no number, and their
+  // scores weigh nothing. `hidden`: whether the warp's key i is.
+  template <typename Hidden>
+  __device__ void hide_values(uint32_t stage, const Hidden& hidden) const {
+    constexpr int kChunks = kDim / 8;
+    const int warp = threadIdx.x / 32;
+    for (int i = threadIdx.x % 32; i < kWarpKeys * kChunks; i += 32) {
+      const uint32_t value = stage + Stage::kValues + Stage::offset(Stage::key(warp, i / kChunks)) + i % kChunks * 16;
+      if (hidden(i / kChunks)) store_shared(value, zeros());
+    }
+  }
+  template <typename Hidden>
+  __device__ void hide_scores(const Hidden& hidden, float (&score)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) score[i] = hidden(key_of(i)) ? -INFINITY : score[i];
   }
 
   // score[i]: head g against key_of(i).

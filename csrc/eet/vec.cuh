@@ -13,6 +13,10 @@ constexpr int kVec = 16 / sizeof(T);  // numbers in a vector
 
 __device__ inline uint4 zeros() { return make_uint4(0, 0, 0, 0); }
 
+// 0, which the compiler does not know: blocks have one row of threads. `x & opaque_zero()` is 0 too, but nothing that
+// takes it can begin before x is there.
+__device__ inline uint32_t opaque_zero() { return blockDim.y - 1; }
+
 template <typename T>
 __device__ inline uint4 load(const T* p) {
   return *reinterpret_cast<const uint4*>(p);
