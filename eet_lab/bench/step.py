@@ -21,15 +21,15 @@ from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops.cases import CASES
 from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
-from eet_lab.ops.shapes import AttentionShape, LinearShape
-from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, ChooseShape, EmbedShape
+from eet_lab.ops.next_token_case import NextTokenShape
+from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
+from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, EmbedShape
 from eet_lab.ops.types import KVLayer, Layer, Linear, Norm, Sampling, State, Step, fresh
 from eet_lab.parts import Ops, Parts
 
 LAUNCHES = {
     case.op: case.launches for case in (*CASES, *LAYER_CASES, *TOKEN_CASES) if not case.name.startswith("prefill")
 }
-LAUNCHES["next_token"] = LAUNCHES["norm_linear"] + LAUNCHES["choose"]
 
 
 class Call(NamedTuple):
@@ -105,7 +105,7 @@ class Recorder(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _linear_bytes(w: Linear, shape: LinearShape, itemsize: int) -> int:
+def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
     """With what an int8 weight is smaller than the shape knows."""
     scale = 0 if w.scale is None else w.scale.nbytes
     return shape.read_bytes(itemsize) - w.weight.numel() * itemsize + w.weight.nbytes + scale
@@ -131,8 +131,8 @@ def _attention(qkv: torch.Tensor, kv: KVLayer, step: Step) -> int:
 
 
 def _next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
-    chosen = ChooseShape(len(step.last), len(head.weight)).read_bytes(x.itemsize)
-    return _norm_linear(x[: len(step.last)], norm_w, head) + chosen
+    V, C = head.weight.shape
+    return _linear_bytes(head, NextTokenShape(len(step.last), len(x), V, C), x.itemsize)
 
 
 def _embed(ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor) -> int:
