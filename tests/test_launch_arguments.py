@@ -76,6 +76,17 @@ def test_the_choice_of_a_token_too(temperature, launched):
     assert launched == (["eet_linear", "eet_choose"] if temperature else ["eet_linear", "eet_choose_best"])
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_no_rows_need_no_launch(temperature, launched):
+    """A grid of 0 blocks would be refused as an invalid configuration."""
+    head, none = Linear(torch.ones(40, 16), None), torch.empty(0, dtype=torch.long)
+    step = Step(*[None] * 10)._replace(last=none, positions=none)
+    sampling = Sampling(temperature, 0, 1.0, torch.tensor([5]))
+    norm = Norm(torch.ones(16), None, 1e-5)
+    assert cuda.next_token(torch.ones(0, 16), step, norm, head, sampling, empty=fresh).shape == (0,)
+    assert launched == []
+
+
 def test_a_launch_with_an_argument_too_few_is_noticed(launched):
     with pytest.raises(AssertionError, match="eet_choose_best takes token, best, B"):
         native.loaded("sampling").eet_choose_best(0, 0, 1, 1, 0)
