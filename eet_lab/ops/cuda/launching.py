@@ -83,7 +83,9 @@ def at(x: Tensor | None) -> int | None:
         return None
     address = x.data_ptr()
     if address % 16:
-        raise KernelError(f"A tensor {tuple(x.shape)} begins at {address:#x}; kernels need a multiple of 16 bytes.")
+        raise KernelError(
+            f"A tensor {tuple(x.shape)} begins at {address:#x}; kernels need a multiple of 16 bytes. Give its clone()."
+        )
     return address
 
 
@@ -92,5 +94,12 @@ def check(x: Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> N
     if x.shape != shape or x.dtype != dtype or not x.is_contiguous():
         raise KernelError(
             f"{name} is {tuple(x.shape)} {x.dtype}{'' if x.is_contiguous() else ', not contiguous'}; "
-            f"the kernel needs {tuple(shape)} {dtype}, contiguous."
+            f"the kernel needs {tuple(shape)} {dtype}, contiguous. {_made_fit(x, dtype, shape)}"
         )
+
+
+def _made_fit(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """What to do with a tensor that the kernel does not take as it is."""
+    if x.shape != shape:
+        return "Give one of that shape."
+    return "Give its contiguous()." if x.dtype == dtype else f"Convert it with to({dtype})."

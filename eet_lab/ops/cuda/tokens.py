@@ -82,7 +82,7 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empt
     """
     B, V = logits.shape
     if logits.dtype not in DTYPES:
-        raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}.")
+        raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}. {REMEDY}")
     check(logits, "logits", logits.dtype, (B, V))
     check(positions, "positions", torch.int64, (B,))
     token = empty("token", (B,), positions)
