@@ -32,7 +32,7 @@ from eet_lab.ops import cuda, native
 from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cases import Case
 from eet_lab.ops.cuda import layer, linear
-from eet_lab.ops.cuda.launching import Limits
+from eet_lab.ops.cuda.launching import HOPPER, Limits
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.ops.shapes import copied
@@ -74,7 +74,7 @@ def record(libraries: dict[str, str], cases: Sequence[Case] = ALL_CASES, passes:
     """Every case's small shapes, in every type that its op takes; and where a ring is filled again, larger ones."""
     calls: list[Call] = []
     for each in passes:
-        with _pretended(Limits(layer.HOPPER.shared_bytes, each.num_blocks)) as recorder:
+        with _pretended(Limits(HOPPER.shared_bytes, each.num_blocks)) as recorder:
             for case, shape, dtype in each.calls(cases):
                 inputs = copied(shape.inputs("cpu", dtype, 0))
                 case.poison(inputs)
@@ -195,9 +195,9 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
     replaced = (
         (native, "loaded", library),
         (attention, "_is_hopper", lambda device: True),
-        (attention, "limits", lambda: gpu),
+        (attention, "gpu", lambda: gpu),
         (linear, "limits", lambda: gpu),
-        (layer, "limits", lambda: gpu),
+        (layer, "gpu", lambda: gpu),
         (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
     )
     before = [(place, name, getattr(place, name, None)) for place, name, _ in replaced]

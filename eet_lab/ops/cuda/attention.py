@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import DTYPES, HOPPER, REMEDY, at, check, limits, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, gpu, needs, stream_of
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, KVLayer, Step
 
@@ -152,7 +152,7 @@ def _streams(B: int, H: int, G: int, K: int) -> bool:
     """
     jobs = B * G * -(-(H // G) // STREAM_HEADS)
     fewest = STREAM_COLUMNS if B > 2 else STREAM_ALONE
-    return fewest < K and (K <= STREAM_MOST or jobs <= (limits() or HOPPER).num_blocks)
+    return fewest < K and (K <= STREAM_MOST or jobs <= gpu().num_blocks)
 
 
 @cache

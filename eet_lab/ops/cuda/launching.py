@@ -67,6 +67,11 @@ def limits() -> Limits | None:
     return Limits(properties.shared_memory_per_block_optin, properties.multi_processor_count)
 
 
+def gpu() -> Limits:
+    """Of the GPU; of a Hopper one where there is none, though linears assume less there (`linear.NO_GPU`)."""
+    return limits() or HOPPER
+
+
 def odd_stride(num_bytes: int) -> int:
     """Bytes between rows in shared memory, as in linear.cuh."""
     return (-(-num_bytes // 64) | 1) * 64
