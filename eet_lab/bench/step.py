@@ -5,7 +5,7 @@ B rows, T tokens, K columns of the KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +20,9 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops.cases import CASES
+from eet_lab.ops.cuda import int8
+from eet_lab.ops.cuda.launching import gpu
+from eet_lab.ops.cuda.linear import _is_few
 from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
 from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
@@ -46,8 +49,9 @@ def decode_calls(
     """The ops of the decode step of `batch` rows that reads `context` columns, its own among them, in order.
 
     What plain PyTorch does between the ops, such as building a mask, is a call named "torch". Nothing is computed.
-    Launches are those of batches so small that every linear streams its weights (`ops.cuda.linear.takes_few`): on an
-    H200 up to 12 rows of GPT-2 XL in 16 bits, and never more than 16.
+    Where rows are too many for a linear to stream its weights (`ops.cuda.linear`: on an H200 more than 12 of GPT-2 XL
+    in 16 bits, and always more than 16), its product is one launch of cuBLAS, with ours around it. Without a GPU the
+    limits are an H200's.
     """
     engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)
     state, first = parts.prompts([[0] * (context - 1)] * batch, 1)
@@ -90,7 +94,10 @@ class Recorder(TorchDispatchMode):
     def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
         """An op by the name of its slot."""
         ours = hasattr(op, "kernels")
-        self.calls.append(Call(name, LAUNCHES.get(op.__name__) if ours else None, BYTES[name](*args)))
+        launches = LAUNCHES.get(op.__name__) if ours else None
+        if launches is not None:
+            launches += _launches_of_many(name, args)
+        self.calls.append(Call(name, launches, BYTES[name](*args)))
         if name == "advance":  # it changes its state and gives nothing, so nothing is learned by running it
             return None
         self._in_op = True
@@ -103,6 +110,20 @@ class Recorder(TorchDispatchMode):
         if not (self._in_op or function.is_view or function.__name__.startswith(("empty", "new_empty", "detach"))):
             self.calls.append(Call("torch", None, 0))
         return function(*args, **(kwargs or {}))
+
+
+def _launches_of_many(name: str, args: Sequence[Any]) -> int:
+    """What an op launches beside what its case declares, where its rows are too many to stream the weights."""
+    weights = {"norm_linear": 2, "linear_residual": 1, "next_token": 3}
+    if name not in weights:
+        return 0
+    x, w = args[0], args[weights[name]]
+    size = len(x), w.weight.shape[1], x.itemsize, gpu().shared_bytes
+    if _is_few(*size) if w.scale is None else int8.takes_few(*size):
+        return 0
+    ends = name == "norm_linear" and len(args) > 3 and args[3] is not None  # in an activation
+    epilogue = name != "linear_residual" and (w.bias is not None or ends)  # that one has it in place of its only launch
+    return 1 + epilogue + (w.scale is not None)
 
 
 def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
