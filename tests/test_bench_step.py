@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.launches import launches_per_token
 from eet_lab.bench.step import decode_calls, num_bytes, num_launches
@@ -145,6 +146,19 @@ def test_the_step_launches_what_its_cases_declare(launched, batch, launches):
     """The very code that runs on a GPU: it fails when a launch, or a call of PyTorch, is added anywhere in a step."""
     assert decoded(parts(EAGER), batch, launched) == []
     assert len(launched) == num_launches(decode_calls(SMALL, parts(EAGER), batch, 24)) == launches, launched
+
+
+@pytest.mark.parametrize("words", [EAGER, f"{EAGER},int8_weights"])
+@pytest.mark.parametrize("batch", [17, 40])
+def test_more_rows_than_weights_are_streamed_for_launch_more(launched, words, batch):
+    """cuBLAS multiplies, with our norm before and our bias after; the head has no bias, and its logits are written."""
+    torchs = decoded(parts(words), batch, launched)
+    expanded = launched.count("eet_dequantize")
+    assert set(torchs) == {"mm.out"} and expanded == ("int8" in words) * (4 * 3 + 1)
+    calls = decode_calls(SMALL, parts(words), batch, 24)
+    declared = num_launches(calls)
+    assert len(launched) + len(torchs) == declared == (3 + 1 + 2 + 3 + 2) * 3 + 5 + expanded
+    assert num_kernels(parts(words), (22,) * batch, SMALL) == declared
 
 
 def test_an_added_launch_is_noticed(launched):

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 
 import pytest
 import torch
 
+from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.all_cases import ALL_CASES
+from eet_lab.ops.cuda.attention import Split
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
+from eet_lab.ops.shapes import AttentionShape
 from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
 
 SMALL = 300_000  # bytes that a shape may read, so that the CPU is not kept busy
@@ -74,6 +77,49 @@ def test_the_choice_of_a_token_too(temperature, launched):
     sampling = Sampling(temperature, 0, 1.0, torch.tensor([5]))
     cuda.next_token(x, step, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
     assert launched == (["eet_linear", "eet_choose"] if temperature else ["eet_linear", "eet_choose_best"])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_no_rows_need_no_launch(temperature, launched):
+    """A grid of 0 blocks would be refused as an invalid configuration."""
+    head, none = Linear(torch.ones(40, 16), None), torch.empty(0, dtype=torch.long)
+    step = Step(*[None] * 10)._replace(last=none, positions=none)
+    sampling = Sampling(temperature, 0, 1.0, torch.tensor([5]))
+    norm = Norm(torch.ones(16), None, 1e-5)
+    assert cuda.next_token(torch.ones(0, 16), step, norm, head, sampling, empty=fresh).shape == (0,)
+    assert launched == []
+
+
+@pytest.mark.parametrize(
+    ("split", "says"),
+    [
+        (Split(False, blocks=3), "3 blocks and 0 warps"),
+        (Split(False, blocks=2), "2 blocks and 0 warps"),  # one without the other
+        (Split(False, warps=4), "0 blocks and 4 warps"),
+        (Split(False, blocks=2, warps=5), "2 blocks and 5 warps"),
+        (Split(True, blocks=16), "16 blocks and 0 warps"),
+        (Split(True, blocks=2, warps=4), "2 blocks and 4 warps"),
+    ],
+)
+def test_a_split_that_no_launcher_takes_is_told(split, says, launched):
+    inputs = AttentionShape((9, 20), 4, 4, 64, decode=True).inputs("cpu", torch.float16, 0)
+    with pytest.raises(KernelError, match=f"{says}.*1, 2, 4 or 8.*[Ll]eave"):
+        cuda.attention(*inputs, empty=fresh, split=split)
+    assert launched == []
+
+
+@pytest.mark.parametrize("columns", [1_300_000, 1_400_000])
+def test_a_cache_of_too_many_columns_for_decode_attention_is_told_in_the_rehearsal(columns):
+    shape = AttentionShape((9, 20), 25, 25, 64, decode=True)
+    qkv, kv, step = shape.inputs("cpu", torch.float16, 0)
+    keys = torch.empty(2, 25, columns, 64, dtype=torch.float16, device="meta")
+    call = partial(cuda.attention, qkv.to("meta"), kv._replace(keys=keys, values=keys), step, empty=fresh)
+    if keys.stride(0) < 2**31:
+        assert call().shape == (2, 25 * 64)
+        return
+    with pytest.raises(KernelError, match=r"2,240,000,000 .*2,147,483,647.*fewer columns.*kv=paged"):
+        call()
+    cuda.attention(qkv.float().to("meta"), kv._replace(keys=keys.float(), values=keys.float()), step, empty=fresh)
 
 
 def test_a_launch_with_an_argument_too_few_is_noticed(launched):

@@ -15,6 +15,8 @@ import pytest
 from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cuda import layer, linear
 from eet_lab.ops.native import all_names
+from eet_lab.ops.native.build import source
+from eet_lab.ops.native.launchers import signatures
 
 SANITIZE = Path(__file__).resolve().parents[1] / "benchmarks" / "sanitize"
 
@@ -44,9 +46,32 @@ def test_every_source_is_launched_from(sanitize):
     assert any(call.name.startswith("rest_of_layer/") and "8 blocks" in call.name for call in found.calls)
 
 
+def test_the_fused_arg_max_is_recorded(sanitize):
+    """The LM head of every greedy step: each kernel that leaves its largest outputs, in place and of gathered rows."""
+    found = sanitize.record({}, [case for case in ALL_CASES if case.name == "next_token"])
+    launches = [launch for call in found.calls for launch in call.launches]
+    names = {launch.launcher for launch in launches}
+    assert {"eet_linear", "eet_vector_linear", "eet_int8_linear", "eet_choose_best", "eet_choose"} <= names
+    for name in ("eet_linear", "eet_vector_linear", "eet_int8_linear"):
+        best, x, at = zip(*(launch.args[1:4] for launch in launches if launch.launcher == name), strict=True)
+        assert any(best) and all(x), name
+        assert any(place and rows for place, rows in zip(best, at, strict=True)), name
+
+
+@pytest.mark.parametrize(("D", "columns"), [(64, 384), (96, 320), (128, 320), (256, 128)])
+def test_prompts_go_round_hoppers_ring(sanitize, D, columns):
+    """`columns` are the stages of its plan for this head dim, of 64 keys each (csrc/hopper_attention.cu)."""
+    found = sanitize.record({}, passes=[each for each in sanitize.PASSES if each.names])
+    names = [p.name for p in signatures(source("hopper_attention").read_text())["eet_hopper_attention"]]
+    launches = [launch for call in found.calls for launch in call.launches if launch.kernel == "hopper_attention"]
+    longest = [each["longest"] for each in (dict(zip(names, x.args, strict=True)) for x in launches) if each["D"] == D]
+    assert len(longest) == 2 and min(longest) > columns, "in both types of 16 bits"
+    assert sum(sum(call.sizes) for call in found.calls) < 64 << 20
+
+
 def test_nothing_of_a_pretended_gpu_stays(sanitize):
     def answers():
-        return linear._gpu(), layer._gpu(), linear._is_few(12, 1600, 4, True, linear._gpu().shared_bytes)
+        return linear._gpu(), layer.gpu(), linear._is_few(12, 1600, 4, True, linear._gpu().shared_bytes)
 
     before = answers()
     recorded(sanitize, "rest_of_layer", "t1/c64/f256", 1)

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ from eet_lab.errors import Cancelled, KernelBuildError, KernelError
 from eet_lab.ops import native
 from eet_lab.ops.native import toolchain
 from eet_lab.ops.native.build import explain, includes, key, source
-from eet_lab.ops.native.launchers import Library, signatures
+from eet_lab.ops.native.launchers import Launcher, Library, Parameter, signatures
 
 try:
     native.find_nvcc(), native.ninja(), native.host_compiler()
@@ -107,6 +108,48 @@ def run(path: Path) -> int:
     out = ctypes.c_int()
     Library(path, SMALL).eet_answer(ctypes.addressof(out), 0, 1.0, None)
     return out.value
+
+
+@pytest.fixture
+def launcher():
+    """Of a function that gives an error for negative sizes; `passed` is what arrived."""
+    kinds = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_int]
+    passed = []
+
+    def function(out, size, step, scale, dependent):
+        passed.append((out, size, step, scale, dependent))
+        return int(size < 0)
+
+    library = SimpleNamespace(
+        cdll={"eet_answer": ctypes.CFUNCTYPE(ctypes.c_int, *kinds)(function)}, error_string=lambda error: "too bad"
+    )
+    names = ("out", "size", "step", "scale", "dependent")
+    made = Launcher(library, "eet_answer", [Parameter(*each) for each in zip(names, kinds, strict=True)])
+    made.passed = passed
+    return made
+
+
+@pytest.mark.parametrize("size", [2**31, 2**32 + 5, -(2**31) - 1])
+def test_a_size_that_an_int_cannot_hold_is_told_before_the_launch(launcher, size):
+    """ctypes takes its lower 32 bits without a word."""
+    with pytest.raises(KernelError) as told:
+        launcher(1 << 40, size, 3, 1.0, True)
+    assert f"size is {size:,}" in str(told.value) and f"{2**31 - 1:,}" in str(told.value)
+    assert launcher.passed == []
+
+
+def test_sizes_up_to_the_largest_int_arrive(launcher):
+    launcher(1 << 40, 2**31 - 1, 2**40, 0.5, True)
+    launcher(None, 0, -(2**40), 0.5, False)
+    assert launcher.passed == [(1 << 40, 2**31 - 1, 2**40, 0.5, 1), (None, 0, -(2**40), 0.5, 0)]
+    with pytest.raises(KernelError, match=r"eet_answer failed: too bad \(size=-5, step=3, scale=1.0, dependent=0\)"):
+        launcher(None, -5, 3, 1.0, 0)
+
+
+@pytest.mark.parametrize("args", [(1, 2), (1, 2.5, 3, 1.0, 0), (1, 2, 3, 1.0, "no")])
+def test_what_is_no_argument_at_all_is_a_type_error(launcher, args):
+    with pytest.raises((TypeError, ctypes.ArgumentError)):
+        launcher(*args)
 
 
 @needs_nvcc

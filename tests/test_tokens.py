@@ -41,6 +41,16 @@ def deaf_choose(logits, positions, sampling, *, empty):
     return reference.choose(logits.roll(1, 0), positions.roll(1), sampling).roll(-1)
 
 
+def wrong_row(x, step, norm_w, head, sampling, *, empty):
+    """It reads its row's first token, and not its newest."""
+    return reference.next_token(x, step._replace(last=step.last * 0), norm_w, head, sampling, empty=empty)
+
+
+def highest_of_ties(x, step, norm_w, head, sampling, *, empty):
+    logits = reference.newest_logits(x, step, norm_w, head, empty=empty)
+    return logits.shape[-1] - 1 - logits.flip(-1).argmax(-1)
+
+
 def wrong_advance(state, token, *, empty):
     reference.advance(state, token, empty=empty)
     state.tokens[0, -1] += 1
@@ -48,7 +58,14 @@ def wrong_advance(state, token, *, empty):
 
 @pytest.mark.parametrize(
     ("op", "wrong", "number"),
-    [("embed", wrong_embed, 2), ("choose", second_best, 5), ("choose", deaf_choose, 6), ("advance", wrong_advance, 1)],
+    [
+        ("embed", wrong_embed, 2),
+        ("choose", second_best, 5),
+        ("choose", deaf_choose, 6),
+        ("next_token", wrong_row, 2),
+        ("next_token", highest_of_ties, 3),
+        ("advance", wrong_advance, 1),
+    ],
 )
 def test_every_case_fails_an_op_that_is_wrong(op, wrong, number):
     with pytest.raises(CaseFailed):

@@ -55,12 +55,15 @@ def counted(parts: Parts, lengths: Sequence[int], num_layers: int) -> StepCalls:
 
 @cache
 def num_kernels(parts: Parts, lengths: Sequence[int], config: Config) -> int:
-    """Of a decode step of a model in 16 bits, as `counted`; but one kernel for most of a layer where it takes that."""
+    """Of a decode step of a model in 16 bits, as `counted`; but one kernel for most of a layer where it takes that, and
+    more than one a linear where there are more rows than one streams its weights for (`decode_calls`).
+    """
     layers, found = config.num_layers, counted(parts, lengths, config.num_layers)
     one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1)
     if "rest_of_layer" in (call.op for call in one_layer):
         return found.beside + 2 * layers + 1  # the first layer's queries, keys and values are on their own
-    return found.total
+    more = [(call.op, call.launches - LAUNCHES[call.op]) for call in one_layer if call.launches is not None]
+    return found.total + sum(count if op == "next_token" else count * layers for op, count in more)
 
 
 @cache

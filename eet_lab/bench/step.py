@@ -5,7 +5,7 @@ B rows, T tokens, K columns of the KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,16 +20,19 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops.cases import CASES
+from eet_lab.ops.cuda import int8
+from eet_lab.ops.cuda.launching import gpu
+from eet_lab.ops.cuda.linear import _is_few
 from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
-from eet_lab.ops.shapes import AttentionShape, LinearShape
-from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, ChooseShape, EmbedShape
+from eet_lab.ops.next_token_case import NextTokenShape
+from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
+from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, EmbedShape
 from eet_lab.ops.types import KVLayer, Layer, Linear, Norm, Sampling, State, Step, fresh
 from eet_lab.parts import Ops, Parts
 
 LAUNCHES = {
     case.op: case.launches for case in (*CASES, *LAYER_CASES, *TOKEN_CASES) if not case.name.startswith("prefill")
 }
-LAUNCHES["next_token"] = LAUNCHES["norm_linear"] + LAUNCHES["choose"]
 
 
 class Call(NamedTuple):
@@ -46,8 +49,9 @@ def decode_calls(
     """The ops of the decode step of `batch` rows that reads `context` columns, its own among them, in order.
 
     What plain PyTorch does between the ops, such as building a mask, is a call named "torch". Nothing is computed.
-    Launches are those of batches so small that every linear streams its weights (`ops.cuda.linear.takes_few`): on an
-    H200 up to 12 rows of GPT-2 XL in 16 bits, and never more than 16.
+    Where rows are too many for a linear to stream its weights (`ops.cuda.linear`: on an H200 more than 12 of GPT-2 XL
+    in 16 bits, and always more than 16), its product is one launch of cuBLAS, with ours around it. Without a GPU the
+    limits are an H200's.
     """
     engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)
     state, first = parts.prompts([[0] * (context - 1)] * batch, 1)
@@ -90,7 +94,10 @@ class Recorder(TorchDispatchMode):
     def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
         """An op by the name of its slot."""
         ours = hasattr(op, "kernels")
-        self.calls.append(Call(name, LAUNCHES.get(op.__name__) if ours else None, BYTES[name](*args)))
+        launches = LAUNCHES.get(op.__name__) if ours else None
+        if launches is not None:
+            launches += _launches_of_many(name, args)
+        self.calls.append(Call(name, launches, BYTES[name](*args)))
         if name == "advance":  # it changes its state and gives nothing, so nothing is learned by running it
             return None
         self._in_op = True
@@ -105,7 +112,21 @@ class Recorder(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def _linear_bytes(w: Linear, shape: LinearShape, itemsize: int) -> int:
+def _launches_of_many(name: str, args: Sequence[Any]) -> int:
+    """What an op launches beside what its case declares, where its rows are too many to stream the weights."""
+    weights = {"norm_linear": 2, "linear_residual": 1, "next_token": 3}
+    if name not in weights:
+        return 0
+    x, w = args[0], args[weights[name]]
+    size = len(x), w.weight.shape[1], x.itemsize, gpu().shared_bytes
+    if _is_few(*size) if w.scale is None else int8.takes_few(*size):
+        return 0
+    ends = name == "norm_linear" and len(args) > 3 and args[3] is not None  # in an activation
+    epilogue = name != "linear_residual" and (w.bias is not None or ends)  # that one has it in place of its only launch
+    return 1 + epilogue + (w.scale is not None)
+
+
+def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
     """With what an int8 weight is smaller than the shape knows."""
     scale = 0 if w.scale is None else w.scale.nbytes
     return shape.read_bytes(itemsize) - w.weight.numel() * itemsize + w.weight.nbytes + scale
@@ -131,8 +152,8 @@ def _attention(qkv: torch.Tensor, kv: KVLayer, step: Step) -> int:
 
 
 def _next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
-    chosen = ChooseShape(len(step.last), len(head.weight)).read_bytes(x.itemsize)
-    return _norm_linear(x[: len(step.last)], norm_w, head) + chosen
+    V, C = head.weight.shape
+    return _linear_bytes(head, NextTokenShape(len(step.last), len(x), V, C), x.itemsize)
 
 
 def _embed(ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor) -> int:

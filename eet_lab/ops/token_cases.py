@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed, RedZones
+from eet_lab.ops.next_token_case import NEXT_TOKEN
 from eet_lab.ops.shapes import Normal, Shape, copied
 from eet_lab.ops.types import Empty, Sampling, State
 
@@ -212,6 +213,7 @@ TOKEN_CASES = (
         ),
         _choices(((1, 50257), (8, 50257), (64, 50257), (1, 151936))),
     ),
+    NEXT_TOKEN,
     AdvanceCase(
         "advance",
         "advance",

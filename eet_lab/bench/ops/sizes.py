@@ -23,8 +23,8 @@ ATTENTION = re.compile(
     r"b(?P<B>\d+)/(?:kv|s)(?P<low>\d+)(?:-(?P<high>\d+))?/h(?P<H>\d+)(?:g(?P<G>\d+))?/d(?P<D>\d+)(?P<packed>/packed)?"
 )
 
-MOST = 2**31 - 1
-"""Of any size: kernels count in int32."""
+MOST = 2**31 - 2**16
+"""Of any size: kernels count in int32, and a loop over a row must not overflow when it steps past its end."""
 
 MOST_BATCH_ROWS = 65_535
 """Of a grid's second dimension, where attention has its rows."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import DTYPES, HOPPER, REMEDY, at, check, limits, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, gpu, needs, stream_of
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, KVLayer, Step
 
@@ -31,6 +31,9 @@ STREAM_HEADS = 8  # of a KV head that a block serves
 STREAM_COLUMNS = 256  # fewer are read into registers at once
 STREAM_ALONE = 2048  # the same for one or two rows: `persistent_layers` leaves a stream no room to begin early
 STREAM_MOST = 2048  # columns at most, where a multiprocessor has more than one block
+CLUSTERS = (1, 2, 4, 8)  # blocks of a cluster
+WARPS = (4, 8)  # of a block that reads into registers
+MOST_STRIDE = 2**31 - 1  # numbers from row to row, and head to head, that decode attention counts in an int
 MAX_HEAD_DIM = 256
 TILE = 16  # columns that decode attention reads at a time, from one page
 WIDE_HEAD_DIM = 40  # Hopper's own kernel pads narrower heads to 64, the other one to 32
@@ -77,6 +80,8 @@ def _attend(
     (T, width), (_, G, page, D) = qkv.shape, keys.shape
     H, B, K = width // D - 2 * G, len(step.spans), step.extent
     _check_attention(qkv, keys, values, H, G, D)
+    if T == B and qkv.dtype != torch.float32:
+        _check_decode(keys, split)
     out = empty("attended", (T, H * D), qkv)
     if qkv.is_meta or not T:
         return out
@@ -147,7 +152,7 @@ def _streams(B: int, H: int, G: int, K: int) -> bool:
     """
     jobs = B * G * -(-(H // G) // STREAM_HEADS)
     fewest = STREAM_COLUMNS if B > 2 else STREAM_ALONE
-    return fewest < K and (K <= STREAM_MOST or jobs <= (limits() or HOPPER).num_blocks)
+    return fewest < K and (K <= STREAM_MOST or jobs <= gpu().num_blocks)
 
 
 @cache
@@ -155,19 +160,43 @@ def _is_hopper(device: int) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
 
 
+def _check_decode(keys: Tensor, split: Split | None) -> None:
+    """KernelError for what the launchers would refuse at the first decode step; a rehearsal asks it before."""
+    row, head, column, _ = keys.stride()
+    if row > MOST_STRIDE or head > MOST_STRIDE or 2 * column > MOST_STRIDE:
+        raise KernelError(
+            f"The KV cache has {row:,} numbers from row to row, {head:,} from head to head and {column:,} from column "
+            f"to column; decode attention takes at most {MOST_STRIDE:,}, and half of that from column to column. Use "
+            "fewer columns, or keep them in pages: memory_reuse:kv=paged."
+        )
+    if split is None:
+        return
+    if split.streams:
+        allowed = split.blocks in (0, *CLUSTERS) and not split.warps
+    else:
+        allowed = split.blocks == split.warps == 0 or (split.blocks in CLUSTERS and split.warps in WARPS)
+    if not allowed:
+        raise KernelError(
+            f"{split} has {split.blocks} blocks and {split.warps} warps, but a cluster has 1, 2, 4 or 8 blocks, of 4 "
+            "or 8 warps; a stream says nothing of warps. Leave both out, and the launcher chooses."
+        )
+
+
 def _check_attention(qkv: Tensor, keys: Tensor, values: Tensor, H: int, G: int, D: int) -> None:
     if qkv.dtype not in DTYPES or keys.dtype != qkv.dtype or values.dtype != qkv.dtype:
         raise KernelError(
-            f"qkv is {qkv.dtype} and the cache {keys.dtype}; kernels take one of {list(DTYPES)} for both."
+            f"qkv is {qkv.dtype} and the cache {keys.dtype}; kernels take one of {list(DTYPES)} for both. "
+            "Load the model in one of these."
         )
     if D % 8 or D > MAX_HEAD_DIM:
         raise KernelError(f"The head dim is {D}; kernels need a multiple of 8, at most {MAX_HEAD_DIM}. {REMEDY}")
     if H <= 0 or H % G or qkv.shape[1] != (H + 2 * G) * D or not qkv.is_contiguous():
         raise KernelError(
-            f"qkv {tuple(qkv.shape)} is not contiguous [T,(H+2G)D] with {G} KV heads of {D}, H a multiple of {G}."
+            f"qkv {tuple(qkv.shape)} is not contiguous [T,(H+2G)D] with {G} KV heads of {D}, H a multiple of {G}. "
+            f"Make it contiguous, with a width of {D} times a number of heads. {REMEDY}"
         )
     if keys.stride() != values.stride() or keys.stride(3) != 1 or any(stride % 8 for stride in keys.stride()[:3]):
         raise KernelError(
             f"Keys and values have strides {keys.stride()} and {values.stride()}; kernels need the same for both, "
-            "the last 1, the others multiples of 8."
+            "the last 1, the others multiples of 8. Make both contiguous."
         )

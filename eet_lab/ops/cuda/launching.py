@@ -67,6 +67,11 @@ def limits() -> Limits | None:
     return Limits(properties.shared_memory_per_block_optin, properties.multi_processor_count)
 
 
+def gpu() -> Limits:
+    """Of the GPU; of a Hopper one where there is none, though linears assume less there (`linear.NO_GPU`)."""
+    return limits() or HOPPER
+
+
 def odd_stride(num_bytes: int) -> int:
     """Bytes between rows in shared memory, as in linear.cuh."""
     return (-(-num_bytes // 64) | 1) * 64
@@ -83,7 +88,9 @@ def at(x: Tensor | None) -> int | None:
         return None
     address = x.data_ptr()
     if address % 16:
-        raise KernelError(f"A tensor {tuple(x.shape)} begins at {address:#x}; kernels need a multiple of 16 bytes.")
+        raise KernelError(
+            f"A tensor {tuple(x.shape)} begins at {address:#x}; kernels need a multiple of 16 bytes. Give its clone()."
+        )
     return address
 
 
@@ -92,5 +99,12 @@ def check(x: Tensor, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> N
     if x.shape != shape or x.dtype != dtype or not x.is_contiguous():
         raise KernelError(
             f"{name} is {tuple(x.shape)} {x.dtype}{'' if x.is_contiguous() else ', not contiguous'}; "
-            f"the kernel needs {tuple(shape)} {dtype}, contiguous."
+            f"the kernel needs {tuple(shape)} {dtype}, contiguous. {_made_fit(x, dtype, shape)}"
         )
+
+
+def _made_fit(x: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """What to do with a tensor that the kernel does not take as it is."""
+    if x.shape != shape:
+        return "Give one of that shape."
+    return "Give its contiguous()." if x.dtype == dtype else f"Convert it with to({dtype})."

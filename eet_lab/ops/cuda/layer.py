@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, HOPPER, Limits, at, check, limits, needs, odd_stride, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, Limits, at, check, gpu, needs, odd_stride, stream_of
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
@@ -22,7 +22,7 @@ FEWEST_STAGES = 4  # that the ring of weights can hold, or all
 MOST_COPIES = 8  # of what blocks exchange
 ASIDE = 11 * 1024  # bytes of shared memory that are left to the kernels around it and to the system
 LEAST_BYTES = 48 << 20  # of a layer's weights: with fewer there is too little to hide (LOG)
-REMEDY = "Leave persistent_layers out."
+LEAVE_OUT = "Leave persistent_layers out."
 
 
 class Sizes(NamedTuple):
@@ -59,8 +59,8 @@ def rest_of_layer(
     if act not in ACTS:
         raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
     layers = (w,) if following is None else (w, following)
-    if problem := _refused(layers, T, _gpu()):
-        raise KernelError(f"{problem} {REMEDY}")
+    if problem := _refused(layers, T, gpu()):
+        raise KernelError(f"{problem} {LEAVE_OUT}")
     _check_layers(w, following, w.proj.weight.dtype)
     check(x, "x", w.proj.weight.dtype, (T, C))
     check(attended, "attended", x.dtype, (T, C))
@@ -75,7 +75,7 @@ def rest_of_layer(
         (following and following.qkv, following and following.norm_1),
     )
     pointers = (ctypes.c_void_p * 16)(*(pointer for pair in linears for pointer in _pointers(*pair)))
-    num_blocks = _num_blocks(C, F, _gpu())
+    num_blocks = _num_blocks(C, F, gpu())
     copies = _copies(T, C, F, N, num_blocks)
     numbers, turns = _exchange(x.device, T, C, F, copies)
     eps = w.norm_2.eps, following.norm_1.eps if following else 0.0
@@ -89,7 +89,7 @@ def rest_of_layer(
 
 def takes_layers(layers: Sequence[Layer], T: int) -> bool:
     """Whether `rest_of_layer` takes T tokens through these layers, and gains by it; the same for meta tensors."""
-    return _refused(layers, T, _gpu()) is None and _sizes(layers[0]).weight_bytes >= LEAST_BYTES
+    return _refused(layers, T, gpu()) is None and _sizes(layers[0]).weight_bytes >= LEAST_BYTES
 
 
 def _refused(layers: Sequence[Layer], T: int, gpu: Limits) -> str | None:
@@ -194,7 +194,3 @@ def _pointers(w: Linear | None, norm: Norm | None) -> tuple[int | None, ...]:
     if w is None:
         return None, None, None, None
     return at(w.weight), at(w.bias), at(norm and norm.weight), at(norm and norm.bias)
-
-
-def _gpu() -> Limits:
-    return limits() or HOPPER

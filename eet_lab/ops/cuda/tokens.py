@@ -82,7 +82,7 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empt
     """
     B, V = logits.shape
     if logits.dtype not in DTYPES:
-        raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}.")
+        raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}. {REMEDY}")
     check(logits, "logits", logits.dtype, (B, V))
     check(positions, "positions", torch.int64, (B,))
     token = empty("token", (B,), positions)
@@ -99,9 +99,10 @@ def choose_best(best: Tensor, *, empty: Empty, dependent: bool = False) -> Tenso
     """The outputs that `largest_outputs` found, in one launch: [B,blocks] -> [B]."""
     B, num_blocks = best.shape
     token = empty("token", (B,), best)
-    if not token.is_meta:
-        stream = stream_of(best)
-        native.loaded("sampling").eet_choose_best(token.data_ptr(), best.data_ptr(), B, num_blocks, dependent, stream)
+    if token.is_meta or not B:
+        return token
+    stream = stream_of(best)
+    native.loaded("sampling").eet_choose_best(token.data_ptr(), best.data_ptr(), B, num_blocks, dependent, stream)
     return token
 
 

@@ -6,7 +6,9 @@ import ctypes
 import hashlib
 import os
 import re
+import struct
 from collections.abc import Iterable
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ _SCALARS: dict[str, Any] = {
     "float": ctypes.c_float,
     "cudaStream_t": ctypes.c_void_p,
 }
+MOST = 2**31 - 1  # of an int
 
 
 class Parameter(NamedTuple):
@@ -37,10 +40,25 @@ class Launcher:
         self._function = library.cdll[name]
         self._function.argtypes = [parameter.ctype for parameter in parameters]
         self._function.restype = ctypes.c_int
+        self._is_int = [parameter.ctype is ctypes.c_int for parameter in parameters]
+        self._pack_ints = struct.Struct(f"{sum(self._is_int)}i").pack
 
     def __call__(self, *args: int | float | None) -> None:
+        try:  # ctypes passes the lower 32 bits of what an int cannot hold; this is the least that finds it
+            self._pack_ints(*compress(args, self._is_int))
+        except struct.error:
+            self._check_ints(args)
         if error := self._function(*args):
             raise KernelError(self._explain(error, args))
+
+    def _check_ints(self, args: tuple[int | float | None, ...]) -> None:
+        """KernelError for a number that no int holds; for what else is wrong, ctypes has its own words."""
+        for parameter, value in zip(self.parameters, args, strict=False):
+            if parameter.ctype is ctypes.c_int and isinstance(value, int) and not -MOST - 1 <= value <= MOST:
+                raise KernelError(
+                    f"{self.name}: {parameter.name} is {value:,}, but kernels count from {-MOST - 1:,} to {MOST:,}. "
+                    "Use fewer tokens or smaller sizes; in a kernel of your own, declare it int64_t."
+                )
 
     def _explain(self, error: int, args: tuple[int | float | None, ...]) -> str:
         sizes = (
@@ -48,7 +66,10 @@ class Launcher:
             for parameter, value in zip(self.parameters, args, strict=True)
             if parameter.ctype is not ctypes.c_void_p
         )
-        return f"{self.name} failed: {self._library.error_string(error)} ({', '.join(sizes)})."
+        return (
+            f"{self.name} failed: {self._library.error_string(error)} ({', '.join(sizes)}). Its source says above each "
+            "kernel what it needs. Leave the technique out that launches it; restart Python if all launches fail now."
+        )
 
 
 class Library:

@@ -1,0 +1,115 @@
+"""The case of a step's last op: norm, LM head and choice in one call. T tokens, B rows, C channels, V words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eet_lab.ops import reference
+from eet_lab.ops.cases import Case, CaseFailed, RedZones
+from eet_lab.ops.int8 import quantized
+from eet_lab.ops.shapes import LinearShape, Normal, copied
+from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
+
+
+@dataclass(frozen=True)
+class NextTokenShape:
+    """B rows, each with its newest among T tokens, and the arg-max of V words."""
+
+    B: int
+    T: int
+    V: int
+    C: int
+    int8: bool = False
+    rms: bool = False
+    tied: bool = False  # every C-th word has one and the same weight, 1: their logits are equal in any order of sums
+
+    def __str__(self) -> str:
+        words = "/int8" * self.int8 + "/rms" * self.rms + "/tied" * self.tied
+        return f"b{self.B}/t{self.T}/v{self.V}/c{self.C}{words}"
+
+    def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """What next_token takes: rows are as long as each other, or nearly, and have no pads."""
+        normal = Normal(device, dtype, seed)
+        x, weight = normal(self.T, self.C) + 1, normal(self.V, self.C, scale=self.C**-0.5)
+        if self.tied:
+            weight = torch.eye(self.C, device=device, dtype=dtype).repeat(-(-self.V // self.C), 1)[: self.V].clone()
+        norm = Norm(normal(self.C) + 1, None if self.rms else normal(self.C), 1e-5)
+        head = Linear(weight, None)
+        if self.int8:
+            whole, scale = quantized(weight)
+            head = Linear(whole, None, scale)
+        return x, self.step(device), norm, head, Sampling(0.0, 0, 1.0, torch.tensor([seed], device=device))
+
+    def step(self, device: str) -> Step:
+        """What the op reads of one: where the newest tokens are, and which place each token has."""
+        end = (torch.arange(self.B, device=device) + 1) * self.T // max(self.B, 1)
+        positions = torch.arange(self.T, device=device)
+        return Step(*[None] * 10)._replace(last=end - 1, positions=positions)  # type: ignore[arg-type]
+
+    def read_bytes(self, itemsize: int) -> int:
+        """The head, its scales and activations, and the logits out and in again with where they are; each once."""
+        head = self.V * self.C * itemsize
+        logits = self.B * (self.V * itemsize + 16)
+        moved = LinearShape(self.B, self.V, self.C).read_bytes(itemsize) + logits
+        return moved - head + self.V * (self.C + 4) if self.int8 else moved
+
+
+@dataclass(frozen=True)
+class NextTokenCase(Case):
+    """An arg-max is right when rounding explains by how much another word beats it, and the lowest of those that tie.
+
+    Every logit may be as far off as `Case.check` lets a linear's output be, so that two of them part by twice that.
+    """
+
+    def check(
+        self, op: Callable[..., Tensor], shape: Any, device: str, dtype: torch.dtype, seed: int = 0
+    ) -> tuple[float, float]:
+        """Compare with the reference's logits in fp64: (how far a chosen word is beaten, what rounding explains)."""
+        inputs, empty = shape.inputs(device, dtype, seed), RedZones()
+        got = self.call(op, copied(inputs), empty)
+        empty.check()
+        if got.shape != (shape.B,) or got.dtype != torch.int64 or not bool(((got >= 0) & (got < shape.V)).all()):
+            raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no word of {shape.V} a row.")
+        if not shape.B:
+            return 0.0, 0.0
+        if shape.tied and bool((got >= shape.C).any()):
+            raise CaseFailed(f"{self.name}/{shape}: {got.tolist()} are not the lowest of the words that tie.")
+        exact = reference.newest_logits(*copied(inputs[:4], torch.float64), empty=fresh)
+        low = reference.newest_logits(*copied(inputs[:4]), empty=fresh)
+        error = float((exact.amax(-1) - exact.gather(-1, got[:, None])[:, 0]).amax())
+        lost = float((low.double() - exact).abs().max())
+        budget = 2 * (2 * lost + 4 * torch.finfo(dtype).eps * float(exact.abs().max()))
+        if not error <= budget:  # NaN is not
+            raise CaseFailed(f"{self.name}/{shape} {dtype}: error {error:.3g}, the budget is {budget:.3g}.")
+        return error, budget
+
+
+NEXT_TOKEN = NextTokenCase(
+    "next_token",
+    "next_token",
+    (
+        NextTokenShape(1, 1, 499, 64),
+        NextTokenShape(3, 3, 1001, 72),
+        NextTokenShape(2, 9, 499, 64),  # the newest of more tokens
+        NextTokenShape(4, 4, 1003, 64, tied=True),
+        NextTokenShape(5, 43, 1003, 64, tied=True),
+        NextTokenShape(8, 8, 515, 200, rms=True),
+        NextTokenShape(16, 16, 1001, 72),
+        NextTokenShape(17, 17, 1003, 64, tied=True),  # too many rows to stream: the logits are written
+        NextTokenShape(20, 67, 499, 64),
+        NextTokenShape(1, 1, 7, 8),  # fewer words than blocks
+        NextTokenShape(0, 0, 100, 64),
+        NextTokenShape(1, 1, 1003, 64, int8=True, tied=True),
+        NextTokenShape(5, 43, 515, 208, int8=True),
+        NextTokenShape(2, 5, 331, 200, int8=True),  # C is no multiple of 16: expanded, however few the rows are
+        NextTokenShape(17, 17, 515, 64, int8=True),
+        NextTokenShape(2, 2, 50257, 768),
+    ),
+    (NextTokenShape(1, 1, 50257, 1600), NextTokenShape(8, 8, 50257, 1600)),
+    launches=2,
+)
