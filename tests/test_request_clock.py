@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+import torch
 
+from eet_lab.engine import stream
+from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.memory import FreshMemory
 from eet_lab.engine.prompts import right_aligned
@@ -14,6 +18,7 @@ from eet_lab.engine.rehearse import Rehearser
 from eet_lab.engine.session import Session
 from eet_lab.engine.settings import Settings
 from eet_lab.ops import native
+from eet_lab.ops.types import State
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 
@@ -105,3 +110,43 @@ def test_a_reservation_leaves_nothing_to_set_up(tiny):
     engine.reserve(2, 20, Settings(3))
     engine.generate(PROMPTS, Settings(3))
     assert engine.generate(PROMPTS, Settings(3)).setup_ms == 0
+
+
+def test_times_of_a_gpu_are_those_of_the_request(monkeypatch):
+    """The ring's events, on the host's clock: what came before the ring counts, and setup does not, wherever it was."""
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at = None
+
+        def record(self):
+            self.at = time.perf_counter()
+
+        def elapsed_time(self, other):
+            return (other.at - self.at) * 1e3
+
+        def query(self):
+            return True
+
+        def synchronize(self):
+            pass
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    zeros = torch.zeros(8, 2, dtype=torch.long)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(stream, "_copy_stream", lambda index: Stream())
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: zeros)
+    clock, state = RequestClock(), State(torch.ones(2, 9, dtype=torch.long), *[torch.empty(0)] * 4)
+    time.sleep(0.1)
+    clock.once(slow(lambda: True))
+    ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2, column=3)
+    clock.once(slow(lambda: True))
+    time.sleep(0.1)
+    [step] = [*ring.push(state), *ring.drain()]
+    assert 200 < step.t_ms < LONG_MS < 2 * LONG_MS < clock.setup_ms
+    assert step.ids == [1, 1]
