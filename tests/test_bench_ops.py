@@ -149,7 +149,8 @@ def test_others_give_what_the_reference_gives(text):
     assert rows
     assert all(row.equality == "passed" or row.equality.startswith("not compared: the product") for row in rows)
     assert all(row.gb_per_s > 0 and row.floor_ms > 0 for row in rows)
-    assert len(rows) + len(remarks) == len(names_for(found.case))
+    assert len(rows) + len(remarks) == len(names_for(found.case)) + 1
+    assert remarks[-1].startswith(f"{found} is small: its 48 copies"), "the one that is about none of them"
     assert any(remark.startswith("eet_lab is left out: CUDA kernels need an NVIDIA GPU") for remark in remarks)
 
 
@@ -197,6 +198,16 @@ def test_what_a_blind_profiler_counts_is_not_believed(monkeypatch):
     assert op_race._counted(Prepared(lambda: None)) is None
     monkeypatch.setattr(Blind, "stop", lambda self: StepLaunches(3, 2))
     assert op_race._counted(Prepared(lambda: None)) == (3, 2)
+
+
+def test_copies_that_a_cache_may_hold_are_told(monkeypatch):
+    told = "% of ceiling"
+    monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 1 << 30)
+    rows, remarks = race_op(workload("op:norm/t1/c8"), device="cpu", repeats=1)
+    assert rows and sum(told in remark for remark in remarks) == 1
+    assert any("48 copies" in remark and told in remark for remark in remarks)
+    monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 1 << 8)
+    assert not [each for each in race_op(workload("op:norm/t1/c8"), device="cpu", repeats=1)[1] if told in each]
 
 
 def test_who_does_not_do_an_op_is_told():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from eet_lab.bench import cost as costs
 from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
 from eet_lab.bench.launches import StepLaunches
-from eet_lab.bench.peers import HuggingFace, StaticGPT2, Timing, make, to_hf
+from eet_lab.bench.peers import HuggingFace, StaticGPT2, Timing, huggingface, make, to_hf
+from eet_lab.bench.peers.peer import left_padded
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
 from eet_lab.bench.sameness import Witness, reference_logits
 from eet_lab.engine.engine import Engine
@@ -91,6 +93,32 @@ def test_plain_pytorch_says_what_we_say(tiny, rows):
             batch.step()
     tokens = batch.tokens[:, batch.width - 1 :][:, :6]
     assert tuple(map(tuple, tokens.tolist())) == Engine(tiny.decoder).generate(rows, Settings(max_new_tokens=6)).tokens
+
+
+def test_plain_pytorch_takes_other_prompts_into_the_same_memory(tiny):
+    batch, others = StaticGPT2(tiny.decoder, ROWS, 1), [[token + 1 for token in row] for row in ROWS]
+    addresses = batch.ids.data_ptr(), batch.num_pad.data_ptr()
+    with torch.inference_mode():
+        batch.receive(others)
+        batch.prefill()
+    assert (batch.ids.data_ptr(), batch.num_pad.data_ptr()) == addresses
+    want = Engine(tiny.decoder).generate(others, Settings(max_new_tokens=1)).tokens
+    assert tuple(map(tuple, batch.token.tolist())) == want
+
+
+def test_laying_out_the_prompts_counts_for_peers_too(tiny, monkeypatch):
+    [peer], _ = make(["hf-sdpa"], tiny.decoder, ROWS, Settings(max_new_tokens=2))
+    peer.prepare()
+    monkeypatch.setattr(huggingface, "left_padded", lambda *given: time.sleep(0.5) or left_padded(*given))
+    timing = peer.time()
+    assert 500 < timing.ttft_ms < timing.total_ms
+
+
+def test_prompts_are_padded_on_the_left():
+    ids, attended = left_padded([[5], [7, 8, 9]], torch.device("cpu"))
+    assert ids.tolist() == [[0, 0, 5], [7, 8, 9]]
+    assert attended.tolist() == [[0, 0, 1], [1, 1, 1]]
+    assert ids.dtype == attended.dtype == torch.long
 
 
 def test_a_timing_is_read_from_its_marks():

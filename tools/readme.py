@@ -66,7 +66,7 @@ def models(rows: Sequence[Row]) -> str:
         _line(f"`{workload}`, ms {WORDS[metric]}", [row for row in rows if row.workload == workload], metric, 1)
         for workload, metric in MODELS
     ]
-    return _table(lines)
+    return _table(lines, share="% of ceiling, a step")
 
 
 def ops(rows: Sequence[Row]) -> str:
@@ -113,9 +113,9 @@ def _named(recipe: str) -> str:
     return f"`{less_than_all(text)}`{', reserved' if reserved else ''}"
 
 
-def _table(lines: Sequence[str | None]) -> str:
+def _table(lines: Sequence[str | None], share: str = "% of ceiling") -> str:
     known = [line for line in lines if line]
-    return "\n".join(["| | EET Lab | % of ceiling | others |", "|---|--:|--:|---|", *known]) if known else NOTHING
+    return "\n".join([f"| | EET Lab | {share} | others |", "|---|--:|--:|---|", *known]) if known else NOTHING
 
 
 def _line(name: str, rows: Sequence[Row], metric: str, scale: float) -> str | None:
@@ -129,7 +129,8 @@ def _line(name: str, rows: Sequence[Row], metric: str, scale: float) -> str | No
         return None
     best, row = ours[0]
     others = (f"{other.provider} {digits(each)}" for each, other in took if not other.provider.startswith(OURS))
-    share = "–" if "prefill" in name else percent(row.share_of_ceiling)
+    is_decode = metric != "ttft_ms" and "prefill" not in name  # the floor is that of a decode step's reads
+    share = percent(row.share_of_ceiling) if is_decode else "–"
     return f"| {name} | **{digits(best)}** | {share} | {', '.join(others)} |"
 
 

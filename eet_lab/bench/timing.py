@@ -48,7 +48,10 @@ def captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
 
 
 class Timed:
-    """Calls that do the same on copies of their inputs, so many that no cache holds them; `ms` is one region's mean."""
+    """Calls that do the same, each on a copy of the inputs; `ms` is one region's mean.
+
+    Their inputs come from memory only if all copies together are larger than the caches.
+    """
 
     def __init__(self, calls: Sequence[Callable[[], Any]], device: str) -> None:
         self._num = len(calls)

@@ -57,15 +57,17 @@ class Arena(FreshMemory):
         self._current: list[Slot] = []
         self._cursor = 0
 
-    def plan(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
-        request = tuple(rehearsal.key for rehearsal in rehearsals.values())
+    def plan(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> bool:
+        before, request = self._num_rehearsed, tuple(rehearsal.key for rehearsal in rehearsals.values())
         repeated = tuple(name for name, rehearsal in rehearsals.items() if rehearsal.repeated)
         if self._largest and all(self._is_covered(name, rehearsal) for name, rehearsal in rehearsals.items()):
             request, traces = self._reserved
         elif request != self._request:
             traces = {name: self.traced(rehearsal) for name, rehearsal in rehearsals.items()}
-        if request != self._request:
+        is_other = request != self._request
+        if is_other:
             self._place(request, traces, repeated, like)
+        return is_other or self._num_rehearsed > before
 
     def reserve(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
         self._largest = {}

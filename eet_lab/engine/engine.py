@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,12 +11,13 @@ from threading import Event
 import torch
 from torch import Tensor
 
+from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.forecast import Forecast, Forecaster
 from eet_lab.engine.generation import Generation, StepEvent, Transcript
 from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.prompts import force
 from eet_lab.engine.rehearse import Rehearser, new_cache
-from eet_lab.engine.session import MOST_SESSIONS, Session, session_key
+from eet_lab.engine.session import MOST_SESSIONS, Session, libraries, session_key
 from eet_lab.engine.settings import Settings, checked_batch, checked_bytes, checked_prompts
 from eet_lab.engine.stream import open_stream
 from eet_lab.errors import Cancelled, ModelError
@@ -48,6 +48,7 @@ class Engine:
         self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
         self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
         self._reserved = 0, 0
+        self._libraries: tuple = ()
         self._sessions: dict[tuple, Session] = {}
         self._session: Session | None = None
         self._cancel: Cancel | None = None
@@ -77,11 +78,11 @@ class Engine:
         would be chosen (teacher forcing). Errors: PromptError before any work; OutOfMemory, after which the memory is
         free again.
         """
-        settings = settings or Settings()
+        clock, settings = RequestClock(), settings or Settings()
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
-        self.prepare(cancel=cancel)
+        clock.once(lambda: self._prepared(cancel))
         with self._closed_on_error(rows, settings):
-            return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced)
+            return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced, clock)
 
     @torch.inference_mode()
     def reserve(self, num_rows: int, prompt_tokens: int, settings: Settings | None = None) -> None:
@@ -101,7 +102,14 @@ class Engine:
             self._asking = "the arena of activations"
             self.memory.reserve(self.rehearser.request(rows, settings), like=self.model.words)
             enough = Event()
-            self._generate(rows, settings, lambda event: enough.set() if event.index else None, enough, None)
+            self._generate(rows, settings, lambda event: enough.set() if event.index else None, enough)
+
+    def _prepared(self, cancel: Cancel | None) -> bool:
+        """Whether `prepare` found anything to load."""
+        before = self._libraries
+        self.prepare(cancel=cancel)
+        self._libraries = libraries(self.parts.ops.kernels)
+        return self._libraries != before
 
     @contextmanager
     def _closed_on_error(self, rows: list[list[int]], settings: Settings) -> Iterator[None]:
@@ -119,18 +127,18 @@ class Engine:
         settings: Settings,
         on_step: Callable[[StepEvent], None],
         cancel: Cancel | None,
-        forced: Sequence[Sequence[int]] | None,
+        forced: Sequence[Sequence[int]] | None = None,
+        clock: RequestClock | None = None,
     ) -> Generation:
-        began = time.perf_counter()
+        clock = clock or RequestClock()
         state, first = self.parts.prompts(prompts, settings.max_new_tokens)
         ends, width, capacity = state.end.tolist(), first.extent, state.tokens.shape[1]
         if forced is not None:
             force(state, forced, settings.max_new_tokens)
-        session = self._opened(state, first, settings)
+        stream = open_stream(clock, self.model.device, len(prompts), width)
+        session = self._opened(state, first, settings, clock)
         stop = settings.stop if forced is None else ()
         transcript = Transcript(ends, width, settings.max_new_tokens, capacity - width, stop)
-        setup_ms = (time.perf_counter() - began) * 1e3
-        stream = open_stream(session.state, width)
 
         def read(steps: list) -> None:
             for step in steps:
@@ -152,11 +160,11 @@ class Engine:
         finally:
             self._cancel = None
         read(stream.drain())
-        done = transcript.result(setup_ms)
+        done = transcript.result(clock.setup_ms)
         self.cache.keep([len(row) + max(len(new) - 1, 0) for row, new in zip(prompts, done.tokens, strict=True)])
         return done
 
-    def _opened(self, state: State, first: Step, settings: Settings) -> Session:
+    def _opened(self, state: State, first: Step, settings: Settings, clock: RequestClock | None = None) -> Session:
         """A session for this batch, which is on the host: one that has served such a batch, else a new one.
 
         There is one at a time, but for those that a reservation covers: they share what is reserved.
@@ -169,7 +177,8 @@ class Engine:
         if key not in self._sessions and (not is_covered or len(self._sessions) == MOST_SESSIONS):
             self._drop_sessions()
         self._asking = "the arena of activations"
-        self.memory.plan(self.rehearser.passes(state, first, sampling, capacity), like=self.model.words)
+        passes = self.rehearser.passes(state, first, sampling, capacity)
+        (clock or RequestClock()).once(lambda: self.memory.plan(passes, like=self.model.words))
         if self.memory.generation != generation:
             self._drop_sessions()
         self._asking = f"the KV cache [{num_rows} rows x {capacity} columns]"

@@ -22,11 +22,14 @@ class StepEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class Generation:
-    """The tokens and the timing of one run. All times are ms since the prefill began.
+    """The tokens and the timing of one run. All times are ms since the request came, without `setup_ms`.
 
-    `setup_ms` passed before that: laying out the batch, planning and allocating, once for each shape of batch.
+    So they hold whatever recurs with every request: the prompts are checked, laid out and sent, the plan is looked up,
+    the cache is emptied. `setup_ms` is what does not: kernels were built, or a shape of batch was rehearsed and placed.
+    It is 0 when the same shape comes again. What a first run does on the way, such as to allocate the KV cache and to
+    capture steps, is in its times.
     `first_ms[b]` is None for a row that got no token (a run stopped early); `step_ms` holds every step's duration, the
-    first being the prefill. `finish[b]` is "length", "stop" or "cancelled".
+    first being all until the prefill's end. `finish[b]` is "length", "stop" or "cancelled".
     """
 
     tokens: tuple[tuple[int, ...], ...]

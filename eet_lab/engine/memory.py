@@ -26,6 +26,7 @@ class FreshMemory:
     def __init__(self) -> None:
         self._rehearsals: Mapping[str, Rehearsal] = {}
         self._known: dict[tuple, tuple[Lifetime, ...]] = {}
+        self._num_rehearsed = 0
         self._live_bytes = 0
 
     def empty(
@@ -34,10 +35,14 @@ class FreshMemory:
         """Memory for one activation; not initialized. `op` is the op that asks."""
         return like.new_empty(shape, dtype=dtype)
 
-    def plan(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
-        """Before a request: its passes, each at its largest. `like` tells the device."""
-        self._rehearsals = dict(rehearsals)
+    def plan(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> bool:
+        """Before a request: its passes, each at its largest. `like` tells the device.
+
+        Returns whether there was more to do than to look up what is known of such passes.
+        """
+        before, self._rehearsals = self._num_rehearsed, dict(rehearsals)
         self._live_bytes = max(self._outline_bytes(rehearsal) for rehearsal in rehearsals.values())
+        return self._num_rehearsed > before
 
     def reserve(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
         """Hold what these passes need, so that no smaller request allocates; nothing, where tensors are fresh."""
@@ -76,6 +81,7 @@ class FreshMemory:
 
     def _remember(self, key: tuple, trace: Callable[[], tuple[Lifetime, ...]]) -> tuple[Lifetime, ...]:
         known = self._known.pop(key, None)
+        self._num_rehearsed += known is None
         self._known[key] = trace() if known is None else known  # the newest last
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]

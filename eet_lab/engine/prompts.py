@@ -47,8 +47,9 @@ def lay_out(prompts: Prompts, room: int, num_pad: Sequence[int], width: int) -> 
     """
     B, longest = len(prompts), max(map(len, prompts))
     tokens = torch.zeros(longest + room, B, dtype=torch.long).t()
+    canvas = tokens.numpy()  # reads a list five times as fast as torch does
     for row, (prompt, pad) in enumerate(zip(prompts, num_pad, strict=True)):
-        tokens[row, pad : pad + len(prompt)] = torch.tensor(prompt)
+        canvas[row, pad : pad + len(prompt)] = prompt
     pads = torch.tensor(num_pad)
     rows = torch.arange(B).repeat_interleave(width)
     columns = torch.arange(width).repeat(B)
@@ -81,7 +82,7 @@ def without_pads(step: Step) -> Step:
 
     With one more number at its end, `first` is what variable-length attention calls cu_seqlens.
     """
-    real = step.columns >= step.num_pad[step.rows]
+    (real,) = torch.where(step.columns >= step.num_pad[step.rows])
     ids, positions, rows, columns = (part[real] for part in (step.ids, step.positions, step.rows, step.columns))
     first = step.count.cumsum(0) - step.count
     return step._replace(

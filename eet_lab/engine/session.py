@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -85,5 +86,9 @@ class Session:
 
 def session_key(engine: Engine, num_rows: int, capacity: int, sampling: Sampling) -> tuple:
     """Equal for batches that can share a session, and what it has captured."""
-    libraries = tuple(native.loaded(name).path for name in engine.parts.ops.kernels)  # others once a source is edited
-    return num_rows, capacity, sampling[:3], libraries
+    return num_rows, capacity, sampling[:3], libraries(engine.parts.ops.kernels)
+
+
+def libraries(kernels: Sequence[str]) -> tuple:
+    """What is loaded for these sources; something else once one was edited."""
+    return tuple(native.loaded(name).path for name in kernels)

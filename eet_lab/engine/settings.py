@@ -77,6 +77,8 @@ def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, confi
             raise PromptError(f"Prompt {number} is text, {told}; an engine takes tokens: model.encode(text).")
     rows = [list(prompt) or [config.bos_id] for prompt in prompts]
     for number, row in enumerate(rows, 1):
+        if set(map(type, row)) == {int} and min(row) >= 0 and max(row) < config.vocab_size:
+            continue  # it is checked with every request, so not token by token
         for token in row:
             if not (_whole(token, 0) and token < config.vocab_size):
                 raise PromptError(

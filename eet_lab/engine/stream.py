@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
 
+from eet_lab.engine.clock import RequestClock
 from eet_lab.ops.types import State
 
 
 class StepTokens(NamedTuple):
-    """What one step wrote: the ids of all rows, and when they came, in ms since the run began."""
+    """What one step wrote: the ids of all rows, and when they came, in ms since the request did, without setup."""
 
     ids: list[int]
     t_ms: float
@@ -34,11 +34,11 @@ class TokenStream(Protocol):
 class HostStream:
     """On the CPU a step is finished when its call returns."""
 
-    def __init__(self) -> None:
-        self._start = time.perf_counter()
+    def __init__(self, clock: RequestClock) -> None:
+        self._clock = clock
 
     def push(self, state: State) -> list[StepTokens]:
-        return [StepTokens(state.ids.tolist(), (time.perf_counter() - self._start) * 1e3)]
+        return [StepTokens(state.ids.tolist(), self._clock.since_ms() - self._clock.setup_ms)]
 
     def drain(self) -> list[StepTokens]:
         return []
@@ -51,14 +51,15 @@ class PinnedRing:
     What they read stays as it is: a step writes one column of the canvas, and no other step writes that.
     """
 
-    def __init__(self, state: State, column: int, depth: int = 8) -> None:
-        """The first step writes `column`."""
-        self._slots = torch.empty(depth, len(state.tokens), dtype=torch.long, pin_memory=True)
-        self._column, self._depth = column, depth
-        self._waiting: deque[tuple[int, torch.cuda.Event]] = deque()
-        self._copies = _copy_stream(state.tokens.device.index)
+    def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, column: int, depth: int = 8) -> None:
+        """The first step writes `column`. Nothing of the request is on the device yet, so both clocks agree."""
         self._start = torch.cuda.Event(enable_timing=True)
         self._start.record()
+        self._clock, self._before_ms = clock, clock.since_ms()
+        self._slots = torch.empty(depth, num_rows, dtype=torch.long, pin_memory=True)
+        self._column, self._depth = column, depth
+        self._waiting: deque[tuple[int, torch.cuda.Event]] = deque()
+        self._copies = _copy_stream(device.index)
 
     def push(self, state: State) -> list[StepTokens]:
         arrived = self._collect(keep=self._depth - 1)
@@ -79,7 +80,8 @@ class PinnedRing:
         while self._waiting and (len(self._waiting) > keep or self._waiting[0][1].query()):
             slot, event = self._waiting.popleft()
             event.synchronize()
-            arrived.append(StepTokens(self._slots[slot].tolist(), self._start.elapsed_time(event)))
+            t_ms = self._before_ms + self._start.elapsed_time(event) - self._clock.setup_ms
+            arrived.append(StepTokens(self._slots[slot].tolist(), t_ms))
         return arrived
 
 
@@ -88,6 +90,6 @@ def _copy_stream(device_index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device_index)
 
 
-def open_stream(state: State, column: int) -> TokenStream:
-    """The stream that suits the state's device, for steps of which the first writes `column`; its clock starts now."""
-    return PinnedRing(state, column) if state.tokens.is_cuda else HostStream()
+def open_stream(clock: RequestClock, device: torch.device, num_rows: int, column: int) -> TokenStream:
+    """The stream that suits the device, for steps of which the first writes `column`; opened before any work there."""
+    return PinnedRing(clock, device, num_rows, column) if device.type == "cuda" else HostStream(clock)

@@ -31,9 +31,12 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.threads import cpu_threads
 
 ROTATED_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}
-"""Several times the last cache: each call of a region reads a copy of its own, so that all read from memory."""
+"""Several times the last cache: each call of a region reads a copy of its own, and where all have so much together,
+all read from memory.
+"""
 
 MOST_COPIES = 48
+"""A copy may hold far more than a call reads: `embed` a whole table, FlashInfer's wrapper a workspace of 128 MiB."""
 
 
 def race_op(
@@ -57,14 +60,14 @@ def race_op(
     names, absent = _available(workload, _chosen(workload, providers), where)
     if not names:
         return [], absent
-    num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[where] // workload.shape.read_bytes(kind.itemsize)) + 1)
+    size = workload.shape.read_bytes(kind.itemsize)
+    num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[where] // size) + 1)
     check_room(workload, where, kind, num_copies)
     tally = Tally(2 + len(names) * (1 + repeats), progress)
     with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
         entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
         turns.time_in_turn(entries, repeats, tally, cancel)
         shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")} | taken(where)
-        size = workload.shape.read_bytes(kind.itemsize)
         rows = [Row(**shared, **entry.figures(size)) for entry in entries]
         remarks += [
             f"{row.provider} was faster than a streaming read: its {num_copies} copies of the inputs stayed in a cache,"
@@ -72,6 +75,11 @@ def race_op(
             for row in rows
             if (row.share_of_ceiling or 0) > 1
         ]
+        if num_copies * size < ROTATED_BYTES[where]:
+            remarks.append(
+                f"{workload} is small: its {num_copies} copies have {num_copies * size / 1e6:.3g} MB together, which a "
+                "cache may hold, so its GB/s and % of ceiling need not be those of memory."
+            )
         return rows, [*absent, *remarks]
 
 

@@ -61,8 +61,7 @@ class HuggingFace(Peer):
     def __init__(self, mode: Mode, model: Any, rows: Rows, settings: Settings) -> None:
         super().__init__(model.device, model.get_memory_footprint())
         self.name, self._mode, self._model = mode.name, mode, model
-        self._num_tokens = settings.max_new_tokens
-        self._ids, self._attended = left_padded(rows, model.device)
+        self._rows, self._num_tokens = rows, settings.max_new_tokens
 
     def _warm_up(self) -> Timing:
         if self._mode.compiled:
@@ -73,7 +72,7 @@ class HuggingFace(Peer):
 
     def time(self) -> Timing:
         clock = Clock(self._model.device)
-        tokens = self._generate(_Calls(lambda index: clock.mark()))
+        tokens = self._generate(_Calls(lambda index: clock.mark())).cpu()
         clock.mark()
         return Timing.of(clock.read_ms(), tokens)
 
@@ -99,13 +98,14 @@ class HuggingFace(Peer):
     @memory_for("a buffer of transformers")
     @torch.inference_mode()
     def _generate(self, each_token: _Calls) -> torch.Tensor:
-        """One run: new tokens [B,N]."""
+        """One run, from the prompts as lists: new tokens [B,N]."""
         from transformers import LogitsProcessorList
 
+        ids, attended = left_padded(self._rows, self._model.device)
         self._model.set_attn_implementation(self._mode.attention)
         out = self._model.generate(
-            self._ids,
-            attention_mask=self._attended,
+            ids,
+            attention_mask=attended,
             max_new_tokens=self._num_tokens,
             min_new_tokens=self._num_tokens,
             do_sample=False,
@@ -114,7 +114,7 @@ class HuggingFace(Peer):
             logits_processor=LogitsProcessorList([each_token]),
             **self._mode.options(),
         )
-        return out[:, self._ids.shape[1] :]
+        return out[:, ids.shape[1] :]
 
 
 class _Calls:

@@ -27,17 +27,24 @@ class StaticGPT2:
     """
 
     def __init__(self, model: Decoder, rows: Rows, new_tokens: int) -> None:
-        self.model, config = model, model.config
-        self.ids, attended = left_padded(rows, model.device)
-        B, self.width = self.ids.shape
-        self.num_pad = self.width - attended.sum(1, keepdim=True)  # [B,1]
-        self.ragged = bool(self.num_pad.any())
+        self.model, config, lengths = model, model.config, [len(row) for row in rows]
+        B, self.width = len(rows), max(lengths)
+        self.ids = torch.zeros(B, self.width, dtype=torch.long, device=model.device)
+        self.num_pad = torch.zeros(B, 1, dtype=torch.long, device=model.device)
+        self.ragged = min(lengths) < self.width
+        self.receive(rows)
         self.capacity = -(-(self.width + new_tokens) // ALIGNED) * ALIGNED
         shape = (len(model.layers), 2, B, config.num_heads, self.capacity, config.head_dim)
         self.cache = model.words.new_zeros(shape)
-        self.token = self.ids[:, -1:].clone()  # [B,1]
+        self.token = torch.zeros(B, 1, dtype=torch.long, device=model.device)
         self.column = torch.zeros(1, dtype=torch.long, device=model.device)
         self.tokens = torch.zeros(B, self.capacity, dtype=torch.long, device=model.device)
+
+    def receive(self, rows: Rows) -> None:
+        """Send prompts of the same lengths to the device, where a captured step expects them."""
+        ids, attended = left_padded(rows, self.ids.device)
+        self.ids.copy_(ids)
+        self.num_pad.copy_(self.width - attended.sum(1, keepdim=True))
 
     def prefill(self) -> None:
         """Read the prompts and choose each row's first token."""
@@ -113,6 +120,7 @@ class TorchGraphs(Peer):
     def time(self) -> Timing:
         batch = self._captured()
         clock = Clock(self._device)
+        batch.receive(self._rows)
         batch.prefill()
         clock.mark()
         for _ in range(self._num_tokens - 1):

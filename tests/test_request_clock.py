@@ -1,0 +1,152 @@
+"""What a request's times contain: all that recurs with every request, and nothing that is done once for a shape."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eet_lab.engine import stream
+from eet_lab.engine.clock import RequestClock
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.memory import FreshMemory
+from eet_lab.engine.prompts import right_aligned
+from eet_lab.engine.rehearse import Rehearser
+from eet_lab.engine.session import Session
+from eet_lab.engine.settings import Settings
+from eet_lab.ops import native
+from eet_lab.ops.types import State
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe
+
+LONG_S = 0.3
+LONG_MS = LONG_S * 1e3
+PROMPTS = [[1, 2, 3], [4]]
+RECIPES = ["", "pre_padding,mask_removal,memory_reuse"]
+
+
+def slow(function):
+    """The same, after a long wait."""
+
+    def waits(*args, **kwargs):
+        time.sleep(LONG_S)
+        return function(*args, **kwargs)
+
+    return waits
+
+
+def test_laying_out_the_prompts_counts(tiny):
+    engine = Engine(tiny.decoder, replace(Parts(), prompts=slow(right_aligned)))
+    for _ in range(2):
+        events = []
+        run = engine.generate(PROMPTS, Settings(3), on_step=events.append)
+        assert min(run.ttft_ms, run.total_ms, run.step_ms[0], events[0].t_ms) > LONG_MS
+        assert run.setup_ms < LONG_MS
+
+
+def test_checking_the_prompts_counts(tiny, monkeypatch):
+    monkeypatch.setattr("eet_lab.engine.engine.checked_prompts", slow(lambda prompts, *others: prompts))
+    assert Engine(tiny.decoder).generate(PROMPTS, Settings(3)).ttft_ms > LONG_MS
+
+
+def test_uploading_and_emptying_the_cache_counts(tiny, monkeypatch):
+    monkeypatch.setattr(Session, "_begin", slow(Session._begin))
+    engine = Engine(tiny.decoder)
+    runs = [engine.generate(PROMPTS, Settings(3)) for _ in range(2)]
+    assert all(run.ttft_ms > LONG_MS and run.setup_ms < LONG_MS for run in runs)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_planning_is_setup(tiny, monkeypatch, recipe):
+    monkeypatch.setattr(Rehearser, "_rehearse", slow(Rehearser._rehearse))
+    engine = Engine(tiny.decoder, Recipe.parse(recipe).parts)
+    first, again = (engine.generate(PROMPTS, Settings(3)) for _ in range(2))
+    assert first.setup_ms > LONG_MS > first.total_ms >= first.ttft_ms
+    assert again.setup_ms == 0
+    assert engine.generate([[1] * 9], Settings(3)).setup_ms > LONG_MS, "another shape is planned anew"
+
+
+def test_looking_a_plan_up_counts(tiny):
+    class SlowMemory(FreshMemory):
+        plan = slow(FreshMemory.plan)
+
+    engine = Engine(tiny.decoder, replace(Parts(), memory=SlowMemory))
+    first, again = (engine.generate(PROMPTS, Settings(3)) for _ in range(2))
+    assert first.setup_ms > LONG_MS > first.ttft_ms
+    assert again.setup_ms == 0
+    assert again.ttft_ms > LONG_MS
+
+
+def test_building_kernels_is_setup_and_asking_for_them_counts(tiny, monkeypatch):
+    built = {}
+
+    class Library:
+        path = "/built.so"
+
+    def prepare(names, progress=None, cancel=None):
+        time.sleep(LONG_S)
+        built.update(dict.fromkeys(names, Library()))
+
+    monkeypatch.setattr(native, "prepare", prepare)
+    monkeypatch.setattr(native, "loaded", built.__getitem__)
+    parts = Parts()
+    embed = parts.ops.embed
+
+    def kernel(*args, **kwargs):
+        return embed(*args, **kwargs)
+
+    kernel.kernels = ("embed",)
+    engine = Engine(tiny.decoder, replace(parts, ops=replace(parts.ops, embed=kernel)))
+    first, again = (engine.generate(PROMPTS, Settings(3)) for _ in range(2))
+    assert first.setup_ms > LONG_MS > first.ttft_ms
+    assert again.ttft_ms > LONG_MS > again.setup_ms
+
+
+def test_a_reservation_leaves_nothing_to_set_up(tiny):
+    engine = Engine(tiny.decoder, Recipe.parse(RECIPES[1]).parts)
+    engine.reserve(2, 20, Settings(3))
+    engine.generate(PROMPTS, Settings(3))
+    assert engine.generate(PROMPTS, Settings(3)).setup_ms == 0
+
+
+def test_times_of_a_gpu_are_those_of_the_request(monkeypatch):
+    """The ring's events, on the host's clock: what came before the ring counts, and setup does not, wherever it was."""
+
+    class Event:
+        def __init__(self, enable_timing):
+            self.at = None
+
+        def record(self):
+            self.at = time.perf_counter()
+
+        def elapsed_time(self, other):
+            return (other.at - self.at) * 1e3
+
+        def query(self):
+            return True
+
+        def synchronize(self):
+            pass
+
+    class Stream:
+        def wait_stream(self, other):
+            pass
+
+    zeros = torch.zeros(8, 2, dtype=torch.long)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(stream, "_copy_stream", lambda index: Stream())
+    monkeypatch.setattr(torch, "empty", lambda *shape, **options: zeros)
+    clock, state = RequestClock(), State(torch.ones(2, 9, dtype=torch.long), *[torch.empty(0)] * 4)
+    time.sleep(0.1)
+    clock.once(slow(lambda: True))
+    ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2, column=3)
+    clock.once(slow(lambda: True))
+    time.sleep(0.1)
+    [step] = [*ring.push(state), *ring.drain()]
+    assert 200 < step.t_ms < LONG_MS < 2 * LONG_MS < clock.setup_ms
+    assert step.ids == [1, 1]
