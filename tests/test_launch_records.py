@@ -71,7 +71,7 @@ def test_prompts_go_round_hoppers_ring(sanitize, D, columns):
 
 def test_nothing_of_a_pretended_gpu_stays(sanitize):
     def answers():
-        return linear._gpu(), layer.gpu(), linear._is_few(12, 1600, 4, True, linear._gpu().shared_bytes)
+        return linear.gpu(), layer.gpu(), linear._is_few(12, 1600, 4, True, linear.gpu().shared_bytes)
 
     before = answers()
     recorded(sanitize, "rest_of_layer", "t1/c64/f256", 1)

@@ -211,7 +211,7 @@ def plans(library, register_library, tile_library, monkeypatch):
     libraries = {"vector": library, "register": register_library, "tiles": tile_library}
 
     def tell(gpu, *sizes):
-        monkeypatch.setattr(linear, "limits", lambda: Limits(gpu[0], gpu[1]))
+        monkeypatch.setattr(linear, "gpu", lambda: Limits(*gpu))
         return planned(libraries, gpu, *sizes)
 
     return tell

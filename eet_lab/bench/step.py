@@ -20,9 +20,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops.cases import CASES
-from eet_lab.ops.cuda import int8
-from eet_lab.ops.cuda.launching import gpu
-from eet_lab.ops.cuda.linear import _is_few
+from eet_lab.ops.cuda.linear import takes_few
 from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
 from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
@@ -118,8 +116,7 @@ def _launches_of_many(name: str, args: Sequence[Any]) -> int:
     if name not in weights:
         return 0
     x, w = args[0], args[weights[name]]
-    size = len(x), w.weight.shape[1], x.itemsize, gpu().shared_bytes
-    if _is_few(*size) if w.scale is None else int8.takes_few(*size):
+    if takes_few(len(x), x, w, normed=name != "linear_residual", gathered=name == "next_token"):
         return 0
     ends = name == "norm_linear" and len(args) > 3 and args[3] is not None  # in an activation
     epilogue = name != "linear_residual" and (w.bias is not None or ends)  # that one has it in place of its only launch

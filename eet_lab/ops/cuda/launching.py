@@ -68,7 +68,7 @@ def limits() -> Limits | None:
 
 
 def gpu() -> Limits:
-    """Of the GPU; of a Hopper one where there is none, though linears assume less there (`linear.NO_GPU`)."""
+    """Of the GPU; of a Hopper one where there is none."""
     return limits() or HOPPER
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, limits, needs, odd_stride, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, at, check, gpu, needs, odd_stride, stream_of
 from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
@@ -21,7 +21,6 @@ VECTOR_NUMBERS = 28 * 1024  # activations beyond which eet_linear is faster
 REGISTERS = range(4, 9)  # tokens whose activations lie in registers, in 16 bits
 REGISTER_OUTPUTS = 64  # of a block of that one, at most
 REGISTER_CHANNELS = 1792  # of its norm, at most
-NO_GPU = Limits(99 * 1024, 108)  # shared memory as on every GPU from sm_80 on
 STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
 
 
@@ -108,7 +107,7 @@ def takes_few(T: int, x: Tensor, w: Linear, *, normed: bool = True, gathered: bo
     At most 16, whose activations fit in shared memory beside the norm's weights, or in registers. `gathered`: they are
     rows of x that lie apart.
     """
-    (N, C), itemsize, shared_bytes = w.weight.shape, x.element_size(), _gpu().shared_bytes
+    (N, C), itemsize, shared_bytes = w.weight.shape, x.element_size(), gpu().shared_bytes
     if w.scale is not None:
         return int8.takes_few(T, C, itemsize, shared_bytes)
     if itemsize == 2 and not gathered and _in_registers(T, N, C, normed):
@@ -175,18 +174,14 @@ def _is_few(T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> b
 
 def _num_blocks(N: int) -> int:
     """A block a multiprocessor."""
-    return min(N, _gpu().num_blocks)
-
-
-def _gpu() -> Limits:
-    return limits() or NO_GPU
+    return min(N, gpu().num_blocks)
 
 
 def _check_linear(x: Tensor, w: Linear) -> tuple[int, int, int]:
     """T, C, N."""
     (T, C), (N, weight_C) = x.shape, w.weight.shape
     if x.dtype not in DTYPES:
-        raise KernelError(f"x is {x.dtype}; kernels take {', '.join(map(str, DTYPES))}.")
+        raise KernelError(f"x is {x.dtype}; kernels take {', '.join(map(str, DTYPES))}. {REMEDY}")
     if C % 8:
         raise KernelError(f"x has {C} channels; kernels need a multiple of 8. {REMEDY}")
     if not N:
