@@ -58,13 +58,13 @@ int row_stride(int K) {
   return eet::ceil_div(K, kInt8Chunk) * kInt8Chunk + 16 / int(sizeof(T));
 }
 
-template <int kTokens, typename T>
+template <int kTokens, bool kGrouped, typename T>
 cudaError_t launch_linear(Int8Args<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
   const bool pairs = kTokens != 8;  // its 16 warps take more than half of the registers
   const int bytes = eet::plan_tiles<kTokens>(a, row_stride<T>(a.K), kInt8Chunk, pairs);
   if (!bytes) return cudaErrorInvalidValue;
-  const auto kernel = a.G > 1 ? int8_linear_kernel<T, kTokens, true> : int8_linear_kernel<T, kTokens, false>;
-  return eet::launch(kernel, {dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent}, a);
+  return eet::launch(int8_linear_kernel<T, kTokens, kGrouped>,
+                     {dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent}, a);
 }
 
 }  // namespace
@@ -82,8 +82,12 @@ extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, con
     Int8Args<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);
     a.scale = static_cast<const float*>(scale), a.G = G, a.log_inputs = log_inputs;
     // From four tokens on, and with groups, twice as many warps are ahead (LOG).
-    return T <= 3 && G == 1 ? launch_linear<4>(a, blocks, dependent, stream)
-           : T <= 8         ? launch_linear<8>(a, blocks, dependent, stream)
-                            : launch_linear<16>(a, blocks, dependent, stream);
+    if (G > 1) {
+      return T <= 8 ? launch_linear<8, true>(a, blocks, dependent, stream)
+                    : launch_linear<16, true>(a, blocks, dependent, stream);
+    }
+    return T <= 3   ? launch_linear<4, false>(a, blocks, dependent, stream)
+           : T <= 8 ? launch_linear<8, false>(a, blocks, dependent, stream)
+                    : launch_linear<16, false>(a, blocks, dependent, stream);
   });
 }

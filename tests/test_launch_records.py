@@ -69,6 +69,19 @@ def test_prompts_go_round_hoppers_ring(sanitize, D, columns):
     assert sum(sum(call.sizes) for call in found.calls) < 64 << 20
 
 
+def test_what_pytorch_writes_is_told_even_if_it_was_there_before(sanitize):
+    """Numbers that no kernel wrote, times an identity, are the same numbers."""
+    norm, choose = recorded(sanitize, "next_token", "b17/t17/v1003/c64/tied").launches
+    assert choose.args[1].buffer in choose.written and norm.launcher == "eet_norm"
+
+
+def test_linears_fill_few_blocks_on_a_small_gpu(sanitize):
+    names = [p.name for p in signatures(source("vector_linear").read_text())["eet_vector_linear"]]
+    for which, blocks in ((0, 96), (1, 8)):
+        [launch] = recorded(sanitize, "norm_linear", "t1/n96/c64/gelu_tanh", which).launches
+        assert dict(zip(names, launch.args, strict=True))["blocks"] == blocks
+
+
 def test_nothing_of_a_pretended_gpu_stays(sanitize):
     def answers():
         return linear.gpu(), layer.gpu(), linear._is_few(12, 1600, 4, True, linear.gpu().shared_bytes)

@@ -14,12 +14,13 @@ import gc
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence, Set
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -93,10 +94,10 @@ class _Recorder:
     def begin(self, inputs: tuple[Any, ...]) -> None:
         """A new call of an op."""
         self._memory = _Memory(inputs)
-        self._given: list[Tensor] = []  # kept alive, so that no other tensor lies there
+        self._given: dict[int, Tensor] = {}  # by where they begin; kept alive, so that no other tensor lies there
         self._buffers: dict[int, int] = {}  # by where they begin on the CPU
         self._sizes: list[int] = []
-        self._contents: dict[int, bytes] = {}
+        self._contents: dict[int, tuple[bytes, int]] = {}  # and how often PyTorch wrote there
         self._launches: list[Launch] = []
 
     def call(self, name: str) -> Call:
@@ -108,7 +109,7 @@ class _Recorder:
         dtype = dtype or like.dtype
         num_bytes = max(16, torch.Size(shape).numel() * dtype.itemsize)
         whole = torch.full((num_bytes,), SENTINEL, dtype=torch.uint8)
-        self._given.append(whole)
+        self._given[whole.data_ptr()] = whole
         self._memory.add(whole)
         return whole[: torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
 
@@ -138,12 +139,12 @@ class _Recorder:
         if buffer is None:
             buffer = self._buffers[begin] = len(self._sizes)
             self._sizes.append(size)
-        contents = ctypes.string_at(begin, size)
-        given = any(whole.data_ptr() == begin for whole in self._given)
-        known = self._contents.get(buffer, bytes([SENTINEL]) * size if given else None)
-        if contents != known:
-            written[buffer] = contents
-        self._contents[buffer] = contents
+        given = self._given.get(begin)
+        # What PyTorch computes of numbers that no kernel wrote may be the same again.
+        now = ctypes.string_at(begin, size), 0 if given is None else given._version
+        if now != self._contents.get(buffer, None if given is None else (bytes([SENTINEL]) * size, 0)):
+            written[buffer] = now[0]
+        self._contents[buffer] = now
         return At(buffer, value - begin)
 
 
@@ -196,18 +197,15 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
         (native, "loaded", library),
         (attention, "_is_hopper", lambda device: True),
         (attention, "gpu", lambda: gpu),
-        (linear, "limits", lambda: gpu),
+        (linear, "gpu", lambda: gpu),
         (layer, "gpu", lambda: gpu),
         (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
     )
-    before = [(place, name, getattr(place, name, None)) for place, name, _ in replaced]
-    for place, name, value in replaced:
-        setattr(place, name, value)
-    try:
+    with ExitStack() as stack:
+        for place, name, value in replaced:
+            # PyTorch's build for the CPU has no streams.
+            stack.enter_context(patch.object(place, name, value, create=place is torch._C))
         yield recorder
-    finally:
-        for place, name, value in before:
-            setattr(place, name, value)
 
 
 if __name__ == "__main__":
