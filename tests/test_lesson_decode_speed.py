@@ -155,12 +155,15 @@ def test_the_layers_lanes_add_up_to_the_step():
     assert all(timeline.floor_us(rows) < timeline.ours_us(rows) for _, rows in timeline.layer_ops())
 
 
-def test_what_is_recorded_says_where_and_when():
-    for used in (recorded.ladder(), recorded.one_row()):
-        label = recorded.label(used)
-        assert "NVIDIA H200" in label and "torch 2." in label and "transformers" in label and "202" in label
-    early, late = replace(recorded.fastest(), date="2026-11-20T01:00:00"), recorded.fastest()
-    assert recorded.label([late, early]).endswith(f", 2026-11-20 to {late.date[:10]}")
+def test_what_is_recorded_says_where_with_what_and_when():
+    assert recorded.label(recorded.ladder()).endswith(recorded.ladder().environment.origin)
+    row = recorded.fastest()
+    own = [row.gpu, *(f"{name} {getattr(row, name)}" for name in ("driver", "torch", "transformers", "commit"))]
+    assert all(words in recorded.label([row]) for words in (*own, row.date[:10]))
+    early = replace(row, date="2026-11-20T01:00:00", commit="0123456789ab")
+    assert recorded.label([row, early]).endswith(
+        f", 2026-11-20 to {row.date[:10]}, commit 0123456789ab to {row.commit}"
+    )
 
 
 @pytest.mark.parametrize("show", [decode_speed.roof, decode_speed.layer, decode_speed.verdict, decode_speed.left_over])

@@ -264,6 +264,16 @@ def test_opening_and_replaying_a_recording_say_what_is_shown(bench: Workbench) -
     assert "holds no samples" not in live.memory.note + live.load.note
 
 
+def test_a_recording_says_with_what_it_was_taken(recorded: Comparison | Ladder) -> None:
+    e = recorded.environment
+    own = [e.device, f"driver {e.driver}", f"torch {e.torch}", f"transformers {e.transformers}", f"commit {e.commit}"]
+    for shown in (
+        summary.overview(recorded).split("</div>")[0],
+        export.page(recorded).split("<h1>")[1].split("</p>")[0],
+    ):
+        assert all(words in shown for words in (*own, e.date[:10])), shown
+
+
 def test_a_replay_gives_every_row_its_tokens_in_order(comparison: Comparison) -> None:
     for m in (comparison.baseline, comparison.selection):
         rows: list[list[int]] = [[] for _ in m.tokens]
