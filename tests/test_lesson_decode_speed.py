@@ -32,7 +32,6 @@ from eet_lab.paths import benchmarks_dir
 from eet_lab.technique import Recipe, registry
 
 SMALL = Config(3, 64, 2, 256, 504, 128)
-LADDER = recorded.ladder()
 ALL = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
 FIVE = ALL.replace("persistent_layers,", "")
 NO_EARLY_START = FIVE.replace(",dependent_launch", "")
@@ -138,6 +137,24 @@ def test_floors_agree_with_the_recorded_ones():
     work = roofline.decode_work(recorded.CONFIG, load.batch, recorded.context(load), 2)
     roof = roofline.Roof(best.ceiling_gb_per_s, roofline.H200_TFLOPS)
     assert roof.ms(work) == pytest.approx(best.floor_ms, rel=0.01)
+
+
+@pytest.mark.parametrize(("tflops", "unit", "scale"), [(0.045, "GFLOP/s", 1e3), (989.0, "TFLOP/s", 1.0)])
+def test_a_roof_is_told_in_a_unit_that_fits_with_labels_along_both_axes(tflops, unit, scale):
+    limits = roofline.Roof(12.0 if tflops < 1 else 4400.0, tflops)
+    works = [roofline.decode_work(PRESETS["gpt2"], batch, 40, 4) for batch in roofline.BATCHES]
+    bounds = [roofline.Point(roofline.DECODE, "", work, limits.ms(work)) for work in works]
+    measured = [roofline.Point(roofline.PLAIN, "", works[0], 2 * limits.ms(works[0]))]
+    fig = roofline.figure("", limits, bounds, measured)
+    assert fig.layout.yaxis.title.text == f"{unit}, log scale"
+    assert all(unit in trace.hovertemplate for trace in fig.data[1:])
+    assert max(fig.data[0].y) == pytest.approx(tflops * scale)
+    assert fig.data[-1].y == pytest.approx([measured[0].tflops * scale], rel=1e-3)
+    for axis, values in ((fig.layout.xaxis, "x"), (fig.layout.yaxis, "y")):
+        low, high = (10**end for end in axis.range)
+        assert sum(low < tick < high for tick in axis.tickvals) >= 3
+        assert not any("e" in text for text in axis.ticktext)
+        assert all(0.999 * low <= value <= 1.001 * high for trace in fig.data for value in trace[values]), "4 digits"
 
 
 def test_a_rung_is_predicted_by_the_slower_of_device_and_host():
@@ -259,9 +276,10 @@ def test_what_is_one_kernel_a_layer_stands_beside_five():
 )
 def test_the_lessons_counts_of_a_fused_step_are_reconciled(monkeypatch, climbed, totals):
     """What was counted above and the ladder's last rung: once where they are the same, else both, each as a sum."""
-    last = recorded.ladder().rungs[-1]
+    ladder = recorded.ladder()
+    *before, last = ladder.rungs
     rung = replace(last, measurement=replace(last.measurement, recipe=climbed))
-    monkeypatch.setattr(recorded, "ladder", lambda: replace(LADDER, rungs=(*LADDER.rungs[:-1], rung)))
+    monkeypatch.setattr(recorded, "ladder", lambda: replace(ladder, rungs=(*before, rung)))
     text = decode_speed.left_over(answered(2.5)).things[-1]
     assert numbers(text) == totals
     for words in {ALL, climbed}:

@@ -126,7 +126,7 @@ def _with_ends(recipe: Recipe) -> str:
 
 TOGETHER = "persistent_layers"
 AGREE = 0.03
-"""Two times that differ by less are called the same: rows of two processes are seldom closer."""
+"""Two times that differ by less are called the same."""
 NEWER = "(It was measured with newer kernels than the table above, so not all of the difference is its own.) "
 ATTACKS = (
     ("Python and PyTorch between launches", "record the step once, replay it with one call", "cuda_graphs"),
