@@ -156,6 +156,16 @@ def test_tables_say_the_same_in_text_and_html(result, word):
     assert "<tiny>" not in page
 
 
+@pytest.mark.parametrize("result", [comparison(), ladder()])
+def test_a_table_says_with_what_it_was_taken(result):
+    gpu = replace(HERE, device="NVIDIA H200", driver="580.1", torch="2.11", transformers="5.17", commit="3d6cd766d211")
+    words = "NVIDIA H200, driver 580.1, torch 2.11, transformers 5.17, 2025-01-02, commit 3d6cd766d211"
+    assert f"Measured on {words}." in replace(result, environment=gpu).to_text()
+    taken = replace(result, environment=replace(gpu, recorded=True))
+    assert f"Recorded on {words}." in taken.to_text() and f"Recorded on {words}." in taken._repr_html_()
+    assert HERE.origin == "Test CPU, torch 2.0, transformers 5.0, 2025-01-02", "what is not known is left out"
+
+
 def test_a_small_change_of_memory_is_seen_as_one():
     """3.74 and 3.76 MiB are shown as 3.7 and 3.8: that these differ by 0.0 would be puzzling."""
     before, after = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,14 +16,25 @@ from eet_lab.bench.cost import LaunchCost, step_weight_bytes
 from eet_lab.bench.step import decode_calls, num_launches
 from eet_lab.models import weights
 from eet_lab.models.config import PRESETS, Config
-from eet_lab.panels.lessons import Prediction, decode_speed, floor_exercise, recorded, roofline, rungs, timeline
-from eet_lab.panels.lessons.step_calls import LAYER, timed
+from eet_lab.panels.lessons import (
+    Prediction,
+    decode_speed,
+    floor_exercise,
+    left_over,
+    recorded,
+    roofline,
+    rungs,
+    timeline,
+)
+from eet_lab.panels.lessons.step_calls import LAYER, Timed, timed
 from eet_lab.parts import Parts
 from eet_lab.paths import benchmarks_dir
 from eet_lab.technique import Recipe, registry
 
 SMALL = Config(3, 64, 2, 256, 504, 128)
 ALL = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
+FIVE = ALL.replace("persistent_layers,", "")
+NO_EARLY_START = FIVE.replace(",dependent_launch", "")
 
 
 def parts(words: str) -> Parts:
@@ -33,6 +45,10 @@ def answered(value: float) -> Prediction:
     guess = Prediction("?", number=(0, 1000), unit="ms")
     guess.value = value
     return guess
+
+
+def numbers(text: str) -> set[str]:
+    return set(re.findall(r"\d+(?:\.\d+)?", text))
 
 
 # --- counting calls
@@ -123,6 +139,24 @@ def test_floors_agree_with_the_recorded_ones():
     assert roof.ms(work) == pytest.approx(best.floor_ms, rel=0.01)
 
 
+@pytest.mark.parametrize(("tflops", "unit", "scale"), [(0.045, "GFLOP/s", 1e3), (989.0, "TFLOP/s", 1.0)])
+def test_a_roof_is_told_in_a_unit_that_fits_with_labels_along_both_axes(tflops, unit, scale):
+    limits = roofline.Roof(12.0 if tflops < 1 else 4400.0, tflops)
+    works = [roofline.decode_work(PRESETS["gpt2"], batch, 40, 4) for batch in roofline.BATCHES]
+    bounds = [roofline.Point(roofline.DECODE, "", work, limits.ms(work)) for work in works]
+    measured = [roofline.Point(roofline.PLAIN, "", works[0], 2 * limits.ms(works[0]))]
+    fig = roofline.figure("", limits, bounds, measured)
+    assert fig.layout.yaxis.title.text == f"{unit}, log scale"
+    assert all(unit in trace.hovertemplate for trace in fig.data[1:])
+    assert max(fig.data[0].y) == pytest.approx(tflops * scale)
+    assert fig.data[-1].y == pytest.approx([measured[0].tflops * scale], rel=1e-3)
+    for axis, values in ((fig.layout.xaxis, "x"), (fig.layout.yaxis, "y")):
+        low, high = (10**end for end in axis.range)
+        assert sum(low < tick < high for tick in axis.tickvals) >= 3
+        assert not any("e" in text for text in axis.ticktext)
+        assert all(0.999 * low <= value <= 1.001 * high for trace in fig.data for value in trace[values]), "4 digits"
+
+
 def test_a_rung_is_predicted_by_the_slower_of_device_and_host():
     result = recorded.ladder()
     found = rungs.rises(result, recorded.CONFIG, LaunchCost(kernel_us=1.0, launch_us=10.0))
@@ -155,12 +189,15 @@ def test_the_layers_lanes_add_up_to_the_step():
     assert all(timeline.floor_us(rows) < timeline.ours_us(rows) for _, rows in timeline.layer_ops())
 
 
-def test_what_is_recorded_says_where_and_when():
-    for used in (recorded.ladder(), recorded.one_row()):
-        label = recorded.label(used)
-        assert "NVIDIA H200" in label and "torch 2." in label and "transformers" in label and "202" in label
-    early, late = replace(recorded.fastest(), date="2026-11-20T01:00:00"), recorded.fastest()
-    assert recorded.label([late, early]).endswith(f", 2026-11-20 to {late.date[:10]}")
+def test_what_is_recorded_says_where_with_what_and_when():
+    assert recorded.label(recorded.ladder()).endswith(recorded.ladder().environment.origin)
+    row = recorded.fastest()
+    own = [row.gpu, *(f"{name} {getattr(row, name)}" for name in ("driver", "torch", "transformers", "commit"))]
+    assert all(words in recorded.label([row]) for words in (*own, row.date[:10]))
+    early = replace(row, date="2026-11-20T01:00:00", commit="0123456789ab")
+    assert recorded.label([row, early]).endswith(
+        f", 2026-11-20 to {row.date[:10]}, commit 0123456789ab to {row.commit}"
+    )
 
 
 @pytest.mark.parametrize("show", [decode_speed.roof, decode_speed.layer, decode_speed.verdict, decode_speed.left_over])
@@ -176,11 +213,35 @@ def test_the_readers_prediction_stands_beside_what_was_measured():
     assert "2.5 ms" in text and "hf-static-compile" in text and "floor" in text
 
 
-def test_what_is_on_already_is_not_proposed():
-    on = Recipe.parse(recorded.fastest().recipe, "cuda").names
+def test_what_is_on_already_is_that_of_the_account():
+    """Marks and numbers are of one recipe: the one of five kernels a layer, which the first table names."""
+    on = Recipe.parse(recorded.fastest(without="persistent_layers").recipe, "cuda").names
+    assert "dependent_launch" in on
     text = str(decode_speed.left_over(answered(2.5)).things[2].data)
-    for name in ("cuda_graphs", "dependent_launch", "fused_kernels", "fused_sampling", "int8_weights"):
+    for name in filter(None, (name for *_, name in left_over.ATTACKS)):
         assert f"{name} (on already)" in text if name in on else f"{name}<" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "alone_ms", "told", "not_told"),
+    [
+        (FIVE, 1.65, ("30% more", "0.38 ms", "hidden by starting early"), ("they agree",)),
+        (NO_EARLY_START, 1.65, ("30% more", "0.38 ms"), ("they agree", "starting early")),
+        (FIVE, 1.0, ("21% less", "0.27 ms", "between the kernels"), ("they agree", "starting early")),
+        (FIVE, 1.28, ("agree to 1%",), ("more", "less")),
+    ],
+)
+def test_what_the_sum_of_ops_says_follows_from_the_numbers(words, alone_ms, told, not_told):
+    text = left_over._account(alone_ms, 1.27, Recipe.parse(words, "cuda"))
+    assert all(each in text for each in told) and not any(each in text for each in not_told), text
+
+
+def test_the_account_is_of_the_numbers_in_the_table():
+    shown = decode_speed.left_over(answered(2.5)).things
+    alone, step = (float(number) for number in re.findall(r">([\d.]+) ms<", shown[1].data)[-2:])
+    off = re.search(r"(\d+)% (more|less) than the whole step", shown[3])
+    assert off and float(off[1]) / 100 == pytest.approx(abs(alone / step - 1), abs=0.01)
+    assert (off[2] == "more") == (alone > step)
 
 
 @pytest.mark.parametrize(("num_rows", "kernels"), [(1, 101), (2, 101), (3, 244)])
@@ -199,38 +260,42 @@ def test_what_is_one_kernel_a_layer_stands_beside_five():
     assert "persistent_layers" in best.recipe and "persistent_layers" not in apart.recipe
     shown = decode_speed.left_over(answered(2.5)).things
     assert f"{apart.tpot_ms.p50:.3g} ms" in str(shown[1].data)
-    [told] = [text for text in shown if isinstance(text, str) and "makes 97 kernels of those 240" in text]
-    assert f"a token takes {best.tpot_ms.p50:.3g} ms" in told
+    [told] = left_over._together(best, apart, 48)
+    assert told in shown and {"97", "240", f"{best.tpot_ms.p50:.3g}"} <= numbers(told)
+    assert left_over._together(apart, apart, 48) == []
 
 
-def test_the_lessons_counts_of_a_fused_step_are_reconciled():
-    graph = rungs.rises(recorded.ladder(), recorded.CONFIG, rungs.H200)[-1].kernels
-    everything = counted(parts(ALL), [8], recorded.CONFIG.num_layers).total
+@pytest.mark.parametrize(
+    ("climbed", "totals"),
+    [
+        (ALL, {"97", "4", "101"}),
+        (FIVE, {"97", "4", "101", "240", "244"}),
+        ("pre_padding,mask_removal,memory_reuse,packed_prefill,fused_kernels", {"97", "4", "101", "240", "16", "256"}),
+    ],
+    ids=["the same", "five a layer", "without fused_sampling"],
+)
+def test_the_lessons_counts_of_a_fused_step_are_reconciled(monkeypatch, climbed, totals):
+    """What was counted above and the ladder's last rung: once where they are the same, else both, each as a sum."""
+    ladder = recorded.ladder()
+    *before, last = ladder.rungs
+    rung = replace(last, measurement=replace(last.measurement, recipe=climbed))
+    monkeypatch.setattr(recorded, "ladder", lambda: replace(ladder, rungs=(*before, rung)))
     text = decode_speed.left_over(answered(2.5)).things[-1]
-    assert f" {5 * recorded.CONFIG.num_layers} kernels" in text
-    if everything == graph:
-        assert text.count(str(graph)) == 1 and f" {graph} (counted above and the recorded ladder)." in text
-    else:
-        assert f" {everything} (counted above)" in text and f" {graph} (the recorded ladder)" in text
-
-
-def test_counts_that_differ_are_both_told(monkeypatch):
-    *rungs_before, _ = recorded.ladder().rungs
-    fused = next(rung for rung in rungs_before if rung.technique == "fused_kernels")
-    shorter = replace(recorded.ladder(), rungs=(*rungs_before[: rungs_before.index(fused)], fused))
-    monkeypatch.setattr(recorded, "ladder", lambda: shorter)
-    text = decode_speed.left_over(answered(2.5)).things[-1]
-    assert "(counted above), without fused_sampling" in text and text.endswith("(the recorded ladder).")
+    assert numbers(text) == totals
+    for words in {ALL, climbed}:
+        kernels = num_kernels(parts(words), (8,), recorded.CONFIG)
+        beside = counted(parts(words), [8], 1).beside
+        assert {str(kernels), str(beside), str(kernels - beside)} <= totals and text.count(str(kernels)) == 1
+    assert text.count("counted above") == text.count("recorded ladder") == 1
 
 
 def test_the_verdict_says_what_the_prediction_does_not_know():
     """Dependent launch has the prediction of the rung before, and is faster."""
     before, after = recorded.ladder().rungs[-2:]
     assert after.technique == "dependent_launch"
-    text = decode_speed.verdict(answered(2.5)).things[-1]
-    took_before, took = (rung.measurement.tpot_ms.p50 for rung in (before, after))
-    assert "does not know that dependent launch" in text
-    assert f"from {took_before:.3g} to {took:.3g} ms." in text
+    told = rungs.early_start(recorded.ladder())
+    assert told and told in decode_speed.verdict(answered(2.5)).things[-1]
+    assert {f"{rung.measurement.tpot_ms.p50:.3g}" for rung in (before, after)} == numbers(told)
     assert rungs.early_start(replace(recorded.ladder(), rungs=recorded.ladder().rungs[:-1])) == ""
 
 
@@ -239,7 +304,7 @@ def test_prices_are_of_the_ladders_gpu_and_day():
     where = recorded.ladder().environment
     assert (machine["gpu"], machine["driver"], machine["date"]) == (where.device, where.driver, where.date[:10])
     assert machine["launch_cost"] == pytest.approx(rungs.H200._asdict(), rel=1e-3)
-    assert "as measured on that GPU the same day" in decode_speed.verdict(answered(2.5)).things[-1]
+    assert {f"{price:.2g}" for price in rungs.H200} <= numbers(decode_speed.verdict(answered(2.5)).things[-1])
 
 
 def test_each_row_of_the_verdict_is_held_against_its_own_floor():
@@ -250,8 +315,22 @@ def test_each_row_of_the_verdict_is_held_against_its_own_floor():
 
 def test_what_a_cpu_took_is_said_as_it_came_out():
     more, less = (rungs.Rise("", 9, 9, 0.4, 2.0, Spread(took, took, took)) for took in (3.0, 1.0))
-    assert rungs.above_prediction([more, more]).startswith("What is measured is more: Python runs")
-    assert rungs.above_prediction([more, less]).startswith("On 1 of 2 rungs what is measured is more")
+    assert not numbers(rungs.above_prediction([more, more])), "all of them: nothing to count"
+    assert numbers(rungs.above_prediction([more, less])) == {"1", "2"}
+    assert numbers(rungs.above_prediction([less, less, less])) == {"0", "3"}
+
+
+@pytest.mark.parametrize(("gb_per_s", "share"), [(1.0, "50%"), (0.25, "100%")])
+def test_the_share_of_the_op_with_the_most_bytes_is_measured(monkeypatch, tiny, gb_per_s, share):
+    """Its bytes at the streaming rate, of what it took; no more than all of it, where a cache is faster."""
+    step = [Timed("embed", 0, 1, 8), Timed("attention", 1, 5, 64), Timed("next_token", 7, 3, 1500)]
+    monkeypatch.setattr(decode_speed, "PROMPT", [1, 2, 3])
+    monkeypatch.setattr(decode_speed, "timed", lambda *args: step)
+    monkeypatch.setattr(decode_speed, "streaming_gb_per_s", lambda device: gb_per_s)
+    *_, text = decode_speed.step(tiny).things
+    assert f"next_token, has the most bytes of all, and they account for {share}" in text
+    assert "56%" in text, "attention, of what the ops took"
+    assert "10%" in text, "between the ops"
 
 
 # --- the exercise

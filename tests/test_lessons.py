@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipywidgets as W
 import pytest
 import torch
 
@@ -42,6 +43,19 @@ def hint(exercise: Exercise, answer) -> str:
     with pytest.raises(AssertionError):
         verdict.require()
     return verdict.message
+
+
+@pytest.mark.parametrize(("unit", "said"), [("ms", "ms, from 0 to 1,000"), ("", "from 0 to 1,000")])
+def test_a_number_is_asked_for_with_its_limits(unit, said):
+    """What lies outside becomes the nearest limit: the reader should see which one."""
+    guess = Prediction("?", number=(0, 1000), unit=unit)
+    box, words, _ = next(row for row in guess.box.children if isinstance(row, W.HBox)).children
+    assert words.value == said
+    for typed, taken in ((-5, 0), (1e9, 1000), (2.5, 2.5)):
+        box.value = typed
+        assert box.value == taken
+    chosen = Prediction("?", choices=["slower", "faster"])
+    assert next(row for row in chosen.box.children if isinstance(row, W.HBox)).children[1].value == ""
 
 
 def test_nothing_is_shown_before_the_prediction():

@@ -37,6 +37,13 @@ class Spread:
         return Spread(*(round(end, 4) for end in ends))
 
 
+def origin(device: str, driver: str | None, torch: str, transformers: str, days: str, commits: str | None) -> str:
+    """The words for where something was measured; what is not known is left out."""
+    known = {"driver": driver, "torch": torch, "transformers": transformers}
+    versions = [f"{name} {version}" for name, version in known.items() if version]
+    return ", ".join([device, *versions, days, *([f"commit {commits}"] if commits else [])])
+
+
 @dataclass(frozen=True)
 class Environment:
     """Where a result was taken. `device` is a name, `device_kind` "cpu" or "cuda".
@@ -56,6 +63,11 @@ class Environment:
     model: str
     model_label: str
     recorded: bool = False
+
+    @property
+    def origin(self) -> str:
+        """All that a time depends on beside the recipe, in words: device, driver, versions, day, commit."""
+        return origin(self.device, self.driver, self.torch, self.transformers, self.date[:10], self.commit)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
             f"{_share(b.cost.floor_ms / b.tpot_ms.p50)}"
         )
     remarks += dict.fromkeys(f"Warning: {warning}" for m in (a, b) for warning in m.warnings)
-    return _title(result.environment, result.workload, a), rows, [*remarks, _how(a)]
+    return _title(result.environment, result.workload, a), rows, [*remarks, _how(a), _where(result.environment)]
 
 
 def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
@@ -104,7 +104,7 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
     remarks += _quality(measured[0], measured[len(result.rungs) - 1]) if measured else []
     remarks += dict.fromkeys(f"Warning: {warning}" for m in measured for warning in m.warnings)
     title = _title(result.environment, result.workload, measured[0] if measured else None)
-    return title, rows, [*remarks, *([_how(measured[0])] if measured else [])]
+    return title, rows, [*remarks, *([_how(measured[0])] if measured else []), _where(result.environment)]
 
 
 def _quality(before: Measurement, after: Measurement) -> list[str]:
@@ -170,6 +170,10 @@ def _how(m: Measurement) -> str:
     counted = {"measured": "as torch's counters saw it", "planned": "what the engine asks for, by plan"}
     times = "medians with the middle 60 % of the repeats" if m.repeats > 1 else "those of a single repeat"
     return f"Times are {times}; memory is {counted[m.memory_source]}."
+
+
+def _where(environment: Environment) -> str:
+    return f"{'Recorded' if environment.recorded else 'Measured'} on {environment.origin}."
 
 
 def _share(reached: float) -> str:

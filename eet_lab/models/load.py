@@ -17,6 +17,9 @@ from eet_lab.models.decoder import Decoder
 from eet_lab.models.tokenizer import Tokenizer
 
 DEMO = Path(__file__).parent / "demo"
+DEMO_LABEL = "bundled demo model"
+RANDOM_LABEL = "shape, random weights: for timing only"
+"""After the shape's name."""
 Kind = Literal["demo", "random", "folder", "hub", "live"]
 NAMES = ("demo", *PRESETS)
 SOME_MODEL = f"one of {', '.join(NAMES)}, a folder with config.json, or a hub name such as openai-community/gpt2"
@@ -90,10 +93,10 @@ def load(
     elif not str(model).strip():
         raise ModelError(f"The model's name is empty. Give {SOME_MODEL}.")
     elif str(model) == "demo":
-        loaded = _from_folder(DEMO, "demo", "bundled demo model", "demo")
+        loaded = _from_folder(DEMO, "demo", DEMO_LABEL, "demo")
     elif str(model) in PRESETS:
         decoder = weights.random_decoder(PRESETS[str(model)], seed, torch.device(device), kind)
-        label = f"{model} shape, random weights: for timing only"
+        label = f"{model} {RANDOM_LABEL}"
         loaded = Model(str(model), label, decoder, demo_tokenizer(), "random")
     elif Path(model).is_dir():
         loaded = _from_folder(Path(model), Path(model).resolve().name, str(model), "folder")

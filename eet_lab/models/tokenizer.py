@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from eet_lab.errors import ModelError
+
+UNKNOWN = re.compile(r"⟨\d+⟩")
+"""What `decode` makes of a token that the vocabulary does not have."""
 
 
 class Tokenizer:

@@ -23,6 +23,7 @@ from eet_lab.panels.encoding import Encoding
 from eet_lab.panels.live import Live
 from eet_lab.panels.loading import Loading
 from eet_lab.panels.prompts_editor import PromptsEditor
+from eet_lab.panels.recorded_prompts import as_ids
 from eet_lab.panels.refresh import Refresh
 from eet_lab.panels.runs import Runs
 from eet_lab.panels.shelf import Shelf
@@ -238,8 +239,8 @@ class Desk:
         if self.busy:
             return
         result, monitor = self.shelf.open_chosen()
-        environment = result.environment
-        same_model = self.model is not None and self.model.name == environment.model
-        stop = result.settings.get("stop", ())
-        self.runs.begin_recorded(result, bool(monitor), jobs.decoder(self.model if same_model else None, stop))
+        same_model = self.model is not None and self.model.name == result.environment.model
+        prompts = result.prompts if same_model else as_ids(result)
+        decode = jobs.decoder(self.model if same_model else None, result.settings.get("stop", ()))
+        self.runs.begin_recorded(result, bool(monitor), prompts, decode)
         self._submit("replay", jobs.replay(result, monitor))

@@ -48,7 +48,7 @@ def page(result: Comparison | Ladder) -> str:
     figures = plot(result, "all")
     assert isinstance(figures, dict)
     title = f"EET Lab: {type(result).__name__} of {result.workload}"
-    where = f"{environment.model_label}; {environment.dtype} on {environment.device}; {environment.date}"
+    where = f"{environment.model_label}; {environment.dtype} on {environment.origin}"
     return PAGE.format(
         title=escape(title),
         style=stylesheet(),

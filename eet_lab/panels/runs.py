@@ -42,9 +42,9 @@ class Runs:
         self._live.begin(prompts, decode)
         self._live.remark("")
 
-    def begin_recorded(self, result: Result, has_samples: bool, decode: Decode) -> None:
+    def begin_recorded(self, result: Result, has_samples: bool, prompts: Sequence[str], decode: Decode) -> None:
         """The replay of a result begins: the charts show the device that it was taken on."""
-        self.begin(result.prompts, decode)
+        self.begin(prompts, decode)
         self._device.pause_showing()
         where = result.environment
         self._live.watch(where.device_kind == "cuda", f"recorded on {where.device}")

@@ -135,8 +135,7 @@ def _recorded(result: Comparison | Ladder) -> str:
     e = result.environment
     if not e.recorded:
         return ""
-    commit = f", commit {e.commit}" if e.commit else ""
-    return theme.note(f"Recorded on {e.device}, {e.date[:10]}{commit}; not measured on this machine.", "warn")
+    return theme.note(f"Recorded on {e.origin}; not measured on this machine.", "warn")
 
 
 def _number(value: Any) -> float | None:

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from eet_lab.bench import Comparison, Ladder, Spread, load_result
 from eet_lab.bench.metrics import MEMORY_PARTS, PEAK, TIMES, MiB
 from eet_lab.errors import ResultError
+from eet_lab.models.load import demo_tokenizer, load
 from eet_lab.panels import Workbench, export, figures, jobs, recordings, summary, theme
 from eet_lab.panels.outputs import rendered
+from eet_lab.panels.recorded_prompts import as_ids
 from panels.driving import do, errors, turn_until
 
 
@@ -262,6 +264,45 @@ def test_opening_and_replaying_a_recording_say_what_is_shown(bench: Workbench) -
     assert live.load.note == live.memory.note
     do(bench, "run")
     assert "holds no samples" not in live.memory.note + live.load.note
+
+
+def test_a_replay_of_another_models_run_shows_ids_alone(recorded: Comparison | Ladder, bench: Workbench) -> None:
+    """Prompts as the generated tokens are: in the demo model's vocabulary they would be half words, half ids."""
+    path = next(path for path in recordings.SHIPPED.glob("*.json") if recordings.open_file(path)[0] == recorded)
+    bench.desk.shelf.view.files.value = str(path)
+    bench.desk.put("replay")
+    stream = bench.desk.live.stream
+    turn_until(bench, lambda: all(stream.texts) and len(stream.texts) == len(recorded.prompts))
+    texts = list(stream.texts)
+    bench.desk.put("stop")
+    turn_until(bench, lambda: bench.desk.idle)
+    assert [len(prompt.split()) for prompt in stream.prompts] == list(recorded.prompt_lengths)
+    for shown in (*stream.prompts, *texts):
+        assert re.fullmatch(r"(\d+ )+", shown)
+    vocabulary = demo_tokenizer()
+    assert vocabulary is not None
+    ids = (list(map(int, prompt.split())) for prompt in stream.prompts)
+    assert tuple(map(vocabulary.decode, ids)) == recorded.prompts
+
+
+def test_prompts_whose_ids_are_not_known_stay_or_are_counted(comparison: Comparison) -> None:
+    prompts = {"Return": 1, "a list": 5, "a⟨5000⟩": 3}
+    elsewhere = replace(comparison, prompts=tuple(prompts), prompt_lengths=tuple(prompts.values()))
+    assert as_ids(elsewhere) == ("Return ", "a list ", "3 tokens "), "of another vocabulary"
+    [token] = demo_tokenizer().encode("Return")
+    label = load("gpt2", device="meta").label
+    borrowed = replace(elsewhere, environment=replace(elsewhere.environment, model="gpt2", model_label=label))
+    assert as_ids(borrowed) == (f"{token} ", "a list ", "3 tokens "), "in this one they have other lengths"
+
+
+def test_a_recording_says_with_what_it_was_taken(recorded: Comparison | Ladder) -> None:
+    e = recorded.environment
+    own = [e.device, f"driver {e.driver}", f"torch {e.torch}", f"transformers {e.transformers}", f"commit {e.commit}"]
+    for shown in (
+        summary.overview(recorded).split("</div>")[0],
+        export.page(recorded).split("<h1>")[1].split("</p>")[0],
+    ):
+        assert all(words in shown for words in (*own, e.date[:10])), shown
 
 
 def test_a_replay_gives_every_row_its_tokens_in_order(comparison: Comparison) -> None:

@@ -97,14 +97,20 @@ def step(model: Model) -> Shown:
     found = timed(model, Parts(), model.encode(PROMPT))
     busy, total = sum(op.took_us for op in found), found[-1].start_us + found[-1].took_us
     attention = sum(op.took_us for op in found if op.op == "attention") / busy
+    rate, most = streaming_gb_per_s(model.device), max(found, key=lambda op: op.num_bytes)
+    own = min(most.num_bytes / rate / 1e3 / most.took_us, 1.0)  # a cache may be faster than memory
     return Shown(
         here(model),
-        timeline.step_figure(found, streaming_gb_per_s(model.device)),
+        timeline.step_figure(found, rate),
         f"Look at attention: it has hardly any bytes to read, and takes {attention:.0%} of the time, since it is the "
-        "op of most calls. The greener an op, the nearer it is to what memory allows: the LM head, in next_token, has "
-        "the most bytes of all and hardly anything else. "
+        "op of most calls. The greener an op, the nearer it is to what memory allows. "
+        f"{_named(most.op)} has the most bytes of all, and they account for {own:.0%} of its time. "
         f"{1 - busy / total:.0%} of the step lies between the ops: Python.",
     )
+
+
+def _named(op: str) -> str:
+    return "The LM head, in next_token," if op == "next_token" else op
 
 
 def layer(guess: Prediction) -> Shown:

@@ -13,6 +13,7 @@ from IPython.display import HTML, display
 
 from eet_lab.panels import theme
 from eet_lab.panels.outputs import rendered
+from eet_lab.words import plain
 
 
 class Prediction:
@@ -47,7 +48,7 @@ class Prediction:
         self._button.on_click(lambda _: self.answer(self._guess.value))
         ask = W.HTML(f'<div class="eet-question">{escape(question)}</div>')
         style = W.HTML(theme.stylesheet())
-        answer = W.HBox([self._guess, W.Label(unit), self._button])
+        answer = W.HBox([self._guess, W.Label(_limits(number, unit)), self._button])
         self.box = W.VBox([style, ask, answer, self._said, self._shown])
         self.box.add_class("eet-prediction")
 
@@ -98,6 +99,12 @@ class Prediction:
 
 def _choice_widget(choices: Sequence[str]) -> W.RadioButtons:
     return W.RadioButtons(options=list(choices), value=None, layout={"width": "max-content"})
+
+
+def _limits(number: tuple[float, float] | None, unit: str) -> str:
+    """What stands beside the box, which turns a number beyond its limits into the nearest one and says nothing."""
+    between = [f"from {plain(number[0])} to {plain(number[1])}"] if number else []
+    return ", ".join([*([unit] if unit else []), *between])
 
 
 def _number_widget(number: tuple[float, float] | None) -> W.BoundedFloatText:

@@ -7,6 +7,7 @@ from functools import cache
 from statistics import mean
 
 from eet_lab.bench import Ladder, Workload, load_result
+from eet_lab.bench.measured import origin
 from eet_lab.bench.rows import Row, newest, read
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.paths import PACKAGE, benchmarks_dir
@@ -33,20 +34,18 @@ def ladder() -> Ladder:
 
 
 def label(used: Sequence[Row] | Ladder) -> str:
-    """Where and when it was measured, to stand on everything that is recorded."""
+    """Where, with what and when it was measured, to stand on everything that is recorded."""
     if isinstance(used, Ladder):
-        where = used.environment
-        gpu, driver, torch, transformers, date = (
-            where.device, where.driver, where.torch, where.transformers, where.date[:10]
-        )  # fmt: skip
-    else:
-        newest_one = max((row for row in used if row.run != "recorded"), key=lambda row: row.date)
-        gpu, driver, torch, transformers = (
-            newest_one.gpu, newest_one.driver, newest_one.torch, newest_one.transformers
-        )  # fmt: skip
-        dates = sorted({row.date[:10] for row in used if row.run != "recorded"})
-        date = " to ".join(dict.fromkeys((dates[0], dates[-1])))
-    return f"recorded on an {gpu}, driver {driver}, torch {torch}, transformers {transformers}, {date}"
+        return f"recorded on an {used.environment.origin}"
+    taken = sorted((row for row in used if row.run != "recorded"), key=lambda row: row.date)
+    first, last = taken[0], taken[-1]
+    days, commits = _span(first.date[:10], last.date[:10]), _span(first.commit, last.commit)
+    return f"recorded on an {origin(last.gpu, last.driver, last.torch, last.transformers, days, commits)}"
+
+
+def _span(first: str | None, last: str | None) -> str:
+    """From the first to the last, or the one that both are."""
+    return " to ".join(dict.fromkeys(end for end in (first, last) if end))
 
 
 def ceiling_gb_per_s() -> float:

@@ -30,6 +30,8 @@ PLAIN, FUSED, PEERS = "EET Lab, plain PyTorch", "EET Lab, fused kernels", "peers
 COLORS = {DECODE: theme.SELECTION, PREFILL: "#a855f7", PLAIN: theme.BASELINE, FUSED: theme.GAIN, PEERS: "#f59e0b"}
 """What points stand for."""
 
+LEAST_TFLOPS = 10.0
+"""From here on a device's figure is in TFLOP/s, below in GFLOP/s: a thread of a CPU has some 50 of these."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -150,31 +152,32 @@ def figure(title: str, roof: Roof, bounds: Sequence[Point], measured: Sequence[P
     fig = theme.figure(title, height=460)
     spots = [point.work.intensity for point in (*bounds, *measured)]
     corner = [min(spots) / 2, roof.ridge, max(*spots, roof.ridge) * 3]
+    unit, scale = ("TFLOP/s", 1.0) if roof.tflops >= LEAST_TFLOPS else ("GFLOP/s", 1e3)
     fig.add_scatter(
-        x=_digits(corner), y=_digits(map(roof.at, corner)), mode="lines", name="the roof", hoverinfo="skip",
-        line={"color": theme.INK, "width": 2},
+        x=_digits(corner), y=_digits(scale * roof.at(place) for place in corner), mode="lines", name="the roof",
+        hoverinfo="skip", line={"color": theme.INK, "width": 2},
     )  # fmt: skip
     for kind in dict.fromkeys(point.kind for point in (*bounds, *measured)):
         points = [point for point in (*bounds, *measured) if point.kind == kind]
         at_best = points[0] in bounds
         fig.add_scatter(
-            x=_digits(point.work.intensity for point in points), y=_digits(point.tflops for point in points),
+            x=_digits(point.work.intensity for point in points), y=_digits(scale * point.tflops for point in points),
             text=[point.label for point in points], customdata=[[p.name, _digit(p.took_ms)] for p in points],
             mode="markers+text", name=kind, textposition="top left" if at_best else "middle right", cliponaxis=False,
             marker={
                 "symbol": "circle-open" if at_best else "circle", "size": 9, "color": COLORS[kind],
                 "line": {"width": 1.8 if at_best else 0},
             },
-            hovertemplate="%{customdata[0]}<br>%{x} FLOP a byte, %{y} TFLOP/s, %{customdata[1]} ms<extra></extra>",
+            hovertemplate="%{customdata[0]}<br>%{x} FLOP a byte, %{y} " + unit + ", %{customdata[1]} ms<extra></extra>",
         )  # fmt: skip
     fig.add_vline(x=roof.ridge, line={"color": theme.INK, "width": 1, "dash": "dot"})
     fig.add_annotation(
         x=_log(roof.ridge), y=0.02, yref="paper", yanchor="bottom", xanchor="right", showarrow=False,
         text=f"ridge: {roof.ridge:.3g} FLOP a byte ", font={"size": 11},
     )  # fmt: skip
-    low, high = min(point.tflops for point in (*bounds, *measured)), roof.tflops
-    fig.update_xaxes(title="arithmetic intensity: FLOP for each byte read", type="log", dtick=1)
-    fig.update_yaxes(title="TFLOP/s", type="log", dtick=1, exponentformat="none", range=[_log(low / 2), _log(high * 2)])
+    low, high = scale * min(point.tflops for point in (*bounds, *measured)), scale * roof.tflops
+    fig.update_xaxes(theme.log_axis(corner[0], corner[-1], "arithmetic intensity: FLOP for each byte read"))
+    fig.update_yaxes(theme.log_axis(low / 2, high * 2, unit))
     legend = {"y": -0.2, "yanchor": "top", "x": 0, "xanchor": "left"}
     return fig.update_layout(legend=legend, margin={"b": 100})
 
