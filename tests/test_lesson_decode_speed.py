@@ -126,9 +126,10 @@ def test_recorded_steps_lie_below_the_roof():
     assert {point.kind for point in points} == {roofline.PLAIN, roofline.FUSED, roofline.PEERS}
     assert all(point.tflops < roof.at(point.work.intensity) for point in points)
     assert len({point.name for point in points}) == len(points), "who hovers over two can tell them apart"
-    [int8] = [point.work for point in points if "int8" in point.name]
+    int8 = [point.work for point in points if "int8" in point.name]
     [half] = [point.work for point in points if point.name == f"all, {recorded.ONE_ROW}"]
-    assert int8.flops == half.flops and 1.9 < int8.intensity / half.intensity < 2, "it reads half as much"
+    reads_half = (1.9 < work.intensity / half.intensity < 2 and work.flops == half.flops for work in int8)
+    assert int8 and all(reads_half)
 
 
 def test_floors_agree_with_the_recorded_ones():
