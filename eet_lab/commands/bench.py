@@ -83,12 +83,19 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _race_model(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.race import race
+    from eet_lab.bench.race import entered, race
     from eet_lab.bench.workloads import Workload
     from eet_lab.commands.bench_tables import model_table
+    from eet_lab.models import load
+    from eet_lab.models.config import PRESETS
+    from eet_lab.models.load import checked_device, checked_dtype
 
     workload = Workload.parse(args.workload)
     recipes, providers = args.recipe or ["all"], args.provider or ["eet_lab"]
+    if workload.model in PRESETS:  # their weights are drawn, which takes a while for those of what cannot run anyway
+        device = checked_device(args.device)
+        outline = load(workload.model, device="meta", dtype=checked_dtype(args.dtype, device))
+        entered(outline, workload, recipes, providers, device)
     model = load_model(args, workload.model)
     rows, remarks = race(model, workload, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel)
     return rows, remarks, model_table(rows)
