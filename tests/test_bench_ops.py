@@ -69,6 +69,7 @@ def test_bad_names_are_told(text):
         ("op:norm_linear/t1/n1/c1", "multiple of 8; try 8"),
         ("op:norm_linear/t0/n1/c8", r"t \(tokens\) is 0"),
         ("op:norm_linear/t1/n1/c8/swish", "'swish', but it must be one of gelu_tanh, gelu, relu"),
+        ("op:linear_residual/t1/n64/c64/gelu_tanh", "'gelu_tanh', but this op adds a residual .* give t1/n64/c64"),
         ("op:softmax/t1/c99999999999999999999999", r"c \(channels\) is 9.* to 2,147,418,112"),
         ("op:softmax/t1/c2147450000", r"c \(channels\) is 2147450000, .* to 2,147,418,112"),
         ("op:decode_attention/b0/kv0/h1/d64", r"b \(rows\) is 0"),
