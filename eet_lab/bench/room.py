@@ -27,6 +27,7 @@ class Foreseen(NamedTuple):
     recipe: Recipe
     engine: Engine
     peak: Peak
+    precise_bytes: int  # of the pass at higher precision with its own weights, which it is checked against; else 0
 
     @property
     def kept_bytes(self) -> int:
@@ -52,7 +53,9 @@ def check_room(
         forecaster = Forecaster(engine.rehearser, engine.parts, settings)
         peak = forecaster.peak(workload.lengths)
         if engine.model.weight_bytes + library_bytes + sum(peak) <= free:
-            fit.append(Foreseen(recipe, engine, peak))
+            changed = bool(recipe.parts.weights)
+            precise = witness_bytes(engine.model, workload.lengths, settings).precise if changed else 0
+            fit.append(Foreseen(recipe, engine, peak, precise))
         else:
             refused[recipe] = forecaster.forecast(workload.lengths, there, free)
     if Recipe() in refused:
@@ -88,7 +91,5 @@ def most_bytes(baseline: Foreseen, racers: Sequence[Foreseen], check: WitnessByt
         found.append(check.reference + sum(kept) - kept[place] + sum(each.peak))
         if each.engine.parts != Parts():
             beside = check.reference + check.recorded + sum(kept[: place + 1])
-            found.append(beside + max(check.widened, sum(each.peak)))
-            if each.engine.parts.weights:  # they are checked against the reference with the same weights
-                found.append(beside + check.precise)
+            found.append(beside + max(check.widened, sum(each.peak), each.precise_bytes))
     return max(found)

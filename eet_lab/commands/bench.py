@@ -33,7 +33,8 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
 Providers: eet_lab, hf-eager, hf-sdpa; on a GPU also hf-static-compile, hf-max-autotune and torch-cuda-graphs (plain
 PyTorch, its decode step captured by hand). TTFT is when the last row has its first token, TPOT the time per token after
 it. Launches are what the host hands to the device for a decode step, where a CUDA graph is one; kernels are what the
-device runs for it, those inside a graph too; on a CPU both are calls of PyTorch. --append adds a JSON line for each to <gpu>.jsonl in that folder.
+device runs for it, those inside a graph too; on a CPU both are calls of PyTorch. --append adds a JSON line for each to
+<gpu>.jsonl in that folder.
 
 An op is timed in a CUDA graph, on copies of its inputs that no cache holds, by everyone who does it unless --provider
 says who: for attention torch-sdpa-flash, torch-sdpa-cudnn, torch-sdpa-efficient, torch-varlen and flashinfer, for the
