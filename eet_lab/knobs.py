@@ -32,8 +32,7 @@ def check_knobs(technique: Any) -> None:
         value, kind = getattr(technique, f.name), type(f.default)
         choices, low, high = _limits(f)
         if choices:
-            hint = did_you_mean(value, map(str, choices)) if isinstance(value, str) else ""
-            fine = value in choices
+            fine, hint = value in choices, _nearest(value, choices)
         else:
             fits, hint = type(value) is kind or (kind is float and type(value) is int), ""
             fine = fits and (low is None or value >= low) and (high is None or value <= high)
@@ -56,6 +55,16 @@ def read_knobs(technique: Any, turns: Iterable[str]) -> dict[str, Any]:
         except (ValueError, KeyError):
             raise RecipeError(f"{technique.name}:{name} is {text!r}, but it must be {_allowed(knobs[name])}.") from None
     return values
+
+
+def _nearest(value: Any, choices: Iterable[Any]) -> str:
+    """What may have been meant: the choice itself where its text was given, else one that is written much like it."""
+    if not isinstance(value, str):
+        return ""
+    meant = {str(choice): choice for choice in choices}
+    if value in meant:
+        return f" Give {meant[value]!r}, {KINDS.get(type(meant[value]), 'no text')}, rather than the text {value!r}."
+    return did_you_mean(value, meant)
 
 
 def _allowed(f: Field) -> str:

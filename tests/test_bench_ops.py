@@ -9,7 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eet_lab.bench.caches import MOST_BYTES, beyond_caches, last_cache_bytes
 from eet_lab.bench.launches import StepLaunches
+from eet_lab.bench.measure import SHARED
 from eet_lab.bench.ops import PROVIDERS, OpWorkload, race_op
 from eet_lab.bench.ops import race as op_race
 from eet_lab.bench.ops.attention import _paged
@@ -69,6 +71,7 @@ def test_bad_names_are_told(text):
         ("op:norm_linear/t1/n1/c1", "multiple of 8; try 8"),
         ("op:norm_linear/t0/n1/c8", r"t \(tokens\) is 0"),
         ("op:norm_linear/t1/n1/c8/swish", "'swish', but it must be one of gelu_tanh, gelu, relu"),
+        ("op:linear_residual/t1/n64/c64/gelu_tanh", "'gelu_tanh', but this op adds a residual .* give t1/n64/c64"),
         ("op:softmax/t1/c99999999999999999999999", r"c \(channels\) is 9.* to 2,147,418,112"),
         ("op:softmax/t1/c2147450000", r"c \(channels\) is 2147450000, .* to 2,147,418,112"),
         ("op:decode_attention/b0/kv0/h1/d64", r"b \(rows\) is 0"),
@@ -142,10 +145,38 @@ def test_what_was_faster_than_memory_is_remarked_upon(monkeypatch):
     assert [remark.split()[0] for remark in found] == [row.provider for row in rows]
 
 
+def test_a_cache_is_named_only_where_the_copies_could_be_in_one(monkeypatch):
+    monkeypatch.setattr(op_race, "streaming_gb_per_s", lambda device: 1e-3)
+    monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 0)
+    _, remarks = race_op(workload(TEXTS[0]), device="cpu", repeats=1)
+    assert not any("stayed in a cache" in remark for remark in remarks)
+    assert any(f"MB of {TEXTS[0]} are beyond the caches, so the read that sets the" in remark for remark in remarks)
+
+
+def test_the_cpus_caches_are_read_where_linux_tells_them(tmp_path):
+    assert last_cache_bytes(tmp_path) is None
+    for index, (kind, size) in enumerate([("Data", "48K"), ("Instruction", "9G"), ("Unified", "2M"), ("Unified", "x")]):
+        (tmp_path / f"index{index}").mkdir()
+        (tmp_path / f"index{index}" / "type").write_text(f"{kind}\n")
+        (tmp_path / f"index{index}" / "size").write_text(f"{size}\n")
+    assert last_cache_bytes(tmp_path) == 2 * 2**20
+    assert beyond_caches(2**20, None) == 2**20
+    assert beyond_caches(2**20, 2**21) == 2**23
+    assert beyond_caches(2**20, 2**40) == MOST_BYTES
+
+
+def test_an_op_tells_that_the_processor_was_shared(monkeypatch):
+    monkeypatch.setattr(op_race, "UNDISTURBED", 2.0)  # more than there can be
+    rows, remarks = race_op(workload("op:norm/t5/c64"), device="cpu", repeats=1)
+    for row in rows:
+        assert f"{row.provider}: the processor was shared: other programs kept this one waiting." in remarks
+
+
 @pytest.mark.parametrize("text", TEXTS)
 def test_others_give_what_the_reference_gives(text):
     found = workload(text)
     rows, remarks = race_op(found, device="cpu", repeats=1)
+    remarks = [remark for remark in remarks if SHARED not in remark]  # that is up to what else runs here
     assert rows
     assert all(row.equality == "passed" or row.equality.startswith("not compared: the product") for row in rows)
     assert all(row.gb_per_s > 0 and row.floor_ms > 0 for row in rows)

@@ -202,6 +202,32 @@ def test_a_processor_reads_and_calls_in_turn(monkeypatch):
     assert predicted_ms(20_000_000, StepLaunches(100, 100), "cpu") == pytest.approx(2 + 0.5)
 
 
+def test_a_processor_reads_as_fast_as_its_fastest_way_to_read(monkeypatch):
+    monkeypatch.setitem(costs.NUM_BYTES, "cpu", 2**20)
+    took = {"sum": 4.0, "mv": 2.0}
+
+    def took_ms(work, device):
+        return took["mv" if getattr(work, "func", None) is torch.mv else "sum"]
+
+    monkeypatch.setattr(costs, "took_ms", took_ms)
+    assert streaming_gb_per_s.__wrapped__("cpu") == pytest.approx(2**20 / 2.0 / 1e6)
+    took["mv"] = 8.0
+    assert streaming_gb_per_s.__wrapped__("cpu") == pytest.approx(2**20 / 4.0 / 1e6)
+
+
+def test_expanding_int8_weights_is_predicted_and_told(monkeypatch):
+    monkeypatch.setattr(costs, "call_us", lambda: 0.0)
+    monkeypatch.setattr(costs, "streaming_gb_per_s", lambda device: 10.0)
+    monkeypatch.setattr(costs, "expansion_ns", lambda: 2.0)
+    rows, remarks = race(load("demo", device="cpu"), "demo/b1/p4/n4", ["baseline", "int8_weights"], repeats=1)
+    plain, int8 = (row.predicted_ms - row.floor_ms for row in rows)
+    assert plain == pytest.approx(0, abs=1e-4)
+    num_weights = 4 * 12 * 256**2 + 4096 * 256
+    assert int8 == pytest.approx(num_weights * (2.0 / 1e6 + 4 / 10 / 1e6), rel=1e-3)
+    [told] = [remark for remark in remarks if "expands int8 weights" in remark]
+    assert f"{int8:.3g} ms" in told
+
+
 def test_calls_are_counted_for_more_lengths_than_a_context_has():
     config = Config(3, 32, 2, 64, 64, 64)
     apart = Recipe.parse("pre_padding,mask_removal").parts  # a call for each number of pads, in each layer
@@ -310,7 +336,7 @@ def test_a_full_gpu_names_what_did_not_fit(tiny, monkeypatch):
                 args[0](*args[1:])
 
     witness = (Witness, tiny.decoder, ROWS, Settings(max_new_tokens=2))
-    check(torch, "ones", "a buffer of 128 MiB", streaming_gb_per_s.__wrapped__, "cpu")
+    check(torch, "ones", r"a buffer of \d+ MiB", streaming_gb_per_s.__wrapped__, "cpu")
     check(torch, "zeros", r"record of logits \[3 x 3 x 499\]", *witness)
     check(GrowingKV, "room", "pass at higher precision", reference_logits, tiny.decoder, ROWS, [[1], [2], [3]], 1)
     check(torch, "stack", "difference of logits", Witness._error, Witness(*witness[1:]), torch.ones(3, 2, 499))

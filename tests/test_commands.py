@@ -149,6 +149,7 @@ def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
         (["bench", "demo/b1/p2/n2", "--append", "README.md/rows"], "README.md/rows cannot be made"),
         (["bench", "demo/b1/p2/n2", "--append", "README.md"], "README.md cannot be made a folder: it is a file."),
         (["bench", "demo/b1/p2/n2", "--provider", "hf-static-compile", "--device", "cpu"], "on a GPU only"),
+        (["bench", "demo/b1/p2/n2", "--recipe", ""], "--recipe is '', which names no technique. Write baseline"),
     ],
 )
 def test_bad_input_is_one_line_on_stderr(words, says, capsys):

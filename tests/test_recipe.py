@@ -235,6 +235,11 @@ def test_what_is_no_technique_is_refused_when_it_is_registered(made, says):
     assert before == _REGISTRY
 
 
+def test_the_text_of_a_choice_is_told_apart_from_the_choice():
+    with pytest.raises(RecipeError, match=r"one of 0, 64, 128\. Give 64, a whole number, rather than the text '64'\.$"):
+        registry()["int8_weights"](group="64")
+
+
 def test_a_knob_behind_a_comma_is_told_where_it_belongs():
     with pytest.raises(RecipeError, match=r"no technique 'page=32'\. A knob follows its technique after a colon"):
         Recipe.parse("memory_reuse:kv=paged,page=32")

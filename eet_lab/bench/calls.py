@@ -20,6 +20,7 @@ from eet_lab.engine.prompts import decode_step
 from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops import reference
+from eet_lab.ops.int8 import dequantized
 from eet_lab.parts import Parts
 
 Counts = tuple[tuple[str, int], ...]
@@ -107,4 +108,16 @@ def call_us() -> float:
         for _ in range(500):
             number.add_(0)
         tries.append((time.perf_counter() - start) / 500 * 1e6)
+    return median(tries)
+
+
+@cache
+def expansion_ns() -> float:
+    """What plain PyTorch takes on the CPU to make a weight of one int8 number: the median of a few matrices, once."""
+    whole, scale = torch.ones(1024, 1024, dtype=torch.int8), torch.ones(1024, 1)
+    tries = []
+    for _ in range(9):
+        start = time.perf_counter()
+        dequantized(whole, scale, out=torch.empty(whole.shape))
+        tries.append((time.perf_counter() - start) / whole.numel() * 1e9)
     return median(tries)

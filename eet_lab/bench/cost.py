@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
 
-from eet_lab.bench.calls import call_us
+from eet_lab.bench.caches import beyond_caches, last_cache_bytes
+from eet_lab.bench.calls import call_us, expansion_ns
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measured import Cost, Spread
 from eet_lab.bench.timing import Timed, took_ms
 from eet_lab.models.decoder import Decoder, tensors
+from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.oom import memory_for
 
-NUM_BYTES = {"cuda": 4 * 2**30, "cpu": 128 * 2**20}
+NUM_BYTES = {"cuda": 4 * 2**30, "cpu": beyond_caches(128 * 2**20, last_cache_bytes())}
 """Of the streaming read: far beyond any cache."""
+
+WIDTH = 4096
+"""Numbers of a row, where a CPU's streaming read is a product of a matrix and a vector."""
 
 NUM_LAUNCHES = 500
 """In a row, to find what one costs: fewer than the driver's queue holds, so that the host never waits."""
@@ -67,6 +72,17 @@ def predicted_ms(step_bytes: int, counted: StepLaunches, device: str) -> float:
     return round(step_ms(step_bytes / streaming_gb_per_s(device) / 1e6, counted, launch_cost(device)), 5)
 
 
+def expansion_ms(model: Decoder) -> float:
+    """What plain PyTorch takes in a step to expand int8 weights, and to read again what it wrote; on a CPU.
+
+    The floor leaves it out: it is no part of what has to be read. 0 for a GPU, whose kernels convert in registers.
+    """
+    if model.device.type != "cpu":
+        return 0.0
+    number = sum(t.numel() for t in tensors((model.layers, model.head)) if t.dtype == torch.int8)
+    return number and number * (expansion_ns() / 1e6 + model.dtype.itemsize / streaming_gb_per_s("cpu") / 1e6)
+
+
 def step_ms(floor_ms: float, counted: StepLaunches, price: LaunchCost | None) -> float:
     """The same from the floor and from what launching costs; no price: a CPU, where a call is waited for."""
     if price is None:
@@ -106,10 +122,18 @@ def step_weight_bytes(model: Decoder) -> int:
 
 @lru_cache
 def streaming_gb_per_s(device: str) -> float:
-    """The rate in GB/s at which a sum over a large buffer reads memory here: the best of a few, once per process."""
-    free = torch.cuda.mem_get_info()[0] if device == "cuda" else NUM_BYTES["cpu"] * 4
+    """The rate in GB/s at which a large buffer can be read here: the best of a few sums, once per process.
+
+    On a CPU a product with a vector is tried as well: it computes as a linear layer of one row does, and keeps more
+    reads under way at once than a sum.
+    """
+    free = torch.cuda.mem_get_info()[0] if device == "cuda" else free_bytes_of(torch.device(device))
     num_bytes = min(NUM_BYTES[device], free // 4)
     with memory_for(f"a buffer of {num_bytes / 2**20:.0f} MiB, to measure how fast memory can be read,"):
         buffer = torch.ones(num_bytes // 4, device=device)
         best_ms = min(took_ms(buffer.sum, device) for _ in range(7))
+        if device == "cpu":
+            rows, ones = buffer[: len(buffer) // WIDTH * WIDTH].view(-1, WIDTH), torch.ones(WIDTH)
+            product = partial(torch.mv, rows, ones)
+            best_ms = min(best_ms, *(took_ms(product, device) for _ in range(7)))
     return num_bytes / best_ms / 1e6

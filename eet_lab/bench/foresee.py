@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -24,6 +24,7 @@ from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.rehearse import HOST, Rehearser
 from eet_lab.engine.settings import Settings
 from eet_lab.models import Model
+from eet_lab.models.decoder import Decoder
 from eet_lab.technique import Recipe
 
 FLOAT_BYTES = 4
@@ -72,20 +73,36 @@ def _check_bytes(
     engines: Sequence[Engine], lengths: Sequence[int], settings: Settings, peaks: tuple[Peak, Peak]
 ) -> int:
     """At the most of: the baseline that is recorded, the pass at higher precision, the recipe with forced tokens."""
-    model, B = engines[0].rehearser.model, len(lengths)
+    check = witness_bytes(engines[0].rehearser.model, lengths, settings)
+    kept = check.reference if engines[1].parts.weights else 0  # other weights have a check of their own, inside this
+    return check.recorded + max(
+        kept + sum(peaks[0]),
+        kept + check.precise,
+        check.reference + max(check.widened, sum(peaks[1])),
+    )
+
+
+class WitnessBytes(NamedTuple):
+    """What the check of the output holds, beside the engines that run: the logits that it `recorded` of one, and of the
+    `precise` pass (its peak) the `reference` that stays; `widened` is taken while the two are held together.
+    """
+
+    recorded: int
+    precise: int
+    reference: int
+    widened: int
+
+
+def witness_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) -> WitnessBytes:
+    """Of a model on meta."""
+    B = len(lengths)
     N, V = num_checked(settings, B), len(model.head.weight)
-    recorded = B * (N + 1) * V * model.dtype.itemsize
     rows = [[model.config.bos_id] * length for length in lengths]
     tokens = [[model.config.bos_id] * N] * B
     with _Alive() as alive:
         reference = reference_logits(model, rows, tokens, N)
     row = 3 * reference[0].nbytes  # widened, subtracted, and its absolute values
-    kept = reference.nbytes if engines[1].parts.weights else 0  # other weights have a check of their own, inside this
-    return recorded + max(
-        kept + sum(peaks[0]),
-        kept + alive.peak_bytes,
-        reference.nbytes + max(row, sum(peaks[1])),
-    )
+    return WitnessBytes(B * (N + 1) * V * model.dtype.itemsize, alive.peak_bytes, reference.nbytes, row)
 
 
 def _text_bytes(engine: Engine) -> int:

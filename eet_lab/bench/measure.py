@@ -38,6 +38,8 @@ UNDISTURBED = 0.9
 
 Its own seconds only: those of torch's other threads would make up for what it lost."""
 
+SHARED = "the processor was shared: other programs kept this one waiting"
+
 STEADY_RUNS = 1.5
 """Above this ratio of the longest to the shortest run on the CPU, a result carries a warning."""
 
@@ -103,7 +105,7 @@ class Subject:
         joules = after["energy_j"] - before["energy_j"] if "energy_j" in before and "energy_j" in after else None
         conditions = self._source.condition()
         if self._model.device == "cpu" and cpu_s < UNDISTURBED * seconds:
-            conditions.append("the processor was shared: other programs kept this one waiting")
+            conditions.append(SHARED)
         return Run(generation, tuple(counts), seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
 
     def measurement(self, runs: Sequence[Run], beside: Sequence[Run] = ()) -> Measurement:

@@ -16,26 +16,31 @@ from eet_lab.engine.kv_cache import GrowingKV
 from eet_lab.engine.mask import no_mask
 from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.settings import Settings
+from eet_lab.errors import Cancelled
 from eet_lab.models.decoder import Decoder, forward, mapped
 from eet_lab.ops import reference
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Empty, Linear, Norm, Sampling, Step, fresh
 from eet_lab.parts import Ops
+from eet_lab.progress import Cancel
 
 Rows = Sequence[Sequence[int]]
 
 
 @memory_for("the pass at higher precision that recipes are held against")
 @torch.inference_mode()
-def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int) -> Tensor:
+def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int, cancel: Cancel | None = None) -> Tensor:
     """The logits [B,N,V] that choose each of the first N tokens, in one pass at higher precision.
 
-    Weights are widened layer by layer as they are used, so that no second copy of the model is needed.
+    Weights are widened layer by layer as they are used, so that no second copy of the model is needed. `cancel` ends
+    the pass at the next linear layer: Cancelled.
     """
     high = torch.float64 if model.dtype == torch.float32 else torch.float32
     kept: list[Tensor] = []
 
     def wide(w: Any) -> Any:
+        if cancel is not None and cancel.is_set():
+            raise Cancelled("The check of the output was stopped.")
         return mapped(w, lambda tensor: tensor.to(high))
 
     def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty) -> Tensor:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +16,7 @@ from eet_lab.bench.peers import PEERS
 from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.racers import OURS, Ours, Racer, Theirs
+from eet_lab.bench.room import check_room
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.sameness import Witness
 from eet_lab.bench.tables import perplexities
@@ -22,8 +26,8 @@ from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.monitor import open_source
 from eet_lab.progress import Cancel, Progress
-from eet_lab.technique import Recipe
-from eet_lab.texts import as_recipe
+from eet_lab.technique import Recipe, Technique
+from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.threads import on_cpu_threads
 
 PROVIDERS = (OURS, *PEERS)
@@ -32,9 +36,9 @@ PROVIDERS = (OURS, *PEERS)
 @on_cpu_threads
 def race(
     model: Model,
-    workload: Workload,
-    recipes: Sequence[str] = ("all",),
-    providers: Sequence[str] = (OURS,),
+    workload: Workload | str,
+    recipes: RecipeLike | Sequence[RecipeLike] = ("all",),
+    providers: Sequence[str] | str = (OURS,),
     *,
     repeats: int = 3,
     progress: Progress | None = None,
@@ -42,26 +46,18 @@ def race(
 ) -> tuple[list[Row], list[str]]:
     """Time each recipe (if "eet_lab" is among the providers) and each peer, A, B, ..., A, B, ..., on random prompts.
 
-    Returns a row for each, and remarks: which peers could not run and why, and what makes a timing doubtful. All are
-    prepared and their output is checked before anything is timed.
-    Errors: RecipeError, PromptError, OutOfMemory, Cancelled.
+    `workload` may be its name, and must be one of `model`; `recipes` are one or several, each as `as_recipe` takes it.
+    Returns a row for each, and remarks: which peers could not run and why, which recipes do not fit into memory, and
+    what makes a timing doubtful. All are prepared and their output is checked before anything is timed.
+    Errors, before any work: RecipeError, PromptError, OutOfMemory where nothing fits; then OutOfMemory, Cancelled.
     """
     turns.check_repeats(repeats)
-    for name in providers:
-        if name not in PROVIDERS:
-            hint = did_you_mean(name, PROVIDERS)
-            known = f"{', '.join(PROVIDERS)}; single ops (op:...) have others"
-            raise PromptError(f"There is no provider {name!r}.{hint} Known ones: {known}.")
-    chosen = [as_recipe(each, model.device) for each in (recipes if OURS in providers else ())]
+    workload = Workload.parse(workload) if isinstance(workload, str) else workload
+    check_is_of(workload, model)
+    chosen, others, remarks, rows = entered(model, workload, recipes, providers, model.device)
     settings = Settings(max_new_tokens=workload.new_tokens)
-    rows = checked_prompts(workload.prompts(model.config.vocab_size), workload.new_tokens, model.config)
-    others, remarks = turns.split({name: PEERS[name].unavailable(model.device) for name in providers if name in PEERS})
-    if not chosen and not others:
-        why = "; ".join(remarks) or "no recipe is given"
-        raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or others.")
     tally = Tally(1 + (len(chosen) + len(others)) * (1 + repeats), progress)
-    tally.say("reading what the baseline says")
-    witness = Witness(model.decoder, rows, settings, cancel=cancel)
+    witness = Witness(model.decoder, rows, settings, cancel=cancel, say=tally.say)
     tally.finish()
     with closing(open_source(model.device)) as source:
         ours = [Ours(Subject(model, recipe, rows, settings, source, cancel), recipe, model, rows) for recipe in chosen]
@@ -79,6 +75,69 @@ def race(
     doubts = [f"{each.name}: {warning}" for each in ours for warning in each.warnings]
     quality = _quality(model, chosen, tally, cancel)  # once the racers' memory is free again
     return found, [*remarks, *turns.split(absent)[1], *failed, *quality, *dict.fromkeys(doubts)]
+
+
+class Entries(NamedTuple):
+    """Who is to be timed, why others are not, and the prompts."""
+
+    recipes: list[Recipe]
+    peers: list[str]
+    remarks: list[str]
+    rows: list[list[int]]
+
+
+def entered(
+    model: Model,
+    workload: Workload,
+    recipes: RecipeLike | Sequence[RecipeLike],
+    providers: Sequence[str] | str,
+    device: str,
+) -> Entries:
+    """Who of those that are named takes part on `device`, told before any work; `model` may be shapes on meta.
+
+    Errors: those of `race` that come before any work.
+    """
+    providers = [providers] if isinstance(providers, str) else providers
+    for name in providers:
+        if name not in PROVIDERS:
+            hint = did_you_mean(name, PROVIDERS)
+            known = f"{', '.join(PROVIDERS)}; single ops (op:...) have others"
+            raise PromptError(f"There is no provider {name!r}.{hint} Known ones: {known}.")
+    chosen, repeated = distinct(recipes, device) if OURS in providers else ([], [])
+    rows = checked_prompts(workload.prompts(model.config.vocab_size), workload.new_tokens, model.config)
+    others, absent = turns.split({name: PEERS[name].unavailable(device) for name in providers if name in PEERS})
+    if not chosen and not others:
+        why = "; ".join(absent) or "no recipe is given"
+        raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or others.")
+    fitting, too_large = check_room(model.decoder, device, workload, chosen)
+    return Entries(fitting, others, [*absent, *repeated, *too_large], rows)
+
+
+def check_is_of(workload: Workload, model: Model) -> None:
+    """PromptError where a workload names another model than the one that is there: its rows would tell a lie.
+
+    A live model came without a name, so that it goes by any.
+    """
+    names = (model.name, model.label, Path(model.name).name)
+    if model.kind != "live" and workload.model not in names and Path(workload.model).resolve().name != model.name:
+        raise PromptError(
+            f"{workload} is a workload of {workload.model!r}, but the model is {model.name!r}. Load "
+            f"that model, or name {replace(workload, model=model.name)}."
+        )
+
+
+def distinct(recipes: RecipeLike | Sequence[RecipeLike], device: str) -> tuple[list[Recipe], list[str]]:
+    """Each recipe once, and a remark on those that are the same in other words. Errors: those of `as_recipe`."""
+    given = [recipes] if isinstance(recipes, (str, Recipe, Technique)) else recipes
+    words: dict[Recipe, list[str]] = {}
+    for each in given:
+        words.setdefault(as_recipe(each, device), []).append(repr(str(each)))
+    remarks = [
+        f"{recipe} was given {len(said)} times, as {' and '.join(said)}: it is timed once."
+        for recipe, said in words.items()
+        if len(said) > 1
+    ]
+    return list(words), remarks
 
 
 def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Cancel | None) -> list[str]:

@@ -6,7 +6,7 @@ B rows, T tokens of a pass, N generated tokens that are checked, C channels, V w
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -16,6 +16,7 @@ from eet_lab.bench.margins import drawn_margin, greedy_margin, noise_at
 from eet_lab.bench.measured import Sameness, Verdict
 from eet_lab.bench.precise import Rows, reference_logits
 from eet_lab.engine.engine import Engine
+from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled
 from eet_lab.models.decoder import Decoder
@@ -27,6 +28,11 @@ from eet_lab.words import counted
 
 MOST_LOGITS = 4096
 """Rows times tokens whose logits are compared; beyond it only the first tokens of each row are, to bound memory."""
+
+
+READING = "reading what the baseline says"
+SAID = 8
+"""How often a run tells how far it is."""
 
 
 def sameness(
@@ -66,14 +72,16 @@ class Witness:
         settings: Settings,
         baseline: Parts | None = None,
         cancel: Cancel | None = None,
+        say: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.model, self.rows, self.cancel = model, [list(row) or [model.config.bos_id] for row in rows], cancel
         self.settings = replace(settings, stop=())  # every row to its full length, so that all can be compared
         self.num_checked = num_checked(settings, len(rows))
         self._baseline = baseline or Parts()
-        self.tokens, logits = self._recorded(self._baseline)
+        self.tokens, logits = self._recorded(self._baseline, say=say)
         self._weighed = Engine(model, Parts(weights=self._baseline.weights)).model
-        self._reference = reference_logits(self._weighed, self.rows, self.tokens, self.num_checked)
+        say(f"{READING}, at higher precision")
+        self._reference = reference_logits(self._weighed, self.rows, self.tokens, self.num_checked, cancel)
         eps = torch.finfo(model.dtype).eps
         self._own_error = self._error(logits)
         self._largest = self._reference.abs().max().item()
@@ -149,15 +157,23 @@ class Witness:
     def _allowed(self) -> str:
         return f"rounding explains up to {self.budget:.2g}"
 
-    def _recorded(self, parts: Parts, forced: Rows | None = None) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
-        """Tokens and logits [B,N,V] of a run."""
+    def _recorded(
+        self, parts: Parts, forced: Rows | None = None, say: Callable[[str], None] = lambda message: None
+    ) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
+        """Tokens and logits [B,N,V] of a run; `say` is told how far it is."""
+
+        def on_step(event: StepEvent) -> None:
+            if event.index % max(1, event.num_steps // SAID) == 0:
+                say(f"{READING}, step {event.index + 1} of {event.num_steps}")
+
+        say(f"{READING}, {counted(len(self.rows), 'prompt')}")
         recorder = Recorder(self.model, parts.ops, [len(row) for row in self.rows], self.num_checked)
         engine = Engine(self.model, replace(parts, ops=replace(parts.ops, next_token=recorder)))
-        run = engine.generate(self.rows, self.settings, forced=forced, cancel=self.cancel)
+        run = engine.generate(self.rows, self.settings, forced=forced, cancel=self.cancel, on_step=on_step)
         engine.close()
         if run.cancelled:
             raise Cancelled("The check of the output was stopped.")
-        return run.tokens, recorder.logits
+        return run.tokens, recorder.taken()
 
     @memory_for("the difference of logits")
     def _error(self, logits: Tensor) -> float:
@@ -225,10 +241,10 @@ class Recorder:
             self._kept = torch.zeros(B, num_tokens + 1, V, device=model.device, dtype=model.dtype)
         self.kernels = (*getattr(ops.norm_linear, "kernels", ()), *getattr(ops.next_token, "kernels", ()))
 
-    @property
-    def logits(self) -> Tensor:
-        """[B,N,V]; the slot after N took what came before and after."""
-        return self._kept[:, : self._num_tokens]
+    def taken(self) -> Tensor:
+        """[B,N,V], given away: the engine that ran with this is a cycle, and would keep them until it is collected."""
+        kept, self._kept = self._kept, self._kept.new_empty(0)
+        return kept[:, : self._num_tokens]  # the slot after N took what came before and after
 
     def __call__(
         self, x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from eet_lab.commands.arguments import add_model, load_model
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
-from eet_lab.errors import Cancelled, PromptError, SetupError
+from eet_lab.errors import Cancelled, PromptError, RecipeError, SetupError
 
 if TYPE_CHECKING:
     from eet_lab.bench.rows import Row
@@ -32,7 +32,9 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
 
 Providers: eet_lab, hf-eager, hf-sdpa; on a GPU also hf-static-compile, hf-max-autotune and torch-cuda-graphs (plain
 PyTorch, its decode step captured by hand). TTFT is when the last row has its first token, TPOT the time per token after
-it. --append adds a JSON line for each to <gpu>.jsonl in that folder.
+it. Launches are what the host hands to the device for a decode step, where a CUDA graph is one; kernels are what the
+device runs for it, those inside a graph too; on a CPU both are calls of PyTorch. --append adds a JSON line for each to
+<gpu>.jsonl in that folder.
 
 An op is timed in a CUDA graph, on copies of its inputs that no cache holds, by everyone who does it unless --provider
 says who: for attention torch-sdpa-flash, torch-sdpa-cudnn, torch-sdpa-efficient, torch-varlen and flashinfer, for the
@@ -83,12 +85,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _race_model(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.race import race
+    from eet_lab.bench.race import entered, race
     from eet_lab.bench.workloads import Workload
     from eet_lab.commands.bench_tables import model_table
+    from eet_lab.models import load
+    from eet_lab.models.config import PRESETS
+    from eet_lab.models.load import checked_device, checked_dtype
 
     workload = Workload.parse(args.workload)
     recipes, providers = args.recipe or ["all"], args.provider or ["eet_lab"]
+    for words in recipes:
+        if not words.strip(" ,"):  # such as of a variable that the shell does not know
+            raise RecipeError(f"--recipe is {words!r}, which names no technique. Write baseline for none of them.")
+    if workload.model in PRESETS:  # their weights are drawn, which takes a while for those of what cannot run anyway
+        device = checked_device(args.device)
+        outline = load(workload.model, device="meta", dtype=checked_dtype(args.dtype, device))
+        entered(outline, workload, recipes, providers, device)
     model = load_model(args, workload.model)
     rows, remarks = race(model, workload, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel)
     return rows, remarks, model_table(rows)

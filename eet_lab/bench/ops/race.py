@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import torch
 
 from eet_lab.bench import turns
+from eet_lab.bench.caches import beyond_caches, last_cache_bytes
 from eet_lab.bench.cost import predicted_ms, streaming_gb_per_s
 from eet_lab.bench.launches import Counter, StepLaunches
+from eet_lab.bench.measure import SHARED, UNDISTURBED
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.ops.judge import Judge
 from eet_lab.bench.ops.provider import LeftOut, Prepared
@@ -30,7 +33,7 @@ from eet_lab.ops.types import fresh
 from eet_lab.progress import Cancel, Progress
 from eet_lab.threads import cpu_threads
 
-ROTATED_BYTES = {"cuda": 256 << 20, "cpu": 64 << 20}
+ROTATED_BYTES = {"cuda": 256 << 20, "cpu": beyond_caches(64 << 20, last_cache_bytes())}
 """Several times the last cache: each call of a region reads a copy of its own, and where all have so much together,
 all read from memory.
 """
@@ -70,17 +73,27 @@ def race_op(
         shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")} | taken(where)
         rows = [Row(**shared, **entry.figures(size)) for entry in entries]
         remarks += [
-            f"{row.provider} was faster than a streaming read: its {num_copies} copies of the inputs stayed in a cache,"
-            " so the floor does not hold."
+            f"{row.provider} was faster than a streaming read: {_why_faster(workload, where, num_copies, size)}"
             for row in rows
             if (row.share_of_ceiling or 0) > 1
         ]
+        remarks += [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
         if num_copies * size < ROTATED_BYTES[where]:
             remarks.append(
                 f"{workload} is small: its {num_copies} copies have {num_copies * size / 1e6:.3g} MB together, which a "
                 "cache may hold, so its GB/s and % of ceiling need not be those of memory."
             )
         return rows, [*absent, *remarks]
+
+
+def _why_faster(workload: OpWorkload, device: str, num_copies: int, size: int) -> str:
+    """Than the ceiling: on a CPU that need not be a cache, since no one way to read is the fastest everywhere."""
+    if device == "cuda" or num_copies * size < ROTATED_BYTES[device]:
+        return f"its {num_copies} copies of the inputs stayed in a cache, so the floor does not hold."
+    return (
+        f"the {num_copies * size / 1e6:,.0f} MB of {workload} are beyond the caches, so the read that sets the ceiling "
+        "was the slower one, and the floor is too high."
+    )
 
 
 def _available(workload: OpWorkload, names: Sequence[str], device: str) -> tuple[list[str], list[str]]:
@@ -146,10 +159,14 @@ class Entry:
         self._launches = _counted(prepared[0]) if device == "cuda" else None
         self._timed = Timed([each.call for each in prepared], device)
         self._ms: list[float] = []
+        self.was_disturbed = False
 
     def time(self) -> None:
         """One region."""
+        start, cpu_start = time.perf_counter(), time.thread_time()
         self._ms.append(self._timed.ms())
+        seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_start
+        self.was_disturbed |= self._device == "cpu" and cpu_s < UNDISTURBED * seconds
 
     def figures(self, size: int) -> dict[str, Any]:
         """What a row holds of it; `size` bytes have to be moved."""

@@ -64,6 +64,9 @@ def _linear(example: LinearShape, found: re.Match[str]) -> LinearShape:
     _check_multiple("C", sizes["C"])
     if act not in ACTS:
         raise PromptError(f"The activation is {act!r}, but it must be one of {', '.join(filter(None, ACTS))}.")
+    if act and example.residual:
+        plain = f"t{sizes['T']}/n{sizes['N']}/c{sizes['C']}"
+        raise PromptError(f"The activation is {act!r}, but this op adds a residual and has none; give {plain}.")
     return replace(example, **sizes, act=act)  # type: ignore[arg-type]
 
 

@@ -1,0 +1,134 @@
+"""What a race is told before any work: what fits into memory, which model it is, and which recipes are the same."""
+
+from __future__ import annotations
+
+import threading
+from importlib import import_module
+
+import pytest
+from counted import Counted
+
+from eet_lab import models
+from eet_lab.bench import Workload, race, room
+from eet_lab.bench.cost import streaming_gb_per_s
+from eet_lab.bench.precise import reference_logits
+from eet_lab.bench.race import distinct
+from eet_lab.bench.sameness import Witness
+from eet_lab.cli import main
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import Cancelled, OutOfMemory, PromptError
+from eet_lab.models import load
+from eet_lab.technique import Recipe
+
+NO_PADS = "pre_padding,mask_removal"
+FAST = f"{NO_PADS},memory_reuse"
+
+
+@pytest.fixture
+def no_work(monkeypatch) -> None:
+    """Fails where something is run."""
+    monkeypatch.setattr(Witness, "__init__", lambda *given, **options: pytest.fail("something was run"))
+
+
+def needs(model, words: str, text: str) -> int:
+    """Bytes of a run."""
+    workload = Workload.parse(text)
+    rows = [[1] * length for length in workload.lengths]
+    return Engine(model.decoder, Recipe.parse(words).parts).forecast(rows, Settings(workload.new_tokens)).total_bytes
+
+
+def holds(monkeypatch, model, num_bytes: int) -> None:
+    """The machine has so much for the weights and all else."""
+    monkeypatch.setattr(room, "free_bytes_of", lambda device: num_bytes - model.decoder.weight_bytes)
+
+
+def test_what_does_not_fit_is_refused_in_the_words_of_its_forecast(tiny, monkeypatch, no_work):
+    text = "tiny/b64/p90/n8"
+    holds(monkeypatch, tiny, needs(tiny, "baseline", text) - 1)
+    with pytest.raises(OutOfMemory, match=r"64 rows of 90 \+ 8 tokens: does not fit\. .* Would fit: \d+ rows of this"):
+        race(tiny, text, "baseline")
+
+
+def test_a_recipe_that_does_not_fit_is_left_out_and_told(tiny, monkeypatch):
+    text = "tiny/b64/p90/n8"
+    small, large = sorted(("baseline", FAST), key=lambda words: needs(tiny, words, text))
+    assert small == "baseline", "else there is nothing to hold the others against"
+    monkeypatch.setattr(room, "most_bytes", lambda *given: 0)
+    holds(monkeypatch, tiny, needs(tiny, large, text) - 1)
+    rows, remarks = race(tiny, text, [small, large], repeats=1)
+    assert [row.recipe for row in rows] == [small]
+    [remark] = [remark for remark in remarks if "left out" in remark]
+    assert remark.startswith(f"{large} is left out: 64 rows of 90 + 8 tokens: does not fit.")
+    with pytest.raises(OutOfMemory, match=f"{large} is left out: 64 rows"):
+        race(tiny, text, [large], repeats=1)
+
+
+def test_recipes_that_do_not_fit_beside_each_other_are_refused(tiny, monkeypatch, no_work):
+    text, recipes = "tiny/b64/p90/n8", ["baseline", NO_PADS, FAST]
+    holds(monkeypatch, tiny, max(needs(tiny, words, text) for words in recipes) + 1)
+    with pytest.raises(OutOfMemory, match="side by side, and the check of the output take .* Give fewer recipes"):
+        race(tiny, text, recipes)
+
+
+@pytest.mark.parametrize("recipes", [["baseline", NO_PADS, FAST], ["int8_weights"]])
+def test_a_race_takes_what_was_foreseen(recipes, monkeypatch):
+    model = load("demo", device="cpu")
+    streaming_gb_per_s("cpu")  # its buffer is needed once in a process: now
+    told = []
+    monkeypatch.setattr(room, "most_bytes", lambda *given, most=room.most_bytes: told.append(most(*given)) or told[-1])
+    monkeypatch.setattr(import_module("eet_lab.bench.race"), "_quality", lambda *given: [])  # after all is closed
+    Engine(model.decoder, Recipe.parse(recipes[-1]).parts)  # makes int8 weights, which stay
+    with Counted() as counted:
+        race(model, "demo/b8/p40/n4", recipes, repeats=1)
+    assert 0.95 * counted.peak_bytes <= told[0] <= 1.05 * counted.peak_bytes
+
+
+def test_weights_of_what_cannot_run_are_not_drawn(monkeypatch, capsys):
+    def shapes_only(name, *, device=None, given=models.load, **options):
+        assert device == "meta", "weights were drawn"
+        return given(name, device=device, **options)
+
+    monkeypatch.setattr(models, "load", shapes_only)
+    monkeypatch.setattr(room, "free_bytes_of", lambda device: 2**34)
+    assert main(["bench", "gpt2-xl/b512/p960/n64", "--device", "cpu"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "512 rows of 960 + 64 tokens: does not fit." in line
+    assert "Would fit: " in line
+
+
+def test_reading_what_the_baseline_says_tells_how_far_it_is(tiny):
+    told = []
+    race(tiny, "tiny/b2/p4/n40", "baseline", repeats=1, progress=lambda *given: told.append(given[2]))
+    said = [message for message in told if message.startswith("reading what the baseline says, ")]
+    assert said[0].endswith("2 prompts")
+    assert "reading what the baseline says, step 6 of 43" in said, "a row that is padded has its steps later"
+    assert said[-1].endswith("at higher precision")
+    assert len(said) <= 12
+
+
+def test_the_pass_at_higher_precision_can_be_stopped(tiny):
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Cancelled):
+        reference_logits(tiny.decoder, [[1, 2]], [[3]], 1, stop)
+
+
+def test_a_workload_of_another_model_is_refused(no_work):
+    model = load("demo", device="cpu")
+    with pytest.raises(PromptError, match="a workload of 'gpt2', but the model is 'demo'.* name demo/b1/p4/n4"):
+        race(model, Workload.parse("gpt2/b1/p4/n4"), repeats=1)
+
+
+def test_a_workload_and_a_recipe_can_be_given_as_text():
+    rows, _ = race(load("demo", device="cpu"), "demo/b1/p4/n4", "pre_padding", "eet_lab", repeats=1)
+    assert [(row.workload, row.recipe) for row in rows] == [("demo/b1/p4/n4", "pre_padding")]
+
+
+def test_the_same_recipe_in_other_words_is_timed_once(tiny):
+    words = ["mask_removal,pre_padding", "pre_padding,mask_removal", "baseline"]
+    rows, remarks = race(tiny, "tiny/b1/p4/n4", words, repeats=1)
+    assert [row.recipe for row in rows] == [NO_PADS, "baseline"]
+    told = f"{NO_PADS} was given 2 times, as '{words[0]}' and '{words[1]}': it is timed once."
+    assert told in remarks
+    assert distinct("all", "cpu")[1] == []
