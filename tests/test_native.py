@@ -16,7 +16,7 @@ import pytest
 
 from eet_lab.errors import Cancelled, KernelBuildError, KernelError
 from eet_lab.ops import native
-from eet_lab.ops.native import toolchain
+from eet_lab.ops.native import launchers, toolchain
 from eet_lab.ops.native.build import explain, includes, key, source
 from eet_lab.ops.native.launchers import Launcher, Library, Parameter, signatures
 
@@ -253,6 +253,32 @@ def test_a_key_follows_its_headers_and_reads_nothing_while_they_stay(small, monk
         keys.append(key(small, Path("nvcc"), []))
     header.write_text("// one")
     assert len(set(keys)) == 3 and key(small, Path("nvcc"), []) == keys[0]
+
+
+def test_what_is_loaded_is_prepared_again_only_once_a_file_was_written(small, monkeypatch):
+    """It is asked before every request: no build is looked for, and no path is resolved."""
+    built, loaded = [], {}
+
+    def build(names, **how):
+        built.append(tuple(names))
+        return {name: Path(f"{len(built)}.so") for name in names}
+
+    monkeypatch.setattr(launchers, "build", build)
+    monkeypatch.setattr(launchers, "_current", loaded)
+    monkeypatch.setattr(launchers, "_at", lambda name, path: loaded.__setitem__(name, path))
+    monkeypatch.setattr(launchers, "_prepared", {})
+    header, names = small.parent / "answer.cuh", [str(small)]
+    for change, builds in (
+        (lambda: None, 1),
+        (lambda: None, 1),
+        (lambda: header.write_text("#define ANSWER 4321\n"), 2),
+        (lambda: None, 2),
+        (loaded.clear, 3),
+        (header.unlink, 4),
+    ):
+        change()
+        native.prepare(iter(names))
+        assert len(built) == builds and loaded == {str(small): Path(f"{builds}.so")}
 
 
 def test_no_nvcc_is_an_error_that_says_what_to_install(monkeypatch, tmp_path):

@@ -88,7 +88,7 @@ def key(path: Path, nvcc: Path, flags: Iterable[str]) -> str:
     """A hash of all that the library depends on. It is asked before every run, so files are read only when written."""
     asked = (path, toolchain.nvcc_version(nvcc), str(nvcc), *flags)
     stamps, known = _keys.get(asked, ({}, ""))
-    if not stamps or any(_stamp(file) != stamp for file, stamp in stamps.items()):
+    if not stamps or not are_current(stamps):
         stamps = {file: _stamp(file) for file in sorted(includes(path))}
         digest = hashlib.sha256(repr(asked[1:]).encode())
         for file in filter(Path.is_file, stamps):
@@ -96,6 +96,16 @@ def key(path: Path, nvcc: Path, flags: Iterable[str]) -> str:
         known = digest.hexdigest()[:16]
         _keys[asked] = stamps, known
     return known
+
+
+def stamps_of(names: Iterable[str | Path]) -> Stamps:
+    """Of all files that these sources are made of."""
+    return {file: _stamp(file) for file in set().union(*(includes(source(name)) for name in names))}
+
+
+def are_current(stamps: Stamps) -> bool:
+    """Whether none of the files was written since."""
+    return all(_stamp(file) == stamp for file, stamp in stamps.items())
 
 
 def _stamp(file: Path) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eet_lab.errors import KernelBuildError, KernelError, did_you_mean
-from eet_lab.ops.native.build import build, source
-from eet_lab.paths import cache_dir
+from eet_lab.ops.native.build import Stamps, are_current, build, source, stamps_of
+from eet_lab.paths import cache_dir, csrc_dir
 from eet_lab.progress import Cancel, Progress
 
 _LAUNCHER = re.compile(r'extern\s+"C"[^(;{]*?\bcudaError_t\s+(\w+)\s*\(([^)]*)\)\s*\{')
@@ -147,6 +147,19 @@ def compile_source(text: str, name: str) -> Library:
 
 
 def prepare(names: Iterable[str], progress: Progress | None = None, cancel: Cancel | None = None) -> None:
-    """Build and load, so that no launch has to: before the first step, and before a capture."""
-    for name, path in build(names, progress=progress, cancel=cancel).items():
+    """Build and load, so that no launch has to: before the first step, and before a capture.
+
+    It is asked before every request, so what is loaded is built again only if a file of its sources was written.
+    """
+    asked = tuple(names), csrc_dir()
+    stamps, libraries = _prepared.get(asked, ({}, ()))
+    if stamps and libraries == tuple(map(_current.get, asked[0])) and are_current(stamps):
+        return
+    stamps = stamps_of(asked[0])  # before the build: what is written meanwhile is noticed the next time
+    for name, path in build(asked[0], progress=progress, cancel=cancel).items():
         _at(name, path)
+    _prepared[asked] = stamps, tuple(map(_current.get, asked[0]))
+
+
+_prepared: dict[tuple, tuple[Stamps, tuple]] = {}
+"""By sources: when their files were written, and their libraries."""
