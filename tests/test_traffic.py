@@ -1,0 +1,54 @@
+"""What Nsight Compute tells of a kernel's reads is taken for the right launch, and held against its case."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+TABLE = """\
+==PROF== Connected to process 1 (/usr/bin/python3)
+11 launches
+==PROF== Disconnected from process 1
+"ID","Process ID","Kernel Name","dram__bytes_read.sum"
+"","","","byte"
+{}"""
+
+
+@pytest.fixture
+def traffic(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import traffic
+
+    monkeypatch.setattr(traffic.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setattr(traffic.native, "build", lambda: {})
+    return traffic
+
+
+def told(monkeypatch, traffic, rows: list[str]) -> None:
+    """Let ncu print these."""
+    lines = "".join(f'"{i}","1","a kernel","{row}"\n' for i, row in enumerate(rows))
+    done = SimpleNamespace(stdout=TABLE.format(lines), stderr="")
+    monkeypatch.setattr(traffic.subprocess, "run", lambda *args, **how: done)
+
+
+def test_each_launch_is_held_against_its_case(traffic, monkeypatch):
+    told(monkeypatch, traffic, ["0"] * 11)
+    declared = {each.name.split(" ")[0]: each.declared for each in traffic.traffic()}
+    assert len(declared) == 11 and min(declared.values()) > 5_000_000
+    assert declared["linear_residual/t1/n1600/c6400"] > 1.9 * declared["int8_linear_residual/t1/n1600/c6400/int8"]
+    told(monkeypatch, traffic, [f"{size:,}" for size in declared.values()])
+    assert all(each.is_as_declared for each in traffic.traffic())
+    told(monkeypatch, traffic, [str(2 * size) for size in declared.values()])
+    assert not any(each.is_as_declared for each in traffic.traffic())
+
+
+def test_counters_that_cannot_be_read_are_no_failure_of_a_kernel(traffic, monkeypatch):
+    told(monkeypatch, traffic, ["n/a"] * 11)
+    with pytest.raises(traffic.NoCounters, match="0 of 11 launches"):
+        traffic.traffic()
+    monkeypatch.setattr(traffic.shutil, "which", lambda name: None)
+    with pytest.raises(traffic.NoCounters, match="Install Nsight Compute"):
+        traffic.traffic()
