@@ -19,9 +19,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-HOME = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(HOME))
-sys.path.insert(0, str(HOME / "benchmarks" / "sanitize"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "sanitize"))
 
 import torch
 from record import Pass, record
@@ -31,6 +30,7 @@ from eet_lab.ops import native
 from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cuda.launching import gpu
 
+PLAY = Path(__file__).resolve().parent / "sanitize" / "play.py"
 NAMES = frozenset(
     f"{size}{kind}"
     for size in ("t1/n4800/c1600", "t8/n4800/c1600", "t1/n1600/c6400", "t8/n1600/c6400")
@@ -70,7 +70,7 @@ def traffic() -> list[Traffic]:
         found = record({name: str(path) for name, path in native.build().items()}, cases, [which])
         file.write_bytes(pickle.dumps(found))
         how = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--metrics", METRIC]
-        play = [sys.executable, str(HOME / "benchmarks" / "sanitize" / "play.py"), str(file)]
+        play = [sys.executable, str(PLAY), str(file)]
         done = subprocess.run(["ncu", *how, *play], capture_output=True, text=True, timeout=300, check=False)
     read = read_bytes(done.stdout.splitlines())
     if len(read) != len(declared) or any(len(call.launches) != 1 for call in found.calls):
