@@ -38,6 +38,7 @@ NAMES = frozenset(
 ) | {"b8/kv512/h25/d64", "b1/kv4096/h25/d64", "t1/c1600/f6400"}
 """Of bench shapes, each of one launch, that are large beside what a kernel reads of other things."""
 METRIC = "dram__bytes_read.sum"
+NOT_ALLOWED = "ERR_NVGPUCTRPERM"
 LEAST, MOST = 0.97, 1.1
 """What a kernel may read of the bytes that its case declares: outputs are among these, and are not read."""
 
@@ -65,17 +66,22 @@ def traffic() -> list[Traffic]:
     cases = [replace(case, shapes=case.bench) for case in ALL_CASES if case.op != "masked_attention"]
     which = Pass(gpu().num_blocks, 1 << 30, {case.op for case in cases}, NAMES, {torch.float16})
     declared = [shape.read_bytes(2) for _, shape, _ in which.calls(cases)]
+    found = record({name: str(path) for name, path in native.build().items()}, cases, [which])
+    if others := [call.name for call in found.calls if len(call.launches) != 1]:
+        raise RuntimeError(f"Not one launch: {', '.join(others)}.")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "launches"
-        found = record({name: str(path) for name, path in native.build().items()}, cases, [which])
         file.write_bytes(pickle.dumps(found))
         how = ["--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none", "--metrics", METRIC]
         play = [sys.executable, str(PLAY), str(file)]
         done = subprocess.run(["ncu", *how, *play], capture_output=True, text=True, timeout=300, check=False)
-    read = read_bytes(done.stdout.splitlines())
-    if len(read) != len(declared) or any(len(call.launches) != 1 for call in found.calls):
-        told = (done.stdout + done.stderr)[-500:]
-        raise NoCounters(f"ncu saw {len(read)} of {len(declared)} launches: {told} May the counters be read?")
+    read, told = read_bytes(done.stdout.splitlines()), (done.stdout + done.stderr)[-1000:]
+    if NOT_ALLOWED in told:
+        raise NoCounters(
+            f"This GPU's counters may not be read ({NOT_ALLOWED}). Run as root, or allow it in the driver."
+        )
+    if done.returncode or len(read) != len(declared):
+        raise RuntimeError(f"ncu ended with {done.returncode} and saw {len(read)} of {len(declared)} launches: {told}")
     return [Traffic(call.name, *each) for call, *each in zip(found.calls, declared, read, strict=True)]
 
 

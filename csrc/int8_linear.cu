@@ -81,7 +81,7 @@ extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, con
     using Type = decltype(type);
     Int8Args<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);
     a.scale = static_cast<const float*>(scale), a.G = G, a.log_inputs = log_inputs;
-    // From four tokens on, and with groups, twice as many warps are ahead (LOG).
+    // 16 warps are ahead of 8 for four to eight tokens, and with groups for all up to eight (LOG).
     if (G > 1) {
       return T <= 8 ? launch_linear<8, true>(a, blocks, dependent, stream)
                     : launch_linear<16, true>(a, blocks, dependent, stream);

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_left
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
+import torch
 from counted import Counted
 
 from eet_lab import models
@@ -19,6 +22,7 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, OutOfMemory, PromptError
 from eet_lab.models import load
+from eet_lab.models.decoder import mapped, num_bytes, tensors
 from eet_lab.technique import Recipe
 
 NO_PADS = "pre_padding,mask_removal"
@@ -48,6 +52,24 @@ def test_what_does_not_fit_is_refused_in_the_words_of_its_forecast(tiny, monkeyp
     holds(monkeypatch, tiny, needs(tiny, "baseline", text) - 1)
     with pytest.raises(OutOfMemory, match=r"64 rows of 90 \+ 8 tokens: does not fit\. .* Would fit: \d+ rows of this"):
         race(tiny, text, "baseline")
+
+
+def test_int8_copies_that_are_there_already_need_no_room_again(tiny, monkeypatch):
+    model, recipe = replace(tiny, decoder=mapped(tiny.decoder, torch.clone)), Recipe.parse("int8_weights")
+
+    def fits(num_bytes: int) -> bool:
+        holds(monkeypatch, model, num_bytes)
+        try:
+            return bool(room.check_room(model.decoder, "cpu", Workload.parse("tiny/b2/p9/n4"), [recipe])[0])
+        except OutOfMemory:
+            return False
+
+    least = bisect_left(range(1 << 30), True, key=fits)
+    engine = Engine(model.decoder, recipe.parts)
+    made = num_bytes(tensors(engine.model)) - num_bytes([t for t in tensors(engine.model) if t.dtype != torch.int8])
+    held = recipe.parts.weights[0].held_bytes(model.decoder)
+    assert held > made > 0, "with its scales"
+    assert fits(least - held) and not fits(least - held - 1)
 
 
 def test_a_recipe_that_does_not_fit_is_left_out_and_told(tiny, monkeypatch):

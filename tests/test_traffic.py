@@ -27,10 +27,10 @@ def traffic(monkeypatch):
     return traffic
 
 
-def told(monkeypatch, traffic, rows: list[str]) -> None:
+def told(monkeypatch, traffic, rows: list[str], stderr: str = "") -> None:
     """Let ncu print these."""
     lines = "".join(f'"{i}","1","a kernel","{row}"\n' for i, row in enumerate(rows))
-    done = SimpleNamespace(stdout=TABLE.format(lines), stderr="")
+    done = SimpleNamespace(stdout=TABLE.format(lines), stderr=stderr, returncode=0)
     monkeypatch.setattr(traffic.subprocess, "run", lambda *args, **how: done)
 
 
@@ -46,9 +46,15 @@ def test_each_launch_is_held_against_its_case(traffic, monkeypatch):
 
 
 def test_counters_that_cannot_be_read_are_no_failure_of_a_kernel(traffic, monkeypatch):
-    told(monkeypatch, traffic, ["n/a"] * 11)
-    with pytest.raises(traffic.NoCounters, match="0 of 11 launches"):
+    told(monkeypatch, traffic, ["n/a"] * 11, "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission")
+    with pytest.raises(traffic.NoCounters, match="Run as root"):
         traffic.traffic()
     monkeypatch.setattr(traffic.shutil, "which", lambda name: None)
     with pytest.raises(traffic.NoCounters, match="Install Nsight Compute"):
+        traffic.traffic()
+
+
+def test_a_launch_that_is_missing_is_a_failure(traffic, monkeypatch):
+    told(monkeypatch, traffic, ["1"] * 10)
+    with pytest.raises(RuntimeError, match="10 of 11 launches"):
         traffic.traffic()

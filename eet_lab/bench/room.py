@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,7 +45,11 @@ def check_room(
     them fits, where the baseline does not, which all are held against, or where they do not fit beside each other.
     """
     there = torch.device(device)
-    free = free_bytes_of(there) + (0 if model.device.type == "meta" else model.weight_bytes)
+    gc.collect()  # engines that ended in an error or were stopped are cycles
+    free = free_bytes_of(there)
+    if model.device.type != "meta":
+        changes = {change for recipe in recipes for change in recipe.parts.weights if hasattr(change, "held_bytes")}
+        free += model.weight_bytes + sum(change.held_bytes(model) for change in changes)
     outline, settings = mapped(model, lambda tensor: tensor.to(META)), Settings(max_new_tokens=workload.new_tokens)
     library_bytes = 0 if device == "cpu" else LIBRARY_BYTES
     fit, refused = [], {}

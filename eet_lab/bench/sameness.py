@@ -171,9 +171,10 @@ class Witness:
         engine = Engine(self.model, replace(parts, ops=replace(parts.ops, next_token=recorder)))
         run = engine.generate(self.rows, self.settings, forced=forced, cancel=self.cancel, on_step=on_step)
         engine.close()
+        logits = recorder.taken()
         if run.cancelled:
             raise Cancelled("The check of the output was stopped.")
-        return run.tokens, recorder.taken()
+        return run.tokens, logits
 
     @memory_for("the difference of logits")
     def _error(self, logits: Tensor) -> float:

@@ -96,7 +96,7 @@ class Engine:
         settings = replace(settings or Settings(), stop=())
         self.close()
         rows = checked_batch(num_rows, prompt_tokens, settings.max_new_tokens, self.model)
-        self.prepare()
+        self._prepared()
         with self._closed_on_error(rows, settings):
             self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
             self._asking = "the arena of activations"
@@ -104,8 +104,8 @@ class Engine:
             enough = Event()
             self._generate(rows, settings, lambda event: enough.set() if event.index else None, enough)
 
-    def _prepared(self, cancel: Cancel | None) -> bool:
-        """Whether `prepare` found anything to load."""
+    def _prepared(self, cancel: Cancel | None = None) -> bool:
+        """Whether kernels were loaded since this engine last asked."""
         before = self._libraries
         self.prepare(cancel=cancel)
         self._libraries = libraries(self.parts.ops.kernels)

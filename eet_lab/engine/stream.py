@@ -52,7 +52,10 @@ class PinnedRing:
     """
 
     def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, column: int, depth: int = 8) -> None:
-        """The first step writes `column`. Nothing of the request is on the device yet, so both clocks agree."""
+        """The first step writes `column`.
+
+        Nothing of the request is on the device yet, so both clocks agree where the stream has nothing else to do.
+        """
         self._start = torch.cuda.Event(enable_timing=True)
         self._start.record()
         self._clock, self._before_ms = clock, clock.since_ms()

@@ -144,7 +144,7 @@ def _verdict(guess: float, result: Comparison, model: Model) -> Shown:
     lines = [
         ["scores a head in the first pass (counted)", f"{whole:,}", f"{seen:,}", _times(whole / seen)],
         ["attention alone, first pass (measured)", f"{masked:.3g} ms", f"{bounded:.3g} ms", _times(masked / bounded)],
-        ["whole first pass, TTFT (measured)", *_both(a.ttft_ms.p50, b.ttft_ms.p50)],
+        ["to the first token (measured)", *_both(a.ttft_ms.p50, b.ttft_ms.p50)],
         ["whole run (measured)", *_both(a.total_ms.p50, b.total_ms.p50)],
         ["mask (counted)", f"{mask_bytes / MiB:.3g} MiB", "0", ""],
         ["scores kept for a layer (counted)", f"{score_bytes / MiB:.3g} MiB", "0", ""],

@@ -114,7 +114,7 @@ def _matmul_tflops(device: str) -> float:
 
 
 def recorded_points() -> list[Point]:
-    """What each recipe and peer reached on the H200 in decode steps, and the best first pass."""
+    """What each recipe and peer reached on the H200 in decode steps, and the fastest one's time to the first token."""
     config, points = recorded.CONFIG, []
     for row in recorded.steps_of():
         load = Workload.parse(row.workload)
@@ -127,7 +127,7 @@ def recorded_points() -> list[Point]:
     load = Workload.parse(best.workload)
     if best.ttft_ms:
         prefill = prefill_work(config, load.batch, load.low, 2)
-        name = f"prefill of {load.low} tokens, {_short(best)}"
+        name = f"prefill of {load.low} tokens with the host's work before it, {_short(best)}"
         points.append(Point(_kind(best), name, prefill, best.ttft_ms.p50, "prefill"))
     return points
 
