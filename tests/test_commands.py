@@ -9,9 +9,11 @@ import threading
 import pytest
 from conftest import make_gpt2
 
-from eet_lab.bench import load_result
+from eet_lab.bench import Spread, load_result
 from eet_lab.bench.peers import HuggingFace
+from eet_lab.bench.rows import Row
 from eet_lab.cli import main
+from eet_lab.commands.bench_tables import model_table
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.engine.engine import Engine
 from eet_lab.errors import Cancelled
@@ -222,3 +224,14 @@ def test_progress_off_a_terminal_is_lines(capsys):
     line(2, 3, "timing")
     line.clear()
     assert capsys.readouterr().err == "[1/3] warming up\n[2/3] timing\n"
+
+
+def test_a_table_names_recipes_in_the_fewest_words():
+    spread = Spread(1.0, 2.0, 3.0)
+    whole = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
+    names = ("baseline", "pre_padding,mask_removal", whole, f"{whole},int8_weights")
+    where = ("float16", spread, spread, spread, 1, 1.0, 1.0, 1.0, "passed", True, "abc", "a GPU", None, "2", "5", None)
+    rows = [Row("gpt2/b1/p4/n4", "eet_lab", name, *where, "2025-01-02T00:00:00+00:00") for name in names]
+    rows.append(Row("gpt2/b1/p4/n4", "hf-sdpa", "", *where, "2025-01-02T00:00:00+00:00"))
+    lines = [line.split()[0] for line in model_table(rows).splitlines()[4:9]]
+    assert lines == ["baseline", "pre_padding,mask_removal", "all", "all,int8_weights", "hf-sdpa"]

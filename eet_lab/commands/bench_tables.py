@@ -9,6 +9,7 @@ from eet_lab.bench.cost import launch_cost
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import Row
 from eet_lab.bench.tables import aligned, spread
+from eet_lab.technique import less_than_all
 from eet_lab.words import plain
 
 
@@ -22,7 +23,7 @@ def model_table(rows: Sequence[Row]) -> str:
         times = map(_spread, (row.ttft_ms, row.tpot_ms, row.total_ms))
         peak = row.peak_bytes and row.peak_bytes / 2**20
         counts = [_number(row.launches_per_token, ".0f"), _number(row.kernels_per_token, ".0f")]
-        cells.append([row.name, *times, *_bound(row, 1), *counts, _number(peak, ".1f"), row.equality])
+        cells.append([_name(row), *times, *_bound(row, 1), *counts, _number(peak, ".1f"), row.equality])
     return _page(rows[0], cells, "a step")
 
 
@@ -40,6 +41,11 @@ def _op_table(rows: Sequence[Row]) -> str:
         kernels = _number(row.kernels_per_token, ".0f")
         cells.append([row.provider, _spread(row.total_ms, 1e3), *_bound(row, 1e3), kernels, row.equality])
     return _page(rows[0], cells, "the op")
+
+
+def _name(row: Row) -> str:
+    """Who ran: a recipe in the fewest words that `--recipe` takes."""
+    return min(row.name, less_than_all(row.recipe), key=len) if row.name == row.recipe else row.name
 
 
 def _bound(row: Row, scale: float) -> list[str]:
