@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from dataclasses import replace
 from importlib import import_module
 
@@ -57,19 +56,19 @@ def test_what_does_not_fit_is_refused_in_the_words_of_its_forecast(tiny, monkeyp
 def test_int8_copies_that_are_there_already_need_no_room_again(tiny, monkeypatch):
     model, recipe = replace(tiny, decoder=mapped(tiny.decoder, torch.clone)), Recipe.parse("int8_weights")
 
-    def fits(num_bytes: int) -> bool:
+    def refusal(num_bytes: int) -> str:
         holds(monkeypatch, model, num_bytes)
-        try:
-            return bool(room.check_room(model.decoder, "cpu", Workload.parse("tiny/b2/p9/n4"), [recipe])[0])
-        except OutOfMemory:
-            return False
+        with pytest.raises(OutOfMemory) as told:
+            room.check_room(model.decoder, "cpu", Workload.parse("tiny/b64/p90/n8"), [recipe])
+        return str(told.value)
 
-    least = bisect_left(range(1 << 30), True, key=fits)
+    enough = needs(model, "baseline", "tiny/b64/p90/n8")  # for the baseline alone
+    before = refusal(enough)
     engine = Engine(model.decoder, recipe.parts)
-    made = num_bytes(tensors(engine.model)) - num_bytes([t for t in tensors(engine.model) if t.dtype != torch.int8])
     held = recipe.parts.weights[0].held_bytes(model.decoder)
-    assert held > made > 0, "with its scales"
-    assert fits(least - held) and not fits(least - held - 1)
+    int8 = [tensor for tensor in tensors(engine.model) if tensor.dtype == torch.int8]
+    assert held > num_bytes(int8) > 0, "with scales"
+    assert refusal(enough - held) == before
 
 
 def test_a_recipe_that_does_not_fit_is_left_out_and_told(tiny, monkeypatch):
