@@ -20,6 +20,7 @@ from eet_lab.ops import cuda, native
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.parts import Parts
+from eet_lab.paths import csrc_dir
 from eet_lab.technique import Recipe, Technique, register, registry
 from eet_lab.techniques import DependentLaunch
 
@@ -214,8 +215,16 @@ def kernels() -> dict[str, str]:
     for name in native.all_names():
         text = re.sub(r"//.*", "", source(name).read_text())
         if "int dependent" in text:
-            found |= {match[1]: block(text, match.end()) for match in KERNEL.finditer(text)}
+            found |= {match[1]: whole(block(text, match.end())) for match in KERNEL.finditer(text)}
     return found
+
+
+def whole(body: str) -> str:
+    """With what two kernels do alike in the place of their call."""
+    text = re.sub(r"//.*", "", (csrc_dir() / "eet" / "linear_tiles.cuh").read_text())
+    shared = block(text, re.search(r"void multiply_tiles\([^{;]*?\)\s*\{", text).end())
+    shared = re.sub(r"\b(wait_for_previous|let_next_begin)\(\);", r"eet::\1();", shared)
+    return re.sub(r"eet::multiply_tiles<.*?>\(a, shared\);", lambda call: shared, body, flags=re.DOTALL)
 
 
 def block(text: str, begin: int) -> str:
