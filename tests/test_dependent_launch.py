@@ -251,8 +251,13 @@ def without_opening(body: str, opened: tuple[str, ...], statement: str) -> str:
 def outermost(body: str) -> str:
     """A kernel's own statements, without what stands in braces."""
     while "{" in body:
-        body = re.sub(r"\{[^{}]*\}", "", body)
+        body = re.sub(r"\{[^{}]*\}", ";", body)
     return body
+
+
+def is_unconditional(statement: str, body: str) -> bool:
+    """Whether it is one of a kernel's own statements, and the whole of it."""
+    return re.search(r"(?:^|;)\s*" + re.escape(statement), outermost(body)) is not None
 
 
 def test_all_kernels_of_a_step_are_looked_at():
@@ -266,7 +271,7 @@ def test_a_kernel_waits_in_every_block_and_then_lets_the_next_begin(name):
     waits, lets = (f"eet::{call}();" for call in ("wait_for_previous", "let_next_begin"))
     body = without_opening(body, FIRST_PHASE, waits)
     assert body.count(waits) == body.count(lets) == 1
-    assert waits in outermost(body) and lets in outermost(body), "under no condition"
+    assert is_unconditional(waits, body) and is_unconditional(lets, body)
     before = body[: body.index(waits)]
     if leaves := ONE_WARP.search(before):
         begin = leaves.end()
