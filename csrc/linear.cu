@@ -34,16 +34,9 @@ struct Product {
     }
   }
 
-  __device__ void store(float* partial, int num_tokens) {  // [tokens][kTile]
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int token = half * 8 + t * 2 + i % 2;
-        if (token < num_tokens) partial[token * kTile + g + i / 2 * 8] = sum[half][0][i] + sum[half][1][i];
-      }
-    }
+  __device__ void store(float* partial, int num_tokens) {
+    eet::store_fragments<kHalves>(partial, num_tokens,
+                                  [&](int half, int i) { return sum[half][0][i] + sum[half][1][i]; });
   }
 
  private:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from eet_lab.engine import kv_cache, launch, mask, memory, prompts
 from eet_lab.models import decoder
+from eet_lab.models.decoder import Decoder
 from eet_lab.ops import pads, reference
 from eet_lab.ops.types import Empty
 
@@ -41,12 +42,23 @@ class Ops:
         return tuple(dict.fromkeys(needed))
 
 
+@runtime_checkable
+class KeepsWeights(Protocol):
+    """A pass over weights that keeps what it made of a model, for the next engine of that model."""
+
+    def __call__(self, model: Decoder) -> Decoder:
+        """The model with other weights."""
+
+    def held_bytes(self, model: Decoder) -> int:
+        """Bytes that are kept of this model already."""
+
+
 @dataclass(frozen=True)
 class Parts:
     """One field per decision; a technique replaces fields, the engine reads them."""
 
     ops: Ops = field(default_factory=Ops)
-    weights: tuple[Callable, ...] = ()  # (Decoder) -> Decoder, applied in order
+    weights: tuple[Callable, ...] = ()  # (Decoder) -> Decoder, applied in order; see KeepsWeights
     prompts: Callable = prompts.token_by_token  # where each prompt token sits, how many are read at once
     mask: Callable = mask.dense_mask  # how attention knows what a query may see
     kv_cache: Callable = kv_cache.GrowingKV  # how past keys and values are kept

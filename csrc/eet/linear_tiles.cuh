@@ -88,6 +88,20 @@ struct TileBlock {
   }
 };
 
+// By lane 4g+t, what two mma left of out^T[16 outputs, tokens]: `whole(half, i)` is value i of tokens 8*half to 8*half+7.
+template <int kHalves, typename Whole>
+__device__ void store_fragments(float* partial, int num_tokens, Whole whole) {  // [tokens][kTile]
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int token = half * 8 + t * 2 + i % 2;
+      if (token < num_tokens) partial[token * kTile + g + i / 2 * 8] = whole(half, i);
+    }
+  }
+}
+
 // The scales of weights that have none.
 struct NoScales {
   template <typename Args>

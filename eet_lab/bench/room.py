@@ -11,13 +11,13 @@ import torch
 from eet_lab.bench.foresee import WitnessBytes, witness_bytes
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.forecast import LIBRARY_BYTES, Forecaster, Peak
+from eet_lab.engine.forecast import LIBRARY_BYTES, Forecast, Forecaster, Peak
 from eet_lab.engine.rehearse import META
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory
 from eet_lab.models.decoder import Decoder, mapped, num_bytes, tensors
 from eet_lab.monitor import free_bytes_of
-from eet_lab.parts import Parts
+from eet_lab.parts import KeepsWeights, Parts
 from eet_lab.technique import Recipe
 from eet_lab.words import sized
 
@@ -45,36 +45,24 @@ def check_room(
     them fits, where the baseline does not, which all are held against, or where they do not fit beside each other.
     """
     there = torch.device(device)
-    gc.collect()  # engines that ended in an error or were stopped are cycles
-    free = free_bytes_of(there)
-    if model.device.type != "meta":
-        changes = {change for recipe in recipes for change in recipe.parts.weights if hasattr(change, "held_bytes")}
-        free += model.weight_bytes + sum(change.held_bytes(model) for change in changes)
+    free = _free_bytes(there, model, recipes)
     outline, settings = mapped(model, lambda tensor: tensor.to(META)), Settings(max_new_tokens=workload.new_tokens)
-    library_bytes = 0 if device == "cpu" else LIBRARY_BYTES
-    fit, refused = [], {}
-    for recipe in (Recipe(), *recipes):
-        engine = Engine(outline, recipe.parts)
-        forecaster = Forecaster(engine.rehearser, engine.parts, settings)
-        peak = forecaster.peak(workload.lengths)
-        if engine.model.weight_bytes + library_bytes + sum(peak) <= free:
-            changed = bool(recipe.parts.weights)
-            precise = witness_bytes(engine.model, workload.lengths, settings).precise if changed else 0
-            fit.append(Foreseen(recipe, engine, peak, precise))
-        else:
-            refused[recipe] = forecaster.forecast(workload.lengths, there, free)
-    if Recipe() in refused:
+    told = {
+        recipe: _foresee(outline, recipe, workload.lengths, settings, there, free) for recipe in (Recipe(), *recipes)
+    }
+    baseline, racers = told[Recipe()], {recipe: told[recipe] for recipe in recipes}
+    if isinstance(baseline, Forecast):
         raise OutOfMemory(
             f"{workload} cannot be timed, since the baseline, which every output is held against, does not run: "
-            f"{refused[Recipe()]}"
+            f"{baseline}"
         )
-    baseline, *fitting = fit
-    remarks = [f"{recipe} is left out: {told}" for recipe, told in refused.items()]
-    if recipes and not fitting:
+    remarks = [f"{recipe} is left out: {each}" for recipe, each in racers.items() if isinstance(each, Forecast)]
+    fitting = [each for each in racers.values() if isinstance(each, Foreseen)]
+    if racers and not fitting:
         raise OutOfMemory(f"{workload} cannot be timed. {' '.join(remarks)}")
-    weights = num_bytes([t for each in fit for t in tensors(each.engine.model)])
+    weights = num_bytes([t for each in (baseline, *fitting) for t in tensors(each.engine.model)])
     check = witness_bytes(outline, workload.lengths, settings)
-    needed = weights + library_bytes + most_bytes(baseline, fitting, check)
+    needed = weights + _library_bytes(there) + most_bytes(baseline, fitting, check)
     if needed > free:
         names = ", ".join(str(each.recipe) for each in fitting) or "its baseline"
         raise OutOfMemory(
@@ -83,6 +71,33 @@ def check_room(
             "new tokens, or half precision."
         )
     return [each.recipe for each in fitting], remarks
+
+
+def _free_bytes(device: torch.device, model: Decoder, recipes: Sequence[Recipe]) -> int:
+    """What there is for weights and runs: what is free, and the weights of `model` that lie there already."""
+    gc.collect()  # engines that ended in an error or were stopped are cycles
+    free = free_bytes_of(device)
+    if model.device.type == "meta":
+        return free
+    kept = {change for recipe in recipes for change in recipe.parts.weights if isinstance(change, KeepsWeights)}
+    return free + model.weight_bytes + sum(change.held_bytes(model) for change in kept)
+
+
+def _library_bytes(device: torch.device) -> int:
+    return 0 if device.type == "cpu" else LIBRARY_BYTES
+
+
+def _foresee(
+    outline: Decoder, recipe: Recipe, lengths: Sequence[int], settings: Settings, device: torch.device, free: int
+) -> Foreseen | Forecast:
+    """The engine of a recipe that fits into `free` bytes alone; of another, the forecast that says so."""
+    engine = Engine(outline, recipe.parts)
+    forecaster = Forecaster(engine.rehearser, engine.parts, settings)
+    peak = forecaster.peak(lengths)
+    if engine.model.weight_bytes + _library_bytes(device) + sum(peak) > free:
+        return forecaster.forecast(lengths, device, free)
+    changed = bool(recipe.parts.weights)
+    return Foreseen(recipe, engine, peak, witness_bytes(engine.model, lengths, settings).precise if changed else 0)
 
 
 def most_bytes(baseline: Foreseen, racers: Sequence[Foreseen], check: WitnessBytes) -> int:
