@@ -33,6 +33,13 @@ from h200.session import Session
 HEADLINE = ("pre_padding", "mask_removal", "memory_reuse")
 ALONE = ("baseline", *HEADLINE, ",".join(HEADLINE), "all")
 ONE_BY_ONE = ("all", "all,-dependent_launch", "all,-persistent_layers")
+LARGE = (
+    *(f"op:norm_linear/t{tokens}/n36864/c12288" for tokens in (1, 8)),
+    *(f"op:linear_residual/t{tokens}/n12288/c49152" for tokens in (1, 8)),
+    "op:decode_attention/b1/kv32768/h25/d64",
+    "op:prefill_attention/b1/s32768/h25/d64",
+)
+"""Hidden sizes and prompts far beyond the models that are raced."""
 STREAMED = (
     ("all", True),
     ("all,-cuda_graphs", True),
@@ -157,6 +164,7 @@ PARTS: dict[str, Part] = {
     "ops-int8": Part(40, ops("op:int8_norm_linear", "op:int8_linear_residual")),
     "ops-rows": Part(40, ops("op:norm", "op:softmax")),
     "ops-tokens": Part(60, ops("op:embed", "op:choose")),
+    "ops-large": Part(30, ops(*LARGE)),
     "memory-stream": Part(180, streamed("gpt2-xl/r200/p1-960/n16", *STREAMED)),
     "allocators": Part(15, allocators),
     "compare-xl": Part(40, recorded_compare("gpt2-xl/b8/p16-128/n64")),
