@@ -63,6 +63,10 @@ def traffic() -> list[Traffic]:
     """Of every launch of `NAMES`, fp16. Raises NoCounters."""
     if shutil.which("ncu") is None:
         raise NoCounters("ncu is not on the PATH. Install Nsight Compute, which comes with NVIDIA's CUDA toolkit.")
+    if (found := torch.cuda.get_device_capability()) != (9, 0):
+        raise NoCounters(
+            f"Launches are recorded as a Hopper GPU has them (9.0), and this one is {found[0]}.{found[1]}."
+        )
     cases = [replace(case, shapes=case.bench) for case in ALL_CASES if case.op != "masked_attention"]
     which = Pass(gpu().num_blocks, 1 << 30, {case.op for case in cases}, NAMES, {torch.float16})
     declared = [shape.read_bytes(2) for _, shape, _ in which.calls(cases)]

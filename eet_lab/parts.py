@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from torch import Tensor
+
 from eet_lab.engine import kv_cache, launch, mask, memory, prompts
 from eet_lab.models import decoder
 from eet_lab.models.decoder import Decoder
@@ -49,8 +51,8 @@ class KeepsWeights(Protocol):
     def __call__(self, model: Decoder) -> Decoder:
         """The model with other weights."""
 
-    def held_bytes(self, model: Decoder) -> int:
-        """Bytes that are kept of this model already."""
+    def held(self, model: Decoder) -> list[Tensor]:
+        """What is kept of this model already."""
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,10 @@ def test_what_was_faster_than_memory_is_remarked_upon(monkeypatch):
 def test_a_cache_is_named_only_where_the_copies_could_be_in_one(monkeypatch):
     monkeypatch.setattr(op_race, "streaming_gb_per_s", lambda device: 1e-3)
     monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 0)
+    monkeypatch.setattr(op_race, "last_cache_bytes", lambda: 2**40)
+    _, remarks = race_op(workload(TEXTS[0]), device="cpu", repeats=1)
+    assert not any("are beyond the caches" in remark for remark in remarks)
+    monkeypatch.setattr(op_race, "last_cache_bytes", lambda: None)
     _, remarks = race_op(workload(TEXTS[0]), device="cpu", repeats=1)
     assert not any("stayed in a cache" in remark for remark in remarks)
     assert any(f"MB of {TEXTS[0]} are beyond the caches, so the read that sets the" in remark for remark in remarks)

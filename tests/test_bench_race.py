@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib import import_module
+from typing import ClassVar
 
 import pytest
 import torch
@@ -22,7 +24,9 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, OutOfMemory, PromptError
 from eet_lab.models import load
 from eet_lab.models.decoder import mapped, num_bytes, tensors
-from eet_lab.technique import Recipe
+from eet_lab.ops import reference
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe, Technique
 
 NO_PADS = "pre_padding,mask_removal"
 FAST = f"{NO_PADS},memory_reuse"
@@ -62,13 +66,25 @@ def test_int8_copies_that_are_there_already_need_no_room_again(tiny, monkeypatch
             room.check_room(model.decoder, "cpu", Workload.parse("tiny/b64/p90/n8"), [recipe])
         return str(told.value)
 
+    other = replace(tiny, decoder=mapped(tiny.decoder, torch.clone))
+    held = num_bytes([t for t in tensors(Engine(other.decoder, recipe.parts).model) if t.dtype == torch.int8])
     enough = needs(model, "baseline", "tiny/b64/p90/n8")  # for the baseline alone
-    before = refusal(enough)
-    engine = Engine(model.decoder, recipe.parts)
-    held = recipe.parts.weights[0].held_bytes(model.decoder)
-    int8 = [tensor for tensor in tensors(engine.model) if tensor.dtype == torch.int8]
-    assert held > num_bytes(int8) > 0, "with scales"
-    assert refusal(enough - held) == before
+    before = refusal(enough + 2 * held)
+    assert "int8_weights, kept side by side, and the check of the output take" in before
+    Engine(model.decoder, recipe.parts)
+    there = num_bytes(recipe.parts.weights[0].held(model.decoder))
+    assert 2 * held > there > held > 0, "with scales"
+    assert refusal(enough + 2 * held - there) == before
+
+
+def test_copies_that_two_recipes_share_are_there_once(tiny):
+    model = replace(tiny, decoder=mapped(tiny.decoder, torch.clone))
+    both = [Recipe.parse("int8_weights"), Recipe.parse("int8_weights:head=False")]
+    assert room._held_bytes(model.decoder, both) == 0
+    for recipe in both:
+        Engine(model.decoder, recipe.parts)
+    assert room._held_bytes(model.decoder, both) == room._held_bytes(model.decoder, both[:1])
+    assert room._held_bytes(model.decoder, [Recipe()]) == 0
 
 
 def test_a_recipe_that_does_not_fit_is_left_out_and_told(tiny, monkeypatch):
@@ -103,6 +119,61 @@ def test_a_race_takes_what_was_foreseen(recipes, monkeypatch):
     with Counted() as counted:
         race(model, "demo/b8/p40/n4", recipes, repeats=1)
     assert 0.95 * counted.peak_bytes <= told[0] <= 1.05 * counted.peak_bytes
+
+
+@pytest.mark.parametrize("problem", [OutOfMemory("The text does not fit."), Cancelled("The run was stopped.")])
+def test_what_was_timed_outlives_the_perplexities(tiny, monkeypatch, problem):
+    def fails(*given):
+        raise problem
+
+    monkeypatch.setattr(import_module("eet_lab.bench.race"), "held_out_perplexity", fails)
+    rows, remarks = race(tiny, "tiny/b1/p4/n4", ["baseline", "int8_weights"], repeats=1)
+    assert [row.recipe for row in rows] == ["baseline", "int8_weights"]
+    assert f"int8_weights: perplexity is not told. {problem}" in remarks
+
+
+@dataclass
+class Unhashable:
+    """A part as a user may write it: equal to others, and so without a hash."""
+
+    part: Callable
+
+    def __call__(self, *args, **keywords):
+        return self.part(*args, **keywords)
+
+
+def embedding(part: Callable) -> Recipe:
+    """A recipe with a user's own embedding."""
+
+    @dataclass(frozen=True)
+    class Own(Technique):
+        """An embedding of a user's own."""
+
+        name: ClassVar[str] = "own"
+        title: ClassVar[str] = "Own"
+
+        def apply(self, parts: Parts) -> Parts:
+            return replace(parts, ops=replace(parts.ops, embed=part))
+
+    return Recipe((Own(),))
+
+
+def test_parts_without_a_hash_are_timed_and_counted(tiny):
+    [row, plain], remarks = race(tiny, "tiny/b1/p4/n4", [embedding(Unhashable(reference.embed)), "baseline"], repeats=1)
+    assert row.launches_per_token == plain.launches_per_token > 0
+    assert not [remark for remark in remarks if "counted" in remark]
+
+
+def test_calls_that_cannot_be_counted_lose_no_row(tiny):
+    def of_real_sizes(ids, positions, words, places, *, empty):
+        if words.shape[1] != tiny.config.hidden_size:
+            raise ValueError("too few channels")
+        return reference.embed(ids, positions, words, places, empty=empty)
+
+    [row], remarks = race(tiny, "tiny/b1/p4/n4", [embedding(of_real_sizes)], repeats=1)
+    assert row.launches_per_token is None
+    assert row.tpot_ms is not None
+    assert any("could not be counted" in remark and "too few channels" in remark for remark in remarks)
 
 
 def test_weights_of_what_cannot_run_are_not_drawn(monkeypatch, capsys):

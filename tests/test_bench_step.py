@@ -13,6 +13,7 @@ from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.launches import launches_per_token
 from eet_lab.bench.step import decode_calls, num_bytes, num_launches
+from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import weights
@@ -132,7 +133,7 @@ def decoded(parts: Parts, batch: int, launched: list[str]) -> list[str]:
     draw = random.Random(0)
     state, first = parts.prompts([[draw.randrange(500) for _ in range(20)] for _ in range(batch)], 4)
     with torch.inference_mode():
-        session = engine._opened(state, first, Settings(4))
+        session = engine._opened(state, first, Settings(4), RequestClock())
         session.decode(21)  # the first launch of all makes what stays
         launched.clear()
         with Torch() as torchs:

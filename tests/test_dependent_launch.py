@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from eet_lab.bench.ladder import rungs_down, rungs_up
+from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import RecipeError
@@ -146,7 +147,7 @@ def passes(words: str, launched: list, settings: Settings, num_rows: int = 2) ->
     made = parts(words)
     state, first = made.prompts([[1 + row] * (20 + row) for row in range(num_rows)], 4)
     with torch.inference_mode():
-        session = Engine(model, made)._opened(state, first, settings)
+        session = Engine(model, made)._opened(state, first, settings, RequestClock())
         found = []
         for run in (session.prefill, lambda: session.decode(first.extent + 1)):
             launched.clear()
@@ -224,6 +225,8 @@ def whole(body: str) -> str:
     text = re.sub(r"//.*", "", (csrc_dir() / "eet" / "linear_tiles.cuh").read_text())
     shared = block(text, re.search(r"void multiply_tiles\([^{;]*?\)\s*\{", text).end())
     shared = re.sub(r"\b(wait_for_previous|let_next_begin)\(\);", r"eet::\1();", shared)
+    if not is_unconditional("eet::multiply_tiles<", body):
+        return body
     return re.sub(r"eet::multiply_tiles<.*?>\(a, shared\);", lambda call: shared, body, flags=re.DOTALL)
 
 
@@ -258,6 +261,14 @@ def outermost(body: str) -> str:
 def is_unconditional(statement: str, body: str) -> bool:
     """Whether it is one of a kernel's own statements, and the whole of it."""
     return re.search(r"(?:^|;)\s*" + re.escape(statement), outermost(body)) is not None
+
+
+@pytest.mark.parametrize("condition", ["if (blockIdx.x % 2) ", "if (blockIdx.x % 2) {", "for (; false;) "])
+def test_a_condition_around_what_two_kernels_share_is_seen(condition):
+    call = "eet::multiply_tiles<kTokens, Product, eet::NoScales>(a, shared);"
+    wait = "eet::wait_for_previous();"
+    assert is_unconditional(wait, whole(call))
+    assert not is_unconditional(wait, whole(condition + call + "}" * condition.count("{")))
 
 
 def test_all_kernels_of_a_step_are_looked_at():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from eet_lab.engine import stream
+from eet_lab.engine.arena import Arena
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.memory import FreshMemory
@@ -67,6 +68,19 @@ def test_planning_is_setup(tiny, monkeypatch, recipe):
     assert first.setup_ms > LONG_MS > first.total_ms >= first.ttft_ms
     assert again.setup_ms == 0
     assert engine.generate([[1] * 9], Settings(3)).setup_ms > LONG_MS, "another shape is planned anew"
+
+
+def test_placing_a_known_shape_again_counts(tiny, monkeypatch):
+    """It recurs wherever shapes take turns."""
+    engine, others = Engine(tiny.decoder, Recipe.parse(RECIPES[1]).parts), [[1] * 9]
+    for prompts in (PROMPTS, others):
+        assert engine.generate(prompts, Settings(3)).setup_ms > 0
+    monkeypatch.setattr(Arena, "_place", slow(Arena._place))
+    for prompts in (PROMPTS, others):
+        run = engine.generate(prompts, Settings(3))
+        assert run.setup_ms == 0
+        assert run.ttft_ms > LONG_MS
+    assert engine.generate(others, Settings(3)).ttft_ms < LONG_MS, "the same shape again lies where it lay"
 
 
 def test_looking_a_plan_up_counts(tiny):

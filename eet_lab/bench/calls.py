@@ -54,7 +54,6 @@ def counted(parts: Parts, lengths: Sequence[int], num_layers: int) -> StepCalls:
     return StepCalls(layer, num_layers, beside)
 
 
-@cache
 def num_kernels(parts: Parts, lengths: Sequence[int], config: Config) -> int:
     """Of a decode step of a model in 16 bits, as `counted`; but one kernel for most of a layer where it takes that, and
     more than one a linear where there are more rows than one streams its weights for (`decode_calls`).
@@ -67,7 +66,6 @@ def num_kernels(parts: Parts, lengths: Sequence[int], config: Config) -> int:
     return found.total + sum(count if op == "next_token" else count * layers for op, count in more)
 
 
-@cache
 def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int) -> Counts:
     device = torch.device("cpu")
     column = max(lengths)

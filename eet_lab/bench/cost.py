@@ -62,13 +62,7 @@ def step_cost(
 
 
 def predicted_ms(step_bytes: int, counted: StepLaunches, device: str) -> float:
-    """What a step should take: the slower of the device and of the host that feeds it. A CPU reads and calls in turn.
-
-    The device: `step_bytes` at the streaming rate, and for each kernel what one without work costs in a graph, since
-    a kernel's start and end are not covered by its neighbours. The host: what PyTorch takes to launch one kernel, for
-    each launch. So it leaves out that a kernel reaches the full rate only after a while, and that programmatic
-    dependent launch does cover starts and ends: what is measured can lie on either side.
-    """
+    """What a step that moves so many bytes should take here: `step_ms` at this device's rate and prices."""
     return round(step_ms(step_bytes / streaming_gb_per_s(device) / 1e6, counted, launch_cost(device)), 5)
 
 
@@ -85,7 +79,14 @@ def expansion_ms(model: Decoder) -> float:
 
 
 def step_ms(floor_ms: float, counted: StepLaunches, price: LaunchCost | None) -> float:
-    """The same from the floor and from what launching costs; no price: a CPU, where a call is waited for."""
+    """What a step should take: the slower of the device and of the host that feeds it; on a CPU the sum of both.
+
+    The device: the floor, which is the step's bytes at the streaming rate, and for each kernel what one without work
+    costs in a graph, since a kernel's start and end are not covered by its neighbours. The host: what PyTorch takes to
+    launch one kernel, for each launch. So it leaves out that a kernel reaches the full rate only after a while, and
+    that programmatic dependent launch does cover starts and ends: what is measured can lie on either side.
+    No price: a CPU, which reads and calls in turn.
+    """
     if price is None:
         return floor_ms + counted.launches * call_us() / 1e3
     return max(floor_ms + counted.kernels * price.kernel_us / 1e3, counted.launches * price.launch_us / 1e3)

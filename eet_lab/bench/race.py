@@ -22,7 +22,7 @@ from eet_lab.bench.sameness import Witness
 from eet_lab.bench.tables import perplexities
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.settings import Settings, checked_prompts
-from eet_lab.errors import PromptError, did_you_mean
+from eet_lab.errors import Cancelled, OutOfMemory, PromptError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.monitor import open_source
 from eet_lab.progress import Cancel, Progress
@@ -49,6 +49,7 @@ def race(
     `workload` may be its name, and must be one of `model`; `recipes` are one or several, each as `as_recipe` takes it.
     Returns a row for each, and remarks: which peers could not run and why, which recipes do not fit into memory, and
     what makes a timing doubtful. All are prepared and their output is checked before anything is timed.
+    What lossy recipes did to the perplexity of a held-out text is a remark too, read once all is timed.
     Errors, before any work: RecipeError, PromptError, OutOfMemory where nothing fits; then OutOfMemory, Cancelled.
     """
     turns.check_repeats(repeats)
@@ -73,7 +74,8 @@ def race(
             for racer in racers:
                 racer.close()
     doubts = [f"{each.name}: {warning}" for each in ours for warning in each.warnings]
-    quality = _quality(model, chosen, tally, cancel)  # once the racers' memory is free again
+    del witness, racers, ready, ours, theirs, made  # the pass over a held-out text may need their memory
+    quality = _quality(model, chosen, tally, cancel)
     return found, [*remarks, *turns.split(absent)[1], *failed, *quality, *dict.fromkeys(doubts)]
 
 
@@ -141,13 +143,19 @@ def distinct(recipes: RecipeLike | Sequence[RecipeLike], device: str) -> tuple[l
 
 
 def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Cancel | None) -> list[str]:
-    """What lossy recipes did to the perplexity of a held-out text, or why that cannot be told."""
+    """What lossy recipes did to the perplexity of a held-out text, or why that cannot be told.
+
+    Nothing that happens here loses what was timed.
+    """
     lossy = [recipe for recipe in recipes if recipe.lossy]
     if not lossy:
         return []
     tally.say("comparing perplexities on held-out text")
-    before = held_out_perplexity(model, Recipe(()), cancel)
-    return [f"{each}: {perplexities(before, held_out_perplexity(model, each, cancel))}" for each in lossy]
+    try:
+        before = held_out_perplexity(model, Recipe(()), cancel)
+        return [f"{each}: {perplexities(before, held_out_perplexity(model, each, cancel))}" for each in lossy]
+    except (OutOfMemory, Cancelled) as problem:
+        return [f"{', '.join(map(str, lossy))}: perplexity is not told. {problem}"]
 
 
 def _prepared(

@@ -45,10 +45,11 @@ def check_room(
     them fits, where the baseline does not, which all are held against, or where they do not fit beside each other.
     """
     there = torch.device(device)
-    free = _free_bytes(there, model, recipes)
+    free = _free_bytes(there, model)
     outline, settings = mapped(model, lambda tensor: tensor.to(META)), Settings(max_new_tokens=workload.new_tokens)
     told = {
-        recipe: _foresee(outline, recipe, workload.lengths, settings, there, free) for recipe in (Recipe(), *recipes)
+        recipe: _foresee(outline, recipe, workload.lengths, settings, there, free + _held_bytes(model, [recipe]))
+        for recipe in (Recipe(), *recipes)
     }
     baseline, racers = told[Recipe()], {recipe: told[recipe] for recipe in recipes}
     if isinstance(baseline, Forecast):
@@ -63,6 +64,7 @@ def check_room(
     weights = num_bytes([t for each in (baseline, *fitting) for t in tensors(each.engine.model)])
     check = witness_bytes(outline, workload.lengths, settings)
     needed = weights + _library_bytes(there) + most_bytes(baseline, fitting, check)
+    free += _held_bytes(model, [each.recipe for each in fitting])
     if needed > free:
         names = ", ".join(str(each.recipe) for each in fitting) or "its baseline"
         raise OutOfMemory(
@@ -73,14 +75,16 @@ def check_room(
     return [each.recipe for each in fitting], remarks
 
 
-def _free_bytes(device: torch.device, model: Decoder, recipes: Sequence[Recipe]) -> int:
-    """What there is for weights and runs: what is free, and the weights of `model` that lie there already."""
+def _free_bytes(device: torch.device, model: Decoder) -> int:
+    """What there is for weights and runs: what is free, and the weights of `model` if they lie there already."""
     gc.collect()  # engines that ended in an error or were stopped are cycles
-    free = free_bytes_of(device)
-    if model.device.type == "meta":
-        return free
-    kept = {change for recipe in recipes for change in recipe.parts.weights if isinstance(change, KeepsWeights)}
-    return free + model.weight_bytes + sum(change.held_bytes(model) for change in kept)
+    return free_bytes_of(device) + (0 if model.device.type == "meta" else model.weight_bytes)
+
+
+def _held_bytes(model: Decoder, recipes: Sequence[Recipe]) -> int:
+    """What passes of these recipes keep of the model's weights in other forms, which then take no room again."""
+    changes = (change for recipe in recipes for change in recipe.parts.weights if isinstance(change, KeepsWeights))
+    return 0 if model.device.type == "meta" else num_bytes([t for change in changes for t in change.held(model)])
 
 
 def _library_bytes(device: torch.device) -> int:

@@ -5,7 +5,7 @@ B rows, T tokens, K columns of the KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops.cases import CASES
-from eet_lab.ops.cuda.linear import takes_few
+from eet_lab.ops.cuda import linear
 from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
 from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
@@ -93,9 +93,10 @@ class Recorder(TorchDispatchMode):
         """An op by the name of its slot."""
         ours = hasattr(op, "kernels")
         launches = LAUNCHES.get(op.__name__) if ours else None
-        if launches is not None:
-            launches += _launches_of_many(name, args)
-        self.calls.append(Call(name, launches, BYTES[name](*args)))
+        described = {key: value for key, value in keywords.items() if key != "empty"}
+        if launches is not None and name in MORE_LAUNCHES:
+            launches += MORE_LAUNCHES[name](*args, **described)
+        self.calls.append(Call(name, launches, BYTES[name](*args, **described)))
         if name == "advance":  # it changes its state and gives nothing, so nothing is learned by running it
             return None
         self._in_op = True
@@ -108,19 +109,6 @@ class Recorder(TorchDispatchMode):
         if not (self._in_op or function.is_view or function.__name__.startswith(("empty", "new_empty", "detach"))):
             self.calls.append(Call("torch", None, 0))
         return function(*args, **(kwargs or {}))
-
-
-def _launches_of_many(name: str, args: Sequence[Any]) -> int:
-    """What an op launches beside what its case declares, where its rows are too many to stream the weights."""
-    weights = {"norm_linear": 2, "linear_residual": 1, "next_token": 3}
-    if name not in weights:
-        return 0
-    x, w = args[0], args[weights[name]]
-    if takes_few(len(x), x, w, normed=name != "linear_residual", gathered=name == "next_token"):
-        return 0
-    ends = name == "norm_linear" and len(args) > 3 and args[3] is not None  # in an activation
-    epilogue = name != "linear_residual" and (w.bias is not None or ends)  # that one has it in place of its only launch
-    return 1 + epilogue + (w.scale is not None)
 
 
 def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
@@ -148,6 +136,10 @@ def _attention(qkv: torch.Tensor, kv: KVLayer, step: Step) -> int:
     return AttentionShape(lengths, qkv.shape[1] // D - 2 * G, G, D, decode=True).read_bytes(qkv.itemsize)
 
 
+def _masked_attention(qkv: torch.Tensor, kv: KVLayer, step: Step, mask: torch.Tensor) -> int:
+    return _attention(qkv, kv, step)
+
+
 def _next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
     V, C = head.weight.shape
     return _linear_bytes(head, NextTokenShape(len(step.last), len(x), V, C), x.itemsize)
@@ -161,12 +153,31 @@ def _advance(state: State, token: torch.Tensor) -> int:
     return AdvanceShape(len(state.ids)).read_bytes(state.ids.itemsize)
 
 
+def _more_of_norm_linear(x: torch.Tensor, norm_w: Norm, w: Linear, act: str | None = None) -> int:
+    return linear.num_launches(len(x), x, w, act) - 1
+
+
+def _more_of_residual(x: torch.Tensor, w: Linear, residual: torch.Tensor) -> int:
+    return linear.num_launches(len(x), x, w, normed=False) - 1
+
+
+def _more_of_next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
+    return linear.num_launches(len(step.last), x, head, gathered=True) - 1
+
+
+MORE_LAUNCHES: dict[str, Callable[..., int]] = {
+    "norm_linear": _more_of_norm_linear,
+    "linear_residual": _more_of_residual,
+    "next_token": _more_of_next_token,
+}
+"""What an op launches beside what its case declares, where its rows are too many to stream the weights."""
+
 BYTES: dict[str, Callable[..., int]] = {
     "embed": _embed,
     "norm_linear": _norm_linear,
     "linear_residual": _linear_residual,
     "rest_of_layer": _rest_of_layer,
-    "masked_attention": _attention,
+    "masked_attention": _masked_attention,
     "attention": _attention,
     "next_token": _next_token,
     "advance": _advance,

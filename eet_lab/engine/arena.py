@@ -40,8 +40,9 @@ class Slot:
 class Arena(FreshMemory):
     """A pool's chunks, in which every pass runs at the offsets of a plan.
 
-    A request, its passes one after the other, is rehearsed and placed once for its shape; the same shape again needs
-    nothing. After `reserve` no smaller request needs a place of its own, and so no memory either.
+    A request, its passes one after the other, is rehearsed once for its shape, and placed where another shape was
+    before it; the same shape again needs nothing. After `reserve` no smaller request needs a place of its own, and so
+    no memory either.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -64,10 +65,9 @@ class Arena(FreshMemory):
             request, traces = self._reserved
         elif request != self._request:
             traces = {name: self.traced(rehearsal) for name, rehearsal in rehearsals.items()}
-        is_other = request != self._request
-        if is_other:
+        if request != self._request:
             self._place(request, traces, repeated, like)
-        return is_other or self._num_rehearsed > before
+        return self._num_rehearsed > before
 
     def reserve(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
         self._largest = {}

@@ -102,7 +102,8 @@ class Engine:
             self._asking = "the arena of activations"
             self.memory.reserve(self.rehearser.request(rows, settings), like=self.model.words)
             enough = Event()
-            self._generate(rows, settings, lambda event: enough.set() if event.index else None, enough)
+            on_step = lambda event: enough.set() if event.index else None  # noqa: E731
+            self._generate(rows, settings, on_step, enough, None, RequestClock())
 
     def _prepared(self, cancel: Cancel | None = None) -> bool:
         """Whether kernels were loaded since this engine last asked."""
@@ -127,10 +128,9 @@ class Engine:
         settings: Settings,
         on_step: Callable[[StepEvent], None],
         cancel: Cancel | None,
-        forced: Sequence[Sequence[int]] | None = None,
-        clock: RequestClock | None = None,
+        forced: Sequence[Sequence[int]] | None,
+        clock: RequestClock,
     ) -> Generation:
-        clock = clock or RequestClock()
         state, first = self.parts.prompts(prompts, settings.max_new_tokens)
         ends, width, capacity = state.end.tolist(), first.extent, state.tokens.shape[1]
         if forced is not None:
@@ -164,7 +164,7 @@ class Engine:
         self.cache.keep([len(row) + max(len(new) - 1, 0) for row, new in zip(prompts, done.tokens, strict=True)])
         return done
 
-    def _opened(self, state: State, first: Step, settings: Settings, clock: RequestClock | None = None) -> Session:
+    def _opened(self, state: State, first: Step, settings: Settings, clock: RequestClock) -> Session:
         """A session for this batch, which is on the host: one that has served such a batch, else a new one.
 
         There is one at a time, but for those that a reservation covers: they share what is reserved.
@@ -178,7 +178,7 @@ class Engine:
             self._drop_sessions()
         self._asking = "the arena of activations"
         passes = self.rehearser.passes(state, first, sampling, capacity)
-        (clock or RequestClock()).once(lambda: self.memory.plan(passes, like=self.model.words))
+        clock.once(lambda: self.memory.plan(passes, like=self.model.words))
         if self.memory.generation != generation:
             self._drop_sessions()
         self._asking = f"the KV cache [{num_rows} rows x {capacity} columns]"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from eet_lab.models.decoder import Decoder, Layer, num_bytes
+from eet_lab.models.decoder import Decoder, Layer
 from eet_lab.ops.int8 import quantized
 from eet_lab.ops.types import Linear
 from eet_lab.parts import Parts
@@ -63,11 +64,11 @@ class ToInt8:
         layers = tuple(Layer(*map(self._part, layer)) for layer in model.layers)
         return model._replace(layers=layers, head=self._part(model.head) if self.head else model.head)
 
-    def held_bytes(self, model: Decoder) -> int:
-        """Of the copies of this model's weights that are there already."""
+    def held(self, model: Decoder) -> list[Tensor]:
+        """The copies of this model's weights that are there already."""
         parts = [part for layer in model.layers for part in layer] + [model.head] * self.head
         known = (_QUANTIZED.get(part.weight, {}) for part in parts if isinstance(part, Linear))
-        return num_bytes([tensor for each in known for tensor in each.get(self.group, ())])
+        return [tensor for each in known for tensor in each.get(self.group, ())]
 
     def _part(self, part: Any) -> Any:
         if not isinstance(part, Linear):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from eet_lab.bench import turns
-from eet_lab.bench.caches import beyond_caches, last_cache_bytes
+from eet_lab.bench.caches import TIMES, beyond_caches, last_cache_bytes
 from eet_lab.bench.cost import predicted_ms, streaming_gb_per_s
 from eet_lab.bench.launches import Counter, StepLaunches
 from eet_lab.bench.measure import SHARED, UNDISTURBED
@@ -34,8 +34,8 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.threads import cpu_threads
 
 ROTATED_BYTES = {"cuda": 256 << 20, "cpu": beyond_caches(64 << 20, last_cache_bytes())}
-"""Several times the last cache: each call of a region reads a copy of its own, and where all have so much together,
-all read from memory.
+"""Each call of a region reads a copy of its own; where all have so much together, all read from memory. Several times
+the last cache, as far as a machine has the memory for that (`caches.MOST_BYTES`).
 """
 
 MOST_COPIES = 48
@@ -72,23 +72,27 @@ def race_op(
         turns.time_in_turn(entries, repeats, tally, cancel)
         shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")} | taken(where)
         rows = [Row(**shared, **entry.figures(size)) for entry in entries]
-        remarks += [
-            f"{row.provider} was faster than a streaming read: {_why_faster(workload, where, num_copies, size)}"
-            for row in rows
-            if (row.share_of_ceiling or 0) > 1
-        ]
-        remarks += [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
-        if num_copies * size < ROTATED_BYTES[where]:
-            remarks.append(
-                f"{workload} is small: its {num_copies} copies have {num_copies * size / 1e6:.3g} MB together, which a "
-                "cache may hold, so its GB/s and % of ceiling need not be those of memory."
-            )
-        return rows, [*absent, *remarks]
+        disturbed = [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
+        return rows, [*absent, *remarks, *disturbed, *_doubts(rows, workload, where, num_copies, size)]
+
+
+def _doubts(rows: Sequence[Row], workload: OpWorkload, device: str, num_copies: int, size: int) -> Iterator[str]:
+    """Where the rate is not one of memory."""
+    for row in rows:
+        if (row.share_of_ceiling or 0) > 1:
+            why = _why_faster(workload, device, num_copies, size)
+            yield f"{row.provider} was faster than a streaming read: {why}"
+    if num_copies * size < ROTATED_BYTES[device]:
+        yield (
+            f"{workload} is small: its {num_copies} copies have {num_copies * size / 1e6:.3g} MB together, which a "
+            "cache may hold, so its GB/s and % of ceiling need not be those of memory."
+        )
 
 
 def _why_faster(workload: OpWorkload, device: str, num_copies: int, size: int) -> str:
     """Than the ceiling: on a CPU that need not be a cache, since no one way to read is the fastest everywhere."""
-    if device == "cuda" or num_copies * size < ROTATED_BYTES[device]:
+    beyond = max(ROTATED_BYTES[device], TIMES * (last_cache_bytes() or 0))
+    if device == "cuda" or num_copies * size < beyond:
         return f"its {num_copies} copies of the inputs stayed in a cache, so the floor does not hold."
     return (
         f"the {num_copies * size / 1e6:,.0f} MB of {workload} are beyond the caches, so the read that sets the ceiling "

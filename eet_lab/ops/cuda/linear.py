@@ -115,6 +115,16 @@ def takes_few(T: int, x: Tensor, w: Linear, *, normed: bool = True, gathered: bo
     return _is_few(T, C, itemsize, normed, shared_bytes)
 
 
+def num_launches(
+    T: int, x: Tensor, w: Linear, act: str | None = None, *, normed: bool = True, gathered: bool = False
+) -> int:
+    """Of a product of T tokens such as those of x, with what surrounds it: a norm, or else a residual."""
+    if takes_few(T, x, w, normed=normed, gathered=gathered):
+        return 1
+    epilogue = not normed or w.bias is not None or act is not None
+    return normed + 1 + epilogue + (w.scale is not None)
+
+
 def _stream(
     out: Tensor | None,
     best: Tensor | None,
