@@ -5,7 +5,7 @@
 
 namespace {
 
-// Why      cuBLAS leaves bias, activation and residual to others; one pass over its result does all three
+// Why      cuBLAS adds a bias or a residual, and of activations knows gelu_tanh; one pass over its result does the rest
 // Mapping  a thread a vector, or a number where N is no multiple of a vector
 // Traffic  reads T*N (and the residual's T*N), writes T*N
 // Needs    nothing; `out` may be y or the residual

@@ -12,7 +12,7 @@ import pytest
 
 from eet_lab.bench import compare, ladder, load_result, measure
 from eet_lab.bench.ladder import rungs_down, rungs_up
-from eet_lab.bench.measure import Subject
+from eet_lab.bench.measure import Subject, _warnings
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, PromptError, RecipeError
 from eet_lab.monitor import open_source
@@ -153,6 +153,17 @@ def test_a_processor_that_others_use_is_told(tiny, watched):
     assert any("the processor was shared" in warning for warning in m.warnings)
     assert m.repeats == 2
     assert not any("runs of" in warning for warning in subject.measurement([run, run]).warnings)
+
+
+@pytest.mark.parametrize(("slower", "told"), [(1.1, False), (1.3, True)])
+def test_so_is_the_host_of_a_gpu(tiny, slower, told):
+    """It launches what the baseline does, call by call, and a GPU's own times hardly differ."""
+    with closing(open_source("cpu")) as source:
+        subject = Subject(tiny, Recipe(), ROWS, Settings(max_new_tokens=2), source)
+        subject.prepare()
+        run = subject.run()
+    slow = run._replace(generation=replace(run.generation, total_ms=slower * run.generation.total_ms))
+    assert any("the processor was shared" in each for each in _warnings("baseline", "cuda", [run, slow])) == told
 
 
 def test_compare_holds_the_watched_runs_against_the_others(tiny):

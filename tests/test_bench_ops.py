@@ -81,7 +81,8 @@ def test_bad_names_are_told(text):
         ("op:decode_attention/b1/kv16/h3g2/d64", r"h \(heads\) is 3, .* multiple of g \(KV heads\), which is 2"),
         ("op:decode_attention/b1/kv16/h3g0/d64", r"g \(KV heads\) is 0"),
         ("op:decode_attention/b1/kv16/h1/d60", "d .head dim. is 60, .* multiple of 8; try 56 or 64"),
-        ("op:decode_attention/b1/kv16/h1/d264", "is 264, but it must be at most 256"),
+        ("op:decode_attention/b1/kv16/h1/d300", "is 300, but kernels need at most 256"),
+        ("op:decode_attention/b1/kv16/h1/d264", "is 264, but kernels need at most 256, a multiple of 8."),
         ("op:norm/t4", "Write t<tokens>/c<channels>, for example t64/c1600"),
         ("op:int8_norm_linear/t3/n8/c8", "It is timed at: t1/n4800/c1600/int8"),
     ],
@@ -229,10 +230,11 @@ def test_what_a_blind_profiler_counts_is_not_believed(monkeypatch):
         start = staticmethod(lambda: None)
         stop = staticmethod(lambda: StepLaunches(3, 0))
 
-    monkeypatch.setattr(op_race, "Counter", Blind)
-    assert op_race._counted(Prepared(lambda: None)) is None
-    monkeypatch.setattr(Blind, "stop", lambda self: StepLaunches(3, 2))
-    assert op_race._counted(Prepared(lambda: None)) == (3, 2)
+    monkeypatch.setattr(op_race, "counter", lambda device: Blind)
+    assert op_race._counted(Prepared(lambda: None), "cuda") is None
+    monkeypatch.setattr(Blind, "stop", staticmethod(lambda: StepLaunches(3, 2)))
+    assert op_race._counted(Prepared(lambda: None), "cuda") == (0, 2), "in a graph"
+    assert op_race._counted(Prepared(lambda: None), "cpu") == (3, 2)
 
 
 def test_copies_that_a_cache_may_hold_are_told(monkeypatch):

@@ -159,6 +159,15 @@ def test_a_peer_that_fails_is_left_out_and_told(tiny, monkeypatch):
     assert any("hf-sdpa failed: ZeroDivisionError" in remark for remark in remarks)
 
 
+def test_what_a_peer_calls_on_a_cpu_is_counted(tiny):
+    [row], _ = race(tiny, Workload(tiny.name, 2, 2, 4, 14), providers=["hf-sdpa"], repeats=1)
+    assert row.launches_per_token == row.kernels_per_token
+    assert 20 < row.launches_per_token < 400
+    assert row.predicted_ms > row.floor_ms
+    [short], _ = race(tiny, Workload(tiny.name, 2, 2, 4, 4), providers=["hf-sdpa"], repeats=1)
+    assert short.launches_per_token is None, "too few steps to take a mean of"
+
+
 def test_a_peer_whose_weights_do_not_fit_is_left_out_and_told(tiny, monkeypatch):
     def full(*args, **options):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB. GPU 0 has 1 GiB.")

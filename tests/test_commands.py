@@ -151,6 +151,11 @@ def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
         (["bench", "demo/b1/p2/n2", "--append", "README.md/rows"], "README.md/rows cannot be made"),
         (["bench", "demo/b1/p2/n2", "--append", "README.md"], "README.md cannot be made a folder: it is a file."),
         (["bench", "demo/b1/p2/n2", "--provider", "hf-static-compile", "--device", "cpu"], "on a GPU only"),
+        (
+            ["bench", "demo/b1/p2/n2", "--recipe", "all", "--provider", "hf-sdpa"],
+            "none has recipes. Add --provider eet_lab",
+        ),
+        (["bench", "demo/b1/p0/n2"], "prompt tokens of a workload: 0, but it must be at least 1"),
         (["bench", "demo/b1/p2/n2", "--recipe", ""], "--recipe is '', which names no technique. Write baseline"),
     ],
 )

@@ -171,6 +171,7 @@ PARTS: dict[str, Part] = {
     "ladder-xl": Part(90, recorded_ladder("gpt2-xl/b8/p16-128/n64")),
     "ladder-xl-one-row": Part(90, recorded_ladder("gpt2-xl/b1/p128/n128")),
     "compare-demo": Part(15, recorded_compare("demo/b8/p16-128/n64")),
+    "int8-demo": Part(15, recorded_compare("demo/b8/p16-128/n64", "all,int8_weights", "all", "-int8")),
     "ladder-demo": Part(30, recorded_ladder("demo/b8/p16-128/n64")),
     "toggles-gpt2": Part(90, raced("gpt2/b8/p16-512/n128", recipes=ALONE, peers=("hf-sdpa", "hf-static-compile"))),
     "toggles-xl": Part(240, raced("gpt2-xl/b8/p16-512/n128", recipes=ALONE, repeats=2, peers=("hf-static-compile",))),

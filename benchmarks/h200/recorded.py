@@ -20,8 +20,12 @@ HZ = 20
 """Of the samples beside a recorded result: its watched runs last a second or two."""
 
 
-def recorded_compare(workload: str, repeats: int = 3) -> Callable[[Session], Any]:
-    """One Compare, with the monitor's samples of both watched runs beside it."""
+def recorded_compare(
+    workload: str, recipe: str = "all", baseline: str = "baseline", name: str = "", repeats: int = 3
+) -> Callable[[Session], Any]:
+    """One Compare, with the monitor's samples of both watched runs beside it. Its file is called after the model, and
+    `name`, if there are several.
+    """
 
     def work(session: Session) -> Any:
         sized = session.sized(Workload.parse(workload))
@@ -29,13 +33,15 @@ def recorded_compare(workload: str, repeats: int = 3) -> Callable[[Session], Any
         with Watch(model.device) as watch:
             result = bench.compare(
                 model,
+                recipe=recipe,
+                baseline=baseline,
                 on_phase=watch.on_phase,
                 on_engine=watch.on_engine,
                 on_step=lambda event: None,
                 repeats=repeats,
                 **_asked(session, model, sized),
             )
-        return _saved(session, result, f"recorded-compare-{model.name}", {"monitor": watch.recordings})
+        return _saved(session, result, f"recorded-compare-{model.name}{name}", {"monitor": watch.recordings})
 
     return work
 

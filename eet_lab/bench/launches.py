@@ -1,10 +1,11 @@
-"""How much a decode step launches, counted by torch's profiler."""
+"""How much a decode step launches: counted by torch's profiler on a GPU, and by PyTorch's dispatcher on a CPU."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -25,15 +26,55 @@ class StepLaunches(NamedTuple):
     kernels: float
 
 
-class Counter:
-    """Counts what is launched and run between `start` and `stop`. Needs a GPU."""
+class Counter(Protocol):
+    """Counts what is launched and run between `start` and `stop`."""
+
+    def start(self) -> None:
+        """Wait for what was launched before, then count."""
+
+    def stop(self) -> StepLaunches:
+        """What came since `start`, all of it: not yet divided by a number of steps."""
+        ...
+
+
+def counter(device: str) -> Counter:
+    """The one that suits "cpu" or "cuda"."""
+    return Calls() if device == "cpu" else Profile()
+
+
+def is_work(function: Any) -> bool:
+    """Whether a call of PyTorch is work for the device, and neither a view nor new memory."""
+    return not (function.is_view or function.__name__.startswith(("empty", "new_empty", "detach")))
+
+
+class Calls(TorchDispatchMode):
+    """On a CPU every call of PyTorch is launch and kernel in one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._num = 0
+
+    def start(self) -> None:
+        self._num = 0
+        self.__enter__()
+
+    def stop(self) -> StepLaunches:
+        self.__exit__(None, None, None)
+        return StepLaunches(self._num, self._num)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._num += is_work(function)
+        return function(*args, **(kwargs or {}))
+
+
+class Profile:
+    """On a GPU, as far as torch's profiler may look."""
 
     def __init__(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         self._profile = torch.profiler.profile(activities=activities)
 
     def start(self) -> None:
-        """Wait for what was launched before, then count."""
         torch.cuda.synchronize()
         self._profile.start()
 
@@ -65,7 +106,7 @@ def launches_per_token(engine: Engine, num_rows: int) -> StepLaunches | None:
 
 def _counted(engine: Engine, rows: list[list[int]], settings: Settings) -> StepLaunches:
     engine.generate(rows, settings)  # allocate and capture
-    counter = Counter()
-    counter.start()
+    counting = Profile()
+    counting.start()
     engine.generate(rows, settings)
-    return counter.stop()
+    return counting.stop()

@@ -40,8 +40,8 @@ Its own seconds only: those of torch's other threads would make up for what it l
 
 SHARED = "the processor was shared: other programs kept this one waiting"
 
-STEADY_RUNS = 1.5
-"""Above this ratio of the longest to the shortest run on the CPU, a result carries a warning."""
+STEADY_RUNS = {"cpu": 1.5, "cuda": 1.25}
+"""Above this ratio of the longest to the shortest run, a result carries a warning. A GPU's own times are steadier."""
 
 
 class Run(NamedTuple):
@@ -180,7 +180,7 @@ def _warnings(recipe: str, device: str, runs: Sequence[Run]) -> list[str]:
     if len({run.generation.tokens for run in runs}) > 1:
         found.append(f"{recipe} gave other tokens from one repeat to the next")
     longest, shortest = (pick(run.generation.total_ms for run in runs) for pick in (max, min))
-    if device == "cpu" and longest > STEADY_RUNS * shortest:
+    if longest > STEADY_RUNS[device] * shortest:
         found.append(
             f"runs of {recipe} took from {shortest:.4g} to {longest:.4g} ms: the processor was shared, so these times "
             "say little; close what else runs and measure again"

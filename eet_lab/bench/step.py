@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eet_lab.bench.launches import is_work
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.prompts import decode_step
 from eet_lab.engine.rehearse import moved, new_cache
@@ -48,7 +49,7 @@ def decode_calls(
 
     What plain PyTorch does between the ops, such as building a mask, is a call named "torch". Nothing is computed.
     Where rows are too many for a linear to stream its weights (`ops.cuda.linear`: on an H200 more than 12 of GPT-2 XL
-    in 16 bits, and always more than 16), its product is one launch of cuBLAS, with ours around it. Without a GPU the
+    in 16 bits, and always more than 16), its product is one launch of cuBLAS, beside ours. Without a GPU the
     limits are an H200's.
     """
     engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)
@@ -106,7 +107,7 @@ class Recorder(TorchDispatchMode):
             self._in_op = False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not (self._in_op or function.is_view or function.__name__.startswith(("empty", "new_empty", "detach"))):
+        if not self._in_op and is_work(function):
             self.calls.append(Call("torch", None, 0))
         return function(*args, **(kwargs or {}))
 

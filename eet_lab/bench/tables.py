@@ -83,7 +83,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     if b.cost is not None and b.cost.floor_ms is not None and b.tpot_ms is not None:
         remarks.append(
             f"A decode step of {b.recipe} must read at least {_mib(b.cost.step_bytes)}: {plain(b.cost.floor_ms)} ms at "
-            f"the {b.cost.ceiling_gb_per_s:.0f} GB/s that a streaming read reaches here. It took "
+            f"the {b.cost.ceiling_gb_per_s:.0f} GB/s of a streaming read. It took "
             f"{plain(b.tpot_ms.p50)} ms, "
             f"{_share(b.cost.floor_ms / b.tpot_ms.p50)}"
         )

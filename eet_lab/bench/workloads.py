@@ -44,7 +44,7 @@ class Workload:
     new_tokens: int
 
     def __post_init__(self) -> None:
-        check_sizes("workload", self.low, self.high, batch=self.batch, new_tokens=self.new_tokens)
+        check_sizes("workload", self.low, self.high, rows=self.batch, new_tokens=self.new_tokens)
         tokens = self.batch * (self.low + self.high) // 2
         if tokens > MOST_TOKENS:
             raise PromptError(
@@ -81,9 +81,9 @@ class Workload:
 
 def check_sizes(what: str, low: int, high: int, **counts: int) -> None:
     """PromptError where prompts of `low` to `high` tokens, or one of the counts, cannot be."""
-    for name, value in (counts | {"low": low}).items():
+    for name, value in (counts | {"prompt tokens": low}).items():
         if value < 1:
-            raise PromptError(f"{name} of a {what} is {value}, but it must be at least 1.")
+            raise PromptError(f"{name.replace('_', ' ')} of a {what}: {value}, but it must be at least 1.")
     if high < low:
         raise PromptError(f"Prompts from {low} to {high} tokens: the second must not be the smaller.")
 

@@ -97,6 +97,11 @@ def _race_model(args: argparse.Namespace, progress: Progress, cancel: Cancel) ->
     for words in recipes:
         if not words.strip(" ,"):  # such as of a variable that the shell does not know
             raise RecipeError(f"--recipe is {words!r}, which names no technique. Write baseline for none of them.")
+    if args.recipe and "eet_lab" not in providers:
+        raise RecipeError(
+            f"--recipe is {args.recipe[0]!r}, but of the providers ({', '.join(providers)}) none has recipes. Add "
+            "--provider eet_lab, or leave --recipe out."
+        )
     if workload.model in PRESETS:  # their weights are drawn, which takes a while for those of what cannot run anyway
         device = checked_device(args.device)
         outline = load(workload.model, device="meta", dtype=checked_dtype(args.dtype, device))

@@ -141,6 +141,9 @@ LINEARS = (
     LinearShape(16, 6400, 1600, "gelu_tanh"),
     LinearShape(64, 515, 1600, "gelu_tanh"),
     LinearShape(4, 40, 16384),
+    # cuBLAS with a bias, with neither it nor an activation of its own, and with outputs that fill no vector.
+    *(LinearShape(T, N, 64, act) for T, N, act in ((33, 40, None), (18, 96, "gelu"), (30, 331, "relu"))),
+    *(LinearShape(T, N, 64, "gelu_tanh", bias=bias) for T, N, bias in ((19, 40, False), (21, 331, True))),
     # One to eight chunks of inputs for a warp, steps that are equal and that are not.
     *(LinearShape(T, 40, C) for T, C in ((3, 512), (4, 768), (3, 1000), (4, 1280), (3, 1536), (4, 2056), (3, 6408))),
     # The same for more tokens, whose activations lie in registers: with a norm up to 1792 inputs, else in any number.

@@ -25,6 +25,11 @@ def plot(result: Comparison | Ladder, kind: str | None = None) -> go.Figure | di
     Comparison: "latency", "tokens", "memory", "sameness". Ladder: "waterfall", "left_out", "latency", "memory",
     "sameness". ResultError for others.
     """
+    if not isinstance(result, Comparison | Ladder):
+        raise ResultError(
+            f"plot draws a Comparison or a Ladder, as compare, ladder and load_result return them, not "
+            f"{type(result).__name__}."
+        )
     makers = kinds(result)
     if kind == "all":
         return {name: make(result) for name, make in makers.items()}

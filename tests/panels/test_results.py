@@ -162,6 +162,12 @@ def test_a_ladder_of_one_rung_can_be_drawn(climbed: Ladder) -> None:
     assert "waterfall" in figures.plot(replace(climbed, rungs=climbed.rungs[:1], left_out=()), "all")
 
 
+def test_what_is_no_result_is_not_drawn() -> None:
+    for other in (None, "a.json", Spread(1, 2, 3)):
+        with pytest.raises(ResultError, match=f"plot draws a Comparison or a Ladder, .* not {type(other).__name__}"):
+            figures.plot(other)
+
+
 def test_an_unknown_figure_is_told_with_the_known_ones(comparison: Comparison) -> None:
     with pytest.raises(ResultError, match="latency"):
         figures.plot(comparison, "latencies")

@@ -12,7 +12,7 @@ import torch
 from eet_lab.bench import turns
 from eet_lab.bench.caches import TIMES, beyond_caches, last_cache_bytes
 from eet_lab.bench.cost import predicted_ms, streaming_gb_per_s
-from eet_lab.bench.launches import Counter, StepLaunches
+from eet_lab.bench.launches import StepLaunches, counter
 from eet_lab.bench.measure import SHARED, UNDISTURBED
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.ops.judge import Judge
@@ -160,7 +160,7 @@ class Entry:
         make = _ours(workload, building) if name == OURS else partial(PROVIDERS[name].make, workload.shape)
         prepared = [make(inputs) for inputs in copies]
         self._equality = judge.ours() if name == OURS else judge.verdict(prepared[0], PROVIDERS[name].less)
-        self._launches = _counted(prepared[0]) if device == "cuda" else None
+        self._launches = _counted(prepared[0], device)
         self._timed = Timed([each.call for each in prepared], device)
         self._ms: list[float] = []
         self.was_disturbed = False
@@ -190,7 +190,7 @@ class Entry:
             "ceiling_gb_per_s": round(ceiling, 2),
             "launches_per_token": None,
             "kernels_per_token": inside and inside.kernels,
-            "predicted_ms": inside and predicted_ms(size, inside._replace(launches=0), self._device),  # in a graph
+            "predicted_ms": inside and predicted_ms(size, inside, self._device),
             "equality": self._equality,
             "same_tokens": None,
         }
@@ -218,10 +218,12 @@ def _chosen(workload: OpWorkload, providers: Sequence[str]) -> Sequence[str]:
     return providers or known
 
 
-def _counted(prepared: Prepared) -> StepLaunches | None:
-    """What a call launches; None where the profiler cannot see the GPU."""
-    counter = Counter()
-    counter.start()
+def _counted(prepared: Prepared, device: str) -> StepLaunches | None:
+    """What a call launches, on a GPU in a graph, so that none is the host's; None where that cannot be seen."""
+    counting = counter(device)
+    counting.start()
     prepared.call()
-    found = counter.stop()
-    return found if all(found) else None
+    found = counting.stop()
+    if not all(found):
+        return None
+    return found if device == "cpu" else found._replace(launches=0)

@@ -80,9 +80,9 @@ def _attention(example: AttentionShape, found: re.Match[str]) -> AttentionShape:
         raise PromptError(f"Rows from {low} to {high} tokens: the second must not be the smaller.")
     if H % G:
         raise PromptError(f"h (heads) is {H}, but it must be a multiple of g (KV heads), which is {G}.")
-    _check_multiple("D", D)
     if D > MOST_HEAD_DIM:
-        raise PromptError(f"d (head dim) is {D}, but it must be at most {MOST_HEAD_DIM}.")
+        raise PromptError(f"d (head dim) is {D}, but kernels need at most {MOST_HEAD_DIM}, a multiple of {MULTIPLE}.")
+    _check_multiple("D", D)
     lengths = evenly_spaced(low, high, B)
     return replace(example, lengths=lengths, H=H, G=G, D=D, packed=bool(found["packed"]), slack=0)
 

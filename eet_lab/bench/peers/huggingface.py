@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from eet_lab.bench.launches import STEPS, Counter, StepLaunches
+from eet_lab.bench.launches import STEPS, StepLaunches, counter
 from eet_lab.bench.peers.peer import Clock, Peer, Rows, Timing, left_padded
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
@@ -77,16 +77,16 @@ class HuggingFace(Peer):
         return Timing.of(clock.read_ms(), tokens)
 
     def launches(self) -> StepLaunches | None:
-        """The mean of 8 steps in the middle of a run; None for runs that are too short for it, and on the CPU."""
-        if self._model.device.type != "cuda" or self._num_tokens < STEPS + 3:
+        """The mean of 8 steps in the middle of a run; None for runs that are too short for it."""
+        if self._num_tokens < STEPS + 3:
             return None
-        counter, found = Counter(), []
+        counting, found = counter(self._model.device.type), []
 
         def count(index: int) -> None:
             if index == 2:
-                counter.start()
+                counting.start()
             elif index == 2 + STEPS:
-                found.append(counter.stop())
+                found.append(counting.stop())
 
         self._generate(_Calls(count))
         return StepLaunches(*(number / STEPS for number in found[0])) if all(found[0]) else None

@@ -21,6 +21,7 @@ VECTOR_NUMBERS = 28 * 1024  # activations beyond which eet_linear is faster
 REGISTERS = range(4, 9)  # tokens whose activations lie in registers, in 16 bits
 REGISTER_OUTPUTS = 64  # of a block of that one, at most
 REGISTER_CHANNELS = 1792  # of its norm, at most
+CUBLAS_ACT = "gelu_tanh"
 STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
 
 
@@ -39,8 +40,8 @@ def norm_linear(
     """act(linear(norm(x))): [T,C] -> [T,N].
 
     Few tokens (`takes_few`): one launch, which streams the weights once.
-    More: our norm (`norm_rows` at a time), cuBLAS, and our bias with activation, a launch each; int8 weights take one
-    more, which expands them.
+    More: our norm (`norm_rows` at a time) and cuBLAS, a launch each; one more where the activation is not cuBLAS's
+    (`_ends_apart`), and one for int8 weights, which expands them.
     """
     T, _, N = _check_linear(x, w)
     if act not in ACTS:
@@ -54,10 +55,16 @@ def norm_linear(
     if few:
         _stream(out, None, x, None, w, None, norm_w, act, dependent)
         return out
-    torch.mm(normed, weight.t(), out=out)
-    if w.bias is not None or act is not None:
-        sizes = (DTYPES[x.dtype], T, N, ACTS[act], stream_of(x))
-        native.loaded("epilogue").eet_epilogue(at(out), at(out), at(w.bias), None, *sizes)
+    if w.bias is None:
+        torch.mm(normed, weight.t(), out=out)
+    elif act == CUBLAS_ACT:
+        torch._addmm_activation(w.bias, normed, weight.t(), use_gelu=True, out=out)
+    else:
+        torch.addmm(w.bias, normed, weight.t(), out=out)
+    if _ends_apart(w, act):
+        native.loaded("epilogue").eet_epilogue(
+            at(out), at(out), None, None, DTYPES[x.dtype], T, N, ACTS[act], stream_of(x)
+        )
     return out
 
 
@@ -121,8 +128,12 @@ def num_launches(
     """Of a product of T tokens such as those of x, with what surrounds it: a norm, or else a residual."""
     if takes_few(T, x, w, normed=normed, gathered=gathered):
         return 1
-    epilogue = not normed or w.bias is not None or act is not None
-    return normed + 1 + epilogue + (w.scale is not None)
+    return 2 + (normed and _ends_apart(w, act)) + (w.scale is not None)
+
+
+def _ends_apart(w: Linear, act: str | None) -> bool:
+    """Whether cuBLAS leaves the activation of a product to us: of one with a bias it knows `CUBLAS_ACT`."""
+    return act is not None and (act != CUBLAS_ACT or w.bias is None)
 
 
 def _stream(
@@ -139,7 +150,6 @@ def _stream(
     """The product of few tokens, with all that surrounds it, in one launch that streams the weights."""
     T, (N, C) = len(x if rows is None else rows), w.weight.shape
     for tensor, name, size in (
-        (w.bias, "bias", N),
         (norm_w and norm_w.weight, "norm weight", C),
         (norm_w and norm_w.bias, "norm bias", C),
     ):
@@ -202,4 +212,6 @@ def _check_linear(x: Tensor, w: Linear) -> tuple[int, int, int]:
         check(w.weight, "weight", dtype, (N, C))
     if w.scale is not None:
         check(w.scale, "scale", torch.float32, (N, w.scale.shape[1]))
+    if w.bias is not None:
+        check(w.bias, "bias", x.dtype, (N,))
     return T, C, N
