@@ -6,6 +6,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -298,6 +299,18 @@ def test_the_verdict_says_what_the_prediction_does_not_know():
     assert told and told in decode_speed.verdict(answered(2.5)).things[-1]
     assert {f"{rung.measurement.tpot_ms.p50:.3g}" for rung in (before, after)} == numbers(told)
     assert rungs.early_start(replace(recorded.ladder(), rungs=recorded.ladder().rungs[:-1])) == ""
+
+
+def test_the_verdict_says_how_unsteady_the_host_was():
+    """The baseline and pre-padding take the same steps of one row, and so do memory reuse and packed prefill."""
+    found = rungs.rises(recorded.ladder(), recorded.CONFIG, rungs.H200)
+    told = rungs.unsteady(found)
+    assert told and told in decode_speed.verdict(answered(2.5)).things[-1]
+    apart = [(a, b) for a, b in pairwise(found) if a.kernels == b.kernels == a.launches == b.launches]
+    assert [a.title for a, _ in apart] == ["Baseline", "+ Memory reuse"]
+    most = max(apart, key=lambda pair: abs(math.log(pair[0].measured.p50 / pair[1].measured.p50)))
+    assert {f"{rise.measured.p50:.3g}" for rise in most} == numbers(told)
+    assert rungs.unsteady(found[-2:]) == "", "what early launches bring is no error"
 
 
 def test_prices_are_of_the_ladders_gpu_and_day():

@@ -176,7 +176,8 @@ def _verdict(guess: Prediction) -> Shown:
         f"{plain.launches} calls, and each takes {plain.measured.p50 / plain.launches * 1e3:.0f} us instead. With a "
         "graph Python is gone, and still kernels take longer than their bytes and a gap: that is the next section."
         f"{rungs.early_start(result)} "
-        "One row has no pads: pre-padding and packed prefill leave its steps as they are, and shorten the first pass.",
+        "One row has no pads: pre-padding and packed prefill leave its steps as they are, and shorten the first pass. "
+        f"{rungs.unsteady(found)}",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import plotly.graph_objects as go
@@ -66,6 +67,24 @@ def above_prediction(found: Sequence[Rise]) -> str:
     return (
         f"On {above} of {told(len(found), 'rung')} what is measured is more: {why}. Where it is less, the weights "
         "came from the CPU's caches, or the price of a call was measured at a busier moment."
+    )
+
+
+def unsteady(found: Sequence[Rise]) -> str:
+    """How far two times of one step are apart, whose every kernel Python launches: that is the measurement's error."""
+    same = [
+        (before, after)
+        for before, after in pairwise(found)
+        if before.launches == before.kernels == after.launches == after.kernels and before.floor_ms == after.floor_ms
+    ]
+    if not same:
+        return ""
+    apart = max(same, key=lambda pair: abs(math.log(pair[1].measured.p50 / pair[0].measured.p50)))
+    times = " and ".join(f"{rise.measured.p50:.3g}" for rise in apart)
+    return (
+        f"So {times} ms of {apart[0].title.removeprefix('+ ')} and {apart[1].title.removeprefix('+ ')} are two "
+        "measurements of one step: what lies between them is how unsteady that host was, which others use too. Read "
+        "nothing into smaller differences of rungs that Python launches."
     )
 
 
