@@ -164,6 +164,7 @@ def test_so_is_the_host_of_a_gpu(tiny, slower, told):
         run = subject.run()
     slow = run._replace(generation=replace(run.generation, total_ms=slower * run.generation.total_ms))
     assert any("the processor was shared" in each for each in _warnings("baseline", "cuda", [run, slow])) == told
+    assert not _warnings("baseline", "cuda", [run, run], [slow]), "what watching costs is told elsewhere"
 
 
 def test_compare_holds_the_watched_runs_against_the_others(tiny):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from eet_lab.bench.caches import MOST_BYTES, beyond_caches, last_cache_bytes
 from eet_lab.bench.launches import StepLaunches
@@ -225,12 +227,18 @@ def test_one_that_fails_is_left_out_and_told(monkeypatch):
     assert "torch-norm-linear failed: ZeroDivisionError: division by zero" in remarks
 
 
+def test_what_fails_while_it_is_counted_leaves_no_counter_behind():
+    with pytest.raises(ZeroDivisionError):
+        op_race._counted(Prepared(lambda: 1 / 0), "cpu")
+    assert _get_current_dispatch_mode() is None
+
+
 def test_what_a_blind_profiler_counts_is_not_believed(monkeypatch):
     class Blind:
         start = staticmethod(lambda: None)
         stop = staticmethod(lambda: StepLaunches(3, 0))
 
-    monkeypatch.setattr(op_race, "counter", lambda device: Blind)
+    monkeypatch.setattr(op_race, "counting", lambda device: nullcontext(Blind))
     assert op_race._counted(Prepared(lambda: None), "cuda") is None
     monkeypatch.setattr(Blind, "stop", staticmethod(lambda: StepLaunches(3, 2)))
     assert op_race._counted(Prepared(lambda: None), "cuda") == (0, 2), "in a graph"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -13,7 +15,7 @@ import torch
 from counted import Counted
 
 from eet_lab import models
-from eet_lab.bench import Workload, race, room
+from eet_lab.bench import Workload, peers, race, room
 from eet_lab.bench.cost import streaming_gb_per_s
 from eet_lab.bench.precise import reference_logits
 from eet_lab.bench.race import distinct
@@ -83,7 +85,7 @@ def test_copies_that_two_recipes_share_are_there_once(tiny):
     assert room._held_bytes(model.decoder, both) == 0
     for recipe in both:
         Engine(model.decoder, recipe.parts)
-    assert room._held_bytes(model.decoder, both) == room._held_bytes(model.decoder, both[:1])
+    assert room._held_bytes(model.decoder, both) == room._held_bytes(model.decoder, both[:1]) > 0
     assert room._held_bytes(model.decoder, [Recipe()]) == 0
 
 
@@ -121,15 +123,36 @@ def test_a_race_takes_what_was_foreseen(recipes, monkeypatch):
     assert 0.95 * counted.peak_bytes <= told[0] <= 1.05 * counted.peak_bytes
 
 
-@pytest.mark.parametrize("problem", [OutOfMemory("The text does not fit."), Cancelled("The run was stopped.")])
+@pytest.mark.parametrize("problem", [OutOfMemory("The text does not fit."), Cancelled("Stopped."), ValueError("Odd.")])
 def test_what_was_timed_outlives_the_perplexities(tiny, monkeypatch, problem):
-    def fails(*given):
-        raise problem
+    def fails(model, recipe, cancel):
+        if "head" in str(recipe):
+            raise problem
 
     monkeypatch.setattr(import_module("eet_lab.bench.race"), "held_out_perplexity", fails)
-    rows, remarks = race(tiny, "tiny/b1/p4/n4", ["baseline", "int8_weights"], repeats=1)
-    assert [row.recipe for row in rows] == ["baseline", "int8_weights"]
-    assert f"int8_weights: perplexity is not told. {problem}" in remarks
+    monkeypatch.setattr(import_module("eet_lab.bench.race"), "perplexities", lambda before, after: "as before")
+    recipes = ["int8_weights:head=False", "int8_weights"]
+    rows, remarks = race(tiny, "tiny/b1/p4/n4", recipes, repeats=1)
+    assert [row.recipe for row in rows] == recipes
+    assert [f"{recipes[0]}: perplexity is not told. {problem}", f"{recipes[1]}: as before"] == remarks[:2]
+
+
+def test_nothing_of_what_was_timed_is_there_when_perplexities_are_read(tiny, monkeypatch):
+    alive, made = [], peers.make
+
+    def noted(*given):
+        found, absent = made(*given)
+        alive.extend(map(weakref.ref, found))
+        return found, absent
+
+    def looks(*given):
+        gc.collect()
+        assert len(alive) == 1 and alive[0]() is None
+        return []
+
+    monkeypatch.setattr(peers, "make", noted)
+    monkeypatch.setattr(import_module("eet_lab.bench.race"), "_quality", looks)
+    assert len(race(tiny, "tiny/b1/p4/n4", ["int8_weights"], ["eet_lab", "hf-sdpa"], repeats=1)[0]) == 2
 
 
 @dataclass

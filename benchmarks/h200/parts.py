@@ -37,7 +37,7 @@ LARGE = (
     *(f"op:norm_linear/t{tokens}/n36864/c12288" for tokens in (1, 8)),
     *(f"op:linear_residual/t{tokens}/n12288/c49152" for tokens in (1, 8)),
     "op:decode_attention/b1/kv32768/h25/d64",
-    "op:prefill_attention/b1/s32768/h25/d64",
+    "op:prefill_attention/b1/s32768/h4/d64",
 )
 """Hidden sizes and prompts far beyond the models that are raced."""
 STREAMED = (

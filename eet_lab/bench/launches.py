@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -37,9 +39,14 @@ class Counter(Protocol):
         ...
 
 
-def counter(device: str) -> Counter:
-    """The one that suits "cpu" or "cuda"."""
-    return Calls() if device == "cpu" else Profile()
+@contextmanager
+def counting(device: str) -> Iterator[Counter]:
+    """A counter that suits "cpu" or "cuda"; it ends with the block, whatever happened there."""
+    counter = Calls() if device == "cpu" else Profile()
+    try:
+        yield counter
+    finally:
+        counter.end()
 
 
 def is_work(function: Any) -> bool:
@@ -52,15 +59,20 @@ class Calls(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._num = 0
+        self._num, self._runs = 0, False
 
     def start(self) -> None:
-        self._num = 0
+        self._num, self._runs = 0, True
         self.__enter__()
 
     def stop(self) -> StepLaunches:
-        self.__exit__(None, None, None)
+        self.end()
         return StepLaunches(self._num, self._num)
+
+    def end(self) -> None:
+        if self._runs:
+            self.__exit__(None, None, None)
+        self._runs = False
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._num += is_work(function)
@@ -72,20 +84,25 @@ class Profile:
 
     def __init__(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        self._profile = torch.profiler.profile(activities=activities)
+        self._profile, self._runs = torch.profiler.profile(activities=activities), False
 
     def start(self) -> None:
         torch.cuda.synchronize()
+        self._runs = True
         self._profile.start()
 
     def stop(self) -> StepLaunches:
-        """What came since `start`, all of it: not yet divided by a number of steps."""
         torch.cuda.synchronize()
-        self._profile.stop()
+        self.end()
         events = self._profile.events() or []
         on_device = [e for e in events if e.device_type == torch.profiler.DeviceType.CUDA and not e.is_user_annotation]
         launches = sum(e.name.startswith(CALLS) for e in events if e.device_type == torch.profiler.DeviceType.CPU)
         return StepLaunches(launches, len(on_device))
+
+    def end(self) -> None:
+        if self._runs:
+            self._profile.stop()
+        self._runs = False
 
 
 def launches_per_token(engine: Engine, num_rows: int) -> StepLaunches | None:
@@ -106,7 +123,7 @@ def launches_per_token(engine: Engine, num_rows: int) -> StepLaunches | None:
 
 def _counted(engine: Engine, rows: list[list[int]], settings: Settings) -> StepLaunches:
     engine.generate(rows, settings)  # allocate and capture
-    counting = Profile()
-    counting.start()
-    engine.generate(rows, settings)
-    return counting.stop()
+    with counting("cuda") as counter:
+        counter.start()
+        engine.generate(rows, settings)
+        return counter.stop()

@@ -130,7 +130,7 @@ class Subject:
             tokens=tokens,
             texts=tuple(map(ended_by(self._settings.stop, self._model.decode), tokens)),
             repeats=len(runs),
-            warnings=tuple(dict.fromkeys(_warnings(self.recipe, self._model.device, [*runs, *beside]))),
+            warnings=tuple(dict.fromkeys(_warnings(self.recipe, self._model.device, runs, beside))),
             cost=step_cost(self.engine.model, self._rows, self._settings.max_new_tokens, tpot_ms),
         )
 
@@ -175,11 +175,13 @@ def _joules_per_token(runs: Sequence[Run]) -> float | None:
     return round(sum(joules) / sum(run.generation.num_tokens for run in runs), 5)
 
 
-def _warnings(recipe: str, device: str, runs: Sequence[Run]) -> list[str]:
+def _warnings(recipe: str, device: str, runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[str]:
+    """`beside`: runs that were watched, which slows down what a host has to launch on a GPU; on a CPU hardly."""
+    steady, runs = runs if device == "cuda" else [*runs, *beside], [*runs, *beside]
     found = [condition for run in runs for condition in run.conditions]
     if len({run.generation.tokens for run in runs}) > 1:
         found.append(f"{recipe} gave other tokens from one repeat to the next")
-    longest, shortest = (pick(run.generation.total_ms for run in runs) for pick in (max, min))
+    longest, shortest = (pick(run.generation.total_ms for run in steady) for pick in (max, min))
     if longest > STEADY_RUNS[device] * shortest:
         found.append(
             f"runs of {recipe} took from {shortest:.4g} to {longest:.4g} ms: the processor was shared, so these times "

@@ -22,7 +22,7 @@ from eet_lab.bench.sameness import Witness
 from eet_lab.bench.tables import perplexities
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.settings import Settings, checked_prompts
-from eet_lab.errors import Cancelled, OutOfMemory, PromptError, did_you_mean
+from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.monitor import open_source
 from eet_lab.progress import Cancel, Progress
@@ -56,27 +56,10 @@ def race(
     workload = Workload.parse(workload) if isinstance(workload, str) else workload
     check_is_of(workload, model)
     chosen, others, remarks, rows = entered(model, workload, recipes, providers, model.device)
-    settings = Settings(max_new_tokens=workload.new_tokens)
     tally = Tally(1 + (len(chosen) + len(others)) * (1 + repeats), progress)
-    witness = Witness(model.decoder, rows, settings, cancel=cancel, say=tally.say)
-    tally.finish()
-    with closing(open_source(model.device)) as source:
-        ours = [Ours(Subject(model, recipe, rows, settings, source, cancel), recipe, model, rows) for recipe in chosen]
-        made, absent = peers.make(others, model.decoder, rows, settings)
-        theirs = [Theirs(peer, model, rows) for peer in made]
-        racers: list[Racer] = [*ours, *theirs]
-        try:
-            ready, failed = _prepared(racers, witness, tally, cancel)
-            turns.time_in_turn(ready, repeats, tally, cancel)
-            shared = {"workload": str(workload), "dtype": model.dtype} | taken(model.device)
-            found = [Row(**shared, **racer.figures()) for racer in ready]
-        finally:
-            for racer in racers:
-                racer.close()
-    doubts = [f"{each.name}: {warning}" for each in ours for warning in each.warnings]
-    del witness, racers, ready, ours, theirs, made  # the pass over a held-out text may need their memory
-    quality = _quality(model, chosen, tally, cancel)
-    return found, [*remarks, *turns.split(absent)[1], *failed, *quality, *dict.fromkeys(doubts)]
+    found, told, doubts = _timed(model, workload, chosen, others, rows, repeats, tally, cancel)
+    quality = _quality(model, chosen, tally, cancel)  # nothing of what was timed is in memory any more
+    return found, [*remarks, *told, *quality, *doubts]
 
 
 class Entries(NamedTuple):
@@ -142,6 +125,36 @@ def distinct(recipes: RecipeLike | Sequence[RecipeLike], device: str) -> tuple[l
     return list(words), remarks
 
 
+def _timed(
+    model: Model,
+    workload: Workload,
+    recipes: Sequence[Recipe],
+    others: Sequence[str],
+    rows: list[list[int]],
+    repeats: int,
+    tally: Tally,
+    cancel: Cancel | None,
+) -> tuple[list[Row], list[str], list[str]]:
+    """A row for each who could be prepared, why others could not, and what makes a time doubtful."""
+    settings = Settings(max_new_tokens=workload.new_tokens)
+    witness = Witness(model.decoder, rows, settings, cancel=cancel, say=tally.say)
+    tally.finish()
+    with closing(open_source(model.device)) as source:
+        ours = [Ours(Subject(model, recipe, rows, settings, source, cancel), recipe, model, rows) for recipe in recipes]
+        made, absent = peers.make(others, model.decoder, rows, settings)
+        racers: list[Racer] = [*ours, *(Theirs(peer, model, rows) for peer in made)]
+        try:
+            ready, failed = _prepared(racers, witness, tally, cancel)
+            turns.time_in_turn(ready, repeats, tally, cancel)
+            shared = {"workload": str(workload), "dtype": model.dtype} | taken(model.device)
+            found = [Row(**shared, **racer.figures()) for racer in ready]
+        finally:
+            for racer in racers:
+                racer.close()
+    doubts = dict.fromkeys(f"{each.name}: {warning}" for each in ours for warning in each.warnings)
+    return found, [*turns.split(absent)[1], *failed], list(doubts)
+
+
 def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Cancel | None) -> list[str]:
     """What lossy recipes did to the perplexity of a held-out text, or why that cannot be told.
 
@@ -151,11 +164,14 @@ def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Canc
     if not lossy:
         return []
     tally.say("comparing perplexities on held-out text")
-    try:
-        before = held_out_perplexity(model, Recipe(()), cancel)
-        return [f"{each}: {perplexities(before, held_out_perplexity(model, each, cancel))}" for each in lossy]
-    except (OutOfMemory, Cancelled) as problem:
-        return [f"{', '.join(map(str, lossy))}: perplexity is not told. {problem}"]
+    before, told = None, []
+    for recipe in lossy:
+        try:
+            before = before or held_out_perplexity(model, Recipe(()), cancel)
+            told.append(f"{recipe}: {perplexities(before, held_out_perplexity(model, recipe, cancel))}")
+        except Exception as problem:  # noqa: BLE001  a user's own op may raise anything
+            told.append(f"{recipe}: perplexity is not told. {problem}")
+    return told
 
 
 def _prepared(

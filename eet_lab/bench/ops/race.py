@@ -12,7 +12,7 @@ import torch
 from eet_lab.bench import turns
 from eet_lab.bench.caches import TIMES, beyond_caches, last_cache_bytes
 from eet_lab.bench.cost import predicted_ms, streaming_gb_per_s
-from eet_lab.bench.launches import StepLaunches, counter
+from eet_lab.bench.launches import StepLaunches, counting
 from eet_lab.bench.measure import SHARED, UNDISTURBED
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.ops.judge import Judge
@@ -220,10 +220,10 @@ def _chosen(workload: OpWorkload, providers: Sequence[str]) -> Sequence[str]:
 
 def _counted(prepared: Prepared, device: str) -> StepLaunches | None:
     """What a call launches, on a GPU in a graph, so that none is the host's; None where that cannot be seen."""
-    counting = counter(device)
-    counting.start()
-    prepared.call()
-    found = counting.stop()
+    with counting(device) as counter:
+        counter.start()
+        prepared.call()
+        found = counter.stop()
     if not all(found):
         return None
     return found if device == "cpu" else found._replace(launches=0)

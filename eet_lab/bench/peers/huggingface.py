@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from eet_lab.bench.launches import STEPS, StepLaunches, counter
+from eet_lab.bench.launches import STEPS, StepLaunches, counting
 from eet_lab.bench.peers.peer import Clock, Peer, Rows, Timing, left_padded
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
@@ -80,15 +80,16 @@ class HuggingFace(Peer):
         """The mean of 8 steps in the middle of a run; None for runs that are too short for it."""
         if self._num_tokens < STEPS + 3:
             return None
-        counting, found = counter(self._model.device.type), []
+        found = []
+        with counting(self._model.device.type) as counter:
 
-        def count(index: int) -> None:
-            if index == 2:
-                counting.start()
-            elif index == 2 + STEPS:
-                found.append(counting.stop())
+            def count(index: int) -> None:
+                if index == 2:
+                    counter.start()
+                elif index == 2 + STEPS:
+                    found.append(counter.stop())
 
-        self._generate(_Calls(count))
+            self._generate(_Calls(count))
         return StepLaunches(*(number / STEPS for number in found[0])) if all(found[0]) else None
 
     def close(self) -> None:

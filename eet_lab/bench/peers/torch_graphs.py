@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eet_lab.bench.launches import STEPS, Profile, StepLaunches
+from eet_lab.bench.launches import STEPS, StepLaunches, counting
 from eet_lab.bench.peers.peer import Clock, Peer, Rows, Timing, left_padded
 from eet_lab.engine.settings import Settings
 from eet_lab.models.decoder import Decoder
@@ -136,11 +136,11 @@ class TorchGraphs(Peer):
         if self._num_tokens <= STEPS:
             return None
         self._captured().prefill()
-        counting = Profile()
-        counting.start()
-        for _ in range(STEPS):
-            self._graph.replay()
-        found = counting.stop()
+        with counting("cuda") as counter:
+            counter.start()
+            for _ in range(STEPS):
+                self._graph.replay()
+            found = counter.stop()
         return StepLaunches(*(number / STEPS for number in found)) if all(found) else None
 
     def close(self) -> None:

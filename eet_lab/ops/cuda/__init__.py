@@ -2,7 +2,7 @@
 
 Types: float16, bfloat16, and but for rest_of_layer float32. C a multiple of 8; D a multiple of 8 and at most 256.
 
-Our kernels sum in fp32. The product of more tokens than a linear streams for is `torch.mm`'s, to which PyTorch's
+Our kernels sum in fp32. The product of more tokens than a linear streams for is cuBLAS's, to which PyTorch's
 settings apply: by default cuBLAS may reduce partial sums of 16 bits in 16 bits
 (`torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction` and its bf16 twin).
 """

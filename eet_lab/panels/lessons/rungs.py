@@ -81,10 +81,11 @@ def unsteady(found: Sequence[Rise]) -> str:
         return ""
     apart = max(same, key=lambda pair: abs(math.log(pair[1].measured.p50 / pair[0].measured.p50)))
     times = " and ".join(f"{rise.measured.p50:.3g}" for rise in apart)
+    factor = max(rise.measured.p50 for rise in apart) / min(rise.measured.p50 for rise in apart)
     return (
         f"So {times} ms of {apart[0].title.removeprefix('+ ')} and {apart[1].title.removeprefix('+ ')} are two "
-        "measurements of one step: what lies between them is how unsteady that host was, which others use too. Read "
-        "nothing into smaller differences of rungs that Python launches."
+        f"measurements of one step, a factor of {factor:.2f} apart: so unsteady was the host, which others use too. "
+        "Where Python launches both rungs, read nothing into a smaller factor."
     )
 
 
