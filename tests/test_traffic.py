@@ -24,6 +24,7 @@ def traffic(monkeypatch):
 
     monkeypatch.setattr(traffic.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(traffic.native, "build", lambda: {})
+    monkeypatch.setattr(traffic.torch.cuda, "get_device_capability", lambda: (9, 0))
     return traffic
 
 
@@ -48,6 +49,9 @@ def test_each_launch_is_held_against_its_case(traffic, monkeypatch):
 def test_counters_that_cannot_be_read_are_no_failure_of_a_kernel(traffic, monkeypatch):
     told(monkeypatch, traffic, ["n/a"] * 11, "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission")
     with pytest.raises(traffic.NoCounters, match="Run as root"):
+        traffic.traffic()
+    monkeypatch.setattr(traffic.torch.cuda, "get_device_capability", lambda: (8, 6))
+    with pytest.raises(traffic.NoCounters, match=r"as a Hopper GPU has them \(9\.0\), and this one is 8\.6"):
         traffic.traffic()
     monkeypatch.setattr(traffic.shutil, "which", lambda name: None)
     with pytest.raises(traffic.NoCounters, match="Install Nsight Compute"):
