@@ -65,7 +65,8 @@ def traffic() -> list[Traffic]:
         raise NoCounters("ncu is not on the PATH. Install Nsight Compute, which comes with NVIDIA's CUDA toolkit.")
     if (found := torch.cuda.get_device_capability()) != (9, 0):
         raise NoCounters(
-            f"Launches are recorded as a Hopper GPU has them (9.0), and this one is {found[0]}.{found[1]}."
+            f"Launches are recorded as a Hopper GPU has them (9.0), and this one is {found[0]}.{found[1]}. "
+            "Run it on an H100 or H200."
         )
     cases = [replace(case, shapes=case.bench) for case in ALL_CASES if case.op != "masked_attention"]
     which = Pass(gpu().num_blocks, 1 << 30, {case.op for case in cases}, NAMES, {torch.float16})

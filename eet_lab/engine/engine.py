@@ -102,8 +102,12 @@ class Engine:
             self._asking = "the arena of activations"
             self.memory.reserve(self.rehearser.request(rows, settings), like=self.model.words)
             enough = Event()
-            on_step = lambda event: enough.set() if event.index else None  # noqa: E731
-            self._generate(rows, settings, on_step, enough, None, RequestClock())
+
+            def stop_after_two(event: StepEvent) -> None:
+                if event.index:
+                    enough.set()
+
+            self._generate(rows, settings, stop_after_two, enough, None, RequestClock())
 
     def _prepared(self, cancel: Cancel | None = None) -> bool:
         """Whether kernels were loaded since this engine last asked."""

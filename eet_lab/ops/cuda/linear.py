@@ -21,7 +21,7 @@ VECTOR_NUMBERS = 28 * 1024  # activations beyond which eet_linear is faster
 REGISTERS = range(4, 9)  # tokens whose activations lie in registers, in 16 bits
 REGISTER_OUTPUTS = 64  # of a block of that one, at most
 REGISTER_CHANNELS = 1792  # of its norm, at most
-CUBLAS_ACT = "gelu_tanh"
+CUBLAS_ACT = "gelu_tanh"  # the one that cuBLAS ends a product with
 STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
 
 
