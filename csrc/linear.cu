@@ -80,35 +80,41 @@ struct Product<float, kTokens> {
 // Needs    K a multiple of 8, T <= 16, T*K activations in shared memory
 // Numerics tensor cores, or fp32 multiply-adds; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   the fragment order is after Frantar et al. 2024, MARLIN, without its quantization
-template <typename T, int kTokens>
+template <typename T, int kTokens, typename Choice>
 __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, eet::kResident)
-    linear_kernel(const eet::TileArgs<T, T> a) {
+    linear_kernel(const eet::TileArgs<T, T> a, const Choice choice) {
   extern __shared__ __align__(128) uint4 shared[];  // stages at odd places take much longer (LOG)
-  eet::multiply_tiles<kTokens, Product<T, kTokens>, eet::NoScales>(a, shared);
+  constexpr int kChunks = std::is_same_v<Choice, eet::Largest> ? 2 : 1;  // noise takes registers too
+  eet::multiply_tiles<kTokens, Product<T, kTokens>, eet::NoScales, kChunks>(a, shared, choice);
 }
 
 template <int kTokens, typename T>
-cudaError_t launch_linear(eet::TileArgs<T, T> a, int num_blocks, bool dependent, cudaStream_t stream) {
+cudaError_t launch_linear(eet::TileArgs<T, T> a, eet::Drawn drawn, int num_blocks, bool dependent,
+                          cudaStream_t stream) {
   const int bytes = eet::plan_tiles<kTokens>(a, eet::odd_stride(a.K * sizeof(T)) / sizeof(T), 32, true);
   if (!bytes) return cudaErrorInvalidValue;
-  return eet::launch(linear_kernel<T, kTokens>,
-                     {dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent}, a);
+  const eet::Launch how{dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent};
+  return drawn.exists() ? eet::launch(linear_kernel<T, kTokens, eet::Drawn>, how, a, drawn)
+                        : eet::launch(linear_kernel<T, kTokens, eet::Largest>, how, a, eet::Largest{});
 }
 
 }  // namespace
 
-// out = act(norm(x) weight^T + bias) + residual, for at most 16 tokens; `best` gets each block's largest of a token.
+// out = act(norm(x) weight^T + bias) + residual, for at most 16 tokens; `best` gets each block's largest of a token, with
+// a temperature the one that is drawn.
 extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
                                   const void* bias, const void* residual, const void* norm_weight,
-                                  const void* norm_bias, int dtype, int T, int N, int K, int act, float eps,
-                                  int blocks, int dependent, cudaStream_t stream) {
+                                  const void* norm_bias, const int64_t* positions, const int64_t* seed,
+                                  float temperature, int dtype, int T, int N, int K, int act, float eps, int blocks,
+                                  int dependent, cudaStream_t stream) {
   if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
+  const eet::Drawn drawn{eet::draw_of(seed, positions, at, temperature)};
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const eet::TileArgs<Type, Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
                                         blocks);
-    return T <= 4   ? launch_linear<4>(a, blocks, dependent, stream)
-           : T <= 8 ? launch_linear<8>(a, blocks, dependent, stream)
-                    : launch_linear<16>(a, blocks, dependent, stream);
+    return T <= 4   ? launch_linear<4>(a, drawn, blocks, dependent, stream)
+           : T <= 8 ? launch_linear<8>(a, drawn, blocks, dependent, stream)
+                    : launch_linear<16>(a, drawn, blocks, dependent, stream);
   });
 }

@@ -35,9 +35,9 @@ struct VectorArgs : eet::LinearArgs<T, T> {
 // Needs    K a multiple of 8, T <= 4, T*K activations and 2*K of a norm in shared memory
 // Numerics tensor cores; fp32 sums; norm, bias, activation, residual in fp32, rounded once
 // Source   fragments read as they lie in memory: after Frantar et al. 2024, MARLIN, without its quantization
-template <typename T>
+template <typename T, typename Choice>
 __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
-    vector_linear_kernel(const __grid_constant__ VectorArgs<T> a) {
+    vector_linear_kernel(const __grid_constant__ VectorArgs<T> a, const Choice choice) {
   extern __shared__ __align__(128) uint4 shared[];  // stages at odd places take much longer (LOG)
   eet::let_next_begin();
   float* partial = reinterpret_cast<float*>(shared);
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   }
   // The thread's output, and what is added to it: on its way before it is needed.
   const int group = kReaders >> a.log_tokens, token = threadIdx.x / group, output = threadIdx.x % group;
-  eet::Outputs<T, T> outputs(a, token, share);
+  eet::Outputs<T, T, 1, Choice> outputs(a, token, share, 0, choice);
   outputs.request_bias(share.begin + output);
   const int its_tile = output / a.tile, its_row = output - its_tile * a.tile;
   const float* its_sums = partial + its_tile * a.steps.num * a.sums() + (its_row * a.num_tokens + token) * kWarps;
@@ -71,6 +71,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   Products<T> products(ring, a.tile, a.stage_stride, a.num_tokens);
   eet::wait_for_previous();
   stager.stage(rows, a.x, a.at);
+  choice.prepare(a.num_tokens);
   eet::barrier(1, kReaders);
   outputs.request_residual(share.begin + output);
 
@@ -129,24 +130,30 @@ int plan(VectorArgs<T>& a) {
 }
 
 template <typename T>
-cudaError_t launch_vector_linear(VectorArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
+cudaError_t launch_vector_linear(VectorArgs<T> a, eet::Drawn drawn, int num_blocks, bool dependent,
+                                 cudaStream_t stream) {
   const int bytes = plan(a);
   if (!bytes) return cudaErrorInvalidValue;
-  return eet::launch(vector_linear_kernel<T>, {dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent}, a);
+  const eet::Launch how{dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent};
+  return drawn.exists() ? eet::launch(vector_linear_kernel<T, eet::Drawn>, how, a, drawn)
+                        : eet::launch(vector_linear_kernel<T, eet::Largest>, how, a, eet::Largest{});
 }
 
 }  // namespace
 
-// out = act(norm(x) weight^T + bias) + residual, for at most four tokens; `best` gets each block's largest of a token.
+// out = act(norm(x) weight^T + bias) + residual, for at most four tokens; `best` gets each block's largest of a token,
+// with a temperature the one that is drawn.
 extern "C" cudaError_t eet_vector_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
                                          const void* bias, const void* residual, const void* norm_weight,
-                                         const void* norm_bias, int dtype, int T, int N, int K, int act, float eps,
+                                         const void* norm_bias, const int64_t* positions, const int64_t* seed,
+                                         float temperature, int dtype, int T, int N, int K, int act, float eps,
                                          int blocks, int dependent, cudaStream_t stream) {
   if (T < 1 || T > eet::kVectorTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
+  const eet::Drawn drawn{eet::draw_of(seed, positions, at, temperature)};
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const VectorArgs<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
                              blocks);
-    return launch_vector_linear<Type>(a, blocks, dependent, stream);
+    return launch_vector_linear<Type>(a, drawn, blocks, dependent, stream);
   });
 }

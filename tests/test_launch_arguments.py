@@ -13,6 +13,7 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cuda.attention import Split
+from eet_lab.ops.cuda.launching import Limits
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.ops.shapes import AttentionShape
@@ -70,13 +71,36 @@ def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_
     assert ("eet_stream_attention" in launched) == streams
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_the_choice_of_a_token_too(temperature, launched):
-    x, head, each = torch.ones(3, 16), Linear(torch.ones(40, 16), None), torch.arange(3)
+@pytest.mark.parametrize(
+    ("how", "chooses"),
+    [
+        ((0.0, 0, 1.0), "eet_choose_best"),
+        ((0.0, 5, 0.5), "eet_choose_best"),  # without a temperature there is no draw
+        ((0.7, 0, 1.0), "eet_choose_best"),
+        ((0.7, 300, 1.0), "eet_choose_best"),  # as many words as there are
+        ((0.7, 132, 1.0), "eet_choose_top_k"),
+        ((0.7, 9, 0.5), "eet_choose_top_k"),
+        ((0.7, 133, 1.0), "eet_choose"),  # more than there are blocks
+        ((0.7, 0, 0.5), "eet_choose"),
+        ((0.7, 300, 0.5), "eet_choose"),
+    ],
+)
+def test_the_choice_of_a_token_too(how, chooses, launched):
+    x, head, each = torch.ones(3, 16), Linear(torch.ones(300, 16), None), torch.arange(3)
     step = Step(*[None] * 10)._replace(last=each, positions=each)
-    sampling = Sampling(temperature, 0, 1.0, torch.tensor([5]))
+    sampling = Sampling(*how, torch.tensor([5]))
     cuda.next_token(x, step, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
-    assert launched == (["eet_linear", "eet_choose"] if temperature else ["eet_linear", "eet_choose_best"])
+    assert launched == ["eet_linear", chooses]
+
+
+def test_a_draw_on_a_gpu_of_more_blocks_than_threads_takes_the_other_way(launched, monkeypatch):
+    module = import_module("eet_lab.ops.cuda.linear")
+    monkeypatch.setattr(module, "gpu", lambda: Limits(227 * 1024, 513))
+    x, head, each = torch.ones(3, 16), Linear(torch.ones(600, 16), None), torch.arange(3)
+    step = Step(*[None] * 10)._replace(last=each, positions=each)
+    sampling = Sampling(0.7, 9, 1.0, torch.tensor([5]))
+    cuda.next_token(x, step, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
+    assert launched == ["eet_linear", "eet_choose"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

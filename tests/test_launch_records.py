@@ -46,13 +46,19 @@ def test_every_source_is_launched_from(sanitize):
     assert any(call.name.startswith("rest_of_layer/") and "8 blocks" in call.name for call in found.calls)
 
 
-def test_the_fused_arg_max_is_recorded(sanitize):
-    """The LM head of every greedy step: each kernel that leaves its largest outputs, in place and of gathered rows."""
+def test_the_fused_choice_is_recorded(sanitize):
+    """The LM head of every step: each kernel that leaves its largest outputs, in place and of gathered rows."""
     found = sanitize.record({}, [case for case in ALL_CASES if case.name == "next_token"])
     launches = [launch for call in found.calls for launch in call.launches]
     names = {launch.launcher for launch in launches}
-    assert {"eet_linear", "eet_vector_linear", "eet_int8_linear", "eet_choose_best", "eet_choose"} <= names
-    for name in ("eet_linear", "eet_vector_linear", "eet_int8_linear"):
+    heads = {"eet_linear", "eet_vector_linear", "eet_int8_linear"}
+    assert heads | {"eet_choose_best", "eet_choose_top_k", "eet_choose"} <= names
+    for name in heads - {"eet_int8_linear"}:
+        parameters = [p.name for p in signatures(source(name.removeprefix("eet_")).read_text())[name]]
+        calls = [dict(zip(parameters, launch.args, strict=True)) for launch in launches if launch.launcher == name]
+        assert any(call["temperature"] and call["positions"] and call["seed"] for call in calls), "it draws"
+        assert any(call["out"] and call["best"] for call in calls), "for top-k"
+    for name in heads:
         best, x, at = zip(*(launch.args[1:4] for launch in launches if launch.launcher == name), strict=True)
         assert any(best) and all(x), name
         assert any(place and rows for place, rows in zip(best, at, strict=True)), name

@@ -201,7 +201,7 @@ def planned(libraries, gpu, T: int, N: int, K: int, normed: bool) -> tuple[int, 
     else:
         library = libraries["vector" if linear._are_vectors(T, K) else "tiles"]
     library.set_gpu(*gpu)
-    found, blocks = (ctypes.c_int * 2)(), linear._num_blocks(N)
+    found, blocks = (ctypes.c_int * 2)(), linear.num_blocks(N)
     return library.plan_of(T, N, K, normed, not normed, blocks, found), *found, ceil(N / blocks)
 
 

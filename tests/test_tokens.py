@@ -51,6 +51,24 @@ def highest_of_ties(x, step, norm_w, head, sampling, *, empty):
     return logits.shape[-1] - 1 - logits.flip(-1).argmax(-1)
 
 
+def without_noise(x, step, norm_w, head, sampling, *, empty):
+    """It draws the likeliest word."""
+    return reference.newest_logits(x, step, norm_w, head, empty=empty).argmax(-1)
+
+
+def without_top_k(x, step, norm_w, head, sampling, *, empty):
+    return reference.next_token(x, step, norm_w, head, sampling._replace(top_k=0), empty=empty)
+
+
+def of_one_block(logits, best, rows, positions, sampling, *, empty):
+    """It looks at a single block, the one with the largest."""
+    V, word = logits.shape[1], logits.argmax(-1, keepdim=True)
+    size = -(-V // best.shape[1])
+    near = (torch.arange(V) - word).abs() < size
+    kept = logits.masked_fill(~near, -torch.inf)
+    return reference.choose_top_k(kept, best, rows, positions, sampling, empty=empty)
+
+
 def wrong_advance(state, token, *, empty):
     reference.advance(state, token, empty=empty)
     state.tokens[0, -1] += 1
@@ -64,6 +82,10 @@ def wrong_advance(state, token, *, empty):
         ("choose", deaf_choose, 6),
         ("next_token", wrong_row, 2),
         ("next_token", highest_of_ties, 3),
+        ("next_token", wrong_row, 17),
+        ("next_token", without_noise, 19),
+        ("next_token", without_top_k, 27),
+        ("choose_top_k", of_one_block, 5),
         ("advance", wrong_advance, 1),
     ],
 )

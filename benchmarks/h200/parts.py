@@ -163,7 +163,7 @@ PARTS: dict[str, Part] = {
     "ops-linear": Part(60, ops("op:norm_linear", "op:linear_residual")),
     "ops-int8": Part(40, ops("op:int8_norm_linear", "op:int8_linear_residual")),
     "ops-rows": Part(40, ops("op:norm", "op:softmax")),
-    "ops-tokens": Part(60, ops("op:embed", "op:choose")),
+    "ops-tokens": Part(60, ops("op:embed", "op:choose", "op:choose_top_k", "op:next_token")),
     "ops-large": Part(30, ops(*LARGE)),
     "memory-stream": Part(180, streamed("gpt2-xl/r200/p1-960/n16", *STREAMED)),
     "allocators": Part(15, allocators),

@@ -17,8 +17,10 @@ __device__ inline uint32_t mix(uint32_t x) {
 // draws the same to the bit.
 class Gumbel {
  public:
-  __device__ Gumbel(int64_t seed, int row, int64_t position) {
-    key = mix(mix(mix(mix(uint32_t(seed)) + uint32_t(seed >> 31)) + row) + uint32_t(position));
+  __device__ explicit Gumbel(uint32_t key) : key(key) {}
+
+  __device__ static uint32_t key_of(int64_t seed, int row, int64_t position) {
+    return mix(mix(mix(mix(uint32_t(seed)) + uint32_t(seed >> 31)) + row) + uint32_t(position));
   }
 
   __device__ float of(int word) const {
@@ -29,5 +31,28 @@ class Gumbel {
  private:
   uint32_t key;
 };
+
+// As PyTorch divides by a number: times its reciprocal, rounded before anything is added.
+__device__ inline float scaled(float logit, float scale) { return __fmul_rn(logit, scale); }
+
+// How tokens are drawn, if at all.
+struct Draw {
+  const int64_t* seed;       // [1], or null: the largest logit is chosen
+  const int64_t* positions;  // [.]
+  const int64_t* at;         // [B] or null: row i has positions[at[i]]
+  float scale;               // 1 / temperature, or 1
+
+  __host__ __device__ bool exists() const { return seed; }
+
+  __device__ int64_t place(int row) const { return at ? at[row] : row; }
+
+  // Of a row's noise: the word is drawn whose scaled logit is the largest with it.
+  __device__ uint32_t key(int row) const { return exists() ? Gumbel::key_of(*seed, row, positions[place(row)]) : 0; }
+};
+
+inline Draw draw_of(const int64_t* seed, const int64_t* positions, const int64_t* at, float temperature) {
+  if (temperature > 0) return {seed, positions, at, 1.f / temperature};
+  return {nullptr, nullptr, nullptr, 1.f};
+}
 
 }  // namespace eet

@@ -1,8 +1,9 @@
 // What linear layers of few tokens share, whatever multiplies: arguments, a block's share, the stream of weights, what
-// surrounds a sum, and where the largest output stands. T tokens, N outputs, K inputs.
+// surrounds a sum, and where the largest output stands, or the one that is drawn. T tokens, N outputs, K inputs.
 #pragma once
 
 #include "eet/activation.cuh"
+#include "eet/gumbel.cuh"
 #include "eet/launch.cuh"
 #include "eet/norm.cuh"
 #include "eet/ordered.cuh"
@@ -23,7 +24,7 @@ inline constexpr int kResident = 1;
 template <typename T, typename W>
 struct LinearArgs {
   T* out;             // [T,N] or null
-  uint64_t* best;     // [T,blocks] or null: the largest output and where it stands, a pair of ordered.cuh
+  uint64_t* best;     // [T,blocks] or null: the largest output, or with most noise, and where it stands (ordered.cuh)
   const T* x;         // [.,K]
   const int64_t* at;  // [T] or null: token i is row at[i] of x
   const W* weight;    // [N,K]
@@ -79,17 +80,42 @@ __device__ void stream_weights(const Ring& ring, const LinearArgs<T, W>& a, Shar
   }
 }
 
+// What `best` compares: the outputs themselves.
+struct Largest {
+  __device__ void prepare(int) const {}
+  __device__ float value(float output, int, int) const { return output; }
+};
+
+// Outputs that are logits, with the noise of a draw.
+struct Drawn : Draw {
+  // By all threads, once what was before is there; they meet before they ask for a value.
+  __device__ void prepare(int num_tokens) const {
+    if (threadIdx.x < num_tokens) keys()[threadIdx.x] = key(threadIdx.x);
+  }
+
+  __device__ float value(float logit, int token, int n) const {
+    return scaled(logit, scale) + Gumbel(keys()[token]).of(n);
+  }
+
+ private:
+  __device__ static uint32_t* keys() {  // in shared memory, since registers are few where outputs are finished
+    __shared__ uint32_t keys[kMaxTokens];
+    return keys;
+  }
+};
+
 // A thread's outputs of a token, kEach at a time and `apart`: what is added to a sum, requested before it is needed, and
 // where the result goes.
-template <typename T, typename W, int kEach = 1>
+template <typename T, typename W, int kEach = 1, typename Choice = Largest>
 struct Outputs {
   const LinearArgs<T, W>& a;
   const int token, end, apart;
   T bias[kEach], residual[kEach];
   uint64_t best = 0;
+  Choice choice;
 
-  __device__ Outputs(const LinearArgs<T, W>& a, int token, Share mine, int apart = 0)
-      : a(a), token(token), end(mine.end), apart(apart) {}
+  __device__ Outputs(const LinearArgs<T, W>& a, int token, Share mine, int apart = 0, Choice choice = {})
+      : a(a), token(token), end(mine.end), apart(apart), choice(choice) {}
 
   __device__ bool has(int n) const { return token < a.num_tokens && n < end; }
   __device__ void request_bias(int n) {
@@ -118,7 +144,7 @@ struct Outputs {
   __device__ void finish(float sum, int n, int i = 0) {
     const T its_value = value(sum, i);
     if (a.out) a.out[token * int64_t(a.N) + n] = its_value;
-    if (a.best) best = max(best, pair(to_float(its_value), n));
+    if (a.best) best = max(best, pair(choice.value(to_float(its_value), token, n), n));
   }
 };
 

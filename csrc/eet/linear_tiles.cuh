@@ -112,9 +112,9 @@ struct NoScales {
 };
 
 // All that a block of threads does. Part: a warp's part of a tile's sums, to which it adds kChunk inputs at a time; lane
-// 4g+t has 16 bytes of the weights of outputs g and g + 8.
-template <int kTokens, typename Part, typename Scales, typename Args>
-__device__ void multiply_tiles(const Args& a, uint4* shared) {
+// 4g+t has 16 bytes of the weights of outputs g and g + 8. kChunks: so many chunks of inputs are under way at a time.
+template <int kTokens, typename Part, typename Scales, int kChunks = 2, typename Args, typename Choice = Largest>
+__device__ void multiply_tiles(const Args& a, uint4* shared, Choice choice = {}) {
   using T = typename Args::Activation;
   using W = typename Args::Weight;
   constexpr int kThreads = kReaders<kTokens>, kWarps = kThreads / 32, kEach = 16 / int(sizeof(W));
@@ -131,7 +131,7 @@ __device__ void multiply_tiles(const Args& a, uint4* shared) {
     return;
   }
   const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
-  Outputs<T, W> outputs(a, token, share);
+  Outputs<T, W, 1, Choice> outputs(a, token, share, 0, choice);
   Scales scales(a);
   float scale = scales.whole(begin + output, outputs.has(begin + output));
   outputs.request_bias(begin + output);
@@ -142,6 +142,7 @@ __device__ void multiply_tiles(const Args& a, uint4* shared) {
   wait_for_previous();
   outputs.request_residual(begin + output);
   stager.stage(block.rows, a.x, a.at);
+  choice.prepare(a.num_tokens);
   barrier(1, kThreads);
 
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -166,7 +167,7 @@ __device__ void multiply_tiles(const Args& a, uint4* shared) {
         const char* stage = block.ring.wait(place);
         const W* low = reinterpret_cast<const W*>(stage + min(g, num_rows - 1) * a.stage_stride());
         const W* high = reinterpret_cast<const W*>(stage + min(g + 8, num_rows - 1) * a.stage_stride());
-#pragma unroll 2
+#pragma unroll kChunks
         for (int i = (warp - chunk) & (kWarps - 1); i < num_chunks; i += kWarps) {
           const int mine = i * Part::kChunk + t * kEach, at = min(mine, num_inputs - kEach);
           const float2 now = scales.requested();

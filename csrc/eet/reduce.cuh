@@ -25,6 +25,24 @@ __device__ inline void barrier(int id, int num_threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(num_threads) : "memory");
 }
 
+// Over a block of kThreads, each with the sum of its own and all before it; the same sums in the same order every time.
+template <int kThreads, typename T>
+__device__ T running_sum(T mine) {
+  __shared__ T of_warp[kThreads / 32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const T before = __shfl_up_sync(0xffffffffu, mine, step);
+    if (lane >= step) mine += before;
+  }
+  if (lane == 31) of_warp[warp] = mine;
+  __syncthreads();
+  T before = lane < warp ? of_warp[lane] : T(0);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) before += __shfl_xor_sync(0xffffffffu, before, step);
+  return before + mine;
+}
+
 constexpr float kLog2e = 1.4426950408889634f;  // exp(x) is 2^(kLog2e * x)
 
 // 2^x in one instruction, good to 2 ulp; exp2_of(-inf) is 0.

@@ -18,7 +18,7 @@ from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
 
 @dataclass(frozen=True)
 class NextTokenShape:
-    """B rows, each with its newest among T tokens, and the arg-max of V words."""
+    """B rows, each with its newest among T tokens, and the arg-max of V words, or a draw."""
 
     B: int
     T: int
@@ -27,9 +27,12 @@ class NextTokenShape:
     int8: bool = False
     rms: bool = False
     tied: bool = False  # every C-th word has one and the same weight, 1: their logits are equal in any order of sums
+    temperature: float = 0.0
+    top_k: int = 0
 
     def __str__(self) -> str:
         words = "/int8" * self.int8 + "/rms" * self.rms + "/tied" * self.tied
+        words += f"/t{self.temperature:g}" * (self.temperature > 0) + f"/k{self.top_k}" * (self.top_k > 0)
         return f"b{self.B}/t{self.T}/v{self.V}/c{self.C}{words}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
@@ -43,7 +46,8 @@ class NextTokenShape:
         if self.int8:
             whole, scale = quantized(weight)
             head = Linear(whole, None, scale)
-        return x, self.step(device), norm, head, Sampling(0.0, 0, 1.0, torch.tensor([seed], device=device))
+        sampling = Sampling(self.temperature, self.top_k, 1.0, torch.tensor([seed], device=device))
+        return x, self.step(device), norm, head, sampling
 
     def step(self, device: str) -> Step:
         """What the op reads of one: where the newest tokens are, and which place each token has."""
@@ -63,7 +67,9 @@ class NextTokenShape:
 class NextTokenCase(Case):
     """An arg-max is right when rounding explains by how much another word beats it, and the lowest of those that tie.
 
-    Every logit may be as far off as `Case.check` lets a linear's output be, so that two of them part by twice that.
+    Every logit may be as far off as `Case.check` lets a linear's output be, so that two of them part by twice that. A
+    draw is right when this explains by how much a word beats it that certainly is one of the top-k, score and noise
+    taken together, and how far below these it stands.
     """
 
     def check(
@@ -77,16 +83,33 @@ class NextTokenCase(Case):
             raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no word of {shape.V} a row.")
         if not shape.B:
             return 0.0, 0.0
-        if shape.tied and bool((got >= shape.C).any()):
+        if shape.tied and not shape.temperature and bool((got >= shape.C).any()):
             raise CaseFailed(f"{self.name}/{shape}: {got.tolist()} are not the lowest of the words that tie.")
         exact = reference.newest_logits(*copied(inputs[:4], torch.float64), empty=fresh)
         low = reference.newest_logits(*copied(inputs[:4]), empty=fresh)
-        error = float((exact.amax(-1) - exact.gather(-1, got[:, None])[:, 0]).amax())
         lost = float((low.double() - exact).abs().max())
         budget = 2 * (2 * lost + 4 * torch.finfo(dtype).eps * float(exact.abs().max()))
+        error = float(beaten(exact, got, inputs[1], inputs[4], budget).amax())
         if not error <= budget:  # NaN is not
             raise CaseFailed(f"{self.name}/{shape} {dtype}: error {error:.3g}, the budget is {budget:.3g}.")
         return error, budget
+
+
+def beaten(exact: Tensor, got: Tensor, step: Step, sampling: Sampling, slack: float) -> Tensor:
+    """By how much, as logits, each row's word is beaten: exact logits [B,V] in fp64, words [B] -> [B].
+
+    Two logits may part by `slack`: with a top-k, words that lie so far above its end are certainly in it.
+    """
+    mine, noisy, below = got[:, None], exact, torch.zeros_like(exact[:, 0])
+    certain, k = torch.ones_like(exact, dtype=torch.bool), sampling.most_words(exact.shape[-1])
+    if not sampling.greedy:
+        positions = step.positions.index_select(0, step.last)
+        noisy = exact + sampling.temperature * reference.gumbel(sampling.seed, positions, exact.shape[-1])
+    if k < exact.shape[-1]:
+        end = exact.topk(k).values[:, -1:]
+        certain, below = exact > end + slack, (end - exact.gather(-1, mine))[:, 0]
+    rivals = noisy.masked_fill(~certain, -torch.inf).amax(-1)
+    return torch.maximum(rivals - noisy.gather(-1, mine)[:, 0], below)
 
 
 NEXT_TOKEN = NextTokenCase(
@@ -109,7 +132,24 @@ NEXT_TOKEN = NextTokenCase(
         NextTokenShape(2, 5, 331, 200, int8=True),  # C is no multiple of 16: expanded, however few the rows are
         NextTokenShape(17, 17, 515, 64, int8=True),
         NextTokenShape(2, 2, 50257, 768),
+        # Draws from all words, in the head of every kernel; from the top-k, where it takes part and where it does not.
+        *(NextTokenShape(B, T, V, 64, temperature=0.8) for B, T, V in ((1, 1, 499), (3, 7, 1001), (5, 43, 515))),
+        NextTokenShape(16, 16, 1001, 72, temperature=1.3),
+        NextTokenShape(2, 5, 1003, 64, int8=True, temperature=0.8),
+        NextTokenShape(5, 5, 1003, 64, int8=True, top_k=20, temperature=0.8),
+        NextTokenShape(1, 1, 499, 64, top_k=50, temperature=0.8),
+        NextTokenShape(3, 7, 1003, 64, tied=True, top_k=9, temperature=1.0),
+        NextTokenShape(6, 6, 1001, 72, top_k=132, temperature=1.3),
+        NextTokenShape(4, 9, 1001, 72, top_k=133, temperature=1.3),
+        NextTokenShape(1, 1, 7, 8, top_k=3, temperature=1.0),
+        NextTokenShape(20, 67, 499, 64, top_k=10, temperature=1.0),
+        NextTokenShape(8, 8, 50257, 768, top_k=50, temperature=0.8),
     ),
-    (NextTokenShape(1, 1, 50257, 1600), NextTokenShape(8, 8, 50257, 1600)),
+    (
+        NextTokenShape(1, 1, 50257, 1600),
+        NextTokenShape(8, 8, 50257, 1600),
+        *(NextTokenShape(B, B, 50257, 768, temperature=0.8) for B in (1, 8)),
+        *(NextTokenShape(B, B, 50257, 768, temperature=0.8, top_k=50) for B in (1, 8)),
+    ),
     launches=2,
 )

@@ -219,6 +219,16 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
     return (scores + gumbel(sampling.seed, positions, scores.shape[-1])).argmax(-1)
 
 
+def choose_top_k(
+    logits: Tensor, best: Tensor, rows: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empty
+) -> Tensor:
+    """The draw of `choose`, where the largest logits of parts of the words are known: [B,V] -> [B].
+
+    It does without those, which `best` tells. Row i has position positions[rows[i]].
+    """
+    return choose(logits, positions.index_select(0, rows), sampling)
+
+
 def gumbel(seed: Tensor, positions: Tensor, num_words: int) -> Tensor:
     """Gumbel noise [B,V] that depends on (seed, row, position, word) alone, whatever the layout of the batch."""
     row = torch.arange(len(positions), device=positions.device)

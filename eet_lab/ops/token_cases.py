@@ -74,6 +74,48 @@ class ChooseShape:
 
 
 @dataclass(frozen=True)
+class TopKShape(ChooseShape):
+    """The same, with the largest of each of so many blocks of words beside them, as an LM head leaves them.
+
+    `clumped`: the largest stand together, as the frequent words of a tokenizer do.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 50
+    num_blocks: int = 132
+    clumped: bool = False
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}/b{self.num_blocks}{'/clumped' * self.clumped}"
+
+    def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
+        """What choose_top_k takes."""
+        logits, positions, sampling = super().inputs(device, dtype, seed)
+        if self.clumped:
+            logits = logits.sort(-1, descending=True).values
+        rows = torch.arange(self.B, device=device)
+        return logits, block_maxima(logits, self.num_blocks), rows, positions, sampling
+
+    def read_bytes(self, itemsize: int) -> int:
+        """All logits once, and the blocks' largest."""
+        return super().read_bytes(itemsize) + self.B * (self.num_blocks * 8 + 8)
+
+
+def block_maxima(logits: Tensor, num_blocks: int) -> Tensor:
+    """Where each block of words has its largest, [B,V] -> [B,num_blocks] int64; the first blocks may be one longer.
+
+    As unsigned numbers these have the order of the logits, and their lower half is 2**32 - 1 minus the word.
+    """
+    parts = [part.max(-1) for part in (logits.float() + 0).tensor_split(num_blocks, -1)]
+    begin = torch.tensor([len(part) for part in torch.arange(logits.shape[-1]).tensor_split(num_blocks)]).cumsum(0)
+    begin = begin.roll(1).index_fill(0, torch.tensor([0]), 0).to(logits.device)
+    bits = torch.stack([part.values for part in parts], -1).contiguous().view(torch.int32).long()
+    words = torch.stack([part.indices for part in parts], -1) + begin
+    ordered = torch.where(bits < 0, ~bits, bits | 1 << 31) & 0xFFFFFFFF
+    return ordered << 32 | 0xFFFFFFFF - words
+
+
+@dataclass(frozen=True)
 class AdvanceShape:
     """B rows in a canvas of S columns; some still stand in their prompts."""
 
@@ -109,7 +151,7 @@ class ChooseCase(Case):
     """A choice is right when no word that certainly stays beats it by more than rounding; an arg-max is one number."""
 
     def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
-        """The reference's choice asks for no memory."""
+        """The reference's plainest choice asks for no memory."""
         return op(*inputs) if op is reference.choose else op(*inputs, empty=empty)
 
     def check(
@@ -117,11 +159,13 @@ class ChooseCase(Case):
     ) -> tuple[float, float]:
         """Compare with the reference's rules in fp64: (how far the word is beaten, what rounding explains)."""
         inputs, empty = shape.inputs(device, dtype, seed), RedZones()
-        logits, positions, sampling = inputs
+        logits, *_, positions, sampling = inputs
         got = self.call(op, copied(inputs), empty)
         empty.check()
         if got.shape != (shape.B,) or got.dtype != torch.int64 or not bool(((got >= 0) & (got < shape.V)).all()):
             raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no word of {shape.V} a row.")
+        if not shape.B:
+            return 0.0, 0.0
         if sampling.greedy:
             error, budget = float((got != logits.argmax(-1)).sum()), 0.0
         else:
@@ -189,6 +233,19 @@ HOW: tuple[dict[str, Any], ...] = (
 )
 
 
+TOP_K: tuple[dict[str, Any], ...] = (
+    {},
+    {"top_k": 1},
+    {"top_k": 131, "temperature": 0.8},
+    {"top_p": 0.9, "temperature": 0.7},
+    {"top_k": 7, "top_p": 0.3, "temperature": 1.3},
+)
+
+
+def _top_k(sizes: tuple[tuple[int, int], ...], **more: Any) -> tuple[Shape, ...]:
+    return tuple(TopKShape(B, V, **how, **more) for (B, V), how in product(sizes, TOP_K))
+
+
 def _choices(sizes: tuple[tuple[int, int], ...], **more: Any) -> tuple[Shape, ...]:
     return tuple(ChooseShape(B, V, **how, **more) for (B, V), how in product(sizes, HOW))
 
@@ -212,6 +269,23 @@ TOKEN_CASES = (
             ChooseShape(0, 100),
         ),
         _choices(((1, 50257), (8, 50257), (64, 50257), (1, 151936))),
+    ),
+    ChooseCase(
+        "choose_top_k",
+        "choose_top_k",
+        (
+            *_top_k(((1, 499), (3, 4096), (16, 50257))),
+            *_top_k(((2, 50257),), clumped=True),
+            *_top_k(((2, 5000),), spread=0.0),  # all words tie: more than are kept
+            *_top_k(((2, 300),), spread=0.0),
+            *_top_k(((2, 5000),), spread=40.0),
+            TopKShape(3, 1000, top_k=3, num_blocks=3),
+            TopKShape(3, 1000, top_k=8, top_p=0.5, num_blocks=8, clumped=True),
+            TopKShape(1, 151936, top_k=512, num_blocks=512),
+            TopKShape(2, 7, top_k=5, num_blocks=7),
+            TopKShape(0, 1000),
+        ),
+        tuple(TopKShape(B, V, **how) for B, V in ((1, 50257), (8, 50257), (1, 151936)) for how in (TOP_K[0], TOP_K[3])),
     ),
     NEXT_TOKEN,
     AdvanceCase(

@@ -80,6 +80,10 @@ class Sampling(NamedTuple):
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    def most_words(self, num_words: int) -> int:
+        """How many of so many words the top-k lets stay, but for those that tie."""
+        return self.top_k if 0 < self.top_k < num_words and not self.greedy else num_words
+
 
 class KVLayer(Protocol):
     """One layer's keys and values: a rectangle of columns, or pages that lie anywhere."""

@@ -17,14 +17,21 @@ class FusedSampling(Technique):
     Around a step's layers stand small things: two embeddings are looked up and added, a token is chosen among the
     logits, the canvas and the positions move on. Without it, PyTorch does them in about fifteen launches, which take as
     long as several layers of a small model; a draw with top-p sorts the whole vocabulary besides. With it, they are
-    three. Top-k and top-p need no sort: the lowest score that stays is found digit by digit, a pass over the logits for
-    every four bits.
+    three.
+
+    Where few rows are decoded, the LM head takes part in the choice: each of its blocks leaves its largest logit, and
+    the next launch chooses among those. So an arg-max writes no logits at all, nor does a draw from all words, whose
+    noise the head adds (an int8 head adds none). With a top-k of no more words than there are blocks, 132 on an H200,
+    the k-th largest of these is a bound: the few words that reach it are put in order, and top-k and top-p are read
+    off. Elsewhere, as with top-p alone, nothing is sorted either: the lowest score that stays is found digit by digit,
+    a pass over the logits for every four bits.
 
     The draws are the same as without it: the noise depends on seed, row and position alone, to the bit.
 
     Expect about the same time less for every token, whatever the model: much for a small one, little for a large.
 
-    Source: Gumbel-max sampling (Kool et al., 2019); sampling without sorting as in FlashInfer (2024).
+    Source: Gumbel-max sampling (Kool et al., 2019); sampling without sorting as in FlashInfer (2024); a bound from
+    what is known of parts, as in the threshold algorithm (Fagin et al., 2001).
     """
 
     name: ClassVar[str] = "fused_sampling"

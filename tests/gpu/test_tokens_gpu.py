@@ -12,8 +12,9 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, reference
 from eet_lab.ops.cuda.launching import dependent
+from eet_lab.ops.cuda.linear import outputs_and_largest, takes_few
 from eet_lab.ops.shapes import Normal, copied
-from eet_lab.ops.token_cases import HOW, TOKEN_CASES, ChooseShape
+from eet_lab.ops.token_cases import HOW, TOKEN_CASES, TOP_K, ChooseShape, TopKShape, block_maxima
 from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
 from gpu.launches import launches_of, replayed
 
@@ -40,6 +41,16 @@ def test_draws_equal_pytorchs(how, dtype):
         assert torch.equal(cuda.choose(logits, positions, sampling, empty=fresh), expected), seed
 
 
+@pytest.mark.parametrize("clumped", [False, True])
+@pytest.mark.parametrize("how", TOP_K, ids=str)
+def test_draws_from_the_top_k_equal_pytorchs(how, clumped, dtype):
+    for seed in range(8):
+        shape = TopKShape(16, 50257, **how, spread=0.5 + seed, clumped=clumped)
+        inputs = shape.inputs("cuda", dtype, seed)
+        expected = reference.choose_top_k(*inputs, empty=fresh)
+        assert torch.equal(cuda.choose_top_k(*inputs, empty=fresh), expected), seed
+
+
 @pytest.mark.parametrize("how", HOW[1:], ids=str)
 def test_every_row_draws_on_its_own(how):
     logits, positions, sampling = ChooseShape(9, 777, **how).inputs("cuda", torch.float16, 5)
@@ -56,6 +67,9 @@ def test_hidden_words_are_never_drawn():
             key = torch.tensor([seed], device="cuda")
             sampling = Sampling(how.get("temperature", 0.0), how.get("top_k", 0), how.get("top_p", 1.0), key)
             assert set(cuda.choose(logits, positions, sampling, empty=fresh).tolist()) <= {7, 4321}
+            if 0 < sampling.top_k <= 132:
+                with_best = (logits, block_maxima(logits, 132), positions, positions, sampling)
+                assert set(cuda.choose_top_k(*with_best, empty=fresh).tolist()) <= {7, 4321}
 
 
 @pytest.mark.parametrize("case", TOKEN_CASES, ids=lambda case: case.name)
@@ -77,19 +91,23 @@ def test_launches_are_as_many_as_declared(case):
 
 
 @pytest.mark.parametrize(("B", "T"), [(1, 1), (3, 3), (5, 40), (16, 16), (20, 20)])
-def test_the_next_token_is_the_arg_max_of_logits_that_need_not_be_written(B, T, dtype):
+def test_the_next_token_is_the_choice_among_logits_that_need_not_be_written(B, T, dtype):
     normal = Normal("cuda", dtype, 4)
     x, head, norm = normal(T, 64), normal(5003, 64), Norm(normal(64) + 1, normal(64), 1e-5)
     head[4000:] = head[1000:2003]  # ties go to the lowest
     head[:500] = head[2500:3000]
     last = torch.arange(B, device="cuda") * (T // B) + T // B - 1
     step = Step(*[None] * 10)._replace(last=last, positions=torch.arange(T, device="cuda"))
-    greedy, drawn = (Settings(temperature=t, seed=9).sampling(x.device) for t in (0.0, 1.0))
-    for sampling in (greedy, drawn):
-        args = (x, step, norm, Linear(head, None), sampling)
+    w = Linear(head, None)
+    for how in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 50}, {"temperature": 1.0, "top_p": 0.8}):
+        args = (x, step, norm, w, Settings(seed=9, **how).sampling(x.device))
         expected = cuda.next_token_by_torch(*args, empty=fresh)
+        if takes_few(B, x, w, gathered=True) and "top_p" not in how:  # the sums of its logits are in another order
+            logits, best = outputs_and_largest(x, last, norm, w, empty=fresh)
+            assert torch.equal(block_maxima(logits, best.shape[1]), best)
+            expected = reference.choose(logits, step.positions[last], args[-1])
         for op in (cuda.next_token, dependent(cuda.next_token)):
-            assert torch.equal(op(*args, empty=fresh), expected)
+            assert torch.equal(op(*args, empty=fresh), expected), how
 
 
 def test_logits_that_vectors_cannot_read_are_refused():

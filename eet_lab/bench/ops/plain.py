@@ -11,8 +11,9 @@ from torch import Tensor
 from eet_lab.bench.ops.provider import Inputs, Prepared, Provider
 from eet_lab.ops import reference
 from eet_lab.ops.int8_cases import Int8Shape
+from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.shapes import LinearShape
-from eet_lab.ops.types import Norm
+from eet_lab.ops.types import Norm, fresh
 
 ACTS: dict[str | None, Callable[[Tensor], Tensor]] = {
     None: lambda x: x,
@@ -53,7 +54,13 @@ def embed(shape: Any, inputs: Inputs) -> Prepared:
 
 def choose(shape: Any, inputs: Inputs) -> Prepared:
     """Arg-max, or a draw with PyTorch's topk, sort and cumsum: the reference itself."""
-    return Prepared(lambda: reference.choose(*inputs))
+    logits, *_, positions, sampling = inputs
+    return Prepared(lambda: reference.choose(logits, positions, sampling))
+
+
+def next_token(shape: NextTokenShape, inputs: Inputs) -> Prepared:
+    """Norm, product and choice, as the reference has them."""
+    return Prepared(lambda: reference.next_token(*inputs, empty=fresh))
 
 
 def _norm(x: Tensor, w: Norm) -> Tensor:
@@ -62,7 +69,8 @@ def _norm(x: Tensor, w: Norm) -> Tensor:
 
 
 def _int8(shape: LinearShape) -> str | None:
-    return "PyTorch's linear takes no int8 weights" if isinstance(shape, Int8Shape) else None
+    has_int8 = isinstance(shape, Int8Shape) or (isinstance(shape, NextTokenShape) and shape.int8)
+    return "PyTorch's linear takes no int8 weights" if has_int8 else None
 
 
 PLAIN = (
@@ -77,5 +85,6 @@ PLAIN = (
     Provider("torch-norm-linear", ("norm_linear",), norm_linear, unfit=_int8),
     Provider("torch-norm", ("norm",), norm),
     Provider("torch-embed", ("embed",), embed),
-    Provider("torch-choose", ("choose",), choose, less="it is the reference"),
+    Provider("torch-next-token", ("next_token",), next_token, less="it is the reference", unfit=_int8),
+    Provider("torch-choose", ("choose", "choose_top_k"), choose, less="it is the reference"),
 )

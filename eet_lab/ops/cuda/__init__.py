@@ -13,12 +13,13 @@ from eet_lab.ops.cuda.attention import attention, masked_attention
 from eet_lab.ops.cuda.layer import rest_of_layer, takes_layers
 from eet_lab.ops.cuda.linear import linear_residual, norm_linear
 from eet_lab.ops.cuda.norm import norm, softmax
-from eet_lab.ops.cuda.tokens import advance, choose, embed, next_token, next_token_by_torch
+from eet_lab.ops.cuda.tokens import advance, choose, choose_top_k, embed, next_token, next_token_by_torch
 
 __all__ = [
     "advance",
     "attention",
     "choose",
+    "choose_top_k",
     "embed",
     "linear_residual",
     "masked_attention",

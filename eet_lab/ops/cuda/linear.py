@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,21 +93,60 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
     return residual
 
 
+class Draw(NamedTuple):
+    """Outputs are logits, of which one is drawn: the largest divided by the temperature and with its noise."""
+
+    positions: Tensor  # [.] int64, of the rows of x
+    seed: Tensor  # [1] int64
+    temperature: float
+
+
 @needs("linear", "vector_linear", "int8_linear")
 def largest_outputs(
-    x: Tensor, rows: Tensor, norm_w: Norm, w: Linear, *, empty: Empty, dependent: bool = False
+    x: Tensor,
+    rows: Tensor,
+    norm_w: Norm,
+    w: Linear,
+    draw: Draw | None = None,
+    *,
+    empty: Empty,
+    dependent: bool = False,
 ) -> Tensor:
-    """Where linear(norm(x[rows])) is largest, which is never written: x [.,C], rows [T] -> [T,blocks] int64.
+    """Where linear(norm(x[rows])) is largest, or drawn, and never written: x [.,C], rows [T] -> [T,blocks] int64.
 
     One launch, for few tokens (`takes_few`). Every block leaves the largest of its outputs in a number; as unsigned
     numbers, the largest of a row has the largest output, of those that tie the first: 2**32 - 1 minus its lower half.
+    A draw takes no int8 weights, whose kernels take long enough to compile without it.
     """
-    T, _, N = len(rows), *_check_linear(x, w)[1:]
-    check(rows, "rows", torch.int64, (T,))
-    best = empty("best", (T, _num_blocks(N)), rows)
+    T, num_blocks = _check_choice(x, rows, w, draw)
+    best = empty("best", (T, num_blocks), rows)
     if not x.is_meta and T:
-        _stream(None, best, x, rows, w, None, norm_w, None, dependent)
+        _stream(None, best, x, rows, w, None, norm_w, None, dependent, draw)
     return best
+
+
+@needs("linear", "vector_linear", "int8_linear")
+def outputs_and_largest(
+    x: Tensor, rows: Tensor, norm_w: Norm, w: Linear, *, empty: Empty, dependent: bool = False
+) -> tuple[Tensor, Tensor]:
+    """linear(norm(x[rows])) [T,N], and where it is largest as `largest_outputs` tells it, in one launch."""
+    T, num_blocks = _check_choice(x, rows, w)
+    out, best = empty("linear", (T, len(w.weight)), x), empty("best", (T, num_blocks), rows)
+    if not x.is_meta and T:
+        _stream(out, best, x, rows, w, None, norm_w, None, dependent)
+    return out, best
+
+
+def _check_choice(x: Tensor, rows: Tensor, w: Linear, draw: Draw | None = None) -> tuple[int, int]:
+    """T and the number of blocks."""
+    N, T = _check_linear(x, w)[2], len(rows)
+    check(rows, "rows", torch.int64, (T,))
+    if draw is not None:
+        if w.scale is not None:
+            raise KernelError(f"An int8 head draws no words. Write its logits, and draw from those. {REMEDY}")
+        check(draw.positions, "positions", torch.int64, (len(x),))
+        check(draw.seed, "seed", torch.int64, (1,))
+    return T, num_blocks(N)
 
 
 def takes_few(T: int, x: Tensor, w: Linear, *, normed: bool = True, gathered: bool = False) -> bool:
@@ -150,6 +190,7 @@ def _stream(
     norm_w: Norm | None,
     act: str | None,
     dependent: bool,
+    draw: Draw | None = None,
 ) -> None:
     """The product of few tokens, with all that surrounds it, in one launch that streams the weights."""
     T, (N, C) = len(x if rows is None else rows), w.weight.shape
@@ -161,16 +202,17 @@ def _stream(
             check(tensor, name, x.dtype, (size,))
     to = (at(out), None if best is None else best.data_ptr(), at(x), None if rows is None else rows.data_ptr())
     around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
+    drawn = (draw.positions.data_ptr(), draw.seed.data_ptr(), draw.temperature) if draw else (None, None, 0.0)
     sizes = (DTYPES[x.dtype], T, N, C)
-    how = (ACTS[act], norm_w.eps if norm_w else 0.0, _num_blocks(N), dependent, stream_of(x))
+    how = (ACTS[act], norm_w.eps if norm_w else 0.0, num_blocks(N), dependent, stream_of(x))
     plain = w.scale is None and x.dtype != torch.float32
     if plain and rows is None and _in_registers(T, N, C, norm_w is not None):
         addresses = (at(out), at(x), at(w.weight), *around)
         native.loaded("register_linear").eet_register_linear(*addresses, *sizes, *how)
     elif plain and _are_vectors(T, C):
-        native.loaded("vector_linear").eet_vector_linear(*to, at(w.weight), *around, *sizes, *how)
+        native.loaded("vector_linear").eet_vector_linear(*to, at(w.weight), *around, *drawn, *sizes, *how)
     elif w.scale is None:
-        native.loaded("linear").eet_linear(*to, at(w.weight), *around, *sizes, *how)
+        native.loaded("linear").eet_linear(*to, at(w.weight), *around, *drawn, *sizes, *how)
     else:
         weights, groups = (at(w.weight), at(w.scale)), int8.groups(w, w.scale)
         native.loaded("int8_linear").eet_int8_linear(*to, *weights, *around, *sizes, *groups, *how)
@@ -183,7 +225,7 @@ def _are_vectors(T: int, C: int) -> bool:
 
 def _in_registers(T: int, N: int, C: int, normed: bool) -> bool:
     """Whether 16-bit products of T tokens are the kernel's that keeps activations in registers."""
-    few = T in REGISTERS and -(-N // _num_blocks(N)) <= REGISTER_OUTPUTS
+    few = T in REGISTERS and -(-N // num_blocks(N)) <= REGISTER_OUTPUTS
     return few and (not normed or C <= REGISTER_CHANNELS)
 
 
@@ -196,8 +238,8 @@ def _is_few(T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> b
     return T <= FEW and T * row_bytes + norm_bytes + sums_bytes + STAGE_SHARED <= shared_bytes
 
 
-def _num_blocks(N: int) -> int:
-    """A block a multiprocessor."""
+def num_blocks(N: int) -> int:
+    """Of a product with N outputs: one a multiprocessor."""
     return min(N, gpu().num_blocks)
 
 

@@ -13,9 +13,11 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native, reference
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
-from eet_lab.ops.cuda.linear import largest_outputs, norm_linear, takes_few
+from eet_lab.ops.cuda.linear import Draw, largest_outputs, norm_linear, num_blocks, outputs_and_largest, takes_few
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm, Sampling, State, Step
+
+MOST_BLOCKS = 512  # of a head, from whose largest logits choose_top_k begins
 
 
 @needs("tokens")
@@ -40,22 +42,29 @@ def embed(
     return out
 
 
-@needs(*norm_linear.kernels, "sampling")  # type: ignore[attr-defined]
+@needs(*norm_linear.kernels, "sampling", "top_k")  # type: ignore[attr-defined]
 @serves_any_pads
 def next_token(
     x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
     """The next token of every row, [B]: our norm and head, and a choice.
 
-    An arg-max of few rows writes no logits: the head keeps the largest in every block, and a second launch chooses
-    among those. Else they are written, and one launch chooses; rows of more than one token take two more before, which
-    pick the newest.
+    Few rows are two launches: every block of the head leaves the largest of its logits, and the second launch chooses
+    among those. So it does for a draw from all words, whose noise a head that is not int8 adds; for top-k, the head
+    writes the logits too, and the second launch keeps those that reach the k-th largest of these. Else, which is with
+    top-p alone, with a k of more than there are blocks, and for more rows, logits are written and one launch chooses;
+    rows of more than one token take two more before, which pick the newest.
     """
-    B = len(step.last)
-    if sampling.greedy and takes_few(B, x, head, gathered=True):
-        best = largest_outputs(x, step.last, norm_w, head, empty=empty, dependent=dependent)
-        return choose_best(best, empty=empty, dependent=dependent)
-    positions = step.positions
+    B, V = len(step.last), len(head.weight)
+    positions, top_k = step.positions, sampling.most_words(V)
+    if takes_few(B, x, head, gathered=True):
+        if sampling.greedy or (top_k == V and sampling.top_p == 1 and head.scale is None):
+            draw = None if sampling.greedy else Draw(positions, sampling.seed, sampling.temperature)
+            best = largest_outputs(x, step.last, norm_w, head, draw, empty=empty, dependent=dependent)
+            return choose_best(best, empty=empty, dependent=dependent)
+        if top_k < V and top_k <= num_blocks(V) <= MOST_BLOCKS:
+            logits, best = outputs_and_largest(x, step.last, norm_w, head, empty=empty, dependent=dependent)
+            return choose_top_k(logits, best, step.last, positions, sampling, empty=empty, dependent=dependent)
     if len(x) != B:  # else every row has one token, and that is its newest
         x = torch.index_select(x, 0, step.last, out=empty("newest", (B, x.shape[1]), x))
         positions = torch.index_select(positions, 0, step.last, out=empty("newest_positions", (B,), positions))
@@ -91,6 +100,39 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empt
     tensors = (token.data_ptr(), at(logits), positions.data_ptr(), sampling.seed.data_ptr())
     how = (min(sampling.top_k, V), sampling.temperature, sampling.top_p)
     native.loaded("sampling").eet_choose(*tensors, DTYPES[logits.dtype], B, V, *how, dependent, stream_of(logits))
+    return token
+
+
+@needs("top_k")
+def choose_top_k(
+    logits: Tensor,
+    best: Tensor,
+    rows: Tensor,
+    positions: Tensor,
+    sampling: Sampling,
+    *,
+    empty: Empty,
+    dependent: bool = False,
+) -> Tensor:
+    """The draw of `choose` with a top-k, in one launch that looks at the logits once: [B,V] -> [B].
+
+    `best` [B,blocks] is what `outputs_and_largest` gives beside them, and row i has position positions[rows[i]]. There
+    are at least top_k blocks, and at most 512.
+    """
+    (B, V), num_blocks = logits.shape, best.shape[1]
+    if logits.dtype not in DTYPES:
+        raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}. {REMEDY}")
+    check(logits, "logits", logits.dtype, (B, V))
+    check(best, "best", torch.int64, (B, num_blocks))
+    check(rows, "rows", torch.int64, (B,))
+    check(positions, "positions", torch.int64, (len(positions),))
+    token = empty("token", (B,), rows)
+    if token.is_meta or not B:
+        return token
+    tensors = (token.data_ptr(), at(logits), best.data_ptr(), positions.data_ptr(), rows.data_ptr())
+    sizes = (DTYPES[logits.dtype], B, V, num_blocks)
+    how = (sampling.top_k, sampling.temperature, sampling.top_p, dependent, stream_of(logits))
+    native.loaded("top_k").eet_choose_top_k(*tensors, sampling.seed.data_ptr(), *sizes, *how)
     return token
 
 

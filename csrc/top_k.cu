@@ -1,0 +1,204 @@
+// The next token by top-k, and top-p, from logits whose largest in every block of the LM head are known. B rows, V words.
+#include "eet/dependent.cuh"
+#include "eet/launch.cuh"
+#include "eet/logits_row.cuh"
+
+namespace {
+
+using eet::kChoosers;
+
+constexpr int kBins = kChoosers;  // of scores: a thread adds up one
+constexpr int kMost = 2048;       // words that may be left, in the lists of a row's blocks
+constexpr int kFew = 128;         // words that are put in order at once
+
+template <typename T>
+struct TopKArgs : eet::ChooseArgs<T> {
+  const uint64_t* best;  // [B,num_blocks], pairs of ordered.cuh
+  int num_blocks;
+
+  TopKArgs(const eet::ChooseArgs<T>& how, const int64_t* best, int num_blocks)
+      : eet::ChooseArgs<T>(how), best(reinterpret_cast<const uint64_t*>(best)), num_blocks(num_blocks) {}
+};
+
+// What a block works in.
+struct Shared {
+  alignas(16) uint32_t maxima[kChoosers];
+  uint32_t least_of[kChoosers / 32], largest_of[kChoosers / 32];
+  uint64_t lengths[eet::kMaxCluster], fits, sorted[kChoosers];
+  int counts[kBins], num_listed, num_found;
+  float mass;
+};
+
+// Scores from `low` to `top`, dealt out to bins in their order.
+struct Bins {
+  float low, scale;
+
+  __device__ Bins(float low, float top) : low(low), scale(kBins / (top - low)) {}
+  // Where all are equal, or infinitely far apart, a score's bin is NaN, that is 0; the order stays.
+  __device__ int of(float score) const { return min(__float2int_rz((score - low) * scale), kBins - 1); }
+};
+
+// How many of n numbers in shared memory are larger than `mine`; what lies behind them, up to 16 bytes, is 0.
+template <typename Number>
+__device__ int num_larger(const Number* numbers, int n, Number mine) {
+  constexpr int kEach = 16 / sizeof(Number);
+  int larger = 0;
+#pragma unroll 4
+  for (int i = 0; i < n; i += kEach) {
+    const uint4 v = eet::load(numbers + i);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) larger += reinterpret_cast<const Number*>(&v)[j] > mine;
+  }
+  return larger;
+}
+
+// Puts n numbers, all of them different and no more than threads, into descending order; there is room for one more.
+__device__ void sort(uint64_t* to, uint64_t* from, int n) {
+  if (threadIdx.x == 0) from[n] = 0;
+  __syncthreads();
+  if (threadIdx.x < n) to[num_larger(from, n, from[threadIdx.x])] = from[threadIdx.x];
+  __syncthreads();
+}
+
+// The scores of the k-th largest of the head's blocks and of the largest; `key` is that of the thread's block, or 0.
+template <typename T>
+__device__ float2 bounds(const TopKArgs<T>& a, uint32_t key, Shared& shared) {
+  shared.maxima[threadIdx.x] = key;
+  __syncthreads();
+  uint32_t kept = ~0u;
+  if (threadIdx.x < a.num_blocks && num_larger(shared.maxima, a.num_blocks, key) < a.top_k) kept = key;
+  const uint32_t least = __reduce_min_sync(0xffffffffu, kept), largest = __reduce_max_sync(0xffffffffu, key);
+  if (threadIdx.x % 32 == 0) shared.least_of[threadIdx.x / 32] = least, shared.largest_of[threadIdx.x / 32] = largest;
+  __syncthreads();
+  const int warp = threadIdx.x % (kChoosers / 32);
+  return make_float2(eet::of_ordered(__reduce_min_sync(0xffffffffu, shared.least_of[warp])),
+                     eet::of_ordered(__reduce_max_sync(0xffffffffu, shared.largest_of[warp])));
+}
+
+// Writes the words of all blocks' lists one after another, and returns how many; -1: a list was too short.
+__device__ int gathered(uint64_t* to, const uint64_t* lists, const Shared& shared) {
+  const int room = kMost / gridDim.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int length = lane < gridDim.x ? int(shared.lengths[lane]) : 0;
+  if (__any_sync(0xffffffffu, length > room)) return -1;
+  const int before = __reduce_add_sync(0xffffffffu, lane < warp ? length : 0);
+  const int mine = __shfl_sync(0xffffffffu, length, warp);
+  for (int i = lane; i < mine; i += 32) to[before + i] = lists[warp * room + i];
+  __syncthreads();
+  return __reduce_add_sync(0xffffffffu, length);
+}
+
+// Keeps the words from the bin on with which `least` of n are together: somewhat more than these. Returns how many.
+__device__ int reduced(uint64_t* to, const uint64_t* from, int n, int least, Bins bins, Shared& shared) {
+  for (int i = threadIdx.x; i < n; i += kChoosers) atomicAdd(&shared.counts[bins.of(eet::value_of(from[i]))], 1);
+  __syncthreads();
+  // A thread a bin, from the highest on: those before the one that is needed last.
+  const int together = eet::running_sum<kChoosers>(shared.counts[kBins - 1 - threadIdx.x]);
+  const int lowest = kBins - 1 - __syncthreads_count(together < least);
+  for (int i = threadIdx.x; i < n; i += kChoosers) {
+    if (bins.of(eet::value_of(from[i])) >= lowest) to[atomicAdd(&shared.num_found, 1)] = from[i];
+  }
+  __syncthreads();
+  return shared.num_found;
+}
+
+// Draws from a row's `n` words, one for each thread, which are in order: what the top-k and the top-p leave of them.
+template <typename T>
+__device__ uint64_t drawn(const TopKArgs<T>& a, int n, float top, const eet::Gumbel& noise, Shared& shared) {
+  const uint64_t mine = threadIdx.x < n ? shared.sorted[threadIdx.x] : 0;
+  const float score = eet::value_of(mine);
+  bool stays = threadIdx.x < n && score >= eet::value_of(shared.sorted[a.top_k - 1]);
+  if (a.top_p < 1) {
+    const float mass = eet::running_sum<kChoosers>(stays ? eet::exp_of(score - top) : 0.f);
+    if (threadIdx.x == kChoosers - 1) shared.mass = mass;
+    __syncthreads();
+    const int last = __syncthreads_count(mass < shared.mass * a.top_p);  // the word that reaches it
+    stays = stays && score >= eet::value_of(shared.sorted[last]);
+  }
+  uint64_t best = 0;
+  if (stays) best = eet::pair(score + noise.of(eet::word_of(mine)), eet::word_of(mine));
+  return eet::block_max<kChoosers>(best);
+}
+
+// Why      a selection among all words passes over them again and again, 10 to 30 us after a decode step's last layer.
+//          But the k-th largest of some words is no larger than the k-th largest of all: the largest of each of the
+//          head's blocks tell at once which few words are left
+// Mapping  a cluster of up to 16 blocks a row: grid (cluster, B), 512 threads. Each finds the bound, and sends its words
+//          that reach it to the first; this drops most of them if they are many, by 512 bins of scores, puts the others
+//          in order, weighs them and draws
+// Traffic  num_blocks pairs of 8 bytes a block and V logits a row, once, from L2
+// Needs    k <= num_blocks <= 512. Where more than 2,048 words reach the bound, or more than 512 tie about the last of
+//          the k, choose_kernel's way is taken
+// Numerics scores, noise and masses in fp32: the draw that PyTorch makes of the same logits; words that tie with the
+//          last one of the top-k or top-p stay
+// Source   Gumbel-max: Kool et al. 2019; a bound from what is known of parts: Fagin et al. 2001, the threshold algorithm
+template <typename T>
+__global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<T> a) {
+  __shared__ alignas(16) typename eet::Row<T>::Weights weights;
+  __shared__ Shared shared;
+  uint64_t* const lists = reinterpret_cast<uint64_t*>(weights);  // of each block, at the first: [cluster][room]
+  uint64_t* const found = lists + kMost;                         // of all of them, one after another
+  static_assert(2 * kMost * sizeof(uint64_t) <= sizeof(weights));
+  const int rank = blockIdx.x, room = kMost / gridDim.x;
+  eet::cluster_arrive();
+  shared.counts[threadIdx.x] = 0;
+  if (threadIdx.x == 0) shared.num_listed = shared.num_found = 0;
+  eet::wait_for_previous();
+  eet::let_next_begin();
+
+  // All requested before any is waited for.
+  const int64_t place = a.draw.place(blockIdx.y), seed = *a.draw.seed;
+  uint64_t best = 0;
+  if (threadIdx.x < a.num_blocks) best = a.best[int64_t(blockIdx.y) * a.num_blocks + threadIdx.x];
+  eet::Row<T> row(a, weights);
+  const uint4 first_vector = row.first_vector();
+  const int64_t position = a.draw.positions[place];
+  const uint32_t key = best ? eet::ordered(eet::scaled(eet::value_of(best), a.draw.scale)) : 0;
+  const float2 bound = bounds(a, key, shared);
+  const float least = bound.x, top = bound.y;
+  eet::cluster_wait();
+  row.each(first_vector, [&](T logit, int word) {
+    const float score = row.score(logit);
+    if (!(score >= least)) return;  // nor is NaN a candidate
+    const int place = atomicAdd(&shared.num_listed, 1);
+    if (place < room) eet::put(&lists[rank * room + place], 0, eet::pair(score, word));
+  });
+  const eet::Gumbel noise(eet::Gumbel::key_of(seed, blockIdx.y, position));
+  __syncthreads();
+  if (threadIdx.x == 0) eet::put(&shared.lengths[rank], 0, uint64_t(shared.num_listed));
+  eet::cluster_barrier();
+
+  int n = 0;
+  if (rank == 0) {
+    n = gathered(found, lists, shared);
+    const bool many = n > kFew;
+    if (many) n = reduced(lists, found, n, a.top_k, Bins(least, top), shared);
+    const bool fits = n >= 0 && n <= kChoosers;
+    if (threadIdx.x < gridDim.x) eet::put(&shared.fits, threadIdx.x, uint64_t(fits));
+    if (fits) sort(shared.sorted, lists + (many ? 0 : kMost), n);
+  }
+  eet::cluster_barrier();
+  uint64_t chosen = 0;
+  if (!shared.fits) {
+    chosen = row.chosen(a, noise);
+  } else if (rank == 0) {
+    chosen = drawn(a, n, top, noise, shared);
+  }
+  if (rank == 0 && threadIdx.x == 0) a.token[blockIdx.y] = eet::word_of(chosen);
+}
+
+}  // namespace
+
+// A draw from the top_k of logits [B,V] and, if top_p < 1, from the fewest of these that have this share of their mass.
+// `best` [B,num_blocks] has the largest of each block's words, as linear.cuh leaves them without a draw.
+extern "C" cudaError_t eet_choose_top_k(int64_t* token, const void* logits, const int64_t* best,
+                                        const int64_t* positions, const int64_t* at, const int64_t* seed, int dtype,
+                                        int B, int V, int num_blocks, int top_k, float temperature, float top_p,
+                                        int dependent, cudaStream_t stream) {
+  if (top_k < 1 || top_k > num_blocks || num_blocks > min(V, kChoosers) || temperature <= 0) return cudaErrorInvalidValue;
+  return eet::by_type(dtype, [&](auto type) {
+    using Type = decltype(type);
+    const eet::Draw draw = eet::draw_of(seed, positions, at, temperature);
+    const TopKArgs<Type> a({token, logits, draw, V, top_k, top_p}, best, num_blocks);
+    return eet::launch_on_rows(choose_top_k_kernel<Type>, a, B, dependent != 0, stream);
+  });
+}
