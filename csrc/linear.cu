@@ -89,12 +89,12 @@ __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, eet::kResident)
 }
 
 template <int kTokens, typename T>
-cudaError_t launch_linear(eet::TileArgs<T, T> a, eet::Drawn drawn, int num_blocks, bool dependent,
+cudaError_t launch_linear(eet::TileArgs<T, T> a, eet::WithNoise noise, int num_blocks, bool dependent,
                           cudaStream_t stream) {
   const int bytes = eet::plan_tiles<kTokens>(a, eet::odd_stride(a.K * sizeof(T)) / sizeof(T), 32, true);
   if (!bytes) return cudaErrorInvalidValue;
   const eet::Launch how{dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent};
-  return drawn.exists() ? eet::launch(linear_kernel<T, kTokens, eet::Drawn>, how, a, drawn)
+  return noise.exists() ? eet::launch(linear_kernel<T, kTokens, eet::WithNoise>, how, a, noise)
                         : eet::launch(linear_kernel<T, kTokens, eet::Largest>, how, a, eet::Largest{});
 }
 
@@ -108,13 +108,13 @@ extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const in
                                   float temperature, int dtype, int T, int N, int K, int act, float eps, int blocks,
                                   int dependent, cudaStream_t stream) {
   if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
-  const eet::Drawn drawn{eet::draw_of(seed, positions, at, temperature)};
+  const eet::WithNoise noise{eet::draw_of(seed, positions, at, temperature)};
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const eet::TileArgs<Type, Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
                                         blocks);
-    return T <= 4   ? launch_linear<4>(a, drawn, blocks, dependent, stream)
-           : T <= 8 ? launch_linear<8>(a, drawn, blocks, dependent, stream)
-                    : launch_linear<16>(a, drawn, blocks, dependent, stream);
+    return T <= 4   ? launch_linear<4>(a, noise, blocks, dependent, stream)
+           : T <= 8 ? launch_linear<8>(a, noise, blocks, dependent, stream)
+                    : launch_linear<16>(a, noise, blocks, dependent, stream);
   });
 }

@@ -22,9 +22,10 @@ struct TopKArgs : eet::ChooseArgs<T> {
 
 // What a block works in.
 struct Shared {
-  alignas(16) uint32_t maxima[kChoosers];
+  alignas(16) uint32_t keys[kChoosers];  // of the head's blocks
   uint32_t least_of[kChoosers / 32], largest_of[kChoosers / 32];
-  uint64_t lengths[eet::kMaxCluster], fits, sorted[kChoosers];
+  uint64_t lengths[eet::kMaxCluster], fits;  // as wide as what can be put into another block's memory
+  uint64_t sorted[kChoosers];
   int counts[kBins], num_listed, num_found;
   float mass;
 };
@@ -63,10 +64,10 @@ __device__ void sort(uint64_t* to, uint64_t* from, int n) {
 // The scores of the k-th largest of the head's blocks and of the largest; `key` is that of the thread's block, or 0.
 template <typename T>
 __device__ float2 bounds(const TopKArgs<T>& a, uint32_t key, Shared& shared) {
-  shared.maxima[threadIdx.x] = key;
+  shared.keys[threadIdx.x] = key;
   __syncthreads();
   uint32_t kept = ~0u;
-  if (threadIdx.x < a.num_blocks && num_larger(shared.maxima, a.num_blocks, key) < a.top_k) kept = key;
+  if (threadIdx.x < a.num_blocks && num_larger(shared.keys, a.num_blocks, key) < a.top_k) kept = key;
   const uint32_t least = __reduce_min_sync(0xffffffffu, kept), largest = __reduce_max_sync(0xffffffffu, key);
   if (threadIdx.x % 32 == 0) shared.least_of[threadIdx.x / 32] = least, shared.largest_of[threadIdx.x / 32] = largest;
   __syncthreads();
@@ -103,7 +104,7 @@ __device__ int reduced(uint64_t* to, const uint64_t* from, int n, int least, Bin
 
 // Draws from a row's `n` words, one for each thread, which are in order: what the top-k and the top-p leave of them.
 template <typename T>
-__device__ uint64_t drawn(const TopKArgs<T>& a, int n, float top, const eet::Gumbel& noise, Shared& shared) {
+__device__ uint64_t draw_from_sorted(const TopKArgs<T>& a, int n, float top, const eet::Gumbel& noise, Shared& shared) {
   const uint64_t mine = threadIdx.x < n ? shared.sorted[threadIdx.x] : 0;
   const float score = eet::value_of(mine);
   bool stays = threadIdx.x < n && score >= eet::value_of(shared.sorted[a.top_k - 1]);
@@ -111,7 +112,8 @@ __device__ uint64_t drawn(const TopKArgs<T>& a, int n, float top, const eet::Gum
     const float mass = eet::running_sum<kChoosers>(stays ? eet::exp_of(score - top) : 0.f);
     if (threadIdx.x == kChoosers - 1) shared.mass = mass;
     __syncthreads();
-    const int last = __syncthreads_count(mass < shared.mass * a.top_p);  // the word that reaches it
+    // The word that reaches it; the last one, if rounding leaves that to none.
+    const int last = __syncthreads_count(int(threadIdx.x) < n - 1 && mass < shared.mass * a.top_p);
     stays = stays && score >= eet::value_of(shared.sorted[last]);
   }
   uint64_t best = 0;
@@ -125,9 +127,9 @@ __device__ uint64_t drawn(const TopKArgs<T>& a, int n, float top, const eet::Gum
 // Mapping  a cluster of up to 16 blocks a row: grid (cluster, B), 512 threads. Each finds the bound, and sends its words
 //          that reach it to the first; this drops most of them if they are many, by 512 bins of scores, puts the others
 //          in order, weighs them and draws
-// Traffic  num_blocks pairs of 8 bytes a block and V logits a row, once, from L2
-// Needs    k <= num_blocks <= 512. Where more than 2,048 words reach the bound, or more than 512 tie about the last of
-//          the k, choose_kernel's way is taken
+// Traffic  num_blocks pairs of 8 bytes a block and V logits a row, from L2, but for choose_kernel's way
+// Needs    k <= num_blocks <= 512. Where a block has more than its share of 2,048 words that reach the bound, or more than
+//          512 are left down to the bin of the k-th, choose_kernel's way is taken
 // Numerics scores, noise and masses in fp32: the draw that PyTorch makes of the same logits; words that tie with the
 //          last one of the top-k or top-p stay
 // Source   Gumbel-max: Kool et al. 2019; a bound from what is known of parts: Fagin et al. 2001, the threshold algorithm
@@ -159,8 +161,8 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
   row.each(first_vector, [&](T logit, int word) {
     const float score = row.score(logit);
     if (!(score >= least)) return;  // nor is NaN a candidate
-    const int place = atomicAdd(&shared.num_listed, 1);
-    if (place < room) eet::put(&lists[rank * room + place], 0, eet::pair(score, word));
+    const int number = atomicAdd(&shared.num_listed, 1);
+    if (number < room) eet::put(&lists[rank * room + number], 0, eet::pair(score, word));
   });
   const eet::Gumbel noise(eet::Gumbel::key_of(seed, blockIdx.y, position));
   __syncthreads();
@@ -172,7 +174,7 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
     n = gathered(found, lists, shared);
     const bool many = n > kFew;
     if (many) n = reduced(lists, found, n, a.top_k, Bins(least, top), shared);
-    const bool fits = n >= 0 && n <= kChoosers;
+    const bool fits = n >= a.top_k && n <= kChoosers;  // a NaN may be a block's largest, but is no candidate
     if (threadIdx.x < gridDim.x) eet::put(&shared.fits, threadIdx.x, uint64_t(fits));
     if (fits) sort(shared.sorted, lists + (many ? 0 : kMost), n);
   }
@@ -181,7 +183,7 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
   if (!shared.fits) {
     chosen = row.chosen(a, noise);
   } else if (rank == 0) {
-    chosen = drawn(a, n, top, noise, shared);
+    chosen = draw_from_sorted(a, n, top, noise, shared);
   }
   if (rank == 0 && threadIdx.x == 0) a.token[blockIdx.y] = eet::word_of(chosen);
 }
@@ -194,10 +196,10 @@ extern "C" cudaError_t eet_choose_top_k(int64_t* token, const void* logits, cons
                                         const int64_t* positions, const int64_t* at, const int64_t* seed, int dtype,
                                         int B, int V, int num_blocks, int top_k, float temperature, float top_p,
                                         int dependent, cudaStream_t stream) {
-  if (top_k < 1 || top_k > num_blocks || num_blocks > min(V, kChoosers) || temperature <= 0) return cudaErrorInvalidValue;
+  const eet::Draw draw = eet::draw_of(seed, positions, at, temperature);
+  if (!draw.exists() || top_k < 1 || top_k > num_blocks || num_blocks > min(V, kChoosers)) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const eet::Draw draw = eet::draw_of(seed, positions, at, temperature);
     const TopKArgs<Type> a({token, logits, draw, V, top_k, top_p}, best, num_blocks);
     return eet::launch_on_rows(choose_top_k_kernel<Type>, a, B, dependent != 0, stream);
   });

@@ -130,12 +130,12 @@ int plan(VectorArgs<T>& a) {
 }
 
 template <typename T>
-cudaError_t launch_vector_linear(VectorArgs<T> a, eet::Drawn drawn, int num_blocks, bool dependent,
+cudaError_t launch_vector_linear(VectorArgs<T> a, eet::WithNoise noise, int num_blocks, bool dependent,
                                  cudaStream_t stream) {
   const int bytes = plan(a);
   if (!bytes) return cudaErrorInvalidValue;
   const eet::Launch how{dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent};
-  return drawn.exists() ? eet::launch(vector_linear_kernel<T, eet::Drawn>, how, a, drawn)
+  return noise.exists() ? eet::launch(vector_linear_kernel<T, eet::WithNoise>, how, a, noise)
                         : eet::launch(vector_linear_kernel<T, eet::Largest>, how, a, eet::Largest{});
 }
 
@@ -149,11 +149,11 @@ extern "C" cudaError_t eet_vector_linear(void* out, void* best, const void* x, c
                                          float temperature, int dtype, int T, int N, int K, int act, float eps,
                                          int blocks, int dependent, cudaStream_t stream) {
   if (T < 1 || T > eet::kVectorTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
-  const eet::Drawn drawn{eet::draw_of(seed, positions, at, temperature)};
+  const eet::WithNoise noise{eet::draw_of(seed, positions, at, temperature)};
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const VectorArgs<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
                              blocks);
-    return launch_vector_linear<Type>(a, drawn, blocks, dependent, stream);
+    return launch_vector_linear<Type>(a, noise, blocks, dependent, stream);
   });
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from every_shape import every_shape
@@ -13,6 +15,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import KernelError, RecipeError
 from eet_lab.ops import cuda, reference
 from eet_lab.ops.cases import CaseFailed
+from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.token_cases import TOKEN_CASES, ChooseShape
 from eet_lab.ops.types import Sampling, fresh
 from eet_lab.parts import Parts, replaced
@@ -130,6 +133,15 @@ def test_top_p_keeps_the_words_whose_betters_have_less_mass(logits, top_p, seed)
     better = torch.stack([chances[scores[0] > score].sum() for score in scores[0]])
     word = int(reference.choose(scores, torch.tensor([1]), Sampling(1.0, 0, top_p, torch.tensor([seed]))))
     assert better[word] < top_p + 1e-5
+
+
+def test_logits_count_where_a_choice_needs_them():
+    shape = NextTokenShape(8, 8, 50257, 768)
+    drawn, int8 = replace(shape, temperature=1.0), replace(shape, temperature=1.0, int8=True)
+    moved = [
+        each.read_bytes(2) for each in (shape, drawn, replace(drawn, top_k=50), int8, replace(int8, temperature=0))
+    ]
+    assert moved[0] == moved[1] and moved[2] - moved[1] == moved[3] - moved[4] == 2 * 8 * 50257 * 2
 
 
 def test_it_refines_what_the_fused_kernels_replaced():

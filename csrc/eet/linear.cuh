@@ -87,7 +87,7 @@ struct Largest {
 };
 
 // Outputs that are logits, with the noise of a draw.
-struct Drawn : Draw {
+struct WithNoise : Draw {
   // By all threads, once what was before is there; they meet before they ask for a value.
   __device__ void prepare(int num_tokens) const {
     if (threadIdx.x < num_tokens) keys()[threadIdx.x] = key(threadIdx.x);
@@ -114,7 +114,7 @@ struct Outputs {
   uint64_t best = 0;
   Choice choice;
 
-  __device__ Outputs(const LinearArgs<T, W>& a, int token, Share mine, int apart = 0, Choice choice = {})
+  __device__ Outputs(const LinearArgs<T, W>& a, int token, Share mine, int apart = 0, Choice choice = Choice())
       : a(a), token(token), end(mine.end), apart(apart), choice(choice) {}
 
   __device__ bool has(int n) const { return token < a.num_tokens && n < end; }

@@ -114,7 +114,7 @@ struct NoScales {
 // All that a block of threads does. Part: a warp's part of a tile's sums, to which it adds kChunk inputs at a time; lane
 // 4g+t has 16 bytes of the weights of outputs g and g + 8. kChunks: so many chunks of inputs are under way at a time.
 template <int kTokens, typename Part, typename Scales, int kChunks = 2, typename Args, typename Choice = Largest>
-__device__ void multiply_tiles(const Args& a, uint4* shared, Choice choice = {}) {
+__device__ void multiply_tiles(const Args& a, uint4* shared, Choice choice = Choice()) {
   using T = typename Args::Activation;
   using W = typename Args::Weight;
   constexpr int kThreads = kReaders<kTokens>, kWarps = kThreads / 32, kEach = 16 / int(sizeof(W));

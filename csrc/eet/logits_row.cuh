@@ -44,8 +44,8 @@ class Row {
       : weights(weights), logits(a.logits + int64_t(blockIdx.y) * a.V), V(a.V), scale(a.draw.scale) {}
 
   // Calls visit(logit, word) for this thread's words, in ascending order. Vectors begin where memory allows it, which
-  // may be before the row; a row is read from L2 at first, and from L1 after that. Warps of all blocks take turns, so
-  // that each block has words of every part. `v` is first_vector(), for those who request it early.
+  // may be before the row; a row is read from L2 at first, and from L1 after that. `v` is first_vector(), for those who
+  // request it early.
   template <typename Visit>
   __device__ void each(uint4 v, Visit visit) const {
     const int step = gridDim.x * kChoosers * kVec<T>;
@@ -103,7 +103,6 @@ class Row {
   __device__ float score(T logit) const { return scaled(to_float(logit), scale); }
 
  private:
-
   // Unsigned numbers in the order of scores. 16-bit logits tie where their scores do, and have shorter keys.
   __device__ uint32_t key(T logit) const {
     if constexpr (sizeof(T) == 4) return ordered(score(logit));
@@ -165,9 +164,11 @@ class Row {
     return found;
   }
 
+  // Blocks take turns at cache lines, since a tokenizer's frequent words are neighbours.
   __device__ int first_word() const {
-    const int before = reinterpret_cast<uint64_t>(logits) % 16 / sizeof(T), warp = threadIdx.x / 32;
-    return ((warp * gridDim.x + blockIdx.x) * 32 + threadIdx.x % 32) * kVec<T> - before;
+    constexpr int kLine = 8;  // vectors
+    const int before = reinterpret_cast<uint64_t>(logits) % 16 / sizeof(T), line = threadIdx.x / kLine;
+    return ((line * gridDim.x + blockIdx.x) * kLine + threadIdx.x % kLine) * kVec<T> - before;
   }
 
   __device__ uint4 vector(int first) const {

@@ -26,6 +26,7 @@ __device__ inline void barrier(int id, int num_threads) {
 }
 
 // Over a block of kThreads, each with the sum of its own and all before it; the same sums in the same order every time.
+// Sums of floats may fall from one thread to the next by rounding. Between two calls stands a barrier.
 template <int kThreads, typename T>
 __device__ T running_sum(T mine) {
   __shared__ T of_warp[kThreads / 32];

@@ -143,7 +143,9 @@ def _masked_attention(qkv: torch.Tensor, kv: KVLayer, step: Step, mask: torch.Te
 
 def _next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
     V, C = head.weight.shape
-    return _linear_bytes(head, NextTokenShape(len(step.last), len(x), V, C), x.itemsize)
+    how = {"temperature": sampling.temperature, "top_k": sampling.most_words(V) % V}  # 0: all of them
+    shape = NextTokenShape(len(step.last), len(x), V, C, **how)
+    return _linear_bytes(head, shape, x.itemsize)
 
 
 def _embed(ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor) -> int:

@@ -15,6 +15,8 @@ from eet_lab.ops.int8 import quantized
 from eet_lab.ops.shapes import LinearShape, Normal, copied
 from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
 
+FEW = 16  # rows that a head streams its weights for
+
 
 @dataclass(frozen=True)
 class NextTokenShape:
@@ -32,7 +34,7 @@ class NextTokenShape:
 
     def __str__(self) -> str:
         words = "/int8" * self.int8 + "/rms" * self.rms + "/tied" * self.tied
-        words += f"/t{self.temperature:g}" * (self.temperature > 0) + f"/k{self.top_k}" * (self.top_k > 0)
+        words += f"/temp{self.temperature:g}" * (self.temperature > 0) + f"/k{self.top_k}" * (self.top_k > 0)
         return f"b{self.B}/t{self.T}/v{self.V}/c{self.C}{words}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
@@ -56,11 +58,16 @@ class NextTokenShape:
         return Step(*[None] * 10)._replace(last=end - 1, positions=positions)  # type: ignore[arg-type]
 
     def read_bytes(self, itemsize: int) -> int:
-        """The head, its scales and activations, and the logits out and in again with where they are; each once."""
-        head = self.V * self.C * itemsize
-        logits = self.B * (self.V * itemsize + 16)
-        moved = LinearShape(self.B, self.V, self.C).read_bytes(itemsize) + logits
+        """The head, its scales and activations, and, where they are written, the logits out and in again; each once."""
+        head, logits = self.V * self.C * itemsize, self.B * self.V * itemsize
+        moved = LinearShape(self.B, self.V, self.C).read_bytes(itemsize) + self.B * 16
+        moved += logits if self.writes_logits else -logits
         return moved - head + self.V * (self.C + 4) if self.int8 else moved
+
+    @property
+    def writes_logits(self) -> bool:
+        """Whether the choice needs more of them than the largest of parts, or the head is one that leaves no such."""
+        return self.B > FEW or bool(self.temperature and (self.top_k or self.int8))
 
 
 @dataclass(frozen=True)

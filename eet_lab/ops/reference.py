@@ -224,7 +224,7 @@ def choose_top_k(
 ) -> Tensor:
     """The draw of `choose`, where the largest logits of parts of the words are known: [B,V] -> [B].
 
-    It does without those, which `best` tells. Row i has position positions[rows[i]].
+    Those are in `best`, which is not needed here. Row i has position positions[rows[i]].
     """
     return choose(logits, positions.index_select(0, rows), sampling)
 

@@ -57,7 +57,7 @@ class ChooseShape:
     spread: float = 3.0
 
     def __str__(self) -> str:
-        how = [f"t{self.temperature:g}"] * (self.temperature > 0)
+        how = [f"temp{self.temperature:g}"] * (self.temperature > 0)
         how += [f"k{self.top_k}"] * (self.top_k > 0) + [f"p{self.top_p:g}"] * (self.top_p < 1)
         return f"b{self.B}/v{self.V}/{'/'.join(how) or 'greedy'}"
 
@@ -77,7 +77,7 @@ class ChooseShape:
 class TopKShape(ChooseShape):
     """The same, with the largest of each of so many blocks of words beside them, as an LM head leaves them.
 
-    `clumped`: the largest stand together, as the frequent words of a tokenizer do.
+    `clumped`: the first words tend to be the largest, as the frequent ones of a tokenizer.
     """
 
     temperature: float = 1.0
@@ -86,13 +86,14 @@ class TopKShape(ChooseShape):
     clumped: bool = False
 
     def __str__(self) -> str:
-        return f"{super().__str__()}/b{self.num_blocks}{'/clumped' * self.clumped}"
+        spread = f"/spread{self.spread:g}" * (self.spread != 3)
+        return f"{super().__str__()}/blocks{self.num_blocks}{spread}{'/clumped' * self.clumped}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What choose_top_k takes."""
         logits, positions, sampling = super().inputs(device, dtype, seed)
         if self.clumped:
-            logits = logits.sort(-1, descending=True).values
+            logits -= self.spread / 2 * (torch.arange(self.V, device=device) / 50).log1p()
         rows = torch.arange(self.B, device=device)
         return logits, block_maxima(logits, self.num_blocks), rows, positions, sampling
 
@@ -275,17 +276,27 @@ TOKEN_CASES = (
         "choose_top_k",
         (
             *_top_k(((1, 499), (3, 4096), (16, 50257))),
-            *_top_k(((2, 50257),), clumped=True),
-            *_top_k(((2, 5000),), spread=0.0),  # all words tie: more than are kept
-            *_top_k(((2, 300),), spread=0.0),
+            *_top_k(((2, 9000),), clumped=True),
+            # All words tie: more than a list has room for, more than can be put in order, and not.
+            *_top_k(((2, 5000), (2, 1500), (2, 300)), spread=0.0),
+            # A whole cluster, its lists short, long and too long.
+            *(TopKShape(1, 50257, top_k=k, clumped=clumped) for k in (50, 131) for clumped in (False, True)),
+            TopKShape(1, 151936, top_p=0.9),
             *_top_k(((2, 5000),), spread=40.0),
             TopKShape(3, 1000, top_k=3, num_blocks=3),
             TopKShape(3, 1000, top_k=8, top_p=0.5, num_blocks=8, clumped=True),
+            TopKShape(1, 2000, top_k=400, num_blocks=512),
             TopKShape(1, 151936, top_k=512, num_blocks=512),
+            TopKShape(
+                2, 5000, top_k=131, top_p=1 - 2**-24, spread=0.01
+            ),  # sums that rounding brings to the end too late
             TopKShape(2, 7, top_k=5, num_blocks=7),
             TopKShape(0, 1000),
         ),
-        tuple(TopKShape(B, V, **how) for B, V in ((1, 50257), (8, 50257), (1, 151936)) for how in (TOP_K[0], TOP_K[3])),
+        (
+            *(TopKShape(B, V, **how) for B, V in ((1, 50257), (8, 50257), (1, 151936)) for how in (TOP_K[0], TOP_K[3])),
+            *(TopKShape(B, 50257, clumped=True) for B in (1, 8)),
+        ),
     ),
     NEXT_TOKEN,
     AdvanceCase(

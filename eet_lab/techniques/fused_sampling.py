@@ -21,12 +21,14 @@ class FusedSampling(Technique):
 
     Where few rows are decoded, the LM head takes part in the choice: each of its blocks leaves its largest logit, and
     the next launch chooses among those. So an arg-max writes no logits at all, nor does a draw from all words, whose
-    noise the head adds (an int8 head adds none). With a top-k of no more words than there are blocks, 132 on an H200,
-    the k-th largest of these is a bound: the few words that reach it are put in order, and top-k and top-p are read
-    off. Elsewhere, as with top-p alone, nothing is sorted either: the lowest score that stays is found digit by digit,
-    a pass over the logits for every four bits.
+    noise the head adds (but for an int8 head, which writes its logits).
 
-    The draws are the same as without it: the noise depends on seed, row and position alone, to the bit.
+    With a top-k of no more words than there are blocks, 132 on an H200, the k-th largest of these is a bound: the few
+    words that reach it are put in order, and top-k and top-p are read off. With a larger one, more rows, or top-p alone
+    nothing is sorted: the lowest score that stays is found digit by digit, a pass over the logits for every four bits.
+
+    The noise is the same as without it to the bit, by seed, row and position alone; logits may differ in their last
+    bit, where the head is multiplied by another kernel.
 
     Expect about the same time less for every token, whatever the model: much for a small one, little for a large.
 

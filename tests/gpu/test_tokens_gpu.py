@@ -19,6 +19,7 @@ from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
 from gpu.launches import launches_of, replayed
 
 pytestmark = pytest.mark.gpu
+CASE = {case.name: case for case in TOKEN_CASES}
 
 
 @pytest.mark.parametrize("way", [lambda op: op, dependent], ids=["plain", "dependent"])
@@ -72,9 +73,46 @@ def test_hidden_words_are_never_drawn():
                 assert set(cuda.choose_top_k(*with_best, empty=fresh).tolist()) <= {7, 4321}
 
 
-@pytest.mark.parametrize("case", TOKEN_CASES, ids=lambda case: case.name)
-def test_it_can_be_captured_and_replayed(case):
-    shape = case.shapes[3]
+@pytest.mark.parametrize("B", [1, 8])
+@pytest.mark.parametrize("k", [1, 50, 100])
+def test_the_few_words_that_reach_the_bound_are_enough(B, k):
+    """What is NaN unknown to the head's blocks is no candidate; a selection among all words would keep nothing else."""
+    logits, best, rows, positions, sampling = TopKShape(B, 50257, top_k=k).inputs("cuda", torch.float16, 4)
+    expected = cuda.choose_top_k(logits, best, rows, positions, sampling, empty=fresh)
+    lowest = logits.topk(k, largest=False).indices
+    got = cuda.choose_top_k(logits.scatter(-1, lowest, torch.nan), best, rows, positions, sampling, empty=fresh)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("how", [*HOW, *TOP_K], ids=str)
+@pytest.mark.parametrize("num_nan", [1, 40, 50257])
+def test_a_word_is_drawn_even_from_what_overflowed(how, num_nan, dtype):
+    """Any word: but it is one, since the next step looks it up."""
+    shape = TopKShape(3, 50257, **{"top_k": 0, "temperature": 0.0} | how if how in HOW else how)
+    logits, _, rows, positions, sampling = shape.inputs("cuda", dtype, 6)
+    logits[:, torch.arange(num_nan) * (50257 // num_nan)] = torch.nan
+    best = torch.nan_to_num(logits.float(), nan=torch.inf).to(dtype)
+    best = block_maxima(torch.where(logits.isnan(), logits, best), 132)  # a NaN is the largest
+    got = [cuda.choose(logits, positions, sampling, empty=fresh)]
+    if 0 < sampling.top_k <= 132:
+        got += [cuda.choose_top_k(logits, best, rows, positions, sampling, empty=fresh)]
+    assert all(bool(((token >= 0) & (token < 50257)).all()) for token in got)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_top_p_of_nearly_one_finds_its_last_word(seed):
+    shape = TopKShape(16, 5000, top_k=131, top_p=1 - 2**-24, spread=0.01)
+    inputs = shape.inputs("cuda", torch.float32, seed)
+    token, last = cuda.choose_top_k(*inputs, empty=fresh), inputs[0].topk(131).values[:, -1]
+    assert bool((inputs[0].gather(-1, token[:, None])[:, 0] >= last).all())
+
+
+CAPTURED = [(case, shape) for case in TOKEN_CASES for shape in case.shapes[3:4]]
+CAPTURED += [(CASE["next_token"], shape) for shape in CASE["next_token"].shapes if getattr(shape, "temperature", 0)]
+
+
+@pytest.mark.parametrize(("case", "shape"), CAPTURED, ids=lambda each: getattr(each, "name", str(each)))
+def test_it_can_be_captured_and_replayed(case, shape):
     inputs = shape.inputs("cuda", torch.float16, 2)
     eager = case.call(getattr(cuda, case.op), copied(inputs), fresh)
     mine = copied(inputs)
@@ -84,7 +122,7 @@ def test_it_can_be_captured_and_replayed(case):
 
 @pytest.mark.parametrize("case", TOKEN_CASES, ids=lambda case: case.name)
 def test_launches_are_as_many_as_declared(case):
-    for shape in case.bench[:5]:
+    for shape in case.bench:
         inputs = shape.inputs("cuda", torch.float16, 0)
         launches = launches_of(partial(case.call, getattr(cuda, case.op), inputs, fresh))
         assert len(launches) == case.launches, launches
@@ -99,10 +137,14 @@ def test_the_next_token_is_the_choice_among_logits_that_need_not_be_written(B, T
     last = torch.arange(B, device="cuda") * (T // B) + T // B - 1
     step = Step(*[None] * 10)._replace(last=last, positions=torch.arange(T, device="cuda"))
     w = Linear(head, None)
-    for how in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 50}, {"temperature": 1.0, "top_p": 0.8}):
+    top_k, top_p = {"top_k": 50}, {"top_p": 0.8}
+    for how in ({}, *({"temperature": 1.0} | limits for limits in ({}, top_k, top_p, top_k | top_p))):
         args = (x, step, norm, w, Settings(seed=9, **how).sampling(x.device))
         expected = cuda.next_token_by_torch(*args, empty=fresh)
-        if takes_few(B, x, w, gathered=True) and "top_p" not in how:  # the sums of its logits are in another order
+        if takes_few(B, x, w, gathered=True) and how.keys() != {
+            "temperature",
+            "top_p",
+        }:  # the sums of its logits are in another order
             logits, best = outputs_and_largest(x, last, norm, w, empty=fresh)
             assert torch.equal(block_maxima(logits, best.shape[1]), best)
             expected = reference.choose(logits, step.positions[last], args[-1])

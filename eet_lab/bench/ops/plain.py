@@ -12,7 +12,7 @@ from eet_lab.bench.ops.provider import Inputs, Prepared, Provider
 from eet_lab.ops import reference
 from eet_lab.ops.int8_cases import Int8Shape
 from eet_lab.ops.next_token_case import NextTokenShape
-from eet_lab.ops.shapes import LinearShape
+from eet_lab.ops.shapes import LinearShape, Shape
 from eet_lab.ops.types import Norm, fresh
 
 ACTS: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -68,7 +68,7 @@ def _norm(x: Tensor, w: Norm) -> Tensor:
     return F.rms_norm(x, width, w.weight, w.eps) if w.bias is None else F.layer_norm(x, width, w.weight, w.bias, w.eps)
 
 
-def _int8(shape: LinearShape) -> str | None:
+def _int8(shape: Shape) -> str | None:
     has_int8 = isinstance(shape, Int8Shape) or (isinstance(shape, NextTokenShape) and shape.int8)
     return "PyTorch's linear takes no int8 weights" if has_int8 else None
 

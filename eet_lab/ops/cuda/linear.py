@@ -118,8 +118,8 @@ def largest_outputs(
     numbers, the largest of a row has the largest output, of those that tie the first: 2**32 - 1 minus its lower half.
     A draw takes no int8 weights, whose kernels take long enough to compile without it.
     """
-    T, num_blocks = _check_choice(x, rows, w, draw)
-    best = empty("best", (T, num_blocks), rows)
+    T, blocks = _check_choice(x, rows, w, draw)
+    best = empty("best", (T, blocks), rows)
     if not x.is_meta and T:
         _stream(None, best, x, rows, w, None, norm_w, None, dependent, draw)
     return best
@@ -130,8 +130,8 @@ def outputs_and_largest(
     x: Tensor, rows: Tensor, norm_w: Norm, w: Linear, *, empty: Empty, dependent: bool = False
 ) -> tuple[Tensor, Tensor]:
     """linear(norm(x[rows])) [T,N], and where it is largest as `largest_outputs` tells it, in one launch."""
-    T, num_blocks = _check_choice(x, rows, w)
-    out, best = empty("linear", (T, len(w.weight)), x), empty("best", (T, num_blocks), rows)
+    T, blocks = _check_choice(x, rows, w)
+    out, best = empty("linear", (T, len(w.weight)), x), empty("best", (T, blocks), rows)
     if not x.is_meta and T:
         _stream(out, best, x, rows, w, None, norm_w, None, dependent)
     return out, best

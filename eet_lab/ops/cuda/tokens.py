@@ -114,23 +114,24 @@ def choose_top_k(
     empty: Empty,
     dependent: bool = False,
 ) -> Tensor:
-    """The draw of `choose` with a top-k, in one launch that looks at the logits once: [B,V] -> [B].
+    """The draw of `choose` with a top-k, in one launch, and mostly one look at the logits: [B,V] -> [B].
 
     `best` [B,blocks] is what `outputs_and_largest` gives beside them, and row i has position positions[rows[i]]. There
     are at least top_k blocks, and at most 512.
     """
-    (B, V), num_blocks = logits.shape, best.shape[1]
+    (B, V), blocks = logits.shape, best.shape[1]
     if logits.dtype not in DTYPES:
         raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}. {REMEDY}")
     check(logits, "logits", logits.dtype, (B, V))
-    check(best, "best", torch.int64, (B, num_blocks))
+    check(best, "best", torch.int64, (B, blocks))
     check(rows, "rows", torch.int64, (B,))
     check(positions, "positions", torch.int64, (len(positions),))
+    check(sampling.seed, "seed", torch.int64, (1,))
     token = empty("token", (B,), rows)
     if token.is_meta or not B:
         return token
     tensors = (token.data_ptr(), at(logits), best.data_ptr(), positions.data_ptr(), rows.data_ptr())
-    sizes = (DTYPES[logits.dtype], B, V, num_blocks)
+    sizes = (DTYPES[logits.dtype], B, V, blocks)
     how = (sampling.top_k, sampling.temperature, sampling.top_p, dependent, stream_of(logits))
     native.loaded("top_k").eet_choose_top_k(*tensors, sampling.seed.data_ptr(), *sizes, *how)
     return token
