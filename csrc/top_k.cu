@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
   eet::wait_for_previous();
   eet::let_next_begin();
 
-  // All requested before any is waited for.
+  // Requested together, since each takes as long as a barrier; the position when its place is there.
   const int64_t place = a.draw.place(blockIdx.y), seed = *a.draw.seed;
   uint64_t best = 0;
   if (threadIdx.x < a.num_blocks) best = a.best[int64_t(blockIdx.y) * a.num_blocks + threadIdx.x];

@@ -143,8 +143,8 @@ def _masked_attention(qkv: torch.Tensor, kv: KVLayer, step: Step, mask: torch.Te
 
 def _next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
     V, C = head.weight.shape
-    how = {"temperature": sampling.temperature, "top_k": sampling.most_words(V) % V}  # 0: all of them
-    shape = NextTokenShape(len(step.last), len(x), V, C, **how)
+    top_k = sampling.most_words(V) % V  # 0: all of them
+    shape = NextTokenShape(len(step.last), len(x), V, C, temperature=sampling.temperature, top_k=top_k)
     return _linear_bytes(head, shape, x.itemsize)
 
 
