@@ -60,6 +60,20 @@ def test_generate_tells_prompt_from_text_on_a_terminal(capsys, monkeypatch):
     assert capsys.readouterr().out.startswith("\x1b[1mReturn a list of\x1b[0m ")
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (["--top-k", "5"], True),
+        (["--top-p", "0.5"], True),
+        ([], False),
+        (["--top-k", "5", "--temperature", "1"], False),
+    ],
+)
+def test_limits_without_a_temperature_are_said_to_do_nothing(how, said, capsys):
+    assert main(["generate", "Return a list of", *SHORT, *how]) == 0
+    assert ("--top-k and --top-p have no effect" in capsys.readouterr().err) == said
+
+
 def test_generate_ends_a_text_where_it_ends(capsys):
     words = ["generate", "Return a list of", "--recipe", "baseline", "--device", "cpu"]
     assert main(words) == 0
@@ -144,6 +158,8 @@ def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
         (["bench", "op:norm_linear/t1/n96/c64", "--repeats", "0", "--device", "cpu"], "repeats is 0"),
         (["compare", "--ladder", "--baseline", "pre_padding"], "leave out one of the two"),
         (["bench", "gpt2-b1"], "is no workload"),
+        (["bench", "choose_top_k"], "Did you mean 'op:choose_top_k'"),
+        (["bench", "norm/t1/c64"], "Did you mean 'op:norm/t1/c64'"),
         (["doctor", "--html", "no/where.html"], "no/where.html cannot be written"),
         (["compare", "--html", "no/where.html"], "no/where.html cannot be written"),
         (["compare", "--save", "no/where.json"], "no/where.json cannot be written: there is no folder"),

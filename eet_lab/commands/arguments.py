@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,16 +38,26 @@ def add_generation(parser: argparse.ArgumentParser, new_tokens: int = 64) -> Non
     """How to generate: the fields of `Settings` that suit a command line."""
     group = parser.add_argument_group("generation")
     group.add_argument("-n", "--new-tokens", type=int, default=new_tokens, metavar="N", help="default: %(default)s")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 (greedy, the default) or more")
-    group.add_argument("--top-k", type=int, default=0, metavar="N", help="draw among the N best (0: all)")
     group.add_argument(
-        "--top-p", type=float, default=1.0, metavar="X", help="draw among the best that sum to X (1: all)"
+        "--temperature", type=float, default=0.0, metavar="X", help="0 (greedy, the default) or 1e-4 and more"
+    )
+    group.add_argument(
+        "--top-k", type=int, default=0, metavar="N", help="with a temperature: among the N best (0: all)"
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="with a temperature: among the best that sum to X (1: all)",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="makes draws repeatable (default: 0)")
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """The same as keyword arguments."""
+    """The same as keyword arguments; says so where one of them has no effect."""
+    if args.temperature == 0 and (args.top_k or args.top_p != 1):
+        print("--temperature is 0: tokens are greedy, and --top-k and --top-p have no effect.", file=sys.stderr)
     return {
         "max_new_tokens": args.new_tokens,
         "temperature": args.temperature,

@@ -56,12 +56,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Race and print; 130 when stopped."""
-    from eet_lab.bench.ops.workload import PREFIX
+    from eet_lab.bench.ops.workload import PREFIX, TIMED_CASES
     from eet_lab.bench.progress import Clock
     from eet_lab.bench.rows import append
     from eet_lab.bench.turns import check_repeats
 
     check_repeats(args.repeats)
+    if args.workload.partition("/")[0] in {case.name for case in TIMED_CASES}:
+        raise PromptError(f"{args.workload!r} names an op. Did you mean '{PREFIX}{args.workload}'?")
     if args.append:
         append((), args.append)  # makes the folder: one that cannot be made is told before any work
     line = ProgressLine(Clock())

@@ -39,7 +39,7 @@ class Settings:
             "max_new_tokens": (_whole(self.max_new_tokens, 1), "a whole number of at least 1"),
             "temperature": (
                 _real(self.temperature) and (self.temperature == 0 or self.temperature >= COLDEST),
-                f"0 (greedy) or at least {COLDEST}",
+                f"0 (greedy) or a finite number of at least {COLDEST}",
             ),
             "top_k": (_whole(self.top_k, 0), "0 (no limit) or a positive whole number"),
             "top_p": (_real(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),

@@ -106,7 +106,7 @@ def available(device: torch.device | str) -> str | None:
     """None when CUDA kernels can be built and run on `device`, else the reason why not and what to do."""
     device = torch.device(device)
     if device.type != "cuda":
-        return f"CUDA kernels need an NVIDIA GPU; the model is on {device.type!r}."
+        return f"CUDA kernels need an NVIDIA GPU; the device is {device.type!r}."
     if not torch.cuda.is_available():
         return "torch sees no NVIDIA GPU (see: eet-lab doctor)."
     if too_old := limits.gpu_too_old(torch.cuda.get_device_capability(device)):
