@@ -1,5 +1,7 @@
 // Linear layers of few tokens: weights stream through shared memory, once. In 16 bits the fewest are left to
 // vector_linear.cu, and four to eight to register_linear.cu where it takes them. T tokens, N outputs, K inputs.
+#include <type_traits>
+
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/linear_tiles.cuh"

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed, RedZones
+from eet_lab.ops.cuda.linear import FEW
 from eet_lab.ops.int8 import quantized
 from eet_lab.ops.shapes import LinearShape, Normal, copied
 from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
-
-FEW = 16  # rows that a head streams its weights for
 
 
 @dataclass(frozen=True)

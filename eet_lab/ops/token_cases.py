@@ -110,7 +110,7 @@ def block_maxima(logits: Tensor, num_blocks: int) -> Tensor:
     parts = [part.max(-1) for part in (logits.float() + 0).tensor_split(num_blocks, -1)]
     begin = torch.tensor([len(part) for part in torch.arange(logits.shape[-1]).tensor_split(num_blocks)]).cumsum(0)
     begin = begin.roll(1).index_fill(0, torch.tensor([0]), 0).to(logits.device)
-    bits = torch.stack([part.values for part in parts], -1).contiguous().view(torch.int32).long()
+    bits = torch.stack([part.values for part in parts], -1).view(torch.int32).long()
     words = torch.stack([part.indices for part in parts], -1) + begin
     ordered = torch.where(bits < 0, ~bits, bits | 1 << 31) & 0xFFFFFFFF
     return ordered << 32 | 0xFFFFFFFF - words
@@ -287,9 +287,8 @@ TOKEN_CASES = (
             TopKShape(3, 1000, top_k=8, top_p=0.5, num_blocks=8, clumped=True),
             TopKShape(1, 2000, top_k=400, num_blocks=512),
             TopKShape(1, 151936, top_k=512, num_blocks=512),
-            TopKShape(
-                2, 5000, top_k=131, top_p=1 - 2**-24, spread=0.01
-            ),  # sums that rounding brings to the end too late
+            # Sums that rounding brings to the end too late.
+            TopKShape(2, 5000, top_k=131, top_p=1 - 2**-24, spread=0.01),
             TopKShape(2, 7, top_k=5, num_blocks=7),
             TopKShape(0, 1000),
         ),

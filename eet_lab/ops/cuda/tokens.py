@@ -90,9 +90,7 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empt
     rounding of `top_p`. Words that tie go to the lowest.
     """
     B, V = logits.shape
-    if logits.dtype not in DTYPES:
-        raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}. {REMEDY}")
-    check(logits, "logits", logits.dtype, (B, V))
+    _check_logits(logits)
     check(positions, "positions", torch.int64, (B,))
     token = empty("token", (B,), positions)
     if token.is_meta or not B:
@@ -120,9 +118,7 @@ def choose_top_k(
     are at least top_k blocks, and at most 512.
     """
     (B, V), blocks = logits.shape, best.shape[1]
-    if logits.dtype not in DTYPES:
-        raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}. {REMEDY}")
-    check(logits, "logits", logits.dtype, (B, V))
+    _check_logits(logits)
     check(best, "best", torch.int64, (B, blocks))
     check(rows, "rows", torch.int64, (B,))
     check(positions, "positions", torch.int64, (len(positions),))
@@ -135,6 +131,12 @@ def choose_top_k(
     how = (sampling.top_k, sampling.temperature, sampling.top_p, dependent, stream_of(logits))
     native.loaded("top_k").eet_choose_top_k(*tensors, sampling.seed.data_ptr(), *sizes, *how)
     return token
+
+
+def _check_logits(logits: Tensor) -> None:
+    if logits.dtype not in DTYPES:
+        raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}. {REMEDY}")
+    check(logits, "logits", logits.dtype, tuple(logits.shape))
 
 
 @needs("sampling")
