@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cuda import layer, linear
+from eet_lab.ops.cuda.launching import DTYPES
 from eet_lab.ops.native import all_names
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
@@ -64,6 +66,21 @@ def test_the_fused_choice_is_recorded(sanitize):
         assert any(place and rows for place, rows in zip(best, at, strict=True)), name
 
 
+def test_blocks_of_many_weights_are_recorded(sanitize):
+    """eet_linear for few tokens in 16 bits: with a norm, and heads that choose and that draw."""
+    names = [p.name for p in signatures(source("linear").read_text())["eet_linear"]]
+    found = sanitize.record({}, passes=[each for each in sanitize.PASSES if each.num_blocks == 2])
+    launches = [launch for call in found.calls for launch in call.launches if launch.kernel == "linear"]
+    calls = [dict(zip(names, launch.args, strict=True)) for launch in launches]
+    assert {(call["T"], bool(call["best"]), call["temperature"] > 0) for call in calls} == {
+        (2, False, False),
+        (4, False, False),
+        (2, True, False),
+        (2, True, True),
+    }
+    assert {call["dtype"] for call in calls} == {DTYPES[torch.float16], DTYPES[torch.bfloat16]}
+
+
 @pytest.mark.parametrize(("D", "columns"), [(64, 384), (96, 320), (128, 320), (256, 128)])
 def test_prompts_go_round_hoppers_ring(sanitize, D, columns):
     """`columns` are the stages of its plan for this head dim, of 64 keys each (csrc/hopper_attention.cu)."""
@@ -90,7 +107,7 @@ def test_linears_fill_few_blocks_on_a_small_gpu(sanitize):
 
 def test_nothing_of_a_pretended_gpu_stays(sanitize):
     def answers():
-        return linear.gpu(), layer.gpu(), linear._is_few(12, 1600, 4, True, linear.gpu().shared_bytes)
+        return linear.gpu(), layer.gpu(), linear.streaming_kernel(12, 40, 1600, 4, normed=True)
 
     before = answers()
     recorded(sanitize, "rest_of_layer", "t1/c64/f256", 1)

@@ -9,12 +9,10 @@ from math import ceil
 from pathlib import Path
 
 import pytest
-import torch
 
 from eet_lab.ops.cuda import linear
 from eet_lab.ops.cuda.launching import Limits
 from eet_lab.ops.native import toolchain
-from eet_lab.ops.types import Linear
 from eet_lab.paths import csrc_dir
 
 GPU = """
@@ -193,13 +191,10 @@ GPUS = ((99 * 1024, 84), (163 * 1024, 108), (227 * 1024, 132))
 
 def planned(libraries, gpu, T: int, N: int, K: int, normed: bool) -> tuple[int, int, int, int] | None:
     """Bytes of shared memory, stages of the ring, bytes of one, and outputs of a block; None: it is cuBLAS's."""
-    weight = torch.empty(N, K, dtype=torch.float16, device="meta")
-    if not linear.takes_few(T, weight, Linear(weight, None), normed=normed):
+    kernel = linear.streaming_kernel(T, N, K, 2, normed=normed)
+    if kernel is None:
         return None
-    if linear._in_registers(T, N, K, normed):
-        library = libraries["register"]
-    else:
-        library = libraries["vector" if linear._are_vectors(T, K) else "tiles"]
+    library = libraries[kernel]
     library.set_gpu(*gpu)
     found, blocks = (ctypes.c_int * 2)(), linear.num_blocks(N)
     return library.plan_of(T, N, K, normed, not normed, blocks, found), *found, ceil(N / blocks)
@@ -208,13 +203,43 @@ def planned(libraries, gpu, T: int, N: int, K: int, normed: bool) -> tuple[int, 
 @pytest.fixture
 def plans(library, register_library, tile_library, monkeypatch):
     """A function (gpu, T, N, K, normed) that tells what `planned` does."""
-    libraries = {"vector": library, "register": register_library, "tiles": tile_library}
+    libraries = {"vector_linear": library, "register_linear": register_library, "linear": tile_library}
 
     def tell(gpu, *sizes):
         monkeypatch.setattr(linear, "gpu", lambda: Limits(*gpu))
         return planned(libraries, gpu, *sizes)
 
     return tell
+
+
+@pytest.mark.parametrize(
+    ("T", "H", "products", "head"),
+    [
+        (1, 768, "vector vector vector vector", "linear"),
+        (1, 1600, "vector vector vector vector", "linear"),
+        (3, 1600, "vector vector vector vector", "linear"),
+        (8, 1600, "register register register register", "linear"),
+        (12, 1600, "linear linear linear linear", "linear"),
+        (16, 1600, "linear linear linear cublas", "linear"),
+        (4, 2048, "vector register vector register", "linear"),
+        (3, 4096, "linear vector linear register", "linear"),
+        (8, 4096, "linear register linear register", "linear"),
+        (1, 5120, "linear vector linear register", "vector"),
+        (16, 5120, "cublas cublas cublas cublas", "cublas"),
+        (1, 8192, "linear vector vector register", "vector"),
+        (9, 8192, "cublas linear cublas cublas", "cublas"),
+        (1, 12288, "vector vector vector vector", "vector"),
+        (8, 12288, "cublas cublas cublas cublas", "cublas"),
+        (1, 16384, "cublas vector cublas cublas", "cublas"),
+    ],
+)
+def test_a_product_has_the_kernel_that_was_measured_to_be_fastest(monkeypatch, T, H, products, head):
+    """QKV, projection, FC1 and FC2 of a layer, and the head, in 16 bits on an H200."""
+    monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[-1]))
+    sizes = (3 * H, H, True), (H, H, False), (4 * H, H, True), (H, 4 * H, False)
+    found = [linear.streaming_kernel(T, N, C, 2, normed=normed) for N, C, normed in sizes]
+    found.append(linear.streaming_kernel(T, 50257, H, 2, normed=True, gathered=True))
+    assert [(kernel or "cublas").removesuffix("_linear") for kernel in found] == [*products.split(), head]
 
 
 @pytest.mark.parametrize("gpu", GPUS, ids=str)
@@ -224,9 +249,12 @@ def test_what_is_few_fits(plans, gpu):
         T, normed, most = draw.randint(1, 16), draw.choice((True, False)), draw.choice((512, 4096, 65_536))
         sizes = T, draw.randint(1, draw.choice((300, 20_000, 60_000))), 8 * draw.randint(1, most // 8), normed
         if found := plans(gpu, *sizes):
-            num_bytes, stages, _, _ = found
+            num_bytes, stages, stage_bytes, outputs = found
             num_few += 1
             assert 0 < num_bytes <= gpu[0] - 1024 and stages > 0, sizes
+            T, N, K, normed = sizes
+            if linear.streaming_kernel(T, N, K, 2, normed=normed) == "linear":
+                assert stages > 1 or stage_bytes >= 2 * outputs * K, "one stage is multiplied while the next arrives"
     assert num_few > 1500
 
 

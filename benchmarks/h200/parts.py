@@ -36,6 +36,9 @@ ONE_BY_ONE = ("all", "all,-dependent_launch", "all,-persistent_layers")
 LARGE = (
     *(f"op:norm_linear/t{tokens}/n36864/c12288" for tokens in (1, 8)),
     *(f"op:linear_residual/t{tokens}/n12288/c49152" for tokens in (1, 8)),
+    *(f"op:norm_linear/t{tokens}/n16384/c4096/gelu_tanh" for tokens in (1, 3, 16)),
+    *(f"op:linear_residual/t{tokens}/n4096/c16384" for tokens in (1, 3)),
+    "op:norm_linear/t9/n24576/c8192",
     "op:decode_attention/b1/kv32768/h25/d64",
     "op:prefill_attention/b1/s32768/h4/d64",
 )
@@ -164,7 +167,7 @@ PARTS: dict[str, Part] = {
     "ops-int8": Part(40, ops("op:int8_norm_linear", "op:int8_linear_residual")),
     "ops-rows": Part(40, ops("op:norm", "op:softmax")),
     "ops-tokens": Part(60, ops("op:embed", "op:choose", "op:choose_top_k", "op:next_token")),
-    "ops-large": Part(30, ops(*LARGE)),
+    "ops-large": Part(60, ops(*LARGE)),
     "memory-stream": Part(180, streamed("gpt2-xl/r200/p1-960/n16", *STREAMED)),
     "allocators": Part(15, allocators),
     "compare-xl": Part(40, recorded_compare("gpt2-xl/b8/p16-128/n64")),

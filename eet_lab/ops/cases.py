@@ -141,6 +141,11 @@ LINEARS = (
     LinearShape(16, 6400, 1600, "gelu_tanh"),
     LinearShape(64, 515, 1600, "gelu_tanh"),
     LinearShape(4, 40, 16384),
+    LinearShape(4, 40, 12288),  # as many activations with a norm as there is room for
+    *(LinearShape(T, 40, C) for T, C in ((1, 20488), (2, 10248), (3, 6832))),  # in registers without a norm
+    *(LinearShape(T, 96, 3072) for T in (2, 4)),  # on two multiprocessors, and the next on all, blocks of many weights
+    *(LinearShape(T, 4800, 4096, "gelu_tanh") for T in (1, 3)),
+    LinearShape(9, 2048, 8192),
     # cuBLAS with a bias, with neither it nor an activation of its own, and with outputs that fill no vector.
     *(LinearShape(T, N, 64, act) for T, N, act in ((33, 40, None), (18, 96, "gelu"), (30, 331, "relu"))),
     *(LinearShape(T, N, 64, "gelu_tanh", bias=bias) for T, N, bias in ((19, 40, False), (21, 331, True))),
@@ -219,7 +224,11 @@ CASES = (
     Case(
         "linear_residual",
         "linear_residual",
-        (*_linears(residual=True), *(LinearShape(T, 64, 6400, residual=True) for T in (1, 2, 16))),
+        (
+            *_linears(residual=True),
+            *(LinearShape(T, 64, 6400, residual=True) for T in (1, 2, 16)),
+            LinearShape(3, 8456, 6856, residual=True),  # too many outputs of a block for registers
+        ),
         XL_LINEAR_RESIDUALS,
     ),
     _decode(masked=False),

@@ -138,9 +138,12 @@ NEXT_TOKEN = NextTokenCase(
         NextTokenShape(2, 5, 331, 200, int8=True),  # C is no multiple of 16: expanded, however few the rows are
         NextTokenShape(17, 17, 515, 64, int8=True),
         NextTokenShape(2, 2, 50257, 768),
+        NextTokenShape(2, 2, 3003, 96),  # on two multiprocessors a head of as many weights a block
         # Draws from all words, in the head of every kernel; from the top-k, where it takes part and where it does not.
         *(NextTokenShape(B, T, V, 64, temperature=0.8) for B, T, V in ((1, 1, 499), (3, 7, 1001), (5, 43, 515))),
         NextTokenShape(16, 16, 1001, 72, temperature=1.3),
+        NextTokenShape(2, 2, 3003, 96, temperature=0.8),
+        NextTokenShape(1, 1, 50257, 768, temperature=0.8),
         NextTokenShape(2, 5, 1003, 64, int8=True, temperature=0.8),
         NextTokenShape(5, 5, 1003, 64, int8=True, top_k=20, temperature=0.8),
         NextTokenShape(1, 1, 499, 64, top_k=50, temperature=0.8),

@@ -19,9 +19,12 @@ ALIGNED = 16  # channels: an output's weights are copied 16 bytes at a time
 
 
 @cache
-def takes_few(T: int, C: int, itemsize: int, shared_bytes: int) -> bool:
-    """Whether eet_int8_linear takes so many tokens, in blocks that can have `shared_bytes` of shared memory."""
-    activations = T * (-(-C // 64) * 64 * itemsize + 16) + 2 * C * itemsize  # and the norm's weight and bias
+def takes_few(T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> bool:
+    """Whether eet_int8_linear takes so many tokens, in blocks that can have `shared_bytes` of shared memory.
+
+    Whatever finds room: it is ahead of cuBLAS, before which weights are expanded, with one stage in its ring too.
+    """
+    activations = T * (-(-C // 64) * 64 * itemsize + 16) + 2 * C * itemsize * normed  # the norm's weight and bias
     sums, stage, others = max(4096 * T, 8192), 16 * min(C + 128, 2176), 2048
     return T <= FEW and C % ALIGNED == 0 and activations + sums + stage + others <= shared_bytes
 

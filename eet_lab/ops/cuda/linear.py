@@ -11,19 +11,22 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, at, check, gpu, needs, odd_stride, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, gpu, needs, odd_stride, stream_of
 from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
-FEW = 16  # tokens that the weight-streaming products take; there cuBLAS with what surrounds it is even (rows of t16)
-VECTORS = 4  # tokens that the one takes which is made for vectors, in 16 bits, where REGISTERS do not
-VECTOR_NUMBERS = 28 * 1024  # activations beyond which eet_linear is faster
-REGISTERS = range(4, 9)  # tokens whose activations lie in registers, in 16 bits
+# Which kernel takes a product was measured by size, in chains of a layer's products and beside cuBLAS (LOG).
+FEW = 16  # tokens that the kernels take which stream weights; there cuBLAS with what surrounds it is even (rows of t16)
+MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # of an output; with more, or a norm of more, cuBLAS is ahead
+STAGE_BYTES = 2048  # of an output, at most, in a stage of eet_linear's ring, which has 16 outputs
+VECTORS = 4  # tokens that the kernel takes which is made for vectors, in 16 bits
+BETWEEN = range(280 << 10, 3 << 20)  # bytes of weights of a block, for which eet_linear is ahead of it, with a norm
+REGISTERS = 8  # tokens whose activations lie in registers, in 16 bits,
+FEWEST_IN_REGISTERS, NUMBERS_IN_REGISTERS = 4, 20 * 1024  # if they are so many, or without a norm their activations
 REGISTER_OUTPUTS = 64  # of a block of that one, at most
 REGISTER_CHANNELS = 1792  # of its norm, at most
 CUBLAS_ACT = "gelu_tanh"  # the one that cuBLAS ends a product with
-STAGE_SHARED = 35 * 1024  # bytes of it that one stage of eet_linear's ring needs, with what is small
 
 
 @needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "norm", "epilogue")
@@ -152,15 +155,13 @@ def _check_choice(x: Tensor, rows: Tensor, w: Linear, draw: Draw | None = None) 
 def takes_few(T: int, x: Tensor, w: Linear, *, normed: bool = True, gathered: bool = False) -> bool:
     """Whether a kernel that streams weights takes T tokens such as those of x; the same answer for meta tensors.
 
-    At most 16, whose activations fit in shared memory beside the norm's weights, or in registers. `gathered`: they are
-    rows of x that lie apart.
+    At most 16, whose activations fit in shared memory beside the norm's weights and a ring, or in registers.
+    `gathered`: they are rows of x that lie apart.
     """
-    (N, C), itemsize, shared_bytes = w.weight.shape, x.element_size(), gpu().shared_bytes
+    (N, C), itemsize = w.weight.shape, x.element_size()
     if w.scale is not None:
-        return int8.takes_few(T, C, itemsize, shared_bytes)
-    if itemsize == 2 and not gathered and _in_registers(T, N, C, normed):
-        return True
-    return _is_few(T, C, itemsize, normed, shared_bytes)
+        return int8.takes_few(T, C, itemsize, normed, gpu().shared_bytes)
+    return streaming_kernel(T, N, C, itemsize, normed=normed, gathered=gathered) is not None
 
 
 def num_launches(
@@ -205,37 +206,51 @@ def _stream(
     drawn = (draw.positions.data_ptr(), draw.seed.data_ptr(), draw.temperature) if draw else (None, None, 0.0)
     sizes = (DTYPES[x.dtype], T, N, C)
     how = (ACTS[act], norm_w.eps if norm_w else 0.0, num_blocks(N), dependent, stream_of(x))
-    plain = w.scale is None and x.dtype != torch.float32
-    if plain and rows is None and _in_registers(T, N, C, norm_w is not None):
-        addresses = (at(out), at(x), at(w.weight), *around)
-        native.loaded("register_linear").eet_register_linear(*addresses, *sizes, *how)
-    elif plain and _are_vectors(T, C):
-        native.loaded("vector_linear").eet_vector_linear(*to, at(w.weight), *around, *drawn, *sizes, *how)
-    elif w.scale is None:
-        native.loaded("linear").eet_linear(*to, at(w.weight), *around, *drawn, *sizes, *how)
-    else:
+    if w.scale is not None:
         weights, groups = (at(w.weight), at(w.scale)), int8.groups(w, w.scale)
         native.loaded("int8_linear").eet_int8_linear(*to, *weights, *around, *sizes, *groups, *how)
+        return
+    kernel = streaming_kernel(T, N, C, x.element_size(), normed=norm_w is not None, gathered=rows is not None)
+    if kernel == "register_linear":
+        addresses = (at(out), at(x), at(w.weight), *around)
+        native.loaded("register_linear").eet_register_linear(*addresses, *sizes, *how)
+    elif kernel == "vector_linear":
+        native.loaded("vector_linear").eet_vector_linear(*to, at(w.weight), *around, *drawn, *sizes, *how)
+    else:
+        native.loaded("linear").eet_linear(*to, at(w.weight), *around, *drawn, *sizes, *how)
 
 
-def _are_vectors(T: int, C: int) -> bool:
-    """Whether 16-bit products of T tokens are the vector kernel's."""
-    return T <= VECTORS and T * C <= VECTOR_NUMBERS
-
-
-def _in_registers(T: int, N: int, C: int, normed: bool) -> bool:
-    """Whether 16-bit products of T tokens are the kernel's that keeps activations in registers."""
-    few = T in REGISTERS and -(-N // num_blocks(N)) <= REGISTER_OUTPUTS
-    return few and (not normed or C <= REGISTER_CHANNELS)
+def streaming_kernel(T: int, N: int, C: int, itemsize: int, *, normed: bool, gathered: bool = False) -> str | None:
+    """The kernel that streams the weights of such a product, none of them int8; None: cuBLAS takes it."""
+    return _streaming_kernel(T, N, C, itemsize, normed, gathered, gpu())
 
 
 @cache
-def _is_few(T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> bool:
-    row_bytes = odd_stride(C * itemsize)
-    # From nine tokens on cuBLAS is ahead before the memory is full, norm or not (LOG).
-    norm_bytes = 2 * C * itemsize if normed or T > 8 else 0
-    sums_bytes = T * (4096 if T <= 8 else 512)
-    return T <= FEW and T * row_bytes + norm_bytes + sums_bytes + STAGE_SHARED <= shared_bytes
+def _streaming_kernel(T: int, N: int, C: int, itemsize: int, normed: bool, gathered: bool, on: Limits) -> str | None:
+    outputs, half, most_inputs = -(-N // min(N, on.num_blocks)), itemsize == 2, MOST_NORMED if normed else MOST_INPUTS
+    if T > FEW or most_inputs < C:
+        return None
+    if half and not gathered and _in_registers(T, outputs, C, normed):
+        return "register_linear"
+    vectors = half and T <= VECTORS and not (normed and outputs * C * itemsize in BETWEEN)
+    return _where_it_fits("vector_linear" if vectors else "linear", T, C, itemsize, normed, on.shared_bytes)
+
+
+def _in_registers(T: int, outputs: int, C: int, normed: bool) -> bool:
+    """Whether a product of 16 bits, of so many outputs of a block, is the kernel's that keeps activations there."""
+    enough = T >= FEWEST_IN_REGISTERS or (not normed and T * C >= NUMBERS_IN_REGISTERS)
+    return enough and T <= REGISTERS and outputs <= REGISTER_OUTPUTS and (not normed or C <= REGISTER_CHANNELS)
+
+
+def _where_it_fits(kernel: str, T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> str | None:
+    """The kernel, if activations, norm, sums and its ring find room; a ring of one stage has nothing on its way while
+    that is multiplied, but vector_linear cuts its stages smaller.
+    """
+    norm_bytes, sums_bytes = 2 * C * itemsize * normed, T * (4096 if T <= 8 else 512)
+    stages = 1 if kernel == "vector_linear" else 2
+    ring_bytes = stages * 16 * odd_stride(min(C * itemsize, STAGE_BYTES)) + 1024
+    fits = T * odd_stride(C * itemsize) + norm_bytes + sums_bytes + ring_bytes <= shared_bytes
+    return kernel if fits else None
 
 
 def num_blocks(N: int) -> int:
