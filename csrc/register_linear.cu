@@ -1,4 +1,4 @@
-// Linear layers of four to eight tokens, in 16 bits: weights stream through shared memory, once, and activations lie in
+// Linear layers of up to eight tokens, in 16 bits: weights stream through shared memory, once, and activations lie in
 // registers. T tokens, N outputs, K inputs.
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"

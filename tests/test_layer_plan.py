@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
-import subprocess
 
 import pytest
+from host_code import compiled
 
 from eet_lab.ops.cuda import layer
 from eet_lab.ops.cuda.launching import Limits
-from eet_lab.ops.native import toolchain
-from eet_lab.paths import csrc_dir
 
 SOURCE = """
 #include <cuda_runtime.h>
@@ -34,12 +31,7 @@ extern "C" int plan_of(int shared, int T, int C, int F, int N, int copies, int b
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("plan")
-    source, made = folder / "plan.cu", folder / "plan.so"
-    source.write_text(SOURCE)
-    flags = ["-std=c++17", "-shared", "-Xcompiler=-fPIC", "-arch=sm_90a", f"-I{csrc_dir()}"]
-    subprocess.run([str(toolchain.find_nvcc()), *flags, "-o", made, source], check=True, capture_output=True)
-    return ctypes.CDLL(str(made))
+    return compiled(tmp_path_factory.mktemp("plan"), SOURCE)
 
 
 @pytest.mark.parametrize("gpu", [Limits(227 * 1024, 132), Limits(163 * 1024, 108), Limits(99 * 1024, 84)], ids=str)

@@ -78,23 +78,24 @@ def wrong_advance(state, token, *, empty):
 
 
 @pytest.mark.parametrize(
-    ("op", "wrong", "number"),
+    ("op", "wrong", "shape"),
     [
-        ("embed", wrong_embed, 2),
-        ("choose", second_best, 5),
-        ("choose", deaf_choose, 6),
-        ("next_token", wrong_row, 2),
-        ("next_token", highest_of_ties, 3),
-        ("next_token", wrong_row, 17),
-        ("next_token", without_noise, 19),
-        ("next_token", without_top_k, 27),
-        ("choose_top_k", of_one_block, 5),
-        ("advance", wrong_advance, 1),
+        ("embed", wrong_embed, "t5/c8"),
+        ("choose", second_best, "b3/v4096/greedy"),
+        ("choose", deaf_choose, "b3/v4096/temp0.8"),
+        ("next_token", wrong_row, "b2/t9/v499/c64"),
+        ("next_token", highest_of_ties, "b4/t4/v1003/c64/tied"),
+        ("next_token", wrong_row, "b3/t7/v1001/c64/temp0.8"),
+        ("next_token", without_noise, "b16/t16/v1001/c72/temp1.3"),
+        ("next_token", without_top_k, "b20/t67/v499/c64/temp1/k10"),
+        ("choose_top_k", of_one_block, "b3/v4096/temp1/k50/blocks132"),
+        ("advance", wrong_advance, "b5/s40"),
     ],
 )
-def test_every_case_fails_an_op_that_is_wrong(op, wrong, number):
+def test_every_case_fails_an_op_that_is_wrong(op, wrong, shape):
+    [found] = [each for each in CASE[op].shapes if str(each) == shape]
     with pytest.raises(CaseFailed):
-        CASE[op].check(wrong, CASE[op].shapes[number], "cpu", torch.float32)
+        CASE[op].check(wrong, found, "cpu", torch.float32)
 
 
 def test_a_word_outside_of_the_top_k_fails_even_if_its_noise_is_the_largest():
@@ -142,6 +143,20 @@ def test_logits_count_where_a_choice_needs_them():
         each.read_bytes(2) for each in (shape, drawn, replace(drawn, top_k=50), int8, replace(int8, temperature=0))
     ]
     assert moved[0] == moved[1] and moved[2] - moved[1] == moved[3] - moved[4] == 2 * 8 * 50257 * 2
+
+
+def test_a_head_that_cublas_takes_writes_its_logits():
+    """With a number of words that it is quick with, and more channels of a norm than are streamed."""
+    wide, few = NextTokenShape(1, 1, 50264, 16384), NextTokenShape(16, 16, 50264, 64)
+    assert wide.writes_logits(2) and replace(few, B=17).writes_logits(2)
+    streamed = replace(wide, C=8192), replace(wide, V=50257), few, replace(few, int8=True)
+    assert not any(shape.writes_logits(2) for shape in streamed)
+
+
+def test_a_head_without_words_is_named():
+    x, step, norm, head, sampling = NextTokenShape(1, 1, 8, 8).inputs("cpu", torch.float16, 0)
+    with pytest.raises(KernelError, match="has no outputs; kernels need at least one"):
+        cuda.next_token(x, step, norm, head._replace(weight=head.weight[:0]), sampling, empty=fresh)
 
 
 def test_it_refines_what_the_fused_kernels_replaced():

@@ -1,4 +1,4 @@
-// Products in 16 bits of four to eight tokens, whose activations lie in registers, with weights that stream through a
+// Products in 16 bits of up to eight tokens, whose activations lie in registers, with weights that stream through a
 // ring (vector_product.cuh).
 #pragma once
 

@@ -56,7 +56,7 @@ def counted(parts: Parts, lengths: Sequence[int], num_layers: int) -> StepCalls:
 
 def num_kernels(parts: Parts, lengths: Sequence[int], config: Config) -> int:
     """Of a decode step of a model in 16 bits, as `counted`; but one kernel for most of a layer where it takes that, and
-    more than one a linear where there are more rows than one streams its weights for (`decode_calls`).
+    more than one a linear where rows or channels are too many to stream its weights (`decode_calls`).
     """
     layers, found = config.num_layers, counted(parts, lengths, config.num_layers)
     one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1)

@@ -70,7 +70,7 @@ def expansion_ms(model: Decoder) -> float:
     """What plain PyTorch takes in a step to expand int8 weights, and to read again what it wrote; on a CPU.
 
     The floor leaves it out: it is no part of what has to be read. 0 for a GPU: there kernels convert in registers, and
-    what plain PyTorch does instead, or what more than 16 rows take, is no part of the prediction.
+    what plain PyTorch does instead, or what rows or channels take that are too many, is no part of the prediction.
     """
     if model.device.type != "cpu":
         return 0.0

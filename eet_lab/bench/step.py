@@ -48,9 +48,9 @@ def decode_calls(
     """The ops of the decode step of `batch` rows that reads `context` columns, its own among them, in order.
 
     What plain PyTorch does between the ops, such as building a mask, is a call named "torch". Nothing is computed.
-    Where rows are too many for a linear to stream its weights (`ops.cuda.linear`: on an H200 more than 12 of GPT-2 XL
-    in 16 bits, and always more than 16), its product is one launch of cuBLAS, beside ours. Without a GPU the
-    limits are an H200's.
+    Where rows are too many, or their channels, for a linear to stream its weights (`ops.cuda.linear`: on an H200 more
+    than 12 rows of GPT-2 XL in 16 bits, and always more than 16), its product is one launch of cuBLAS, beside ours.
+    Without a GPU the limits are an H200's.
     """
     engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)
     state, first = parts.prompts([[0] * (context - 1)] * batch, 1)
@@ -173,7 +173,7 @@ MORE_LAUNCHES: dict[str, Callable[..., int]] = {
     "linear_residual": _more_of_residual,
     "next_token": _more_of_next_token,
 }
-"""What an op launches beside what its case declares, where its rows are too many to stream the weights."""
+"""What an op launches beside what its case declares, where its rows or channels are too many to stream the weights."""
 
 BYTES: dict[str, Callable[..., int]] = {
     "embed": _embed,

@@ -135,13 +135,13 @@ LINEARS = (
     LinearShape(4, 40, 4096),  # with this and the next, static and dynamic shared memory pass 48 KiB only together
     LinearShape(12, 40, 1600),
     LinearShape(2, 331, 8, "relu"),
-    LinearShape(2, 40, 20000),  # so long that stages have to be small
-    LinearShape(2, 140, 22528),  # stages that, rounded up, are fewer than they were to be
+    LinearShape(2, 40, 20000),  # with a norm cuBLAS's
+    LinearShape(2, 140, 22528),  # steps that, rounded up, are fewer than they were to be
     LinearShape(2, 50257, 768, bias=False),
     LinearShape(16, 6400, 1600, "gelu_tanh"),
     LinearShape(64, 515, 1600, "gelu_tanh"),
     LinearShape(4, 40, 16384),
-    LinearShape(4, 40, 12288),  # as many activations with a norm as there is room for
+    LinearShape(4, 40, 12288),  # as many channels of a norm as a kernel takes
     *(LinearShape(T, 40, C) for T, C in ((1, 20488), (2, 10248), (3, 6832))),  # in registers without a norm
     *(LinearShape(T, 96, 3072) for T in (2, 4)),  # on two multiprocessors, and the next on all, blocks of many weights
     *(LinearShape(T, 4800, 4096, "gelu_tanh") for T in (1, 3)),

@@ -54,7 +54,7 @@ SHAPES = (
     Int8Shape(64, 515, 1608, "gelu_tanh", group=64),
     Int8Shape(1, 50257, 768, bias=False),
 )
-WIDE = ((1, 6400), (4, 16384))  # tokens and inputs
+WIDE = (Int8Shape(1, 64, 6400), Int8Shape(4, 64, 16384))
 
 
 def _int8(shapes: Iterable[LinearShape]) -> tuple[Int8Shape, ...]:
@@ -67,10 +67,7 @@ INT8_CASES = (
     Case(
         "int8_linear_residual",
         "linear_residual",
-        tuple(
-            replace(shape, residual=True, act=None)
-            for shape in (*SHAPES, Int8Shape(1, 64, 6400), Int8Shape(4, 64, 16384))
-        ),
+        tuple(replace(shape, residual=True, act=None) for shape in (*SHAPES, *WIDE)),
         _int8(XL_LINEAR_RESIDUALS),
     ),
 )

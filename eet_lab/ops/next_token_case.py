@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed, RedZones
-from eet_lab.ops.cuda.linear import FEW
+from eet_lab.ops.cuda.linear import takes_few
 from eet_lab.ops.int8 import quantized
 from eet_lab.ops.shapes import LinearShape, Normal, copied
 from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
@@ -60,13 +60,16 @@ class NextTokenShape:
         """The head, its scales and activations, and, where they are written, the logits out and in again; each once."""
         head, logits = self.V * self.C * itemsize, self.B * self.V * itemsize
         moved = LinearShape(self.B, self.V, self.C).read_bytes(itemsize) + self.B * 16
-        moved += logits if self.writes_logits else -logits
+        moved += logits if self.writes_logits(itemsize) else -logits
         return moved - head + self.V * (self.C + 4) if self.int8 else moved
 
-    @property
-    def writes_logits(self) -> bool:
+    def writes_logits(self, itemsize: int) -> bool:
         """Whether the choice needs more of them than the largest of parts, or the head is one that leaves no such."""
-        return self.B > FEW or bool(self.temperature and (self.top_k or self.int8))
+        if self.temperature and (self.top_k or self.int8):
+            return True
+        x = torch.empty(self.B, self.C, dtype=torch.float16 if itemsize == 2 else torch.float32, device="meta")
+        weight = torch.empty(self.V, self.C, device="meta")
+        return not takes_few(self.B, x, Linear(weight, None, weight if self.int8 else None), gathered=True)
 
 
 @dataclass(frozen=True)

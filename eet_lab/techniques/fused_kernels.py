@@ -18,9 +18,9 @@ class FusedKernels(Technique):
 
     Without it, a layer is about a dozen launches, and every intermediate result travels to memory and back. With it,
     a decode layer is five: norm + QKV, attention (which also appends to the KV cache), projection + residual, norm +
-    FC1 + GELU, FC2 + residual. Batches of up to 16 rows, if their activations fit in shared memory, read every weight
-    once, in one launch a linear; longer passes leave the product to cuBLAS, with what that adds itself, and fuse the
-    rest.
+    FC1 + GELU, FC2 + residual. Batches of up to 16 rows read every weight once, in one launch a linear, where that was
+    measured to be faster; longer passes, and very wide ones, leave the product to cuBLAS, with what that adds itself,
+    and fuse the rest.
 
     `norm_rows` is TurboTransformers' batch reduction: a team of warps reduces several rows at a time, so that the steps
     of one hide behind those of the others. On an H200 the many warps at work hide them already: with more than one row

@@ -22,7 +22,8 @@ ALIGNED = 16  # channels: an output's weights are copied 16 bytes at a time
 def takes_few(T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> bool:
     """Whether eet_int8_linear takes so many tokens, in blocks that can have `shared_bytes` of shared memory.
 
-    Whatever finds room: it is ahead of cuBLAS, before which weights are expanded, with one stage in its ring too.
+    With one stage in its ring too: cuBLAS, for which weights are expanded, takes longer. Bytes are what the plan in
+    linear_tiles.cuh needs, or more.
     """
     activations = T * (-(-C // 64) * 64 * itemsize + 16) + 2 * C * itemsize * normed  # the norm's weight and bias
     sums, stage, others = max(4096 * T, 8192), 16 * min(C + 128, 2176), 2048

@@ -16,17 +16,20 @@ from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
-# Which kernel takes a product was measured by size, in chains of a layer's products and beside cuBLAS (LOG).
-FEW = 16  # tokens that the kernels take which stream weights; there cuBLAS with what surrounds it is even (rows of t16)
-MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # of an output; with more, or a norm of more, cuBLAS is ahead
-STAGE_BYTES = 2048  # of an output, at most, in a stage of eet_linear's ring, which has 16 outputs
-VECTORS = 4  # tokens that the kernel takes which is made for vectors, in 16 bits
-BETWEEN = range(280 << 10, 3 << 20)  # bytes of weights of a block, for which eet_linear is ahead of it, with a norm
-REGISTERS = 8  # tokens whose activations lie in registers, in 16 bits,
-FEWEST_IN_REGISTERS, NUMBERS_IN_REGISTERS = 4, 20 * 1024  # if they are so many, or without a norm their activations
-REGISTER_OUTPUTS = 64  # of a block of that one, at most
-REGISTER_CHANNELS = 1792  # of its norm, at most
-CUBLAS_ACT = "gelu_tanh"  # the one that cuBLAS ends a product with
+# Which kernel takes a product was measured by size in 16 bits on an H200, in chains of a layer's products and beside
+# cuBLAS (LOG). Other GPUs and fp32 follow the same rule.
+FEW = 16  # tokens that a kernel takes which streams the weights; with 9 to 16 most products are even with cuBLAS's
+MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # inputs of an output; with more, or a norm of more, cuBLAS is ahead
+CUBLAS_OUTPUTS = 8  # cuBLAS takes up to three times as long if the outputs are no multiple (rows of n50257)
+CUBLAS_ACT = "gelu_tanh"  # the activation that cuBLAS ends a product with
+MOST_VECTOR_TOKENS = 4  # of vector_linear, in 16 bits
+LINEAR_BLOCK_BYTES = range(280 << 10, 3 << 20)  # weights of a block, of products with a norm: linear is ahead of it
+STAGE_ROW_BYTES = 2048  # weights of an output, at most, in a stage of linear; a stage has those of 16 outputs
+MOST_REGISTER_TOKENS = 8  # of register_linear, in 16 bits
+FEWEST_IN_REGISTERS = 4  # tokens from which on it is ahead; fewer only without a norm, with so many activations:
+WIDE_ACTIVATIONS = 20 * 1024
+REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
+REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
 
 
 @needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "norm", "epilogue")
@@ -155,7 +158,8 @@ def _check_choice(x: Tensor, rows: Tensor, w: Linear, draw: Draw | None = None) 
 def takes_few(T: int, x: Tensor, w: Linear, *, normed: bool = True, gathered: bool = False) -> bool:
     """Whether a kernel that streams weights takes T tokens such as those of x; the same answer for meta tensors.
 
-    At most 16, whose activations fit in shared memory beside the norm's weights and a ring, or in registers.
+    At most 16, whose activations fit in shared memory beside the norm's weights and a ring, or in registers; with
+    outputs that are a multiple of 8, as cuBLAS wants them, of at most 12,288 channels with a norm and 49,152 without.
     `gathered`: they are rows of x that lie apart.
     """
     (N, C), itemsize = w.weight.shape, x.element_size()
@@ -227,30 +231,37 @@ def streaming_kernel(T: int, N: int, C: int, itemsize: int, *, normed: bool, gat
 
 @cache
 def _streaming_kernel(T: int, N: int, C: int, itemsize: int, normed: bool, gathered: bool, on: Limits) -> str | None:
-    outputs, half, most_inputs = -(-N // min(N, on.num_blocks)), itemsize == 2, MOST_NORMED if normed else MOST_INPUTS
-    if T > FEW or most_inputs < C:
+    most_inputs = MOST_NORMED if normed else MOST_INPUTS
+    is_slow_in_cublas = N % CUBLAS_OUTPUTS != 0
+    if T > FEW or (most_inputs < C and not is_slow_in_cublas):
         return None
-    if half and not gathered and _in_registers(T, outputs, C, normed):
+    outputs, is_half = -(-N // max(1, min(N, on.num_blocks))), itemsize == 2  # of a block
+    if is_half and not gathered and _suits_registers(T, outputs, C, normed):
         return "register_linear"
-    vectors = half and T <= VECTORS and not (normed and outputs * C * itemsize in BETWEEN)
-    return _where_it_fits("vector_linear" if vectors else "linear", T, C, itemsize, normed, on.shared_bytes)
+    # By how many stages the ring must have: with one, nothing is on its way while that is multiplied. Those of
+    # vector_linear are cut smaller where room is short.
+    choices = [("linear", 2)]
+    if is_half and T <= MOST_VECTOR_TOKENS:
+        vector = ("vector_linear", 1)
+        choices = [*choices, vector] if normed and outputs * C * itemsize in LINEAR_BLOCK_BYTES else [vector]
+    if is_slow_in_cublas:
+        choices.append(("linear", 1))
+    fitting = (kernel for kernel, stages in choices if _needed_bytes(T, C, itemsize, normed, stages) <= on.shared_bytes)
+    return next(fitting, None)
 
 
-def _in_registers(T: int, outputs: int, C: int, normed: bool) -> bool:
-    """Whether a product of 16 bits, of so many outputs of a block, is the kernel's that keeps activations there."""
-    enough = T >= FEWEST_IN_REGISTERS or (not normed and T * C >= NUMBERS_IN_REGISTERS)
-    return enough and T <= REGISTERS and outputs <= REGISTER_OUTPUTS and (not normed or C <= REGISTER_CHANNELS)
+def _suits_registers(T: int, outputs: int, C: int, normed: bool) -> bool:
+    """Whether a product in 16 bits, of so many outputs of a block, is register_linear's."""
+    if T > MOST_REGISTER_TOKENS or outputs > REGISTER_OUTPUTS or (normed and C > REGISTER_CHANNELS):
+        return False
+    return T >= FEWEST_IN_REGISTERS or (not normed and T * C >= WIDE_ACTIVATIONS)
 
 
-def _where_it_fits(kernel: str, T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> str | None:
-    """The kernel, if activations, norm, sums and its ring find room; a ring of one stage has nothing on its way while
-    that is multiplied, but vector_linear cuts its stages smaller.
-    """
+def _needed_bytes(T: int, C: int, itemsize: int, normed: bool, stages: int) -> int:
+    """Of shared memory, for activations, a norm, sums, and a ring of so many stages of linear, at most."""
     norm_bytes, sums_bytes = 2 * C * itemsize * normed, T * (4096 if T <= 8 else 512)
-    stages = 1 if kernel == "vector_linear" else 2
-    ring_bytes = stages * 16 * odd_stride(min(C * itemsize, STAGE_BYTES)) + 1024
-    fits = T * odd_stride(C * itemsize) + norm_bytes + sums_bytes + ring_bytes <= shared_bytes
-    return kernel if fits else None
+    ring_bytes = stages * 16 * odd_stride(min(C * itemsize, STAGE_ROW_BYTES)) + 1024
+    return T * odd_stride(C * itemsize) + norm_bytes + sums_bytes + ring_bytes
 
 
 def num_blocks(N: int) -> int:

@@ -1,0 +1,22 @@
+"""The host's part of csrc/, such as the plan of a launch, in a library that a test calls."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+from eet_lab.ops.native import toolchain
+from eet_lab.paths import csrc_dir
+
+UNUSED_KERNELS = ["-gencode=arch=compute_90a,code=compute_90a", "-Xcicc=-O0"]
+"""Nobody launches them: no machine code is made of them, which takes most of the time."""
+
+
+def compiled(folder: Path, text: str) -> ctypes.CDLL:
+    """C++ that includes sources of csrc/."""
+    source, made = folder / "host.cu", folder / "host.so"
+    source.write_text(text)
+    flags = ["-std=c++17", "-shared", "-Xcompiler=-fPIC", f"-I{csrc_dir()}", *UNUSED_KERNELS]
+    subprocess.run([str(toolchain.find_nvcc()), *flags, "-o", made, source], check=True, capture_output=True)
+    return ctypes.CDLL(str(made))
