@@ -3,11 +3,13 @@
 #
 # ARGS passes words on:  make lab ARGS="--port 9000 --no-browser"   make test ARGS="-k monitor"
 # PYTHON chooses the Python that .venv is made from:  make lab PYTHON=python3.12
+# WORKERS is how many files are tested at a time, 2 unless told: each takes 2 GB.  make test WORKERS=0 ARGS="--pdb"
 
 .DEFAULT_GOAL := help
 .PHONY: help lab test test-gpu lint doctor clean
 
 PYTHON ?=
+WORKERS ?= 2
 ARGS ?=
 BIN := .venv/bin
 SETUP = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/setup_env.py --extra optimal
@@ -32,7 +34,7 @@ test:
 	@$(SETUP) --extra test
 	@$(BIN)/python tools/chromium.py
 	@$(MAKE) --no-print-directory lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 test-gpu:
 	@$(SETUP) --extra test
