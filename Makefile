@@ -1,5 +1,9 @@
-# make lab     set up and open JupyterLab on the workbench
-# make test    everything that needs no GPU: ruff, mypy, the tests, the notebooks, a real browser
+# make lab       set up and open JupyterLab on the workbench
+# make test      everything that needs no GPU: ruff, mypy, the tests, the notebooks, a real browser
+# make test-gpu  the tests that need one
+# make lint      ruff and mypy alone
+# make doctor    set up and say what is here and what is missing
+# make clean     remove the environment and what was built
 #
 # ARGS passes words on:  make lab ARGS="--port 9000 --no-browser"   make test ARGS="-k monitor"
 # PYTHON chooses the Python that .venv is made from:  make lab PYTHON=python3.12
@@ -15,7 +19,7 @@ BIN := .venv/bin
 SETUP = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/setup_env.py --extra optimal
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed '/^$$/q'
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 lab:
 	@$(SETUP)

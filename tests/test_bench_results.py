@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from eet_lab.bench import Comparison, Environment, Ladder, Measurement, Rung, Sameness, Spread, load_result
 from eet_lab.bench.measured import MEMORY_KEYS, Cost
 from eet_lab.errors import ResultError
+from eet_lab.panels.recordings import SHIPPED
 
 HERE = Environment(
     "Test CPU", "cpu", None, "2.0", "5.0", "0.1", None, "2025-01-02T03:04:05", "float32", "tiny", "a <tiny> model"
@@ -164,6 +165,26 @@ def test_a_table_says_with_what_it_was_taken(result):
     taken = replace(result, environment=replace(gpu, recorded=True))
     assert f"Recorded on {words}." in taken.to_text() and f"Recorded on {words}." in taken._repr_html_()
     assert HERE.origin == "Test CPU, torch 2.0, transformers 5.0, 2025-01-02", "what is not known is left out"
+
+
+def test_a_ladder_says_what_the_host_has_to_do_with_its_times():
+    """Rungs before CUDA graphs are launched call by call: one that is much slower than the one before is doubted."""
+    there = replace(HERE, device_kind="cuda")
+    assert "takes what the host takes" not in ladder().to_text()
+
+    def with_tpot(rung, ms):
+        return replace(rung, measurement=replace(rung.measurement, tpot_ms=Spread(ms, ms, ms)))
+
+    for ms, doubted in ((24.0, False), (26.0, True)):
+        first, second, *_ = ladder().rungs
+        text = replace(ladder(), environment=there, rungs=(with_tpot(first, 20.0), with_tpot(second, ms))).to_text()
+        assert "takes what the host takes" in text
+        assert ("more likely the host slowed down" in text) == doubted
+
+
+def test_the_recorded_ladder_of_xl_doubts_its_own_host():
+    text = load_result(SHIPPED / "h200-ladder-gpt2-xl.json").to_text()
+    assert "+ Mask removal took 23.45 ms a token, the rung before 14.32" in text.replace("\n", " ")
 
 
 def test_a_small_change_of_memory_is_seen_as_one():

@@ -13,6 +13,7 @@ import torch
 
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.measured import Measurement, Spread
+from eet_lab.bench.metrics import STEADY_RUNS
 from eet_lab.bench.turns import check_repeats
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
@@ -39,9 +40,6 @@ UNDISTURBED = 0.9
 Its own seconds only: those of torch's other threads would make up for what it lost."""
 
 SHARED = "the processor was shared: other programs kept this one waiting"
-
-STEADY_RUNS = {"cpu": 1.5, "cuda": 1.25}
-"""Above this ratio of the longest to the shortest run, a result carries a warning. A GPU's own times are steadier."""
 
 
 class Run(NamedTuple):

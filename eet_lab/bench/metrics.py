@@ -40,3 +40,6 @@ MEMORY_PARTS = {
     "workspace": "workspaces and graphs",
 }
 """What the peak is made of, by the keys of `Measurement.memory`."""
+
+STEADY_RUNS = {"cpu": 1.5, "cuda": 1.25}
+"""Above this ratio of the longest to the shortest run, a result carries a warning. A GPU's own times are steadier."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html as markup
 import unicodedata
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, TIMES, MiB
+from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, MiB
 from eet_lab.words import counted, plain, signed
 
 if TYPE_CHECKING:
@@ -102,9 +103,27 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
         "'+' adds to the row above, and these add up; 'all but' is the full recipe without one, and these do not."
     ]
     remarks += _quality(measured[0], measured[len(result.rungs) - 1]) if measured else []
+    remarks += _host_bound(result)
     remarks += dict.fromkeys(f"Warning: {warning}" for m in measured for warning in m.warnings)
     title = _title(result.environment, result.workload, measured[0] if measured else None)
     return title, rows, [*remarks, *([_how(measured[0])] if measured else []), _where(result.environment)]
+
+
+def _host_bound(result: Ladder) -> list[str]:
+    """What a GPU's times are worth where each token waits for the host; and the rungs that show it."""
+    waiting = [rung for rung in result.rungs if "cuda_graphs" not in rung.measurement.recipe]
+    times = [(rung.title, rung.measurement.tpot_ms.p50) for rung in waiting if rung.measurement.tpot_ms]
+    if result.environment.device_kind != "cuda" or not times:
+        return []
+    slower = [pair for pair in pairwise(times) if pair[1][1] > STEADY_RUNS["cuda"] * pair[0][1]]
+    return [
+        "Before CUDA graphs a token takes what the host takes to launch it, which moves with all else that runs there.",
+        *(
+            f"Warning: + {title} took {plain(ms)} ms a token, the rung before {plain(before)}: more likely the host "
+            "slowed down than that it costs so much; measure again before you believe it."
+            for (_, before), (title, ms) in slower
+        ),
+    ]
 
 
 def _quality(before: Measurement, after: Measurement) -> list[str]:
