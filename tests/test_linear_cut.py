@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import random
 from math import ceil
+from pathlib import Path
 
 import pytest
 from host_code import compiled
@@ -12,6 +14,7 @@ from host_code import compiled
 from eet_lab.ops.cuda import linear
 from eet_lab.ops.cuda.launching import Limits
 
+RECORDED = Path(__file__).resolve().parents[1] / "benchmarks" / "h200-kernel-choice.json"
 GPU = """
 #include <cuda_runtime.h>
 static int shared_bytes, num_processors;  // of a GPU that is told of
@@ -202,6 +205,11 @@ def plans(library, register_library, tile_library, monkeypatch):
     return tell
 
 
+@pytest.fixture
+def h200(monkeypatch) -> None:
+    monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[-1]))
+
+
 @pytest.mark.parametrize(
     ("T", "H", "products", "head"),
     [
@@ -221,38 +229,55 @@ def plans(library, register_library, tile_library, monkeypatch):
         (1, 12288, "vector vector vector vector", "vector"),
         (4, 12288, "vector vector vector cublas", "vector"),
         (8, 12288, "cublas cublas cublas cublas", "cublas"),
-        (1, 12296, "cublas vector cublas cublas", "vector"),
-        (1, 16384, "cublas vector cublas cublas", "vector"),
+        (1, 12296, "cublas vector cublas cublas", "linear"),
+        (1, 16384, "cublas vector cublas cublas", "linear"),
         (17, 1600, "cublas cublas cublas cublas", "cublas"),
     ],
 )
-def test_a_product_has_the_kernel_that_measurements_gave_it(monkeypatch, T, H, products, head):
+def test_a_product_has_the_kernel_that_measurements_gave_it(h200, T, H, products, head):
     """QKV, projection, FC1 and FC2 of a layer, and the head, in 16 bits on an H200."""
-    monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[-1]))
     sizes = (3 * H, H, True), (H, H, False), (4 * H, H, True), (H, 4 * H, False)
     found = [linear.streaming_kernel(T, N, C, 2, normed=normed) for N, C, normed in sizes]
     found.append(linear.streaming_kernel(T, 50257, H, 2, normed=True, gathered=True))
     assert [(kernel or "cublas").removesuffix("_linear") for kernel in found] == [*products.split(), head]
 
 
-def test_blocks_of_many_weights_are_a_range(monkeypatch):
+@pytest.mark.parametrize("product", ["residual", "norm"])
+def test_no_choice_is_far_from_the_fastest_that_was_recorded(h200, product):
+    """A kernel that a chain of a layer's products prefers may be slower alone, but not by much."""
+    recorded = json.loads(RECORDED.read_text())
+    for T, N, K, *times in recorded[product]:
+        found = dict(zip(recorded["columns"][3:], times, strict=True))
+        kernel = linear.streaming_kernel(T, N, K, 2, normed=product == "norm") or "cublas"
+        assert found[kernel] <= 1.15 * min(filter(None, found.values())), (T, N, K, kernel, found)
+
+
+def test_the_script_times_the_sizes_that_were_recorded(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECORDED.parent))
+    import kernel_choice
+
+    recorded = json.loads(RECORDED.read_text())
+    for product in ("residual", "norm"):
+        sizes = [[s.T, s.N, s.C] for s in kernel_choice.shapes(product == "residual")]
+        assert sizes == [row[:3] for row in recorded[product]]
+    assert json.loads(kernel_choice.told({"a": 1}, {"b": [[1, None]], "c": []})) == {"a": 1, "b": [[1, None]], "c": []}
+
+
+def test_blocks_of_many_weights_are_a_range(h200):
     """Of 132 multiprocessors and 4,096 channels: 280 KB of weights a block are 35 outputs, 3 MB are 384."""
-    monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[-1]))
     found = [linear.streaming_kernel(2, 132 * outputs, 4096, 2, normed=True) for outputs in (34, 35, 383, 384)]
     assert found == ["vector_linear", "linear", "linear", "vector_linear"]
     assert linear.streaming_kernel(2, 132 * 35, 4096, 2, normed=False) == "vector_linear"
     assert linear.streaming_kernel(2, 132 * 35, 4096, 4, normed=True) == "linear", "in fp32 there is no other"
 
 
-def test_rows_that_lie_apart_stay_out_of_registers(monkeypatch):
-    monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[-1]))
+def test_rows_that_lie_apart_stay_out_of_registers(h200):
     of_five = [linear.streaming_kernel(5, 500, 64, 2, normed=True, gathered=gathered) for gathered in (False, True)]
     assert of_five == ["register_linear", "linear"]
 
 
-def test_inputs_are_as_many_as_were_measured(monkeypatch):
-    monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[-1]))
-    for K, N, kernel in ((49_152, 8, "register_linear"), (49_160, 8, None), (49_160, 9, "register_linear")):
+def test_inputs_are_as_many_as_were_measured(h200):
+    for K, N, kernel in ((49_152, 8, "register_linear"), (49_160, 8, None), (49_160, 9, "linear")):
         assert linear.streaming_kernel(1, N, K, 2, normed=False) == kernel
 
 

@@ -16,8 +16,8 @@ from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
-# Which kernel takes a product was measured by size in 16 bits on an H200, in chains of a layer's products and beside
-# cuBLAS (LOG). Other GPUs and fp32 follow the same rule.
+# Which kernel takes a product was measured by size in 16 bits on an H200, beside cuBLAS (benchmarks/kernel_choice.py)
+# and in chains of a layer's products (LOG). Other GPUs and fp32 follow the same rule.
 FEW = 16  # tokens that a kernel takes which streams the weights; with 9 to 16 most products are even with cuBLAS's
 MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # inputs of an output; with more, or a norm of more, cuBLAS is ahead
 CUBLAS_OUTPUTS = 8  # cuBLAS takes up to three times as long if the outputs are no multiple (rows of n50257)
@@ -231,20 +231,20 @@ def streaming_kernel(T: int, N: int, C: int, itemsize: int, *, normed: bool, gat
 
 @cache
 def _streaming_kernel(T: int, N: int, C: int, itemsize: int, normed: bool, gathered: bool, on: Limits) -> str | None:
-    most_inputs = MOST_NORMED if normed else MOST_INPUTS
-    is_slow_in_cublas = N % CUBLAS_OUTPUTS != 0
-    if T > FEW or (most_inputs < C and not is_slow_in_cublas):
+    if T > FEW:
         return None
-    outputs, is_half = -(-N // max(1, min(N, on.num_blocks))), itemsize == 2  # of a block
-    if is_half and not gathered and _suits_registers(T, outputs, C, normed):
-        return "register_linear"
-    # By how many stages the ring must have: with one, nothing is on its way while that is multiplied. Those of
-    # vector_linear are cut smaller where room is short.
-    choices = [("linear", 2)]
-    if is_half and T <= MOST_VECTOR_TOKENS:
-        vector = ("vector_linear", 1)
-        choices = [*choices, vector] if normed and outputs * C * itemsize in LINEAR_BLOCK_BYTES else [vector]
-    if is_slow_in_cublas:
+    is_half, is_wide = itemsize == 2, (MOST_NORMED if normed else MOST_INPUTS) < C
+    choices: list[tuple[str, int]] = []  # with how many stages the ring must have
+    if not is_wide:
+        outputs = -(-N // max(1, min(N, on.num_blocks)))  # of a block
+        if is_half and not gathered and _suits_registers(T, outputs, C, normed):
+            return "register_linear"
+        # With one stage nothing is on its way while that is multiplied; vector_linear cuts its stages smaller.
+        vector = [("vector_linear", 1)] if is_half and T <= MOST_VECTOR_TOKENS else []
+        if not vector or (normed and outputs * C * itemsize in LINEAR_BLOCK_BYTES):
+            choices.append(("linear", 2))
+        choices += vector
+    if N % CUBLAS_OUTPUTS:
         choices.append(("linear", 1))
     fitting = (kernel for kernel, stages in choices if _needed_bytes(T, C, itemsize, normed, stages) <= on.shared_bytes)
     return next(fitting, None)
