@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -52,6 +53,18 @@ def forgotten() -> Iterator[None]:
     yield
     _REGISTRY.clear()
     _REGISTRY.update(before)
+
+
+@pytest.fixture
+def pass_time(monkeypatch) -> Callable[[float], None]:
+    """`pass_time(seconds)` sets `time.perf_counter` forward: a wait that costs nothing, as long as a test may want."""
+    passed, inner = [0.0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: inner() + passed[0])
+
+    def pass_time(seconds: float) -> None:
+        passed[0] += seconds
+
+    return pass_time
 
 
 @pytest.fixture(scope="session")

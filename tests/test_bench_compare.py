@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from contextlib import closing
 from dataclasses import replace
 from typing import ClassVar
@@ -167,8 +166,8 @@ def test_so_is_the_host_of_a_gpu(tiny, slower, told):
     assert not _warnings("baseline", "cuda", [run, run], [slow]), "what watching costs is told elsewhere"
 
 
-def test_compare_holds_the_watched_runs_against_the_others(tiny):
-    slow = compare(tiny, ROWS, "pre_padding", repeats=1, max_new_tokens=3, on_step=lambda event: time.sleep(0.1))
+def test_compare_holds_the_watched_runs_against_the_others(tiny, pass_time):
+    slow = compare(tiny, ROWS, "pre_padding", repeats=1, max_new_tokens=3, on_step=lambda event: pass_time(1e4))
     assert slow.watching_cost_percent > 100
     assert "the processor was shared" in slow.to_text()
 

@@ -23,23 +23,27 @@ from eet_lab.ops.types import State
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 
-LONG_S = 0.3
+LONG_S = 1e4  # longer than anything here can really take, however busy the machine
 LONG_MS = LONG_S * 1e3
 PROMPTS = [[1, 2, 3], [4]]
 RECIPES = ["", "pre_padding,mask_removal,memory_reuse"]
 
 
-def slow(function):
-    """The same, after a long wait."""
+@pytest.fixture
+def slow(pass_time):
+    """Makes a function of a function: the same, after a long wait."""
 
-    def waits(*args, **kwargs):
-        time.sleep(LONG_S)
-        return function(*args, **kwargs)
+    def made(function):
+        def waits(*args, **kwargs):
+            pass_time(LONG_S)
+            return function(*args, **kwargs)
 
-    return waits
+        return waits
+
+    return made
 
 
-def test_laying_out_the_prompts_counts(tiny):
+def test_laying_out_the_prompts_counts(tiny, slow):
     engine = Engine(tiny.decoder, replace(Parts(), prompts=slow(right_aligned)))
     for _ in range(2):
         events = []
@@ -48,12 +52,12 @@ def test_laying_out_the_prompts_counts(tiny):
         assert run.setup_ms < LONG_MS
 
 
-def test_checking_the_prompts_counts(tiny, monkeypatch):
+def test_checking_the_prompts_counts(tiny, monkeypatch, slow):
     monkeypatch.setattr("eet_lab.engine.engine.checked_prompts", slow(lambda prompts, *others: prompts))
     assert Engine(tiny.decoder).generate(PROMPTS, Settings(3)).ttft_ms > LONG_MS
 
 
-def test_uploading_and_emptying_the_cache_counts(tiny, monkeypatch):
+def test_uploading_and_emptying_the_cache_counts(tiny, monkeypatch, slow):
     monkeypatch.setattr(Session, "_begin", slow(Session._begin))
     engine = Engine(tiny.decoder)
     runs = [engine.generate(PROMPTS, Settings(3)) for _ in range(2)]
@@ -61,7 +65,7 @@ def test_uploading_and_emptying_the_cache_counts(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_planning_is_setup(tiny, monkeypatch, recipe):
+def test_planning_is_setup(tiny, monkeypatch, recipe, slow):
     monkeypatch.setattr(Rehearser, "_rehearse", slow(Rehearser._rehearse))
     engine = Engine(tiny.decoder, Recipe.parse(recipe).parts)
     first, again = (engine.generate(PROMPTS, Settings(3)) for _ in range(2))
@@ -70,7 +74,7 @@ def test_planning_is_setup(tiny, monkeypatch, recipe):
     assert engine.generate([[1] * 9], Settings(3)).setup_ms > LONG_MS, "another shape is planned anew"
 
 
-def test_placing_a_known_shape_again_counts(tiny, monkeypatch):
+def test_placing_a_known_shape_again_counts(tiny, monkeypatch, slow):
     """It recurs wherever shapes take turns."""
     engine, others = Engine(tiny.decoder, Recipe.parse(RECIPES[1]).parts), [[1] * 9]
     for prompts in (PROMPTS, others):
@@ -83,7 +87,7 @@ def test_placing_a_known_shape_again_counts(tiny, monkeypatch):
     assert engine.generate(others, Settings(3)).ttft_ms < LONG_MS, "the same shape again lies where it lay"
 
 
-def test_looking_a_plan_up_counts(tiny):
+def test_looking_a_plan_up_counts(tiny, slow):
     class SlowMemory(FreshMemory):
         plan = slow(FreshMemory.plan)
 
@@ -94,14 +98,14 @@ def test_looking_a_plan_up_counts(tiny):
     assert again.ttft_ms > LONG_MS
 
 
-def test_building_kernels_is_setup_and_asking_for_them_counts(tiny, monkeypatch):
+def test_building_kernels_is_setup_and_asking_for_them_counts(tiny, monkeypatch, pass_time):
     built = {}
 
     class Library:
         path = "/built.so"
 
     def prepare(names, progress=None, cancel=None):
-        time.sleep(LONG_S)
+        pass_time(LONG_S)
         built.update(dict.fromkeys(names, Library()))
 
     monkeypatch.setattr(native, "prepare", prepare)
@@ -126,7 +130,7 @@ def test_a_reservation_leaves_nothing_to_set_up(tiny):
     assert engine.generate(PROMPTS, Settings(3)).setup_ms == 0
 
 
-def test_times_of_a_gpu_are_those_of_the_request(monkeypatch):
+def test_times_of_a_gpu_are_those_of_the_request(monkeypatch, slow, pass_time):
     """The ring's events, on the host's clock: what came before the ring counts, and setup does not, wherever it was."""
 
     class Event:
@@ -156,11 +160,11 @@ def test_times_of_a_gpu_are_those_of_the_request(monkeypatch):
     monkeypatch.setattr(stream, "_copy_stream", lambda index: Stream())
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: zeros)
     clock, state = RequestClock(), State(torch.ones(2, 9, dtype=torch.long), *[torch.empty(0)] * 4)
-    time.sleep(0.1)
+    pass_time(LONG_S / 4)
     clock.once(slow(lambda: True))
     ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2, column=3)
     clock.once(slow(lambda: True))
-    time.sleep(0.1)
+    pass_time(LONG_S / 4)
     [step] = [*ring.push(state), *ring.drain()]
-    assert 200 < step.t_ms < LONG_MS < 2 * LONG_MS < clock.setup_ms
+    assert LONG_MS / 2 < step.t_ms < LONG_MS < 2 * LONG_MS < clock.setup_ms
     assert step.ids == [1, 1]

@@ -13,6 +13,13 @@ from eet_lab.panels.aside import Aside
 from panels.driving import PROMPTS, threads, turn_until
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads are waited for as long as they need at the end, where a busy machine holds up what they are doing."""
+    for module in ("aside", "worker"):
+        monkeypatch.setattr(f"eet_lab.panels.{module}.PATIENCE_S", 60.0)
+
+
 @pytest.fixture
 def bench(hf_model: Any, tmp_path: Any) -> Iterator[Workbench]:
     """A workbench on a tiny live model, whose desk the test turns itself."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import colorsys
 import random
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -116,7 +115,9 @@ def test_no_reuse_does_not_dwarf_the_others() -> None:
     assert fig.layout.yaxis.range[1] < 3.2 * bound
 
 
-def test_what_only_the_first_call_of_a_process_takes_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_only_the_first_call_of_a_process_takes_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, pass_time: Callable[[float], None]
+) -> None:
     """A solver is imported by the first request that it gets."""
     made: list[int] = []
 
@@ -125,13 +126,13 @@ def test_what_only_the_first_call_of_a_process_takes_is_not_timed(monkeypatch: p
 
         def place(self, lifetimes: Sequence[Lifetime]) -> Plan:
             if not made:
-                time.sleep(0.2)
+                pass_time(1e4)
             made.append(len(lifetimes))
             return PLANNERS["greedy_by_size"](lifetimes)
 
     monkeypatch.setitem(POOLS, "slow", Slow)
     [placed] = side_by_side(LIVES, ["slow"])
-    assert made == [2, len(LIVES)] and placed.planning_ms < 100
+    assert made == [2, len(LIVES)] and placed.planning_ms < 1e7
 
 
 def test_side_by_side_tells_what_each_holds_and_what_it_took() -> None:
