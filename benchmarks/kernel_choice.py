@@ -2,16 +2,19 @@
 
     python benchmarks/kernel_choice.py --out h200-kernel-choice.json --commit COMMIT
 
-Needs an NVIDIA GPU, half a minute and 6 GB of its memory. A time is of one launch in a CUDA graph, with early launches,
+Needs an NVIDIA GPU, a minute and 6 GB of its memory. A time is of one launch in a CUDA graph, with early launches,
 over weights of 300 MB or more in turn: microseconds in fp16, the least of four replays, which varies by some percent;
-null where a kernel does not take the size. Products are linear + residual, and norm + linear + GELU.
+null where a kernel does not take the size. Products are linear + residual, and norm + linear + GELU; those of int8
+weights are cuBLAS's after they were expanded.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,38 +24,80 @@ import torch
 from eet_lab.bench.environment import device_name, versions
 from eet_lab.errors import EETError
 from eet_lab.ops import cuda, native
-from eet_lab.ops.cuda import linear
+from eet_lab.ops.cuda import int8, linear
+from eet_lab.ops.int8_cases import Int8Shape
 from eet_lab.ops.shapes import LinearShape, copied
-from eet_lab.ops.types import fresh
+from eet_lab.ops.types import Linear, fresh
 
-KERNELS = ("vector_linear", "linear", "register_linear", None)  # None: cuBLAS, with what surrounds it
+KERNELS = ("vector_linear", "linear", "register_linear", "cublas")
+INT8_KERNELS = ("int8_linear", "cublas")
 TOKENS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
+INT8_TOKENS = (1, 4, 6, 8, 9, 12, 14, 16)
 RESIDUAL = ((1024, 4096), (4096, 4096), (1280, 5120), (5120, 5120), (2048, 8192), (8192, 8192), (3072, 12288))
 RESIDUAL += ((12288, 12288), (4096, 16384), (5120, 20480), (6144, 24576), (7168, 28672), (8192, 32768), (10240, 40960))
 RESIDUAL += ((12288, 49152), (16384, 65536))
 NORM = ((6144, 2048), (10240, 2560), (12288, 4096), (16384, 4096), (20480, 5120), (24576, 6144), (24576, 8192))
 NORM += ((32768, 8192), (36864, 12288), (49152, 12288), (32768, 16384), (16384, 20480), (16384, 28672), (16384, 36864))
+INT8_RESIDUAL = ((4096, 4096), (8192, 8192), (2560, 10240), (4096, 16384), (5120, 20480))
+INT8_NORM = ((12288, 4096), (16384, 4096), (20480, 5120), (24576, 6144), (32768, 8192), (32768, 10240))
 LEAST_BYTES = 300_000_000  # of weights that are read in turn, so that no cache holds them
 REPLAYS = 4
 
 
-def shapes(residual: bool) -> list[LinearShape]:
-    """T tokens, N outputs and C inputs of every product that is timed."""
-    act = None if residual else "gelu_tanh"
-    sizes = RESIDUAL if residual else NORM
-    return [LinearShape(T, N, C, act, residual=residual) for N, C in sizes for T in TOKENS]
+@dataclass(frozen=True)
+class Product:
+    """Sizes of one kind, and the kernels that are timed at each."""
+
+    kernels: tuple[str, ...]
+    shapes: list[LinearShape]
+
+    @property
+    def columns(self) -> list[str]:
+        """Of a row: tokens, outputs, inputs, and microseconds by kernel."""
+        return ["T", "N", "C", *self.kernels]
+
+    def rows(self) -> list[list[Any]]:
+        """Times every kernel at every size."""
+        return [[s.T, s.N, s.C, *times(s, self.kernels)] for s in self.shapes]
 
 
-def times(shape: LinearShape) -> list[float | None]:
-    """Microseconds by KERNELS."""
+def products() -> dict[str, Product]:
+    """All that is timed, by name."""
+    residual, norm = {"residual": True}, {"act": "gelu_tanh"}
+
+    def shapes(kind: type[LinearShape], sizes: Any, tokens: Any, around: dict[str, Any]) -> list[LinearShape]:
+        return [kind(T, N, C, **around) for N, C in sizes for T in tokens]
+
+    return {
+        "residual": Product(KERNELS, shapes(LinearShape, RESIDUAL, TOKENS, residual)),
+        "norm": Product(KERNELS, shapes(LinearShape, NORM, TOKENS, norm)),
+        "int8_residual": Product(INT8_KERNELS, shapes(Int8Shape, INT8_RESIDUAL, INT8_TOKENS, residual)),
+        "int8_norm": Product(INT8_KERNELS, shapes(Int8Shape, INT8_NORM, INT8_TOKENS, norm)),
+    }
+
+
+def times(shape: LinearShape, kernels: Sequence[str]) -> list[float | None]:
+    """Microseconds by kernel."""
     op: Callable[..., Any] = cuda.linear_residual if shape.residual else cuda.norm_linear
     one = shape.inputs("cuda", torch.float16, 0)
-    calls = [one, *(copied(one) for _ in range(LEAST_BYTES // (2 * shape.N * shape.C)))]
-    return [_time(op, calls, kernel) for kernel in KERNELS]
+    weight = next(part for part in one if isinstance(part, Linear)).weight
+    calls = [one, *(copied(one) for _ in range(LEAST_BYTES // weight.nbytes))]
+    return [_time(op, calls, kernel) for kernel in kernels]
 
 
-def _time(op: Callable[..., Any], calls: Sequence[Any], kernel: str | None) -> float | None:
-    with patch.object(linear, "streaming_kernel", lambda *sizes, **how: kernel):
+@contextmanager
+def only(kernel: str) -> Iterator[None]:
+    """Every product is this kernel's."""
+    taken = None if kernel == "cublas" else kernel
+    with (
+        patch.object(linear, "streaming_kernel", lambda *sizes, **how: taken),
+        patch.object(int8, "takes_few", lambda *sizes: taken is not None),
+    ):
+        yield
+
+
+def _time(op: Callable[..., Any], calls: Sequence[Any], kernel: str) -> float | None:
+    with only(kernel):
         try:
             op(*calls[0], empty=fresh, dependent=True)
         except EETError:
@@ -82,15 +127,15 @@ def main() -> None:
     if problem := native.available("cuda"):
         parser.error(problem)
     native.prepare(cuda.linear_residual.kernels + cuda.norm_linear.kernels)
-    columns = ["T", "N", "C", *("cublas" if kernel is None else kernel for kernel in KERNELS)]
-    head = {"gpu": device_name("cuda"), **versions("cuda"), "commit": args.commit, "columns": columns}
-    rows = {name: [[s.T, s.N, s.C, *times(s)] for s in shapes(name == "residual")] for name in ("residual", "norm")}
-    args.out.write_text(told(head, rows))
+    head = {"gpu": device_name("cuda"), **versions("cuda"), "commit": args.commit}
+    found = {name: (product.columns, product.rows()) for name, product in products().items()}
+    args.out.write_text(told(head, found))
 
 
-def told(head: dict[str, Any], rows: dict[str, list[list[Any]]]) -> str:
-    """JSON with a row a line."""
-    parts = [f'"{name}": [\n  ' + ",\n  ".join(map(json.dumps, lines)) + "\n ]" for name, lines in rows.items()]
+def told(head: dict[str, Any], products: dict[str, tuple[list[str], list[list[Any]]]]) -> str:
+    """JSON with a row a line, the first of a product its columns."""
+    lines = {name: [json.dumps(row) for row in (columns, *rows)] for name, (columns, rows) in products.items()}
+    parts = [f'"{name}": [\n  ' + ",\n  ".join(each) + "\n ]" for name, each in lines.items()]
     return json.dumps(head)[:-1] + ",\n " + ",\n ".join(parts) + "\n}\n"
 
 

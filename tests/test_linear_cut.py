@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from host_code import compiled
 
-from eet_lab.ops.cuda import linear
+from eet_lab.ops.cuda import int8, linear
 from eet_lab.ops.cuda.launching import Limits
 
 RECORDED = Path(__file__).resolve().parents[1] / "benchmarks" / "h200-kernel-choice.json"
@@ -91,6 +91,11 @@ def tile_library(tmp_path_factory):
     return compiled(tmp_path_factory.mktemp("tiles"), TILE_SOURCE)
 
 
+@pytest.fixture(scope="module")
+def int8_library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("int8"), INT8_SOURCE)
+
+
 @pytest.mark.parametrize("room", [43 * 1024, 99 * 1024, 108 * 1024, 116 * 1024, 226 * 1024])
 def test_stages_cover_all_inputs_and_no_stage_is_empty(library, room):
     draw, num_cut = random.Random(room), 0
@@ -152,6 +157,16 @@ TILE_SOURCE = (
     GPU
     + '#include "linear.cu"'
     + plan_source("eet::TileArgs<__half, __half>", TILE_PLAN, "a.stage_rows", "(a.stage_inputs * 2)")
+)
+
+INT8_PLAN = """[&](bool grouped) {
+  const int stride = row_stride<__half>(K), few = grouped ? 0 : 3;
+  return T <= few ? eet::plan_tiles<4>(a, stride, kInt8Chunk, true)
+         : T <= 8 ? eet::plan_tiles<8>(a, stride, kInt8Chunk, false)
+                  : eet::plan_tiles<16>(a, stride, kInt8Chunk, true);
+}(residual == 2)"""  # 2: the weights have groups
+INT8_SOURCE = (
+    GPU + '#include "int8_linear.cu"' + plan_source("Int8Args<__half>", INT8_PLAN, "a.stage_rows", "a.stage_inputs")
 )
 
 
@@ -242,25 +257,50 @@ def test_a_product_has_the_kernel_that_measurements_gave_it(h200, T, H, products
     assert [(kernel or "cublas").removesuffix("_linear") for kernel in found] == [*products.split(), head]
 
 
-@pytest.mark.parametrize("product", ["residual", "norm"])
-def test_no_choice_is_far_from_the_fastest_that_was_recorded(h200, product):
+@pytest.fixture(scope="module")
+def timed():
+    """By product, its recorded rows by column."""
+    return {
+        name: [dict(zip(table[0], row, strict=True)) for row in table[1:]]
+        for name, table in json.loads(RECORDED.read_text()).items()
+        if isinstance(table, list)
+    }
+
+
+def test_no_choice_is_far_from_the_fastest_that_was_recorded(h200, timed):
     """A kernel that a chain of a layer's products prefers may be slower alone, but not by much."""
-    recorded = json.loads(RECORDED.read_text())
-    for T, N, K, *times in recorded[product]:
-        found = dict(zip(recorded["columns"][3:], times, strict=True))
-        kernel = linear.streaming_kernel(T, N, K, 2, normed=product == "norm") or "cublas"
-        assert found[kernel] <= 1.15 * min(filter(None, found.values())), (T, N, K, kernel, found)
+    for product, rows in timed.items():
+        normed = product.endswith("norm")
+        for row in rows:
+            T, N, C = row["T"], row["N"], row["C"]
+            if "int8_linear" in row:
+                kernel = "int8_linear" if int8.takes_few(T, C, 2, normed, GPUS[-1][0]) else None
+            else:
+                kernel = linear.streaming_kernel(T, N, C, 2, normed=normed)
+            times = {name: us for name, us in row.items() if name not in "TNC" and us}
+            assert times[kernel or "cublas"] <= 1.15 * min(times.values()), (product, T, N, C, kernel, times)
 
 
-def test_the_script_times_the_sizes_that_were_recorded(monkeypatch):
+def test_the_script_times_the_sizes_that_were_recorded(timed, monkeypatch):
     monkeypatch.syspath_prepend(str(RECORDED.parent))
     import kernel_choice
 
-    recorded = json.loads(RECORDED.read_text())
-    for product in ("residual", "norm"):
-        sizes = [[s.T, s.N, s.C] for s in kernel_choice.shapes(product == "residual")]
-        assert sizes == [row[:3] for row in recorded[product]]
-    assert json.loads(kernel_choice.told({"a": 1}, {"b": [[1, None]], "c": []})) == {"a": 1, "b": [[1, None]], "c": []}
+    products = kernel_choice.products()
+    for name, rows in timed.items():
+        assert [list(row) for row in rows[:1]] == [products[name].columns]
+        assert [(s.T, s.N, s.C) for s in products[name].shapes] == [(row["T"], row["N"], row["C"]) for row in rows]
+    told = json.loads(kernel_choice.told({"a": 1}, {"b": (["T", "x"], [[1, None]]), "c": (["T"], [])}))
+    assert told == {"a": 1, "b": [["T", "x"], [1, None]], "c": [["T"]]}
+
+
+def test_the_script_times_one_kernel_at_a_time(monkeypatch):
+    monkeypatch.syspath_prepend(str(RECORDED.parent))
+    import kernel_choice
+
+    for kernel, few in (("vector_linear", True), ("int8_linear", True), ("cublas", False)):
+        with kernel_choice.only(kernel):
+            assert linear.streaming_kernel(1, 8, 8, 2, normed=True) == (kernel if few else None)
+            assert int8.takes_few(17, 8, 2, True, 0) == few
 
 
 def test_blocks_of_many_weights_are_a_range(h200):
@@ -301,6 +341,25 @@ def test_what_is_few_fits(plans, gpu):
             if linear.streaming_kernel(T, N, K, 2, normed=normed) == "linear" and N % 8 == 0:
                 assert stages > 1 or stage_bytes >= 2 * outputs * K, "one stage is multiplied while the next arrives"
     assert num_few > 1500
+
+
+@pytest.mark.parametrize("gpu", GPUS, ids=str)
+def test_int8_weights_are_streamed_wherever_that_fits(int8_library, gpu):
+    """Else they would be expanded, which costs five times the traffic."""
+    draw, num_few = random.Random(gpu[1]), 0
+    int8_library.set_gpu(*gpu)
+    for _ in range(4000):
+        T, C, normed = draw.randint(1, 16), 16 * draw.randint(1, draw.choice((64, 700, 4096))), draw.choice((0, 1))
+        few = int8.takes_few(T, C, 2, bool(normed), gpu[0])
+        num_few += few
+        for grouped in (False, True):
+            found = (ctypes.c_int * 2)()
+            num_bytes = int8_library.plan_of(T, gpu[1] * 16, C, normed, 1 + grouped, gpu[1], found)
+            if few:
+                assert 0 < num_bytes <= gpu[0] - 1024, (T, C, normed)
+            elif grouped or T > 3:
+                assert not num_bytes, (T, C, normed)
+    assert 1000 < num_few < 3500
 
 
 @pytest.mark.parametrize("T", [1, 2, 3])

@@ -53,8 +53,10 @@ SHAPES = (
     Int8Shape(16, 6400, 1600, "gelu_tanh"),
     Int8Shape(64, 515, 1608, "gelu_tanh", group=64),
     Int8Shape(1, 50257, 768, bias=False),
+    Int8Shape(8, 64, 8192),  # the ring has one stage
+    Int8Shape(16, 300, 4608, "relu", group=128),
 )
-WIDE = (Int8Shape(1, 64, 6400), Int8Shape(4, 64, 16384))
+WIDE = (Int8Shape(1, 64, 6400), Int8Shape(4, 64, 16384), Int8Shape(16, 300, 5632))  # the ring has one stage
 
 
 def _int8(shapes: Iterable[LinearShape]) -> tuple[Int8Shape, ...]:

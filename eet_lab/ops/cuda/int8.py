@@ -5,29 +5,27 @@ T tokens, C channels, N outputs, G groups of an output's inputs with a scale eac
 
 from __future__ import annotations
 
-from functools import cache
-
 from torch import Tensor
 
 from eet_lab.ops import native
+from eet_lab.ops.cuda import tiles
 from eet_lab.ops.cuda.launching import DTYPES, at, stream_of
 from eet_lab.ops.int8 import group_size
 from eet_lab.ops.types import Empty, Linear
 
-FEW = 16  # tokens
 ALIGNED = 16  # channels: an output's weights are copied 16 bytes at a time
 
 
-@cache
 def takes_few(T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> bool:
     """Whether eet_int8_linear takes so many tokens, in blocks that can have `shared_bytes` of shared memory.
 
-    With one stage in its ring too: cuBLAS, for which weights are expanded, takes longer. Bytes are what the plan in
-    linear_tiles.cuh needs, or more.
+    With one stage in its ring too: cuBLAS, for which weights are expanded, takes longer.
     """
-    activations = T * (-(-C // 64) * 64 * itemsize + 16) + 2 * C * itemsize * normed  # the norm's weight and bias
-    sums, stage, others = max(4096 * T, 8192), 16 * min(C + 128, 2176), 2048
-    return T <= FEW and C % ALIGNED == 0 and activations + sums + stage + others <= shared_bytes
+    return (
+        T <= tiles.FEW
+        and C % ALIGNED == 0
+        and tiles.fits(T, C, itemsize, normed=normed, stages=1, shared_bytes=shared_bytes, int8_weights=True)
+    )
 
 
 def groups(w: Linear, scale: Tensor) -> tuple[int, int]:

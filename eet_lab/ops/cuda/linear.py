@@ -11,20 +11,19 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, gpu, needs, odd_stride, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, gpu, needs, stream_of
 from eet_lab.ops.cuda.norm import norm
+from eet_lab.ops.cuda.tiles import FEW, fits
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
 # Which kernel takes a product was measured by size in 16 bits on an H200, beside cuBLAS (benchmarks/kernel_choice.py)
 # and in chains of a layer's products (LOG). Other GPUs and fp32 follow the same rule.
-FEW = 16  # tokens that a kernel takes which streams the weights; with 9 to 16 most products are even with cuBLAS's
 MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # inputs of an output; with more, or a norm of more, cuBLAS is ahead
 CUBLAS_OUTPUTS = 8  # cuBLAS takes up to three times as long if the outputs are no multiple (rows of n50257)
 CUBLAS_ACT = "gelu_tanh"  # the activation that cuBLAS ends a product with
 MOST_VECTOR_TOKENS = 4  # of vector_linear, in 16 bits
 LINEAR_BLOCK_BYTES = range(280 << 10, 3 << 20)  # weights of a block, of products with a norm: linear is ahead of it
-STAGE_ROW_BYTES = 2048  # weights of an output, at most, in a stage of linear; a stage has those of 16 outputs
 MOST_REGISTER_TOKENS = 8  # of register_linear, in 16 bits
 FEWEST_IN_REGISTERS = 4  # tokens from which on it is ahead; fewer only without a norm, with so many activations:
 WIDE_ACTIVATIONS = 20 * 1024
@@ -232,7 +231,7 @@ def streaming_kernel(T: int, N: int, C: int, itemsize: int, *, normed: bool, gat
 @cache
 def _streaming_kernel(T: int, N: int, C: int, itemsize: int, normed: bool, gathered: bool, on: Limits) -> str | None:
     if T > FEW:
-        return None
+        return None  # with 9 to 16 most products are even with cuBLAS's
     is_half, is_wide = itemsize == 2, (MOST_NORMED if normed else MOST_INPUTS) < C
     choices: list[tuple[str, int]] = []  # with how many stages the ring must have
     if not is_wide:
@@ -246,8 +245,10 @@ def _streaming_kernel(T: int, N: int, C: int, itemsize: int, normed: bool, gathe
         choices += vector
     if N % CUBLAS_OUTPUTS:
         choices.append(("linear", 1))
-    fitting = (kernel for kernel, stages in choices if _needed_bytes(T, C, itemsize, normed, stages) <= on.shared_bytes)
-    return next(fitting, None)
+    for kernel, stages in choices:
+        if fits(T, C, itemsize, normed=normed, stages=stages, shared_bytes=on.shared_bytes):
+            return kernel
+    return None
 
 
 def _suits_registers(T: int, outputs: int, C: int, normed: bool) -> bool:
@@ -255,13 +256,6 @@ def _suits_registers(T: int, outputs: int, C: int, normed: bool) -> bool:
     if T > MOST_REGISTER_TOKENS or outputs > REGISTER_OUTPUTS or (normed and C > REGISTER_CHANNELS):
         return False
     return T >= FEWEST_IN_REGISTERS or (not normed and T * C >= WIDE_ACTIVATIONS)
-
-
-def _needed_bytes(T: int, C: int, itemsize: int, normed: bool, stages: int) -> int:
-    """Of shared memory, for activations, a norm, sums, and a ring of so many stages of linear, at most."""
-    norm_bytes, sums_bytes = 2 * C * itemsize * normed, T * (4096 if T <= 8 else 512)
-    ring_bytes = stages * 16 * odd_stride(min(C * itemsize, STAGE_ROW_BYTES)) + 1024
-    return T * odd_stride(C * itemsize) + norm_bytes + sums_bytes + ring_bytes
 
 
 def num_blocks(N: int) -> int:
