@@ -51,6 +51,15 @@ def test_linears_of_any_size_and_listed_sizes_read_back():
         "op:linear_residual/t3/n11/c24",
         "op:norm/t3/c24",
         "op:softmax/t1/c7",
+        "op:embed/t3/c24",
+        "op:int8_norm_linear/t3/n11/c24/int8",
+        "op:int8_norm_linear/t3/n11/c256/relu/int8g64",
+        "op:int8_linear_residual/t3/n11/c256/int8g128",
+        "op:next_token/b2/t7/v99/c24",
+        "op:next_token/b2/t7/v99/c24/int8/temp0.8/k5",
+        "op:choose/b2/v99/greedy",
+        "op:choose/b2/v99/temp1/k5/p0.25",
+        "op:choose_top_k/b16/v99/temp0.5/k20/p0.9/blocks33",
     ):
         assert str(workload(text)) == text
     for case in TIMED_CASES:
@@ -86,7 +95,20 @@ def test_bad_names_are_told(text):
         ("op:decode_attention/b1/kv16/h1/d300", "is 300, but kernels need at most 256"),
         ("op:decode_attention/b1/kv16/h1/d264", "is 264, but kernels need at most 256, a multiple of 8."),
         ("op:norm/t4", "Write t<tokens>/c<channels>, for example t64/c1600"),
-        ("op:int8_norm_linear/t3/n8/c8", "It is timed at: t1/n4800/c1600/int8"),
+        ("op:rest_of_layer/t3/c8", "It is timed at: t1/c1600/f6400"),
+        ("op:int8_norm_linear/t3/n8/c8", "Write .*/int8.*, for example t1/n4800/c1600/int8"),
+        ("op:int8_linear_residual/t1/n64/c64/relu/int8", "this op adds a residual .* give t1/n64/c64/int8"),
+        ("op:int8_norm_linear/t3/n8/c64/int8g48", "is 48, but it must be a power of two from 64 on"),
+        ("op:next_token/b3/t2/v9/c8", "t .tokens. is 2, but each of 3 rows has one"),
+        ("op:next_token/b3/t3/v9/c9", "c .channels. is 9, .* try 8 or 16"),
+        ("op:next_token/b3/t3/v9/c8/k5", "without a temperature; give one, for example temp1"),
+        ("op:choose/b1/v9/temp0.00001", "temperature is 1e-05, but it must be 0"),
+        ("op:choose/b1/v9/temp1/p1.5", "top_p is 1.5, but it must be above 0 and at most 1"),
+        ("op:choose/b1/v0/greedy", "v .words. is 0, .* from 1"),
+        ("op:choose_top_k/b17/v99/temp1/k5/blocks9", "b .rows. is 17, but this op takes at most 16; op:choose"),
+        ("op:choose_top_k/b1/v99/temp1/k5/blocks100", "blocks is 100, .* at most 512, .* v .words., 99"),
+        ("op:choose_top_k/b1/v99/temp1/k10/blocks9", "k .top-k. is 10, .* from 1 to the number of blocks, 9"),
+        ("op:choose_top_k/b1/v99/temp1/blocks9", "k .top-k. is not given, .* from 1 to the number of blocks, 9"),
     ],
 )
 def test_sizes_that_cannot_be_are_told(text, says, capsys):
@@ -123,6 +145,7 @@ def test_a_suggestion_is_made_once():
 
 
 TEXTS = (
+    "op:embed/t3/c24",
     "op:decode_attention/b2/kv33/h4/d32",
     "op:decode_attention/b3/kv5-33/h4g2/d32",
     "op:prefill_attention/b2/s17/h4/d32",
@@ -177,6 +200,15 @@ def test_an_op_tells_that_the_processor_was_shared(monkeypatch):
     rows, remarks = race_op(workload("op:norm/t5/c64"), device="cpu", repeats=1)
     for row in rows:
         assert f"{row.provider}: the processor was shared: other programs kept this one waiting." in remarks
+
+
+@pytest.mark.parametrize(
+    "sizes", ["next_token/b2/t7/v99/c24/temp1/k5", "choose/b2/v99/temp1/p0.25", "choose_top_k/b2/v99/temp1/k9/blocks33"]
+)
+def test_choices_of_any_size_are_timed(sizes):
+    [row], _ = race_op(workload(f"op:{sizes}"), device="cpu", repeats=1)
+    assert row.equality == "not compared: it is the reference"
+    assert row.total_ms.p50 > 0
 
 
 @pytest.mark.parametrize("text", TEXTS)

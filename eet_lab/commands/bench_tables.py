@@ -24,23 +24,24 @@ def model_table(rows: Sequence[Row]) -> str:
         peak = row.peak_bytes and row.peak_bytes / 2**20
         counts = [_number(row.launches_per_token, ".0f"), _number(row.kernels_per_token, ".0f")]
         cells.append([_name(row), *times, *_bound(row, 1), *counts, _number(peak, ".1f"), row.equality])
-    return _page(rows[0], cells, "a step")
+    return "\n".join([*_titled(rows[0], cells), "", *_legend(rows[0], "a step")])
 
 
 def op_tables(rows: Sequence[Row]) -> str:
-    """Rows of ops, in microseconds, a table for each workload."""
+    """Rows of ops, in microseconds, a table for each workload; what they all say of the columns stands at the end."""
     tables: dict[str, list[Row]] = {}
     for row in rows:
         tables.setdefault(row.workload, []).append(row)
-    return "\n\n".join(map(_op_table, tables.values()))
+    legend = dict.fromkeys(line for row in rows for line in _legend(row, "the op"))
+    return "\n".join([line for each in tables.values() for line in (*_op_table(each), "")] + [*legend])
 
 
-def _op_table(rows: Sequence[Row]) -> str:
+def _op_table(rows: Sequence[Row]) -> list[str]:
     cells = [["", "us", "floor us", "predicted us", "GB/s", "% of ceiling", "kernels", "same output"]]
     for row in rows:
         kernels = _number(row.kernels_per_token, ".0f")
         cells.append([row.provider, _spread(row.total_ms, 1e3), *_bound(row, 1e3), kernels, row.equality])
-    return _page(rows[0], cells, "the op")
+    return _titled(rows[0], cells)
 
 
 def _name(row: Row) -> str:
@@ -57,9 +58,8 @@ def _bound(row: Row, scale: float) -> list[str]:
     ]
 
 
-def _page(row: Row, cells: list[list[str]], what: str) -> str:
-    title = f"{row.workload}, {row.dtype} on {row.gpu}"
-    return "\n".join([title, "", *aligned(cells), "", *_legend(row, what)])
+def _titled(row: Row, cells: list[list[str]]) -> list[str]:
+    return [f"{row.workload}, {row.dtype} on {row.gpu}", "", *aligned(cells)]
 
 
 def _legend(row: Row, what: str) -> list[str]:
@@ -75,7 +75,10 @@ def _legend(row: Row, what: str) -> list[str]:
             "for each launch if that is more; a graph is one launch."
         )
     elif row.predicted_ms is not None:
-        lines.append(f"Predicted: the floor and {call_us():.3g} us for each call of PyTorch: a processor takes turns.")
+        lines.append(
+            f"Predicted: the floor and {call_us():.3g} us for each call of PyTorch, one after the other; what a "
+            "processor takes to calculate is not in it."
+        )
     return lines
 
 

@@ -1,6 +1,6 @@
 """Sizes of an op, read from its workload's name and checked before any input is made.
 
-T tokens, B rows, N outputs, C channels, H heads, G KV heads, D head dim.
+T tokens, B rows, N outputs, C channels, V words, H heads, G KV heads, D head dim.
 """
 
 from __future__ import annotations
@@ -12,16 +12,28 @@ from typing import Any, NamedTuple
 
 from eet_lab.bench.ops.plain import ACTS
 from eet_lab.bench.workloads import evenly_spaced
+from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.ops.cases import Case
+from eet_lab.ops.cuda.tiles import FEW
+from eet_lab.ops.cuda.tokens import MOST_BLOCKS
+from eet_lab.ops.int8_cases import Int8Shape
+from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.row_cases import NormShape, SoftmaxShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
+from eet_lab.ops.token_cases import ChooseShape, EmbedShape, TopKShape
 
-LINEAR = re.compile(r"t(?P<T>\d+)/n(?P<N>\d+)/c(?P<C>\d+)(?:/(?P<act>\w+))?")
+LINEAR = re.compile(r"t(?P<T>\d+)/n(?P<N>\d+)/c(?P<C>\d+)(?:/(?P<act>(?!int8)\w+))?")
+INT8 = re.compile(LINEAR.pattern + r"/int8(?:g(?P<group>\d+))?")
 ROWS = re.compile(r"t(?P<T>\d+)/c(?P<C>\d+)")
 ATTENTION = re.compile(
     r"b(?P<B>\d+)/(?:kv|s)(?P<low>\d+)(?:-(?P<high>\d+))?/h(?P<H>\d+)(?:g(?P<G>\d+))?/d(?P<D>\d+)(?P<packed>/packed)?"
 )
+DRAW = r"(?:/temp(?P<temperature>\d+(?:\.\d+)?))?(?:/k(?P<top_k>\d+))?"
+TOP_P = r"(?:/p(?P<top_p>\d+(?:\.\d+)?))?"
+NEXT_TOKEN = re.compile(r"b(?P<B>\d+)/t(?P<T>\d+)/v(?P<V>\d+)/c(?P<C>\d+)(?P<int8>/int8)?" + DRAW)
+CHOOSE = re.compile(r"b(?P<B>\d+)/v(?P<V>\d+)(?:/greedy)?" + DRAW + TOP_P)
+TOP_K = re.compile(CHOOSE.pattern + r"/blocks(?P<num_blocks>\d+)")
 
 MOST = 2**31 - 2**16
 """Of any size: kernels count in int32, and a loop over a row must not overflow when it steps past its end."""
@@ -33,6 +45,9 @@ MULTIPLE = 8
 """Of channels and head dims: kernels read 16 bytes at a time."""
 
 MOST_HEAD_DIM = 256
+
+GROUPS = tuple(2**i for i in range(6, 31))
+"""Of inputs that share a scale of int8 weights."""
 
 
 class Form(NamedTuple):
@@ -65,9 +80,18 @@ def _linear(example: LinearShape, found: re.Match[str]) -> LinearShape:
     if act not in ACTS:
         raise PromptError(f"The activation is {act!r}, but it must be one of {', '.join(filter(None, ACTS))}.")
     if act and example.residual:
-        plain = f"t{sizes['T']}/n{sizes['N']}/c{sizes['C']}"
+        plain = str(replace(example, **sizes))  # type: ignore[arg-type]
         raise PromptError(f"The activation is {act!r}, but this op adds a residual and has none; give {plain}.")
     return replace(example, **sizes, act=act)  # type: ignore[arg-type]
+
+
+def _int8(example: Int8Shape, found: re.Match[str]) -> Int8Shape:
+    shape = _linear(example, found)
+    assert isinstance(shape, Int8Shape)
+    group = int(found["group"] or 0)
+    if group and group not in GROUPS:
+        raise PromptError(f"int8g (inputs that share a scale) is {group}, but it must be a power of two from 64 on.")
+    return replace(shape, group=group)
 
 
 def _attention(example: AttentionShape, found: re.Match[str]) -> AttentionShape:
@@ -97,6 +121,51 @@ def _softmax(example: SoftmaxShape, found: re.Match[str]) -> SoftmaxShape:
     return replace(example, **_numbers(found, "TC"))
 
 
+def _embed(example: EmbedShape, found: re.Match[str]) -> EmbedShape:
+    sizes = _numbers(found, "TC")
+    _check_multiple("C", sizes["C"])
+    return replace(example, **sizes)
+
+
+def _next_token(example: NextTokenShape, found: re.Match[str]) -> NextTokenShape:
+    sizes = _numbers(found, "BTVC")
+    _check_multiple("C", sizes["C"])
+    if sizes["T"] < sizes["B"]:
+        raise PromptError(f"t (tokens) is {sizes['T']}, but each of {sizes['B']} rows has one at least.")
+    draw = _draw(found)
+    shape = replace(example, **sizes)  # type: ignore[arg-type]
+    return replace(shape, int8=bool(found["int8"]), temperature=draw.temperature, top_k=draw.top_k)
+
+
+def _choose(example: ChooseShape, found: re.Match[str]) -> ChooseShape:
+    sizes, draw = _numbers(found, "BV"), _draw(found)
+    return replace(example, **sizes, temperature=draw.temperature, top_k=draw.top_k, top_p=draw.top_p)
+
+
+def _top_k(example: TopKShape, found: re.Match[str]) -> TopKShape:
+    shape = _choose(example, found)
+    assert isinstance(shape, TopKShape)
+    num_blocks = _numbers(found, ("num_blocks",))["num_blocks"]
+    if shape.B > FEW:
+        raise PromptError(f"b (rows) is {shape.B}, but this op takes at most {FEW}; op:choose takes more.")
+    if num_blocks > min(shape.V, MOST_BLOCKS):
+        most = f"at most {MOST_BLOCKS}, and no more than v (words), {shape.V}"
+        raise PromptError(f"blocks is {num_blocks}, but it must be {most}.")
+    if not 0 < shape.top_k <= num_blocks:
+        told = "not given" if not shape.top_k else str(shape.top_k)
+        raise PromptError(f"k (top-k) is {told}, but it must be from 1 to the number of blocks, {num_blocks}.")
+    return replace(shape, num_blocks=num_blocks, clumped=False)
+
+
+def _draw(found: re.Match[str]) -> Settings:
+    """The temperature, top-k and top-p that are given; PromptError as for a request."""
+    given = {name: digits for name, digits in found.groupdict().items() if name in ("temperature", "top_k", "top_p")}
+    settings = {name: int(digits) if name == "top_k" else float(digits) for name, digits in given.items() if digits}
+    if settings and "temperature" not in settings:
+        raise PromptError("k and p do nothing without a temperature; give one, for example temp1.")
+    return Settings.of(**settings)
+
+
 NAMES: Mapping[str, str] = {
     "T": "t (tokens)",
     "N": "n (outputs)",
@@ -107,6 +176,8 @@ NAMES: Mapping[str, str] = {
     "H": "h (heads)",
     "G": "g (KV heads)",
     "D": "d (head dim)",
+    "V": "v (words)",
+    "num_blocks": "blocks",
 }
 
 
@@ -128,10 +199,17 @@ def _check_multiple(name: str, size: int) -> None:
 
 FORMS: Mapping[type, Form] = {
     LinearShape: Form(LINEAR, "t<tokens>/n<outputs>/c<channels>[/<activation>]", _linear),
+    Int8Shape: Form(INT8, "t<tokens>/n<outputs>/c<channels>[/<activation>]/int8[g<inputs that share a scale>]", _int8),
     AttentionShape: Form(
         ATTENTION, "b<rows>/kv<tokens>/h<heads>[g<KV heads>]/d<head dim> (s<tokens> for a prefill)", _attention
     ),
     NormShape: Form(ROWS, "t<tokens>/c<channels>", _norm),
     SoftmaxShape: Form(ROWS, "t<rows>/c<numbers a row>", _softmax),
+    EmbedShape: Form(ROWS, "t<tokens>/c<channels>", _embed),
+    NextTokenShape: Form(
+        NEXT_TOKEN, "b<rows>/t<tokens>/v<words>/c<channels>[/int8][/temp<temperature>][/k<top-k>]", _next_token
+    ),
+    ChooseShape: Form(CHOOSE, "b<rows>/v<words>/greedy, or for that temp<temperature>[/k<top-k>][/p<top-p>]", _choose),
+    TopKShape: Form(TOP_K, "b<rows>/v<words>/temp<temperature>/k<top-k>[/p<top-p>]/blocks<of the head>", _top_k),
 }
-"""Others, int8 linears among them, are timed at the sizes that their cases list."""
+"""Others are timed at the sizes that their cases list."""

@@ -31,7 +31,8 @@ class OpWorkload:
 
         Linears take any `t<tokens>/n<outputs>/c<channels>[/<activation>]`, norm and softmax any `t<rows>/c<numbers>`,
         attention any `b<rows>/kv<keys>/h<heads>[g<KV heads>]/d<head dim>` (`s<tokens>` for a prefill; `16-960` makes
-        rows ragged, evenly spaced; `/packed` leaves the pads out); other ops the sizes that their case lists.
+        rows ragged, evenly spaced; `/packed` leaves the pads out), and so on (`sizes.FORMS`); other ops the sizes that
+        their case lists.
         """
         name, _, sizes = text.strip().removeprefix(PREFIX).partition("/")
         cases = {case.name: case for case in TIMED_CASES}
