@@ -9,6 +9,7 @@ from every_shape import every_shape
 from eet_lab.ops import reference
 from eet_lab.ops.cases import CASES, CaseFailed
 from eet_lab.ops.shapes import AttentionShape, LinearShape
+from eet_lab.ops.token_cases import EmbedShape
 
 SMALL = 1_000_000  # bytes that a shape may read, so that the CPU is not kept busy
 
@@ -85,4 +86,6 @@ def test_steps_are_what_the_engine_makes(packed):
 
 def test_bytes_are_counted_once():
     assert LinearShape(1, 10, 20).read_bytes(2) == 2 * (200 + 20 + 10)
+    assert EmbedShape(3, 8).read_bytes(2) == 3 * (2 * 3 * 8 + 16)
+    assert EmbedShape(2000, 8).read_bytes(2) == 2 * 8 * (2000 + 1000 + 100) + 2000 * 16, "tokens share words and places"
     assert AttentionShape((5,), 4, 2, 8, decode=True).read_bytes(2) == 2 * 8 * (2 * 2 * 5 + 2 * (4 + 2))

@@ -41,8 +41,9 @@ class EmbedShape:
         return ids, positions, normal(self.V, self.C), normal(self.S, self.C)
 
     def read_bytes(self, itemsize: int) -> int:
-        """Two rows in and one out a token, and where they are."""
-        return self.T * (3 * self.C * itemsize + 16)
+        """A row out for each token, and where it comes from; rows of the tables once, however many tokens have them."""
+        num_rows = self.T + min(self.T, self.V) + min(self.T, self.S)
+        return num_rows * self.C * itemsize + self.T * 16
 
 
 @dataclass(frozen=True)

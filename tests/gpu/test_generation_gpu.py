@@ -88,10 +88,18 @@ def test_draws_do_not_depend_on_the_recipe(fp32):
     assert len(runs) == 1
 
 
-def test_a_graph_replays_with_another_seed(fp32):
-    engine = Engine(fp32, Recipe.parse("all", "cuda").parts)
-    a, b, c = (engine.generate([[1, 2]], Settings(16, temperature=1.0, seed=seed)).tokens for seed in (1, 2, 1))
-    assert a == c != b
+@pytest.mark.parametrize("num_rows", [1, 5, 17])
+@pytest.mark.parametrize("how", [{}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"top_p": 0.9}], ids=str)
+def test_a_graph_replays_with_another_seed(fp16, num_rows, how):
+    prompts, parts = batch(num_rows, 1, 20), Recipe.parse("all", "cuda").parts
+    first, other = (Settings(16, temperature=1.0, seed=seed, **how) for seed in (1, 2))
+    engine = Engine(fp16, parts)
+    before = engine.generate(prompts, first).tokens
+    captures = engine.captures
+    replayed = engine.generate(prompts, other).tokens
+    assert engine.captures == captures
+    assert replayed == Engine(fp16, parts).generate(prompts, other).tokens != before
+    assert engine.generate(prompts, first).tokens == before
 
 
 def test_one_capture_for_each_bucket_and_none_later(fp16):
