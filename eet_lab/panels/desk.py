@@ -206,10 +206,11 @@ class Desk:
     # What the user asks for
 
     def do_choose(self, name: str, value: Any) -> None:
-        setattr(self.state, name, value)
         if name == "device":
-            self.state.drop_blocked()
+            self.state.move_to(value)
             self.device.watch(value)
+        else:
+            setattr(self.state, name, value)
 
     def do_run(self) -> None:
         self._begin("run", jobs.run)

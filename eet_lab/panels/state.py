@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import traitlets as T
@@ -11,7 +11,7 @@ from eet_lab.bench.workloads import DEMO_PROMPTS
 from eet_lab.engine.settings import Settings, remedy
 from eet_lab.errors import EETError, RecipeError
 from eet_lab.models import Model
-from eet_lab.technique import Recipe, Technique, obstacle, registry
+from eet_lab.technique import Recipe, Technique, dependents, obstacle, registry
 
 MOST_REPEATS = 50
 DEFAULT_PROMPTS = DEMO_PROMPTS[1::2]
@@ -33,21 +33,33 @@ class State(T.HasTraits):
     def __init__(self, **choices: Any) -> None:
         super().__init__(**choices)
         self._unavailable: dict[tuple[type[Technique], str], str | None] = {}
+        self._dropped: set[str] = set()  # that went off because they could not stay on
 
     def choose(self, recipe: Recipe) -> None:
         """Switch exactly these techniques on, with their knobs."""
+        self._dropped.clear()
         self.chosen = {t.name: True for t in recipe}
         self.knobs = {t.name: {name: getattr(t, name) for name in t.knobs} for t in recipe}
 
     def toggle(self, name: str, on: bool) -> None:
-        """Switch a technique; what can no longer be on goes off with it."""
+        """Switch a technique; what needs it goes off with it, and comes back with it."""
+        self._dropped.discard(name)
         self.chosen = {**self.chosen, name: on}
         self.drop_blocked()
+        if on:
+            self._bring_back(dependents(name, [technique() for technique in registry().values()]))
+
+    def move_to(self, device: str) -> None:
+        """Take another device; what that cannot do goes off, and what the one before could not do comes back."""
+        self.device = device
+        self.drop_blocked()
+        self._bring_back(registry())
 
     def drop_blocked(self) -> None:
         """Switch off what cannot be on: its device is gone, or something that it requires is off."""
         while wrong := [name for name in registry() if self.is_on(name) and self.blocked(name)]:
             self.chosen = {**self.chosen, wrong[-1]: False}
+            self._dropped.add(wrong[-1])
 
     def turn(self, name: str, knob: str, value: Any) -> None:
         """Set a knob; what can no longer be on goes off. RecipeError where the knob does not take that value."""
@@ -86,6 +98,13 @@ class State(T.HasTraits):
         """How to generate; PromptError names a value that cannot be."""
         eos = model.config.eos_id
         return Settings(**self.generation, stop=(eos,) if self.stop_at_eos and eos is not None else ())
+
+    def _bring_back(self, names: Iterable[str]) -> None:
+        """Switch on again those of `names` that `drop_blocked` switched off, and that can be on."""
+        for name in names:
+            if name in self._dropped and name in registry() and not self.blocked(name):
+                self._dropped.remove(name)
+                self.chosen = {**self.chosen, name: True}
 
     def _reason(self, technique: type[Technique]) -> str | None:
         """Asking a technique may look for compilers and drivers, so each is asked once a device."""

@@ -10,8 +10,10 @@ import pytest
 from eet_lab import technique as techniques
 from eet_lab.panels import Workbench
 from eet_lab.panels.choices import MOST_PROMPTS
+from eet_lab.panels.state import State
 from eet_lab.parts import Parts
-from eet_lab.technique import Technique, knob
+from eet_lab.technique import Recipe, Technique, knob
+from eet_lab.techniques.cuda_graphs import CudaGraphs
 from panels.driving import PROMPTS, do
 
 
@@ -23,6 +25,32 @@ def test_switching_a_technique_goes_through_the_inbox_and_back(bench: Workbench)
     bench.desk.tick()
     assert bench.desk.state.recipe().names == ("pre_padding", "memory_reuse")
     assert "eet-on" not in card.box._dom_classes
+
+
+def test_what_goes_off_with_another_comes_back_with_it() -> None:
+    state = State(device="cpu")
+    state.choose(Recipe.parse("all", "cpu"))
+    everything = state.recipe().names
+    for name in ("pre_padding", "mask_removal"):
+        state.toggle(name, False)
+        assert "packed_prefill" not in state.recipe().names
+    state.toggle("pre_padding", True)
+    assert "packed_prefill" not in state.recipe().names, "it needs the other one too"
+    state.toggle("mask_removal", True)
+    assert state.recipe().names == everything
+    state.toggle("packed_prefill", False)
+    state.toggle("pre_padding", False)
+    state.toggle("pre_padding", True)
+    assert "packed_prefill" not in state.recipe().names, "someone switched it off"
+
+
+def test_what_a_device_cannot_do_comes_back_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CudaGraphs, "unavailable", lambda self, device: "no GPU" if device == "cpu" else None)
+    state = State(device="cuda")
+    state.choose(Recipe.parse("memory_reuse,cuda_graphs"))
+    for device, names in (("cpu", ("memory_reuse",)), ("cuda", ("memory_reuse", "cuda_graphs"))):
+        state.move_to(device)
+        assert state.recipe().names == names
 
 
 def test_what_cannot_run_here_is_greyed_with_its_reason(bench: Workbench) -> None:
