@@ -216,6 +216,8 @@ def test_others_give_what_the_reference_gives(text):
     found = workload(text)
     rows, remarks = race_op(found, device="cpu", repeats=1)
     remarks = [remark for remark in remarks if SHARED not in remark]  # that is up to what else runs here
+    if refused := [remark for remark in remarks if "SDPA's kernel does not take these sizes" in remark]:
+        pytest.skip(f"torch {torch.__version__}: {refused[0]}")
     assert rows
     assert all(row.equality == "passed" or row.equality.startswith("not compared: the product") for row in rows)
     assert all(row.gb_per_s > 0 and row.floor_ms > 0 for row in rows)
@@ -257,6 +259,8 @@ def test_one_that_fails_is_left_out_and_told(monkeypatch):
     rows, remarks = race_op(workload("op:norm_linear/t1/n16/c8"), device="cpu", repeats=1)
     assert [row.provider for row in rows] == ["torch-linear"]
     assert "torch-norm-linear failed: ZeroDivisionError: division by zero" in remarks
+    rows, remarks = race_op(workload("op:norm_linear/t1/n16/c8"), ["torch-norm-linear"], device="cpu", repeats=1)
+    assert (rows, len(remarks)) == ([], 1), "where nothing was timed no rate is doubted"
 
 
 def test_what_fails_while_it_is_counted_leaves_no_counter_behind():

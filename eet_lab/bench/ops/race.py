@@ -82,7 +82,7 @@ def _doubts(rows: Sequence[Row], workload: OpWorkload, device: str, num_copies: 
         if (row.share_of_ceiling or 0) > 1:
             why = _why_faster(workload, device, num_copies, size)
             yield f"{row.provider} was faster than a streaming read: {why}"
-    if num_copies * size < ROTATED_BYTES[device]:
+    if rows and num_copies * size < ROTATED_BYTES[device]:
         yield (
             f"{workload} is small: its {num_copies} copies have {num_copies * size / 1e6:.3g} MB together, which a "
             "cache may hold, so its GB/s and % of ceiling need not be those of memory."
