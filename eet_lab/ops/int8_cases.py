@@ -53,10 +53,10 @@ SHAPES = (
     Int8Shape(16, 6400, 1600, "gelu_tanh"),
     Int8Shape(64, 515, 1608, "gelu_tanh", group=64),
     Int8Shape(1, 50257, 768, bias=False),
-    Int8Shape(8, 64, 8192),  # the ring has one stage
-    Int8Shape(16, 300, 4608, "relu", group=128),
 )
-WIDE = (Int8Shape(1, 64, 6400), Int8Shape(4, 64, 16384), Int8Shape(16, 300, 5632))  # the ring has one stage
+# There is room for one stage of the ring, on 132 multiprocessors and on the eight that the sanitizers pretend.
+ONE_STAGE = Int8Shape(8, 2176, 8192), Int8Shape(16, 2176, 5120, "relu", group=128), Int8Shape(16, 136, 5120)
+WIDE = Int8Shape(1, 64, 6400), Int8Shape(4, 64, 16384), Int8Shape(16, 2176, 5632)
 
 
 def _int8(shapes: Iterable[LinearShape]) -> tuple[Int8Shape, ...]:
@@ -65,7 +65,7 @@ def _int8(shapes: Iterable[LinearShape]) -> tuple[Int8Shape, ...]:
 
 
 INT8_CASES = (
-    Case("int8_norm_linear", "norm_linear", SHAPES, _int8(XL_NORM_LINEARS)),
+    Case("int8_norm_linear", "norm_linear", (*SHAPES, *ONE_STAGE), _int8(XL_NORM_LINEARS)),
     Case(
         "int8_linear_residual",
         "linear_residual",
