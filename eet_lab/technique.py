@@ -119,7 +119,7 @@ class Recipe:
 
     def without(self, name: str) -> tuple[Recipe, tuple[str, ...]]:
         """The recipe less `name` and less all that needs it, and the names of what went with it."""
-        also = dependents(name, self.techniques)
+        also = _dependents(name, self.techniques)
         return Recipe(tuple(t for t in self.techniques if t.name not in (name, *also))), also
 
     @property
@@ -212,7 +212,7 @@ def named(text: str, device: str = "cpu") -> tuple[Technique, ...]:
         elif name.startswith("-"):
             known(name[1:])
             rest = [t for t in chosen.values() if t.name not in by_name]
-            for gone in (name[1:], *dependents(name[1:], rest)):
+            for gone in (name[1:], *_dependents(name[1:], rest)):
                 chosen.pop(gone, None)
         elif name in by_name:
             raise RecipeError(f"{name} is named twice in {text!r}; name it once.")
@@ -222,7 +222,7 @@ def named(text: str, device: str = "cpu") -> tuple[Technique, ...]:
     return tuple(chosen.values())
 
 
-def dependents(name: str, techniques: Sequence[Technique]) -> tuple[str, ...]:
+def _dependents(name: str, techniques: Sequence[Technique]) -> tuple[str, ...]:
     """Those of `techniques` that need `name`, or one that needs it."""
     found = [name]
     for t in [*techniques] * len(techniques):

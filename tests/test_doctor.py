@@ -186,8 +186,13 @@ def test_a_server_from_another_environment_is_found_by_its_process(monkeypatch, 
     python = tmp_path / "other" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
-    server = subprocess.Popen([python, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    code, pipes = (
+        "import sys; print(1, flush=True); sys.stdin.read()",
+        {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE},
+    )
+    server = subprocess.Popen([python, "-c", code], **pipes)
     try:
+        assert server.stdout.readline(), "it runs, and is no longer a copy of this process"
         monkeypatch.setenv("JPY_PARENT_PID", str(server.pid))
         monkeypatch.setitem(sys.modules, "ipykernel", SimpleNamespace())
         for name in ("VSCODE_PID", "VSCODE_CWD"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import traitlets as T
@@ -11,7 +11,7 @@ from eet_lab.bench.workloads import DEMO_PROMPTS
 from eet_lab.engine.settings import Settings, remedy
 from eet_lab.errors import EETError, RecipeError
 from eet_lab.models import Model
-from eet_lab.technique import Recipe, Technique, dependents, obstacle, registry
+from eet_lab.technique import Recipe, Technique, obstacle, registry
 
 MOST_REPEATS = 50
 DEFAULT_PROMPTS = DEMO_PROMPTS[1::2]
@@ -45,28 +45,35 @@ class State(T.HasTraits):
         """Switch a technique; what needs it goes off with it, and comes back with it."""
         self._dropped.discard(name)
         self.chosen = {**self.chosen, name: on}
-        self.drop_blocked()
-        if on:
-            self._bring_back(dependents(name, [technique() for technique in registry().values()]))
+        self.settle()
 
     def move_to(self, device: str) -> None:
         """Take another device; what that cannot do goes off, and what the one before could not do comes back."""
         self.device = device
-        self.drop_blocked()
-        self._bring_back(registry())
+        self.settle()
 
-    def drop_blocked(self) -> None:
-        """Switch off what cannot be on: its device is gone, or something that it requires is off."""
-        while wrong := [name for name in registry() if self.is_on(name) and self.blocked(name)]:
-            self.chosen = {**self.chosen, wrong[-1]: False}
-            self._dropped.add(wrong[-1])
+    def settle(self) -> None:
+        """Switch off what cannot be on, and on again what went off so and now can be.
+
+        A technique cannot be on without its device or what it requires, nor where those before it leave it no part.
+        """
+        wanted = [name for name in registry() if self.is_on(name)]
+        wanted += [name for name in registry() if name in self._dropped]
+        waiting = [self.technique(name) for name in wanted if not self._reason(registry()[name])]
+        kept: list[Technique] = []
+        while joins := next((t for t in waiting if _fit(*kept, t)), None):
+            waiting.remove(joins)
+            kept.append(joins)
+        names = {t.name for t in kept}
+        self._dropped = set(wanted) - names
+        self.chosen = {**self.chosen, **{name: name in names for name in wanted}}
 
     def turn(self, name: str, knob: str, value: Any) -> None:
-        """Set a knob; what can no longer be on goes off. RecipeError where the knob does not take that value."""
+        """Set a knob; what can no longer be on goes off, and comes back once it can be. RecipeError for a bad value."""
         values = {**self.knobs.get(name, {}), knob: value}
         registry()[name](**values)
         self.knobs = {**self.knobs, name: values}
-        self.drop_blocked()
+        self.settle()
 
     def is_on(self, name: str) -> bool:
         return bool(self.chosen.get(name)) and name in registry()
@@ -99,19 +106,21 @@ class State(T.HasTraits):
         eos = model.config.eos_id
         return Settings(**self.generation, stop=(eos,) if self.stop_at_eos and eos is not None else ())
 
-    def _bring_back(self, names: Iterable[str]) -> None:
-        """Switch on again those of `names` that `drop_blocked` switched off, and that can be on."""
-        for name in names:
-            if name in self._dropped and name in registry() and not self.blocked(name):
-                self._dropped.remove(name)
-                self.chosen = {**self.chosen, name: True}
-
     def _reason(self, technique: type[Technique]) -> str | None:
         """Asking a technique may look for compilers and drivers, so each is asked once a device."""
         key = technique, self.device
         if key not in self._unavailable:
             self._unavailable[key] = obstacle(technique(), self.device)
         return self._unavailable[key]
+
+
+def _fit(*techniques: Technique) -> bool:
+    """Whether they make a recipe."""
+    try:
+        Recipe(techniques)
+    except RecipeError:
+        return False
+    return True
 
 
 def problem(state: State, model: Model | None, rows: Sequence[Sequence[int]] | None) -> str | None:

@@ -60,7 +60,7 @@ class Workbench:
             state.prompts = list(prompts)
         state.generation = {**state.generation, **settings}
         state.choose(read_recipe(recipe, state.device))
-        state.drop_blocked()
+        state.settle()
         if _open is not None:
             _open.close()
         self.desk = Desk(state, ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"], Path(folder))

@@ -13,7 +13,6 @@ from eet_lab.panels.choices import MOST_PROMPTS
 from eet_lab.panels.state import State
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, Technique, knob
-from eet_lab.techniques.cuda_graphs import CudaGraphs
 from panels.driving import PROMPTS, do
 
 
@@ -27,13 +26,35 @@ def test_switching_a_technique_goes_through_the_inbox_and_back(bench: Workbench)
     assert "eet-on" not in card.box._dom_classes
 
 
-def test_what_goes_off_with_another_comes_back_with_it() -> None:
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device "cuda" that can do everything, beside a CPU that can do what it can."""
+    for each in techniques.registry().values():
+        can = each.unavailable
+        monkeypatch.setattr(
+            each, "unavailable", lambda self, device, can=can: can(self, device) if device == "cpu" else None
+        )
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_goes_off_with_another_comes_back_with_it(device: str) -> None:
+    state = State(device=device)
+    state.choose(Recipe.parse("all,int8_weights", device))
+    before = state.recipe()
+    for name in before.names:
+        state.toggle(name, False)
+        assert state.recipe() == before.without(name)[0], "only what needs it goes off with it"
+        state.toggle(name, True)
+        assert state.recipe() == before, name
+
+
+def test_it_waits_for_all_that_it_needs_and_stays_off_where_someone_wants_that() -> None:
     state = State(device="cpu")
     state.choose(Recipe.parse("all", "cpu"))
     everything = state.recipe().names
     for name in ("pre_padding", "mask_removal"):
         state.toggle(name, False)
-        assert "packed_prefill" not in state.recipe().names
     state.toggle("pre_padding", True)
     assert "packed_prefill" not in state.recipe().names, "it needs the other one too"
     state.toggle("mask_removal", True)
@@ -41,16 +62,22 @@ def test_what_goes_off_with_another_comes_back_with_it() -> None:
     state.toggle("packed_prefill", False)
     state.toggle("pre_padding", False)
     state.toggle("pre_padding", True)
-    assert "packed_prefill" not in state.recipe().names, "someone switched it off"
+    assert "packed_prefill" not in state.recipe().names
 
 
-def test_what_a_device_cannot_do_comes_back_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CudaGraphs, "unavailable", lambda self, device: "no GPU" if device == "cpu" else None)
+@pytest.mark.usefixtures("gpu")
+def test_what_a_device_or_a_knob_keeps_off_comes_back() -> None:
     state = State(device="cuda")
-    state.choose(Recipe.parse("memory_reuse,cuda_graphs"))
-    for device, names in (("cpu", ("memory_reuse",)), ("cuda", ("memory_reuse", "cuda_graphs"))):
-        state.move_to(device)
-        assert state.recipe().names == names
+    state.choose(Recipe.parse("all", "cuda"))
+    before = state.recipe()
+    state.move_to("cpu")
+    assert state.recipe() == Recipe.parse("all", "cpu")
+    state.move_to("cuda")
+    assert state.recipe() == before
+    state.turn("pre_padding", "read", "shortest")
+    assert set(before.names) - set(state.recipe().names) == {"packed_prefill"}
+    state.turn("pre_padding", "read", "whole")
+    assert state.recipe() == before
 
 
 def test_what_cannot_run_here_is_greyed_with_its_reason(bench: Workbench) -> None:
