@@ -2,7 +2,7 @@
 
     python benchmarks/kernel_choice.py --out h200-kernel-choice.json --commit COMMIT
 
-Needs an NVIDIA GPU, a minute and 6 GB of its memory. A time is of one launch in a CUDA graph, with early launches,
+Needs an NVIDIA GPU and 6 GB of its memory. A time is of one launch in a CUDA graph, with early launches,
 over weights of 300 MB or more in turn: microseconds in fp16, the least of four replays, which varies by some percent;
 null where a kernel does not take the size. Products are linear + residual, and norm + linear + GELU; those of int8
 weights are cuBLAS's after they were expanded.
@@ -20,14 +20,15 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import Tensor
 
 from eet_lab.bench.environment import device_name, versions
 from eet_lab.errors import EETError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cuda import int8, linear
-from eet_lab.ops.int8_cases import Int8Shape
-from eet_lab.ops.shapes import LinearShape, copied
-from eet_lab.ops.types import Linear, fresh
+from eet_lab.ops.int8 import quantized
+from eet_lab.ops.shapes import copied
+from eet_lab.ops.types import Linear, Norm, fresh
 
 KERNELS = ("vector_linear", "linear", "register_linear", "cublas")
 INT8_KERNELS = ("int8_linear", "cublas")
@@ -46,43 +47,74 @@ REPLAYS = 4
 
 @dataclass(frozen=True)
 class Product:
-    """Sizes of one kind, and the kernels that are timed at each."""
+    """Sizes of one kind, and the kernels that are timed at each: outputs and inputs, every one with all `tokens`."""
 
     kernels: tuple[str, ...]
-    shapes: list[LinearShape]
+    sizes: tuple[tuple[int, int], ...]
+    tokens: tuple[int, ...]
+    normed: bool
 
     @property
     def columns(self) -> list[str]:
         """Of a row: tokens, outputs, inputs, and microseconds by kernel."""
         return ["T", "N", "C", *self.kernels]
 
-    def rows(self) -> list[list[Any]]:
+    def rows(self) -> Iterator[list[Any]]:
         """Times every kernel at every size."""
-        return [[s.T, s.N, s.C, *times(s, self.kernels)] for s in self.shapes]
+        for N, C in self.sizes:
+            weights = self.weights(N, C)
+            for T in self.tokens:
+                calls = [self.inputs(T, w) for w in weights]
+                yield [T, N, C, *(self.time(calls, kernel) for kernel in self.kernels)]
+
+    def weights(self, N: int, C: int) -> list[Linear]:
+        """So many that no cache holds them."""
+        weight, bias = random(N, C) * C**-0.5, random(N)
+        one = Linear(weight, bias)
+        if self.is_int8:
+            whole, scale = quantized(weight)
+            one = Linear(whole, bias, scale)
+        return [one, *(copied(one) for _ in range(LEAST_BYTES // one.weight.nbytes))]
+
+    def inputs(self, T: int, w: Linear) -> tuple[Any, ...]:
+        """What the op takes."""
+        N, C = w.weight.shape
+        if self.normed:
+            return random(T, C), Norm(random(C), random(C), 1e-5), w, "gelu_tanh"
+        return random(T, C), w, random(T, N)
+
+    def time(self, calls: Sequence[Any], kernel: str) -> float | None:
+        """Microseconds of a call; None where the kernel does not take it."""
+        op: Callable[..., Any] = cuda.norm_linear if self.normed else cuda.linear_residual
+        with only(kernel):
+            try:
+                op(*calls[0], empty=fresh, dependent=True)
+            except EETError:
+                return None
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for inputs in calls * 2:
+                    op(*inputs, empty=fresh, dependent=True)
+        return round(min(_replay_us(graph) for _ in range(REPLAYS)) / (2 * len(calls)), 1)
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether its weights are."""
+        return self.kernels == INT8_KERNELS
 
 
-def products() -> dict[str, Product]:
-    """All that is timed, by name."""
-    residual, norm = {"residual": True}, {"act": "gelu_tanh"}
-
-    def shapes(kind: type[LinearShape], sizes: Any, tokens: Any, around: dict[str, Any]) -> list[LinearShape]:
-        return [kind(T, N, C, **around) for N, C in sizes for T in tokens]
-
-    return {
-        "residual": Product(KERNELS, shapes(LinearShape, RESIDUAL, TOKENS, residual)),
-        "norm": Product(KERNELS, shapes(LinearShape, NORM, TOKENS, norm)),
-        "int8_residual": Product(INT8_KERNELS, shapes(Int8Shape, INT8_RESIDUAL, INT8_TOKENS, residual)),
-        "int8_norm": Product(INT8_KERNELS, shapes(Int8Shape, INT8_NORM, INT8_TOKENS, norm)),
-    }
+PRODUCTS = {
+    "residual": Product(KERNELS, RESIDUAL, TOKENS, normed=False),
+    "norm": Product(KERNELS, NORM, TOKENS, normed=True),
+    "int8_residual": Product(INT8_KERNELS, INT8_RESIDUAL, INT8_TOKENS, normed=False),
+    "int8_norm": Product(INT8_KERNELS, INT8_NORM, INT8_TOKENS, normed=True),
+}
 
 
-def times(shape: LinearShape, kernels: Sequence[str]) -> list[float | None]:
-    """Microseconds by kernel."""
-    op: Callable[..., Any] = cuda.linear_residual if shape.residual else cuda.norm_linear
-    one = shape.inputs("cuda", torch.float16, 0)
-    weight = next(part for part in one if isinstance(part, Linear)).weight
-    calls = [one, *(copied(one) for _ in range(LEAST_BYTES // weight.nbytes))]
-    return [_time(op, calls, kernel) for kernel in kernels]
+def random(*shape: int) -> Tensor:
+    """Normal numbers in fp16, drawn on the GPU."""
+    return torch.randn(*shape, device="cuda", dtype=torch.float16)
 
 
 @contextmanager
@@ -96,27 +128,13 @@ def only(kernel: str) -> Iterator[None]:
         yield
 
 
-def _time(op: Callable[..., Any], calls: Sequence[Any], kernel: str) -> float | None:
-    with only(kernel):
-        try:
-            op(*calls[0], empty=fresh, dependent=True)
-        except EETError:
-            return None
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for inputs in calls * 2:
-                op(*inputs, empty=fresh, dependent=True)
+def _replay_us(graph: Any) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
     graph.replay()
-    least = float("inf")
-    for _ in range(REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        least = min(least, begin.elapsed_time(end) * 1e3 / (2 * len(calls)))
-    return round(least, 1)
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3
 
 
 def main() -> None:
@@ -128,14 +146,16 @@ def main() -> None:
         parser.error(problem)
     native.prepare(cuda.linear_residual.kernels + cuda.norm_linear.kernels)
     head = {"gpu": device_name("cuda"), **versions("cuda"), "commit": args.commit}
-    found = {name: (product.columns, product.rows()) for name, product in products().items()}
-    args.out.write_text(told(head, found))
+    found: dict[str, list[list[Any]]] = {}
+    for name, product in PRODUCTS.items():
+        found[name] = [product.columns, *product.rows()]
+        args.out.write_text(told(head, found))  # what is timed stays, should the time run out
+        print(f"{name}: {len(found[name]) - 1} sizes")
 
 
-def told(head: dict[str, Any], products: dict[str, tuple[list[str], list[list[Any]]]]) -> str:
-    """JSON with a row a line, the first of a product its columns."""
-    lines = {name: [json.dumps(row) for row in (columns, *rows)] for name, (columns, rows) in products.items()}
-    parts = [f'"{name}": [\n  ' + ",\n  ".join(each) + "\n ]" for name, each in lines.items()]
+def told(head: dict[str, Any], tables: dict[str, list[list[Any]]]) -> str:
+    """JSON with a row a line."""
+    parts = [f'"{name}": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]" for name, rows in tables.items()]
     return json.dumps(head)[:-1] + ",\n " + ",\n ".join(parts) + "\n}\n"
 
 

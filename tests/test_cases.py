@@ -87,5 +87,6 @@ def test_steps_are_what_the_engine_makes(packed):
 def test_bytes_are_counted_once():
     assert LinearShape(1, 10, 20).read_bytes(2) == 2 * (200 + 20 + 10)
     assert EmbedShape(3, 8).read_bytes(2) == 3 * (2 * 3 * 8 + 16)
-    assert EmbedShape(2000, 8).read_bytes(2) == 2 * 8 * (2000 + 1000 + 100) + 2000 * 16, "tokens share words and places"
+    assert EmbedShape(2000, 8).read_bytes(2) == 2 * 8 * (2000 + 865 + 100) + 2000 * 16, "tokens share words and places"
+    assert EmbedShape(1, 8).held_bytes(2) == 2 * 8 * (1 + 1000 + 100) + 16
     assert AttentionShape((5,), 4, 2, 8, decode=True).read_bytes(2) == 2 * 8 * (2 * 2 * 5 + 2 * (4 + 2))

@@ -5,14 +5,20 @@ from __future__ import annotations
 import ctypes
 import json
 import random
+from contextlib import nullcontext
+from dataclasses import replace
+from importlib import import_module
 from math import ceil
 from pathlib import Path
 
 import pytest
+import torch
 from host_code import compiled
 
+from eet_lab.ops import native
 from eet_lab.ops.cuda import int8, linear
 from eet_lab.ops.cuda.launching import Limits
+from eet_lab.ops.int8_cases import ONE_STAGE
 
 RECORDED = Path(__file__).resolve().parents[1] / "benchmarks" / "h200-kernel-choice.json"
 GPU = """
@@ -278,29 +284,59 @@ def test_no_choice_is_far_from_the_fastest_that_was_recorded(h200, timed):
             else:
                 kernel = linear.streaming_kernel(T, N, C, 2, normed=normed)
             times = {name: us for name, us in row.items() if name not in "TNC" and us}
+            assert (kernel or "cublas") in times, f"{(product, T, N, C)}: {kernel} does not take it"
             assert times[kernel or "cublas"] <= 1.15 * min(times.values()), (product, T, N, C, kernel, times)
 
 
-def test_the_script_times_the_sizes_that_were_recorded(timed, monkeypatch):
+@pytest.fixture
+def kernel_choice(monkeypatch):
+    """The script that recorded them."""
     monkeypatch.syspath_prepend(str(RECORDED.parent))
-    import kernel_choice
+    return import_module("kernel_choice")
 
-    products = kernel_choice.products()
+
+def test_the_script_times_the_sizes_that_were_recorded(timed, kernel_choice):
     for name, rows in timed.items():
-        assert [list(row) for row in rows[:1]] == [products[name].columns]
-        assert [(s.T, s.N, s.C) for s in products[name].shapes] == [(row["T"], row["N"], row["C"]) for row in rows]
-    told = json.loads(kernel_choice.told({"a": 1}, {"b": (["T", "x"], [[1, None]]), "c": (["T"], [])}))
-    assert told == {"a": 1, "b": [["T", "x"], [1, None]], "c": [["T"]]}
+        product = kernel_choice.PRODUCTS[name]
+        assert list(rows[0]) == product.columns
+        sizes = [(T, *size) for size in product.sizes for T in product.tokens]
+        assert [(row["T"], row["N"], row["C"]) for row in rows] == sizes
 
 
-def test_the_script_times_one_kernel_at_a_time(monkeypatch):
-    monkeypatch.syspath_prepend(str(RECORDED.parent))
-    import kernel_choice
+@pytest.mark.parametrize("name", ["residual", "norm", "int8_residual", "int8_norm"])
+def test_the_script_times_one_kernel_at_a_time(kernel_choice, name, monkeypatch):
+    """On the CPU, where what would be launched is noted, and cuBLAS is PyTorch's product."""
+    launched, timed = [], []
 
-    for kernel, few in (("vector_linear", True), ("int8_linear", True), ("cublas", False)):
-        with kernel_choice.only(kernel):
-            assert linear.streaming_kernel(1, 8, 8, 2, normed=True) == (kernel if few else None)
-            assert int8.takes_few(17, 8, 2, True, 0) == few
+    class Launchers:
+        def __getattr__(self, name):
+            return lambda *given: launched.append(name.removeprefix("eet_"))
+
+    def replay_us(graph):
+        timed.append({*launched} - {"dequantize", "norm", "epilogue"})
+        launched.clear()
+        return 1.0
+
+    monkeypatch.setattr(native, "loaded", lambda name: Launchers())
+    for module in ("linear", "int8", "norm"):
+        monkeypatch.setattr(import_module(f"eet_lab.ops.cuda.{module}"), "stream_of", lambda x: 0)
+    monkeypatch.setattr(kernel_choice, "random", lambda *shape: torch.randn(*shape, dtype=torch.float16))
+    monkeypatch.setattr(kernel_choice, "LEAST_BYTES", 1)
+    monkeypatch.setattr(kernel_choice, "_replay_us", replay_us)
+    for part in ("synchronize", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, part, lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", nullcontext)
+    product = replace(kernel_choice.PRODUCTS[name], sizes=((48, 64),), tokens=(3,))
+    [row] = product.rows()
+    assert len(row) == len(product.columns)
+    own = [{kernel} for kernel in product.kernels if kernel != "cublas"]
+    assert [found for found in timed if found] == own
+    assert len(timed) == kernel_choice.REPLAYS * len(product.kernels)
+
+
+def test_what_the_script_writes_is_json(kernel_choice):
+    tables = {"b": [["T", "x"], [1, None]], "c": [["T"]]}
+    assert json.loads(kernel_choice.told({"a": 1}, tables)) == {"a": 1} | tables
 
 
 def test_blocks_of_many_weights_are_a_range(h200):
@@ -360,6 +396,14 @@ def test_int8_weights_are_streamed_wherever_that_fits(int8_library, gpu):
             elif grouped or T > 3:
                 assert not num_bytes, (T, C, normed)
     assert 1000 < num_few < 3500
+
+
+def test_cases_have_rings_of_one_stage(int8_library):
+    for shape, blocks in zip(ONE_STAGE, (132, 132, 8), strict=True):
+        int8_library.set_gpu(GPUS[-1][0], blocks)
+        found = (ctypes.c_int * 2)()
+        assert int8_library.plan_of(shape.T, shape.N, shape.C, 1, 1 + bool(shape.group), blocks, found), shape
+        assert found[0] == 1 < ceil(shape.C / 2048), shape
 
 
 @pytest.mark.parametrize("T", [1, 2, 3])

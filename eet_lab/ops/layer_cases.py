@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops.cases import Case
-from eet_lab.ops.shapes import Normal
+from eet_lab.ops.shapes import Normal, Shape
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
 
 @dataclass(frozen=True)
-class LayerShape:
+class LayerShape(Shape):
     """One layer and the next."""
 
     T: int

@@ -13,12 +13,12 @@ from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed, RedZones
 from eet_lab.ops.cuda.linear import takes_few
 from eet_lab.ops.int8 import quantized
-from eet_lab.ops.shapes import LinearShape, Normal, copied
+from eet_lab.ops.shapes import LinearShape, Normal, Shape, copied
 from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
 
 
 @dataclass(frozen=True)
-class NextTokenShape:
+class NextTokenShape(Shape):
     """B rows, each with its newest among T tokens, and the arg-max of V words, or a draw."""
 
     B: int

@@ -13,7 +13,7 @@ from eet_lab.ops.types import Norm
 
 
 @dataclass(frozen=True)
-class NormShape:
+class NormShape(Shape):
     """T rows of C channels, with a mean that the norm has to take away."""
 
     T: int
@@ -35,7 +35,7 @@ class NormShape:
 
 
 @dataclass(frozen=True)
-class SoftmaxShape:
+class SoftmaxShape(Shape):
     """T rows of C scores that are `spread` wide."""
 
     T: int

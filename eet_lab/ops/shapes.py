@@ -24,9 +24,13 @@ class Shape(Protocol):
     def read_bytes(self, itemsize: int) -> int:
         """Bytes that have to be moved, each once."""
 
+    def held_bytes(self, itemsize: int) -> int:
+        """Of the inputs, where a call reads a part of them, and of what it writes."""
+        return self.read_bytes(itemsize)
+
 
 @dataclass(frozen=True)
-class LinearShape:
+class LinearShape(Shape):
     """A linear layer of T tokens, after a norm or before a residual."""
 
     T: int
@@ -60,7 +64,7 @@ class LinearShape:
 
 
 @dataclass(frozen=True)
-class AttentionShape:
+class AttentionShape(Shape):
     """A batch whose rows have `lengths` real tokens, right-aligned; the cache may be longer than it has to be."""
 
     lengths: tuple[int, ...]

@@ -23,7 +23,7 @@ MASS_ROUNDING = 1e-5  # of a sum of fp32 chances: a word this close to the top-p
 
 
 @dataclass(frozen=True)
-class EmbedShape:
+class EmbedShape(Shape):
     """T tokens of V words and S positions."""
 
     T: int
@@ -41,13 +41,22 @@ class EmbedShape:
         return ids, positions, normal(self.V, self.C), normal(self.S, self.C)
 
     def read_bytes(self, itemsize: int) -> int:
-        """A row out for each token, and where it comes from; rows of the tables once, however many tokens have them."""
-        num_rows = self.T + min(self.T, self.V) + min(self.T, self.S)
+        """A row out for each token, and where it comes from; each row of the tables that some token has, once."""
+        num_rows = self.T + _num_distinct(self.T, self.V) + _num_distinct(self.T, self.S)
         return num_rows * self.C * itemsize + self.T * 16
+
+    def held_bytes(self, itemsize: int) -> int:
+        """The same with the whole tables."""
+        return (self.T + self.V + self.S) * self.C * itemsize + self.T * 16
+
+
+def _num_distinct(count: int, n: int) -> int:
+    """Of so many numbers drawn below n: about as many as are expected."""
+    return round(n * (1 - (1 - 1 / n) ** count))
 
 
 @dataclass(frozen=True)
-class ChooseShape:
+class ChooseShape(Shape):
     """Logits [B,V] of a normal distribution that is `spread` wide, and how to choose among them."""
 
     B: int
@@ -118,7 +127,7 @@ def block_maxima(logits: Tensor, num_blocks: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class AdvanceShape:
+class AdvanceShape(Shape):
     """B rows in a canvas of S columns; some still stand in their prompts."""
 
     B: int

@@ -95,7 +95,7 @@ def test_a_graph_replays_with_another_seed(fp16, num_rows, how):
     first, other = (Settings(16, temperature=1.0, seed=seed, **how) for seed in (1, 2))
     engine = Engine(fp16, parts)
     before = engine.generate(prompts, first).tokens
-    captures = engine.captures
+    assert (captures := engine.captures)
     replayed = engine.generate(prompts, other).tokens
     assert engine.captures == captures
     assert replayed == Engine(fp16, parts).generate(prompts, other).tokens != before

@@ -34,10 +34,13 @@ def test_sampler_ring_keeps_the_newest_and_its_numbering():
 
 
 def test_sampler_keeps_its_rate():
-    with Sampler(Counter(), hz=50) as sampler:
-        time.sleep(0.5)
-        num_samples = sampler.since()[1]
-    assert 10 <= num_samples <= 27
+    def samples_a_second() -> float:
+        with Sampler(Counter(), hz=50) as sampler:
+            begun = time.perf_counter()
+            time.sleep(0.5)
+            return sampler.since()[1] / (time.perf_counter() - begun)
+
+    assert any(40 <= samples_a_second() <= 54 for _ in range(5)), "the best of five: another test may have the cores"
 
 
 def test_sampler_pause_and_resume():

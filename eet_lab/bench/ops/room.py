@@ -20,7 +20,7 @@ def check_room(workload: OpWorkload, device: str, dtype: torch.dtype, num_copies
     That is the numbers as they are drawn, `num_copies` of the inputs, each again as a provider lays it out, and, on the
     CPU, the reference in fp64: a GPU without room for that is timed unchecked.
     """
-    numbers = workload.shape.read_bytes(1)
+    numbers = workload.shape.held_bytes(1)
     host, copies = numbers * (DRAWN_BYTES + dtype.itemsize), 2 * num_copies * numbers * dtype.itemsize
     if device == "cpu":
         _check(workload, "this machine", host + copies + 2 * numbers * EXACT_BYTES, host_free_bytes())

@@ -46,7 +46,7 @@ MULTIPLE = 8
 
 MOST_HEAD_DIM = 256
 
-GROUPS = tuple(2**i for i in range(6, 31))
+LEAST_GROUP = 64
 """Of inputs that share a scale of int8 weights."""
 
 
@@ -65,13 +65,16 @@ def read(case: Case, sizes: str) -> Shape:
         return known[sizes]
     example = case.bench[0] if case.bench else case.shapes[0]
     form = FORMS.get(type(example))
-    if form is not None and (found := form.pattern.fullmatch(sizes)):
+    if form is None:
+        hint = f"It is timed at: {', '.join(known)}.{did_you_mean(sizes, known)}"
+    elif found := form.pattern.fullmatch(sizes):
         shape = form.make(example, found)
-        if str(shape) == sizes:  # "kv" is a decode's word, "s" a prefill's
+        if str(shape) == sizes:
             return shape
-    near = did_you_mean(sizes, known)
-    means = f"Write {form.letters}, for example {example}." if form else f"It is timed at: {', '.join(known)}."
-    raise PromptError(f"op:{case.name} has no sizes {sizes!r}. {means}{near if str(example) not in near else ''}")
+        hint = f"Write {shape}."  # "kv" is a decode's word, "s" a prefill's; 0.80 is 0.8
+    else:
+        hint = f"Write {form.letters}, for example {example}."
+    raise PromptError(f"op:{case.name} has no sizes {sizes!r}. {hint}")
 
 
 def _linear(example: LinearShape, found: re.Match[str]) -> LinearShape:
@@ -88,9 +91,13 @@ def _linear(example: LinearShape, found: re.Match[str]) -> LinearShape:
 def _int8(example: Int8Shape, found: re.Match[str]) -> Int8Shape:
     shape = _linear(example, found)
     assert isinstance(shape, Int8Shape)
-    group = int(found["group"] or 0)
-    if group and group not in GROUPS:
-        raise PromptError(f"int8g (inputs that share a scale) is {group}, but it must be a power of two from 64 on.")
+    group = _numbers(found, ("group",)).get("group", 0)
+    if group and (group < LEAST_GROUP or group.bit_count() > 1):
+        raise PromptError(f"{NAMES['group']} is {group}, but it must be a power of two, at least {LEAST_GROUP}.")
+    if group >= shape.C:
+        raise PromptError(
+            f"{NAMES['group']} is {group}, but an output has {shape.C}: leave g{group} out for one scale."
+        )
     return replace(shape, group=group)
 
 
@@ -132,13 +139,14 @@ def _next_token(example: NextTokenShape, found: re.Match[str]) -> NextTokenShape
     _check_multiple("C", sizes["C"])
     if sizes["T"] < sizes["B"]:
         raise PromptError(f"t (tokens) is {sizes['T']}, but each of {sizes['B']} rows has one at least.")
-    draw = _draw(found)
+    draw = _draw(found, sizes["V"])
     shape = replace(example, **sizes)  # type: ignore[arg-type]
     return replace(shape, int8=bool(found["int8"]), temperature=draw.temperature, top_k=draw.top_k)
 
 
 def _choose(example: ChooseShape, found: re.Match[str]) -> ChooseShape:
-    sizes, draw = _numbers(found, "BV"), _draw(found)
+    sizes = _numbers(found, "BV")
+    draw = _draw(found, sizes["V"])
     return replace(example, **sizes, temperature=draw.temperature, top_k=draw.top_k, top_p=draw.top_p)
 
 
@@ -152,18 +160,21 @@ def _top_k(example: TopKShape, found: re.Match[str]) -> TopKShape:
         most = f"at most {MOST_BLOCKS}, and no more than v (words), {shape.V}"
         raise PromptError(f"blocks is {num_blocks}, but it must be {most}.")
     if not 0 < shape.top_k <= num_blocks:
-        told = "not given" if not shape.top_k else str(shape.top_k)
-        raise PromptError(f"k (top-k) is {told}, but it must be from 1 to the number of blocks, {num_blocks}.")
+        told = shape.top_k or "not given"
+        raise PromptError(f"{NAMES['top_k']} is {told}, but it must be from 1 to the number of blocks, {num_blocks}.")
     return replace(shape, num_blocks=num_blocks, clumped=False)
 
 
-def _draw(found: re.Match[str]) -> Settings:
-    """The temperature, top-k and top-p that are given; PromptError as for a request."""
-    given = {name: digits for name, digits in found.groupdict().items() if name in ("temperature", "top_k", "top_p")}
-    settings = {name: int(digits) if name == "top_k" else float(digits) for name, digits in given.items() if digits}
-    if settings and "temperature" not in settings:
+def _draw(found: re.Match[str], num_words: int) -> Settings:
+    """The temperature, top-k and top-p that are given; PromptError as for a request, or where they do nothing."""
+    reals = {name: found.groupdict().get(name) for name in ("temperature", "top_p")}
+    given = {name: float(digits) for name, digits in reals.items() if digits}
+    draw = Settings.of(**given, **_numbers(found, ("top_k",)))
+    if draw.top_k >= num_words:
+        raise PromptError(f"{NAMES['top_k']} is {draw.top_k}, but it must be less than {NAMES['V']}, {num_words}.")
+    if not draw.temperature and (draw.top_k or draw.top_p < 1):
         raise PromptError("k and p do nothing without a temperature; give one, for example temp1.")
-    return Settings.of(**settings)
+    return draw
 
 
 NAMES: Mapping[str, str] = {
@@ -178,6 +189,8 @@ NAMES: Mapping[str, str] = {
     "D": "d (head dim)",
     "V": "v (words)",
     "num_blocks": "blocks",
+    "top_k": "k (top-k)",
+    "group": "int8g (inputs that share a scale)",
 }
 
 
@@ -209,7 +222,9 @@ FORMS: Mapping[type, Form] = {
     NextTokenShape: Form(
         NEXT_TOKEN, "b<rows>/t<tokens>/v<words>/c<channels>[/int8][/temp<temperature>][/k<top-k>]", _next_token
     ),
-    ChooseShape: Form(CHOOSE, "b<rows>/v<words>/greedy, or for that temp<temperature>[/k<top-k>][/p<top-p>]", _choose),
+    ChooseShape: Form(
+        CHOOSE, "b<rows>/v<words>/greedy or b<rows>/v<words>/temp<temperature>[/k<top-k>][/p<top-p>]", _choose
+    ),
     TopKShape: Form(TOP_K, "b<rows>/v<words>/temp<temperature>/k<top-k>[/p<top-p>]/blocks<of the head>", _top_k),
 }
 """Others are timed at the sizes that their cases list."""

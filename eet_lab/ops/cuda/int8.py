@@ -5,6 +5,8 @@ T tokens, C channels, N outputs, G groups of an output's inputs with a scale eac
 
 from __future__ import annotations
 
+from functools import cache
+
 from torch import Tensor
 
 from eet_lab.ops import native
@@ -16,6 +18,7 @@ from eet_lab.ops.types import Empty, Linear
 ALIGNED = 16  # channels: an output's weights are copied 16 bytes at a time
 
 
+@cache
 def takes_few(T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> bool:
     """Whether eet_int8_linear takes so many tokens, in blocks that can have `shared_bytes` of shared memory.
 
