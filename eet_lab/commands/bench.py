@@ -28,6 +28,7 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
   eet-lab bench gpt2-xl/b1/p128/n128 --provider eet_lab --provider hf-static-compile
   eet-lab bench demo/b4/p4-32/n32 --provider eet_lab --provider hf-sdpa --append benchmarks
   eet-lab bench op:decode_attention/b1/kv1024/h25/d64                one op beside PyTorch's and FlashInfer's
+  eet-lab bench op:choose/b8/v50257/temp0.8/k50                      draws among the logits of 8 rows
   eet-lab bench op:norm_linear                                       all sizes that its case lists
 
 Providers: eet_lab, hf-eager, hf-sdpa; on a GPU also hf-static-compile, hf-max-autotune and torch-cuda-graphs (plain
