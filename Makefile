@@ -38,7 +38,7 @@ test:
 	@$(SETUP) --extra test
 	@$(BIN)/python tools/chromium.py
 	@$(MAKE) --no-print-directory lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-gpu:
 	@$(SETUP) --extra test
