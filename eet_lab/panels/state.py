@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,7 +95,7 @@ class State(T.HasTraits):
         try:
             Recipe((*kept, technique))
         except RecipeError as error:
-            return str(error)
+            return _with_titles(str(error))
         return None
 
     def recipe(self) -> Recipe:
@@ -112,6 +113,11 @@ class State(T.HasTraits):
         if key not in self._unavailable:
             self._unavailable[key] = obstacle(technique(), self.device)
         return self._unavailable[key]
+
+
+def _with_titles(text: str) -> str:
+    """Techniques as the page calls them."""
+    return re.sub(rf"\b({'|'.join(registry())})\b", lambda found: registry()[found[1]].title, text)
 
 
 def _fit(*techniques: Technique) -> bool:

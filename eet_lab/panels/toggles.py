@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from html import escape
+from threading import get_ident
 from typing import Any
 
 import ipywidgets as W
@@ -66,11 +68,12 @@ class Card:
         name = technique.name
         self.switch = W.ToggleButton(description=technique.title, tooltip=technique.summary)
         self.switch.add_class("eet-switch")
-        self.switch.observe(lambda change: put("toggle", name, change.new), "value")
+        self.switch.observe(self._clicked(partial(put, "toggle", name)), "value")
         self.knobs = {knob: _knob_widget(knob, technique, limits) for knob, limits in technique.knobs.items()}
         for knob, widget in self.knobs.items():
-            widget.observe(lambda change, knob=knob: put("knob", name, knob, change.new), "value")
+            widget.observe(self._clicked(partial(put, "knob", name, knob)), "value")
         self._why = W.HTML()
+        self._updated_by: int | None = None  # the thread that shows the state at present
         self.box = W.VBox(
             [self.switch, W.HTML(_summary(technique)), *self.knobs.values(), self._why, W.HTML(_fold(technique))]
         )
@@ -78,6 +81,17 @@ class Card:
 
     def update(self, state: State, name: str) -> None:
         """Show whether it is on, what its knobs say, and why it cannot be on, if so."""
+        self._updated_by = get_ident()
+        try:
+            self._show(state, name)
+        finally:
+            self._updated_by = None
+
+    def _clicked(self, told: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`told` of a value that the user gives; what `update` shows is no wish of the user's."""
+        return lambda change: None if get_ident() == self._updated_by else told(change.new)
+
+    def _show(self, state: State, name: str) -> None:
         why, on = state.blocked(name), state.is_on(name)
         self.switch.value = on
         self.switch.disabled = bool(why) and not on

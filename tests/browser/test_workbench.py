@@ -84,6 +84,7 @@ def test_toggle_run_stop_compare_reload(bench: Any) -> None:
     page.wait_for_selector(".eet-technique-mask_removal:not(.eet-on)")
     button(page, "Mask removal").click()
     page.wait_for_selector(".eet-technique-mask_removal.eet-on")
+    page.wait_for_selector(".eet-technique-packed_prefill.eet-on")  # which went off with it
 
     # Type: tokens are counted, and the sum with the new ones is checked against the context.
     first = page.locator(".eet-prompt textarea").first

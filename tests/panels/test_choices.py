@@ -49,6 +49,25 @@ def test_what_goes_off_with_another_comes_back_with_it(device: str) -> None:
         assert state.recipe() == before, name
 
 
+def test_on_the_page_it_comes_back_too(bench: Workbench) -> None:
+    """What a card shows is no click."""
+    cards = bench.desk.toggles
+    if not cards["packed_prefill"].switch.value:
+        cards["packed_prefill"].switch.value = True
+    for name in ("pre_padding", "mask_removal"):
+        for on in (False, True):
+            cards[name].switch.value = on
+            for _ in range(3):
+                bench.desk.tick()
+            assert cards["packed_prefill"].switch.value == on == bench.desk.state.is_on("packed_prefill")
+    cards["pre_padding"].knobs["read"].value = "shortest"
+    bench.desk.tick()
+    assert "Packed prefill leaves the pads out" in cards["packed_prefill"]._why.value, "in words of the page"
+    cards["pre_padding"].knobs["read"].value = "whole"
+    bench.desk.tick()
+    assert cards["packed_prefill"].switch.value
+
+
 def test_it_waits_for_all_that_it_needs_and_stays_off_where_someone_wants_that() -> None:
     state = State(device="cpu")
     state.choose(Recipe.parse("all", "cpu"))

@@ -29,10 +29,10 @@ ROWS = re.compile(r"t(?P<T>\d+)/c(?P<C>\d+)")
 ATTENTION = re.compile(
     r"b(?P<B>\d+)/(?:kv|s)(?P<low>\d+)(?:-(?P<high>\d+))?/h(?P<H>\d+)(?:g(?P<G>\d+))?/d(?P<D>\d+)(?P<packed>/packed)?"
 )
-DRAW = r"(?:/temp(?P<temperature>\d+(?:\.\d+)?))?(?:/k(?P<top_k>\d+))?"
-TOP_P = r"(?:/p(?P<top_p>\d+(?:\.\d+)?))?"
+DRAW = r"(?:/greedy)?(?:/temp(?P<temperature>[^/]*))?(?:/k(?P<top_k>\d+))?"
+TOP_P = r"(?:/p(?P<top_p>[^/]*))?"
 NEXT_TOKEN = re.compile(r"b(?P<B>\d+)/t(?P<T>\d+)/v(?P<V>\d+)/c(?P<C>\d+)(?P<int8>/int8)?" + DRAW)
-CHOOSE = re.compile(r"b(?P<B>\d+)/v(?P<V>\d+)(?:/greedy)?" + DRAW + TOP_P)
+CHOOSE = re.compile(r"b(?P<B>\d+)/v(?P<V>\d+)" + DRAW + TOP_P)
 TOP_K = re.compile(CHOOSE.pattern + r"/blocks(?P<num_blocks>\d+)")
 
 MOST = 2**31 - 2**16
@@ -167,8 +167,7 @@ def _top_k(example: TopKShape, found: re.Match[str]) -> TopKShape:
 
 def _draw(found: re.Match[str], num_words: int) -> Settings:
     """The temperature, top-k and top-p that are given; PromptError as for a request, or where they do nothing."""
-    reals = {name: found.groupdict().get(name) for name in ("temperature", "top_p")}
-    given = {name: float(digits) for name, digits in reals.items() if digits}
+    given = {name: _real(name, text) for name, text in found.groupdict().items() if name in REALS and text is not None}
     draw = Settings.of(**given, **_numbers(found, ("top_k",)))
     if draw.top_k >= num_words:
         raise PromptError(f"{NAMES['top_k']} is {draw.top_k}, but it must be less than {NAMES['V']}, {num_words}.")
@@ -203,11 +202,21 @@ def _numbers(found: re.Match[str], names: Sequence[str]) -> dict[str, int]:
     return {name: int(digits) for name, digits in numbers.items()}
 
 
+def _real(name: str, text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise PromptError(f"{REALS[name]} is {text[:20]!r}, but it must be a number such as 0.8.") from None
+
+
 def _check_multiple(name: str, size: int) -> None:
     if rest := size % MULTIPLE:
         down, up = size - rest, size - rest + MULTIPLE
         near = f"{down} or {up}" if down else str(up)
         raise PromptError(f"{NAMES[name]} is {size}, but kernels need a multiple of {MULTIPLE}; try {near}.")
+
+
+REALS: Mapping[str, str] = {"temperature": "temp (temperature)", "top_p": "p (top-p)"}
 
 
 FORMS: Mapping[type, Form] = {
@@ -220,7 +229,9 @@ FORMS: Mapping[type, Form] = {
     SoftmaxShape: Form(ROWS, "t<rows>/c<numbers a row>", _softmax),
     EmbedShape: Form(ROWS, "t<tokens>/c<channels>", _embed),
     NextTokenShape: Form(
-        NEXT_TOKEN, "b<rows>/t<tokens>/v<words>/c<channels>[/int8][/temp<temperature>][/k<top-k>]", _next_token
+        NEXT_TOKEN,
+        "b<rows>/t<tokens of all rows>/v<words>/c<channels>[/int8][/temp<temperature>][/k<top-k>]",
+        _next_token,
     ),
     ChooseShape: Form(
         CHOOSE, "b<rows>/v<words>/greedy or b<rows>/v<words>/temp<temperature>[/k<top-k>][/p<top-p>]", _choose
