@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -23,6 +24,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.bench.environment import device_name, versions
+from eet_lab.bench.timing import captured, event_ms
 from eet_lab.errors import EETError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cuda import int8, linear
@@ -86,17 +88,14 @@ class Product:
     def time(self, calls: Sequence[Any], kernel: str) -> float | None:
         """Microseconds of a call; None where the kernel does not take it."""
         op: Callable[..., Any] = cuda.norm_linear if self.normed else cuda.linear_residual
+        runs = [partial(op, *each, empty=fresh, dependent=True) for each in calls] * 2
         with only(kernel):
             try:
-                op(*calls[0], empty=fresh, dependent=True)
+                runs[0]()
             except EETError:
                 return None
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                for inputs in calls * 2:
-                    op(*inputs, empty=fresh, dependent=True)
-        return round(min(_replay_us(graph) for _ in range(REPLAYS)) / (2 * len(calls)), 1)
+            graph = captured(runs)
+        return round(min(event_ms(graph.replay) for _ in range(REPLAYS)) * 1e3 / len(runs), 1)
 
     @property
     def is_int8(self) -> bool:
@@ -126,15 +125,6 @@ def only(kernel: str) -> Iterator[None]:
         patch.object(int8, "takes_few", lambda *sizes: taken is not None),
     ):
         yield
-
-
-def _replay_us(graph: Any) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) * 1e3
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from eet_lab.bench.ops.plain import ACTS
 from eet_lab.bench.workloads import evenly_spaced
@@ -49,6 +49,10 @@ MOST_HEAD_DIM = 256
 LEAST_GROUP = 64
 """Of inputs that share a scale of int8 weights."""
 
+AnyLinear = TypeVar("AnyLinear", bound=LinearShape)
+AnyChoice = TypeVar("AnyChoice", bound=ChooseShape)
+AnyRows = TypeVar("AnyRows", NormShape, EmbedShape)
+
 
 class Form(NamedTuple):
     """How the sizes of one kind of op are written, what the letters mean, and what makes a shape of them."""
@@ -77,7 +81,7 @@ def read(case: Case, sizes: str) -> Shape:
     raise PromptError(f"op:{case.name} has no sizes {sizes!r}. {hint}")
 
 
-def _linear(example: LinearShape, found: re.Match[str]) -> LinearShape:
+def _linear(example: AnyLinear, found: re.Match[str]) -> AnyLinear:
     sizes, act = _numbers(found, "TNC"), found["act"]
     _check_multiple("C", sizes["C"])
     if act not in ACTS:
@@ -90,7 +94,6 @@ def _linear(example: LinearShape, found: re.Match[str]) -> LinearShape:
 
 def _int8(example: Int8Shape, found: re.Match[str]) -> Int8Shape:
     shape = _linear(example, found)
-    assert isinstance(shape, Int8Shape)
     group = _numbers(found, ("group",)).get("group", 0)
     if group and (group < LEAST_GROUP or group.bit_count() > 1):
         raise PromptError(f"{NAMES['group']} is {group}, but it must be a power of two, at least {LEAST_GROUP}.")
@@ -118,7 +121,7 @@ def _attention(example: AttentionShape, found: re.Match[str]) -> AttentionShape:
     return replace(example, lengths=lengths, H=H, G=G, D=D, packed=bool(found["packed"]), slack=0)
 
 
-def _norm(example: NormShape, found: re.Match[str]) -> NormShape:
+def _rows(example: AnyRows, found: re.Match[str]) -> AnyRows:
     sizes = _numbers(found, "TC")
     _check_multiple("C", sizes["C"])
     return replace(example, **sizes)  # type: ignore[arg-type]
@@ -126,12 +129,6 @@ def _norm(example: NormShape, found: re.Match[str]) -> NormShape:
 
 def _softmax(example: SoftmaxShape, found: re.Match[str]) -> SoftmaxShape:
     return replace(example, **_numbers(found, "TC"))
-
-
-def _embed(example: EmbedShape, found: re.Match[str]) -> EmbedShape:
-    sizes = _numbers(found, "TC")
-    _check_multiple("C", sizes["C"])
-    return replace(example, **sizes)
 
 
 def _next_token(example: NextTokenShape, found: re.Match[str]) -> NextTokenShape:
@@ -144,7 +141,7 @@ def _next_token(example: NextTokenShape, found: re.Match[str]) -> NextTokenShape
     return replace(shape, int8=bool(found["int8"]), temperature=draw.temperature, top_k=draw.top_k)
 
 
-def _choose(example: ChooseShape, found: re.Match[str]) -> ChooseShape:
+def _choose(example: AnyChoice, found: re.Match[str]) -> AnyChoice:
     sizes = _numbers(found, "BV")
     draw = _draw(found, sizes["V"])
     return replace(example, **sizes, temperature=draw.temperature, top_k=draw.top_k, top_p=draw.top_p)
@@ -152,7 +149,6 @@ def _choose(example: ChooseShape, found: re.Match[str]) -> ChooseShape:
 
 def _top_k(example: TopKShape, found: re.Match[str]) -> TopKShape:
     shape = _choose(example, found)
-    assert isinstance(shape, TopKShape)
     num_blocks = _numbers(found, ("num_blocks",))["num_blocks"]
     if shape.B > FEW:
         raise PromptError(f"b (rows) is {shape.B}, but this op takes at most {FEW}; op:choose takes more.")
@@ -225,9 +221,9 @@ FORMS: Mapping[type, Form] = {
     AttentionShape: Form(
         ATTENTION, "b<rows>/kv<tokens>/h<heads>[g<KV heads>]/d<head dim> (s<tokens> for a prefill)", _attention
     ),
-    NormShape: Form(ROWS, "t<tokens>/c<channels>", _norm),
+    NormShape: Form(ROWS, "t<tokens>/c<channels>", _rows),
     SoftmaxShape: Form(ROWS, "t<rows>/c<numbers a row>", _softmax),
-    EmbedShape: Form(ROWS, "t<tokens>/c<channels>", _embed),
+    EmbedShape: Form(ROWS, "t<tokens>/c<channels>", _rows),
     NextTokenShape: Form(
         NEXT_TOKEN,
         "b<rows>/t<tokens of all rows>/v<words>/c<channels>[/int8][/temp<temperature>][/k<top-k>]",

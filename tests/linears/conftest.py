@@ -1,0 +1,63 @@
+"""Compiled plans, and GPUs that are not there."""
+
+from __future__ import annotations
+
+import ctypes
+from math import ceil
+
+import pytest
+from host_code import compiled
+
+from eet_lab.ops.cuda import linear
+from eet_lab.ops.cuda.launching import Limits
+from linears.sources import GPUS, INT8_SOURCE, REGISTER_SOURCE, TILE_SOURCE, VECTOR_SOURCE
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("cut"), VECTOR_SOURCE)
+
+
+@pytest.fixture(scope="module")
+def register_library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("register"), REGISTER_SOURCE)
+
+
+@pytest.fixture(scope="module")
+def tile_library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("tiles"), TILE_SOURCE)
+
+
+@pytest.fixture(scope="module")
+def int8_library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("int8"), INT8_SOURCE)
+
+
+def planned(libraries, gpu, T: int, N: int, K: int, normed: bool) -> tuple[int, int, int, int] | None:
+    """Bytes of shared memory, stages of the ring, bytes of one, and outputs of a block; None: it is cuBLAS's."""
+    kernel = linear.streaming_kernel(T, N, K, 2, normed=normed)
+    if kernel is None:
+        return None
+    assert {"vector_linear": 4, "register_linear": 8, "linear": 16}[kernel] >= T, "its launcher refuses more"
+    assert kernel != "register_linear" or ceil(N / linear.num_blocks(N)) <= 64
+    library = libraries[kernel]
+    library.set_gpu(*gpu)
+    found, blocks = (ctypes.c_int * 2)(), linear.num_blocks(N)
+    return library.plan_of(T, N, K, normed, not normed, blocks, found), *found, ceil(N / blocks)
+
+
+@pytest.fixture
+def plans(library, register_library, tile_library, monkeypatch):
+    """A function (gpu, T, N, K, normed) that tells what `planned` does."""
+    libraries = {"vector_linear": library, "register_linear": register_library, "linear": tile_library}
+
+    def tell(gpu, *sizes):
+        monkeypatch.setattr(linear, "gpu", lambda: Limits(*gpu))
+        return planned(libraries, gpu, *sizes)
+
+    return tell
+
+
+@pytest.fixture
+def h200(monkeypatch) -> None:
+    monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[-1]))

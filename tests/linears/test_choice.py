@@ -1,0 +1,65 @@
+"""Which kernel takes a product."""
+
+from __future__ import annotations
+
+import pytest
+
+from eet_lab.ops.cuda import linear
+from eet_lab.ops.cuda.launching import Limits
+from linears.sources import GPUS
+
+
+@pytest.mark.parametrize(
+    ("T", "H", "products", "head"),
+    [
+        (1, 768, "vector vector vector vector", "linear"),
+        (1, 1600, "vector vector vector vector", "linear"),
+        (3, 1600, "vector vector vector vector", "linear"),
+        (8, 1600, "register register register register", "linear"),
+        (12, 1600, "linear linear linear linear", "linear"),
+        (16, 1600, "linear linear linear cublas", "linear"),
+        (4, 2048, "vector register vector register", "linear"),
+        (3, 4096, "linear vector linear register", "linear"),
+        (8, 4096, "linear register linear register", "linear"),
+        (1, 5120, "linear vector linear register", "vector"),
+        (16, 5120, "cublas cublas cublas cublas", "linear"),
+        (1, 8192, "linear vector vector register", "vector"),
+        (9, 8192, "cublas linear cublas cublas", "linear"),
+        (1, 12288, "vector vector vector vector", "vector"),
+        (4, 12288, "vector vector vector cublas", "vector"),
+        (8, 12288, "cublas cublas cublas cublas", "cublas"),
+        (1, 12296, "cublas vector cublas cublas", "linear"),
+        (1, 16384, "cublas vector cublas cublas", "linear"),
+        (17, 1600, "cublas cublas cublas cublas", "cublas"),
+    ],
+)
+def test_a_product_has_the_kernel_that_measurements_gave_it(h200, T, H, products, head):
+    """QKV, projection, FC1 and FC2 of a layer, and the head, in 16 bits on an H200."""
+    sizes = (3 * H, H, True), (H, H, False), (4 * H, H, True), (H, 4 * H, False)
+    found = [linear.streaming_kernel(T, N, C, 2, normed=normed) for N, C, normed in sizes]
+    found.append(linear.streaming_kernel(T, 50257, H, 2, normed=True, gathered=True))
+    assert [(kernel or "cublas").removesuffix("_linear") for kernel in found] == [*products.split(), head]
+
+
+def test_blocks_of_many_weights_are_a_range(h200):
+    """Of 132 multiprocessors and 4,096 channels: 280 KB of weights a block are 35 outputs, 3 MB are 384."""
+    found = [linear.streaming_kernel(2, 132 * outputs, 4096, 2, normed=True) for outputs in (34, 35, 383, 384)]
+    assert found == ["vector_linear", "linear", "linear", "vector_linear"]
+    assert linear.streaming_kernel(2, 132 * 35, 4096, 2, normed=False) == "vector_linear"
+    assert linear.streaming_kernel(2, 132 * 35, 4096, 4, normed=True) == "linear", "in fp32 there is no other"
+
+
+def test_rows_that_lie_apart_stay_out_of_registers(h200):
+    of_five = [linear.streaming_kernel(5, 500, 64, 2, normed=True, gathered=gathered) for gathered in (False, True)]
+    assert of_five == ["register_linear", "linear"]
+
+
+def test_inputs_are_as_many_as_were_measured(h200):
+    for K, N, kernel in ((49_152, 8, "register_linear"), (49_160, 8, None), (49_160, 9, "linear")):
+        assert linear.streaming_kernel(1, N, K, 2, normed=False) == kernel
+
+
+def test_vectors_are_streamed_where_only_their_kernel_has_room(monkeypatch):
+    monkeypatch.setattr(linear, "gpu", lambda: Limits(*GPUS[0]))
+    assert linear.streaming_kernel(1, 84 * 50, 4096, 2, normed=True) == "linear"
+    assert linear.streaming_kernel(2, 84 * 50, 4096, 2, normed=True) == "vector_linear"
