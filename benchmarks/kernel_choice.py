@@ -2,10 +2,11 @@
 
     python benchmarks/kernel_choice.py --out h200-kernel-choice.json --commit COMMIT
 
-Needs an NVIDIA GPU and 6 GB of its memory. A time is of one launch in a CUDA graph, with early launches,
-over weights of 300 MB or more in turn: microseconds in fp16, the least of four replays, which varies by some percent;
-null where a kernel does not take the size. Products are linear + residual, and norm + linear + GELU; those of int8
-weights are cuBLAS's after they were expanded.
+Needs an NVIDIA GPU and 6 GB of its memory. A time is of one product in a CUDA graph, with early launches,
+over weights of 300 MB or more in turn and activations that stay, as a layer finds what the one before it left:
+microseconds in fp16, the least of four replays, which varies by some percent; null where a kernel does not take the
+size. Products are linear + residual, and norm + linear + GELU; those of int8 weights are cuBLAS's after they were
+expanded.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from eet_lab.ops.types import Linear, Norm, fresh
 
 KERNELS = ("vector_linear", "linear", "register_linear", "cublas")
 INT8_KERNELS = ("int8_linear", "cublas")
-TOKENS = (1, 2, 3, 4, 6, 8, 9, 12, 16)
+TOKENS = (1, 2, 3, 4, 6, 8, 9, 10, 12, 14, 16)
 INT8_TOKENS = (1, 4, 6, 8, 9, 12, 14, 16)
-RESIDUAL = ((1024, 4096), (4096, 4096), (1280, 5120), (5120, 5120), (2048, 8192), (8192, 8192), (3072, 12288))
-RESIDUAL += ((12288, 12288), (4096, 16384), (5120, 20480), (6144, 24576), (7168, 28672), (8192, 32768), (10240, 40960))
-RESIDUAL += ((12288, 49152), (16384, 65536))
+RESIDUAL = ((1024, 4096), (4096, 4096), (1280, 5120), (5120, 5120), (1536, 6144), (6144, 6144), (1792, 7168))
+RESIDUAL += ((2048, 8192), (8192, 8192), (2560, 10240), (3072, 12288), (12288, 12288), (4096, 16384), (5120, 20480))
+RESIDUAL += ((6144, 24576), (7168, 28672), (8192, 32768), (10240, 40960), (12288, 49152), (16384, 65536))
 NORM = ((6144, 2048), (10240, 2560), (12288, 4096), (16384, 4096), (20480, 5120), (24576, 6144), (24576, 8192))
 NORM += ((32768, 8192), (36864, 12288), (49152, 12288), (32768, 16384), (16384, 20480), (16384, 28672), (16384, 36864))
 INT8_RESIDUAL = ((4096, 4096), (8192, 8192), (2560, 10240), (4096, 16384), (5120, 20480))
@@ -66,7 +67,7 @@ class Product:
         for N, C in self.sizes:
             weights = self.weights(N, C)
             for T in self.tokens:
-                calls = [self.inputs(T, w) for w in weights]
+                calls = self.calls(random(T, C), weights, random(T, N))
                 yield [T, N, C, *(self.time(calls, kernel) for kernel in self.kernels)]
 
     def weights(self, N: int, C: int) -> list[Linear]:
@@ -78,17 +79,19 @@ class Product:
             one = Linear(whole, bias, scale)
         return [one, *(copied(one) for _ in range(LEAST_BYTES // one.weight.nbytes))]
 
-    def inputs(self, T: int, w: Linear) -> tuple[Any, ...]:
-        """What the op takes."""
-        N, C = w.weight.shape
-        if self.normed:
-            return random(T, C), Norm(random(C), random(C), 1e-5), w, "gelu_tanh"
-        return random(T, C), w, random(T, N)
+    def calls(self, x: Tensor, weights: Sequence[Linear], residual: Tensor) -> list[Callable[[], Any]]:
+        """The op with each of the weights."""
+        how: dict[str, Any] = {"empty": fresh, "dependent": True}
+        if not self.normed:
+            return [partial(cuda.linear_residual, x, w, residual, **how) for w in weights]
+        C = x.shape[1]
+        norms = [Norm(random(C), random(C), 1e-5) for _ in weights]
+        pairs = zip(norms, weights, strict=True)
+        return [partial(cuda.norm_linear, x, norm_w, w, "gelu_tanh", **how) for norm_w, w in pairs]
 
-    def time(self, calls: Sequence[Any], kernel: str) -> float | None:
+    def time(self, calls: Sequence[Callable[[], Any]], kernel: str) -> float | None:
         """Microseconds of a call; None where the kernel does not take it."""
-        op: Callable[..., Any] = cuda.norm_linear if self.normed else cuda.linear_residual
-        runs = [partial(op, *each, empty=fresh, dependent=True) for each in calls] * 2
+        runs = [*calls, *calls]
         with only(kernel):
             try:
                 runs[0]()
