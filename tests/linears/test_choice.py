@@ -13,6 +13,7 @@ from linears.sources import GPUS
     ("T", "H", "products", "head"),
     [
         (1, 768, "vector vector vector vector", "linear"),
+        (16, 1280, "linear linear linear linear", "linear"),
         (1, 1600, "vector vector vector vector", "linear"),
         (3, 1600, "vector vector vector vector", "linear"),
         (8, 1600, "register register register register", "linear"),
@@ -21,6 +22,7 @@ from linears.sources import GPUS
         (4, 2048, "vector register vector register", "linear"),
         (3, 4096, "linear vector linear register", "linear"),
         (8, 4096, "linear register linear register", "linear"),
+        (9, 4096, "cublas linear cublas cublas", "linear"),
         (1, 5120, "linear vector linear register", "vector"),
         (16, 5120, "cublas cublas cublas cublas", "linear"),
         (1, 8192, "linear vector vector register", "vector"),
@@ -47,6 +49,18 @@ def test_blocks_of_many_weights_are_a_range(h200):
     assert found == ["vector_linear", "linear", "linear", "vector_linear"]
     assert linear.streaming_kernel(2, 132 * 35, 4096, 2, normed=False) == "vector_linear"
     assert linear.streaming_kernel(2, 132 * 35, 4096, 4, normed=True) == "linear", "in fp32 there is no other"
+
+
+def test_few_weights_are_read_through_one_stage_too(h200):
+    """Of 16 tokens with 5,120 inputs, for which a ring has no second one: 2,048 outputs are 20 MB."""
+    assert [linear.streaming_kernel(16, N, 5120, 2, normed=False) for N in (2048, 2056)] == ["linear", None]
+
+
+def test_many_tokens_with_a_wide_norm_are_for_cublas(h200):
+    """But not their head, which chooses words as it ends."""
+    of = [(8, 3592), (9, 3584), (9, 3592)]
+    assert [linear.streaming_kernel(T, 3 * C, C, 2, normed=True) for T, C in of] == ["linear", "linear", None]
+    assert linear.streaming_kernel(9, 3 * 3592, 3592, 2, normed=True, gathered=True) == "linear"
 
 
 def test_rows_that_lie_apart_stay_out_of_registers(h200):
