@@ -10,11 +10,13 @@ from typing import ClassVar
 import pytest
 
 from eet_lab.bench import compare, ladder, load_result, measure
+from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.ladder import rungs_down, rungs_up
 from eet_lab.bench.measure import Subject, _warnings
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, PromptError, RecipeError
 from eet_lab.monitor import open_source
+from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, Technique
 from eet_lab.techniques.pre_padding import PrePadding
 from eet_lab.texts import generate
@@ -43,6 +45,13 @@ def test_a_comparison_holds_both_runs(comparison, tmp_path):
     assert comparison.watched.repeats == 1
     assert comparison.watching_cost_percent is not None
     assert load_result(comparison.save(tmp_path / "c.json")) == comparison
+
+
+def test_each_rung_knows_what_python_launches_for_a_token(tiny, climbed):
+    """Without a mask each number of pads has a call of its own; three are fewer than what a mask takes."""
+    lengths = [len(row) for row in ROWS]
+    found = {rung.technique: rung.measurement.cost.launches_per_token for rung in climbed.rungs}
+    assert 0 < found["mask_removal"] < found["pre_padding"] == num_kernels(Parts(), lengths, tiny.config) == found[""]
 
 
 def test_printing_shows_the_table(comparison, climbed):

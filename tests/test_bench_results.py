@@ -14,6 +14,7 @@ from eet_lab.bench import Comparison, Environment, Ladder, Measurement, Rung, Sa
 from eet_lab.bench.measured import MEMORY_KEYS, Cost
 from eet_lab.errors import ResultError
 from eet_lab.panels.recordings import SHIPPED
+from eet_lab.words import plain
 
 HERE = Environment(
     "Test CPU", "cpu", None, "2.0", "5.0", "0.1", None, "2025-01-02T03:04:05", "float32", "tiny", "a <tiny> model"
@@ -167,19 +168,30 @@ def test_a_table_says_with_what_it_was_taken(result):
     assert HERE.origin == "Test CPU, torch 2.0, transformers 5.0, 2025-01-02", "what is not known is left out"
 
 
-def test_a_ladder_says_what_the_host_has_to_do_with_its_times():
-    """Rungs before CUDA graphs are launched call by call: one that is much slower than the one before is doubted."""
-    there = replace(HERE, device_kind="cuda")
+@pytest.mark.parametrize(
+    ("ms", "launches", "said"),
+    [
+        (24.0, (100, 90), None),
+        (26.0, (100, 100), "it launches 100 kernels for it, and that one 100, so the host slowed down more likely"),
+        (26.0, (100, 110), "it launches 110 kernels for it, and that one 100."),
+        (40.0, (100, 110), "so the host slowed down more likely"),
+        (26.0, (None, 110), "it launches more, or the host slowed down"),
+    ],
+)
+def test_a_ladder_says_why_a_rung_takes_longer_while_python_launches(ms, launches, said):
+    """On a GPU, before CUDA graphs: the host's doing, or more to launch, if that is known."""
+
+    def rung(of, ms, count):
+        cost = replace(of.measurement.cost, launches_per_token=count)
+        return replace(of, measurement=replace(of.measurement, tpot_ms=Spread(ms, ms, ms), cost=cost))
+
     assert "takes what the host takes" not in ladder().to_text()
-
-    def with_tpot(rung, ms):
-        return replace(rung, measurement=replace(rung.measurement, tpot_ms=Spread(ms, ms, ms)))
-
-    for ms, doubted in ((24.0, False), (26.0, True)):
-        first, second, *_ = ladder().rungs
-        text = replace(ladder(), environment=there, rungs=(with_tpot(first, 20.0), with_tpot(second, ms))).to_text()
-        assert "takes what the host takes" in text
-        assert ("more likely the host slowed down" in text) == doubted
+    rungs = tuple(map(rung, ladder().rungs, (20.0, ms), launches))
+    text = replace(ladder(), environment=replace(HERE, device_kind="cuda"), rungs=rungs).to_text()
+    assert "takes what the host takes" in text
+    assert (f"+ Memory reuse took {plain(ms)} ms a token" in text) == bool(said)
+    assert (said or "") in text
+    assert ("Warning: + Memory reuse" in text) == bool(said and "and that one 100." not in said)
 
 
 def test_the_recorded_ladder_of_xl_doubts_its_own_host():

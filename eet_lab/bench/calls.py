@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.step import LAUNCHES, Call, Recorder, decode_calls
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.prompts import decode_step
@@ -64,6 +65,20 @@ def num_kernels(parts: Parts, lengths: Sequence[int], config: Config) -> int:
         return found.beside + 2 * layers + 1  # the first layer's queries, keys and values are on their own
     more = [(call.op, call.launches - LAUNCHES[call.op]) for call in one_layer if call.launches is not None]
     return found.total + sum(count if op == "next_token" else count * layers for op, count in more)
+
+
+def step_launches(parts: Parts, lengths: Sequence[int], config: Config) -> StepLaunches:
+    """Of such a step: its kernels, and what the host hands over, which is one graph unless Python launches them."""
+    kernels = num_kernels(parts, lengths, config)
+    return StepLaunches(kernels if parts.launch is Parts().launch else 1, kernels)
+
+
+def launches_or_why_not(parts: Parts, lengths: Sequence[int], config: Config) -> tuple[StepLaunches | None, str]:
+    """`step_launches`; or None, and why: a user's own op need not take a tiny decoder, and may raise anything."""
+    try:
+        return step_launches(parts, lengths, config), ""
+    except Exception as problem:  # noqa: BLE001
+        return None, f"its calls could not be counted on a tiny decoder: {problem}"
 
 
 def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int) -> Counts:

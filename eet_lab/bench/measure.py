@@ -6,12 +6,14 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
 
+from eet_lab.bench.calls import launches_or_why_not
 from eet_lab.bench.cost import step_cost
+from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measured import Measurement, Spread
 from eet_lab.bench.metrics import STEADY_RUNS
 from eet_lab.bench.turns import check_repeats
@@ -106,11 +108,17 @@ class Subject:
             conditions.append(SHARED)
         return Run(generation, tuple(counts), seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
 
+    @cached_property
+    def counted(self) -> tuple[StepLaunches | None, str]:
+        """What a decode step launches, or why that cannot be told; without a look at the device."""
+        return launches_or_why_not(self.engine.parts, list(map(len, self._rows)), self._model.config)
+
     def measurement(self, runs: Sequence[Run], beside: Sequence[Run] = ()) -> Measurement:
         """What these runs say together. Those `beside` them, such as watched ones, count for the warnings only."""
         timings = [run.generation for run in runs]
         middle = sorted(runs, key=lambda run: run.generation.total_ms)[(len(runs) - 1) // 2]
         tpot_ms, tokens = Spread.of([t.tpot_ms for t in timings]), timings[0].tokens
+        launches = self.counted[0] and self.counted[0].launches
         return Measurement(
             recipe=self.recipe,
             title=self._title,
@@ -129,7 +137,7 @@ class Subject:
             texts=tuple(map(ended_by(self._settings.stop, self._model.decode), tokens)),
             repeats=len(runs),
             warnings=tuple(dict.fromkeys(_warnings(self.recipe, self._model.device, runs, beside))),
-            cost=step_cost(self.engine.model, self._rows, self._settings.max_new_tokens, tpot_ms),
+            cost=step_cost(self.engine.model, self._rows, self._settings.max_new_tokens, tpot_ms, launches),
         )
 
     def close(self) -> None:

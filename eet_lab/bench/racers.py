@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import expansion_ms, predicted_ms, step_cost
 from eet_lab.bench.launches import StepLaunches, launches_per_token
 from eet_lab.bench.measure import Run, Subject
@@ -45,15 +44,11 @@ class Ours:
         self._recipe, self._model, self._rows = recipe, model, rows
         self._runs: list[Run] = []
         self._sameness: Sameness | None = None
-        self._uncounted: tuple[str, ...] = ()
-        self._calls: StepLaunches | None = None
         self.warnings: tuple[str, ...] = ()
 
     def prepare(self, witness: Witness, progress: Progress) -> None:
         tokens = self.subject.prepare(progress)
         self._sameness = witness.judge(self._recipe.parts, tokens, self._recipe.tolerance)
-        if self._model.device == "cpu":
-            self._count_calls()
 
     def time(self) -> None:
         self._runs.append(self.subject.run())
@@ -61,7 +56,8 @@ class Ours:
     def figures(self) -> dict[str, Any]:
         m, same = self.subject.measurement(self._runs), self._sameness
         assert m.cost is not None and same is not None
-        self.warnings, extra_ms = (*m.warnings, *self._uncounted), expansion_ms(self.subject.engine.model)
+        launches, uncounted = self._launches()
+        self.warnings, extra_ms = (*m.warnings, *filter(None, [uncounted])), expansion_ms(self.subject.engine.model)
         if extra_ms:
             self.warnings += (
                 f"plain PyTorch expands int8 weights in every step: of the prediction that is {extra_ms:.3g} ms, which "
@@ -78,25 +74,17 @@ class Ours:
             "lower_bound_bytes": max(plan.lower_bound_bytes for plan in self.subject.engine.plans().values()),
             "equality": equality(same),
             "same_tokens": same.same_tokens,
-            **costs(m.cost, self._launches(), self._model.device, extra_ms),
+            **costs(m.cost, launches, self._model.device, extra_ms),
         }
 
     def close(self) -> None:
         self.subject.close()
 
-    def _launches(self) -> StepLaunches | None:
+    def _launches(self) -> tuple[StepLaunches | None, str]:
+        """And why they cannot be told, if so. On a CPU each call is a launch."""
         if self._model.device == "cpu":
-            return self._calls
-        return launches_per_token(self.subject.engine, len(self._rows))
-
-    def _count_calls(self) -> None:
-        """On a CPU each call is a launch. They are counted on a tiny decoder, which a user's own op need not take."""
-        try:
-            calls = num_kernels(self._recipe.parts, tuple(map(len, self._rows)), self._model.config)
-        except Exception as problem:  # noqa: BLE001, since an op may raise anything
-            self._uncounted = (f"its calls could not be counted on a tiny decoder: {problem}",)
-        else:
-            self._calls = StepLaunches(calls, calls)
+            return self.subject.counted
+        return launches_per_token(self.subject.engine, len(self._rows)), ""
 
 
 class Theirs:

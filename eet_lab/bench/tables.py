@@ -110,20 +110,36 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
 
 
 def _host_bound(result: Ladder) -> list[str]:
-    """What a GPU's times are worth where each token waits for the host; and the rungs that show it."""
+    """What a GPU's times are worth where each token waits for the host; and the rungs that are much slower there."""
     waiting = [rung for rung in result.rungs if "cuda_graphs" not in rung.measurement.recipe]
-    times = [(rung.title, rung.measurement.tpot_ms.p50) for rung in waiting if rung.measurement.tpot_ms]
-    if result.environment.device_kind != "cuda" or not times:
+    timed = [rung for rung in waiting if rung.measurement.tpot_ms]
+    if result.environment.device_kind != "cuda" or not timed:
         return []
-    slower = [pair for pair in pairwise(times) if pair[1][1] > STEADY_RUNS["cuda"] * pair[0][1]]
     return [
         "Before CUDA graphs a token takes what the host takes to launch it, which moves with all else that runs there.",
-        *(
-            f"Warning: + {title} took {plain(ms)} ms a token, the rung before {plain(before)}: more likely the host "
-            "slowed down than that it costs so much; measure again before you believe it."
-            for (_, before), (title, ms) in slower
-        ),
+        *filter(None, (_slower(before, rung) for before, rung in pairwise(timed))),
     ]
+
+
+def _slower(before: Rung, rung: Rung) -> str:
+    """Why a rung takes much longer than the one before, as far as its launches tell; nothing where it does not."""
+    (old_ms, old), (ms, new) = (_waiting(each.measurement) for each in (before, rung))
+    steady = STEADY_RUNS["cuda"] * old_ms
+    if ms <= steady:
+        return ""
+    said = f"+ {rung.title} took {plain(ms)} ms a token, the rung before {plain(old_ms)}: "
+    if old is None or new is None:
+        return f"Warning: {said}it launches more, or the host slowed down; its card tells of the first."
+    launches = f"it launches {plain(new)} kernels for it, and that one {plain(old)}"
+    if ms <= steady * new / old:
+        return f"{said}{launches}."
+    return f"Warning: {said}{launches}, so the host slowed down more likely; measure again before you believe it."
+
+
+def _waiting(measured: Measurement) -> tuple[float, float | None]:
+    """Milliseconds a token, and how much Python launches for it."""
+    assert measured.tpot_ms is not None
+    return measured.tpot_ms.p50, measured.cost.launches_per_token if measured.cost else None
 
 
 def _quality(before: Measurement, after: Measurement) -> list[str]:

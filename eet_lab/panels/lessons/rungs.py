@@ -11,13 +11,11 @@ import plotly.graph_objects as go
 from IPython.display import HTML
 
 from eet_lab.bench import Ladder, Spread
-from eet_lab.bench.calls import num_kernels
+from eet_lab.bench.calls import step_launches
 from eet_lab.bench.cost import LaunchCost, launch_cost, step_ms
-from eet_lab.bench.launches import StepLaunches
 from eet_lab.models.config import Config
 from eet_lab.panels import theme
 from eet_lab.panels.lessons.show import table
-from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 from eet_lab.techniques import DependentLaunch
 from eet_lab.words import counted as told
@@ -45,11 +43,10 @@ def rises(result: Ladder, config: Config, price: LaunchCost | None) -> list[Rise
         if cost is None or cost.floor_ms is None or tpot is None:
             continue
         parts = Recipe.parse(rung.measurement.recipe.removeprefix("baseline"), device).parts
-        kernels = num_kernels(parts, tuple(result.prompt_lengths), config)
-        launches = kernels if parts.launch is Parts().launch else 1
-        predicted = step_ms(cost.floor_ms, StepLaunches(launches, kernels), price)
+        counted = step_launches(parts, result.prompt_lengths, config)
+        predicted = step_ms(cost.floor_ms, counted, price)
         title = f"+ {rung.title}" if number else rung.title
-        found.append(Rise(title, launches, kernels, cost.floor_ms, predicted, tpot))
+        found.append(Rise(title, int(counted.launches), int(counted.kernels), cost.floor_ms, predicted, tpot))
     return found
 
 
