@@ -129,11 +129,11 @@ def _slower(before: Rung, rung: Rung) -> str:
         return ""
     said = f"+ {rung.title} took {plain(ms)} ms a token, the rung before {plain(old_ms)}: "
     if old is None or new is None:
-        return f"Warning: {said}it launches more, or the host slowed down; its card tells of the first."
-    launches = f"it launches {plain(new)} kernels for it, and that one {plain(old)}"
+        return f"Warning: {said}it launches more, as its card would tell, or the host slowed down."
+    launches = f"{plain(new)} launches a token, where that one has {plain(old)}"
     if ms <= steady * new / old:
         return f"{said}{launches}."
-    return f"Warning: {said}{launches}, so the host slowed down more likely; measure again before you believe it."
+    return f"Warning: {said}{launches}; the host slowed down more likely. Measure again before you believe it."
 
 
 def _waiting(measured: Measurement) -> tuple[float, float | None]:
