@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -52,6 +52,29 @@ def test_each_rung_knows_what_python_launches_for_a_token(tiny, climbed):
     lengths = [len(row) for row in ROWS]
     found = {rung.technique: rung.measurement.cost.launches_per_token for rung in climbed.rungs}
     assert 0 < found["mask_removal"] < found["pre_padding"] == num_kernels(Parts(), lengths, tiny.config) == found[""]
+
+
+def test_what_a_users_own_technique_launches_is_counted_where_that_does_no_harm(tiny, monkeypatch):
+    """A kernel that is given a pointer into the host's memory would end the session of a GPU."""
+
+    @dataclass(frozen=True)
+    class Own(Technique):
+        """An embedding of a user's own."""
+
+        name: ClassVar[str] = "own"
+        title: ClassVar[str] = "Own"
+
+        def apply(self, parts: Parts) -> Parts:
+            return replace(parts, ops=replace(parts.ops, embed=lambda *args, **how: called.append(1)))
+
+    called: list[int] = []
+    with closing(open_source("cpu")) as source:
+        for device, reason in (("cpu", "could not be counted"), ("cuda", "only our own techniques")):
+            called.clear()
+            monkeypatch.setattr(type(tiny), "device", device)
+            subject = Subject(tiny, Recipe((Own(),)), ROWS, Settings(), source)
+            assert subject.launches is None and reason in subject.uncounted
+            assert bool(called) == (device == "cpu")
 
 
 def test_printing_shows_the_table(comparison, climbed):

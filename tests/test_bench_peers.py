@@ -378,7 +378,7 @@ def test_shipped_results_can_be_loaded_and_are_small():
 
     for path in (ROOT / "eet_lab" / "recorded").glob("*.json"):
         assert load_result(path).environment.recorded, path.name
-        assert path.stat().st_size < 250_000, path.name
+        assert path.stat().st_size < 300_000, path.name  # a technique is two rungs more, of 14 KB each
 
 
 def test_committed_rows_can_be_read():

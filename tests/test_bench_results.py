@@ -196,7 +196,7 @@ def test_a_ladder_says_why_a_rung_takes_longer_while_python_launches(ms, launche
 
 def test_the_recorded_ladder_of_xl_says_what_mask_removal_launches():
     text = load_result(SHIPPED / "h200-ladder-gpt2-xl.json").to_text()
-    assert "+ Mask removal took 36.32 ms a token, the rung before 26.16: 1,600 launches" in text.replace("\n", " ")
+    assert "+ Mask removal took 43.67 ms a token, the rung before 26.99: 1,600 launches" in text.replace("\n", " ")
 
 
 def test_a_small_change_of_memory_is_seen_as_one():

@@ -127,9 +127,9 @@ def launched(monkeypatch):
     return names
 
 
-def decoded(parts: Parts, batch: int, launched: list[str]) -> list[str]:
+def decoded(parts: Parts, batch: int, launched: list[str], dtype: torch.dtype = torch.float16) -> list[str]:
     """Runs a decode step of a small model as the engine does; what PyTorch did in it. `launched` holds the rest."""
-    engine = Engine(weights.random_decoder(SMALL, 0, torch.device("cpu"), torch.float16), parts)
+    engine = Engine(weights.random_decoder(SMALL, 0, torch.device("cpu"), dtype), parts)
     draw = random.Random(0)
     state, first = parts.prompts([[draw.randrange(500) for _ in range(20)] for _ in range(batch)], 4)
     with torch.inference_mode():
@@ -161,6 +161,28 @@ def test_more_rows_than_weights_are_streamed_for_launch_more(launched, words, ba
     declared = num_launches(calls)
     assert len(launched) + len(torchs) == declared == (2 + 1 + 2 + 2 + 2) * 3 + 5 + expanded
     assert num_kernels(parts(words), (22,) * batch, SMALL) == declared
+
+
+@pytest.mark.parametrize("batch", [3, 17])
+def test_attention_in_float32_writes_its_cache_in_a_launch_of_its_own(launched, batch):
+    torchs = decoded(parts(EAGER), batch, launched, torch.float32)
+    assert launched.count("eet_append") == 3
+    calls = decode_calls(SMALL, parts(EAGER), batch, 24, torch.float32)
+    declared = num_launches(calls)
+    assert len(launched) + len(torchs) == declared == num_kernels(parts(EAGER), (22,) * batch, SMALL, torch.float32)
+
+
+WIDE = Config(2, 4096, 32, 16384, 50257, 1024)
+
+
+@pytest.mark.parametrize(
+    ("config", "rows", "launches"),
+    [(PRESETS["gpt2-xl"], 13, 244), (PRESETS["gpt2-xl"], 14, 292), (WIDE, 8, 14), (WIDE, 9, 20)],
+)
+def test_some_products_of_nine_to_sixteen_rows_are_for_cublas(config, rows, launches):
+    """Of 14 rows FC2 of XL, with a residual after it; of 9 all but the projection of 4,096 channels."""
+    assert num_launches(decode_calls(config, parts(ALL), rows, 64)) == launches
+    assert num_kernels(parts(ALL), (62,) * rows, config) == launches
 
 
 def test_an_added_launch_is_noticed(launched):

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.step import LAUNCHES, Call, Recorder, decode_calls
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.prompts import decode_step
@@ -55,30 +54,21 @@ def counted(parts: Parts, lengths: Sequence[int], num_layers: int) -> StepCalls:
     return StepCalls(layer, num_layers, beside)
 
 
-def num_kernels(parts: Parts, lengths: Sequence[int], config: Config) -> int:
-    """Of a decode step of a model in 16 bits, as `counted`; but one kernel for most of a layer where it takes that, and
-    more than one a linear where rows or channels are too many to stream its weights (`decode_calls`).
+def num_kernels(parts: Parts, lengths: Sequence[int], config: Config, dtype: torch.dtype = torch.float16) -> int:
+    """Of a decode step of a model, as `counted`; but one kernel for most of a layer where it takes that, and more than
+    one an op where rows or channels are too many to stream its weights, or in float32 (`decode_calls`).
     """
     layers, found = config.num_layers, counted(parts, lengths, config.num_layers)
-    one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1)
+    one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1, dtype)
     if "rest_of_layer" in (call.op for call in one_layer):
         return found.beside + 2 * layers + 1  # the first layer's queries, keys and values are on their own
     more = [(call.op, call.launches - LAUNCHES[call.op]) for call in one_layer if call.launches is not None]
     return found.total + sum(count if op == "next_token" else count * layers for op, count in more)
 
 
-def step_launches(parts: Parts, lengths: Sequence[int], config: Config) -> StepLaunches:
-    """Of such a step: its kernels, and what the host hands over, which is one graph unless Python launches them."""
-    kernels = num_kernels(parts, lengths, config)
-    return StepLaunches(kernels if parts.launch is Parts().launch else 1, kernels)
-
-
-def launches_or_why_not(parts: Parts, lengths: Sequence[int], config: Config) -> tuple[StepLaunches | None, str]:
-    """`step_launches`; or None, and why: a user's own op need not take a tiny decoder, and may raise anything."""
-    try:
-        return step_launches(parts, lengths, config), ""
-    except Exception as problem:  # noqa: BLE001
-        return None, f"its calls could not be counted on a tiny decoder: {problem}"
+def is_launched_by_python(parts: Parts) -> bool:
+    """Kernel by kernel, and not as one graph."""
+    return parts.launch is Parts().launch
 
 
 def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int) -> Counts:

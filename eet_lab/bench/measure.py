@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from eet_lab.bench.calls import launches_or_why_not
+from eet_lab.bench.calls import is_launched_by_python, num_kernels
 from eet_lab.bench.cost import step_cost
-from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measured import Measurement, Spread
 from eet_lab.bench.metrics import STEADY_RUNS
 from eet_lab.bench.turns import check_repeats
@@ -72,6 +71,7 @@ class Subject:
     ) -> None:
         self.recipe, self.engine = str(recipe), Engine(model.decoder, recipe.parts)
         self._title = " + ".join(t.title for t in recipe) or "Baseline"
+        self._is_ours = all(type(t).__module__.startswith("eet_lab.") for t in recipe)
         self._model, self._rows, self._settings = model, rows, settings
         self._source, self._cancel = source, cancel
         self._memory: dict[str, int] = {}
@@ -108,17 +108,34 @@ class Subject:
             conditions.append(SHARED)
         return Run(generation, tuple(counts), seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
 
+    @property
+    def launches(self) -> int | None:
+        """What the host hands over for a decode step; None where `uncounted` says why that is not known."""
+        return None if isinstance(self._counted, str) else self._counted
+
+    @property
+    def uncounted(self) -> str:
+        """Why `launches` is None."""
+        return self._counted if isinstance(self._counted, str) else ""
+
     @cached_property
-    def counted(self) -> tuple[StepLaunches | None, str]:
-        """What a decode step launches, or why that cannot be told; without a look at the device."""
-        return launches_or_why_not(self.engine.parts, list(map(len, self._rows)), self._model.config)
+    def _counted(self) -> int | str:
+        """Told on a tiny decoder on the CPU, where a user's op may fail, and where none for a GPU must be called."""
+        if not is_launched_by_python(self.engine.parts):
+            return 1
+        if self._model.device == "cuda" and not self._is_ours:
+            return "only our own techniques are counted"
+        lengths, dtype = [len(row) for row in self._rows], self._model.decoder.dtype
+        try:
+            return num_kernels(self.engine.parts, lengths, self._model.config, dtype)
+        except Exception as problem:  # noqa: BLE001, since an op may raise anything
+            return f"its calls could not be counted on a tiny decoder: {problem}"
 
     def measurement(self, runs: Sequence[Run], beside: Sequence[Run] = ()) -> Measurement:
         """What these runs say together. Those `beside` them, such as watched ones, count for the warnings only."""
         timings = [run.generation for run in runs]
         middle = sorted(runs, key=lambda run: run.generation.total_ms)[(len(runs) - 1) // 2]
         tpot_ms, tokens = Spread.of([t.tpot_ms for t in timings]), timings[0].tokens
-        launches = self.counted[0] and self.counted[0].launches
         return Measurement(
             recipe=self.recipe,
             title=self._title,
@@ -137,7 +154,7 @@ class Subject:
             texts=tuple(map(ended_by(self._settings.stop, self._model.decode), tokens)),
             repeats=len(runs),
             warnings=tuple(dict.fromkeys(_warnings(self.recipe, self._model.device, runs, beside))),
-            cost=step_cost(self.engine.model, self._rows, self._settings.max_new_tokens, tpot_ms, launches),
+            cost=step_cost(self.engine.model, self._rows, self._settings.max_new_tokens, tpot_ms, self.launches),
         )
 
     def close(self) -> None:

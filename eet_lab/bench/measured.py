@@ -83,7 +83,7 @@ class Cost:
     ceiling_gb_per_s: float | None
     floor_ms: float | None
     gb_per_s: float | None  # achieved: step_bytes over the measured time per token
-    launches_per_token: float | None
+    launches_per_token: float | None  # told without the device (`bench.calls`), by up to a fifth too few in PyTorch
 
     @property
     def step_bytes(self) -> int:

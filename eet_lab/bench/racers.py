@@ -56,8 +56,10 @@ class Ours:
     def figures(self) -> dict[str, Any]:
         m, same = self.subject.measurement(self._runs), self._sameness
         assert m.cost is not None and same is not None
-        launches, uncounted = self._launches()
-        self.warnings, extra_ms = (*m.warnings, *filter(None, [uncounted])), expansion_ms(self.subject.engine.model)
+        launches, extra_ms = self._launches(), expansion_ms(self.subject.engine.model)
+        self.warnings = m.warnings
+        if launches is None and self.subject.uncounted:
+            self.warnings += (self.subject.uncounted,)
         if extra_ms:
             self.warnings += (
                 f"plain PyTorch expands int8 weights in every step: of the prediction that is {extra_ms:.3g} ms, which "
@@ -80,11 +82,12 @@ class Ours:
     def close(self) -> None:
         self.subject.close()
 
-    def _launches(self) -> tuple[StepLaunches | None, str]:
-        """And why they cannot be told, if so. On a CPU each call is a launch."""
+    def _launches(self) -> StepLaunches | None:
+        """On a CPU each call is a launch."""
         if self._model.device == "cpu":
-            return self.subject.counted
-        return launches_per_token(self.subject.engine, len(self._rows)), ""
+            calls = self.subject.launches
+            return None if calls is None else StepLaunches(calls, calls)
+        return launches_per_token(self.subject.engine, len(self._rows))
 
 
 class Theirs:

@@ -49,7 +49,7 @@ def decode_calls(
 
     What plain PyTorch does between the ops, such as building a mask, is a call named "torch". Nothing is computed.
     Where rows are too many, or their channels, for a linear to stream its weights (`ops.cuda.linear`: on an H200 more
-    than 15 rows of GPT-2 XL in 16 bits, and always more than 16), its product is one launch of cuBLAS, beside ours.
+    than 13 rows of GPT-2 XL in 16 bits, and always more than 16), its product is one launch of cuBLAS, beside ours.
     Without a GPU the limits are an H200's.
     """
     engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)
@@ -168,12 +168,18 @@ def _more_of_next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear,
     return linear.num_launches(len(step.last), x, head, gathered=True) - 1
 
 
+def _more_of_attention(qkv: torch.Tensor, *others: Any, **described: Any) -> int:
+    return int(qkv.dtype == torch.float32)  # which writes its cache in a launch of its own
+
+
 MORE_LAUNCHES: dict[str, Callable[..., int]] = {
     "norm_linear": _more_of_norm_linear,
     "linear_residual": _more_of_residual,
+    "masked_attention": _more_of_attention,
+    "attention": _more_of_attention,
     "next_token": _more_of_next_token,
 }
-"""What an op launches beside what its case declares, where its rows or channels are too many to stream the weights."""
+"""What an op launches beside what its case declares of 16 bits and few rows and channels."""
 
 BYTES: dict[str, Callable[..., int]] = {
     "embed": _embed,

@@ -129,7 +129,8 @@ def _slower(before: Rung, rung: Rung) -> str:
         return ""
     said = f"+ {rung.title} took {plain(ms)} ms a token, the rung before {plain(old_ms)}: "
     if old is None or new is None:
-        return f"Warning: {said}it launches more, as its card would tell, or the host slowed down."
+        unknown = "it launches more, which was not counted, or the host slowed down"
+        return f"Warning: {said}{unknown}. Measure again before you believe it."
     launches = f"{plain(new)} launches a token, where that one has {plain(old)}"
     if ms <= steady * new / old:
         return f"{said}{launches}."

@@ -214,11 +214,6 @@ def _prefill(masked: bool) -> Case:
     return Case("prefill_attention", "attention", tuple(shapes), tuple(bench))
 
 
-ONE_STAGE = (  # of the ring: there is no room for more on 132 multiprocessors, or, which sanitizers pretend, on eight
-    LinearShape(14, 1600, 6400),
-    LinearShape(16, 128, 5120),
-)
-
 CASES = (
     Case(
         "norm_linear",
@@ -232,7 +227,6 @@ CASES = (
         (
             *_linears(residual=True),
             *(LinearShape(T, 64, 6400, residual=True) for T in (1, 2, 16)),
-            *(replace(shape, residual=True) for shape in ONE_STAGE),
             LinearShape(3, 8456, 6856, residual=True),  # too many outputs of a block for registers
         ),
         XL_LINEAR_RESIDUALS,

@@ -54,7 +54,7 @@ SHAPES = (
     Int8Shape(64, 515, 1608, "gelu_tanh", group=64),
     Int8Shape(1, 50257, 768, bias=False),
 )
-ONE_STAGE = (  # as in cases.py
+ONE_STAGE = (  # of the ring: there is no room for more on 132 multiprocessors, or, which sanitizers pretend, on eight
     Int8Shape(8, 2176, 8192),
     Int8Shape(16, 2176, 5120, "relu", group=128),
     Int8Shape(16, 136, 5120),

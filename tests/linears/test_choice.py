@@ -51,9 +51,10 @@ def test_blocks_of_many_weights_are_a_range(h200):
     assert linear.streaming_kernel(2, 132 * 35, 4096, 4, normed=True) == "linear", "in fp32 there is no other"
 
 
-def test_few_weights_are_read_through_one_stage_too(h200):
-    """Of 16 tokens with 5,120 inputs, for which a ring has no second one: 2,048 outputs are 20 MB."""
-    assert [linear.streaming_kernel(16, N, 5120, 2, normed=False) for N in (2048, 2056)] == ["linear", None]
+def test_blocks_of_few_outputs_have_smaller_stages(h200):
+    """Of 16 tokens with 5,120 inputs a block has room for two stages of 13 outputs, and not of 14."""
+    found = [linear.streaming_kernel(16, N, 5120, 2, normed=False) for N in (132 * 13 - 4, 132 * 14)]
+    assert found == ["linear", None]
 
 
 def test_many_tokens_with_a_wide_norm_are_for_cublas(h200):

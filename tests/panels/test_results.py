@@ -19,6 +19,7 @@ from eet_lab.models.load import demo_tokenizer, load
 from eet_lab.panels import Workbench, export, figures, jobs, recordings, summary, theme
 from eet_lab.panels.outputs import rendered
 from eet_lab.panels.recorded_prompts import as_ids
+from eet_lab.words import signed
 from panels.driving import do, errors, turn_until
 
 
@@ -203,7 +204,7 @@ def test_labels_of_the_waterfall_keep_their_size_above_their_bars() -> None:
         for top, change in zip(labels.y[:-1], bars.y[:-1], strict=True):
             assert top >= max(level, level + change) - 1e-3 * max(labels.y), "changes are rounded"
             level += change
-    assert fig.data[1].text[1].startswith("-2,8")
+    assert fig.data[1].text[1].startswith(f"{signed(ladder.rungs[1].delta_ms.p50)}<br>")
 
 
 def test_every_rung_has_its_own_colour() -> None:

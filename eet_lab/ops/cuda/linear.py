@@ -13,15 +13,14 @@ from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
 from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, gpu, needs, stream_of
 from eet_lab.ops.cuda.norm import norm
-from eet_lab.ops.cuda.tiles import FEW, fits
+from eet_lab.ops.cuda.tiles import FEW, OUTPUTS, fits
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
 # Which kernel takes a product was measured by size in 16 bits on an H200, beside cuBLAS (benchmarks/kernel_choice.py)
 # and in chains of a layer's products (LOG). Other GPUs and fp32 follow the same rule.
 MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # inputs of an output; with more, or a norm of more, cuBLAS is ahead
-MOST_NORMED_OF_MANY, MANY = 3584, 9  # the same of a norm, from so many tokens on
-ONE_STAGE_BYTES = 20 << 20  # weights, at most, that linear reads through a single stage sooner than cuBLAS begins
+MOST_NORMED_FROM_NINE = 3584  # the same of a norm, from nine tokens on: cuBLAS is ahead at 4,096, and not at 3,072
 CUBLAS_OUTPUTS = 8  # cuBLAS takes up to three times as long if the outputs are no multiple (rows of n50257)
 CUBLAS_ACT = "gelu_tanh"  # the activation that cuBLAS ends a product with
 MOST_VECTOR_TOKENS = 4  # of vector_linear, in 16 bits
@@ -160,8 +159,8 @@ def takes_few(T: int, x: Tensor, w: Linear, *, normed: bool = True, gathered: bo
     """Whether a kernel that streams weights takes T tokens such as those of x; the same answer for meta tensors.
 
     At most 16, whose activations fit in shared memory beside the norm's weights and a ring, or in registers; with
-    outputs that are a multiple of 8, as cuBLAS wants them, of at most 12,288 channels with a norm (3,584 from nine
-    tokens on) and 49,152 without. `gathered`: they are rows of x that lie apart, of a head.
+    outputs that are a multiple of 8, as cuBLAS wants them, of at most 49,152 channels, with a norm 12,288 (3,584 from
+    nine tokens on, but for a head). `gathered`: they are rows of x that lie apart, which are a head's.
     """
     (N, C), itemsize = w.weight.shape, x.element_size()
     if w.scale is not None:
@@ -233,11 +232,10 @@ def streaming_kernel(T: int, N: int, C: int, itemsize: int, *, normed: bool, gat
 @cache
 def _streaming_kernel(T: int, N: int, C: int, itemsize: int, normed: bool, gathered: bool, on: Limits) -> str | None:
     if T > FEW:
-        return None  # with 9 to 16 most products are even with cuBLAS's
-    is_half, is_wide = itemsize == 2, _most_inputs(T, normed, gathered) < C
+        return None
+    is_half, outputs = itemsize == 2, -(-N // max(1, min(N, on.num_blocks)))  # of a block
     choices: list[tuple[str, int]] = []  # with how many stages the ring must have
-    if not is_wide:
-        outputs = -(-N // max(1, min(N, on.num_blocks)))  # of a block
+    if _most_inputs(T, normed, gathered) >= C:
         if is_half and not gathered and _suits_registers(T, outputs, C, normed):
             return "register_linear"
         # With one stage nothing is on its way while that is multiplied; vector_linear cuts its stages smaller.
@@ -245,10 +243,11 @@ def _streaming_kernel(T: int, N: int, C: int, itemsize: int, normed: bool, gathe
         if not vector or (normed and outputs * C * itemsize in LINEAR_BLOCK_BYTES):
             choices.append(("linear", 2))
         choices += vector
-    if N % CUBLAS_OUTPUTS or (not is_wide and N * C * itemsize <= ONE_STAGE_BYTES):
+    if N % CUBLAS_OUTPUTS:
         choices.append(("linear", 1))
     for kernel, stages in choices:
-        if fits(T, C, itemsize, normed=normed, stages=stages, shared_bytes=on.shared_bytes):
+        of_stage = outputs if kernel == "linear" else OUTPUTS
+        if fits(T, C, itemsize, normed=normed, stages=stages, shared_bytes=on.shared_bytes, outputs=of_stage):
             return kernel
     return None
 
@@ -257,7 +256,7 @@ def _most_inputs(T: int, normed: bool, gathered: bool) -> int:
     """Of an output; with more, cuBLAS takes the product. Rows that lie apart are a head's, which chooses as it ends."""
     if not normed:
         return MOST_INPUTS
-    return MOST_NORMED if T < MANY or gathered else MOST_NORMED_OF_MANY
+    return MOST_NORMED if T <= 8 or gathered else MOST_NORMED_FROM_NINE
 
 
 def _suits_registers(T: int, outputs: int, C: int, normed: bool) -> bool:

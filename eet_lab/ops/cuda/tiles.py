@@ -1,4 +1,4 @@
-"""The shared memory of kernels whose warps share stages of 16 outputs, as csrc/eet/linear_tiles.cuh plans it.
+"""The shared memory of kernels whose warps share stages of up to 16 outputs, as csrc/eet/linear_tiles.cuh plans it.
 
 T tokens, C channels.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from eet_lab.ops.cuda.launching import odd_stride
 
 FEW = 16  # tokens that such a kernel takes
-OUTPUTS = 16  # of a stage
+OUTPUTS = 16  # of a stage, at most
 STAGE_ROW_BYTES = 2048  # weights of an output, at most, in a stage
 CHUNK, INT8_CHUNK = 32, 64  # inputs that a warp multiplies at a time; int8_linear pads activations to whole ones
 BARRIER_BYTES = 16  # of a stage
@@ -16,9 +16,17 @@ RESERVED_BYTES = 1024  # that every block leaves
 
 
 def fits(
-    T: int, C: int, itemsize: int, *, normed: bool, stages: int, shared_bytes: int, int8_weights: bool = False
+    T: int,
+    C: int,
+    itemsize: int,
+    *,
+    normed: bool,
+    stages: int,
+    shared_bytes: int,
+    outputs: int = OUTPUTS,
+    int8_weights: bool = False,
 ) -> bool:
-    """Whether T tokens, a norm's weights and so many stages do, in blocks that can have `shared_bytes`.
+    """Whether T tokens, a norm's weights and so many stages do, in blocks of `outputs` that can have `shared_bytes`.
 
     `itemsize` is of the activations, and of the weights unless those are int8.
     """
@@ -27,7 +35,7 @@ def fits(
     else:
         weight_itemsize, chunk, row_bytes = itemsize, CHUNK, odd_stride(C * itemsize)
     inputs = -(-C // -(-C * weight_itemsize // STAGE_ROW_BYTES))  # of a stage, before they are whole chunks
-    stage_bytes = OUTPUTS * odd_stride(-(-inputs // chunk) * chunk * weight_itemsize) + BARRIER_BYTES
+    stage_bytes = min(OUTPUTS, outputs) * odd_stride(-(-inputs // chunk) * chunk * weight_itemsize) + BARRIER_BYTES
     norm_bytes = 2 * C * itemsize * normed
     sums_bytes = 4096 if T <= 8 else 512  # of a token; of up to four half of that in most kernels
     return T * (row_bytes + sums_bytes) + norm_bytes + stages * stage_bytes + RESERVED_BYTES <= shared_bytes

@@ -171,7 +171,7 @@ def _verdict(guess: Prediction) -> Shown:
         rungs.figure(found, "Time per token on an H200, GPT-2 XL, one row"),
         rungs.listing(found),
         f"The prediction takes {price.launch_us:.2g} us of the host for a launch and {price.kernel_us:.2g} us for the "
-        "gap between two kernels, as measured on that GPU the same day. "
+        "gap between two kernels, as measured beside another H200. "
         "Look at where it is far off: in the baseline Python has to make "
         f"{plain.launches} calls, and each takes {plain.measured.p50 / plain.launches * 1e3:.0f} us instead. With a "
         "graph Python is gone, and still kernels take longer than their bytes and a gap: that is the next section."

@@ -11,8 +11,9 @@ import plotly.graph_objects as go
 from IPython.display import HTML
 
 from eet_lab.bench import Ladder, Spread
-from eet_lab.bench.calls import step_launches
+from eet_lab.bench.calls import is_launched_by_python, num_kernels
 from eet_lab.bench.cost import LaunchCost, launch_cost, step_ms
+from eet_lab.bench.launches import StepLaunches
 from eet_lab.models.config import Config
 from eet_lab.panels import theme
 from eet_lab.panels.lessons.show import table
@@ -21,7 +22,7 @@ from eet_lab.techniques import DependentLaunch
 from eet_lab.words import counted as told
 
 H200 = LaunchCost(kernel_us=0.902, launch_us=7.34)
-"""Measured on the GPU and the day of the recorded ladder, by a run of its own (benchmarks/h200-machine.json)."""
+"""Measured by a run of its own, on another host than the recorded ladder's (benchmarks/h200-machine.json)."""
 
 
 class Rise(NamedTuple):
@@ -43,10 +44,11 @@ def rises(result: Ladder, config: Config, price: LaunchCost | None) -> list[Rise
         if cost is None or cost.floor_ms is None or tpot is None:
             continue
         parts = Recipe.parse(rung.measurement.recipe.removeprefix("baseline"), device).parts
-        counted = step_launches(parts, result.prompt_lengths, config)
-        predicted = step_ms(cost.floor_ms, counted, price)
+        kernels = num_kernels(parts, result.prompt_lengths, config)
+        launches = kernels if is_launched_by_python(parts) else 1
+        predicted = step_ms(cost.floor_ms, StepLaunches(launches, kernels), price)
         title = f"+ {rung.title}" if number else rung.title
-        found.append(Rise(title, int(counted.launches), int(counted.kernels), cost.floor_ms, predicted, tpot))
+        found.append(Rise(title, launches, kernels, cost.floor_ms, predicted, tpot))
     return found
 
 
