@@ -194,6 +194,16 @@ def test_a_ladder_says_why_a_rung_takes_longer_while_python_launches(ms, launche
     assert ("Warning: + Memory reuse" in text) == bool(said and "where that one has 100." not in said)
 
 
+def test_the_recorded_ladders_of_xl_say_which_rungs_leave_a_step_as_it_is():
+    """Persistent layers are for one row or two."""
+    for name, alike in (
+        ("", "Pre-padding, Packed prefill, Persistent layers"),
+        ("-one-row", "Pre-padding, Packed prefill"),
+    ):
+        text = load_result(SHIPPED / f"h200-ladder-gpt2-xl{name}.json").to_text()
+        assert f"As many launches a token as the rung before: {alike}. By what" in text
+
+
 def test_the_recorded_ladder_of_xl_says_what_mask_removal_launches():
     text = load_result(SHIPPED / "h200-ladder-gpt2-xl.json").to_text()
     assert "+ Mask removal took 43.67 ms a token, the rung before 26.99: 1,600 launches" in text.replace("\n", " ")

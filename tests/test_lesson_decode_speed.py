@@ -304,14 +304,14 @@ def test_the_verdict_says_what_the_prediction_does_not_know():
 def test_the_verdict_says_how_unsteady_the_host_was():
     """The baseline and pre-padding take the same steps of one row, and so do memory reuse and packed prefill."""
     found = rungs.rises(recorded.ladder(), recorded.CONFIG, rungs.H200)
-    told = rungs.unsteady(found)
+    told = rungs.unsteady(found, "the host, which others use too")
     assert told and told in decode_speed.verdict(answered(2.5)).things[-1]
     apart = [(a, b) for a, b in pairwise(found) if a.kernels == b.kernels == a.launches == b.launches]
     assert [a.title for a, _ in apart] == ["Baseline", "+ Memory reuse"]
     most = max(apart, key=lambda pair: abs(math.log(pair[0].measured.p50 / pair[1].measured.p50)))
     times = sorted(rise.measured.p50 for rise in most)
     assert {*(f"{ms:.3g}" for ms in times), f"{times[1] / times[0]:.2f}"} == numbers(told)
-    assert rungs.unsteady(found[-2:]) == "", "what early launches bring is no error"
+    assert rungs.unsteady(found[-2:], "it") == "", "what early launches bring is no error"
 
 
 def test_prices_are_of_the_ladders_gpu_and_day():

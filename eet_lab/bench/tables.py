@@ -115,15 +115,24 @@ def _host_bound(result: Ladder) -> list[str]:
     timed = [rung for rung in waiting if rung.measurement.tpot_ms]
     if result.environment.device_kind != "cuda" or not timed:
         return []
-    return [
-        "Before CUDA graphs a token takes what the host takes to launch it, which moves with all else that runs there.",
-        *filter(None, (_slower(before, rung) for before, rung in pairwise(timed))),
+    said = [
+        "Before CUDA graphs a token takes what the host takes to launch it, which moves with all else that runs there."
     ]
+    if slower := [*filter(None, (_slower(before, rung) for before, rung in pairwise(timed)))]:
+        said += [*slower, "Launches were counted on a small model; the GPU's profiler finds up to a fifth more."]
+    if alike := [
+        rung.title for before, rung in pairwise(timed) if _waiting(rung)[1] == _waiting(before)[1] is not None
+    ]:
+        said.append(
+            f"As many launches a token as the rung before: {', '.join(alike)}. By what its time per token differs from "
+            "that rung's, the host varies."
+        )
+    return said
 
 
 def _slower(before: Rung, rung: Rung) -> str:
     """Why a rung takes much longer than the one before, as far as its launches tell; nothing where it does not."""
-    (old_ms, old), (ms, new) = (_waiting(each.measurement) for each in (before, rung))
+    (old_ms, old), (ms, new) = _waiting(before), _waiting(rung)
     steady = STEADY_RUNS["cuda"] * old_ms
     if ms <= steady:
         return ""
@@ -137,8 +146,9 @@ def _slower(before: Rung, rung: Rung) -> str:
     return f"Warning: {said}{launches}; the host slowed down more likely. Measure again before you believe it."
 
 
-def _waiting(measured: Measurement) -> tuple[float, float | None]:
+def _waiting(rung: Rung) -> tuple[float, float | None]:
     """Milliseconds a token, and how much Python launches for it."""
+    measured = rung.measurement
     assert measured.tpot_ms is not None
     return measured.tpot_ms.p50, measured.cost.launches_per_token if measured.cost else None
 
@@ -243,6 +253,8 @@ def _signed(value: float) -> str:
 
 def _html_row(tag: str, cells: list[str]) -> str:
     first, *rest = (markup.escape(cell) for cell in cells)
+    if tag == "th":
+        rest = [cell.replace(",", ",<wbr>") for cell in rest]  # recipes break between techniques
     indent = "1.5em" if cells[0].startswith("  ") else "0.5em"
     name = f'<th style="text-align:left;padding-left:{indent}">{first.strip()}</th>'
     return f"<tr>{name}{''.join(f'<{tag}>{cell}</{tag}>' for cell in rest)}</tr>"

@@ -72,7 +72,7 @@ def _legend(row: Row, what: str) -> list[str]:
     if cost is not None:
         lines.append(
             f"Predicted: the floor and {cost.kernel_us:.3g} us for each kernel, or {cost.launch_us:.3g} us of the host "
-            "for each launch if that is more; a graph is one launch."
+            "for each launch if that is more; a graph is one launch, and so is a copy of tokens to the host."
         )
     elif row.predicted_ms is not None:
         lines.append(

@@ -125,8 +125,10 @@ def _grown(result: Comparison) -> str:
 def _watching(result: Comparison) -> str:
     if result.watching_cost_percent is None:
         return ""
+    percent = result.watching_cost_percent
+    cost = f"<b>{percent:+.1f}</b> %" if percent > 0 else "<b>none</b> seen"
     return (
-        f'<div class="eet-tile"><span>what watching cost</span><b>{result.watching_cost_percent:+.1f}</b> %'
+        f'<div class="eet-tile"><span>what watching cost</span>{cost}'
         "<em>the numbers are from runs that nobody watched</em></div>"
     )
 

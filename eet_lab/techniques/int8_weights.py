@@ -30,10 +30,10 @@ class Int8Weights(Technique):
     the text and the perplexity, not at the time.
 
     Expect the time per token to fall by less than the bytes do, since a kernel starts and ends as before, and to fall
-    for few rows only: with eight and more, linears of GPT-2 XL take no less time on an H200 than in 16 bits. Wider ones
-    take less, by a fifth to a third with 4,096 channels; but where activations do not fit beside the weights (eight
-    rows of 16,384 inputs) every step expands, and takes almost three times as long. Groups cost more than they save.
-    `persistent_layers` takes weights in 16 bits alone, so with int8 weights a layer is five
+    for few rows only: with eight and more, the linears in a layer of GPT-2 XL take no less time on an H200 than in 16
+    bits. Wider ones take less, by a fifth to a third with 4,096 channels; but where activations do not fit beside the
+    weights (16 rows of 6,400 inputs, eight of 16,384) every step expands, and takes up to three times as long. Groups
+    cost more than they save. `persistent_layers` takes weights in 16 bits alone, so with int8 weights a layer is five
     launches again: one row of GPT-2 XL takes 13 % less time than with all of that in 16 bits.
 
     Lossy: the text may change. Compare shows the perplexity on held-out text before and after, where the weights were

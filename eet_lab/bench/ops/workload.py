@@ -37,7 +37,8 @@ class OpWorkload:
         name, _, sizes = text.strip().removeprefix(PREFIX).partition("/")
         cases = {case.name: case for case in TIMED_CASES}
         if not text.startswith(PREFIX) or name not in cases:
-            raise PromptError(f"There is no {text!r}.{did_you_mean(name, cases)} There are op:{', op:'.join(cases)}.")
+            hint = did_you_mean(name, cases).replace("'", f"'{PREFIX}", 1)
+            raise PromptError(f"There is no {text!r}.{hint} There are op:{', op:'.join(cases)}.")
         case = cases[name]
         if not sizes:
             return tuple(cls(case, shape) for shape in case.bench)

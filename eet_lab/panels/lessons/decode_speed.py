@@ -144,8 +144,8 @@ def ladder_here(result: Ladder, model: Model) -> Shown:
         rungs.listing(found),
         f"{how} With one row there are no pads, so of the headline toggles only fewer calls are left.",
         "Rungs are timed one after the other, each after a run to warm up: a busy moment of the machine hits one of "
-        "them alone. For one row the baseline and pre-padding make the very same decode steps, so what lies between "
-        "those two rungs is the error of this measurement: read nothing into differences that are no larger.",
+        "them alone. For one row neither pre-padding nor packed prefill changes a decode step. "
+        f"{rungs.unsteady(found, 'this machine')}",
     )
 
 
@@ -177,7 +177,7 @@ def _verdict(guess: Prediction) -> Shown:
         "graph Python is gone, and still kernels take longer than their bytes and a gap: that is the next section."
         f"{rungs.early_start(result)} "
         "One row has no pads: pre-padding and packed prefill leave its steps as they are, and shorten the first pass. "
-        f"{rungs.unsteady(found)}",
+        f"{rungs.unsteady(found, 'the host, which others use too')}",
     )
 
 

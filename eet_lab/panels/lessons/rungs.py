@@ -69,8 +69,11 @@ def above_prediction(found: Sequence[Rise]) -> str:
     )
 
 
-def unsteady(found: Sequence[Rise]) -> str:
-    """How far two times of one step are apart, whose every kernel Python launches: that is the measurement's error."""
+def unsteady(found: Sequence[Rise], what: str) -> str:
+    """How far two times of one step are apart, whose every kernel Python launches: that is the measurement's error.
+
+    `what` was so unsteady.
+    """
     same = [
         (before, after)
         for before, after in pairwise(found)
@@ -83,7 +86,7 @@ def unsteady(found: Sequence[Rise]) -> str:
     factor = max(rise.measured.p50 for rise in apart) / min(rise.measured.p50 for rise in apart)
     return (
         f"So {times} ms of {apart[0].title.removeprefix('+ ')} and {apart[1].title.removeprefix('+ ')} are two "
-        f"measurements of one step, a factor of {factor:.2f} apart: so unsteady was the host, which others use too. "
+        f"measurements of one step, a factor of {factor:.2f} apart: so unsteady was {what}. "
         "Where Python launches both rungs, read nothing into a smaller factor."
     )
 
