@@ -314,10 +314,10 @@ def test_the_verdict_says_how_unsteady_the_host_was():
     assert rungs.unsteady(found[-2:], "it") == "", "what early launches bring is no error"
 
 
-def test_prices_are_of_the_ladders_gpu_and_day():
+def test_prices_are_those_that_were_measured_on_such_a_gpu():
     machine = json.loads((benchmarks_dir() / "h200-machine.json").read_text(encoding="utf-8"))
     where = recorded.ladder().environment
-    assert (machine["gpu"], machine["driver"], machine["date"]) == (where.device, where.driver, where.date[:10])
+    assert (machine["gpu"], machine["driver"]) == (where.device, where.driver)
     assert machine["launch_cost"] == pytest.approx(rungs.H200._asdict(), rel=1e-3)
     assert {f"{price:.2g}" for price in rungs.H200} <= numbers(decode_speed.verdict(answered(2.5)).things[-1])
 

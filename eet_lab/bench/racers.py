@@ -58,7 +58,7 @@ class Ours:
         assert m.cost is not None and same is not None
         launches, extra_ms = self._launches(), expansion_ms(self.subject.engine.model)
         self.warnings = m.warnings
-        if launches is None and self.subject.uncounted:
+        if self._model.device == "cpu" and self.subject.uncounted:
             self.warnings += (self.subject.uncounted,)
         if extra_ms:
             self.warnings += (

@@ -13,24 +13,20 @@ from eet_lab.ops.cuda.launching import Limits
 from linears.sources import GPUS, INT8_SOURCE, REGISTER_SOURCE, TILE_SOURCE, VECTOR_SOURCE
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return compiled(tmp_path_factory.mktemp("cut"), VECTOR_SOURCE)
+def _library_of(source: str):
+    """A fixture: the plans in a source."""
+
+    @pytest.fixture(scope="module")
+    def library(tmp_path_factory):
+        return compiled(tmp_path_factory.mktemp("plans"), source)
+
+    return library
 
 
-@pytest.fixture(scope="module")
-def register_library(tmp_path_factory):
-    return compiled(tmp_path_factory.mktemp("register"), REGISTER_SOURCE)
-
-
-@pytest.fixture(scope="module")
-def tile_library(tmp_path_factory):
-    return compiled(tmp_path_factory.mktemp("tiles"), TILE_SOURCE)
-
-
-@pytest.fixture(scope="module")
-def int8_library(tmp_path_factory):
-    return compiled(tmp_path_factory.mktemp("int8"), INT8_SOURCE)
+library = _library_of(VECTOR_SOURCE)
+register_library = _library_of(REGISTER_SOURCE)
+tile_library = _library_of(TILE_SOURCE)
+int8_library = _library_of(INT8_SOURCE)
 
 
 def planned(libraries, gpu, T: int, N: int, K: int, normed: bool) -> tuple[int, int, int, int] | None:

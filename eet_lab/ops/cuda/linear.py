@@ -234,20 +234,19 @@ def _streaming_kernel(T: int, N: int, C: int, itemsize: int, normed: bool, gathe
     if T > FEW:
         return None
     is_half, outputs = itemsize == 2, -(-N // max(1, min(N, on.num_blocks)))  # of a block
-    choices: list[tuple[str, int]] = []  # with how many stages the ring must have
+    choices: list[tuple[str, int, int]] = []  # with how many stages the ring must have, and outputs of one at most
     if _most_inputs(T, normed, gathered) >= C:
         if is_half and not gathered and _suits_registers(T, outputs, C, normed):
             return "register_linear"
         # With one stage nothing is on its way while that is multiplied; vector_linear cuts its stages smaller.
-        vector = [("vector_linear", 1)] if is_half and T <= MOST_VECTOR_TOKENS else []
+        vector = [("vector_linear", 1, OUTPUTS)] if is_half and T <= MOST_VECTOR_TOKENS else []
         if not vector or (normed and outputs * C * itemsize in LINEAR_BLOCK_BYTES):
-            choices.append(("linear", 2))
+            choices.append(("linear", 2, outputs))
         choices += vector
     if N % CUBLAS_OUTPUTS:
-        choices.append(("linear", 1))
-    for kernel, stages in choices:
-        of_stage = outputs if kernel == "linear" else OUTPUTS
-        if fits(T, C, itemsize, normed=normed, stages=stages, shared_bytes=on.shared_bytes, outputs=of_stage):
+        choices.append(("linear", 1, outputs))
+    for kernel, stages, most in choices:
+        if fits(T, C, itemsize, normed=normed, stages=stages, shared_bytes=on.shared_bytes, outputs=most):
             return kernel
     return None
 
