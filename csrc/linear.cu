@@ -106,17 +106,17 @@ cudaError_t launch_linear(eet::TileArgs<T, T> a, eet::WithNoise noise, int num_b
 // a temperature the one that is drawn.
 extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
                                   const void* bias, const void* residual, const void* norm_weight,
-                                  const void* norm_bias, const int64_t* positions, const int64_t* seed,
+                                  const void* norm_bias, const int64_t* positions, const int64_t* noise,
                                   float temperature, int dtype, int T, int N, int K, int act, float eps, int blocks,
                                   int dependent, cudaStream_t stream) {
   if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
-  const eet::WithNoise noise{eet::draw_of(seed, positions, at, temperature)};
+  const eet::WithNoise drawn{eet::draw_of(noise, positions, at, temperature)};
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const eet::TileArgs<Type, Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
                                         blocks);
-    return T <= 4   ? launch_linear<4>(a, noise, blocks, dependent, stream)
-           : T <= 8 ? launch_linear<8>(a, noise, blocks, dependent, stream)
-                    : launch_linear<16>(a, noise, blocks, dependent, stream);
+    return T <= 4   ? launch_linear<4>(a, drawn, blocks, dependent, stream)
+           : T <= 8 ? launch_linear<8>(a, drawn, blocks, dependent, stream)
+                    : launch_linear<16>(a, drawn, blocks, dependent, stream);
   });
 }

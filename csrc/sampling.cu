@@ -49,12 +49,12 @@ __global__ void choose_best_kernel(int64_t* token, const uint64_t* best, int num
 }  // namespace
 
 // token = arg-max of logits where the temperature is 0, else a draw.
-extern "C" cudaError_t eet_choose(int64_t* token, const void* logits, const int64_t* positions, const int64_t* seed,
+extern "C" cudaError_t eet_choose(int64_t* token, const void* logits, const int64_t* positions, const int64_t* noise,
                                   int dtype, int B, int V, int top_k, float temperature, float top_p, int dependent,
                                   cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const ChooseArgs<Type> a(token, logits, eet::draw_of(seed, positions, nullptr, temperature), V, top_k, top_p);
+    const ChooseArgs<Type> a(token, logits, eet::draw_of(noise, positions, nullptr, temperature), V, top_k, top_p);
     return eet::launch_on_rows(choose_kernel<Type>, a, B, dependent != 0, stream);
   });
 }

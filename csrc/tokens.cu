@@ -1,5 +1,5 @@
-// The two ends of a decode step: tokens become activations, and the state moves on to the next column.
-// T tokens, B rows, C channels, V words, S columns of the canvas.
+// The two ends of a pass: tokens become activations, and the state moves on to the next columns.
+// T tokens, B rows, C channels, V words, S columns of the canvas, R passes in the log.
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/vec.cuh"
@@ -19,10 +19,11 @@ __global__ void embed_kernel(T* out, const int64_t* ids, const int64_t* position
   eet::let_next_begin();  // after the wait: see eet/dependent.cuh
   constexpr int kVec = eet::kVec<T>;
   const int64_t token = blockIdx.x, word = ids[token] * C, place = positions[token] * C;
+  const bool has_places = places != nullptr;
   for (int c = threadIdx.x * kVec; c < C; c += blockDim.x * kVec) {
     float x[kVec], y[kVec];
     eet::unpack<T>(eet::load(words + word + c), x);
-    eet::unpack<T>(eet::load(places + place + c), y);
+    eet::unpack<T>(has_places ? eet::load(places + place + c) : eet::zeros(), y);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) x[i] += y[i];
     eet::store(out + token * C + c, eet::pack<T>(x));
@@ -30,35 +31,60 @@ __global__ void embed_kernel(T* out, const int64_t* ids, const int64_t* position
 }
 
 struct State {
-  int64_t *tokens, *ids, *positions;  // [B,S], [B], [B]
-  int64_t* column;                    // [1]
-  const int64_t* end;                 // [B]
-  int64_t row_stride, column_stride;  // of tokens, in numbers
+  int64_t* tokens;                         // [B,S]
+  const int64_t *end, *limit;              // [B]
+  int64_t *columns, *ids, *positions;      // [B]
+  int64_t *log, *num_passes;               // [R,B], [1]
+  int64_t row_stride, column_stride;       // of tokens, in numbers
+  int R;
+
+  __device__ int64_t* canvas(int row, int64_t column) const {
+    return tokens + row * row_stride + column * column_stride;
+  }
 };
 
-// Why      nine tiny launches in PyTorch: the new column of the canvas, and what the next step reads
+// Where a row goes after a pass that read `count` of its tokens, and what stands there.
+struct Move {
+  int64_t column = 0, steps = 0, known = 0;
+  bool generates = false;
+
+  __device__ Move() = default;
+  __device__ Move(const State& s, int row, int64_t count) : column(s.columns[row]) {
+    if (count > 0 && column + count <= s.limit[row]) {
+      column += steps = count;
+      generates = column >= s.end[row];
+    }
+    known = *s.canvas(row, column);
+  }
+};
+
+// Why      some twenty tiny launches in PyTorch: the new numbers of the canvas, and what the next pass reads
 // Mapping  one block, a thread a row
-// Traffic  a few numbers a row
-// Needs    a column after the present one
+// Traffic  a dozen numbers a row
+// Needs    nothing
 // Numerics integers
 // Source   where the prompt still stands it is read instead of what was generated, as in FasterTransformer
-__global__ void advance_kernel(const State s, const int64_t* token, int B) {
-  const int64_t column = *s.column + 1;  // before the wait: only this kernel writes it
+__global__ void advance_kernel(const State s, const int64_t* token, const int64_t* count, int B) {
+  // Before the wait: only this kernel writes what it reads here, and `count` is a constant or a copy.
+  const int64_t pass = *s.num_passes;
+  const int first = threadIdx.x;
+  const Move first_move = first < B ? Move(s, first, count[first]) : Move();
   __syncthreads();
   eet::wait_for_previous();
   eet::let_next_begin();
-  for (int row = threadIdx.x; row < B; row += blockDim.x) {
-    int64_t* canvas = s.tokens + row * s.row_stride + column * s.column_stride;
-    const int64_t generated = token[row], known = *canvas;
-    *canvas = s.ids[row] = column >= s.end[row] ? generated : known;
-    s.positions[row] += 1;
+  for (int row = first; row < B; row += blockDim.x) {
+    const Move move = row == first ? first_move : Move(s, row, count[row]);
+    const int64_t id = move.generates ? token[row] : move.known;
+    *s.canvas(row, move.column) = s.ids[row] = s.log[pass % s.R * B + row] = id;
+    s.positions[row] += move.steps;
+    s.columns[row] = move.column;
   }
-  if (threadIdx.x == 0) *s.column = column;
+  if (threadIdx.x == 0) *s.num_passes = pass + 1;
 }
 
 }  // namespace
 
-// out = words[ids] + places[positions].
+// out = words[ids] + places[positions]; `places` null: words alone.
 extern "C" cudaError_t eet_embed(void* out, const int64_t* ids, const int64_t* positions, const void* words,
                                  const void* places, int dtype, int T, int C, int dependent, cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
@@ -70,11 +96,13 @@ extern "C" cudaError_t eet_embed(void* out, const int64_t* ids, const int64_t* p
   });
 }
 
-// Writes `token` [B] into the next column, except where the prompt still stands, and steps forward.
-extern "C" cudaError_t eet_advance(int64_t* tokens, const int64_t* end, int64_t* column, int64_t* ids,
-                                   int64_t* positions, const int64_t* token, int64_t row_stride, int64_t column_stride,
-                                   int B, int dependent, cudaStream_t stream) {
-  const State state{tokens, ids, positions, column, end, row_stride, column_stride};
+// After a pass that read `count` [B] tokens of each row: `token` [B] is written where they end, except where the prompt
+// still stands, and the row goes there; one at its limit, or that was not read, stays. `log` [R,B] gets the new `ids`.
+extern "C" cudaError_t eet_advance(int64_t* tokens, const int64_t* end, const int64_t* limit, int64_t* columns,
+                                   int64_t* ids, int64_t* positions, int64_t* log, int64_t* num_passes,
+                                   const int64_t* token, const int64_t* count, int64_t row_stride,
+                                   int64_t column_stride, int B, int R, int dependent, cudaStream_t stream) {
+  const State state{tokens, end, limit, columns, ids, positions, log, num_passes, row_stride, column_stride, R};
   const int threads = min(eet::ceil_div(B, 32) * 32, 1024);
-  return eet::launch(advance_kernel, {dim3(1), threads, 0, stream, 1, dependent != 0}, state, token, B);
+  return eet::launch(advance_kernel, {dim3(1), threads, 0, stream, 1, dependent != 0}, state, token, count, B);
 }

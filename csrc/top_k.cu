@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
   eet::let_next_begin();
 
   // Requested together, since each takes as long as a barrier; the position when its place is there.
-  const int64_t place = a.draw.place(blockIdx.y), seed = *a.draw.seed;
+  const int64_t place = a.draw.place(blockIdx.y), noise_key = a.draw.noise[blockIdx.y];
   uint64_t best = 0;
   if (threadIdx.x < a.num_blocks) best = a.best[int64_t(blockIdx.y) * a.num_blocks + threadIdx.x];
   eet::Row<T> row(a, weights);
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
     const int number = atomicAdd(&shared.num_listed, 1);
     if (number < room) eet::put(&lists[rank * room + number], 0, eet::pair(score, word));
   });
-  const eet::Gumbel noise(eet::Gumbel::key_of(seed, blockIdx.y, position));
+  const eet::Gumbel noise(eet::Gumbel::key_of(noise_key, position));
   __syncthreads();
   if (threadIdx.x == 0) eet::put(&shared.lengths[rank], 0, uint64_t(shared.num_listed));
   eet::cluster_barrier();
@@ -193,10 +193,10 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
 // A draw from the top_k of logits [B,V] and, if top_p < 1, from the fewest of these that have this share of their mass.
 // `best` [B,num_blocks] has the largest of each block's words, as linear.cuh leaves them without a draw.
 extern "C" cudaError_t eet_choose_top_k(int64_t* token, const void* logits, const int64_t* best,
-                                        const int64_t* positions, const int64_t* at, const int64_t* seed, int dtype,
+                                        const int64_t* positions, const int64_t* at, const int64_t* noise, int dtype,
                                         int B, int V, int num_blocks, int top_k, float temperature, float top_p,
                                         int dependent, cudaStream_t stream) {
-  const eet::Draw draw = eet::draw_of(seed, positions, at, temperature);
+  const eet::Draw draw = eet::draw_of(noise, positions, at, temperature);
   if (!draw.exists() || top_k < 1 || top_k > num_blocks || num_blocks > min(V, kChoosers)) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);

@@ -145,15 +145,15 @@ cudaError_t launch_vector_linear(VectorArgs<T> a, eet::WithNoise noise, int num_
 // with a temperature the one that is drawn.
 extern "C" cudaError_t eet_vector_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
                                          const void* bias, const void* residual, const void* norm_weight,
-                                         const void* norm_bias, const int64_t* positions, const int64_t* seed,
+                                         const void* norm_bias, const int64_t* positions, const int64_t* noise,
                                          float temperature, int dtype, int T, int N, int K, int act, float eps,
                                          int blocks, int dependent, cudaStream_t stream) {
   if (T < 1 || T > eet::kVectorTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
-  const eet::WithNoise noise{eet::draw_of(seed, positions, at, temperature)};
+  const eet::WithNoise drawn{eet::draw_of(noise, positions, at, temperature)};
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const VectorArgs<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
                              blocks);
-    return launch_vector_linear<Type>(a, noise, blocks, dependent, stream);
+    return launch_vector_linear<Type>(a, drawn, blocks, dependent, stream);
   });
 }

@@ -1,4 +1,4 @@
-// Random numbers without a state: the noise of a draw depends on (seed, row, position, word) alone.
+// Random numbers without a state: the noise of a draw depends on (a row's key, position, word) alone.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,7 @@ class Gumbel {
  public:
   __device__ explicit Gumbel(uint32_t key) : key(key) {}
 
-  __device__ static uint32_t key_of(int64_t seed, int row, int64_t position) {
-    return mix(mix(mix(mix(uint32_t(seed)) + uint32_t(seed >> 31)) + row) + uint32_t(position));
-  }
+  __device__ static uint32_t key_of(int64_t noise, int64_t position) { return mix(uint32_t(noise) + uint32_t(position)); }
 
   __device__ float of(int word) const {
     const float uniform = (float(mix(key + word) & 0x7fffffu) + 0.5f) * 0x1p-23f;
@@ -37,21 +35,21 @@ __device__ inline float scaled(float logit, float scale) { return __fmul_rn(logi
 
 // How tokens are drawn, if at all.
 struct Draw {
-  const int64_t* seed;       // [1], or null: the largest logit is chosen
+  const int64_t* noise;      // [B] keys of the rows' noise, or null: the largest logit is chosen
   const int64_t* positions;  // [.]
   const int64_t* at;         // [B] or null: row i has positions[at[i]]
   float scale;               // 1 / temperature, or 1
 
-  __host__ __device__ bool exists() const { return seed; }
+  __host__ __device__ bool exists() const { return noise; }
 
   __device__ int64_t place(int row) const { return at ? at[row] : row; }
 
   // Of a row's noise: the word is drawn whose scaled logit is the largest with it.
-  __device__ uint32_t key(int row) const { return exists() ? Gumbel::key_of(*seed, row, positions[place(row)]) : 0; }
+  __device__ uint32_t key(int row) const { return exists() ? Gumbel::key_of(noise[row], positions[place(row)]) : 0; }
 };
 
-inline Draw draw_of(const int64_t* seed, const int64_t* positions, const int64_t* at, float temperature) {
-  if (temperature > 0) return {seed, positions, at, 1.f / temperature};
+inline Draw draw_of(const int64_t* noise, const int64_t* positions, const int64_t* at, float temperature) {
+  if (temperature > 0) return {noise, positions, at, 1.f / temperature};
   return {nullptr, nullptr, nullptr, 1.f};
 }
 

@@ -60,7 +60,7 @@ class Case:
     def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
         """The op on its inputs; a mask goes by keyword."""
         if self.op == "masked_attention":
-            return op(*inputs[:3], mask=inputs[3], empty=empty)
+            return op(*inputs[:-1], mask=inputs[-1], empty=empty)
         return op(*inputs, empty=empty)
 
     def check(
@@ -72,9 +72,8 @@ class Case:
         Raises CaseFailed when the error is larger, a buffer was left unwritten, or its surroundings were written to.
         """
         inputs, plain, empty = shape.inputs(device, dtype, seed), getattr(reference, self.op), RedZones()
-        exact = self.call(plain, copied(inputs, torch.float64), fresh)
-        low = self.call(plain, copied(inputs), fresh)
-        mine = copied(inputs)
+        precise, rounded, mine = copied(inputs, torch.float64), copied(inputs), copied(inputs)
+        exact, low = self.call(plain, precise, fresh), self.call(plain, rounded, fresh)
         self.poison(mine)
         got = self.call(op, mine, empty)
         empty.check()
@@ -83,7 +82,7 @@ class Case:
                 f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} instead of {tuple(exact.shape)} {dtype}."
             )
         if isinstance(shape, AttentionShape):
-            exact, low, got = self.real_tokens(shape, exact, low, got, mine)
+            exact, low, got = self.real_tokens(shape, (exact, low, got), (precise, rounded, mine))
         if not got.numel():
             return 0.0, 0.0
         error, lost = (float((x.double() - exact).abs().max()) for x in (got, low))
@@ -96,7 +95,7 @@ class Case:
         """Put NaN where attention without a mask must not look: pads, and columns after the newest."""
         if self.op != "attention":
             return
-        qkv, kv, step = inputs
+        qkv, kv, step = inputs[:3]
         column = torch.arange(kv.num_columns, device=qkv.device)
         newest = step.columns[step.last]
         rows, columns = ((column >= step.num_pad[:, None]) & (column <= newest[:, None])).nonzero(as_tuple=True)
@@ -108,23 +107,39 @@ class Case:
         qkv.masked_fill_((step.columns < step.num_pad[step.rows])[:, None], torch.nan)
 
     def real_tokens(
-        self, shape: AttentionShape, exact: Tensor, low: Tensor, got: Tensor, inputs: tuple[Any, ...]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs without pads, whose own must be 0, or finite with a mask; and the cache must hold what is new."""
-        qkv, kv, step = inputs[:3]
+        self, shape: AttentionShape, outputs: tuple[Tensor, ...], inputs: tuple[tuple[Any, ...], ...]
+    ) -> list[Tensor]:
+        """Outputs without pads, whose own must be 0, or finite with a mask; and the cache must hold what is new.
+
+        Of the reference in fp64, of the reference, and of the op.
+        """
+        (qkv, kv, step), got = inputs[-1][:3], outputs[-1]
         real = step.columns >= step.num_pad[step.rows]
         pads = got[~real]
         if not bool((pads.isfinite() if shape.masked else pads == 0).all()):
             raise CaseFailed(f"{self.name}/{shape}: a pad's own output is {pads.abs().max()}.")
         rows, columns = kv.place(step.rows[real], step.columns[real])
         new = qkv[real, shape.H * shape.D :].view(-1, 2, shape.G, shape.D)
-        if not torch.equal(torch.stack((kv.keys[rows, :, columns], kv.values[rows, :, columns]), 1), new):
+        exact, low, mine = (each[1].keys[rows, :, columns].double() for each in inputs)
+        slack = 0.0
+        if shape.rope or shape.normed:  # which round
+            slack = 2 * float((low - exact).abs().max()) + 4 * torch.finfo(qkv.dtype).eps * float(exact.abs().max())
+        if not torch.equal(kv.values[rows, :, columns], new[:, 1]) or not bool(((mine - exact).abs() <= slack).all()):
             raise CaseFailed(f"{self.name}/{shape}: the cache does not hold the new keys and values.")
-        return exact[real], low[real], got[real]
+        return [output[real] for output in outputs]
 
 
 RAGGED = (37, 1, 130, 64)
 XL = (25, 25, 64)  # heads of GPT-2 XL
+GATED = tuple(
+    LinearShape(T, N, 64, act, bias)
+    for T, N, act, bias in (
+        (1, 96, "swiglu", False),
+        (5, 512, "swiglu", True),
+        (33, 528, "geglu", False),
+        (0, 96, "swiglu", False),
+    )
+)
 LINEARS = (
     *(LinearShape(T, 96, 64, "gelu_tanh") for T in (1, 2, 8, 9, 16, 17)),
     LinearShape(0, 96, 64),
@@ -186,6 +201,8 @@ def _decode(masked: bool) -> Case:
     # and so many rows that each has one block, whose ring goes round.
     shapes += [decode((257, 1, 1), 1, 1, 64), decode((384, 257, 256, 5), 2, 2, 64), decode((300, 5, 257), 12, 1, 64)]
     shapes += [decode((320, 1, 64), 2, 1, 128)]
+    shapes += [decode(RAGGED, *heads, rope=True) for heads in ((8, 2, 64), (4, 4, 80), (2, 1, 256))]
+    shapes += [decode(RAGGED, 16, 8, 128, rope=True, normed=True), decode((300, 1), 4, 2, 128, rope=True, page=16)]
     shapes += [decode((420, *(1,) * 66), 1, 1, 64, page=page) for page in (0, 16)]
     shapes += [decode((257, *(1,) * 66), 1, 1, 128, page=page) for page in (0, 64)]
     bench = [decode((128,), 12, 12, 64), decode((256,), *XL), decode((512,) * 8, *XL)]
@@ -202,10 +219,12 @@ def _prefill(masked: bool) -> Case:
     shapes += [prefill((2,), *XL), prefill((1, 3), *XL), prefill((128, 127, 129), 12, 12, 64)]
     shapes += [prefill(RAGGED, 8, 2, 64, slack=126), prefill(RAGGED, 8, 2, 128, page=16)]
     shapes += [prefill((128, 127, 129), 12, 12, 64, page=32)]
+    shapes += [prefill((333, 5, 40), 8, 2, 64, rope=True), prefill(RAGGED, 4, 2, 128, rope=True, normed=True)]
     bench = [prefill((2048,) * 8, 16, 16, 64), prefill((2048,) * 8, *XL), prefill((2048,) * 4, 32, 32, 128)]
     if masked:
         return Case("prefill_masked_attention", "masked_attention", tuple(shapes), tuple(bench), launches=2)
     shapes += [prefill(RAGGED, *heads, packed=True) for heads in HEADS[3:]]
+    shapes += [prefill((333, 5, 40), 8, 2, 64, rope=True, packed=True), prefill((333,), 4, 2, 128, rope=True)]
     shapes += [prefill((300, 1, 129, 515), 4, 2, D, packed=True) for D in (64, 128, 256)]
     shapes += [prefill((333, 300), 2, 2, D, slack=5) for D in (96, 200)]
     shapes += [prefill((300, 1, 129, 515), 4, 2, D, packed=True, page=16) for D in (40, 64, 256)]
@@ -218,7 +237,7 @@ CASES = (
     Case(
         "norm_linear",
         "norm_linear",
-        _linears(residual=False),
+        (*_linears(residual=False), *GATED, LinearShape(1, 16384, 2048, "swiglu", bias=False, rms=True)),
         XL_NORM_LINEARS,
     ),
     Case(

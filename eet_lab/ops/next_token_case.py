@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from eet_lab.ops.cases import Case, CaseFailed, RedZones
 from eet_lab.ops.cuda.linear import takes_few
 from eet_lab.ops.int8 import quantized
 from eet_lab.ops.shapes import LinearShape, Normal, Shape, copied
-from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
+from eet_lab.ops.types import Linear, Norm, Sampling, Span, Step, fresh
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,15 @@ class NextTokenShape(Shape):
         if self.int8:
             whole, scale = quantized(weight)
             head = Linear(whole, None, scale)
-        sampling = Sampling(self.temperature, self.top_k, 1.0, torch.tensor([seed], device=device))
+        sampling = Sampling(self.temperature, self.top_k, 1.0, reference.noise_keys(seed, self.B, device))
         return x, self.step(device), norm, head, sampling
 
     def step(self, device: str) -> Step:
         """What the op reads of one: where the newest tokens are, and which place each token has."""
         end = (torch.arange(self.B, device=device) + 1) * self.T // max(self.B, 1)
-        positions = torch.arange(self.T, device=device)
-        return Step(*[None] * 10)._replace(last=end - 1, positions=positions)  # type: ignore[arg-type]
+        positions, ends = torch.arange(self.T, device=device), [0, *end.tolist()]
+        spans = tuple(Span(first, last - first, 0) for first, last in pairwise(ends))
+        return Step(*[None] * 10)._replace(last=end - 1, positions=positions, spans=spans)  # type: ignore[arg-type]
 
     def read_bytes(self, itemsize: int) -> int:
         """The head, its scales and activations, and, where they are written, the logits out and in again; each once."""
@@ -113,7 +115,7 @@ def beaten(exact: Tensor, got: Tensor, step: Step, sampling: Sampling, slack: fl
     certain, k = torch.ones_like(exact, dtype=torch.bool), sampling.most_words(exact.shape[-1])
     if not sampling.greedy:
         positions = step.positions.index_select(0, step.last)
-        noisy = exact + sampling.temperature * reference.gumbel(sampling.seed, positions, exact.shape[-1])
+        noisy = exact + sampling.temperature * reference.gumbel(sampling.noise, positions, exact.shape[-1])
     if k < exact.shape[-1]:
         end = exact.topk(k).values[:, -1:]
         certain, below = exact > end + slack, (end - exact.gather(-1, mine))[:, 0]

@@ -1,7 +1,7 @@
 """What each op means, in plain PyTorch. An op asks `empty` for every activation that it makes.
 
-T tokens, B rows, Q queries a row, K columns of the KV cache, C channels, N outputs, H heads, G KV heads, D head dim,
-V words.
+What attention means is in `attention`, and norms are in `norms`. T tokens, B rows, C channels, N outputs, H heads, G KV
+heads, D head dim, V words.
 """
 
 from __future__ import annotations
@@ -10,31 +10,72 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import layer_norm, rms_norm, scaled_dot_product_attention
 
+from eet_lab.ops.attention import append, attention, dense_mask, gathered, heads, masked_attention
 from eet_lab.ops.int8 import dequantized
+from eet_lab.ops.norms import norm, softmax
 from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import Empty, KVLayer, Layer, Linear, Norm, Sampling, State, Step, fresh
+from eet_lab.ops.types import Empty, Layer, Linear, Norm, Sampling, State, Step
+
+__all__ = [
+    "activate",
+    "advance",
+    "append",
+    "attention",
+    "choose",
+    "choose_top_k",
+    "dense_mask",
+    "embed",
+    "embed_norm",
+    "gathered",
+    "heads",
+    "linear",
+    "linear_residual",
+    "linear_residual_norm",
+    "masked_attention",
+    "newest_logits",
+    "next_token",
+    "noise_keys",
+    "norm",
+    "norm_linear",
+    "rest_of_layer",
+    "softmax",
+]
 
 
 @serves_any_pads
-def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty) -> Tensor:
-    """Word plus position embedding: ids [T], positions [T], words [V,C], places [S,C] -> [T,C]."""
+def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor | None, *, empty: Empty) -> Tensor:
+    """Word plus position embedding, if there is one: ids [T], positions [T], words [V,C], places [S,C] -> [T,C]."""
     x = torch.index_select(words, 0, ids, out=empty("embedded", (len(ids), words.shape[1]), words))
+    if places is None:
+        return x
     place = torch.index_select(places, 0, positions, out=empty("place", x.shape, x))
     return x.add_(place)
 
 
-def norm(x: Tensor, w: Norm, *, empty: Empty) -> Tensor:
-    """Layer norm, or RMS norm without a bias: [T,C] -> [T,C]."""
-    shape = x.shape[-1:]
-    normed = rms_norm(x, shape, w.weight, w.eps) if w.bias is None else layer_norm(x, shape, w.weight, w.bias, w.eps)
-    return empty("normed", x.shape, x).copy_(normed)
+@serves_any_pads
+def embed_norm(
+    ids: Tensor,
+    positions: Tensor,
+    types: Tensor | None,
+    words: Tensor,
+    places: Tensor,
+    type_words: Tensor | None,
+    norm_w: Norm,
+    *,
+    empty: Empty,
+) -> Tensor:
+    """norm(word + position + token type embedding): ids, positions and types [T], type_words [types,C] -> [T,C].
 
-
-def softmax(x: Tensor, *, empty: Empty) -> Tensor:
-    """Softmax over the last dimension: [T,C] -> [T,C]. Attention has its own, beside its products."""
-    return torch.softmax(x, -1, out=empty("softmax", x.shape, x))
+    Without types all tokens are of type 0; without `type_words` the model has none.
+    """
+    x = embed(ids, positions, words, places, empty=empty)
+    if type_words is not None:
+        kind = type_words[0]
+        if types is not None:
+            kind = torch.index_select(type_words, 0, types, out=empty("kind", x.shape, x))
+        x.add_(kind)
+    return norm(x, norm_w, empty=empty)
 
 
 def linear(x: Tensor, w: Linear, *, empty: Empty) -> Tensor:
@@ -46,18 +87,31 @@ def linear(x: Tensor, w: Linear, *, empty: Empty) -> Tensor:
     return torch.mm(x, weight.t(), out=out) if w.bias is None else torch.addmm(w.bias, x, weight.t(), out=out)
 
 
+GATED = {"swiglu": "silu", "geglu": "gelu_tanh"}
+"""Activations whose first half of the numbers is activated so, and multiplied by the second."""
+
+
 def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
-    """An activation by name: "gelu_tanh", "gelu" (erf) or "relu". [T,N] -> [T,N]."""
+    """An activation by name: "gelu_tanh", "gelu" (erf), "relu", "silu" or "tanh", [T,N] -> [T,N]; a gated one ->
+    [T,N/2].
+    """
+    if act in GATED:
+        gate, value = x.chunk(2, -1)
+        return activate(gate, GATED[act], empty=empty).mul_(value)
     out = empty("activated", x.shape, x)
     if act == "relu":
         return torch.clamp_min(x, 0, out=out)
+    if act == "tanh":
+        return torch.tanh(x, out=out)
+    if act == "silu":
+        return torch.ops.aten.silu.out(x, out=out)
     return torch.ops.aten.gelu.out(x, approximate={"gelu_tanh": "tanh", "gelu": "none"}[act], out=out)
 
 
 @serves_any_pads
-def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
-    """act(linear(norm(x))): [T,C] -> [T,N]."""
-    y = linear(norm(x, norm_w, empty=empty), w, empty=empty)
+def norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
+    """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated. No norm: x is normed already."""
+    y = linear(x if norm_w is None else norm(x, norm_w, empty=empty), w, empty=empty)
     return y if act is None else activate(y, act, empty=empty)
 
 
@@ -69,112 +123,21 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> 
 
 
 @serves_any_pads
+def linear_residual_norm(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm, *, empty: Empty) -> Tensor:
+    """norm(linear(x) + residual): [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
+    return norm(linear_residual(x, w, residual, empty=empty), norm_w, empty=empty)
+
+
+@serves_any_pads
 def rest_of_layer(
     attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str, *, empty: Empty
 ) -> tuple[Tensor, Tensor | None]:
     """What follows a layer's attention, up to the next one's: [T,C], [T,C] -> x [T,C], and the next layer's
-    qkv [T,3C], or None after the last. It may write into x: use only the result.
+    qkv [T,(H+2G)D], or None after the last. It may write into x: use only the result.
     """
     x = linear_residual(attended, w.proj, x, empty=empty)
     x = linear_residual(norm_linear(x, w.norm_2, w.fc_1, act, empty=empty), w.fc_2, x, empty=empty)
     return x, following and norm_linear(x, following.norm_1, following.qkv, empty=empty)
-
-
-def append(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty = fresh) -> tuple[Tensor, Tensor, Tensor]:
-    """Write the new keys and values into the cache: [T,(H+2G)D] -> queries [T,H,D], all keys and values [B,G,K,D].
-
-    Those of a cache in pages are copied together, since PyTorch's products take rectangles.
-    """
-    kv_width = kv.num_heads * kv.head_dim
-    q, k, v = (
-        part.unflatten(-1, (-1, kv.head_dim))
-        for part in qkv.split([qkv.shape[1] - 2 * kv_width, kv_width, kv_width], -1)
-    )
-    (keys, values), table = kv.room(step), kv.block_table
-    if table is None:
-        keys[step.rows, :, step.columns] = k
-        values[step.rows, :, step.columns] = v
-        return q, keys, values
-    page = keys.shape[2]
-    pages, columns = table[step.rows, step.columns // page], step.columns % page
-    keys[pages, :, columns] = k
-    values[pages, :, columns] = v
-    blocks = table[:, : -(-step.extent // page)]
-    keys, values = (gathered(part, blocks, name, empty) for part, name in ((keys, "keys"), (values, "values")))
-    return q, keys[:, :, : step.extent], values[:, :, : step.extent]
-
-
-def gathered(pages: Tensor, blocks: Tensor, name: str, empty: Empty) -> Tensor:
-    """Pages [P,G,page,D] in the order of a block table [B,blocks] -> [B,G,blocks*page,D]."""
-    (B, num_blocks), (_, G, page, D) = blocks.shape, pages.shape
-    head = torch.arange(G, device=blocks.device)
-    chosen = (blocks[:, None] * G + head[:, None]).flatten()
-    out = empty(name, (len(chosen), page, D), pages)
-    return torch.index_select(pages.flatten(0, 1), 0, chosen, out=out).view(B, G, num_blocks * page, D)
-
-
-@serves_any_pads
-def dense_mask(step: Step, like: Tensor, *, empty: Empty) -> Tensor:
-    """An additive mask [B,1,Q,K]: 0 where a query may look, and half the lowest number elsewhere.
-
-    Half of it, so that no sum with a score overflows: the row of a pad is hidden altogether, and would become NaN.
-    """
-    B, K = len(step.num_pad), step.extent
-    mask = empty("mask", (B, 1, len(step.ids) // B, K), like).zero_()
-    key = torch.arange(K, device=like.device)
-    hidden = (key < step.num_pad[step.rows, None]) | (key > step.columns[:, None])
-    return mask.masked_fill_(hidden.view(mask.shape), torch.finfo(mask.dtype).min / 2)
-
-
-@serves_any_pads
-def masked_attention(qkv: Tensor, kv: KVLayer, step: Step, *, mask: Tensor, empty: Empty) -> Tensor:
-    """Attention as EET's baseline had it: every score is computed, then a mask [B,1,Q,K] is added.
-
-    [T,(H+2G)D] -> [T,HD].
-    """
-    q, keys, values = append(qkv, kv, step, empty=empty)
-    (B, G, K, D), (T, H, _) = keys.shape, q.shape
-    if H > G:
-        keys, values = keys.repeat_interleave(H // G, 1), values.repeat_interleave(H // G, 1)
-    q = q.unflatten(0, (B, -1)).transpose(1, 2).mul(D**-0.5)
-    scores = torch.matmul(q, keys.transpose(-1, -2), out=empty("scores", (B, H, T // B, K), q))
-    scores = torch.add(scores, mask, out=empty("masked_scores", scores.shape, q))
-    weights = torch.softmax(scores, -1, out=empty("attention_weights", scores.shape, q))
-    mixed = torch.matmul(weights, values, out=empty("mixed", q.shape, q))
-    return empty("attended", (T, H * D), qkv).view(B, -1, H, D).copy_(mixed.transpose(1, 2)).view(T, H * D)
-
-
-def attention(qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty) -> Tensor:
-    """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; a pad's own is 0.
-
-    Plain PyTorch has no call for rows with different numbers of pads: rows that differ get a call each, by the host's
-    `step.spans`. So a captured call serves the same pads alone.
-    """
-    q, keys, values = append(qkv, kv, step, empty=empty)
-    out, B, (T, H, D) = empty("attended", q.shape, q), len(step.spans), q.shape
-    if out.is_meta:  # a rehearsal only wants to know what was asked for
-        return out.flatten(1)
-    if sum(span.count for span in step.spans) < T:
-        out.zero_()
-    first, count, num_pad = step.spans[0]
-    alike = B * count == T and all(span[1:] == (count, num_pad) for span in step.spans)
-    for rows in [slice(0, B)] if alike else [slice(row, row + 1) for row in range(B)]:
-        first, count, num_pad = step.spans[rows.start]
-        now, seen = slice(first, first + count * (rows.stop - rows.start)), slice(num_pad, step.extent)
-        k, v, bound = keys[rows, :, seen], values[rows, :, seen], None
-        if not step.exact:
-            column = torch.arange(num_pad, step.extent, device=q.device)
-            bound = column <= step.columns[now].view(-1, 1, count, 1)
-        out[now] = _attend(q[now].view(-1, count, H, D), k, v, bound).flatten(0, 1)
-    return out.flatten(1)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None) -> Tensor:
-    """q [R,Q,H,D], k and v [R,G,K,D] -> [R,Q,H,D]; the queries are the newest Q columns, or see what `bound` allows."""
-    causal = bound is None and q.shape[1] > 1
-    grouped = {"enable_gqa": True} if q.shape[2] > k.shape[1] else {}
-    mixed = scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=bound, is_causal=causal, **grouped)
-    return mixed.transpose(1, 2)
 
 
 def newest_logits(
@@ -216,7 +179,7 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
         before_last = ordered.softmax(-1).cumsum(-1) < sampling.top_p
         last = before_last.sum(-1, keepdim=True).clamp_(max=scores.shape[-1] - 1)  # the word that reaches the mass
         scores = scores.masked_fill(scores < ordered.gather(-1, last), -torch.inf)
-    return (scores + gumbel(sampling.seed, positions, scores.shape[-1])).argmax(-1)
+    return (scores + gumbel(sampling.noise, positions, scores.shape[-1])).argmax(-1)
 
 
 def choose_top_k(
@@ -229,10 +192,15 @@ def choose_top_k(
     return choose(logits, positions.index_select(0, rows), sampling)
 
 
-def gumbel(seed: Tensor, positions: Tensor, num_words: int) -> Tensor:
-    """Gumbel noise [B,V] that depends on (seed, row, position, word) alone, whatever the layout of the batch."""
-    row = torch.arange(len(positions), device=positions.device)
-    key = _mix(_mix(_mix(_mix(seed) + (seed >> 31)) + row) + positions)
+def noise_keys(seed: int, num_rows: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
+    """What the noise of so many rows from `first` on is drawn from, [B] int64: it depends on (seed, row) alone."""
+    whole = torch.tensor(seed, device=device)
+    return _mix(_mix(_mix(whole) + (whole >> 31)) + torch.arange(first, first + num_rows, device=device))
+
+
+def gumbel(noise: Tensor, positions: Tensor, num_words: int) -> Tensor:
+    """Gumbel noise [B,V] that depends on (noise key [B], position [B], word) alone, whatever the batch's layout."""
+    key = _mix(noise + positions)
     bits = _mix(key[:, None] + torch.arange(num_words, device=key.device)) & 0x7FFFFF
     uniform = (bits.float() + 0.5) * 2.0**-23  # 23 bits: one more would round up to 1, whose noise is infinite
     return uniform.log_().neg_().log_().neg_()
@@ -250,10 +218,18 @@ def _mix(x: Tensor) -> Tensor:
 
 
 @serves_any_pads
-def advance(state: State, token: Tensor, *, empty: Empty) -> None:
-    """Write `token` [B] into the next column of the canvas, except where the prompt still stands; step forward."""
-    state.column.add_(1)
-    known = state.tokens.index_select(1, state.column)[:, 0]
-    state.ids.copy_(torch.where(state.column >= state.end, token, known))
-    state.tokens.index_copy_(1, state.column, state.ids[:, None])
-    state.positions.add_(1)
+def advance(state: State, token: Tensor, count: Tensor, *, empty: Empty) -> None:
+    """After a pass that read `count` [B] tokens of each row: write `token` [B] where they end, and go there.
+
+    Where the prompt still stands, it stays. A row that is at its limit, or was not read, stays where it is.
+    """
+    after = state.columns + count
+    moves = (count > 0) & (after <= state.limit)
+    column = torch.where(moves, after, state.columns)
+    known = state.tokens.gather(1, column[:, None])[:, 0]
+    state.ids.copy_(torch.where(moves & (column >= state.end), token, known))
+    state.tokens.scatter_(1, column[:, None], state.ids[:, None])
+    state.positions.add_(column - state.columns)
+    state.columns.copy_(column)
+    state.log.index_copy_(0, state.num_passes % len(state.log), state.ids[None])
+    state.num_passes.add_(1)

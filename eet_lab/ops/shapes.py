@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops import reference
-from eet_lab.ops.types import Linear, Norm, Span, Step, fresh
+from eet_lab.ops.types import Extras, Linear, Norm, Span, Spec, Step, fresh
 
 
 class Shape(Protocol):
@@ -60,7 +60,8 @@ class LinearShape(Shape):
 
     def read_bytes(self, itemsize: int) -> int:
         """Weights and activations, each once."""
-        return itemsize * (self.N * self.C + self.T * self.C + self.T * self.N * (1 + self.residual))
+        outputs = self.N // 2 if self.act in reference.GATED else self.N
+        return itemsize * (self.N * self.C + self.T * self.C + self.T * outputs * (1 + self.residual))
 
 
 @dataclass(frozen=True)
@@ -76,12 +77,19 @@ class AttentionShape(Shape):
     masked: bool = False
     slack: int = 0  # columns of the extent that no query may see
     page: int = 0  # columns of a page of the cache; 0: it is not in pages
+    rope: bool = False
+    normed: bool = False  # the heads of queries and keys
 
     def __str__(self) -> str:
         heads = f"h{self.H}" if self.H == self.G else f"h{self.H}g{self.G}"
         words = ("/packed" * self.packed) + ("/slack" * bool(self.slack)) + (f"/page{self.page}" * bool(self.page))
+        words += "/rope" * self.rope + "/normed" * self.normed
         span = "-".join(map(str, dict.fromkeys((min(self.lengths), max(self.lengths)))))
         return f"b{len(self.lengths)}/{'kv' if self.decode else 's'}{span}/{heads}/d{self.D}{words}"
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.H, self.G, self.D, rope=self.rope, rope_factor=1.2 if self.rope else 1.0)
 
     def step(self, device: str) -> Step:
         """Where the tokens sit; as the engine's layouts place them."""
@@ -125,9 +133,12 @@ class AttentionShape(Shape):
         if self.page:
             kv = kv.in_pages(self.page, seed)
         qkv = normal(T, (self.H + 2 * self.G) * self.D)
+        q_norm, k_norm = (Norm(normal(self.D) + 1, None, 1e-6) if self.normed else None for _ in range(2))
+        inv_freq = 1e4 ** -(torch.arange(0, self.D, 2, device=device) / self.D) if self.rope else None
+        extras = (Extras(q_norm, k_norm, inv_freq),) if self.rope or self.normed else ()
         if not self.masked:
-            return qkv, kv, step
-        return qkv, kv, step, reference.dense_mask(step, qkv, empty=fresh)
+            return qkv, kv, step, self.spec, *extras
+        return qkv, kv, step, self.spec, *extras, reference.dense_mask(step, self.spec, qkv, empty=fresh)
 
     def read_bytes(self, itemsize: int) -> int:
         """Keys, values and activations, each once."""

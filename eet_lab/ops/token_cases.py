@@ -29,7 +29,7 @@ class EmbedShape(Shape):
     T: int
     C: int
     V: int = 1000
-    S: int = 100
+    S: int = 100  # 0: there are no position embeddings
 
     def __str__(self) -> str:
         return f"t{self.T}/c{self.C}"
@@ -37,8 +37,9 @@ class EmbedShape(Shape):
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What embed takes."""
         normal = Normal(device, dtype, seed)
-        ids, positions = (torch.randint(n, (self.T,), generator=normal.source).to(device) for n in (self.V, self.S))
-        return ids, positions, normal(self.V, self.C), normal(self.S, self.C)
+        most = self.V, self.S or 100
+        ids, positions = (torch.randint(n, (self.T,), generator=normal.source).to(device) for n in most)
+        return ids, positions, normal(self.V, self.C), normal(self.S, self.C) if self.S else None
 
     def read_bytes(self, itemsize: int) -> int:
         """A row out for each token, and where it comes from; each row of the tables that some token has, once."""
@@ -52,7 +53,7 @@ class EmbedShape(Shape):
 
 def _num_distinct(count: int, n: int) -> int:
     """Of so many numbers drawn below n: about as many as are expected."""
-    return round(n * (1 - (1 - 1 / n) ** count))
+    return round(n * (1 - (1 - 1 / n) ** count)) if n else 0
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ class ChooseShape(Shape):
         """What choose takes."""
         logits = Normal(device, dtype, seed)(self.B, self.V, scale=self.spread)
         positions = torch.arange(self.B, device=device) * 7 + seed
-        key = torch.tensor([seed * 2**33 + 11], device=device)
-        return logits, positions, Sampling(self.temperature, self.top_k, self.top_p, key)
+        keys = reference.noise_keys(seed * 2**33 + 11, self.B, device)
+        return logits, positions, Sampling(self.temperature, self.top_k, self.top_p, keys)
 
     def read_bytes(self, itemsize: int) -> int:
         """All logits once."""
@@ -128,7 +129,7 @@ def block_maxima(logits: Tensor, num_blocks: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AdvanceShape(Shape):
-    """B rows in a canvas of S columns; some still stand in their prompts."""
+    """B rows in a canvas of S columns: some still stand in their prompts, some are done, some were not read."""
 
     B: int
     S: int = 40
@@ -137,24 +138,29 @@ class AdvanceShape(Shape):
         return f"b{self.B}/s{self.S}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
-        """A state and the tokens of a step, all integers; the canvas lies in memory as the engine's does."""
-        source, column = torch.Generator().manual_seed(seed), self.S // 2
+        """A state, the tokens of a pass and how many each row read; the canvas lies in memory as the engine's does."""
+        source, middle = torch.Generator().manual_seed(seed), self.S // 2
 
         def draw(high: int, *shape: int) -> Tensor:
             return torch.randint(high, shape, generator=source)
 
+        tokens, columns = draw(50257, self.S, self.B).t(), draw(middle, self.B)
         state = State(
-            tokens=draw(50257, self.S, self.B).t(),
-            end=column + draw(3, self.B),
-            column=torch.tensor([column]),
-            ids=draw(50257, self.B),
-            positions=draw(column, self.B),
+            tokens=tokens,
+            end=columns + draw(6, self.B),
+            limit=columns + draw(8, self.B),
+            columns=columns,
+            ids=tokens.gather(1, columns[:, None])[:, 0],
+            positions=draw(middle, self.B),
+            log=draw(50257, 4, self.B),
+            num_passes=draw(9, 1),
         )
-        return State(*(part.to(device) for part in state)), draw(50257, self.B).to(device)
+        count = draw(4, self.B)
+        return State(*(part.to(device) for part in state)), draw(50257, self.B).to(device), count.to(device)
 
     def read_bytes(self, itemsize: int) -> int:
-        """Seven numbers of 8 bytes a row, read or written."""
-        return self.B * 7 * 8
+        """Thirteen numbers of 8 bytes a row, read or written."""
+        return self.B * 13 * 8
 
 
 @dataclass(frozen=True)
@@ -193,7 +199,7 @@ class ChooseCase(Case):
 def judged(logits: Tensor, positions: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
     """In fp64, all [B,V]: score plus noise; which words certainly stay in the top-k and top-p; which possibly do."""
     scores = logits.double() / sampling.temperature
-    value = scores + reference.gumbel(sampling.seed, positions, scores.shape[-1])
+    value = scores + reference.gumbel(sampling.noise, positions, scores.shape[-1])
     certain = possible = torch.ones_like(scores, dtype=torch.bool)
     if 0 < sampling.top_k < scores.shape[-1]:
         last = scores.topk(sampling.top_k).values[:, -1:]
@@ -265,7 +271,7 @@ TOKEN_CASES = (
     Case(
         "embed",
         "embed",
-        tuple(EmbedShape(T, C) for T, C in ((1, 768), (0, 64), (5, 8), (37, 1600), (3, 12288))),
+        (*(EmbedShape(T, C) for T, C in ((1, 768), (0, 64), (5, 8), (37, 1600), (3, 12288))), EmbedShape(5, 1600, S=0)),
         tuple(EmbedShape(T, C) for T, C in ((1, 768), (8, 1600), (4096, 1600))),
     ),
     ChooseCase(

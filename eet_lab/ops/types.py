@@ -1,6 +1,7 @@
 """The values that ops pass around.
 
-T tokens, B rows of the batch, C channels, N outputs, G KV heads, D head dim, K columns of the KV cache.
+T tokens, B rows of the batch, C channels, F channels inside a layer, N outputs, H heads, G KV heads, D head dim,
+K columns of the KV cache.
 """
 
 from __future__ import annotations
@@ -29,14 +30,43 @@ class Linear(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One transformer layer: pre-norm attention, then a pre-norm feed-forward network."""
+    """One transformer layer: attention, then a feed-forward network, each with a norm.
+
+    A decoder's norms are before them, an encoder's behind their residuals (post-norm).
+    """
 
     norm_1: Norm
-    qkv: Linear  # [3C,C]
-    proj: Linear  # [C,C]
+    qkv: Linear  # [(H+2G)D,C]
+    proj: Linear  # [C,HD]
     norm_2: Norm
-    fc_1: Linear  # [F,C]
+    fc_1: Linear  # [F,C], or [2F,C] where the activation is gated: all gates, then what they let through
     fc_2: Linear  # [C,F]
+    q_norm: Norm | None = None  # of each head's queries, before they are rotated
+    k_norm: Norm | None = None
+
+
+class Spec(NamedTuple):
+    """What is fixed about an attention. Hashable, so that a kernel can be chosen by it once."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool = True
+    window: int | None = None  # a query sees so many columns, its own among them
+    scale: float | None = None  # of the scores; None: head_dim ** -0.5
+    rope: bool = False  # queries and keys are rotated by their positions, one half of a head against the other
+    rope_factor: float = 1.0  # of the rotation's cosines and sines
+
+
+class Extras(NamedTuple):
+    """The tensors that some attentions need beside queries, keys and values."""
+
+    q_norm: Norm | None = None  # [D] of each head
+    k_norm: Norm | None = None
+    inv_freq: Tensor | None = None  # [D/2] fp32, of rotary positions: radians from one position to the next
+
+
+NO_EXTRAS = Extras()
 
 
 class Span(NamedTuple):
@@ -69,12 +99,12 @@ class Step(NamedTuple):
 
 
 class Sampling(NamedTuple):
-    """How the next token is drawn. The noise is keyed by (seed, row, position), so that recipes agree."""
+    """How the next token is drawn. A row's noise is the same in every recipe, whoever shares the batch."""
 
     temperature: float  # 0: greedy
     top_k: int  # 0: no limit
     top_p: float  # 1: no limit
-    seed: Tensor  # [1] int64, on the device: a captured step can be replayed with another seed
+    noise: Tensor  # [B] int64, on the device, so that a captured step can be replayed with other draws: `noise_keys`
 
     @property
     def greedy(self) -> bool:
@@ -108,13 +138,19 @@ class KVLayer(Protocol):
 
 
 class State(NamedTuple):
-    """What decoding carries from step to step, all of it on the device, updated in place."""
+    """What decoding carries from pass to pass, all of it on the device and int64, updated in place.
 
-    tokens: Tensor  # [B,S] int64  the canvas: prompts, then what was generated; a column's numbers are neighbours
-    end: Tensor  # [B] int64  first column after the prompt
-    column: Tensor  # [1] int64  the column that the next step reads
-    ids: Tensor  # [B] int64  what stands in that column
-    positions: Tensor  # [B] int64
+    A row goes on to its limit and stays there. So one captured step serves rows that are done, or were never there.
+    """
+
+    tokens: Tensor  # [B,S]  the canvas: prompts, then what was generated; a column's numbers are neighbours
+    end: Tensor  # [B]  first column after the prompt
+    limit: Tensor  # [B]  the last column that a row comes to
+    columns: Tensor  # [B]  first column that the next pass reads
+    ids: Tensor  # [B]  what stands in that column
+    positions: Tensor  # [B]  place in its own sequence of what stands there
+    log: Tensor  # [R,B]  what `ids` were after each of the last R passes: after pass i in row i % R
+    num_passes: Tensor  # [1]
 
 
 Empty = Callable[..., Tensor]

@@ -14,8 +14,10 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, gpu, needs, stream_of
+from eet_lab.ops.cuda.rotary import rotary
+from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import Empty, KVLayer, Step
+from eet_lab.ops.types import NO_EXTRAS, Empty, Extras, KVLayer, Spec, Step
 
 
 class Split(NamedTuple):
@@ -39,12 +41,37 @@ TILE = 16  # columns that decode attention reads at a time, from one page
 WIDE_HEAD_DIM = 40  # Hopper's own kernel pads narrower heads to 64, the other one to 32
 
 
-@needs("append", "decode_attention", "prefill_attention", "plain_attention")
+def unfit(model: Shapes) -> str | None:
+    """Why the kernels do not take a model's attention, or None."""
+    if problem := _beyond(model.spec):
+        return problem
+    D = model.spec.head_dim
+    if D % 8 or D > MAX_HEAD_DIM:
+        return f"the attention kernels take heads of a multiple of 8, at most {MAX_HEAD_DIM}, and these have {D}"
+    return None
+
+
+@cache
+def _beyond(spec: Spec) -> str | None:
+    """What an attention asks of the kernels that they do not know, or None."""
+    beyond = {
+        "a window": spec.window is not None,
+        "a scale of its own": spec.scale is not None,
+        "queries that see what comes after them": not spec.causal,
+    }
+    found = [name for name, there in beyond.items() if there]
+    return f"the attention kernels do not take {' or '.join(found)}" if found else None
+
+
+@refuses(unfit)
+@needs("rotary", "append", "decode_attention", "prefill_attention", "plain_attention")
 @serves_any_pads
 def masked_attention(
     qkv: Tensor,
     kv: KVLayer,
     step: Step,
+    spec: Spec,
+    extras: Extras = NO_EXTRAS,
     *,
     mask: Tensor,
     empty: Empty,
@@ -55,27 +82,46 @@ def masked_attention(
 
     The same kernels as `attention`; they read every column and the mask, pads included.
     """
-    return _attend(qkv, kv, step, mask, empty, dependent, split)
+    return _attend(qkv, kv, step, spec, extras, mask, empty, dependent, split)
 
 
-@needs("append", "decode_attention", "stream_attention", "hopper_attention", "prefill_attention", "plain_attention")
+@refuses(unfit)
+@needs(*masked_attention.kernels, "stream_attention", "hopper_attention")  # type: ignore[attr-defined]
 @serves_any_pads
 def attention(
-    qkv: Tensor, kv: KVLayer, step: Step, *, empty: Empty, dependent: bool = False, split: Split | None = None
+    qkv: Tensor,
+    kv: KVLayer,
+    step: Step,
+    spec: Spec,
+    extras: Extras = NO_EXTRAS,
+    *,
+    empty: Empty,
+    dependent: bool = False,
+    split: Split | None = None,
 ) -> Tensor:
     """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; pads' own output is 0.
 
-    One token a row: one launch, which also writes the cache; in 16 bits `split` says how it divides rows. A `dependent`
+    Norms of heads and rotary positions take a launch before, which changes qkv in place. One token a row: one launch,
+    which also writes the cache; in 16 bits `split` says how it divides rows. A `dependent`
     one reads earlier columns at once, so they must stem from earlier steps: not for a cache that grows. More tokens: a
     launch that writes the cache, and one that attends; on Hopper one does both, where all that a query may see is new
     and no token is a pad. float32 takes a kernel without tensor cores. A row's new columns are consecutive.
     """
-    return _attend(qkv, kv, step, None, empty, dependent, split)
+    return _attend(qkv, kv, step, spec, extras, None, empty, dependent, split)
 
 
 def _attend(
-    qkv: Tensor, kv: KVLayer, step: Step, mask: Tensor | None, empty: Empty, dependent: bool, split: Split | None
+    qkv: Tensor,
+    kv: KVLayer,
+    step: Step,
+    spec: Spec,
+    extras: Extras,
+    mask: Tensor | None,
+    empty: Empty,
+    dependent: bool,
+    split: Split | None,
 ) -> Tensor:
+    _check_spec(spec)
     (keys, values), table = kv.room(step), kv.block_table
     (T, width), (_, G, page, D) = qkv.shape, keys.shape
     H, B, K = width // D - 2 * G, len(step.spans), step.extent
@@ -87,6 +133,8 @@ def _attend(
         return out
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
+    if spec.rope or extras.q_norm is not None:
+        rotary(qkv, step.positions, spec, extras, dependent=dependent)
     pages, paging = _pages(table, page, B, K)
     tensors, lies = (at(out), at(keys), at(values), at(qkv)), (step.columns.stride(0), *keys.stride()[:3])
     dtype, stream, heads = DTYPES[qkv.dtype], stream_of(qkv), (H, G, D)
@@ -158,6 +206,12 @@ def _streams(B: int, H: int, G: int, K: int) -> bool:
 @cache
 def _is_hopper(device: int) -> bool:
     return torch.cuda.get_device_capability(device) == (9, 0)
+
+
+def _check_spec(spec: Spec) -> None:
+    """KernelError for attention that no kernel knows; sizes are told by the checks that see the tensors."""
+    if problem := _beyond(spec):
+        raise KernelError(f"This model cannot run so: {problem}. {REMEDY}")
 
 
 def _check_decode(keys: Tensor, split: Split | None) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import KernelError
+from eet_lab.ops.fits import Shapes
 from eet_lab.ops.pads import declared, serves_any_pads
 
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
@@ -46,6 +47,15 @@ def dependent(op: Callable) -> Callable:
 def can_be_dependent(op: Callable) -> bool:
     """Whether there is such a version of it."""
     return "dependent" in inspect.signature(op).parameters
+
+
+def unfit_act(model: Shapes) -> str | None:
+    """Why the kernels do not take a model's layers, or None: the activation, or norms that follow a residual."""
+    if not model.spec.causal:
+        return "the kernels of linears begin with a norm, as in decoders, and this model is an encoder"
+    if model.act in ACTS:
+        return None
+    return f"the kernels know the activations {', '.join(filter(None, ACTS))}, not {model.act}"
 
 
 class Limits(NamedTuple):

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, Limits, at, check, gpu, needs, odd_stride, stream_of
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, Limits, at, check, gpu, needs, odd_stride, stream_of, unfit_act
+from eet_lab.ops.fits import refuses
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
@@ -38,6 +39,7 @@ class Sizes(NamedTuple):
         return 2 * self.C * (self.C + 2 * self.F + self.N)
 
 
+@refuses(unfit_act)
 @needs("vector_layer")
 @serves_any_pads
 def rest_of_layer(

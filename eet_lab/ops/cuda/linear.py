@@ -11,9 +11,11 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, gpu, needs, stream_of
+from eet_lab.ops.cuda.gate import GATES, gate
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, gpu, needs, stream_of, unfit_act
 from eet_lab.ops.cuda.norm import norm
 from eet_lab.ops.cuda.tiles import FEW, OUTPUTS, fits
+from eet_lab.ops.fits import refuses
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
@@ -32,7 +34,8 @@ REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
 REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
 
 
-@needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "norm", "epilogue")
+@refuses(lambda model: None if model.act in GATES and model.spec.causal else unfit_act(model))
+@needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "norm", "epilogue", "gate")
 @serves_any_pads
 def norm_linear(
     x: Tensor,
@@ -44,12 +47,15 @@ def norm_linear(
     norm_rows: int = 1,
     dependent: bool = False,
 ) -> Tensor:
-    """act(linear(norm(x))): [T,C] -> [T,N].
+    """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated, which takes one launch more.
 
     Few tokens (`takes_few`): one launch, which streams the weights once.
     More: our norm (`norm_rows` at a time) and cuBLAS, a launch each; one more where the activation is not cuBLAS's
     (`_ends_apart`), and one for int8 weights, which expands them.
     """
+    if act in GATES:
+        both = norm_linear(x, norm_w, w, empty=empty, norm_rows=norm_rows, dependent=dependent)
+        return gate(both, act, empty=empty, dependent=dependent)
     T, _, N = _check_linear(x, w)
     if act not in ACTS:
         raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
@@ -103,7 +109,7 @@ class Draw(NamedTuple):
     """Outputs are logits, of which one is drawn: the largest divided by the temperature and with its noise."""
 
     positions: Tensor  # [.] int64, of the rows of x
-    seed: Tensor  # [1] int64
+    noise: Tensor  # [T] int64
     temperature: float
 
 
@@ -151,7 +157,7 @@ def _check_choice(x: Tensor, rows: Tensor, w: Linear, draw: Draw | None = None) 
         if w.scale is not None:
             raise KernelError(f"An int8 head draws no words. Write its logits, and draw from those. {REMEDY}")
         check(draw.positions, "positions", torch.int64, (len(x),))
-        check(draw.seed, "seed", torch.int64, (1,))
+        check(draw.noise, "noise", torch.int64, (len(rows),))
     return T, num_blocks(N)
 
 
@@ -172,6 +178,8 @@ def num_launches(
     T: int, x: Tensor, w: Linear, act: str | None = None, *, normed: bool = True, gathered: bool = False
 ) -> int:
     """Of a product of T tokens such as those of x, with what surrounds it: a norm, or else a residual."""
+    if act in GATES:
+        return 1 + num_launches(T, x, w, normed=normed, gathered=gathered)
     if takes_few(T, x, w, normed=normed, gathered=gathered):
         return 1
     return 2 + (normed and _ends_apart(x, w, act)) + (w.scale is not None)
@@ -207,7 +215,7 @@ def _stream(
             check(tensor, name, x.dtype, (size,))
     to = (at(out), None if best is None else best.data_ptr(), at(x), None if rows is None else rows.data_ptr())
     around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
-    drawn = (draw.positions.data_ptr(), draw.seed.data_ptr(), draw.temperature) if draw else (None, None, 0.0)
+    drawn = (draw.positions.data_ptr(), draw.noise.data_ptr(), draw.temperature) if draw else (None, None, 0.0)
     sizes = (DTYPES[x.dtype], T, N, C)
     how = (ACTS[act], norm_w.eps if norm_w else 0.0, num_blocks(N), dependent, stream_of(x))
     if w.scale is not None:

@@ -23,15 +23,19 @@ MOST_BLOCKS = 512  # of a head, from whose largest logits choose_top_k begins
 @needs("tokens")
 @serves_any_pads
 def embed(
-    ids: Tensor, positions: Tensor, words: Tensor, places: Tensor, *, empty: Empty, dependent: bool = False
+    ids: Tensor, positions: Tensor, words: Tensor, places: Tensor | None, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
-    """Word plus position embedding, one launch: ids [T], positions [T], words [V,C], places [S,C] -> [T,C]."""
+    """Word plus position embedding, if there is one: ids [T], positions [T], words [V,C], places [S,C] -> [T,C].
+
+    One launch.
+    """
     T, C = len(ids), words.shape[1]
     if words.dtype not in DTYPES or C % 8:
         takes = f"kernels take {', '.join(map(str, DTYPES))}, a multiple of 8"
         raise KernelError(f"words are {words.dtype} with {C} channels; {takes}. {REMEDY}")
     check(words, "words", words.dtype, (len(words), C))
-    check(places, "places", words.dtype, (len(places), C))
+    if places is not None:
+        check(places, "places", words.dtype, (len(places), C))
     check(ids, "ids", torch.int64, (T,))
     check(positions, "positions", torch.int64, (T,))
     out = empty("embedded", (T, C), words)
@@ -59,13 +63,13 @@ def next_token(
     positions, top_k = step.positions, sampling.most_words(V)
     if takes_few(B, x, head, gathered=True):
         if sampling.greedy or (top_k == V and sampling.top_p == 1 and head.scale is None):
-            draw = None if sampling.greedy else Draw(positions, sampling.seed, sampling.temperature)
+            draw = None if sampling.greedy else Draw(positions, sampling.noise, sampling.temperature)
             best = largest_outputs(x, step.last, norm_w, head, draw, empty=empty, dependent=dependent)
             return choose_best(best, empty=empty, dependent=dependent)
         if top_k < V and top_k <= num_blocks(V) <= MOST_BLOCKS:
             logits, best = outputs_and_largest(x, step.last, norm_w, head, empty=empty, dependent=dependent)
             return choose_top_k(logits, best, step.last, positions, sampling, empty=empty, dependent=dependent)
-    if len(x) != B:  # else every row has one token, and that is its newest
+    if len(x) != B or any(span.count != 1 for span in step.spans):  # else a row's only token is its newest
         x = torch.index_select(x, 0, step.last, out=empty("newest", (B, x.shape[1]), x))
         positions = torch.index_select(positions, 0, step.last, out=empty("newest_positions", (B,), positions))
     logits = norm_linear(x, norm_w, head, empty=empty, dependent=dependent)
@@ -92,10 +96,11 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empt
     B, V = logits.shape
     _check_logits(logits)
     check(positions, "positions", torch.int64, (B,))
+    check(sampling.noise, "noise", torch.int64, (B,))
     token = empty("token", (B,), positions)
     if token.is_meta or not B:
         return token
-    tensors = (token.data_ptr(), at(logits), positions.data_ptr(), sampling.seed.data_ptr())
+    tensors = (token.data_ptr(), at(logits), positions.data_ptr(), sampling.noise.data_ptr())
     how = (min(sampling.top_k, V), sampling.temperature, sampling.top_p)
     native.loaded("sampling").eet_choose(*tensors, DTYPES[logits.dtype], B, V, *how, dependent, stream_of(logits))
     return token
@@ -122,14 +127,14 @@ def choose_top_k(
     check(best, "best", torch.int64, (B, blocks))
     check(rows, "rows", torch.int64, (B,))
     check(positions, "positions", torch.int64, (len(positions),))
-    check(sampling.seed, "seed", torch.int64, (1,))
+    check(sampling.noise, "noise", torch.int64, (B,))
     token = empty("token", (B,), rows)
     if token.is_meta or not B:
         return token
     tensors = (token.data_ptr(), at(logits), best.data_ptr(), positions.data_ptr(), rows.data_ptr())
     sizes = (DTYPES[logits.dtype], B, V, blocks)
     how = (sampling.top_k, sampling.temperature, sampling.top_p, dependent, stream_of(logits))
-    native.loaded("top_k").eet_choose_top_k(*tensors, sampling.seed.data_ptr(), *sizes, *how)
+    native.loaded("top_k").eet_choose_top_k(*tensors, sampling.noise.data_ptr(), *sizes, *how)
     return token
 
 
@@ -153,14 +158,16 @@ def choose_best(best: Tensor, *, empty: Empty, dependent: bool = False) -> Tenso
 
 @needs("tokens")
 @serves_any_pads
-def advance(state: State, token: Tensor, *, empty: Empty, dependent: bool = False) -> None:
-    """Write `token` [B] into the next column of the canvas, except where the prompt still stands; step forward.
+def advance(state: State, token: Tensor, count: Tensor, *, empty: Empty, dependent: bool = False) -> None:
+    """After a pass that read `count` [B] tokens of each row: write `token` [B] where they end, and go there.
 
     One launch.
     """
     B = len(state.ids)
     check(token, "token", torch.int64, (B,))
+    check(count, "count", torch.int64, (B,))
     if token.is_meta or not B:
         return
-    tensors = (part.data_ptr() for part in (*state, token))
-    native.loaded("tokens").eet_advance(*tensors, *state.tokens.stride(), B, dependent, stream_of(token))
+    tensors = (part.data_ptr() for part in (*state, token, count))
+    sizes = (*state.tokens.stride(), B, len(state.log))
+    native.loaded("tokens").eet_advance(*tensors, *sizes, dependent, stream_of(token))

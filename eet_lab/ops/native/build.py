@@ -2,29 +2,36 @@
 
 A library's file name carries a key of everything that went into it (source, headers, flags, nvcc), so a changed source
 is a new file, an unchanged one is never built again, and no process can be handed another one's half-written library.
+What is no longer what was built (`digests`) is built again.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import re
 import select
 import shlex
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from eet_lab.errors import Cancelled, KernelBuildError
-from eet_lab.ops.native import toolchain
+from eet_lab.ops.native import digests, toolchain
 from eet_lab.paths import cache_dir, csrc_dir
 from eet_lab.progress import Cancel, Progress
 
 POLL_S = 0.05
+MIB = 2**20
+NEEDED_MIB = 100
+"""Of libraries, and of what nvcc writes on the way."""
 FLAGS = ("-O3", "-std=c++17", "-lineinfo", "-shared", "-Xcompiler=-fPIC")
 
 
@@ -51,15 +58,21 @@ def build(
     folder = cache_dir() / "kernels" / f"sm_{arch}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     built = {name: folder / f"{path.stem}-{key(path, nvcc, flags)}.so" for name, path in sources.items()}
-    if any(not library.exists() for library in built.values()):
+    if not all(map(digests.is_whole, built.values())):
         toolchain.host_compiler()
-        with _locked(folder / "lock", cancel):
-            missing = {library: sources[name] for name, library in built.items() if not library.exists()}
+        with _disk_space(folder), _locked(folder / "lock", cancel):
+            missing = {library: sources[name] for name, library in built.items() if not digests.is_whole(library)}
+            for library in missing:
+                digests.discard(library)
             (folder / "build.ninja").write_text("".join(_ninja_file(nvcc, flags, missing)))
-            _run_ninja(folder, len(missing), progress, cancel)
+            try:
+                _run_ninja(folder, len(missing), progress, cancel)
+            finally:
+                for library in filter(Path.exists, missing):  # they are whole: a build that failed or was stopped
+                    digests.seal(library)  # keeps what it finished
             edited = [library for library, path in missing.items() if key(path, nvcc, flags) not in library.name]
             for library in edited:  # nvcc may have read either text: what it made belongs to neither key
-                library.unlink(missing_ok=True)
+                digests.discard(library)
         if edited:
             return build(list(sources), arch, progress, cancel, extra_flags)
     return built
@@ -146,6 +159,23 @@ def _locked(path: Path, cancel: Cancel | None) -> Iterator[None]:
                 _stop_if(cancel)
                 time.sleep(POLL_S)
         yield
+
+
+@contextmanager
+def _disk_space(folder: Path) -> Iterator[None]:
+    """KernelBuildError in one line where the disk is full, whoever meets it: Python, nvcc, the linker."""
+    try:
+        yield
+    except (OSError, KernelBuildError) as error:
+        full = error.errno == errno.ENOSPC if isinstance(error, OSError) else os.strerror(errno.ENOSPC) in str(error)
+        if not full:
+            raise
+        places = dict.fromkeys((folder, Path(tempfile.gettempdir())))
+        free = " and ".join(f"{shutil.disk_usage(place).free / MIB:,.0f} MiB in {place}" for place in places)
+        raise KernelBuildError(
+            f"The disk is full: building the kernels needs {NEEDED_MIB} MiB, and there are {free}. Free some space, or "
+            "set XDG_CACHE_HOME (and TMPDIR) to a folder with more."
+        ) from error
 
 
 def _stop_if(cancel: Cancel | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import re
 import struct
 from collections.abc import Iterable
@@ -14,7 +13,8 @@ from typing import Any, NamedTuple
 
 from eet_lab.errors import KernelBuildError, KernelError, did_you_mean
 from eet_lab.ops.native.build import Stamps, are_current, build, source, stamps_of
-from eet_lab.paths import cache_dir, csrc_dir
+from eet_lab.ops.native.toolchain import capability
+from eet_lab.paths import cache_dir, csrc_dir, write_whole
 from eet_lab.progress import Cancel, Progress
 
 _LAUNCHER = re.compile(r'extern\s+"C"[^(;{]*?\bcudaError_t\s+(\w+)\s*\(([^)]*)\)\s*\{')
@@ -139,10 +139,8 @@ def compile_source(text: str, name: str) -> Library:
     folder = cache_dir() / "sources"
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.cu"
-    if not path.exists():  # named by its content, so another notebook's kernel of this name is another file
-        draft = path.with_suffix(f".{os.getpid()}")
-        draft.write_text(text)
-        draft.replace(path)
+    if not path.exists() or path.read_bytes() != text.encode():  # cut short; another text is another file
+        write_whole(path, text)
     return load(path)
 
 
@@ -151,7 +149,7 @@ def prepare(names: Iterable[str], progress: Progress | None = None, cancel: Canc
 
     It is asked before every request, so what is loaded is built again only if a file of its sources was written.
     """
-    asked = tuple(names), csrc_dir()
+    asked = tuple(names), csrc_dir(), capability()
     stamps, libraries = _prepared.get(asked, ({}, ()))
     if stamps and libraries == tuple(map(_current.get, asked[0])) and are_current(stamps):
         return
@@ -162,4 +160,4 @@ def prepare(names: Iterable[str], progress: Progress | None = None, cancel: Canc
 
 
 _prepared: dict[tuple, tuple[Stamps, tuple]] = {}
-"""By sources: when their files were written, and their libraries."""
+"""By sources and GPU: when their files were written, and their libraries."""

@@ -94,6 +94,11 @@ def host_compiler() -> Path:
     return Path(found)
 
 
+def capability() -> tuple[int, int] | None:
+    """Of the GPU that torch takes at present; None without one."""
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+
+
 def architecture(device: torch.device | int | None = None) -> str:
     """The GPU to build for, as nvcc names it: "80", "89", "90a". Raises KernelBuildError without a GPU."""
     if not torch.cuda.is_available():
