@@ -5,6 +5,10 @@ Three lines compare two recipes on the bundled model:
     import eet_lab
     result = eet_lab.compare(eet_lab.load("demo"), ["Return a list of"], recipe="all")
     result.to_frame()
+
+And one reads texts with an encoder:
+
+    vectors = eet_lab.encode(eet_lab.load("folder of a BERT"), ["a text", "another"]).vectors
 """
 
 from __future__ import annotations
@@ -18,7 +22,12 @@ _HOMES = {
     "load": "eet_lab.models",
     "Model": "eet_lab.models",
     "PRESETS": "eet_lab.models",
+    "ENCODER_PRESETS": "eet_lab.models",
+    "register_attention": "eet_lab.models.hf_attention",
     "generate": "eet_lab.texts",
+    "encode": "eet_lab.encoding",
+    "classify": "eet_lab.encoding",
+    "fill_mask": "eet_lab.encoding",
     "Settings": "eet_lab.engine.settings",
     "Engine": "eet_lab.engine.engine",
     "Recipe": "eet_lab.technique",
@@ -28,8 +37,8 @@ _HOMES = {
     "compare": "eet_lab.bench",
     "ladder": "eet_lab.bench",
     "load_result": "eet_lab.bench",
-    "plot": "eet_lab.panels",
-    "Workbench": "eet_lab.panels",
+    "plot": "eet_lab.figures",
+    "Workbench": "eet_lab.workbench",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +14,27 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import ModelError, first_line
+from eet_lab.words import sized
 
-HUB_FILES = [
-    "config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "tokenizer.json",
-    "vocab.json",
-    "merges.txt",
-]
 PICKLED = "pytorch_model*.bin"
 """Weights of older checkpoints, read only where there are no safetensors, and as tensors only."""
+MAX_JSON_BYTES = 16 << 20
+"""A config has some kilobytes, and the index of the largest checkpoints a few megabytes."""
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "generation_config.json",
+)
+INDEX = "model.safetensors.index.json"
+HUB_FILES = ["config.json", "*.safetensors", INDEX, *TOKENIZER_FILES]
+AGAIN = "Download or save the model again."
 
 
 def downloaded(name: str) -> Path:
@@ -39,16 +53,36 @@ def downloaded(name: str) -> Path:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file."""
+def check_file(path: Path, max_bytes: int | None = None) -> None:
+    """ModelError unless this is a regular file, or a link to one, of at most so many bytes.
+
+    Reading a pipe would wait for ever, and a device may never end. FileNotFoundError where there is nothing.
+    """
     try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}. {AGAIN}") from error
+    if not stat.S_ISREG(found.st_mode):
+        raise ModelError(f"{path} is not a regular file, as those of a model must be. {AGAIN}")
+    if max_bytes is not None and found.st_size > max_bytes:
+        raise ModelError(f"{path} has {sized(found.st_size)}, but at most {sized(max_bytes)} are read. {AGAIN}")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a JSON file of at most `MAX_JSON_BYTES`."""
+    try:
+        check_file(path, MAX_JSON_BYTES)
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(
             f"{path.parent} has no {path.name}; a model folder holds config.json and model.safetensors."
         ) from None
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}. Download or save the model again.") from error
+    except ModelError:  # a ValueError, too
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {error}. {AGAIN}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds {str(content)[:40]!r}, not an object; download or save the model again.")
     return content
@@ -56,7 +90,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of model.safetensors, of its shards, or of pytorch_model.bin, on the CPU."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     files = _shards(index) if index.exists() else sorted(folder.glob("*.safetensors")) or sorted(folder.glob(PICKLED))
     if not files:
         raise ModelError(
@@ -72,6 +106,9 @@ def _shards(index: Path) -> list[Path]:
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ModelError(f"{index} has no weight_map from tensors to files; download or save the model again.")
+    for name in names.values():
+        if Path(name).name != name:
+            raise ModelError(f"{index} names the file {name[:100]!r}, but shards lie beside it: names only. {AGAIN}")
     return sorted({index.parent / name for name in names.values()})
 
 
@@ -79,9 +116,51 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
+        check_file(path)
         if path.suffix == ".safetensors":
             return load_file(path)
         tensors = torch.load(path, map_location="cpu", weights_only=True)
+        if not all(isinstance(name, str) for name in tensors):
+            raise ModelError(f"{path} holds tensors without names. {AGAIN}")
         return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    except ModelError:
+        raise
     except Exception as error:  # both readers raise many kinds, and every one means a damaged file
         raise ModelError(f"{path} is damaged or incomplete ({error}); download or save it again.") from error
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """What a checkpoint has beside its weights, for texts. ModelError where it cannot be copied."""
+    with _writing(folder):
+        for path in (source / name for name in TOKENIZER_FILES):
+            if path.is_file() and path.resolve() != (folder / path.name).resolve():
+                shutil.copyfile(path, folder / path.name)
+
+
+def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """A checkpoint as transformers reads it: config.json and model.safetensors. Errors: ModelError.
+
+    Weights that lie there stay until the new ones are written; then shards of theirs go, which would be read first.
+    """
+    from safetensors.torch import save_file
+
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        unfinished = folder / "model.safetensors.part"
+        save_file(on_host, unfinished, metadata={"format": "pt"})
+        for path in (folder / INDEX, *folder.glob("model-?????-of-?????.safetensors")):
+            path.unlink(missing_ok=True)
+        unfinished.replace(folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a full disk, a file in the way: safetensors has errors of its own
+        raise ModelError(
+            f"The model cannot be saved in {folder} ({type(error).__name__}: {first_line(error)}). Choose another "
+            "folder, or make room there."
+        ) from error

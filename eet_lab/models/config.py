@@ -1,13 +1,28 @@
-"""The shape of a GPT-2 decoder."""
+"""The shape of a model, of whatever family."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from eet_lab.models.rope import Rope
+from eet_lab.ops.reference import GATED
+from eet_lab.ops.types import Spec
+
+NORMS = ("norm_1", "norm_2", "norm")
+LINEARS = ("qkv", "proj", "fc_1", "fc_2")
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Config:
-    """Sizes and constants of a decoder; `context` is the longest sequence in tokens."""
+    """Sizes and constants of a decoder; `context` is the longest sequence in tokens.
+
+    `biases` names the norms and linears that have one; a norm without is an RMS norm. `family` is the name under which
+    checkpoints have it (`models.families`).
+    """
 
     num_layers: int
     hidden_size: int
@@ -20,29 +35,167 @@ class Config:
     bos_id: int = 0
     eos_id: int | None = None
     tied_head: bool = True
+    family: str = "gpt2"
+    num_kv_heads: int = 0  # 0: as many as heads
+    head_dim: int = 0  # 0: that all heads together are as wide as the model
+    biases: tuple[str, ...] = (*NORMS, *LINEARS)
+    qk_norm: bool = False  # queries and keys of each head have an RMS norm
+    window: int | None = None  # a token sees so many, itself among them
+    rope: Rope | None = None  # None: positions have embeddings
+    first_place: int = 0  # rows of the position embeddings before that of position 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
+        object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_heads)
 
     @property
-    def head_dim(self) -> int:
-        return self.hidden_size // self.num_heads
+    def stage(self) -> str:
+        """What such a model is run for, as techniques declare it."""
+        return "generate"
+
+    @property
+    def spec(self) -> Spec:
+        """What attention has to know."""
+        rope, factor = self.rope is not None, self.rope.attention_factor if self.rope else 1.0
+        sizes = self.num_heads, self.num_kv_heads, self.head_dim
+        return Spec(*sizes, window=self.window, rope=rope, rope_factor=factor)
+
+    @property
+    def has_places(self) -> bool:
+        """Whether positions have embeddings."""
+        return self.rope is None
+
+    def layer_shapes(self) -> dict[str, Shape]:
+        """Of each tensor of a layer, by its path in `Layer`."""
+        C, D, F = self.hidden_size, self.head_dim, self.ffn_size
+        width, inner = self.num_heads * D, F * (2 if self.act in GATED else 1)
+        weights: dict[str, Shape] = {"norm_1": (C,), "qkv": (width + 2 * self.num_kv_heads * D, C), "proj": (C, width)}
+        weights |= {"norm_2": (C,), "fc_1": (inner, C), "fc_2": (C, F)}
+        if self.qk_norm:
+            weights |= {"q_norm": (D,), "k_norm": (D,)}
+        return self._with_biases(weights)
+
+    def outer_shapes(self) -> dict[str, Shape]:
+        """Of each tensor beside the layers, by its path in `Decoder`; a tied head is not there."""
+        words = (self.vocab_size, self.hidden_size)
+        shapes: dict[str, Shape] = {"words": words}
+        if self.has_places:
+            shapes["places"] = (self.first_place + self.context, self.hidden_size)
+        shapes |= self._with_biases({"norm": (self.hidden_size,)})
+        return shapes if self.tied_head else shapes | {"head.weight": words}
+
+    def _with_biases(self, weights: Mapping[str, Shape]) -> dict[str, Shape]:
+        shapes: dict[str, Shape] = {}
+        for part, shape in weights.items():
+            shapes[f"{part}.weight"] = shape
+            if part in self.biases:
+                shapes[f"{part}.bias"] = shape[:1]
+        return shapes
 
     @property
     def num_params(self) -> int:
         """Parameters, with tied embeddings counted once."""
-        C, F = self.hidden_size, self.ffn_size
-        layer = 4 * C * C + 4 * C + 2 * C * F + F + C + 4 * C
-        embeddings = (self.vocab_size * (1 if self.tied_head else 2) + self.context) * C
-        return self.num_layers * layer + embeddings + 2 * C
+        layer, outer = (sum(map(prod, shapes.values())) for shapes in (self.layer_shapes(), self.outer_shapes()))
+        return self.num_layers * layer + outer
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes that one token adds to the KV cache."""
-        return 2 * self.num_layers * self.hidden_size * element_bytes
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
+
+
+@dataclass(frozen=True)
+class EncoderConfig(Config):
+    """The same of an encoder: all tokens of a text see each other, and norms follow the residuals.
+
+    `context` is the longest text in tokens. `heads` names what the checkpoint has of `HEADS`; `labels` are the names
+    of its classes.
+    """
+
+    num_types: int = 2  # of tokens, such as those of a first and of a second sentence; 0: it tells none apart
+    heads: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+    guess_act: str = "gelu"  # of the linear before the logits of masked words
+    class_act: str | None = None  # of the linear before the classes; None: these read what the pooler makes
+
+    @property
+    def stage(self) -> str:
+        return "encode"
+
+    @property
+    def spec(self) -> Spec:
+        """What attention has to know."""
+        return super().spec._replace(causal=False)
+
+    def outer_shapes(self) -> dict[str, Shape]:
+        """Of each tensor beside the layers, by its path in `Encoder`; a tied head's weight is not there."""
+        words, C = (self.vocab_size, self.hidden_size), self.hidden_size
+        shapes: dict[str, Shape] = {"words": words, "places": (self.first_place + self.context, C)}
+        if self.num_types:
+            shapes["types"] = self.num_types, C
+        shapes |= _affine(norm=(C,))
+        for head in self.heads:
+            shapes |= self.head_shapes(head)
+        return shapes
+
+    def head_shapes(self, head: str) -> dict[str, Shape]:
+        """Of each tensor of one of `HEADS`."""
+        V, C = self.vocab_size, self.hidden_size
+        if head == "words":
+            own = {} if self.tied_head else {"head.weight": (V, C)}
+            return _affine(guess=(C, C), guess_norm=(C,)) | own | {"head.bias": (V,)}
+        if head == "classes":
+            before = {} if self.class_act is None else _affine(class_dense=(C, C))
+            return before | _affine(classes=(len(self.labels), C))
+        return _affine(pooler=(C, C)) if head == "pooler" else _affine(next_sentence=(2, C))
+
+
+HEADS = {
+    "pooler": "a pooler",
+    "words": "a head for masked words",
+    "next_sentence": "a head for the next sentence",
+    "classes": "a head for classes",
+}
+"""What an encoder may have on top of its layers."""
+
+
+def _affine(**parts: Shape) -> dict[str, Shape]:
+    return {
+        f"{name}.{kind}": s for name, shape in parts.items() for kind, s in (("weight", shape), ("bias", shape[:1]))
+    }
+
+
+_GPT2: dict[str, Any] = {"bos_id": 50256, "eos_id": 50256}
+_LLAMA: dict[str, Any] = {"act": "swiglu", "biases": (), "family": "llama", "bos_id": 128000, "eos_id": 128001}
+_QWEN3: dict[str, Any] = _LLAMA | {"family": "qwen3", "bos_id": 151643, "eos_id": 151645}
+_QWEN3 |= {"eps": 1e-6, "head_dim": 128, "num_kv_heads": 8, "qk_norm": True, "rope": Rope(1e6)}
+
+
+def _llama3(factor: float) -> Rope:
+    """Of Llama 3.1 and later."""
+    numbers = (("factor", factor), ("low_freq_factor", 1.0), ("high_freq_factor", 4.0))
+    return Rope(500000.0, "llama3", (*numbers, ("original_max_position_embeddings", 8192)))
 
 
 PRESETS = {
-    "gpt2": Config(12, 768, 12, 3072, 50257, 1024, bos_id=50256, eos_id=50256),
-    "gpt2-medium": Config(24, 1024, 16, 4096, 50257, 1024, bos_id=50256, eos_id=50256),
-    "gpt2-xl": Config(48, 1600, 25, 6400, 50257, 1024, bos_id=50256, eos_id=50256),
-    "l16-h1024": Config(16, 1024, 16, 4096, 50257, 1024, bos_id=50256, eos_id=50256),
-    "l24-h2048": Config(24, 2048, 16, 8192, 50257, 1024, bos_id=50256, eos_id=50256),
+    "gpt2": Config(12, 768, 12, 3072, 50257, 1024, **_GPT2),
+    "gpt2-medium": Config(24, 1024, 16, 4096, 50257, 1024, **_GPT2),
+    "gpt2-xl": Config(48, 1600, 25, 6400, 50257, 1024, **_GPT2),
+    "l16-h1024": Config(16, 1024, 16, 4096, 50257, 1024, **_GPT2),
+    "l24-h2048": Config(24, 2048, 16, 8192, 50257, 1024, **_GPT2),
+    "opt-1.3b": Config(24, 2048, 32, 8192, 50272, 2048, "relu", bos_id=2, eos_id=2, family="opt", first_place=2),
+    "llama-1b": Config(16, 2048, 32, 8192, 128256, 131072, **_LLAMA, num_kv_heads=8, rope=_llama3(32.0)),
+    "llama-8b": Config(
+        32, 4096, 32, 14336, 128256, 131072, **_LLAMA, num_kv_heads=8, rope=_llama3(8.0), tied_head=False
+    ),
+    "qwen3-0.6b": Config(28, 1024, 16, 3072, 151936, 40960, **_QWEN3),
+    "qwen3-8b": Config(36, 4096, 32, 12288, 151936, 40960, **_QWEN3, tied_head=False),
 }
 """True sizes with random weights: for timing, their text means nothing."""
+
+_BERT: dict[str, Any] = {"act": "gelu", "eps": 1e-12, "family": "bert", "heads": ("pooler",)}
+
+ENCODER_PRESETS = {
+    "bert-base": EncoderConfig(12, 768, 12, 3072, 30522, 512, **_BERT),
+    "bert-large": EncoderConfig(24, 1024, 16, 4096, 30522, 512, **_BERT),
+}
+"""The same of encoders."""

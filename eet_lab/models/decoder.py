@@ -1,6 +1,6 @@
-"""A GPT-2 decoder. It calls ops; what they cost and where they write is not its business.
+"""The decoder of every family. It calls ops; what they cost and where they write is not its business.
 
-T tokens, B rows, C channels, V words, S positions.
+T tokens, B rows, C channels, V words, S positions, D head dim.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from torch import Tensor
 
 from eet_lab.models.config import Config
 from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import KVLayer, Layer, Linear, Norm, Sampling, Step
+from eet_lab.ops.types import Extras, KVLayer, Layer, Linear, Norm, Step
 
 if TYPE_CHECKING:
     from eet_lab.parts import Ops
 
 
 class Decoder(NamedTuple):
-    """The weights, and what they are for."""
+    """The weights, and what they are for. Families differ in what is there, and in their config."""
 
     config: Config
     words: Tensor  # [V,C]
-    places: Tensor  # [S,C]
+    places: Tensor | None  # [S,C] after the first `config.first_place` rows; None where positions are rotary
     layers: tuple[Layer, ...]
     norm: Norm
     head: Linear  # [V,C]
+    inv_freq: Tensor | None = None  # [D/2] fp32 whatever the weights' type, where positions are rotary
 
     @property
     def device(self) -> torch.device:
@@ -44,16 +45,17 @@ class Decoder(NamedTuple):
 
 
 @serves_any_pads
-def forward(model: Decoder, ops: Ops, mask: Any, cache: Sequence[KVLayer], step: Step, sampling: Sampling) -> Tensor:
-    """The next token of every row, [B]."""
-    act = model.config.act
-    x = ops.embed(step.ids, step.positions, model.words, model.places)
-    attend = mask(ops, step, like=x)
+def forward(model: Decoder, ops: Ops, mask: Any, cache: Sequence[KVLayer], step: Step) -> Tensor:
+    """The hidden states [T,C], before the last norm: whoever needs few of them norms few."""
+    act, spec = model.config.act, model.config.spec
+    x = _embedded(model, ops, step)
+    attend = mask(ops, step, spec, like=x)
     for w, kv in zip(model.layers, cache, strict=True):
+        extras = Extras(w.q_norm, w.k_norm, model.inv_freq)
         # What one op makes for the next gets no name, which would keep its memory beyond that op.
-        x = ops.linear_residual(attend(ops.norm_linear(x, w.norm_1, w.qkv), kv, step), w.proj, x)
+        x = ops.linear_residual(attend(ops.norm_linear(x, w.norm_1, w.qkv), kv, step, spec, extras), w.proj, x)
         x = ops.linear_residual(ops.norm_linear(x, w.norm_2, w.fc_1, act), w.fc_2, x)
-    return ops.next_token(x, step, model.norm, model.head, sampling)
+    return x
 
 
 @serves_any_pads
@@ -63,7 +65,6 @@ def forward_by_layer(
     mask: Any,
     cache: Sequence[KVLayer],
     step: Step,
-    sampling: Sampling,
     *,
     takes: Callable[[Sequence[Layer], int], bool],
 ) -> Tensor:
@@ -71,14 +72,26 @@ def forward_by_layer(
     is one op.
     """
     if not takes(model.layers, len(step.ids)):
-        return forward(model, ops, mask, cache, step, sampling)
-    act, first = model.config.act, model.layers[0]
-    x = ops.embed(step.ids, step.positions, model.words, model.places)
-    attend = mask(ops, step, like=x)
+        return forward(model, ops, mask, cache, step)
+    act, spec, first = model.config.act, model.config.spec, model.layers[0]
+    x = _embedded(model, ops, step)
+    attend = mask(ops, step, spec, like=x)
     qkv = ops.norm_linear(x, first.norm_1, first.qkv)
     for w, kv, following in zip(model.layers, cache, (*model.layers[1:], None), strict=True):
-        x, qkv = ops.rest_of_layer(attend(qkv, kv, step), x, w, following, act)
-    return ops.next_token(x, step, model.norm, model.head, sampling)
+        extras = Extras(w.q_norm, w.k_norm, model.inv_freq)
+        x, qkv = ops.rest_of_layer(attend(qkv, kv, step, spec, extras), x, w, following, act)
+    return x
+
+
+def _embedded(model: Decoder, ops: Ops, step: Step) -> Tensor:
+    before = model.config.first_place
+    places = model.places[before:] if model.places is not None and before else model.places
+    return ops.embed(step.ids, step.positions, model.words, places)
+
+
+def logits(model: Decoder, ops: Ops, hidden: Tensor) -> Tensor:
+    """The logits [N,V] of any of the hidden states [N,C]."""
+    return ops.norm_linear(hidden, model.norm, model.head)
 
 
 def tensors(tree: Any) -> list[Tensor]:

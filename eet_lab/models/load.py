@@ -3,103 +3,157 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from eet_lab.devices import checked_device
 from eet_lab.errors import ModelError, PromptError, did_you_mean
-from eet_lab.models import checkpoint, weights
-from eet_lab.models.config import PRESETS, Config
+from eet_lab.models import checkpoint, values, weights
+from eet_lab.models.config import ENCODER_PRESETS, PRESETS, Config
 from eet_lab.models.decoder import Decoder
+from eet_lab.models.encoder import Encoder
+from eet_lab.models.families import settings_of
 from eet_lab.models.tokenizer import Tokenizer
+from eet_lab.words import counted
 
 DEMO = Path(__file__).parent / "demo"
 DEMO_LABEL = "bundled demo model"
 RANDOM_LABEL = "shape, random weights: for timing only"
 """After the shape's name."""
 Kind = Literal["demo", "random", "folder", "hub", "live"]
-NAMES = ("demo", *PRESETS)
+NAMES = ("demo", *PRESETS, *ENCODER_PRESETS)
 SOME_MODEL = f"one of {', '.join(NAMES)}, a folder with config.json, or a hub name such as openai-community/gpt2"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder with its tokenizer.
+    """A decoder or an encoder, with its tokenizer.
 
     `label` says what it is, and that its weights are random where they are; `kind` is where they came from.
     """
 
     name: str
     label: str
-    decoder: Decoder = field(repr=False)
+    network: Decoder | Encoder = field(repr=False)
     tokenizer: Tokenizer | None = field(repr=False)
     kind: Kind
+    settings: Mapping[str, Any] | None = field(default=None, repr=False)
+    """What its config.json says; None for random weights, whose config tells it."""
+    folder: Path | None = field(default=None, repr=False)
+    """Where it was read."""
+
+    @property
+    def decoder(self) -> Decoder:
+        """The weights of a model that generates; ModelError for an encoder."""
+        if isinstance(self.network, Encoder):
+            raise ModelError(
+                f"{self.name} is an encoder ({self.config.family}): it reads whole texts, and generates none. Use "
+                "eet_lab.encode, eet_lab.classify or eet_lab.fill_mask, or load a decoder such as 'demo' or 'gpt2'."
+            )
+        return self.network
+
+    @property
+    def encoder(self) -> Encoder:
+        """The weights of a model that reads whole texts; ModelError for a decoder."""
+        if isinstance(self.network, Encoder):
+            return self.network
+        raise ModelError(
+            f"{self.name} is a decoder ({self.config.family}): it generates text. Use eet_lab.generate, or load an "
+            f"encoder such as {' or '.join(map(repr, ENCODER_PRESETS))}."
+        )
 
     @property
     def config(self) -> Config:
-        return self.decoder.config
+        return self.network.config
 
     @property
     def device(self) -> str:
         """ "cpu" or "cuda", or "meta" for shapes without data."""
-        return self.decoder.device.type
+        return self.network.device.type
 
     @property
     def dtype(self) -> str:
-        return str(self.decoder.dtype).removeprefix("torch.")
+        return str(self.network.dtype).removeprefix("torch.")
 
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a text; a list of ids is returned as it is. Errors: PromptError, ModelError (no tokenizer)."""
-        if not isinstance(prompt, Iterable):
-            raise PromptError(f"A prompt is {prompt!r}, but it must be a text or a list of token ids.")
+        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+            alone = "; a single prompt of ids is [[1, 2, 3]]" if isinstance(prompt, int) else ""
+            raise PromptError(f"A prompt is {prompt!r:.60}, but it must be a text or a list of token ids{alone}.")
         if not isinstance(prompt, str):
             return list(prompt)
         if self.tokenizer is None:
             raise ModelError(
                 f"{self.name} came without a tokenizer; give prompts as lists of token ids, or load one with it."
             )
+        check_characters(prompt)
         return self.tokenizer.encode(prompt)
 
     def decode(self, ids: Any) -> str:
         """The text of token ids."""
         return " ".join(map(str, ids)) if self.tokenizer is None else self.tokenizer.decode(list(ids))
 
+    def save(self, folder: str | os.PathLike) -> None:
+        """Write it as a Hugging Face checkpoint, in its present dtype: config.json, model.safetensors, and what its own
+        checkpoint had of a tokenizer. Each weight is as it was loaded, to the bit. Errors: ModelError.
+        """
+        settings = settings_of(self.config) if self.settings is None else self.settings
+        weights.saved(self.network, settings, Path(folder))
+        if self.folder is not None:
+            checkpoint.copy_tokenizer(self.folder, Path(folder))
+
+
+def check_characters(text: str) -> None:
+    """PromptError for what no tokenizer takes."""
+    if half := re.search("[\ud800-\udfff]", text):
+        raise PromptError(
+            f"A prompt holds {half[0]!r} after {counted(half.start(), 'character')}, half of a surrogate pair, and "
+            "no character. Take it out, or decode the prompt's bytes with errors='replace'."
+        )
+
 
 def load(
     model: Any = "demo",
     *,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     tokenizer: Any = None,
     seed: int = 0,
 ) -> Model:
-    """Load a GPT-2-family model.
+    """Load a causal language model (GPT-2, OPT, Llama, Mistral, Qwen2, Qwen3) or an encoder (BERT, RoBERTa,
+    DistilBERT).
 
-    `model` is "demo" (bundled, trained), a preset of `PRESETS` (true size, random weights drawn from `seed`), a
-    folder in Hugging Face format, a hub name with a slash (where the hub is reachable), or a live `GPT2LMHeadModel`.
-    Safetensors are preferred and code from a checkpoint is never run. `device` is "cuda" or "cpu" (default: the GPU
-    where there is one), or "meta": shapes without data, whose needs can be told (`Engine.lifetimes`,
-    `Engine.forecast`) and which cannot run. `dtype` is "float16", "bfloat16" or "float32" (default: float32 on the
-    CPU, else float16). Errors: ModelError, which names what is wrong and what would do; OutOfMemory.
+    `model` is "demo" (bundled, trained), a preset of `PRESETS` or `ENCODER_PRESETS` (true size, random weights drawn
+    from `seed`), a folder in Hugging Face format, a hub name with a slash (where the hub is reachable), or a live
+    transformers model. Safetensors are preferred and code from a checkpoint is never run. `device` is "cuda", "cuda:1"
+    or "cpu", also as a `torch.device` (default: the GPU where there is one), or "meta": shapes without data, whose
+    needs can be told (`Engine.lifetimes`, `Engine.forecast`) and which cannot run. `dtype` is "float16", "bfloat16" or
+    "float32" (default: float32 on the CPU, else float16). Errors: ModelError, which names what is wrong and what would
+    do; OutOfMemory.
     """
-    device = device if device == "meta" else checked_device(device)
+    device = "meta" if str(device) == "meta" else checked_device(device)
     kind = checked_dtype(dtype, device)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**62:
+        raise ModelError(f"seed is {seed!r:.60}, but it must be a whole number from 0 to 2**62 - 1.")
     if not isinstance(model, (str, os.PathLike)):
-        loaded = Model(type(model).__name__, "live model", weights.from_live(model), None, "live")
+        live = weights.from_live(model)
+        loaded = Model(type(model).__name__, "live model", live.network, None, "live", live.settings)
     elif not str(model).strip():
         raise ModelError(f"The model's name is empty. Give {SOME_MODEL}.")
     elif str(model) == "demo":
         loaded = _from_folder(DEMO, "demo", DEMO_LABEL, "demo")
-    elif str(model) in PRESETS:
-        decoder = weights.random_decoder(PRESETS[str(model)], seed, torch.device(device), kind)
+    elif config := PRESETS.get(str(model)) or ENCODER_PRESETS.get(str(model)):
+        network = weights.random_decoder(config, seed, torch.device(device), kind)
         label = f"{model} {RANDOM_LABEL}"
-        loaded = Model(str(model), label, decoder, demo_tokenizer(), "random")
-    elif Path(model).is_dir():
-        loaded = _from_folder(Path(model), Path(model).resolve().name, str(model), "folder")
+        loaded = Model(str(model), label, network, demo_tokenizer(), "random")
+    elif (folder := Path(os.path.expanduser(model))).is_dir():
+        loaded = _from_folder(folder, folder.resolve().name, str(folder), "folder")
     elif "/" in str(model) and not Path(model).exists() and str(model).count("/") == 1 and str(model)[0] not in "./~":
         loaded = _from_folder(
             checkpoint.downloaded(str(model)), str(model), f"{model} from the Hugging Face hub", "hub"
@@ -108,24 +162,10 @@ def load(
         raise ModelError(f"There is no model {str(model)!r}.{did_you_mean(str(model), NAMES)} Give {SOME_MODEL}.")
     if tokenizer is not None:
         loaded = replace(loaded, tokenizer=Tokenizer.of(tokenizer))
-    return replace(loaded, decoder=weights.placed(loaded.decoder, torch.device(device), kind))
-
-
-def default_device() -> str:
-    """ "cuda" where torch sees a GPU, else "cpu"."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def checked_device(device: str | None) -> str:
-    """The device's kind; ModelError where it is not there."""
-    device = device or default_device()
-    if device not in ("cpu", "cuda"):
-        raise ModelError(f"device is {device!r}, but it must be 'cuda' or 'cpu'.")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ModelError(
-            "device is 'cuda', but torch sees no NVIDIA GPU here; use device='cpu', and see `eet-lab doctor`."
-        )
-    return device
+    placed = weights.placed(loaded.network, torch.device(device), kind)
+    if loaded.kind != "random" and device != "meta":
+        values.check_finite(placed, loaded.network)
+    return replace(loaded, network=placed)
 
 
 def checked_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
@@ -144,4 +184,6 @@ def demo_tokenizer() -> Tokenizer | None:
 
 
 def _from_folder(folder: Path, name: str, label: str, kind: Kind) -> Model:
-    return Model(name, label, weights.from_folder(folder), Tokenizer.from_folder(folder), kind)
+    read = weights.from_folder(folder)
+    tokenizer = Tokenizer.from_folder(folder, read.network.config.family)
+    return Model(name, label, read.network, tokenizer, kind, read.settings, folder)

@@ -9,31 +9,47 @@ from pathlib import Path
 from typing import Any
 
 from eet_lab.errors import ModelError
+from eet_lab.models.checkpoint import AGAIN, check_file, read_json
 
 UNKNOWN = re.compile(r"⟨\d+⟩")
 """What `decode` makes of a token that the vocabulary does not have."""
 
 
+MAX_BYTES = 128 << 20
+"""A tokenizer of 250,000 words and their merges has some 30 MB."""
+
+
 class Tokenizer:
     """A thin cover over a Hugging Face tokenizer. Special tokens are shown; unknown ids decode to ⟨id⟩."""
 
-    def __init__(self, encode: Any, decode: Any, num_words: int) -> None:
+    def __init__(self, encode: Any, decode: Any, num_words: int, read: Any = None, id_of: Any = None) -> None:
+        """`read` makes ids and token types of one text or of a pair, `id_of` the id of a word or None."""
         self._encode, self._decode, self.num_words = encode, decode, num_words
+        self._read, self._id_of = read, id_of
 
     @classmethod
-    def from_folder(cls, folder: Path) -> Tokenizer | None:
-        """The tokenizer of a checkpoint: tokenizer.json, or GPT-2's vocab.json with merges.txt, or None."""
-        from tokenizers import ByteLevelBPETokenizer
+    def from_folder(cls, folder: Path, family: str = "gpt2") -> Tokenizer | None:
+        """The tokenizer of a checkpoint, or None: tokenizer.json, BERT's vocab.txt, or GPT-2's and RoBERTa's vocab.json
+        with merges.txt.
+        """
         from tokenizers import Tokenizer as Fast
 
+        choices = (["tokenizer.json"], ["vocab.txt"], ["vocab.json", "merges.txt"])
+        found = ([folder / name for name in names] for names in choices)
+        files = next((paths for paths in found if all(path.exists() for path in paths)), None)
+        if files is None:
+            return None
+        for path in files:
+            check_file(path, MAX_BYTES)
         try:
-            if (folder / "tokenizer.json").exists():
-                return cls.of(Fast.from_file(str(folder / "tokenizer.json")))
-            if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
-                return cls.of(ByteLevelBPETokenizer.from_file(str(folder / "vocab.json"), str(folder / "merges.txt")))
+            if files[0].name == "tokenizer.json":
+                return cls.of(Fast.from_file(str(files[0])))
+            if files[0].name == "vocab.txt":
+                return cls.of(_word_pieces(folder, files[0]))
+            read = _byte_pairs(files, is_roberta=family == "roberta")
+            return cls.of(read)._beginning_with(_added(folder, read))
         except Exception as error:  # the library raises bare Exceptions
-            raise ModelError(f"The tokenizer in {folder} cannot be read: {error}") from error
-        return None
+            raise ModelError(f"The tokenizer in {folder} cannot be read: {error}. {AGAIN}") from error
 
     @classmethod
     def of(cls, tokenizer: Any) -> Tokenizer:
@@ -42,11 +58,39 @@ class Tokenizer:
             return tokenizer
         decode = partial(tokenizer.decode, skip_special_tokens=False)
         if hasattr(tokenizer, "get_vocab_size"):
-            return cls(lambda text: tokenizer.encode(text).ids, decode, tokenizer.get_vocab_size())
-        return cls(tokenizer.encode, decode, len(tokenizer))
+
+            def read(text: str, second: str | None) -> tuple[list[int], list[int] | None]:
+                told = tokenizer.encode(text, second)
+                return told.ids, told.type_ids
+
+            num_words, id_of = tokenizer.get_vocab_size(), tokenizer.token_to_id
+            return cls(lambda text: tokenizer.encode(text).ids, decode, num_words, read, id_of)
+
+        def read_by_transformers(text: str, second: str | None) -> tuple[list[int], list[int] | None]:
+            told = tokenizer(text, second)
+            return told["input_ids"], told.get("token_type_ids")
+
+        return cls(
+            tokenizer.encode, decode, len(tokenizer), read_by_transformers, lambda word: tokenizer.get_vocab().get(word)
+        )
+
+    def _beginning_with(self, first: list[int]) -> Tokenizer:
+        """The same, but texts begin with these tokens."""
+        return Tokenizer(lambda text: [*first, *self._encode(text)], self._decode, self.num_words) if first else self
 
     def encode(self, text: str) -> list[int]:
         return list(self._encode(text)) if text else []
+
+    def read(self, text: str, second: str | None = None) -> tuple[list[int], list[int] | None]:
+        """A text, or a pair of them, as an encoder reads it: ids with the special tokens around, and the types of these
+        tokens, if the tokenizer tells them.
+        """
+        ids, types = self._read(text, second) if self._read else (self.encode(text), None)
+        return list(ids), None if types is None else list(types)
+
+    def id_of(self, word: str) -> int | None:
+        """The id of a word of the vocabulary; None where it has no such word."""
+        return self._id_of(word) if self._id_of else None
 
     def decode(self, ids: Sequence[int]) -> str:
         text: list[str] = []
@@ -59,3 +103,40 @@ class Tokenizer:
             text.append("" if token is None else f"⟨{token}⟩")
             run = []
         return "".join(text)
+
+
+def _added(folder: Path, tokenizer: Any) -> list[int]:
+    """What an older tokenizer puts before each text, as tokenizer_config.json has it: OPT's </s>."""
+    path = folder / "tokenizer_config.json"
+    told = read_json(path) if path.exists() else {}
+    word = told.get("bos_token") if told.get("add_bos_token") else None
+    word = word.get("content") if isinstance(word, dict) else word
+    token = tokenizer.token_to_id(word) if isinstance(word, str) else None
+    return [] if token is None else [token]
+
+
+def _word_pieces(folder: Path, vocab: Path) -> Any:
+    """BERT's older tokenizer, as tokenizer_config.json has it."""
+    from tokenizers import BertWordPieceTokenizer
+
+    path = folder / "tokenizer_config.json"
+    told = read_json(path) if path.exists() else {}
+    return BertWordPieceTokenizer(
+        str(vocab),
+        lowercase=bool(told.get("do_lower_case", True)),
+        strip_accents=told.get("strip_accents"),
+        handle_chinese_chars=bool(told.get("tokenize_chinese_chars", True)),
+    )
+
+
+def _byte_pairs(files: Sequence[Path], is_roberta: bool) -> Any:
+    """GPT-2's older tokenizer; RoBERTa's has special tokens around a text."""
+    from tokenizers import AddedToken, ByteLevelBPETokenizer
+    from tokenizers.processors import RobertaProcessing
+
+    read = ByteLevelBPETokenizer.from_file(*map(str, files))
+    if is_roberta:
+        read.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", AddedToken("<mask>", lstrip=True)])
+        first, last = (read.token_to_id(word) for word in ("<s>", "</s>"))
+        read.post_processor = RobertaProcessing(("</s>", last), ("<s>", first), add_prefix_space=False)
+    return read

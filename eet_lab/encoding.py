@@ -1,0 +1,216 @@
+"""encode, classify, fill_mask: texts in, what an encoder makes of them out, with a recipe.
+
+N texts, C channels, V words, L classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eet_lab.engine.encode import EncoderEngine, Run
+from eet_lab.engine.passes import Batching, Text
+from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, WORDS, TextTask
+from eet_lab.errors import ModelError, PromptError, did_you_mean
+from eet_lab.models import Model
+from eet_lab.models.families import FAMILIES
+from eet_lab.models.load import check_characters
+from eet_lab.models.on_device import on_its_encoders_device
+from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.technique import Recipe
+from eet_lab.texts import RecipeLike, as_recipe
+
+TextLike = str | Sequence[int] | tuple[str, str]
+Texts = Sequence[TextLike] | str
+"""A text, or a list of texts, of pairs of texts, or of lists of token ids with their special tokens."""
+POOLS = {"mean": MEAN, "cls": CLS, None: HIDDEN}
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """A vector for each text [N,C], in fp32 on the CPU; with `pool=None` the last hidden states [S,C] of each."""
+
+    vectors: Tensor | tuple[Tensor, ...]
+    recipe: Recipe
+    run: Run
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The logits [N,L] of each text's classes, which `names` names, and their scores.
+
+    Scores are softmax, or sigmoid where a text may have several labels or the model has one class, as transformers'
+    pipeline has it; a regression's are its logits.
+    """
+
+    names: tuple[str, ...]
+    logits: Tensor
+    scores: Tensor
+    recipe: Recipe
+    run: Run
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The name of the likeliest class of each text."""
+        return tuple(self.names[number] for number in self.logits.argmax(-1).tolist())
+
+
+class Guess(NamedTuple):
+    """A word that may stand in a masked place, and its probability among all words."""
+
+    word: str
+    token: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Guesses:
+    """For each text, for each of its masked places, the likeliest words, best first."""
+
+    words: tuple[tuple[tuple[Guess, ...], ...], ...]
+    recipe: Recipe
+    run: Run
+
+
+@on_its_encoders_device
+def encode(
+    model: Model,
+    texts: Texts,
+    recipe: RecipeLike = "all",
+    *,
+    pool: str | None = "mean",
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    **batching: Any,
+) -> Embeddings:
+    """Embeddings of texts, in their order.
+
+    `pool` is "mean" (of all tokens' last hidden states), "cls" (what the pooler makes of the first token, or its hidden
+    state where there is no pooler) or None (the hidden states themselves). `batching` are the fields of `Batching`:
+    `batch_tokens`, `batch_size` and `truncate`. `progress` is told of the texts that are done, after each pass.
+    `cancel` ends the run between two ops, with Cancelled.
+
+    Errors: PromptError, RecipeError, ModelError for a decoder, OutOfMemory, Cancelled.
+    """
+    if pool not in POOLS:
+        hint = did_you_mean(str(pool), filter(None, POOLS))
+        raise PromptError(f"pool is {pool!r:.60}, but it must be 'mean', 'cls' or None for hidden states.{hint}")
+    chosen, run = _read(model, as_texts(model, texts), POOLS[pool], recipe, batching, progress, cancel)
+    if pool is None:
+        return Embeddings(run.values, chosen, run)
+    return Embeddings(_stacked(run, model.config.hidden_size), chosen, run)
+
+
+@on_its_encoders_device
+def classify(
+    model: Model,
+    texts: Texts,
+    recipe: RecipeLike = "all",
+    *,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    **batching: Any,
+) -> Classes:
+    """The classes of texts, by the head of a checkpoint for sequence classification; keywords as of `encode`."""
+    chosen, run = _read(model, as_texts(model, texts), CLASSES, recipe, batching, progress, cancel)
+    names = model.encoder.config.labels
+    logits = _stacked(run, len(names))
+    kind = (model.settings or {}).get("problem_type")
+    if kind == "regression":
+        scores = logits
+    elif kind == "multi_label_classification" or len(names) == 1:
+        scores = logits.sigmoid()
+    else:
+        scores = logits.softmax(-1)
+    return Classes(names, logits, scores, chosen, run)
+
+
+@on_its_encoders_device
+def fill_mask(
+    model: Model,
+    texts: Texts,
+    recipe: RecipeLike = "all",
+    *,
+    top_k: int = 5,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    **batching: Any,
+) -> Guesses:
+    """The likeliest words for masked places, which texts mark by the model's own word: "[MASK]", of RoBERTa "<mask>".
+
+    Other keywords as of `encode`. A text without a masked place is a PromptError.
+    """
+    check_whole(PromptError, "top_k", top_k, 1, MOST)
+    word = FAMILIES[model.config.family].MASK
+    mask = None if model.tokenizer is None else model.tokenizer.id_of(word)
+    if mask is None:
+        raise ModelError(
+            f"{model.name} has no tokenizer with the word {word}, which stands for a masked one; load it with its own."
+        )
+    read = as_texts(model, texts)
+    marked = [text._replace(asked=[at for at, token in enumerate(text.ids) if token == mask]) for text in read]
+    if bare := [number for number, text in enumerate(marked, 1) if not text.asked]:
+        raise PromptError(f"Text {bare[0]} has no {word}; write it in place of the word that shall be guessed.")
+    chosen, run = _read(model, marked, WORDS, recipe, batching, progress, cancel)
+    return Guesses(tuple(_guesses(model, logits, top_k) for logits in run.values), chosen, run)
+
+
+def as_texts(model: Model, texts: Texts) -> list[Text]:
+    """Texts, pairs of texts and lists of token ids as an engine reads them; PromptError for what is none."""
+    if not isinstance(texts, Iterable) or isinstance(texts, bytes):
+        raise PromptError(f"texts is {texts!r:.60}, but it must be a text, or a list of texts or lists of token ids.")
+    return [_as_text(model, text) for text in ([texts] if isinstance(texts, str) else texts)]
+
+
+def _as_text(model: Model, text: TextLike) -> Text:
+    pair = (text,) if isinstance(text, str) else text
+    if not (isinstance(pair, tuple) and len(pair) in (1, 2) and all(isinstance(part, str) for part in pair)):
+        return Text(model.encode(text))  # type: ignore[arg-type]  # what is no list of ids is told there
+    if model.tokenizer is None:
+        raise ModelError(
+            f"{model.name} came without a tokenizer; give texts as lists of token ids, or load one with it."
+        )
+    for part in pair:
+        check_characters(part)
+    ids, types = model.tokenizer.read(*pair)
+    return Text(ids, types if model.encoder.config.num_types > 1 else None)
+
+
+def _read(
+    model: Model,
+    texts: Sequence[Text],
+    task: TextTask,
+    recipe: RecipeLike,
+    batching: dict[str, Any],
+    progress: Progress | None,
+    cancel: Cancel | None,
+) -> tuple[Recipe, Run]:
+    names = [f.name for f in fields(Batching)]
+    if unknown := [name for name in batching if name not in names]:
+        hint = did_you_mean(unknown[0], names)
+        raise PromptError(f"There is no keyword {unknown[0]!r}.{hint} There are {', '.join(names)}.")
+    chosen = as_recipe(recipe, model.device, model.config)
+    engine = EncoderEngine(model.encoder, chosen.parts)
+    try:
+        engine.prepare(progress, cancel)
+        return chosen, engine.read(texts, task, Batching(**batching), progress=progress, cancel=cancel)
+    finally:
+        engine.close()
+
+
+def _stacked(run: Run, width: int) -> Tensor:
+    return torch.stack(run.values) if run.values else torch.empty(0, width)
+
+
+def _guesses(model: Model, logits: Tensor, top_k: int) -> tuple[tuple[Guess, ...], ...]:
+    best = logits.softmax(-1).topk(min(top_k, logits.shape[-1]))
+    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return tuple(
+        tuple(Guess(model.decode([token]).strip(), token, score) for token, score in zip(*row, strict=True))
+        for row in rows
+    )

@@ -1,0 +1,63 @@
+"""Families of models: for each, how its checkpoints' config reads, and what they call the weights.
+
+A family is one module: `MODEL_TYPES` (for each model_type a title, and the class of transformers); `PREFIXES` of its
+names, the one that is written first; endings of `BUFFERS`, which are no weights; `LAYERS`, what a config calls their
+number; `config(settings)`, the other way `settings(config)`, `table(config)`, and perhaps `finished`. To add one: write
+the module, and add it to `DECODERS` or `ENCODERS`.
+
+An encoder's module has besides: beginnings of the names of `HEADS`, which have no prefix; `COPIES`, names of a tied
+head; `MASK`, what stands for a masked word; and perhaps `RENAMED`, endings of older names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from eet_lab.errors import ModelError, did_you_mean
+from eet_lab.models.config import Config, EncoderConfig
+from eet_lab.models.families import bert, distilbert, gpt2, llama, opt, roberta
+
+DECODERS, ENCODERS = (gpt2, opt, llama), (bert, roberta, distilbert)
+MODULES = (*DECODERS, *ENCODERS)
+FAMILIES: dict[str, Any] = {kind: module for module in MODULES for kind in module.MODEL_TYPES}
+TITLES = {kind: title for module in MODULES for kind, (title, _) in module.MODEL_TYPES.items()}
+
+
+def _listed(modules: Sequence[Any]) -> str:
+    return ", ".join(f"{TITLES[kind]} ({kind!r})" for module in modules for kind in module.MODEL_TYPES)
+
+
+SUPPORTED = f"{_listed(DECODERS)}, as causal language models; {_listed(ENCODERS)}, as encoders"
+
+
+def family_of(settings: Mapping[str, Any]) -> Any:
+    """The module for a checkpoint's config; ModelError, which lists what is supported, where there is none."""
+    kind = settings.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        hint = did_you_mean(str(kind), FAMILIES)
+        raise ModelError(f"The architecture {kind!r} is not supported. Supported: {SUPPORTED}.{hint}")
+    return FAMILIES[kind]
+
+
+def settings_of(config: Config) -> dict[str, Any]:
+    """What config.json would say of such a model."""
+    module = FAMILIES[config.family]
+    common = {
+        "model_type": config.family,
+        "architectures": [_architecture(config, module.MODEL_TYPES[config.family][1])],
+        "vocab_size": config.vocab_size,
+        "bos_token_id": config.bos_id,
+        "eos_token_id": config.eos_id,
+        "tie_word_embeddings": config.tied_head,
+    }
+    return common | module.settings(config)
+
+
+def _architecture(config: Config, name: str) -> str:
+    """The class of transformers for such a model; `name` is that of its family."""
+    if isinstance(config, EncoderConfig):
+        ends = {"classes": "ForSequenceClassification", "next_sentence": "ForPreTraining", "words": "ForMaskedLM"}
+        head = next((head for head in ends if head in config.heads), None)
+        return name if head is None else name.removesuffix("Model") + ends[head]
+    return name

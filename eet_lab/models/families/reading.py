@@ -1,0 +1,118 @@
+"""Checked reading of a checkpoint's config."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+from eet_lab.errors import ModelError, did_you_mean
+
+Settings = Mapping[str, Any]
+
+ENCODER_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+
+
+def size(settings: Settings, name: str, needed: Sequence[str], default: int | None = None) -> int:
+    """A whole number of at least 1; `needed` are all names that such a config must have."""
+    value = settings.get(name)
+    value = default if value is None else value
+    if not _is_whole(value) or value < 1:
+        raise ModelError(
+            f"{name} is {value!r} in the checkpoint's config, but it must be a whole number of at least 1; "
+            f"{_title(settings)} needs {', '.join(needed[:-1])} and {needed[-1]}."
+        )
+    return value
+
+
+def heads(settings: Settings, hidden_name: str, heads_name: str, needed: Sequence[str]) -> tuple[int, int]:
+    """The width of the model and its number of heads, which has to divide it."""
+    hidden, num_heads = size(settings, hidden_name, needed), size(settings, heads_name, needed)
+    if hidden % num_heads:
+        raise ModelError(
+            f"{hidden_name} is {hidden}, which {heads_name} = {num_heads} does not divide; the checkpoint's config is "
+            "damaged."
+        )
+    return hidden, num_heads
+
+
+def number(settings: Settings, name: str, usual: float) -> float:
+    """A positive number; `usual` where there is none."""
+    value = settings.get(name, usual)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= sys.float_info.max:
+        raise ModelError(f"{name} is {value!r}, but it must be a positive number; {_title(settings)}'s is {usual}.")
+    return float(value)
+
+
+def choice(settings: Settings, name: str, usual: str, known: Mapping[str, str]) -> str:
+    """What an activation is called here."""
+    value = settings.get(name, usual)
+    if not isinstance(value, str) or value not in known:
+        hint = did_you_mean(str(value), known)
+        raise ModelError(f"The activation {value!r} is not supported; supported: {', '.join(known)}.{hint}")
+    return known[value]
+
+
+def named(act: str, known: Mapping[str, str]) -> str:
+    """What a config calls an activation."""
+    return next(name for name, each in known.items() if each == act)
+
+
+def labels(settings: Settings) -> tuple[str, ...]:
+    """The names of a checkpoint's classes, in order; those that transformers gives where it has none."""
+    told = settings.get("id2label")
+    if told is None:
+        return tuple(f"LABEL_{i}" for i in range(size(settings, "num_labels", ("num_labels",), default=2)))
+    try:
+        names = {int(number): str(name) for number, name in told.items()}
+    except (AttributeError, TypeError, ValueError):
+        names = {}
+    if not names or sorted(names) != list(range(len(names))):
+        raise ModelError(
+            f"id2label is {told!r:.60}, but it must name the classes 0, 1 and so on; correct it in the checkpoint's "
+            "config."
+        )
+    return tuple(names[number] for number in range(len(names)))
+
+
+def labels_settings(labels: Sequence[str]) -> dict[str, Any]:
+    """The other way round."""
+    if not labels:
+        return {}
+    return {"id2label": dict(enumerate(labels)), "label2id": {name: number for number, name in enumerate(labels)}}
+
+
+def bos(settings: Settings, vocab: int) -> int:
+    """The token that an empty prompt stands for; 0 where there is none."""
+    token = token_id(settings, "bos_token_id")
+    if token is not None and token >= vocab:
+        raise ModelError(
+            f"bos_token_id is {token}, but the vocabulary ends at {vocab - 1}; correct it in the checkpoint's config."
+        )
+    return token or 0
+
+
+def token_id(settings: Settings, name: str) -> int | None:
+    """A token id, if the config has one; some checkpoints give a list of them."""
+    value = settings.get(name)
+    value = value[0] if isinstance(value, (list, tuple)) and value else value
+    if value is not None and (not _is_whole(value) or value < 0):
+        raise ModelError(f"{name} is {value!r} in the checkpoint's config, but token ids are whole numbers from 0.")
+    return value
+
+
+def refuse(settings: Settings, beyond: Mapping[str, bool]) -> None:
+    """ModelError where a checkpoint has one of these."""
+    for what, there in beyond.items():
+        if there:
+            raise ModelError(f"The checkpoint has {what}, which is not supported; choose another model.")
+
+
+def _title(settings: Settings) -> str:
+    from eet_lab.models.families import TITLES
+
+    return TITLES[settings["model_type"]]
+
+
+def _is_whole(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,218 @@
+"""Mask removal for any transformers model: `attn_implementation="eet"`.
+
+B rows, H heads, G KV heads, D head dim, Q queries and K keys of a row, pads included.
+
+Source: EET's mask-free attention (Li et al. 2021), behind transformers' `AttentionInterface`. A function of the same
+name is registered with `AttentionMaskInterface`: without it, transformers passes no mask at all, and pads are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+
+from eet_lab.errors import ModelError
+from eet_lab.ops import cuda, native
+from eet_lab.ops.types import Span, Spec, Step, fresh
+
+REMEDY = "Use attn_implementation='sdpa' for this model."
+
+
+def register_attention(name: str = "eet") -> None:
+    """Let transformers models take `attn_implementation="eet"`: attention that builds and reads no mask.
+
+        eet_lab.register_attention()
+        model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eet")
+
+    Two numbers bound the keys of a row, so pads (left or right) are neither read nor computed with; a pad's own output
+    is zero. Causal, sliding-window and bidirectional attention, with and without a cache. On a GPU, causal passes in
+    inference take our kernels, all others PyTorch's attention over each row's own keys, which can be differentiated.
+    Errors, when the model runs: ModelError for masks that two numbers cannot say, dropout, and attention weights.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    AttentionInterface.register(name, attention)
+    AttentionMaskInterface.register(name, real_tokens)
+
+
+class Keys(NamedTuple):
+    """What a row's queries may see: its keys `begin .. end - 1`; the newest query is key K - 1."""
+
+    begin: list[int]  # B
+    end: list[int]
+
+
+class RealTokens(Tensor):
+    """transformers' mask [B,K] as it came, True for real tokens. It brings the host's numbers: read once a pass."""
+
+    keys: Keys
+
+
+def real_tokens(
+    batch_size: int,
+    *args: Any,
+    kv_length: int,
+    mask_function: Callable | None = None,
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+    **others: Any,
+) -> RealTokens:
+    """For `AttentionMaskInterface`, called once a pass: `attention_mask` [B,K], or all True.
+
+    ModelError where a row's real tokens have gaps, or where keys are hidden in another way.
+    """
+    if mask_function is not None and not _is_known(mask_function):
+        name = getattr(mask_function, "__qualname__", repr(mask_function))
+        raise ModelError(f"This model hides keys by {name}, which a first and a last key do not say. {REMEDY}")
+    if attention_mask is None:
+        attention_mask = torch.ones(batch_size, kv_length, dtype=torch.bool, device=device)
+    real = attention_mask[:, -kv_length:].bool()
+    changes = pad(real, (1, 1)).int().diff()  # 1 where real tokens begin, -1 behind them
+    begin, end = changes.argmax(-1), changes.argmin(-1)
+    *bounds, parts = torch.stack((begin, end, (changes > 0).sum(-1))).tolist()  # the pass's only copy to the host
+    if gaps := [row for row, count in enumerate(parts) if count > 1]:
+        raise ModelError(
+            f"Row {gaps[0]} of attention_mask has pads between its tokens; pads may stand left or right of them. "
+            f"{REMEDY}"
+        )
+    told = real.as_subclass(RealTokens)
+    told.keys = Keys(*bounds)
+    return told
+
+
+def attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """As transformers calls it: query [B,H,Q,D], key and value [B,G,K,D] -> [B,Q,H,D], and no attention weights."""
+    for reason in _refused(dropout, others):
+        raise ModelError(f"eet attention takes no {reason}. {REMEDY}")
+    if not isinstance(attention_mask, RealTokens):
+        asker = f"{type(module).__name__} of transformers {version('transformers')}"
+        raise ModelError(
+            f"{asker} does not ask AttentionMaskInterface for its mask, so pads would be read as tokens. Use a newer "
+            "transformers, or attn_implementation='sdpa'."
+        )
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    keys, held = attention_mask.keys, attention_mask.shape[1]
+    key, value = key[:, :, :held], value[:, :, :held]  # a static cache is longer than its tokens
+    if is_causal and sliding_window is None and _kernels_take(query, key, value):
+        return _by_kernel(query, key, value, keys, scaling), None
+    return _by_torch(query, key, value, keys, is_causal, sliding_window, scaling), None
+
+
+def _refused(dropout: float, others: dict[str, Any]) -> list[str]:
+    named = {"softcap": "softcap", "position_bias": "position bias", "output_attentions": "output_attentions"}
+    named |= {"s_aux": "attention sinks", "cache": "cache of continuous batching"}
+    found = [word for name, word in named.items() if others.get(name) is not None and others[name] is not False]
+    return found + ["dropout (set the model's attention dropout to 0)"] * (dropout > 0)
+
+
+def _by_torch(
+    query: Tensor, key: Tensor, value: Tensor, keys: Keys, is_causal: bool, window: int | None, scaling: float | None
+) -> Tensor:
+    """Rows that see the same keys take one call together."""
+    (B, H, Q, D), K = query.shape, key.shape[2]
+    out = query.new_zeros(B, Q, H, D)
+    bounds = list(zip(*keys, strict=True))
+    groups = [slice(0, B)] if len(set(bounds)) == 1 else [slice(row, row + 1) for row in range(B)]
+    for rows in groups:
+        begin, end = bounds[rows.start]
+        first, last = max(begin - (K - Q), 0), end - (K - Q)  # its queries that are no pads
+        if first >= last:
+            continue
+        num = last - first
+        if window is not None and is_causal:
+            begin = max(begin, end - num + 1 - window)  # what the first of them sees
+        seen, mask = end - begin, None
+        if is_causal and num > 1 and (num < seen or window is not None):
+            ago = torch.arange(seen - num, seen, device=query.device)[:, None] - torch.arange(seen, device=query.device)
+            mask = (ago >= 0) if window is None else (ago >= 0) & (ago < window)
+        elif window is not None and not is_causal:
+            ago = torch.arange(seen - num, seen, device=query.device)[:, None] - torch.arange(seen, device=query.device)
+            mask = ago.abs() <= window
+        mixed = scaled_dot_product_attention(
+            query[rows, :, first:last],
+            key[rows, :, begin:end],
+            value[rows, :, begin:end],
+            attn_mask=mask,
+            is_causal=is_causal and num > 1 and mask is None,
+            scale=scaling,
+            **({"enable_gqa": True} if key.shape[1] < H else {}),
+        )
+        out[rows, first:last] = mixed.transpose(1, 2)
+    return out
+
+
+def _kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """By what the kernels declare that they need; they write the newest keys where these already stand."""
+    if not query.is_cuda or (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
+        return False
+    D = query.shape[-1]
+    laid_out = key.stride() == value.stride() and key.stride(3) == 1 and not any(s % 8 for s in key.stride()[:3])
+    return laid_out and D % 8 == 0 and value.shape[-1] == D <= 256 and native.available(query.device) is None
+
+
+@dataclass
+class _Cache:
+    """A transformers layer's keys and values, for our ops."""
+
+    keys: Tensor
+    values: Tensor
+    num_heads: int
+    head_dim: int
+    block_table: None = None
+
+    def room(self, step: Step) -> tuple[Tensor, Tensor]:
+        return self.keys, self.values
+
+
+def _by_kernel(query: Tensor, key: Tensor, value: Tensor, keys: Keys, scaling: float | None) -> Tensor:
+    (B, H, Q, D), (_, G, K, _) = query.shape, key.shape
+    scale = 1.0 if scaling is None else scaling * D**0.5
+    newest = [x[:, :, K - Q :].transpose(1, 2) for x in (key, value)]
+    qkv = torch.cat((query.transpose(1, 2) * scale if scale != 1.0 else query.transpose(1, 2), *newest), 2)
+    spans = [_span(row, begin, end, K, Q) for row, (begin, end) in enumerate(zip(*keys, strict=True))]
+    host = torch.tensor([[*span, span.first + max(span.count, 1) - 1] for span in spans])
+    first, count, num_pad, last = host.to(query.device, non_blocking=True).unbind(1)
+    token = torch.arange(B * Q, device=query.device)
+    columns = token % Q + (K - Q)
+    step = Step(token, columns, token // Q, columns, last, num_pad, first, count, tuple(spans), K)
+    cache = _Cache(key, value, G, D)
+    attended = cuda.attention(qkv.view(B * Q, (H + 2 * G) * D), cache, step, Spec(H, G, D), empty=fresh)
+    return attended.view(B, Q, H, D)
+
+
+def _span(row: int, begin: int, end: int, K: int, Q: int) -> Span:
+    """The queries of a row that are no pads."""
+    first, last = max(begin - (K - Q), 0), max(end - (K - Q), 0)
+    return Span(row * Q + first, max(last - first, 0), begin)
+
+
+def _is_known(function: Callable) -> bool:
+    """Whether it hides keys as causal, windowed or bidirectional attention does; transformers composes closures."""
+    from transformers import masking_utils as masks
+
+    plain = (masks.causal_mask_function, getattr(masks, "bidirectional_mask_function", None))
+    if function in plain:
+        return True
+    code, closure = getattr(function, "__code__", None), getattr(function, "__closure__", None)
+    if code == masks.and_masks().__code__ and closure:
+        return all(map(_is_known, closure[0].cell_contents))
+    overlays = (masks.sliding_window_overlay, getattr(masks, "sliding_window_bidirectional_overlay", None))
+    return code in [overlay(1).__code__ for overlay in overlays if overlay]
