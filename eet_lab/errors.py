@@ -14,12 +14,28 @@ class RecipeError(EETError, ValueError):
     """A technique or knob that does not exist, is unavailable, or conflicts with another."""
 
 
+class BrokenTechnique(RecipeError):
+    """A technique whose own code does not make parts; `wrong` tells what it did instead."""
+
+    def __init__(self, name: str, wrong: str) -> None:
+        super().__init__(f"{name} is broken: {wrong}. Mend it, or leave {name} out.")
+        self.wrong = wrong
+
+
 class ModelError(EETError, ValueError):
     """A model that cannot be loaded: unknown, unsupported, or its checkpoint is damaged."""
 
 
 class PromptError(EETError, ValueError):
     """A prompt or generation setting that cannot be run."""
+
+
+class ScheduleError(EETError, ValueError):
+    """A batching policy that cannot be, or a request that a scheduler does not know (any more)."""
+
+
+class EngineBusy(EETError, RuntimeError):
+    """An engine that was asked for something while it is generating."""
 
 
 class KernelBuildError(EETError, RuntimeError):
@@ -63,3 +79,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of an error's message; "no message" where it has none."""
     return next(iter(str(error).splitlines()), "no message")
+
+
+def name_in_words(error: BaseException) -> str:
+    """ "PromptError" -> "Prompt error"; the base of all is just an "Error"."""
+    if type(error) is EETError:
+        return "Error"
+    name = "".join(f" {c.lower()}" if c.isupper() else c for c in type(error).__name__).strip()
+    return name.capitalize()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, field, fields
 from types import MappingProxyType
 from typing import Any
@@ -20,10 +20,25 @@ def knob(
     choices: Iterable[Any] = (),
     low: float | None = None,
     high: float | None = None,
+    label: str = "",
+    unit: str = "",
+    words: Mapping[Any, str] = MappingProxyType({}),
+    when: Mapping[str, tuple[Any, ...]] = MappingProxyType({}),
 ) -> Any:
-    """A field of a technique that the user may turn: one of `choices`, or a number from `low` to `high`."""
-    limits = MappingProxyType({"help": help, "choices": tuple(choices), "low": low, "high": high})
-    return field(default=default, metadata=limits)
+    """A field of a technique that the user may turn: one of `choices`, or a number from `low` to `high`.
+
+    `label` and `unit` are what a page calls it, and `words` what it calls a choice. `when` names other knobs and their
+    values: with others this one changes nothing, and a page leaves it out.
+    """
+    limits = {"help": help, "choices": tuple(choices), "low": low, "high": high}
+    told = {"label": label, "unit": unit, "words": words, "when": when}
+    return field(default=default, metadata=MappingProxyType({**limits, **told}))
+
+
+def matters(technique: Any, name: str) -> bool:
+    """Whether a knob of a technique changes anything, as its other knobs stand."""
+    when = next(f.metadata.get("when", {}) for f in fields(technique) if f.name == name)
+    return all(getattr(technique, other) in values for other, values in when.items())
 
 
 def check_knobs(technique: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the CUDA kernels ask of a GPU and its driver, and the newest torch that was tried.
+"""What the CUDA kernels ask of a GPU and its driver.
 
 Needs no torch, so that the doctor can tell where torch is ill.
 """
@@ -7,9 +7,6 @@ from __future__ import annotations
 
 OLDEST_GPU = (8, 0)
 """Compute capability: mma.m16n8k16 with bf16, and cp.async."""
-
-TRIED_TORCH = "2.13.0"
-"""The pin of constraints.txt, which an installed package does not have beside it."""
 
 
 def gpu_too_old(capability: tuple[int, int]) -> str | None:

@@ -6,21 +6,34 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from threading import Event
+from threading import Event, Lock, current_thread
 
 import torch
 from torch import Tensor
 
+from eet_lab.devices import present
 from eet_lab.engine.clock import RequestClock
+from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.forecast import Forecast, Forecaster
 from eet_lab.engine.generation import Generation, StepEvent, Transcript
 from eet_lab.engine.inbox import Inbox
+from eet_lab.engine.joined import joined
 from eet_lab.engine.prompts import force
 from eet_lab.engine.rehearse import Rehearser, new_cache
-from eet_lab.engine.session import MOST_SESSIONS, Session, libraries, session_key
-from eet_lab.engine.settings import Settings, checked_batch, checked_bytes, checked_prompts
+from eet_lab.engine.session import MOST_SESSIONS, Runner, Session, libraries, session_key
+from eet_lab.engine.settings import (
+    Settings,
+    checked_batch,
+    checked_bytes,
+    checked_forced,
+    checked_prompts,
+    checked_settings,
+    told,
+)
+from eet_lab.engine.slots import COLUMNS, Slots, Told, asked
 from eet_lab.engine.stream import open_stream
-from eet_lab.errors import Cancelled, ModelError
+from eet_lab.engine.tasks import Task, next_tokens
+from eet_lab.errors import Cancelled, EngineBusy, ModelError, PromptError, RecipeError, ScheduleError
 from eet_lab.memory import Lifetime, Plan
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops import native
@@ -28,39 +41,50 @@ from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import State, Step
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling import Request, Schedule
+from eet_lab.scheduling.whole import MOST, check_whole
 
 
 class Engine:
     """A model run by parts. Building one is cheap: weights are shared, nothing is compiled or allocated.
 
-    One engine runs one batch at a time, on the thread that calls it.
+    `task` makes tokens of the hidden states of each pass. An engine runs one batch at a time, on the thread that calls
+    it: while it does, `generate`, `reserve` and `close` raise EngineBusy on every other thread, and in `on_step`.
+    Errors: RecipeError for a model that one of the ops does not take.
     """
 
-    def __init__(self, model: Decoder, parts: Parts | None = None) -> None:
+    def __init__(self, model: Decoder, parts: Parts | None = None, task: Task = next_tokens) -> None:
+        _check(model, parts)
         self.parts = parts or Parts()
         for change in self.parts.weights:
             model = change(model)
-        self.model = model
+        if problem := self.parts.ops.unfit(model.config):
+            raise RecipeError(f"These parts cannot run this model: {problem}. Use plain ops, or another model.")
+        self.model, self.task = model, task
         self.memory = self.parts.memory()
         self.cache = new_cache(model, self.parts)
-        self.rehearser = Rehearser(model, self.parts)
+        self.rehearser = Rehearser(model, self.parts, task)
         self.inbox, self.canvas = Inbox(model.device), Inbox(model.device)
         self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
         self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
         self._reserved = 0, 0
         self._libraries: tuple = ()
         self._sessions: dict[tuple, Session] = {}
-        self._session: Session | None = None
+        self._session: Runner | None = None
+        self._slots: Slots | None = None
         self._cancel: Cancel | None = None
         self._asking = ""
+        self.busy = Lock()
 
     def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> None:
         """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later."""
         if self.model.device.type == "meta":
             raise ModelError("The model has shapes and no data. To run it, load it on 'cpu' or 'cuda', not on 'meta'.")
         if self.parts.ops.kernels:
-            native.prepare(self.parts.ops.kernels, progress=progress, cancel=cancel)
+            with present(self.model.device):
+                native.prepare(self.parts.ops.kernels, progress=progress, cancel=cancel)
 
+    @exclusive
     @torch.inference_mode()
     def generate(
         self,
@@ -75,15 +99,95 @@ class Engine:
 
         `on_step` is called on this thread for each finished step. `cancel` ends the run at the next step, or between
         two ops of the prefill; what was generated until then is returned. `forced` [B, max_new_tokens] replaces what
-        would be chosen (teacher forcing). Errors: PromptError before any work; OutOfMemory, after which the memory is
-        free again.
+        would be chosen (teacher forcing), and is checked as prompts are. Errors: PromptError before any work;
+        OutOfMemory, after which the memory is free again.
         """
-        clock, settings = RequestClock(), settings or Settings()
+        clock, settings = RequestClock(), checked_settings(settings)
+        self._check_idle("generate")
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
+        if forced is not None:
+            forced = checked_forced(forced, len(rows), settings.max_new_tokens, self.model.config)
         clock.once(lambda: self._prepared(cancel))
         with self._closed_on_error(rows, settings):
             return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced, clock)
 
+    @exclusive
+    @torch.inference_mode()
+    def add(self, prompt: Sequence[int], settings: Settings | None = None, *, number: int = 0) -> Request:
+        """Queue a prompt (token ids), to be continued by `step` beside those that are there already.
+
+        It joins as soon as there is a slot, and is `done` when its last token is in `generated`. It gets the tokens
+        that it would get alone: as row `number` of a batch, if it is drawn with a seed that others have too. How tokens
+        are drawn, but for the seed, is the same for all that are in flight. A slot has the columns of the last
+        `reserve`, or 1,024. All calls come from one thread.
+        Errors: RecipeError without `continuous_batching`; PromptError, after which nothing has changed; EngineBusy on
+        another thread than the first request's.
+        """
+        settings = checked_settings(settings)
+        [row] = checked_prompts([prompt], settings.max_new_tokens, self.model.config)
+        check_whole(PromptError, "number", number, 0, MOST)
+        if (schedule := self.parts.schedule) is None:
+            raise RecipeError("Requests join one by one with continuous_batching: add it to the recipe, or `generate`.")
+        if self._slots is not None and self._slots.is_deserted:
+            self._slots.drain()
+        if self._slots is None or self._slots.idle:
+            self._prepared()
+            with self._closed_on_error([row], settings):
+                columns = self._reserved[1] or min(self.model.config.context, COLUMNS)
+                self._open_slots(schedule, columns, settings, RequestClock())
+        slots = self._checked_slots("add")
+        slots.check_alike(settings)
+        request = Request(tuple(row), settings.max_new_tokens)
+        slots.add(request, asked(settings, number))
+        return request
+
+    @exclusive
+    @torch.inference_mode()
+    def step(self) -> list[Told]:
+        """One pass for all requests in flight; returns the tokens that have come to the host meanwhile.
+
+        A GPU is up to 8 passes ahead of the host. Without anything to read, it waits for what is on its way; without
+        requests it returns []. Errors: OutOfMemory, after which no request is in flight, and each has what it got.
+        """
+        if self._slots is None:
+            return []
+        slots = self._checked_slots("step")
+        with self._closed_on_error([[self.model.config.bos_id] * max(slots.capacity - 1, 1)], slots.settings):
+            return slots.step()
+
+    @exclusive
+    def cancel(self, request: Request) -> None:
+        """Let a request leave now; what it has got stays in `request.generated`.
+
+        Errors: ScheduleError for one that is unknown here, or has left.
+        """
+        if self._slots is None:
+            raise ScheduleError(f"{request!r:.80} is unknown to this engine: no request is in flight. Add it first.")
+        self._checked_slots("cancel").cancel(request)
+
+    def _checked_slots(self, name: str) -> Slots:
+        """What is in flight; EngineBusy for a call from another thread than the one that opened it."""
+        assert self._slots is not None
+        if self._slots.idle:
+            self._slots.thread = current_thread()
+        if self._slots.thread is not current_thread():
+            raise EngineBusy(
+                f"{name} was called on the thread {current_thread().name!r}, but the requests in flight belong to "
+                f"{self._slots.thread.name!r}. Call it there, such as by a queue that its loop over step() reads."
+            )
+        return self._slots
+
+    def _check_idle(self, name: str) -> None:
+        """EngineBusy while requests are in flight."""
+        if self._slots is not None and self._slots.is_deserted:
+            self._slots.drain()
+        if self._slots is not None and not self._slots.idle:
+            raise EngineBusy(
+                f"{name} cannot begin: requests are in flight that were added one by one. Call step() until they are "
+                "done, or cancel them, or build another Engine of the same model: the weights are shared."
+            )
+
+    @exclusive
     @torch.inference_mode()
     def reserve(self, num_rows: int, prompt_tokens: int, settings: Settings | None = None) -> None:
         """Hold what a batch of so many rows and such prompts needs: no smaller one then allocates an arena or a cache.
@@ -93,14 +197,16 @@ class Engine:
         placed on its own. CUDA graphs take memory of their own: each number of rows, and each bucket of columns, is
         captured when a batch first reaches it. Errors: those of `generate`. `close` gives it all back.
         """
-        settings = replace(settings or Settings(), stop=())
-        self.close()
+        settings = replace(checked_settings(settings), stop=())
+        self._check_idle("reserve")
+        self._free()
         rows = checked_batch(num_rows, prompt_tokens, settings.max_new_tokens, self.model)
         self._prepared()
         with self._closed_on_error(rows, settings):
             self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
             self._asking = "the arena of activations"
-            self.memory.reserve(self.rehearser.request(rows, settings), like=self.model.words)
+            if self.parts.schedule is None:
+                self.memory.reserve(self.rehearser.request(rows, settings), like=self.model.words)
             enough = Event()
 
             def stop_after_two(event: StepEvent) -> None:
@@ -120,10 +226,12 @@ class Engine:
     def _closed_on_error(self, rows: list[list[int]], settings: Settings) -> Iterator[None]:
         """A run that broke off in the middle may have left anything behind. What does not fit is told what would."""
         try:
-            with memory_for(lambda: self._asking, free=self.close, remedy=lambda: self.forecast(rows, settings).remedy):
+            with memory_for(lambda: self._asking, free=self._free, remedy=lambda: self.forecast(rows, settings).remedy):
                 yield
+        except PromptError:  # it comes before any work
+            raise
         except BaseException:
-            self.close()
+            self._free()
             raise
 
     def _generate(
@@ -135,11 +243,16 @@ class Engine:
         forced: Sequence[Sequence[int]] | None,
         clock: RequestClock,
     ) -> Generation:
+        if (schedule := self.parts.schedule) is not None:
+            longest = max(map(len, prompts)) + settings.max_new_tokens
+            num_rows, columns = min(schedule.max_rows, len(prompts)), max(longest, self._reserved[1])
+            slots = self._open_slots(replace(schedule, max_rows=num_rows), columns, settings, clock)
+            return joined(slots, prompts, settings, on_step, cancel, forced)
         state, first = self.parts.prompts(prompts, settings.max_new_tokens)
         ends, width, capacity = state.end.tolist(), first.extent, state.tokens.shape[1]
         if forced is not None:
             force(state, forced, settings.max_new_tokens)
-        stream = open_stream(clock, self.model.device, len(prompts), width)
+        stream = open_stream(clock, self.model.device, len(prompts))
         session = self._opened(state, first, settings, clock)
         stop = settings.stop if forced is None else ()
         transcript = Transcript(ends, width, settings.max_new_tokens, capacity - width, stop)
@@ -173,7 +286,8 @@ class Engine:
 
         There is one at a time, but for those that a reservation covers: they share what is reserved.
         """
-        sampling, (num_rows, capacity) = settings.sampling(torch.device("cpu")), state.tokens.shape
+        num_rows, capacity = state.tokens.shape
+        sampling = settings.sampling(num_rows)
         is_covered = num_rows <= self._reserved[0] and capacity <= self._reserved[1]
         if is_covered:
             capacity = self._reserved[1]
@@ -193,6 +307,17 @@ class Engine:
             self._session = self._sessions[key] = Session(self, key, state, first, sampling)
         return self._session
 
+    def _open_slots(self, schedule: Schedule, columns: int, settings: Settings, clock: RequestClock) -> Slots:
+        """Slots with nobody in them: those that are there, if they suit, else new ones."""
+        key = schedule, settings.sampling(1)[:3], libraries(self.parts.ops.kernels)
+        slots = self._slots
+        if slots is None or slots.key != key or slots.capacity < columns:
+            self._drop_sessions()
+            self._asking = f"the KV cache [{schedule.max_rows} rows x {columns} columns]"
+            self._session = self._slots = slots = Slots(self, key, schedule, columns, settings)
+        slots.begin(clock)
+        return slots
+
     def lifetimes(
         self, prompts: Sequence[Sequence[int]], settings: Settings | None = None
     ) -> dict[str, tuple[Lifetime, ...]]:
@@ -200,7 +325,7 @@ class Engine:
 
         Rehearsed on meta tensors: no GPU is needed, nothing is computed, and a model without data does as well.
         """
-        settings = settings or Settings()
+        settings = checked_settings(settings)
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
         passes = self.rehearser.request(rows, settings)
         return {name: self.memory.traced(rehearsal) for name, rehearsal in passes.items()}
@@ -214,7 +339,7 @@ class Engine:
         and this machine for a model of shapes alone (on "meta").
         Errors: PromptError for what could not run in any memory, or is no number of bytes.
         """
-        settings = settings or Settings()
+        settings = checked_settings(settings)
         checked_bytes("free_bytes", free_bytes)
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
         forecaster = Forecaster(self.rehearser, self.parts, settings)
@@ -245,8 +370,12 @@ class Engine:
         session = self._session
         return 0 if session is None else getattr(session.launch, "captures", 0)
 
+    @exclusive
     def close(self) -> None:
         """Give back all memory but the weights; the engine can be used again."""
+        self._free()
+
+    def _free(self) -> None:
         self._drop_sessions()
         for held in (self.cache, self.inbox, self.canvas):
             held.close()
@@ -256,7 +385,9 @@ class Engine:
     def _drop_sessions(self) -> None:
         for session in self._sessions.values():
             session.close()
-        self._session, self._sessions = None, {}
+        if self._slots is not None:
+            self._slots.close()
+        self._session, self._sessions, self._slots = None, {}, None
 
     def _empty(
         self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str
@@ -266,3 +397,21 @@ class Engine:
             raise Cancelled("The run was stopped.")
         self._asking = name
         return self.memory.empty(name, shape, like, dtype, op=op)
+
+
+def _check(model: Decoder, parts: Parts | None) -> None:
+    """EETError for what an engine cannot be built from, with what it takes instead."""
+    if not isinstance(model, Decoder):
+        given, instead = told(model), "eet_lab.load('demo').decoder"
+        if isinstance(getattr(model, "decoder", None), Decoder):
+            given, instead = f"a {type(model).__name__}", "model.decoder"
+        elif isinstance(model, str):
+            instead = f"eet_lab.load({model!r}).decoder"
+        raise ModelError(f"Engine takes a Decoder, not {given}: give it {instead}.")
+    if parts is not None and not isinstance(parts, Parts):
+        given, instead = told(parts), "Recipe.parse('all').parts"
+        if isinstance(getattr(parts, "parts", None), Parts):
+            given, instead = f"a {type(parts).__name__}", "recipe.parts"
+        elif isinstance(parts, str):
+            instead = f"Recipe.parse({parts!r}).parts"
+        raise RecipeError(f"Engine takes Parts, not {given}: give it {instead}.")

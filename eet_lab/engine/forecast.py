@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from eet_lab.engine.rehearse import HOST, Rehearser
+from eet_lab.engine.rehearse import Rehearser
 from eet_lab.engine.settings import Settings
 from eet_lab.memory import live_bytes
 from eet_lab.monitor import free_bytes_of
@@ -169,7 +169,7 @@ class Forecaster:
         bos = self._rehearser.model.config.bos_id
         num_new = self._settings.max_new_tokens if num_new is None else num_new
         state, first = self._parts.prompts([[bos] * length for length in lengths], num_new)
-        passes = self._rehearser.passes(state, first, self._settings.sampling(HOST))
+        passes = self._rehearser.passes(state, first, self._settings.sampling(len(lengths)))
         if outline:
             passes = {name: rehearsal.outlines() for name, rehearsal in passes.items()}
         memory, capacity = self._parts.memory(), state.tokens.shape[1]

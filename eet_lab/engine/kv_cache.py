@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops.types import Step
+from eet_lab.scheduling import Ledger, Slab
 
 
 class LayerKV:
@@ -40,6 +41,9 @@ class KVCache(ABC):
     generation = 0
     """Grows when `open` had to move, and addresses are void that a captured graph may hold."""
 
+    ledger: Ledger
+    """Which columns are whose, since it was opened: what a scheduler asks."""
+
     def __init__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor) -> None:
         self.num_layers, self.num_heads, self.head_dim, self.like = num_layers, num_heads, head_dim, like
         self._num_pad: Sequence[int] = ()
@@ -52,11 +56,16 @@ class KVCache(ABC):
     def open(self, num_pad: Sequence[int], capacity: int) -> None:
         """Forget everything, for a batch whose rows have so many pads, and at most `capacity` columns."""
         self._num_pad, self._kept, self._extent = num_pad, (), 0
+        self.ledger = Slab(len(num_pad), capacity)
         self._open(len(num_pad), capacity)
 
     def reach(self, extent: int) -> None:
-        """Before a step is launched: columns [0, extent) will exist. Never part of what is captured."""
+        """Before a step is launched: columns [0, extent) of all rows will exist. Never part of what is captured."""
         self._extent = extent
+
+    def mirror(self) -> None:
+        """Before a step is launched: what the ledger changed reaches the device. Never part of what is captured."""
+        return  # a rectangle lies where it lies
 
     @abstractmethod
     def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
@@ -80,7 +89,7 @@ class KVCache(ABC):
         return 0
 
     def keep(self, num_columns: Sequence[int]) -> None:
-        """Once a run is over: how many columns of each row stand for a token of its prompt or of its answer."""
+        """How many columns of each row stand for a token of its prompt or of its answer, where a row may have ended."""
         self._kept = tuple(num_columns)
 
     @property

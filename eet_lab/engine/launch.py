@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
 import torch
+
+from eet_lab.threads import no_collection
 
 Decode = Callable[..., None]
 
@@ -58,7 +58,8 @@ class Graphs:
         current = torch.cuda.current_stream()
         graph, stream = torch.cuda.CUDAGraph(), _capture_stream(current.device_index)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream), _no_collection():
+        # The collector might destroy a graph of an earlier session, which ends a capture with an error.
+        with torch.cuda.stream(stream), no_collection():
             # Thread-local: the threads that watch the run may ask the driver things meanwhile.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -73,15 +74,3 @@ class Graphs:
 def _capture_stream(device_index: int) -> torch.cuda.Stream:
     """One for all captures: cuBLAS keeps a workspace of 32 MiB for each stream that it has seen."""
     return torch.cuda.Stream(device_index)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Python's garbage collector might destroy a graph of an earlier session, which ends a capture with an error."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from eet_lab.engine.kv_cache import KVCache
 from eet_lab.ops.types import Step
+from eet_lab.scheduling import HIDDEN
+from eet_lab.scheduling import Pages as Ledger
 
 PAGE = 16
 """Columns of a page: what decode attention reads at a time."""
-
-HIDDEN = 0
-"""The page for all that no query sees: pads, and columns that are not reached yet. Its numbers are finite."""
 
 
 class Pages(KVCache):
@@ -30,22 +29,26 @@ class Pages(KVCache):
     block_table: Tensor  # [B,blocks] int32
     keys: Tensor  # [L,P,G,page,D]
     values: Tensor
+    ledger: Ledger
 
-    def __init__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor, page: int) -> None:
+    def __init__(
+        self, num_layers: int, num_heads: int, head_dim: int, like: Tensor, page: int, num_pages: int | None = None
+    ) -> None:
         super().__init__(num_layers, num_heads, head_dim, like)
-        self.page = page
+        self.page, self._limit = page, num_pages
         self._entries: Tensor
         self._host_entries: Tensor
-        self._free: list[int]  # pages of no row
-        self._reached = 0  # blocks whose pages are taken
+        self._hidden: list[int]  # blocks of each row that are nothing but pads
+        self._reached = 0  # columns whose pages are taken
         self.close()
 
     def _open(self, num_rows: int, capacity: int) -> None:
         num_blocks = -(-capacity // self.page)
-        self._hold(1 + sum(num_blocks - pad // self.page for pad in self._num_pad), num_rows * num_blocks)
+        self._hidden = [pad // self.page for pad in self._num_pad]
+        self._hold(self._limit or 1 + num_rows * num_blocks - sum(self._hidden), num_rows * num_blocks)
         self.keys.zero_()  # a dense mask multiplies what it hides by 0, and 0 * NaN is NaN
         self.values.zero_()
-        self._free = list(range(self.num_pages - 1, HIDDEN, -1))  # what the batch before had is given back
+        self.ledger = Ledger(self.num_pages, self.page, num_rows)  # what the batch before had is given back
         self._reached = 0
         self._on_host = self._host_entries[: num_rows * num_blocks].fill_(HIDDEN).view(num_rows, num_blocks)
         self.block_table = self._entries[: num_rows * num_blocks].view(num_rows, num_blocks)
@@ -61,21 +64,28 @@ class Pages(KVCache):
         if num_entries > len(self._entries):
             self._entries = self.like.new_empty(num_entries, dtype=torch.int32)
             self.generation += 1
-            self._host_entries = torch.empty(num_entries, dtype=torch.int32, pin_memory=self.like.is_cuda)
+            self._host_entries = torch.empty(num_entries, dtype=torch.int32)
 
     def reach(self, extent: int) -> None:
         """Take pages for columns [0, extent): a row takes one for each block of columns that is not all pads."""
         super().reach(extent)
-        blocks = range(self._reached, -(-extent // self.page))
-        if not blocks:
+        if extent <= self._reached:
+            return
+        self._reached = -(-extent // self.page) * self.page
+        for row, hidden in enumerate(self._hidden):
+            self.ledger.reach(row, extent - hidden * self.page)
+        self.mirror()
+
+    def mirror(self) -> None:
+        changes = self.ledger.take_changes()
+        if not changes:
             return
         entries = self._on_host.numpy()
-        for block in blocks:
-            for row, pad in enumerate(self._num_pad):
-                if pad < (block + 1) * self.page:
-                    entries[row, block] = self._free.pop()
-        self._reached = blocks.stop
-        # Earlier entries stay as they are, so it does not matter when the copy before this one reads them.
+        for row in changes:
+            pages, begin = self.ledger.table[row], self._hidden[row]
+            entries[row] = HIDDEN
+            entries[row, begin : begin + len(pages)] = pages
+        # The driver has taken the entries when the call returns, as this memory is not pinned: so they may change.
         self.block_table.copy_(self._on_host, non_blocking=True)
 
     def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
@@ -86,7 +96,7 @@ class Pages(KVCache):
         self.keys = self.values = self.like.new_empty(0)
         self._entries = self.block_table = self.like.new_empty(0, dtype=torch.int32)
         self._host_entries = self._on_host = torch.empty(0, dtype=torch.int32)
-        self._free, self._num_pad = [], ()
+        self.ledger, self._hidden, self._num_pad = Ledger(2, self.page, 1), [], ()
 
     @property
     def num_pages(self) -> int:
@@ -95,7 +105,7 @@ class Pages(KVCache):
 
     @property
     def num_free_pages(self) -> int:
-        return len(self._free)
+        return self.ledger.free if self.num_pages else 0
 
     @property
     def taken_bytes(self) -> int:
@@ -109,9 +119,10 @@ class Pages(KVCache):
 
 @dataclass(frozen=True)
 class PagedKV:
-    """A KV cache part: pages of `page` columns."""
+    """A KV cache part: pages of `page` columns, as many as the batch could fill or `num_pages`, one of them hidden."""
 
     page: int = PAGE
+    num_pages: int | None = None
 
     def __call__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor) -> Pages:
-        return Pages(num_layers, num_heads, head_dim, like, self.page)
+        return Pages(num_layers, num_heads, head_dim, like, self.page, self.num_pages)

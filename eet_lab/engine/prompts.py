@@ -15,6 +15,9 @@ from eet_lab.ops.types import Span, State, Step
 Prompts = Sequence[Sequence[int]]
 _tensor = torch.from_numpy
 
+LOGGED = 16
+"""Passes whose tokens stay on the device until the host has read them: twice as many as it may be behind."""
+
 
 def token_by_token(prompts: Prompts, room: int) -> tuple[State, Step]:
     """The baseline: prompts start in column 0 and are read one column a step, as FasterTransformer v3.1 did.
@@ -52,6 +55,7 @@ def lay_out(prompts: Prompts, room: int, num_pad: Sequence[int], width: int) -> 
     for row, (prompt, pad) in enumerate(zip(prompts, num_pad, strict=True)):
         tokens[row, pad : pad + len(prompt)] = prompt
     pads = np.array(num_pad, np.int64)
+    ends = pads + [len(prompt) for prompt in prompts]
     rows, columns = np.divmod(np.arange(B * width), width)
     first, count = np.arange(B) * width + pads, width - pads
     step = Step(
@@ -68,10 +72,13 @@ def lay_out(prompts: Prompts, room: int, num_pad: Sequence[int], width: int) -> 
     )
     state = State(
         tokens=_tensor(tokens),
-        end=_tensor(pads + [len(prompt) for prompt in prompts]),
-        column=torch.tensor([width - 1]),
-        ids=_tensor(tokens[:, width - 1].copy()),
-        positions=_tensor(width - 1 - pads),
+        end=_tensor(ends),
+        limit=_tensor(ends + (room - 1)),
+        columns=_tensor(pads.copy()),
+        ids=_tensor(tokens[np.arange(B), pads]),
+        positions=_tensor(np.zeros_like(pads)),
+        log=_tensor(np.zeros((LOGGED, B), np.int64)),
+        num_passes=_tensor(np.zeros(1, np.int64)),
     )
     return state, step
 
@@ -111,7 +118,7 @@ def decode_step(state: State, num_pad: torch.Tensor, spans: Sequence[Span], exte
         ids=state.ids,
         positions=state.positions,
         rows=each,
-        columns=state.column.expand(len(each)),
+        columns=state.columns,
         last=each,
         num_pad=num_pad,
         first=each,

@@ -14,25 +14,27 @@ from torch.overrides import TorchFunctionMode
 from eet_lab.engine.kv_cache import KVCache
 from eet_lab.engine.prompts import decode_step
 from eet_lab.engine.settings import Settings
+from eet_lab.engine.tasks import Task
 from eet_lab.engine.trace import Rehearsal, Trace
 from eet_lab.models.decoder import Decoder, mapped, tensors
+from eet_lab.models.encoder import Encoder
 from eet_lab.ops.types import Sampling, State, Step
 
 if TYPE_CHECKING:
     from eet_lab.parts import Parts
 
 Moved = TypeVar("Moved", State, Step)
-HOST, META = torch.device("cpu"), torch.device("meta")
+META = torch.device("meta")
 
 TELLING = 3
 """Layers that tell what any number of the same does: a first one, a last one, and one between others."""
 
 
 class Rehearser:
-    """A model without its data, and the parts that run it."""
+    """A model without its data, the parts that run it, and what is made of a pass."""
 
-    def __init__(self, model: Decoder, parts: Parts) -> None:
-        self._given, self._parts = model, parts
+    def __init__(self, model: Decoder, parts: Parts, task: Task) -> None:
+        self._given, self._parts, self._task = model, parts, task
 
     @cached_property
     def model(self) -> Decoder:
@@ -41,7 +43,7 @@ class Rehearser:
     def request(self, prompts: Sequence[Sequence[int]], settings: Settings) -> dict[str, Rehearsal]:
         """The passes of such prompts: {"prefill": ..., "decode": ...}, the latter the longest step."""
         state, first = self._parts.prompts(prompts, settings.max_new_tokens)
-        return self.passes(state, first, settings.sampling(HOST))
+        return self.passes(state, first, settings.sampling(len(prompts)))
 
     def passes(
         self, state: State, first: Step, sampling: Sampling, capacity: int | None = None
@@ -72,12 +74,13 @@ class Rehearser:
         parts, model = self._parts, self.model._replace(layers=self.model.layers[:num_layers])
         ops = parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
         mask = partial(parts.mask, empty=partial(trace.empty, op="mask"))
-        cache, seed = new_cache(model, parts), sampling.seed.to(META)
+        cache, noise = new_cache(model, parts), sampling.noise.to(META)
         cache.open([0] * len(step.spans), step.extent)
         with nullcontext() if parts.ops.kernels else NoArithmetic():  # ops over kernels know a rehearsal themselves
             on_meta = moved(step, META)
-            token = parts.forward(model, ops, mask, list(cache), on_meta, sampling._replace(seed=seed))
-            ops.advance(moved(state, META), token)
+            hidden = parts.forward(model, ops, mask, list(cache), on_meta)
+            token = self._task(model, ops, hidden, on_meta, sampling._replace(noise=noise))
+            ops.advance(moved(state, META), token, on_meta.count)
 
 
 class NoArithmetic(TorchFunctionMode):
@@ -101,10 +104,10 @@ class NoArithmetic(TorchFunctionMode):
 
 def new_cache(model: Decoder, parts: Parts) -> KVCache:
     """The KV cache that the parts ask for, on the model's device; nothing is held until it is opened."""
-    return parts.kv_cache(len(model.layers), model.config.num_heads, model.config.head_dim, model.words)
+    return parts.kv_cache(len(model.layers), model.config.num_kv_heads, model.config.head_dim, model.words)
 
 
-def are_alike(model: Decoder) -> bool:
+def are_alike(model: Decoder | Encoder) -> bool:
     """Whether all layers have the same shapes and types."""
     return len({tuple((t.shape, t.dtype) for t in tensors(layer)) for layer in model.layers}) <= 1
 

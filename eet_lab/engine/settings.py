@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from reprlib import repr as shortened
 from typing import Any
 
 import torch
@@ -14,8 +14,12 @@ from eet_lab.errors import OutOfMemory, PromptError, did_you_mean
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
 from eet_lab.monitor.free import free_bytes_of
+from eet_lab.ops.reference import noise_keys
 from eet_lab.ops.types import Sampling
+from eet_lab.words import counted, told
 
+MOST = 2**31 - 1
+"""Of tokens: kernels count them in ints."""
 COLDEST = 1e-4
 """The lowest temperature that still draws: far below it, scores overflow in fp32."""
 
@@ -36,21 +40,24 @@ class Settings:
 
     def __post_init__(self) -> None:
         limits = {
-            "max_new_tokens": (_whole(self.max_new_tokens, 1), "a whole number of at least 1"),
+            "max_new_tokens": (_whole(self.max_new_tokens, 1, MOST), f"a whole number from 1 to {MOST:,}"),
             "temperature": (
                 _real(self.temperature) and (self.temperature == 0 or self.temperature >= COLDEST),
                 f"0 (greedy) or a finite number of at least {COLDEST}",
             ),
-            "top_k": (_whole(self.top_k, 0), "0 (no limit) or a positive whole number"),
+            "top_k": (_whole(self.top_k, 0, MOST), f"0 (no limit) or a whole number up to {MOST:,}"),
             "top_p": (_real(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),
-            "seed": (_whole(self.seed, 0) and self.seed < 2**62, "a whole number from 0 to 2**62 - 1"),
+            "seed": (_whole(self.seed, 0, 2**62 - 1), "a whole number from 0 to 2**62 - 1"),
         }
         for name, (fine, limit) in limits.items():
             if not fine:
-                raise PromptError(f"{name} is {getattr(self, name)!r}, but it must be {limit}.")
+                raise PromptError(f"{name} is {told(getattr(self, name))}, but it must be {limit}.")
+        if not isinstance(self.stop, Iterable):
+            some = f"({told(self.stop)},)" if _whole(self.stop, 0) else "() for none"
+            raise PromptError(f"stop is {told(self.stop)}, but it must be token ids in a tuple: {some}.")
         object.__setattr__(self, "stop", tuple(self.stop))
-        if bad := [token for token in self.stop if not _whole(token, 0)]:
-            raise PromptError(f"stop holds {bad[0]!r}, but stop tokens are token ids: whole numbers from 0.")
+        if bad := [token for token in self.stop if not _whole(token, 0, MOST)]:
+            raise PromptError(f"stop holds {told(bad[0])}, but stop tokens are token ids: whole numbers from 0.")
 
     @classmethod
     def of(cls, **settings: Any) -> Settings:
@@ -61,30 +68,25 @@ class Settings:
             raise PromptError(f"There is no setting {unknown[0]!r}.{hint} There are {', '.join(names)}.")
         return cls(**settings)
 
-    def sampling(self, device: torch.device) -> Sampling:
-        """The same as the ops read it."""
-        seed = torch.tensor([self.seed], device=device)
-        return Sampling(float(self.temperature), self.top_k, float(self.top_p), seed)
+    def sampling(self, num_rows: int, device: torch.device | str = "cpu") -> Sampling:
+        """The same as the ops read it, for a batch of so many rows."""
+        noise = noise_keys(self.seed, num_rows, device)
+        return Sampling(float(self.temperature), self.top_k, float(self.top_p), noise)
+
+
+def checked_settings(settings: Settings | None) -> Settings:
+    """The same, or the default ones; PromptError for what is none."""
+    if settings is None or isinstance(settings, Settings):
+        return settings or Settings()
+    how = "Settings(**settings)" if isinstance(settings, dict) else "such as Settings(max_new_tokens=64)"
+    raise PromptError(f"settings is {told(settings)}, but it must be Settings, {how}.")
 
 
 def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, config: Config) -> list[list[int]]:
     """The prompts as lists of token ids, an empty one as BOS; PromptError for what cannot run."""
-    if not prompts:
+    rows = [row or [config.bos_id] for row in _checked_rows("prompts", "Prompt {}", prompts, config)]
+    if not rows:
         raise PromptError("There are no prompts; give at least one (an empty one starts from BOS).")
-    for number, prompt in enumerate(prompts, 1):
-        if isinstance(prompt, str):
-            told = shortened(prompt)
-            raise PromptError(f"Prompt {number} is text, {told}; an engine takes tokens: model.encode(text).")
-    rows = [list(prompt) or [config.bos_id] for prompt in prompts]
-    for number, row in enumerate(rows, 1):
-        if set(map(type, row)) == {int} and min(row) >= 0 and max(row) < config.vocab_size:
-            continue  # it is checked with every request, so not token by token
-        for token in row:
-            if not (_whole(token, 0) and token < config.vocab_size):
-                raise PromptError(
-                    f"Prompt {number} holds the token {token!r}, but the model's vocabulary ends at "
-                    f"{config.vocab_size - 1}; was it encoded with another tokenizer?"
-                )
     longest = max(range(len(rows)), key=lambda number: len(rows[number]))  # its remedy suits all
     length = len(rows[longest])
     if length + max_new_tokens > config.context:
@@ -95,6 +97,62 @@ def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, confi
     return rows
 
 
+def checked_forced(
+    forced: Sequence[Sequence[int]], num_rows: int, max_new_tokens: int, config: Config
+) -> list[list[int]]:
+    """What shall be generated, as lists of token ids, one for each prompt; PromptError for what is not that."""
+    rows = _checked_rows("forced", "Row {} of forced", forced, config)
+    if len(rows) != num_rows:
+        raise PromptError(
+            f"forced has {counted(len(rows), 'row')} for {counted(num_rows, 'prompt')}; give each prompt a row."
+        )
+    for number, row in enumerate(rows, 1):
+        if len(row) != max_new_tokens:
+            raise PromptError(
+                f"Row {number} of forced has {counted(len(row), 'token')}, but max_new_tokens is {max_new_tokens}; "
+                "give as many."
+            )
+    return rows
+
+
+def _checked_rows(name: str, each: str, rows: Sequence[Sequence[int]], config: Config) -> list[list[int]]:
+    """Lists of token ids as they are; PromptError for what are none. `each` is what one of them is called."""
+    if isinstance(rows, str):
+        raise PromptError(f"{name} is text, {told(rows)}; an engine takes tokens: [model.encode(text)].")
+    if not _is_list(rows):
+        raise PromptError(f"{name} is {_named(rows)}, but it must be a list of lists of token ids{_listed(rows)}.")
+    for number, row in enumerate(rows, 1):
+        who = each.format(number)
+        if isinstance(row, str):
+            raise PromptError(f"{who} is text, {told(row)}; an engine takes tokens: model.encode(text).")
+        if not _is_list(row):
+            alone = "; a single prompt is a list in a list: [[1, 2, 3]]" if isinstance(row, int) else ""
+            raise PromptError(f"{who} is {_named(row)}, but it must be a list of token ids{_listed(row)}{alone}.")
+        if not row or (set(map(type, row)) == {int} and min(row) >= 0 and max(row) < config.vocab_size):
+            continue  # it is checked with every request, so not token by token
+        for token in row:
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise PromptError(f"{who} holds {told(token)}, but token ids are ints; an array's tolist() gives them.")
+            if not 0 <= token < config.vocab_size:
+                raise PromptError(
+                    f"{who} holds the token {told(token)}, but the model's vocabulary ends at "
+                    f"{config.vocab_size - 1}; was it encoded with another tokenizer?"
+                )
+    return list(map(list, rows))
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def _named(value: object) -> str:
+    return f"a {type(value).__name__}" if hasattr(value, "tolist") else told(value)
+
+
+def _listed(value: object) -> str:
+    return ", such as its tolist()" if hasattr(value, "tolist") else ""
+
+
 def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model: Decoder) -> list[list[int]]:
     """So many prompts of so many BOS; PromptError for what cannot run, OutOfMemory where keys and values alone are too
     many.
@@ -102,7 +160,7 @@ def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model:
     config = model.config
     for name, value in (("num_rows", num_rows), ("prompt_tokens", prompt_tokens)):
         if not _whole(value, 1):
-            raise PromptError(f"{name} is {shortened(value)}, but it must be a whole number from 1 on.")
+            raise PromptError(f"{name} is {told(value)}, but it must be a whole number from 1 on.")
     columns = prompt_tokens + max_new_tokens
     if columns > config.context:
         raise PromptError(
@@ -119,10 +177,27 @@ def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model:
     return [[config.bos_id] * prompt_tokens] * num_rows
 
 
+def checked_texts(texts: Sequence[Sequence[int]], config: Config, truncate: bool = False) -> list[list[int]]:
+    """What an encoder reads, as lists of token ids; PromptError for what cannot be read.
+
+    `truncate` cuts what is longer than the context; its last token stays, which marks a text's end.
+    """
+    rows = _checked_rows("texts", "Text {}", texts, config)
+    for number, row in enumerate(rows, 1):
+        if not row:
+            raise PromptError(f"Text {number} has no tokens; give it one at least, such as the one that begins a text.")
+        if len(row) > config.context and not truncate:
+            raise PromptError(
+                f"Text {number} has {len(row):,} tokens, but this encoder reads at most {config.context:,}. Shorten "
+                "it, or cut all texts with truncate=True."
+            )
+    return [row if len(row) <= config.context else [*row[: config.context - 1], row[-1]] for row in rows]
+
+
 def checked_bytes(name: str, value: int | None) -> None:
     """PromptError for what is no number of bytes; None is fine."""
     if value is not None and not _whole(value, 0):
-        raise PromptError(f"{name} is {shortened(value)}, but it must be a whole number of bytes from 0 on, or None.")
+        raise PromptError(f"{name} is {told(value)}, but it must be a whole number of bytes from 0 on, or None.")
 
 
 def remedy(room: int) -> str:
@@ -130,9 +205,11 @@ def remedy(room: int) -> str:
     return f"Ask for at most {room} new tokens, or shorten it." if room > 0 else "Shorten the prompt."
 
 
-def _whole(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+def _whole(value: object, least: int, most: float = math.inf) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def _real(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """A finite number; also of ints that no float holds, which `math.isfinite` does not take."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and -sys.float_info.max <= value <= sys.float_info.max  # type: ignore[operator]

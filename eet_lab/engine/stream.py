@@ -48,11 +48,11 @@ class PinnedRing:
     """Pinned slots with an event each: the host runs at most `depth` steps ahead and never waits for the newest.
 
     A copy between two steps would hold up the second, so copies have a stream of their own.
-    What they read stays as it is: a step writes one column of the canvas, and no other step writes that.
+    What they read stays as it is: the state's log has more rows than the host may be steps behind.
     """
 
-    def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, column: int, depth: int = 8) -> None:
-        """The first step writes `column`.
+    def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, depth: int = 8) -> None:
+        """The first step is the state's first pass.
 
         Nothing of the request is on the device yet, so both clocks agree where the stream has nothing else to do.
         """
@@ -60,18 +60,18 @@ class PinnedRing:
         self._start.record()
         self._clock, self._before_ms = clock, clock.since_ms()
         self._slots = torch.empty(depth, num_rows, dtype=torch.long, pin_memory=True)
-        self._column, self._depth = column, depth
+        self._num_passes, self._depth = 0, depth
         self._waiting: deque[tuple[int, torch.cuda.Event]] = deque()
         self._copies = _copy_stream(device.index)
 
     def push(self, state: State) -> list[StepTokens]:
         arrived = self._collect(keep=self._depth - 1)
-        slot, event = self._column % self._depth, torch.cuda.Event(enable_timing=True)
+        slot, event = self._num_passes % self._depth, torch.cuda.Event(enable_timing=True)
         self._copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._copies):
-            self._slots[slot].copy_(state.tokens[:, self._column], non_blocking=True)
+            self._slots[slot].copy_(state.log[self._num_passes % len(state.log)], non_blocking=True)
             event.record()
-        self._column += 1
+        self._num_passes += 1
         self._waiting.append((slot, event))
         return arrived
 
@@ -93,6 +93,6 @@ def _copy_stream(device_index: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device_index)
 
 
-def open_stream(clock: RequestClock, device: torch.device, num_rows: int, column: int) -> TokenStream:
-    """The stream that suits the device, for steps of which the first writes `column`; opened before any work there."""
-    return PinnedRing(clock, device, num_rows, column) if device.type == "cuda" else HostStream(clock)
+def open_stream(clock: RequestClock, device: torch.device, num_rows: int) -> TokenStream:
+    """The stream that suits the device; opened before any work there."""
+    return PinnedRing(clock, device, num_rows) if device.type == "cuda" else HostStream(clock)

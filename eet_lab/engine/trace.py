@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from eet_lab.memory import Lifetime
+from eet_lab.memory import Lifetime, live_bytes
 from eet_lab.memory.lifetimes import aligned
 
 
@@ -35,6 +35,10 @@ class Trace:
         """All lifetimes in order of first use; what is still alive lives to the end."""
         self._bury(even_alive=True)
         return tuple(life for life in self._lifetimes if life is not None)
+
+    def adopt(self, lifetimes: Sequence[Lifetime]) -> None:
+        """Take these for what was asked for."""
+        self._lifetimes = [*lifetimes]
 
     def _bury(self, even_alive: bool = False) -> None:
         last, alive = len(self._lifetimes) - 1, []
@@ -78,6 +82,24 @@ def covers(larger: Sequence[Lifetime], smaller: Sequence[Lifetime]) -> bool:
         a.num_bytes >= b.num_bytes and (a.name, a.op, a.first, a.last) == (b.name, b.op, b.first, b.last)
         for a, b in zip(larger, smaller, strict=True)
     )
+
+
+def bounding(rehearsals: Sequence[Rehearsal]) -> Rehearsal:
+    """One rehearsal whose offsets serve all of these passes: what they ask for, each buffer as large as the largest.
+
+    Its outline is that of the pass that needs the most at once.
+    """
+
+    def run(trace: Trace) -> None:
+        each = [rehearsal.lifetimes() for rehearsal in rehearsals]
+        sizes = (max(life.num_bytes for life in same) for same in zip(*each, strict=True))
+        trace.adopt([replace(life, num_bytes=size) for life, size in zip(each[0], sizes, strict=True)])
+
+    def outline(trace: Trace) -> None:
+        each = (rehearsal.outlined() for rehearsal in rehearsals)
+        trace.adopt(max(each, key=lambda lifetimes: max(live_bytes(lifetimes), default=0)))
+
+    return Rehearsal(tuple(rehearsal.key for rehearsal in rehearsals), run, outline)
 
 
 def _traced(run: Callable[[Trace], None]) -> tuple[Lifetime, ...]:

@@ -1,6 +1,7 @@
 """One file per optimization. To add one: write the file, and add its line here (the order is that of every list)."""
 
 from eet_lab.technique import register
+from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.techniques.cuda_graphs import CudaGraphs
 from eet_lab.techniques.dependent_launch import DependentLaunch
 from eet_lab.techniques.fused_kernels import FusedKernels
@@ -22,11 +23,13 @@ for technique in (
     FusedSampling,
     CudaGraphs,
     DependentLaunch,
+    ContinuousBatching,
     Int8Weights,
 ):
     register(technique)
 
 __all__ = [
+    "ContinuousBatching",
     "CudaGraphs",
     "DependentLaunch",
     "FusedKernels",

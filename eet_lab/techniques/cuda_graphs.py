@@ -19,19 +19,27 @@ class CudaGraphs(Technique):
     the GPU's pace.
 
     A replay repeats addresses and grid sizes, so it needs `memory_reuse`, whose buffers do not move, and each graph
-    serves a bucket of lengths: the kernels read the true length from the device.
+    serves a bucket of lengths: the kernels read the true length from device memory.
 
-    Expect the time per token to fall to the sum of the kernels' own times, the more so the smaller the model.
+    Expect the time per token to fall to the sum of the kernels' own times. Small models gain most.
 
     Source: CUDA graphs for decoding as in gpt-fast and vLLM.
     """
 
     name: ClassVar[str] = "cuda_graphs"
     title: ClassVar[str] = "CUDA graphs"
+    lesson: ClassVar[str] = "04_decode_speed"
     requires: ClassVar[tuple[str, ...]] = ("memory_reuse",)
     numerics: ClassVar[str] = "reordered"
 
-    bucket: int = knob(256, "Columns that one captured graph serves.", low=16, high=4096)
+    bucket: int = knob(
+        256,
+        "Each captured graph covers this many columns of the KV cache.",
+        label="Columns per graph",
+        unit="columns",
+        low=16,
+        high=4096,
+    )
 
     def apply(self, parts: Parts) -> Parts:
         return replace(parts, launch=GraphLaunch(self.bucket))

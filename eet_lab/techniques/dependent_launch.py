@@ -21,25 +21,26 @@ class DependentLaunch(Technique):
     """Let a kernel begin, and request its weights, while the one ahead of it still works.
 
     Between two kernels the GPU is idle: the last block of the first must end and its results be written, the second
-    must be started, and its first weights must come all the way from memory. With this, the second one's blocks start
-    as soon as there is room for them; they request what no kernel of the step writes (weights, and keys and values of
-    earlier steps), and only then wait for the kernel ahead. What they compute stays the same, to the bit.
+    must be started, and its first weights must arrive from memory. With this technique, the second one's blocks start
+    as soon as a multiprocessor has room for them. They prefetch what no kernel of the step writes (weights, and keys
+    and values of earlier steps), and only then wait for the previous kernel. The results are the same, bit for bit.
 
-    Every kernel of ours takes part. PyTorch's own, which stand around the layers without `fused_sampling`, and the
-    longer passes' matrix products begin when all before them has ended, as ever.
+    All kernels of EET Lab take part. PyTorch's own kernels, which run around the layers without `fused_sampling`, and
+    the matrix products of longer passes still start when everything before them has ended.
 
-    Columns of the KV cache that earlier steps wrote are read ahead, so they must lie still: it needs `memory_reuse`,
-    since a cache that grows is copied in every step.
+    Columns of the KV cache that earlier steps wrote are prefetched, so they must not move. That needs `memory_reuse`,
+    since a growing cache is copied in every step.
 
-    Expect each launch of a decode step to cost less: the more of them there are for the bytes that they read, the
-    greater the share. Without `cuda_graphs` Python launches too slowly for any kernel to begin early.
+    Expect each launch of a decode step to cost less. The gain is largest where kernels read few bytes each. Without
+    `cuda_graphs` Python launches too slowly for any kernel to begin early.
 
-    Source: NVIDIA's programmatic dependent launch (Hopper, 2022); to request weights before the wait as in TensorRT-LLM
-    and in "Look Ma, No Bubbles!" (Hazy Research, 2025).
+    Source: NVIDIA's programmatic dependent launch (Hopper, 2022); prefetching weights before the wait as in
+    TensorRT-LLM and in "Look Ma, No Bubbles!" (Hazy Research, 2025).
     """
 
     name: ClassVar[str] = "dependent_launch"
     title: ClassVar[str] = "Dependent launch"
+    lesson: ClassVar[str] = "04_decode_speed"
     requires: ClassVar[tuple[str, ...]] = ("memory_reuse", "fused_kernels")
     wraps: ClassVar[bool] = True
 

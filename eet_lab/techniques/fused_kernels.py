@@ -16,17 +16,17 @@ from eet_lab.technique import Technique, knob
 class FusedKernels(Technique):
     """Let one kernel do what several did: norm with its linear, GELU and residual as epilogues, attention in one pass.
 
-    Without it, a layer is about a dozen launches, and every intermediate result travels to memory and back. With it,
-    a decode layer is five: norm + QKV, attention (which also appends to the KV cache), projection + residual, norm +
-    FC1 + GELU, FC2 + residual. Batches of up to 16 rows read every weight once, in one launch a linear, where that was
-    measured to be faster; longer passes, and very wide ones, leave the product to cuBLAS, with what that adds itself,
+    Without it, a layer is about a dozen launches, and every intermediate result is written to memory and read back.
+    With it, a decode layer is five: norm + QKV, attention (which also appends to the KV cache), projection + residual,
+    norm + FC1 + GELU, FC2 + residual. Batches of up to 16 rows read every weight once, in one launch per linear, where
+    that was measured to be faster. Longer passes, and very wide ones, use cuBLAS and its epilogues for the product,
     and fuse the rest.
 
-    `norm_rows` is TurboTransformers' batch reduction: a team of warps reduces several rows at a time, so that the steps
-    of one hide behind those of the others. On an H200 the many warps at work hide them already: with more than one row
-    some widths gain a little, and others lose more.
+    `norm_rows` is TurboTransformers' batch reduction: a group of warps reduces several rows at a time, which hides the
+    latency of each row's reduction behind the others. On an H200 enough warps are active to hide it already: with more
+    than one row some widths gain a little, and others lose more.
 
-    Attention exists here with and without a mask, so that fusing is not credited with mask removal's gain.
+    The attention kernel works with and without a mask, so that fusing is not credited with mask removal's gain.
 
     Expect the time per token to fall with the number of launches; more so for small models.
 
@@ -36,9 +36,16 @@ class FusedKernels(Technique):
 
     name: ClassVar[str] = "fused_kernels"
     title: ClassVar[str] = "Fused kernels"
+    lesson: ClassVar[str] = "04_decode_speed"
     numerics: ClassVar[str] = "reordered"
 
-    norm_rows: int = knob(1, "Rows that a long pass's norms reduce at a time.", choices=INTERLEAVED)
+    norm_rows: int = knob(
+        1,
+        "How many rows the norms of a long pass reduce at a time, as TurboTransformers does.",
+        label="Rows per reduction",
+        unit="rows",
+        choices=INTERLEAVED,
+    )
 
     def apply(self, parts: Parts) -> Parts:
         ops = replace(

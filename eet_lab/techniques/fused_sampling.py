@@ -14,32 +14,33 @@ from eet_lab.technique import Technique
 class FusedSampling(Technique):
     """Embed, choose and move on in one launch each.
 
-    Around a step's layers stand small things: two embeddings are looked up and added, a token is chosen among the
-    logits, the canvas and the positions move on. Without it, PyTorch does them in about fifteen launches, which take as
-    long as several layers of a small model; a draw is 75 to 130 more, and with top-p it sorts the whole vocabulary.
-    With it, they are three.
+    A step also does small work before and after its layers: it looks up and adds two embeddings, chooses a token from
+    the logits, and advances the token buffer and the positions. Without this technique, PyTorch does that in about
+    fifteen launches, which take as long as several layers of a small model. Sampling with a temperature adds 75 to 130
+    launches, and with top-p it sorts the whole vocabulary. With this technique, it is three launches.
 
-    Where few rows are decoded, the LM head takes part in the choice: each of its blocks leaves its largest logit, and
+    Where few rows are decoded, the LM head takes part in the choice: each of its blocks writes its largest logit, and
     the next launch chooses among those. So a greedy step writes no logits at all. Nor does one with a temperature
-    alone: the head adds the random noise that draws a word (an int8 head writes its logits instead).
+    alone: the head adds the random noise that samples a token (an int8 head writes its logits instead).
 
-    With `top_k` no larger than the number of blocks, 132 on an H200, only words as large as the k-th largest of the
-    blocks' can be among the k largest. They are few: the launch puts them in order, and reads `top_k` and `top_p` off.
-    With a larger `top_k`, with `top_p` alone, or with many rows it sorts nothing, and finds the lowest score that stays
-    in passes over the logits, four bits of it in each.
+    With `top_k` no larger than the number of blocks, 132 on an H200, the k-th largest of the blocks' maxima is a lower
+    bound for the k largest logits. Few tokens reach it: the launch sorts these, and applies `top_k` and `top_p`. With a
+    larger `top_k`, with `top_p` alone, or with many rows it does not sort. It finds the threshold by a radix select:
+    passes over the logits, four bits in each.
 
-    The noise is the same as without it to the bit, by seed, row and position alone; logits may differ in their last
-    bit, where the head is multiplied by another kernel.
+    The noise is the same as without it, bit for bit: it depends on seed, row and position alone. Logits may differ in
+    their last bit, where another kernel computes the head.
 
-    Expect about the same time less for every token, whatever the model: much for a small one, little for a large, and
-    several times as much for a draw as for a greedy step.
+    Expect every token to take a constant time less, whatever the model: much for a small model, little for a large one,
+    and several times as much when sampling as for a greedy step.
 
     Source: Gumbel-max sampling (Kool et al., 2019); sampling without sorting as in FlashInfer (2024); a bound from
-    what is known of parts, as in the threshold algorithm (Fagin et al., 2001).
+    partial results, as in the threshold algorithm (Fagin et al., 2001).
     """
 
     name: ClassVar[str] = "fused_sampling"
     title: ClassVar[str] = "Fused sampling"
+    lesson: ClassVar[str] = "04_decode_speed"
     requires: ClassVar[tuple[str, ...]] = ("fused_kernels",)
     numerics: ClassVar[str] = "reordered"
 

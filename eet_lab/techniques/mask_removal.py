@@ -14,12 +14,13 @@ from eet_lab.technique import Technique
 class MaskRemoval(Technique):
     """Tell attention how many pads a row has, instead of adding a mask to every score.
 
-    Without it, each step builds a mask [batch, 1, queries, keys], every layer computes all scores, pads and future
-    included, and adds the mask to drive the unwanted ones to nothing. With it, a query's keys simply run from the row's
-    first real token to the query's own column: no mask is built or read, and keys and values of pads are never loaded.
+    Without it, each step builds a mask [batch, 1, queries, keys]. Every layer computes all scores, pads and future
+    included, and adds the mask so that softmax gives the unwanted ones a weight of 0. With it, a query's keys run from
+    the row's first real token to the query's own column: no mask is built or read, and keys and values of pads are
+    never loaded.
 
-    Without `pre_padding` there are no pads, and only the mask's own cost goes. In plain PyTorch rows with different
-    numbers of pads need a call each, which can cost more than the mask did; the kernel of `fused_kernels` needs one
+    Without `pre_padding` there are no pads, and only the mask's own cost is saved. Plain PyTorch needs one call for
+    each number of pads in the batch, which can cost more than the mask did; the kernel of `fused_kernels` needs one
     call.
 
     Source: EET (Li et al., NAACL 2022 industry track), "mask fusion".
@@ -27,7 +28,9 @@ class MaskRemoval(Technique):
 
     name: ClassVar[str] = "mask_removal"
     title: ClassVar[str] = "Mask removal"
+    lesson: ClassVar[str] = "02_mask_removal"
     numerics: ClassVar[str] = "reordered"
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode")
     headline: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:

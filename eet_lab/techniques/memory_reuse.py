@@ -11,27 +11,41 @@ from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.engine.paged_kv import PAGE, PagedKV
 from eet_lab.memory import POOLS, RELEASES
 from eet_lab.memory.optimal import missing
+from eet_lab.models.config import Config
 from eet_lab.parts import Parts
 from eet_lab.technique import Technique, knob
+
+PLANNER_WORDS = {
+    "greedy_by_size": "greedy by size",
+    "first_fit": "first fit",
+    "no_reuse": "no reuse",
+    "optimal": "optimal (solver)",
+    "chunked": "chunks (TurboTransformers)",
+    "chunked_ascending": "chunks, smallest first",
+    "eet": "buffers (EET)",
+    "eet_repaired": "buffers (EET, repaired)",
+}
+RELEASE_WORDS = {"immediate": "at once", "idle": f"after {RELEASES['idle']} idle requests", "never": "never"}
 
 
 @dataclass(frozen=True)
 class MemoryReuse(Technique):
     """Allocate once: a KV cache of the run's full length, and one arena in which all layers' activations share bytes.
 
-    Without it, every op asks for a new tensor, and the KV cache grows by concatenation, so that each step copies
-    every key and value that was there. With it, each pass is rehearsed without data to learn when every activation is
-    born and dies, a planner gives each an offset so that those alive together never overlap, and the ops' activations
-    then share that one allocation; keys and values are written in place. What PyTorch's own functions take for
-    themselves meanwhile is beyond a plan; the kernels of `fused_kernels` take nothing.
+    Without it, every op allocates a new tensor, and the KV cache grows by concatenation, so that each step copies
+    all earlier keys and values. With it, each pass is rehearsed without data to learn the lifetime of every activation.
+    A planner gives each activation an offset, so that those alive at the same time never overlap, and all of them share
+    one allocation; keys and values are written in place. A plan does not cover the temporary memory inside PyTorch's
+    own functions; the kernels of `fused_kernels` need none.
 
-    With `kv=paged` keys and values lie in a pool of pages, which is allocated for the batch's full length; from it a
-    row takes a page of columns at a time, wherever one is free. Pads take none, a batch of other lengths shares the
-    same pool, and nothing is copied; plain PyTorch has to gather the pages before it can multiply them.
-    `planner` chooses among one arena, TurboTransformers' chunks, and EET's buffers.
+    With `kv=paged` keys and values are stored in a pool of pages, which is allocated for the batch's full length; a row
+    takes one page of columns at a time, wherever one is free. Pads take none, a batch of other lengths shares the same
+    pool, and nothing is copied; plain PyTorch has to gather the pages before it can multiply them. `planner` chooses
+    among one arena, TurboTransformers' chunks, and EET's buffers.
 
-    Expect less traffic per step as sequences grow, fewer trips to the allocator, and addresses that stay the same from
-    step to step, which `cuda_graphs` needs.
+    Expect less memory traffic per step as sequences grow, fewer calls to the allocator, and addresses that stay the
+    same from step to step, which `cuda_graphs` needs. An encoder has no KV cache: its arena is planned for the largest
+    passes over a list of texts.
 
     Source: EET's buffer manager (Li et al., 2022); planning by lifetimes as in TurboTransformers (Fang et al., PPoPP
     2021) and Pisarchyk and Lee (2020); pages from PagedAttention (Kwon et al., SOSP 2023).
@@ -39,19 +53,48 @@ class MemoryReuse(Technique):
 
     name: ClassVar[str] = "memory_reuse"
     title: ClassVar[str] = "Memory reuse"
+    lesson: ClassVar[str] = "03_memory_reuse"
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode")
     headline: ClassVar[bool] = True
 
-    planner: str = knob("greedy_by_size", "How addresses are chosen, in one arena or in chunks.", choices=POOLS)
-    release: str = knob("immediate", "When a chunk that a request left unused is given back.", choices=RELEASES)
+    planner: str = knob(
+        "greedy_by_size",
+        "Which algorithm gives activations their addresses, in one arena or in chunks.",
+        label="Planner",
+        choices=POOLS,
+        words=PLANNER_WORDS,
+    )
+    release: str = knob(
+        "immediate",
+        "When a chunk that a request left unused is given back to the device.",
+        label="Release",
+        choices=RELEASES,
+        words=RELEASE_WORDS,
+        when={"planner": ("chunked", "chunked_ascending")},
+    )
     kv: str = knob(
         "static",
-        "How keys and values are kept: in one slab, or in pages (without memory_reuse they grow).",
+        "Keys and values are in one slab of the full length, or in pages that a row takes as it grows.",
+        label="KV layout",
         choices=("static", "paged"),
+        words={"static": "one slab", "paged": "pages"},
     )
-    page: int = knob(PAGE, "Columns of a page.", choices=(16, 32, 64, 128))
+    page: int = knob(
+        PAGE,
+        "How many columns of keys and values a page holds.",
+        label="Page size",
+        unit="columns",
+        choices=(16, 32, 64, 128),
+        when={"kv": ("paged",)},
+    )
 
     def unavailable(self, device: str = "cpu") -> str | None:
         return missing() if self.planner == "optimal" else None
+
+    def unfit(self, config: Config) -> str | None:
+        if config.stage == "encode" and self.kv != "static":
+            return "kv=paged lays out a KV cache, and an encoder has none; leave kv out"
+        return super().unfit(config)
 
     def apply(self, parts: Parts) -> Parts:
         caches: dict[str, Callable] = {"static": StaticKV, "paged": PagedKV(self.page)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.engine import prompts
+from eet_lab.engine import passes, prompts
 from eet_lab.errors import RecipeError
 from eet_lab.parts import Parts
 from eet_lab.technique import Technique
@@ -17,12 +17,12 @@ class PackedPrefill(Technique):
 
     Without it, the first pass is a rectangle, batch times longest prompt: attention skips the pads (`mask_removal`),
     but every norm, matrix product and activation computes them, and their results are thrown away. With it, the pass
-    holds the sum of the prompts' lengths; attention is told where each prompt begins and how long it is. The KV cache
-    and every later step stay as they were: a pad still has a column there, which nothing reads or writes.
+    has as many tokens as the prompts together; attention gets the start and the length of each prompt. The KV cache
+    and every later step stay the same: a pad still has a column there, which nothing reads or writes.
 
     Expect the time to first token to fall by the pads' share of the rectangle, about a half where lengths are spread
-    evenly from short to long, and the first pass's memory with it. Prompts of one length have no pads, and gain
-    nothing.
+    evenly from short to long, and the first pass's memory with it. Prompts of equal length have no pads, and gain
+    nothing. An encoder does nothing but such passes, and gains the pads' share of all its time.
 
     Source: Effective Transformer (ByteDance, 2020); TurboTransformers' smart batching (Fang et al., 2021);
     variable-length attention over cu_seqlens as in FlashAttention (Dao et al., 2022).
@@ -30,8 +30,10 @@ class PackedPrefill(Technique):
 
     name: ClassVar[str] = "packed_prefill"
     title: ClassVar[str] = "Packed prefill"
+    lesson: ClassVar[str] = "02_mask_removal"
     requires: ClassVar[tuple[str, ...]] = ("pre_padding", "mask_removal")
     numerics: ClassVar[str] = "reordered"
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode")
 
     def apply(self, parts: Parts) -> Parts:
         if parts.prompts is prompts.up_to_the_shortest:
@@ -39,4 +41,4 @@ class PackedPrefill(Technique):
                 "packed_prefill leaves the pads out of a pass that reads whole prompts, and pre_padding:read=shortest "
                 "has none; choose read=whole, or leave packed_prefill out."
             )
-        return replace(parts, prompts=prompts.packed)
+        return replace(parts, prompts=prompts.packed, texts=passes.packed)

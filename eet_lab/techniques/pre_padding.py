@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from eet_lab.engine import prompts
+from eet_lab.engine.passes import padded
+from eet_lab.models.config import Config
 from eet_lab.parts import Parts
 from eet_lab.technique import Technique, knob
 
@@ -17,13 +19,16 @@ class PrePadding(Technique):
     """Pad ragged prompts on the left, so that the whole batch is read in one parallel pass.
 
     Without it, prompts are read token by token: a prompt of 500 tokens costs 500 steps before its first new token,
-    and a longer prompt in the batch keeps the shorter ones waiting for the end. Padded on the left, all prompts end
+    and the batch is not done until its longest prompt has been read and continued. Padded on the left, all prompts end
     in the same column: one pass reads them, and from then on every row generates at every step. The pads cost some
-    arithmetic in that pass (their share of the token matrix), and positions are shifted, so that each row sees itself
-    start at 0.
+    arithmetic in that pass (their share of the token matrix), and positions are shifted, so that each row starts at
+    position 0.
 
     Expect the time to first token to fall from as many steps as the longest prompt has tokens to a single pass, and
     the time per token to stay as it was.
+
+    An encoder reads a text in one pass in any case. Without this technique, each text is a pass of its own; with it, as
+    many texts as fit into a batch share one.
 
     Source: EET (Li et al., NAACL 2022 industry track), "pre-padding decoding". `read=shortest` is FasterTransformer
     v4.0's way: no pads, in parallel only up to the shortest prompt.
@@ -31,10 +36,23 @@ class PrePadding(Technique):
 
     name: ClassVar[str] = "pre_padding"
     title: ClassVar[str] = "Pre-padding"
+    lesson: ClassVar[str] = "01_pre_padding"
     numerics: ClassVar[str] = "reordered"
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode")
     headline: ClassVar[bool] = True
 
-    read: str = knob("whole", "How much of the prompts the first pass reads.", choices=READ)
+    read: str = knob(
+        "whole",
+        "How much of the prompts the first pass reads.",
+        label="First pass reads",
+        choices=READ,
+        words={"whole": "whole prompts", "shortest": "up to the shortest prompt"},
+    )
 
     def apply(self, parts: Parts) -> Parts:
-        return replace(parts, prompts=READ[self.read])
+        return replace(parts, prompts=READ[self.read], texts=padded)
+
+    def unfit(self, config: Config) -> str | None:
+        if config.stage == "encode" and self.read != "whole":
+            return "read=shortest reads the rest token by token, and an encoder needs whole texts; choose read=whole"
+        return super().unfit(config)

@@ -1,0 +1,229 @@
+"""EncoderEngine: texts in, what a task makes of them out. It knows Parts, and no technique.
+
+B texts of a pass, T tokens of it, N of them asked for, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import cached_property, partial
+from itertools import islice
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eet_lab.devices import present
+from eet_lab.engine.exclusive import exclusive
+from eet_lab.engine.inbox import Inbox
+from eet_lab.engine.passes import Batching, Pass, Run, Text, checked
+from eet_lab.engine.rehearse import META, TELLING, NoArithmetic, are_alike
+from eet_lab.engine.settings import told
+from eet_lab.engine.tasks import TextTask
+from eet_lab.engine.trace import Rehearsal, Trace, bounding
+from eet_lab.errors import Cancelled, ModelError, RecipeError
+from eet_lab.memory import Lifetime, Plan
+from eet_lab.models.decoder import mapped
+from eet_lab.models.encoder import Encoder, forward
+from eet_lab.ops import native
+from eet_lab.ops.oom import memory_for
+from eet_lab.ops.types import Step
+from eet_lab.parts import Ops, Parts
+from eet_lab.progress import Cancel, Progress
+
+REMEDY = "Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision."
+UNREAD = ("weights", "launch", "forward", "schedule")
+"""Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
+AHEAD = 64
+"""Passes that are laid out together, before the first of them is run."""
+SIZES: tuple[Callable[[Pass], int], ...] = (
+    lambda batch: len(batch.step.ids),
+    lambda batch: len(batch.step.ids) * batch.step.extent,  # of masks and scores
+    lambda batch: len(batch.numbers),
+    lambda batch: len(batch.asked),
+)
+"""What the buffers of a pass grow with."""
+
+
+class EncoderEngine:
+    """An encoder run by parts. Building one is cheap: weights are shared, nothing is compiled or allocated.
+
+    An engine reads one list of texts at a time; meanwhile `read` and `close` raise EngineBusy. Errors: RecipeError for
+    parts that do not take this model.
+    """
+
+    def __init__(self, model: Encoder, parts: Parts | None = None) -> None:
+        _check(model, parts)
+        self.model, self.parts = model, parts or Parts()
+        if problem := self.parts.ops.unfit(model.config):
+            raise RecipeError(f"These parts cannot run this model: {problem}. Use plain ops, or another model.")
+        self.memory, self.inbox = self.parts.memory(), Inbox(model.device)
+        self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
+        self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
+        self._cancel: Cancel | None = None
+        self._asking = ""
+        self.busy = Lock()
+
+    def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> None:
+        """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later."""
+        if self.model.device.type == "meta":
+            raise ModelError("The model has shapes and no data. To run it, load it on 'cpu' or 'cuda', not on 'meta'.")
+        if self.parts.ops.kernels:
+            with present(self.model.device):
+                native.prepare(self.parts.ops.kernels, progress=progress, cancel=cancel)
+
+    @exclusive
+    @torch.inference_mode()
+    def read(
+        self,
+        texts: Sequence[Text],
+        task: TextTask,
+        batching: Batching | None = None,
+        *,
+        progress: Progress | None = None,
+        cancel: Cancel | None = None,
+    ) -> Run:
+        """What the task makes of each text: fp32 tensors on the CPU, in the order of the texts.
+
+        `progress` is told after each pass. `cancel` ends the run between two ops. Errors: PromptError before any work;
+        ModelError where the model has no head for the task; Cancelled; OutOfMemory, after which the memory is free
+        again.
+        """
+        begin, batching = perf_counter(), batching or Batching()
+        texts = self._checked(texts, task, batching.truncate)
+        self.prepare(cancel=cancel)
+        found: list[Tensor | None] = [None] * len(texts)
+        done = tokens = computed = num_passes = activations = 0
+        self._cancel = cancel
+        try:
+            with memory_for(lambda: self._asking, free=self._free, remedy=REMEDY):
+                batches = iter(self.parts.texts(texts, batching))
+                while ahead := list(islice(batches, AHEAD)):
+                    self._plan(ahead, task)
+                    activations = max(activations, self.memory.num_bytes)
+                    for batch in ahead:
+                        values = self._values(batch, task)
+                        for number, value in zip(batch.numbers, values, strict=True):
+                            found[number] = value
+                        done, num_passes = done + len(batch.numbers), num_passes + 1
+                        tokens, computed = tokens + batch.num_tokens, computed + len(batch.step.ids)
+                        if progress is not None:
+                            progress(done, len(texts), "texts")
+        except BaseException:
+            self._free()
+            raise
+        finally:
+            self._cancel = None
+        values = tuple(value for value in found if value is not None)
+        return Run(values, tokens, computed, num_passes, activations, (perf_counter() - begin) * 1e3)
+
+    def lifetimes(
+        self, texts: Sequence[Text], task: TextTask, batching: Batching | None = None
+    ) -> tuple[tuple[Lifetime, ...], ...]:
+        """What each pass over the texts asks for, rehearsed on meta tensors: nothing is computed."""
+        batching = batching or Batching()
+        batches = self.parts.texts(self._checked(texts, task, batching.truncate), batching)
+        return tuple(self.memory.traced(self._rehearsal(batch, task)) for batch in batches)
+
+    def plans(self) -> dict[str, Plan]:
+        """What the last pass asked for and where it lay: {"encode": Plan}."""
+        return self.memory.plans()
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of activations as `memory` counts them: the most alive at once, or the arena."""
+        return self.memory.num_bytes
+
+    @exclusive
+    def close(self) -> None:
+        """Give back all memory but the weights; the engine can be used again."""
+        self._free()
+
+    def _free(self) -> None:
+        self.inbox.close()
+        self.memory = self.parts.memory()
+
+    def _checked(self, texts: Sequence[Text], task: TextTask, truncate: bool) -> list[Text]:
+        """The texts with the tokens that the task asks for; PromptError, ModelError."""
+        task.check(self.model.config)
+        return [task.asking(text) for text in checked(texts, self.model.config, truncate)]
+
+    def _plan(self, batches: Sequence[Pass], task: TextTask) -> None:
+        """One plan for all of these passes: whatever an op asks for grows with one of four numbers, or stays."""
+        self._asking = "the arena of activations"
+        largest = {max(batches, key=size).numbers: max(batches, key=size) for size in SIZES}
+        rehearsals = [self._rehearsal(batch, task) for batch in largest.values()]
+        self.memory.plan({"encode": bounding(rehearsals)}, like=self.model.words)
+
+    def _values(self, batch: Pass, task: TextTask) -> Sequence[Tensor]:
+        """One pass, and the task's tensors of its texts on the host: one copy brings them all."""
+        self.memory.enter("encode")
+        made = self._made(self.model, self.ops, self.mask, self._sent(batch), task, partial(self._empty, op="task"))
+        with torch.inference_mode(False):  # a reader may train something on them
+            on_host = made.to("cpu", torch.float32, copy=True)
+        return on_host.unbind() if task.one_each else on_host.split(batch.sizes)
+
+    def _sent(self, batch: Pass) -> Pass:
+        """The same pass on the device."""
+        tensors = [part for part in batch.step if isinstance(part, Tensor)]
+        types = [] if batch.types is None else [batch.types]
+        arrived: list[Any] = self.inbox.receive([*tensors, batch.asked, *types])
+        step = Step(*arrived[: len(tensors)], *batch.step[len(tensors) :])  # tensors come first
+        asked, *sent_types = arrived[len(tensors) :]
+        return batch._replace(step=step, asked=asked, types=sent_types[0] if types else None)
+
+    @staticmethod
+    def _made(model: Encoder, ops: Ops, mask: Callable, batch: Pass, task: TextTask, empty: Callable) -> Tensor:
+        hidden = forward(model, ops, mask, batch.step, batch.types)
+        shape = len(batch.asked), hidden.shape[1]
+        states = torch.index_select(hidden, 0, batch.asked, out=empty("asked", shape, hidden))
+        return task.make(model, ops, states, batch, empty)
+
+    def _rehearsal(self, batch: Pass, task: TextTask) -> Rehearsal:
+        step = batch.step
+        key = len(step.ids), len(step.spans), step.extent, len(batch.asked), batch.types is None, task.name
+        run = partial(self._rehearse, batch, task)
+        return Rehearsal(key, partial(run, None), partial(run, TELLING if are_alike(self.model) else None))
+
+    @torch.inference_mode()
+    def _rehearse(self, batch: Pass, task: TextTask, num_layers: int | None, trace: Trace) -> None:
+        model = self._on_meta._replace(layers=self._on_meta.layers[:num_layers])
+        ops = self.parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
+        mask = partial(self.parts.mask, empty=partial(trace.empty, op="mask"))
+        with nullcontext() if self.parts.ops.kernels else NoArithmetic():
+            there = mapped(batch, lambda tensor: tensor.to(META))
+            self._made(model, ops, mask, there, task, partial(trace.empty, op="task"))
+
+    @cached_property
+    def _on_meta(self) -> Encoder:
+        return mapped(self.model, lambda tensor: tensor.to(META))
+
+    def _empty(
+        self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str
+    ) -> Tensor:
+        """Every op comes by here for its memory, so this is also where a run can be stopped."""
+        if self._cancel is not None and self._cancel.is_set():
+            raise Cancelled("The run was stopped.")
+        self._asking = name
+        return self.memory.empty(name, shape, like, dtype, op=op)
+
+
+def _check(model: Encoder, parts: Parts | None) -> None:
+    """EETError for what an engine cannot be built from, with what it takes instead."""
+    if not isinstance(model, Encoder):
+        given, instead = told(model), "eet_lab.load('bert-base').encoder"
+        if hasattr(model, "network"):
+            given, instead = f"a {type(model).__name__}", "model.encoder"
+        raise ModelError(f"EncoderEngine takes an Encoder, not {given:.60}: give it {instead}.")
+    if parts is not None and not isinstance(parts, Parts):
+        raise RecipeError(
+            f"EncoderEngine takes Parts, not {told(parts):.60}: give it Recipe.parse('pre_padding').parts."
+        )
+    plain = Parts()
+    if unread := [name for name in UNREAD if parts is not None and getattr(parts, name) != getattr(plain, name)]:
+        raise RecipeError(
+            f"These parts change {' and '.join(unread)}, which an encoder does not use. Leave out what changes them."
+        )

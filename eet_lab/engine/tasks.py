@@ -1,0 +1,103 @@
+"""What is made of the hidden states of a pass. An engine's own task is to tell each row's next token.
+
+T tokens, N of them asked for, B rows, C channels, V words, L classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+
+from eet_lab.engine.passes import Pass, Text
+from eet_lab.errors import ModelError
+from eet_lab.models import encoder
+from eet_lab.models.config import HEADS, EncoderConfig
+from eet_lab.models.decoder import Decoder
+from eet_lab.models.encoder import Encoder
+from eet_lab.ops.pads import serves_any_pads
+from eet_lab.ops.types import Sampling, Step
+
+if TYPE_CHECKING:
+    from eet_lab.parts import Ops
+
+
+class Task(Protocol):
+    """Hidden states [T,C], before the last norm -> the token [B] that each row goes on with.
+
+    It picks the states that it needs before it takes their logits. It sees rehearsals too, on meta tensors.
+    """
+
+    def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, step: Step, sampling: Sampling) -> Tensor: ...
+
+
+@serves_any_pads
+def next_tokens(model: Decoder, ops: Ops, hidden: Tensor, step: Step, sampling: Sampling) -> Tensor:
+    """Every row's next token: the task of generation."""
+    return ops.next_token(hidden, step, model.norm, model.head, sampling)
+
+
+@dataclass(frozen=True)
+class TextTask:
+    """What an encoder's engine makes of texts. It says first which tokens' states it wants: norms and heads run on
+    those alone.
+    """
+
+    name: str
+    tokens: str
+    """Of each text: "first", "all", or "asked", those that the text itself tells."""
+    make: Callable[[Encoder, Ops, Tensor, Pass, Callable], Tensor]
+    """From the states [N,C] of these tokens, with `empty` for memory of its own; on meta tensors too."""
+    one_each: bool = True
+    """Whether that is one row for each text, else one for each of the tokens."""
+    head: str = ""
+    """What of `HEADS` it cannot do without."""
+
+    def asking(self, text: Text) -> Text:
+        """The text with the tokens that are wanted of it."""
+        if self.tokens == "asked":
+            return text
+        return text._replace(asked=(0,) if self.tokens == "first" else range(len(text.ids)))
+
+    def check(self, config: EncoderConfig) -> None:
+        """ModelError where such a model cannot do it."""
+        if self.head and self.head not in config.heads:
+            has = " and ".join(HEADS[name] for name in config.heads) or "nothing on top of its layers"
+            raise ModelError(
+                f"This checkpoint lacks {HEADS[self.head]}: it has {has}. Load one that was saved with it, or read "
+                "embeddings with eet_lab.encode."
+            )
+
+
+def _mean(model: Encoder, ops: Ops, states: Tensor, batch: Pass, empty: Callable) -> Tensor:
+    """[B,C], summed in fp32."""
+    out = empty("mean", (len(batch.sizes), states.shape[1]), states, torch.float32)
+    if out.is_meta:
+        return out
+    return out.copy_(torch.segment_reduce(states.float(), "mean", lengths=batch.step.count))
+
+
+HIDDEN = TextTask("hidden", "all", lambda model, ops, states, batch, empty: states, one_each=False)
+"""The last hidden states of every token."""
+MEAN = TextTask("mean", "all", _mean)
+"""The mean of the same over a text's tokens."""
+CLS = TextTask("cls", "first", lambda model, ops, states, batch, empty: encoder.pooled(model, ops, states))
+"""What the pooler makes of a text's first token; where there is none, that token's hidden state."""
+WORDS = TextTask(
+    "words",
+    "asked",
+    lambda model, ops, states, batch, empty: encoder.word_logits(model, ops, states),
+    one_each=False,
+    head="words",
+)
+"""The logits of the words that may stand in the places that are asked for."""
+CLASSES = TextTask(
+    "classes",
+    "first",
+    lambda model, ops, states, batch, empty: encoder.class_logits(model, ops, states),
+    head="classes",
+)
+"""The logits of a text's classes."""

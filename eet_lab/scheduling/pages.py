@@ -1,0 +1,107 @@
+"""The ledger of a KV cache: which columns of it are whose. The tensors are a store's, which mirrors the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from eet_lab.errors import ScheduleError
+from eet_lab.scheduling.whole import MOST, check_whole
+
+HIDDEN = 0
+"""The page that belongs to no request: idle rows and pads write to it, and no query sees it."""
+
+
+class Ledger(Protocol):
+    """What a scheduler asks of a KV cache."""
+
+    @property
+    def columns(self) -> Sequence[int]:
+        """How many columns of each slot exist."""
+
+    @property
+    def num_slots(self) -> int:
+        """Requests that can be in the cache at the same time."""
+
+    @property
+    def most_columns(self) -> int:
+        """The longest sequence that fits if it is alone."""
+
+    def reach(self, slot: int, columns: int, spare: int = 0) -> bool:
+        """Make columns [0, columns) of a slot exist; False, with nothing changed, where pages are lacking.
+
+        A page is taken only if `spare` more are free.
+        """
+
+    def release(self, slot: int) -> None:
+        """Give back all that the slot has."""
+
+
+class Pages:
+    """Pages of `page` columns, which a slot takes one by one, wherever one is free. The first page is never given out.
+
+    `table[slot]` are the slot's pages, in order of their columns: a row of the block table. A page that was given back
+    may be given out at once: passes run in the order of their launches, so the new owner writes after the old one read.
+    """
+
+    def __init__(self, num_pages: int, page: int, num_slots: int) -> None:
+        check_whole(ScheduleError, "num_pages", num_pages, 2, MOST, " (one of them is never given out)")
+        check_whole(ScheduleError, "page", page, 1, MOST)
+        check_whole(ScheduleError, "num_slots", num_slots, 1, MOST)
+        self.num_pages, self.page, self.num_slots = num_pages, page, num_slots
+        self.table: list[list[int]] = [[] for _ in range(num_slots)]
+        self.columns = [0] * num_slots
+        self.changed: set[int] = set()  # slots whose pages are others than at the last `take_changes`
+        self._free = list(range(num_pages - 1, HIDDEN, -1))  # the last one is given out first
+
+    @property
+    def free(self) -> int:
+        """How many pages are nobody's."""
+        return len(self._free)
+
+    @property
+    def most_columns(self) -> int:
+        return (self.num_pages - 1) * self.page
+
+    def reach(self, slot: int, columns: int, spare: int = 0) -> bool:
+        pages = self.table[slot]
+        missing = -(-columns // self.page) - len(pages)
+        if missing <= 0:
+            return True
+        if missing + spare > len(self._free):
+            return False
+        pages += [self._free.pop() for _ in range(missing)]
+        self.columns[slot] = len(pages) * self.page
+        self.changed.add(slot)
+        return True
+
+    def release(self, slot: int) -> None:
+        if pages := self.table[slot]:
+            self._free += reversed(pages)
+            self.table[slot], self.columns[slot] = [], 0
+            self.changed.add(slot)
+
+    def take_changes(self) -> Collection[int]:
+        """The slots whose rows of the block table a store has to write again; from now on, later changes count."""
+        changed, self.changed = self.changed, set()
+        return changed
+
+
+class Slab:
+    """A static cache: one long page for each slot, which is always there."""
+
+    def __init__(self, num_slots: int, columns: int) -> None:
+        check_whole(ScheduleError, "num_slots", num_slots, 1, MOST)
+        check_whole(ScheduleError, "columns", columns, 1, MOST)
+        self.num_slots, self.most_columns = num_slots, columns
+        self.columns = (columns,) * num_slots
+
+    def reach(self, slot: int, columns: int, spare: int = 0) -> bool:
+        return columns <= self.most_columns
+
+    def release(self, slot: int) -> None:
+        """Nothing: the slot's next request writes over it."""
+
+    def take_changes(self) -> Collection[int]:
+        """None, ever."""
+        return ()

@@ -1,0 +1,67 @@
+"""A request, as the scheduler counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from eet_lab.errors import PromptError
+from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.words import counted, told
+
+Status = Literal["new", "waiting", "running", "finished"]
+
+
+@dataclass(eq=False, repr=False)
+class Request:
+    """A prompt on its way to `max_new_tokens` more. There is no prefill phase and no decode phase.
+
+    A row reads tokens `read .. read + n - 1`; a pass that has then read all of them tells the next one. Token values
+    stay on the device and come to the host some steps late, so these counts never depend on a value.
+    """
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    generated: list[int] = field(init=False, default_factory=list)  # values that have come to the host; the engine's
+    done: bool = field(init=False, default=False)  # nothing more will come to the host; the engine's
+    length: int = field(init=False)  # tokens that exist: the prompt, and what was told, on the device or here
+    read: int = field(init=False, default=0)  # tokens whose keys and values are in the cache
+    slot: int | None = field(init=False, default=None)  # its row of the device's state, while it runs
+    status: Status = field(init=False, default="new")
+    full_length: int = field(init=False)  # with all that may be told
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, Sequence) or isinstance(self.prompt, (str, bytes)):
+            raise PromptError(f"prompt is {told(self.prompt)}, but it must be a tuple of token ids.")
+        if not self.prompt:
+            raise PromptError("prompt has no token, but a first one must be read; give at least BOS.")
+        check_whole(PromptError, "max_new_tokens", self.max_new_tokens, 1, MOST)
+        self.prompt = tuple(self.prompt)
+        self.length = len(self.prompt)
+        self.full_length = self.length + self.max_new_tokens
+
+    def __repr__(self) -> str:
+        new = self.length - len(self.prompt)
+        prompt = counted(len(self.prompt), "prompt token")
+        return f"<Request, {self.status}: {prompt}, {new:,} of {self.max_new_tokens:,} new ones>"
+
+    @property
+    def known(self) -> int:
+        """Tokens whose values are on the host. To be read from the start again, all of them must be."""
+        return len(self.prompt) + len(self.generated)
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the KV cache that it ever fills: nobody needs the keys of its last token, which is not read."""
+        return self.full_length - 1
+
+
+class Row(NamedTuple):
+    """What a pass reads of one request: `count` tokens, the first of which is token `start`."""
+
+    request: Request
+    slot: int
+    start: int
+    count: int  # type: ignore[assignment]  # not tuple.count
+    tells: bool  # that is all there is to read, so the pass tells the next token
