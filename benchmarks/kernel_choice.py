@@ -142,11 +142,11 @@ def main() -> None:
     found: dict[str, list[list[Any]]] = {}
     for name, product in PRODUCTS.items():
         found[name] = [product.columns, *product.rows()]
-        args.out.write_text(told(head, found))  # what is timed stays, should the time run out
+        args.out.write_text(as_json(head, found))  # what is timed stays, should the time run out
         print(f"{name}: {len(found[name]) - 1} sizes")
 
 
-def told(head: dict[str, Any], tables: dict[str, list[list[Any]]]) -> str:
+def as_json(head: dict[str, Any], tables: dict[str, list[list[Any]]]) -> str:
     """JSON with a row a line."""
     parts = [f'"{name}": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]" for name, rows in tables.items()]
     return json.dumps(head)[:-1] + ",\n " + ",\n ".join(parts) + "\n}\n"

@@ -49,7 +49,7 @@ def alone():
 
 def watched(bench):
     bench.press("run")
-    return rate(bench.wait().generation)
+    return rate(bench.wait().measurement)
 
 
 unseen, seen = [], []

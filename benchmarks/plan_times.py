@@ -24,13 +24,13 @@ from eet_lab.bench.environment import device_name, versions
 from eet_lab.memory import POOLS, Lifetime, Plan, one_after_the_other
 from eet_lab.models.config import PRESETS
 from eet_lab.models.weights import random_decoder
+from eet_lab.words import MiB
 
 RECIPES = {
     "plain": "pre_padding",
     "no mask": "pre_padding,mask_removal",
     "fused": "pre_padding,mask_removal,fused_kernels",
 }
-MiB = 2**20
 
 
 def main() -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any, NoReturn
 
 from eet_lab import __version__
-from eet_lab.commands import COMMANDS
-from eet_lab.errors import EETError
+from eet_lab.commands import COMMANDS, streams
+from eet_lab.doctor import software
+from eet_lab.errors import EETError, SetupError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 ABOUT = """\
 EET Lab: toggle transformer inference optimizations one at a time and see what each one costs and saves.
@@ -24,7 +32,7 @@ a command's own guide:  eet-lab COMMAND --help
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with every sub-command in it."""
-    parser = argparse.ArgumentParser("eet-lab", description=ABOUT, epilog=START, formatter_class=_Guide)
+    parser = _Parser("eet-lab", description=ABOUT, epilog=START, formatter_class=_Guide)
     parser.add_argument("--version", action="version", version=f"eet-lab {__version__}")
     words = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
@@ -35,22 +43,58 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. 0: done; 1: it found something wrong; 2: bad input; 130: interrupted."""
+    """Run one command. 0: done; 1: it found something wrong; 2: bad input, or the machine refused; 130: interrupted."""
+    if argv is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+    streams.prepare()
+    try:
+        try:
+            return _run(argv)
+        finally:  # also after --help, which ends in SystemExit: a full disk must show here, and not at exit
+            sys.stdout.flush()
+    except EETError as error:
+        streams.tell(str(error))
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        streams.discard()
+        return 0
+    except ImportError as error:
+        if (error.name or "").startswith("eet_lab"):  # our own fault: show where
+            raise
+        streams.tell(software.missing(error))
+    except OSError as error:
+        streams.discard()
+        remedy = "Make room or choose another place." if error.errno in FULL else "See what `eet-lab doctor` says."
+        streams.tell(f"{error}. {remedy}")
+    return 2
+
+
+def _run(argv: Sequence[str] | None) -> int:
     parser = build_parser()
     args = parser.parse_args(argv)
     if "run" not in args:  # no command: whoever types only our name wants to know what there is
         parser.print_help()
         return 0
     try:
-        return args.run(args)
-    except EETError as error:
-        print(f"eet-lab: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        os.getcwd()
+    except FileNotFoundError:  # torch could not be imported
+        raise SetupError("The folder that this shell is in has been deleted. Type: cd") from None
+    return args.run(args)
+
+
+class _Parser(argparse.ArgumentParser):
+    """One whose help does not vanish in silence where it cannot be written."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        print(message, end="", file=file or sys.stderr)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Ctrl+C before a command's own handler is there: libraries swallow a KeyboardInterrupt while they are imported."""
+    with suppress(Exception):
+        sys.stdout.flush()
+    os._exit(128 + number)
 
 
 class _Guide(argparse.RawDescriptionHelpFormatter):

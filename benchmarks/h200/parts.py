@@ -22,13 +22,15 @@ from eet_lab.bench.ops import OpWorkload, race_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.race import OURS, race
 from eet_lab.bench.rows import append
+from eet_lab.bench.serving import HF, serve_all
 from eet_lab.bench.stream import Stream, row, run_stream
-from eet_lab.bench.workloads import Workload
-from eet_lab.commands.bench_tables import model_table, op_tables
+from eet_lab.bench.workloads import Requests, Workload
+from eet_lab.commands.bench_tables import model_table, op_tables, serve_table
 from eet_lab.technique import registry
 from eet_lab.texts import as_recipe
 from h200.recorded import recorded_compare, recorded_ladder
 from h200.session import Session
+from h200.timelines import recorded_timeline
 
 HEADLINE = ("pre_padding", "mask_removal", "memory_reuse")
 ALONE = ("baseline", *HEADLINE, ",".join(HEADLINE), "all")
@@ -92,7 +94,7 @@ def raced(
         found = {}
         for workload in (session.sized(Workload.parse(text)) for text in workloads):
             model = session.model(workload.model)
-            distinct = list(dict.fromkeys(str(as_recipe(each, model.device)) for each in recipes))
+            distinct = list(dict.fromkeys(str(as_recipe(each, model.device, model.config)) for each in recipes))
             providers = [OURS, *(name for name in peers if session.peers is None or name in session.peers)]
             rows, remarks = race(model, workload, distinct, providers, repeats=repeats, **session.common())
             append(rows, session.out)
@@ -141,6 +143,22 @@ def streamed(text: str, *ways: tuple[str, bool]) -> Callable[[Session], Any]:
     return work
 
 
+def served(text: str, *recipes: str, providers: Sequence[str] = (OURS, HF)) -> Callable[[Session], Any]:
+    """Recipes beside transformers' own continuous batching on one workload of requests."""
+
+    def work(session: Session) -> Any:
+        requests = Requests.parse("serve:smoke/r5/p1-20/n4/all" if session.smoke else text)
+        model = session.model(requests.model)
+        rows, remarks = serve_all(
+            model, requests, recipes, providers, repeats=1 if session.smoke else 2, cancel=session.deadline
+        )
+        append(rows, session.out)
+        print(serve_table(rows), *remarks, sep="\n", flush=True)
+        return {"rows": len(rows), "tok_s": {row.name: round(row.tok_s or 0) for row in rows}, "remarks": remarks}
+
+    return work
+
+
 def allocators(session: Session) -> Any:
     """What torch's caching allocator does with the streams of lesson 5, for those who have no GPU."""
     if session.smoke:
@@ -159,6 +177,18 @@ PARTS: dict[str, Part] = {
     "race-l24": Part(55, raced("l24-h2048/b4/p512/n512", peers=COMPILED)),
     "race-xl-ragged": Part(60, raced("gpt2-xl/b16/p16-960/n64", peers=("hf-sdpa", "torch-cuda-graphs"))),
     "race-xl-b8": Part(80, raced("gpt2-xl/b8/p512/n128", peers=("hf-sdpa", *COMPILED))),
+    "race-xl-b32": Part(90, raced("gpt2-xl/b32/p64-500/n64", peers=COMPILED)),
+    "race-llama-b1": Part(60, raced("llama-1b/b1/p128/n128", peers=("hf-static-compile",))),
+    "race-llama-b16": Part(70, raced("llama-1b/b16/p1024/n128", peers=("hf-static-compile",))),
+    "race-qwen3-b1": Part(70, raced("qwen3-0.6b/b1/p128/n128", peers=("hf-static-compile",))),
+    "race-qwen3-8b": Part(120, raced("qwen3-8b/b1/p128/n64", peers=("hf-static-compile",))),
+    "serve-llama": Part(
+        200,
+        served(
+            "serve:llama-1b/r256/p100-1024/n512/all",
+            *(f"all,continuous_batching:rows={rows}:budget=2048:chunk=1024" for rows in (64, 256)),
+        ),
+    ),
     "sweep-l16": Part(60, raced("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
     "ops-decode-b1": Part(8, ops("op:decode_attention/b1/kv1024/h25/d64")),
     "ops-decode": Part(60, ops("op:decode_attention")),
@@ -170,12 +200,16 @@ PARTS: dict[str, Part] = {
     "ops-large": Part(60, ops(*LARGE)),
     "memory-stream": Part(180, streamed("gpt2-xl/r200/p1-960/n16", *STREAMED)),
     "allocators": Part(15, allocators),
-    "compare-xl": Part(40, recorded_compare("gpt2-xl/b8/p16-128/n64")),
-    "ladder-xl": Part(90, recorded_ladder("gpt2-xl/b8/p16-128/n64")),
-    "ladder-xl-one-row": Part(90, recorded_ladder("gpt2-xl/b1/p128/n128")),
-    "compare-demo": Part(15, recorded_compare("demo/b8/p16-128/n64")),
-    "int8-demo": Part(15, recorded_compare("demo/b8/p16-128/n64", "all,int8_weights", "all", "-int8")),
-    "ladder-demo": Part(30, recorded_ladder("demo/b8/p16-128/n64")),
+    "compare-xl": Part(85, recorded_compare("gpt2-xl/b8/p16-128/n64")),
+    "ladder-xl": Part(215, recorded_ladder("gpt2-xl/b8/p16-128/n64")),
+    "ladder-xl-one-row": Part(215, recorded_ladder("gpt2-xl/b1/p128/n128")),
+    "compare-demo": Part(25, recorded_compare("demo/b8/p16-128/n64")),
+    "int8-demo": Part(25, recorded_compare("demo/b8/p16-128/n64", "all,int8_weights", "all", "-int8")),
+    "ladder-demo": Part(55, recorded_ladder("demo/b8/p16-128/n64")),
+    # After what they are put into.
+    "timeline-xl": Part(40, recorded_timeline("gpt2-xl/b8/p16-128/n64", "compare-gpt2-xl")),
+    "timeline-xl-one-row": Part(40, recorded_timeline("gpt2-xl/b1/p128/n128", "ladder-gpt2-xl-one-row")),
+    "timeline-demo": Part(15, recorded_timeline("demo/b8/p16-128/n64", "compare-demo")),
     "toggles-gpt2": Part(90, raced("gpt2/b8/p16-512/n128", recipes=ALONE, peers=("hf-sdpa", "hf-static-compile"))),
     "toggles-xl": Part(240, raced("gpt2-xl/b8/p16-512/n128", recipes=ALONE, repeats=2, peers=("hf-static-compile",))),
 }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from eet_lab import bench
+from eet_lab.bench.paired import SURE_PAIRS
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.engine import Engine
 from eet_lab.errors import Cancelled
@@ -21,7 +22,7 @@ HZ = 20
 
 
 def recorded_compare(
-    workload: str, recipe: str = "all", baseline: str = "baseline", name: str = "", repeats: int = 3
+    workload: str, recipe: str = "all", baseline: str = "baseline", name: str = "", repeats: int = SURE_PAIRS
 ) -> Callable[[Session], Any]:
     """One Compare, with the monitor's samples of both watched runs beside it. Its file is called after the model, and
     `name`, if there are several.
@@ -39,20 +40,20 @@ def recorded_compare(
                 on_engine=watch.on_engine,
                 on_step=lambda event: None,
                 repeats=repeats,
-                **_asked(session, model, sized),
+                **asked(session, model, sized),
             )
         return _saved(session, result, f"recorded-compare-{model.name}{name}", {"monitor": watch.recordings})
 
     return work
 
 
-def recorded_ladder(workload: str, repeats: int = 3) -> Callable[[Session], Any]:
+def recorded_ladder(workload: str, repeats: int = SURE_PAIRS) -> Callable[[Session], Any]:
     """One Ladder; one that the budget stopped is of no use."""
 
     def work(session: Session) -> Any:
         sized = session.sized(Workload.parse(workload))
         model = session.model(sized.model)
-        result = bench.ladder(model, repeats=repeats, **_asked(session, model, sized))
+        result = bench.ladder(model, repeats=repeats, **asked(session, model, sized))
         if result.partial:
             raise Cancelled("The ladder was stopped.")
         return _saved(session, result, f"recorded-ladder-{model.name}{'-one-row' if sized.batch == 1 else ''}", {})
@@ -102,7 +103,7 @@ class Watch:
         self._sampler.close()
 
 
-def _asked(session: Session, model: Model, workload: Workload) -> dict[str, Any]:
+def asked(session: Session, model: Model, workload: Workload) -> dict[str, Any]:
     """Random tokens for random weights; the demo model has prompts of its own."""
     prompts = None if model.name == "demo" else workload.prompts(model.config.vocab_size)
     return {"prompts": prompts, "max_new_tokens": workload.new_tokens, **session.common()}

@@ -17,7 +17,7 @@ import torch
 from eet_lab.bench.step import LAUNCHES, Call, Recorder, decode_calls
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.prompts import decode_step
-from eet_lab.models.config import Config
+from eet_lab.models.config import PRESETS, Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops import reference
 from eet_lab.ops.int8 import dequantized
@@ -38,8 +38,10 @@ class StepCalls(NamedTuple):
         return self.layers * sum(count for _, count in self.layer) + self.beside
 
 
-def counted(parts: Parts, lengths: Sequence[int], num_layers: int) -> StepCalls:
+def counted(parts: Parts, lengths: Sequence[int], num_layers: int, like: Config = PRESETS["gpt2"]) -> StepCalls:
     """What a decode step of rows with prompts of `lengths` tokens calls, in a decoder of `num_layers` layers.
+
+    It is of the family of `like`.
 
     PyTorch's calls are counted while they happen, on the CPU, less views and new memory; ours count what their cases
     declare, and where an op over kernels leaves something to PyTorch, what its reference calls. Sizes do not matter,
@@ -47,7 +49,7 @@ def counted(parts: Parts, lengths: Sequence[int], num_layers: int) -> StepCalls:
     are two kernels: its profiler counts up to a fifth more.
     """
     places = {length: place for place, length in enumerate(sorted(set(lengths)), 2)}
-    one, two = (_calls(parts, tuple(places[length] for length in lengths), num) for num in (1, 2))
+    one, two = (_calls(parts, tuple(places[length] for length in lengths), num, like) for num in (1, 2))
     layer = tuple((op, count) for op, count in one if op in ("norm_linear", "linear_residual", "attention"))
     per_layer = sum(count for _, count in layer)
     beside = sum(count for _, count in two) - 2 * per_layer
@@ -58,7 +60,7 @@ def num_kernels(parts: Parts, lengths: Sequence[int], config: Config, dtype: tor
     """Of a decode step of a model, as `counted`; but one kernel for most of a layer where it takes that, and more than
     one an op where rows or channels are too many to stream its weights, or in float32 (`decode_calls`).
     """
-    layers, found = config.num_layers, counted(parts, lengths, config.num_layers)
+    layers, found = config.num_layers, counted(parts, lengths, config.num_layers, config)
     one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1, dtype)
     if "rest_of_layer" in (call.op for call in one_layer):
         return found.beside + 2 * layers + 1  # the first layer's queries, keys and values are on their own
@@ -71,13 +73,15 @@ def is_launched_by_python(parts: Parts) -> bool:
     return parts.launch is Parts().launch
 
 
-def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int) -> Counts:
+def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int, like: Config) -> Counts:
     device = torch.device("cpu")
     column = max(lengths)
-    config = Config(num_layers, 32, 2, 64, 64, column + 2)
+    sizes: dict[str, Any] = {"hidden_size": 32, "ffn_size": 64, "vocab_size": 64, "bos_id": 0, "eos_id": None}
+    sizes |= {"num_heads": 2, "num_kv_heads": 1 if like.num_kv_heads < like.num_heads else 2, "head_dim": 16}
+    config = replace(like, num_layers=num_layers, context=column + 2, tied_head=True, **sizes)
     engine = Engine(random_decoder(config, 0, device, torch.float32), parts)
     state, first = parts.prompts([[1] * length for length in lengths], 2)
-    state.column.fill_(column)
+    state.columns.fill_(column)
     found = _Counter().decoded(engine, decode_step(state, first.num_pad, first.spans, column + 1), state)
     return tuple((call.op.removeprefix("masked_"), call.launches or 0) for call in found)
 

@@ -1,67 +1,201 @@
-"""Frozen dataclasses to JSON and back, checked against their type hints."""
+"""Frozen dataclasses to JSON and back, checked against their type hints and the ranges in them (msgspec)."""
 
 from __future__ import annotations
 
-import types
+import dataclasses
+import json
+import math
+import re
+import threading
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from eet_lab.words import visible
+
+T = TypeVar("T")
+
+MISSING = re.compile(r"Object missing required field `(\w+)`")
+SURROGATE = re.compile("[\ud800-\udfff]")
+STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+HALF = "\\ud"
+"""How the escape of a surrogate begins. Pairs of them are one character, and fine."""
+SHOWN = 40
+"""Characters of a wrong value that its error shows."""
+
+
+class Unreadable:
+    """A number of a file that no float or 64-bit integer can hold, such as NaN or 1e999; no type takes it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def parse(content: bytes) -> Any:
+    """JSON as plain objects; ValueError for what is none. Numbers out of range stay, so that their place can be told.
+
+    Nesting beyond Python's own limit is a ValueError too, and so is text that cannot be encoded, which nothing could
+    print and msgspec must not see: it ends the process (0.22).
+    """
+    try:
+        text = content.decode("utf-8")
+        value = json.loads(text, parse_float=_real, parse_int=_whole, parse_constant=Unreadable)
+        if HALF in text.lower():
+            for place in _halves(value, ""):
+                raise ValueError(f"{place or 'it'} holds half of a surrogate pair, which is no text")
+        return value
+    except json.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def encode(value: Any) -> Any:
-    """What `json` can write: dataclasses as objects, tuples as lists."""
-    if is_dataclass(value):
-        return {f.name: encode(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, (tuple, list)):
-        return [encode(item) for item in value]
-    if isinstance(value, Mapping):
-        return {name: encode(item) for name, item in value.items()}
+    """What `json` can write: dataclasses as objects."""
+    return msgspec.to_builtins(value, enc_hook=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """A kind of text or mapping of somebody's own, such as torch's version."""
+    if isinstance(value, str | Mapping):
+        return str(value) if isinstance(value, str) else dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be saved")
+
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def _converted(data: Any, kind: Any) -> Any:
+    """One thread at a time: two that meet a type for the first time together end the process (msgspec 0.22)."""
+    with _ONE_AT_A_TIME:
+        return msgspec.convert(data, kind)
+
+
+def decode(kind: type[T], data: Any, where: str = "result") -> T:
+    """`data`, as `parse` gives it, as a value of type `kind`.
+
+    Errors: ValueError that names the place, the value and the limit; `Unknown` for a field that `kind` does not have.
+    """
+    try:
+        value = _converted(data, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(_told(str(error), kind, data, where)) from None
+    except RecursionError:
+        raise ValueError(f"{where} is nested too deeply") from None
+    for place in _unknown(value, data, where):
+        raise Unknown(f"{place}, which this version does not know")
     return value
 
 
-def decode(kind: Any, data: Any, where: str = "result") -> Any:
-    """`data` as a value of type `kind`; ValueError that names the place where they part."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return data
-    if origin in (typing.Union, types.UnionType):
-        [kind] = (arg for arg in args if arg is not type(None))
-        return None if data is None else decode(kind, data, where)
-    if origin is typing.Literal:
-        return _checked(data in args, data, where, f"one of {', '.join(map(str, args))}")
-    if origin is tuple:
-        _checked(isinstance(data, list), data, where, "a list")
-        kinds = args[:1] * len(data) if args[1:] == (...,) else args
-        _checked(len(kinds) == len(data), data, where, f"a list of {len(kinds)}")
-        pairs = enumerate(zip(kinds, data, strict=True))
-        return tuple(decode(k, item, f"{where}[{i}]") for i, (k, item) in pairs)
-    if origin is dict:
-        _checked(isinstance(data, dict), data, where, "an object")
-        return {name: decode(args[1], item, f"{where}.{name}") for name, item in data.items()}
-    if is_dataclass(kind):
-        return _decode_fields(kind, data, where)
-    number = (int, float) if kind is float else kind
-    _checked(
-        isinstance(data, number) and (kind is bool or not isinstance(data, bool)), data, where, f"a {kind.__name__}"
-    )
-    return kind(data)
+class Unknown(ValueError):
+    """A field that this version does not know."""
 
 
-def _decode_fields(kind: Any, data: Any, where: str) -> Any:
-    _checked(isinstance(data, dict), data, where, "an object")
-    hints, values = typing.get_type_hints(kind), {}
-    for f in fields(kind):
-        if f.name in data:
-            values[f.name] = decode(hints[f.name], data[f.name], f"{where}.{f.name}")
-        elif f.default is MISSING and f.default_factory is MISSING:
-            raise ValueError(f"{where} has no {f.name}")
-    if unknown := sorted(data.keys() - hints.keys()):
-        raise ValueError(f"{where} has {unknown[0]}, which this version does not know")
-    return kind(**values)
+def _halves(value: Any, where: str) -> Iterator[str]:
+    """Places of texts with half of a surrogate pair."""
+    if isinstance(value, str) and SURROGATE.search(value):
+        yield where
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _halves(name, where)
+            yield from _halves(item, f"{where}.{visible(name)}" if where else visible(name))
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _halves(item, f"{where}[{index}]")
 
 
-def _checked(fine: bool, data: Any, where: str, wanted: str) -> Any:
-    if not fine:
-        raise ValueError(f"{where} is {str(data)[:40]!r}, not {wanted}")
-    return data
+def _real(text: str) -> float | Unreadable:
+    value = float(text)
+    return value if math.isfinite(value) else Unreadable(text)
+
+
+def _whole(text: str) -> int | Unreadable:
+    return int(text) if len(text) <= 20 else Unreadable(text)
+
+
+def _told(message: str, kind: Any, data: Any, where: str) -> str:
+    """msgspec's words with the value in them, and the key of an object's entry, which it leaves out."""
+    what, _, path = message.partition(" - at `$")
+    place, value = where, data
+    for name, index in STEP.findall(path.rstrip("`")):
+        if name:
+            place, value, kind = f"{place}.{name}", value[name], _hints(kind).get(name)
+        elif isinstance(value, Mapping):
+            key = next(key for key in value if _fails(kind, {key: value[key]}))
+            place, value = f"{place}.{visible(key)[:SHOWN]}", value[key]
+        else:
+            place, value = f"{place}[{index}]", value[int(index)]
+    if found := MISSING.fullmatch(what):
+        return f"{place} has no {found[1]}"
+    if choices := _choices(kind):
+        limit = f"one of {', '.join(map(str, choices))}"
+    elif "regex" in what:
+        limit = "an ISO 8601 date"  # the only one of the ranges
+    elif not what.startswith("Expected "):  # a dataclass's own words
+        return f"{place}: {what}"
+    else:
+        limit = what.removeprefix("Expected ").partition(", got ")[0].replace("`", "").replace("| null", "or null")
+    return f"{place} is {shown(value)}, but it must be {limit}"
+
+
+def shown(value: Any) -> str:
+    """A value in an error: short, and without anything that a terminal would obey."""
+    text = visible(repr(value) if isinstance(value, str | Unreadable) else json.dumps(value, default=repr))
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _fails(kind: Any, data: Any) -> bool:
+    """Whether one entry of an object is what is wrong with it."""
+    try:
+        _converted(data, kind)
+    except msgspec.ValidationError:
+        return True
+    return False
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """The fields' types of a dataclass, which may be optional, or what a list or an object holds."""
+    for inner in _inside(kind):
+        if dataclasses.is_dataclass(inner) and isinstance(inner, type):
+            return _fields(inner)
+    return {}
+
+
+@cache
+def _fields(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    literals = [inner for inner in _inside(kind) if typing.get_origin(inner) is typing.Literal]
+    return typing.get_args(literals[0]) if literals else ()
+
+
+def _inside(kind: Any) -> Iterator[Any]:
+    yield kind
+    if typing.get_origin(kind) is not typing.Literal:
+        for inner in typing.get_args(kind):
+            yield from _inside(inner)
+
+
+def _unknown(value: Any, data: Any, where: str) -> Iterator[str]:
+    """Places of what `data` has and `value` does not: msgspec passes over what a dataclass does not know."""
+    if dataclasses.is_dataclass(value):
+        names = {field.name for field in dataclasses.fields(value)}
+        yield from (f"{where} has {shown(name)}" for name in data if name not in names)
+        for name in names & data.keys():
+            yield from _unknown(getattr(value, name), data[name], f"{where}.{name}")
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _unknown(item, data[name], f"{where}.{name}")
+    elif isinstance(value, tuple | list) and value and not isinstance(value[0], int | float | str):
+        for index, item in enumerate(value):
+            yield from _unknown(item, data[index], f"{where}[{index}]")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,9 +19,11 @@ from eet_lab.bench.calls import call_us, expansion_ns
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measured import Cost, Spread
 from eet_lab.bench.timing import Timed, took_ms
+from eet_lab.devices import once_per_device
 from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.oom import memory_for
+from eet_lab.words import MiB
 
 NUM_BYTES = {"cuda": 4 * 2**30, "cpu": beyond_caches(128 * 2**20, last_cache_bytes())}
 """Of the streaming read: far beyond any cache."""
@@ -92,9 +94,9 @@ def step_ms(floor_ms: float, counted: StepLaunches, price: LaunchCost | None) ->
     return max(floor_ms + counted.kernels * price.kernel_us / 1e3, counted.launches * price.launch_us / 1e3)
 
 
-@lru_cache
+@once_per_device
 def launch_cost(device: str) -> LaunchCost | None:
-    """What launching costs on this device: the best of a few, once per process; None on the CPU."""
+    """What launching costs on this device: the best of a few, once per process and GPU; None on the CPU."""
     if device == "cpu":
         return None
     number = torch.zeros(1, device=device)
@@ -122,16 +124,16 @@ def step_weight_bytes(model: Decoder) -> int:
     return sum(read.values())
 
 
-@lru_cache
+@once_per_device
 def streaming_gb_per_s(device: str) -> float:
-    """The rate in GB/s at which a large buffer can be read here: the best of a few sums, once per process.
+    """The rate in GB/s at which a large buffer can be read here: the best of a few sums, once per process and GPU.
 
     On a CPU a product with a vector is tried as well: it computes as a linear layer of one row does, and keeps more
     reads under way at once than a sum.
     """
     free = torch.cuda.mem_get_info()[0] if device == "cuda" else free_bytes_of(torch.device(device))
     num_bytes = min(NUM_BYTES[device], free // 4)
-    with memory_for(f"a buffer of {num_bytes / 2**20:.0f} MiB, to measure how fast memory can be read,"):
+    with memory_for(f"a buffer of {num_bytes / MiB:.0f} MiB, to measure how fast memory can be read,"):
         buffer = torch.ones(num_bytes // 4, device=device)
         best_ms = min(took_ms(buffer.sum, device) for _ in range(7))
         if device == "cpu":

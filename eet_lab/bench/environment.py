@@ -14,6 +14,7 @@ import torch
 
 import eet_lab
 from eet_lab.bench.measured import Environment
+from eet_lab.bench.provenance import machine_id
 from eet_lab.errors import MonitorError
 from eet_lab.models import Model
 from eet_lab.paths import PACKAGE, is_clone
@@ -24,12 +25,13 @@ def environment(model: Model) -> Environment:
     """Where a result that is taken now comes from."""
     return Environment(
         device=device_name(model.device),
-        device_kind=model.device,
+        device_kind="cuda" if model.device == "cuda" else "cpu",
         **versions(model.device),
         eet_lab=eet_lab.__version__,
         dtype=model.dtype,
         model=model.name,
         model_label=model.label,
+        machine=machine_id(model.device),
     )
 
 

@@ -21,7 +21,7 @@ from eet_lab.bench.sameness import num_checked
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import LIBRARY_BYTES, Forecaster, Peak
 from eet_lab.engine.prompts import right_aligned
-from eet_lab.engine.rehearse import HOST, Rehearser
+from eet_lab.engine.rehearse import Rehearser
 from eet_lab.engine.settings import Settings
 from eet_lab.models import Model
 from eet_lab.models.decoder import Decoder
@@ -109,9 +109,10 @@ def _text_bytes(engine: Engine) -> int:
     """Of reading held-out text, as `perplexity` does."""
     model = engine.rehearser.model
     window, V = min(model.config.context, WINDOW), len(model.head.weight)
-    scorer = Scorer(engine.parts.ops, HOST)
-    parts = replace(engine.parts, ops=replace(engine.parts.ops, next_token=scorer), prompts=right_aligned)
-    reading = Forecaster(Rehearser(engine.model, parts), parts, Settings(max_new_tokens=1))
+    parts = replace(engine.parts, prompts=right_aligned)
+    reading = Forecaster(
+        Rehearser(engine.model, parts, Scorer(parts.ops, torch.device("cpu"))), parts, Settings(max_new_tokens=1)
+    )
     logits = CHUNK * V * (model.dtype.itemsize + 2 * FLOAT_BYTES)  # as the op gives them, widened, and their softmax
     return sum(reading.peak([window - 1] * BATCH)) + logits
 

@@ -22,7 +22,7 @@ class Job:
     settings: Settings
 
     @classmethod
-    def of(cls, model: Model, prompts: Prompts | None, repeats: int, settings: dict[str, Any]) -> Job:
+    def of(cls, model: Model, prompts: Prompts | None, repeats: int | None, settings: dict[str, Any]) -> Job:
         """From what the user gave (no prompts: the default ones); PromptError for what cannot run."""
         check_repeats(repeats)
         chosen = Settings.of(**settings)

@@ -2,68 +2,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
+from eet_lab.bench.compare import changes
 from eet_lab.bench.job import Job
 from eet_lab.bench.measure import Run, Subject
-from eet_lab.bench.measured import Measurement, Sameness, Spread
+from eet_lab.bench.measured import Measurement, Perplexity, Sameness, Spread
+from eet_lab.bench.paired import Change
 from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.progress import Tally
 from eet_lab.bench.results import Ladder, Rung
 from eet_lab.bench.sameness import Witness
+from eet_lab.bench.turns import PAIR_BUDGET_S, Rounds, check_budget, counterbalanced
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model
-from eet_lab.monitor import Source, open_source
+from eet_lab.models.on_device import on_its_device
+from eet_lab.monitor import Source, free_bytes_of, open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe, Technique, known
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
-from eet_lab.threads import on_cpu_threads
 
 Climb = list[tuple[str, tuple[str, ...], Recipe]]
 """Rungs to be measured: a technique's name, what goes along with it, and the recipe."""
 
+ROOM = 2
+"""Engines are kept side by side while so many times what the largest run and its check take is still free."""
 
-@on_cpu_threads
+
+@on_its_device
 def ladder(
     model: Model,
     prompts: Prompts | None = None,
     recipe: RecipeLike = "all",
     *,
-    repeats: int = 3,
+    repeats: int | None = None,
+    budget_s: float | None = None,
     progress: Progress | None = None,
     cancel: Cancel | None = None,
+    on_partial: Callable[[Ladder], None] | None = None,
     **settings: Any,
 ) -> Ladder:
     """Credit each technique of `recipe` with its own milliseconds and bytes.
 
     Techniques are added one by one in canonical order, each with what it requires, and then left out of the full
-    recipe one by one, each with what needs it. Every recipe is checked against the baseline and timed alone, its
-    memory given back before the next. Prompts and `settings` are those of `compare`. Once `cancel` is set, the ladder
-    that comes back holds what was measured until then and is marked partial.
+    recipe one by one, each with what needs it. Every recipe is checked against the baseline; then all are timed in
+    turn, a round from first to last and the next one back, until every rung's own times are known to one or two
+    percent, or for `budget_s` seconds (default: two a recipe), but six rounds at least; or exactly `repeats`
+    rounds. Their memory stays side by side; where that does not fit, each is prepared and warmed up anew in every
+    round. Prompts and `settings` are those of `compare`. `on_partial` is given what is known after each round but the
+    last. Once `cancel` is set, the ladder that comes back holds what was measured until then and is marked partial.
 
     Errors: RecipeError, PromptError, OutOfMemory.
     """
-    full = as_recipe(recipe, model.device)
+    if budget_s is not None:
+        check_budget(budget_s)
+    full = as_recipe(recipe, model.device, model.config)
     job = Job.of(model, prompts, repeats, settings)
-    up, down = rungs_up(full), rungs_down(full)
-    distinct = {str(each) for _, _, each in (*up, *down)}
-    tally = Tally(len(distinct) * (2 + repeats), progress)
-    partial = False
-    climbed: list[Rung] = []
-    left_out: list[Rung] = []
     with closing(open_source(model.device)) as source:
+        climb = _Climb(job, full, source, cancel)
+        budget_s = PAIR_BUDGET_S / 2 * len(climb.entries) if budget_s is None else budget_s
+        rounds = Rounds(repeats, budget_s, climb.own_times)
+        stopped = False
         try:
-            bench = _Bench(job, repeats, source, cancel, tally, full.lossy)
-            for name, along, each in up:
-                climbed.append(_rung(name, along, bench(each), climbed[-1].measurement if climbed else None))
-            for name, along, each in down:
-                left_out.append(_rung(name, along, bench(each), climbed[-1].measurement))
+            climb.measure(rounds, progress, on_partial)
         except Cancelled:
-            partial = True
-    tally.say("stopped" if partial else "done")
-    return Ladder(**job.described(), recipe=str(full), rungs=tuple(climbed), left_out=tuple(left_out), partial=partial)
+            stopped = True
+        finally:
+            climb.close()
+        return climb.result(partial=stopped)
 
 
 def rungs_up(full: Recipe) -> Climb:
@@ -93,64 +103,145 @@ def _required(name: str, named: dict[str, Technique]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-class _Bench:
-    """Checks and times a recipe, once even if it stands on two rungs.
+class _Entry:
+    """A recipe that stands on one rung or on two: its subject, and what is known of it by now."""
 
-    `lossy`: perplexities are wanted, of the baseline and of what is lossy; the others have the baseline's.
-    """
+    def __init__(self, recipe: Recipe, subject: Subject) -> None:
+        self.recipe, self.subject = recipe, subject
+        self.runs: dict[int, Run] = {}
+        self.quality: Perplexity | None = None
+        self.sameness: Sameness | None = None
 
-    def __init__(
-        self, job: Job, repeats: int, source: Source, cancel: Cancel | None, tally: Tally, lossy: bool
-    ) -> None:
-        self._job, self._repeats, self._source, self._cancel, self._tally = job, repeats, source, cancel, tally
-        self._lossy = lossy
-        self._known: dict[str, tuple[Measurement, Sameness]] = {}
+    def measurement(self, costed: bool) -> Measurement:
+        return replace(self.subject.measurement(list(self.runs.values()), costed=costed), perplexity=self.quality)
+
+
+class _Climb:
+    """Every distinct recipe of a ladder, from the first to the last, and the rungs that they make."""
+
+    def __init__(self, job: Job, full: Recipe, source: Source, cancel: Cancel | None) -> None:
+        self._job, self._full, self._cancel = job, full, cancel
+        self._up, self._down = rungs_up(full), rungs_down(full)
+        self._described = job.described()
+        recipes = {str(recipe): recipe for _, _, recipe in (*self._up, *self._down)}
+        self.entries = {
+            name: _Entry(recipe, Subject(job.model, recipe, job.rows, job.settings, source, cancel))
+            for name, recipe in recipes.items()
+        }
+        self._stays, self._most_bytes = True, 0
+
+    def measure(self, rounds: Rounds, progress: Progress | None, on_partial: Callable[[Ladder], None] | None) -> None:
+        """Check all, then time all in turn. Cancelled once it is stopped."""
+        job, num, entries = self._job, len(self.entries), list(self.entries.values())
+        tally = Tally(num * (2 + rounds.expected), progress)
         tally.say("reading what the baseline says")
-        self._witness = Witness(job.model.decoder, job.rows, job.settings, cancel=cancel)
-
-    def __call__(self, recipe: Recipe) -> tuple[Measurement, Sameness]:
-        if str(recipe) not in self._known:
-            self._known[str(recipe)] = self._measured(recipe)
-        return self._known[str(recipe)]
-
-    def _measured(self, recipe: Recipe) -> tuple[Measurement, Sameness]:
-        job, tally, runs, quality = self._job, self._tally, list[Run](), None
-        subject = Subject(job.model, recipe, job.rows, job.settings, self._source, self._cancel)
-        try:
-            tally.say(f"warming up {recipe}")
-            tokens = subject.prepare(tally.building)
-            tally.finish()
-            tally.say(f"checking {recipe}")
-            sameness = self._witness.judge(recipe.parts, tokens, recipe.tolerance)
-            if self._lossy and (recipe.lossy or not recipe):
-                quality = held_out_perplexity(job.model, recipe, self._cancel)
-            tally.finish()
-            for repeat in range(self._repeats):
-                tally.say(f"timing {recipe}, {repeat + 1} of {self._repeats}")
-                runs.append(subject.run())
+        witness = Witness(job.model.decoder, job.rows, job.settings, cancel=self._cancel)
+        for each in entries:
+            self._check(each, witness, tally)
+        for number in rounds:
+            tally.expect(num * (2 + rounds.expected))
+            if number and on_partial is not None:
+                on_partial(self.result(partial=False, costed=False))
+            for each in counterbalanced(entries, number):
+                tally.say(f"timing {each.recipe}, round {number + 1}")
+                if not self._stays:
+                    each.subject.prepare()
+                each.runs[number] = each.subject.run()
+                if not self._stays:
+                    each.subject.close()
                 tally.finish()
-            return replace(subject.measurement(runs), perplexity=quality), sameness
-        finally:
-            subject.close()
+        tally.expect(num * (2 + len(entries[0].runs)))
+        tally.say("done")
+
+    def _check(self, entry: _Entry, witness: Witness, tally: Tally) -> None:
+        recipe = entry.recipe
+        tally.say(f"warming up {recipe}")
+        tokens = entry.subject.prepare(tally.building)
+        tally.finish()
+        tally.say(f"checking {recipe}")
+        self._most_bytes = max(self._most_bytes, entry.subject.run_bytes + witness.recorded_bytes)
+        if self._stays and free_bytes_of(self._job.model.decoder.device) < ROOM * self._most_bytes:
+            self._stays = False
+            self.close()
+        if not self._stays:
+            entry.subject.close()
+        entry.sameness = witness.judge(recipe.parts, tokens, recipe.tolerance)
+        if self._full.lossy and (recipe.lossy or not recipe):
+            entry.quality = held_out_perplexity(self._job.model, recipe, self._cancel)
+        tally.finish()
+
+    def own_times(self) -> list[Change]:
+        """Every time of each rung, as `compare` asks for pairs by every time of its two recipes."""
+        return [change for a, b in self._neighbours() for change in changes(*self._paired(a, b)).values()]
+
+    def result(self, partial: bool, costed: bool = True) -> Ladder:
+        """The rungs whose recipes have been timed."""
+        timed = {name: each.measurement(costed) for name, each in self.entries.items() if each.runs}
+        climbed: list[Rung] = []
+        left_out: list[Rung] = []
+        for above, (name, along, recipe) in zip([None, *(r for _, _, r in self._up)], self._up, strict=False):
+            if str(recipe) not in timed:
+                break
+            climbed.append(self._rung(name, along, recipe, above, timed))
+        for name, along, recipe in self._down:
+            if str(self._full) in timed and str(recipe) in timed:
+                left_out.append(self._rung(name, along, recipe, self._full, timed))
+        first, last = self.entries[str(Recipe())], self.entries[str(self._full)]
+        whole = changes(*self._paired(first, last)) if len(climbed) > 1 else {}
+        return Ladder(
+            **self._described,
+            recipe=str(self._full),
+            rungs=tuple(climbed),
+            left_out=tuple(left_out),
+            partial=partial,
+            changes=whole,
+        )
+
+    def close(self) -> None:
+        """Give the memory back to the device."""
+        for each in self.entries.values():
+            each.subject.close()
+
+    def _neighbours(self) -> list[tuple[_Entry, _Entry]]:
+        """What each rung is compared with, and its own."""
+        up = [str(recipe) for _, _, recipe in self._up]
+        names = [*pairwise(up), *((str(self._full), str(recipe)) for _, _, recipe in self._down)]
+        return [(self.entries[a], self.entries[b]) for a, b in names]
+
+    @staticmethod
+    def _paired(before: _Entry, after: _Entry) -> tuple[list[Run], list[Run]]:
+        """The runs of those rounds in which both ran."""
+        rounds = sorted(before.runs.keys() & after.runs.keys())
+        return [before.runs[number] for number in rounds], [after.runs[number] for number in rounds]
+
+    def _rung(
+        self, name: str, along: tuple[str, ...], recipe: Recipe, against: Recipe | None, timed: dict[str, Measurement]
+    ) -> Rung:
+        own, title = self.entries[str(recipe)], known(name).title if name else "Baseline"
+        measurement, sameness = timed[str(recipe)], own.sameness
+        assert sameness is not None, "what is timed has been checked"
+        if against is None:
+            return Rung(name, title, along, measurement, sameness)
+        before = timed[str(against)]
+        found = changes(*self._paired(self.entries[str(against)], own))
+        return Rung(
+            name,
+            title,
+            along,
+            measurement,
+            sameness,
+            delta_ms=_delta(found.get("total_ms"), before.total_ms, measurement.total_ms),
+            delta_ttft_ms=_delta(found.get("ttft_ms"), before.ttft_ms, measurement.ttft_ms),
+            delta_tpot_ms=_delta(found.get("tpot_ms"), before.tpot_ms, measurement.tpot_ms),
+            delta_bytes=measurement.memory["peak"] - before.memory["peak"],
+            changes=found,
+        )
 
 
-def _rung(name: str, along: tuple[str, ...], found: tuple[Measurement, Sameness], against: Measurement | None) -> Rung:
-    measurement, sameness = found
-    title = known(name).title if name else "Baseline"
-    if against is None:
-        return Rung(name, title, along, measurement, sameness)
-    return Rung(
-        name,
-        title,
-        along,
-        measurement,
-        sameness,
-        delta_ms=_delta(measurement.total_ms, against.total_ms),
-        delta_ttft_ms=_delta(measurement.ttft_ms, against.ttft_ms),
-        delta_tpot_ms=_delta(measurement.tpot_ms, against.tpot_ms),
-        delta_bytes=measurement.memory["peak"] - against.memory["peak"],
-    )
-
-
-def _delta(after: Spread | None, before: Spread | None) -> Spread | None:
-    return None if after is None or before is None else after.minus(before)
+def _delta(change: Change | None, before: Spread | None, after: Spread | None) -> Spread | None:
+    """The difference of the medians, so that a row of them adds up, in the interval of the pairs."""
+    if change is None or before is None or after is None:
+        return None
+    low, _, high = change.delta
+    middle = after.p50 - before.p50
+    return Spread(*(round(end, 4) for end in (min(low, middle), middle, max(high, middle))))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.settings import Settings
-from eet_lab.ops.reference import gumbel
+from eet_lab.ops.reference import gumbel, noise_keys
 
 
 def greedy_margin(logits: Tensor, token: int) -> float:
@@ -36,8 +36,8 @@ def drawn_margin(logits: Tensor, token: int, noise: Tensor, settings: Settings, 
 
 def noise_at(seed: int, row: int, position: int, like: Tensor) -> Tensor:
     """The Gumbel noise [V] of one draw, as the ops make it; `like` [V] tells the device."""
-    positions = torch.full((row + 1,), position, device=like.device)
-    return gumbel(torch.tensor([seed], device=like.device), positions, len(like))[row]
+    key = noise_keys(seed, row + 1, like.device)[row:]
+    return gumbel(key, torch.tensor([position], device=like.device), len(like))[0]
 
 
 def _kept(scores: Tensor, settings: Settings, slack: float) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -21,11 +22,13 @@ from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model
+from eet_lab.models.on_device import on_its_device
 from eet_lab.models.transcript import ended_by
 from eet_lab.monitor import Source, open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
-from eet_lab.threads import on_cpu_threads
+from eet_lab.threads import no_collection
+from eet_lab.words import plain
 
 OnStep = Callable[[StepEvent], None]
 
@@ -57,7 +60,7 @@ class Run(NamedTuple):
 class Subject:
     """One recipe's engine while it is measured: prepared once, then run again and again in the same memory.
 
-    Memory is counted from what was allocated before `prepare`, so that other subjects may stay alive beside it.
+    Memory is counted in `prepare`, from what was allocated before it, so that other subjects may stay alive beside it.
     """
 
     def __init__(
@@ -70,25 +73,50 @@ class Subject:
         cancel: Cancel | None = None,
     ) -> None:
         self.recipe, self.engine = str(recipe), Engine(model.decoder, recipe.parts)
-        self._title = " + ".join(t.title for t in recipe) or "Baseline"
+        self._toggles = recipe
         self._is_ours = all(type(t).__module__.startswith("eet_lab.") for t in recipe)
         self._model, self._rows, self._settings = model, rows, settings
         self._source, self._cancel = source, cancel
         self._memory: dict[str, int] = {}
         self._prepare_s = 0.0
+        self._captures = 0
+
+    def begin(self, progress: Progress | None = None) -> None:
+        """`prepare`, where a whole run follows that is not timed: on a CPU, two steps warm up as well as all do.
+
+        Memory is counted after that run.
+        """
+        if self._model.device != "cpu":
+            self.prepare(progress)
+            return
+        start, enough = time.perf_counter(), threading.Event()
+
+        def stop_after_two(event: StepEvent) -> None:
+            if event.index or (self._cancel is not None and self._cancel.is_set()):
+                enough.set()
+
+        self.engine.generate(self._rows, self._settings, on_step=stop_after_two, cancel=enough)
+        self._prepare_s = time.perf_counter() - start
 
     def prepare(self, progress: Progress | None = None) -> tuple[tuple[int, ...], ...]:
         """Build kernels, allocate, capture and warm up in a first run; count the memory that this takes.
 
-        Returns the tokens of that run, for the check that stands before any timing.
+        Returns the tokens of that run, for the check that stands before any timing. What is prepared once more, after
+        it was closed, keeps what was counted.
         """
         start = time.perf_counter()
         self.engine.prepare(progress, self._cancel)
-        before = _allocated_afresh(self._model.device)
+        before = allocated_afresh(self._model.device)
         warm_up = self._generate(lambda event: None)
-        self._prepare_s = time.perf_counter() - start
-        self._memory = _memory(self.engine, self._model.device, before)
+        if not self._memory:
+            self._prepare_s = time.perf_counter() - start
+            self._memory = memory_of(self.engine, self._model.device, before)
         return warm_up.tokens
+
+    @property
+    def run_bytes(self) -> int:
+        """What its runs take beside the weights, once it is prepared."""
+        return self._memory["peak"] - self._memory["weights"]
 
     def run(self, on_step: OnStep | None = None) -> Run:
         """One run. Without `on_step` nobody watches, and all that happens beside it is that steps are noted."""
@@ -99,9 +127,14 @@ class Subject:
             if on_step is not None:
                 on_step(event)
 
-        before, start, cpu_start = self._source.read(), time.perf_counter(), time.thread_time()
-        generation = self._generate(note)
-        seconds, cpu_s, after = time.perf_counter() - start, time.thread_time() - cpu_start, self._source.read()
+        before = self._source.read()
+        with no_collection():  # a page full of widgets takes the collector long, and it would fall into any run
+            start, cpu_start = time.perf_counter(), time.thread_time()
+            generation = self._generate(note)
+            seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_start
+        after = self._source.read()
+        if not self._memory:
+            self._memory = memory_of(self.engine, self._model.device, 0)
         joules = after["energy_j"] - before["energy_j"] if "energy_j" in before and "energy_j" in after else None
         conditions = self._source.condition()
         if self._model.device == "cpu" and cpu_s < UNDISTURBED * seconds:
@@ -131,31 +164,21 @@ class Subject:
         except Exception as problem:  # noqa: BLE001, since an op may raise anything
             return f"its calls could not be counted on a tiny decoder: {problem}"
 
-    def measurement(self, runs: Sequence[Run], beside: Sequence[Run] = ()) -> Measurement:
-        """What these runs say together. Those `beside` them, such as watched ones, count for the warnings only."""
-        timings = [run.generation for run in runs]
-        middle = sorted(runs, key=lambda run: run.generation.total_ms)[(len(runs) - 1) // 2]
-        tpot_ms, tokens = Spread.of([t.tpot_ms for t in timings]), timings[0].tokens
-        return Measurement(
-            recipe=self.recipe,
-            title=self._title,
-            ttft_ms=Spread.of([t.ttft_ms for t in timings]),
-            tpot_ms=tpot_ms,
-            total_ms=Spread.of([t.total_ms for t in timings]),
-            tokens_per_s=Spread.of([t.tokens_per_s for t in timings]),
-            step_ms=tuple(round(ms, 4) for ms in middle.generation.step_ms),
-            step_tokens=middle.step_tokens,
-            memory=dict(self._memory),
-            memory_source="measured" if self._model.device == "cuda" else "planned",
-            prepare_s=round(self._prepare_s, 4),
-            captures=self.engine.captures,
-            joules_per_token=_joules_per_token(runs),
-            tokens=tokens,
-            texts=tuple(map(ended_by(self._settings.stop, self._model.decode), tokens)),
-            repeats=len(runs),
-            warnings=tuple(dict.fromkeys(_warnings(self.recipe, self._model.device, runs, beside))),
-            cost=step_cost(self.engine.model, self._rows, self._settings.max_new_tokens, tpot_ms, self.launches),
-        )
+    def measurement(self, runs: Sequence[Run], beside: Sequence[Run] = (), costed: bool = True) -> Measurement:
+        """What these runs say together. Those `beside` them, such as watched ones, count for the warnings only.
+
+        Not `costed`: without the cost model, whose rate is measured once, which would disturb runs that are to come.
+        """
+        found = as_measurement(
+            self._model, self._toggles, self._settings, [(run.generation, run.step_tokens) for run in runs],
+            self._memory, prepare_s=self._prepare_s, captures=self._captures,
+        )  # fmt: skip
+        cost = None
+        if costed:
+            new = self._settings.max_new_tokens
+            cost = step_cost(self.engine.model, self._rows, new, found.tpot_ms, self.launches)
+        warnings = dict.fromkeys(_warnings(self.recipe, self._model.device, runs, beside))
+        return replace(found, joules_per_token=_joules_per_token(runs), warnings=tuple(warnings), cost=cost)
 
     def close(self) -> None:
         """Give the memory back to the device."""
@@ -166,10 +189,45 @@ class Subject:
         generation = self.engine.generate(self._rows, self._settings, on_step=on_step, cancel=self._cancel)
         if generation.cancelled:
             raise Cancelled("The measurement was stopped.")
+        self._captures = max(self._captures, self.engine.captures)
         return generation
 
 
-@on_cpu_threads
+def as_measurement(
+    model: Model,
+    recipe: Recipe,
+    settings: Settings,
+    runs: Sequence[tuple[Generation, tuple[int, ...]]],
+    memory: Mapping[str, int],
+    *,
+    prepare_s: float,
+    captures: int,
+) -> Measurement:
+    """What runs of one recipe say, each with the number of tokens of every step; one may have been stopped at once."""
+    timings = [generation for generation, _ in runs]
+    middle, step_tokens = sorted(runs, key=lambda run: run[0].total_ms)[(len(runs) - 1) // 2]
+    tokens = timings[0].tokens
+    return Measurement(
+        recipe=str(recipe),
+        title=" + ".join(t.title for t in recipe) or "Baseline",
+        ttft_ms=Spread.of([t.ttft_ms for t in timings]),
+        tpot_ms=Spread.of([t.tpot_ms for t in timings]),
+        total_ms=Spread.of([t.total_ms or None for t in timings]),
+        tokens_per_s=Spread.of([t.tokens_per_s or None for t in timings]),
+        step_ms=tuple(round(ms, 4) for ms in middle.step_ms),
+        step_tokens=step_tokens,
+        memory=dict(memory),
+        memory_source="measured" if model.device == "cuda" else "planned",
+        prepare_s=round(prepare_s, 4),
+        captures=captures,
+        joules_per_token=None,
+        tokens=tokens,
+        texts=tuple(map(ended_by(settings.stop, model.decode), tokens)),
+        repeats=len(runs),
+    )
+
+
+@on_its_device
 def measure(
     model: Model,
     rows: Sequence[Sequence[int]],
@@ -207,8 +265,8 @@ def _warnings(recipe: str, device: str, runs: Sequence[Run], beside: Sequence[Ru
     longest, shortest = (pick(run.generation.total_ms for run in steady) for pick in (max, min))
     if longest > STEADY_RUNS[device] * shortest:
         found.append(
-            f"runs of {recipe} took from {shortest:.4g} to {longest:.4g} ms: the processor was shared, so these times "
-            "say little; close what else runs and measure again"
+            f"runs of {recipe} took from {plain(shortest)} to {plain(longest)} ms: the processor was shared, so these "
+            "times say little; close what else runs and measure again"
         )
     clocks = [run.clock_mhz for run in runs if run.clock_mhz]
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
@@ -216,7 +274,7 @@ def _warnings(recipe: str, device: str, runs: Sequence[Run], beside: Sequence[Ru
     return found
 
 
-def _memory(engine: Engine, device: str, before: int) -> dict[str, int]:
+def memory_of(engine: Engine, device: str, before: int) -> dict[str, int]:
     """Bytes by purpose. On a GPU, activations are what the peak holds beyond all else, ops' own temporaries included.
 
     They are never less than what `memory` handed out: the peak may fall into the prefill, when the KV cache was not
@@ -240,7 +298,7 @@ def _memory(engine: Engine, device: str, before: int) -> dict[str, int]:
     }
 
 
-def _allocated_afresh(device: str) -> int:
+def allocated_afresh(device: str) -> int:
     """Bytes that torch holds on the GPU once caches are emptied; peaks count from here. 0 on the CPU."""
     _free(device)
     if device != "cuda":

@@ -11,6 +11,23 @@ from dataclasses import dataclass
 from statistics import quantiles
 from typing import Literal
 
+from eet_lab.bench.ranges import (
+    Amount,
+    Bytes,
+    Count,
+    Date,
+    Many,
+    Ms,
+    Name,
+    Nats,
+    Positive,
+    Real,
+    Seconds,
+    SignedMs,
+    Some,
+    Text,
+)
+
 Verdict = Literal["identical", "within rounding", "lossy", "different"]
 
 
@@ -18,9 +35,9 @@ Verdict = Literal["identical", "within rounding", "lossy", "different"]
 class Spread:
     """The median of some repeats, and the range that holds the middle 60 % of them."""
 
-    p20: float
-    p50: float
-    p80: float
+    p20: SignedMs
+    p50: SignedMs
+    p80: SignedMs
 
     @classmethod
     def of(cls, values: Sequence[float | None]) -> Spread | None:
@@ -31,10 +48,10 @@ class Spread:
         fifths = quantiles(known, n=10, method="inclusive") if len(known) > 1 else known * 9
         return cls(*(round(fifths[i], 4) for i in (1, 4, 7)))
 
-    def minus(self, other: Spread) -> Spread:
-        """The difference of the medians, so that a row of them adds up; the range is the widest that both allow."""
-        ends = self.p20 - other.p80, self.p50 - other.p50, self.p80 - other.p20
-        return Spread(*(round(end, 4) for end in ends))
+
+def p50(spread: Spread | None) -> float | None:
+    """The median, where there is one."""
+    return None if spread is None else spread.p50
 
 
 def origin(device: str, driver: str | None, torch: str, transformers: str, days: str, commits: str | None) -> str:
@@ -48,21 +65,22 @@ def origin(device: str, driver: str | None, torch: str, transformers: str, days:
 class Environment:
     """Where a result was taken. `device` is a name, `device_kind` "cpu" or "cuda".
 
-    `recorded`: it came with the package or from a file, and is no measurement of this machine.
+    `recorded`: it came with the package or from a file of another machine, and is no measurement of this one.
     """
 
-    device: str
-    device_kind: str
-    driver: str | None
-    torch: str
-    transformers: str
-    eet_lab: str
-    commit: str | None
-    date: str  # ISO 8601, UTC
-    dtype: str
-    model: str
-    model_label: str
+    device: Name
+    device_kind: Literal["cpu", "cuda"]
+    driver: Name | None
+    torch: Name
+    transformers: Name
+    eet_lab: Name
+    commit: Name | None
+    date: Date  # ISO 8601, UTC
+    dtype: Name
+    model: Name
+    model_label: Name
     recorded: bool = False
+    machine: Name | None = None  # `provenance.machine_id` of where it was taken; older files lack it
 
     @property
     def origin(self) -> str:
@@ -78,12 +96,12 @@ class Cost:
     process.
     """
 
-    weight_bytes: int  # each weight that a step reads, the LM head included
-    kv_bytes: int  # keys and values of all rows
-    ceiling_gb_per_s: float | None
-    floor_ms: float | None
-    gb_per_s: float | None  # achieved: step_bytes over the measured time per token
-    launches_per_token: float | None  # told without the device (`bench.calls`), by up to a fifth too few in PyTorch
+    weight_bytes: Bytes  # each weight that a step reads, the LM head included
+    kv_bytes: Bytes  # keys and values of all rows
+    ceiling_gb_per_s: Positive | None
+    floor_ms: Ms | None
+    gb_per_s: Amount | None  # achieved: step_bytes over the measured time per token
+    launches_per_token: Positive | None  # told without the device (`bench.calls`), by up to a fifth too few in PyTorch
 
     @property
     def step_bytes(self) -> int:
@@ -97,10 +115,10 @@ class Perplexity:
     `nats` is None where it would say nothing, and `why_not` tells why.
     """
 
-    nats: float | None
-    num_tokens: int  # that were predicted
-    text: str  # which one
-    why_not: str = ""
+    nats: Nats | None
+    num_tokens: Count  # that were predicted
+    text: Name  # which one
+    why_not: Name = ""
 
     @property
     def value(self) -> float | None:
@@ -119,23 +137,23 @@ class Measurement:
     generated. `perplexity` is known where a recipe is lossy, or compared with one that is.
     """
 
-    recipe: str
-    title: str
+    recipe: Name
+    title: Name
     ttft_ms: Spread | None
     tpot_ms: Spread | None
     total_ms: Spread | None
     tokens_per_s: Spread | None
-    step_ms: tuple[float, ...]
-    step_tokens: tuple[int, ...]
-    memory: dict[str, int]
+    step_ms: Many[Ms]
+    step_tokens: Many[Count]
+    memory: dict[Name, Bytes]
     memory_source: Literal["measured", "planned"]
-    prepare_s: float
-    captures: int
-    joules_per_token: float | None
-    tokens: tuple[tuple[int, ...], ...]
-    texts: tuple[str, ...]
-    repeats: int
-    warnings: tuple[str, ...] = ()
+    prepare_s: Seconds
+    captures: Count
+    joules_per_token: Amount | None
+    tokens: Some[Many[Count]]
+    texts: Some[Text]
+    repeats: Count
+    warnings: Many[Text] = ()
     cost: Cost | None = None
     perplexity: Perplexity | None = None
 
@@ -157,9 +175,9 @@ class Sameness:
     """
 
     same_tokens: bool
-    first_difference: tuple[int | None, ...]
-    margins: tuple[float | None, ...]
-    max_error: float | None
-    budget: float
+    first_difference: Some[Count | None]
+    margins: Some[Real | None]
+    max_error: Amount | None
+    budget: Amount
     verdict: Verdict
-    explanation: str
+    explanation: Text

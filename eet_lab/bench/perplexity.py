@@ -20,13 +20,14 @@ from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, ModelError, PromptError
 from eet_lab.models import Model
+from eet_lab.models.decoder import Decoder, logits
 from eet_lab.models.load import DEMO
-from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
+from eet_lab.models.on_device import on_its_device
+from eet_lab.ops.types import Sampling, Step, fresh
 from eet_lab.parts import Ops
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
-from eet_lab.threads import on_cpu_threads
 
 HELD_OUT = "held-out documentation of Python"
 """What the demo model never saw in training; other models may have."""
@@ -43,7 +44,7 @@ class Window(NamedTuple):
     first: int
 
 
-@on_cpu_threads
+@on_its_device
 def perplexity(
     model: Model,
     recipe: RecipeLike = "",
@@ -69,10 +70,9 @@ def perplexity(
     ids = held_out(model) if text is None else model.encode(text if isinstance(text, str) else list(text))
     window = min(model.config.context, WINDOW) if window is None else window
     cut = list(windows(ids, *_checked(ids, window, window if stride is None else stride, model)))
-    parts = as_recipe(recipe, model.device).parts
+    parts = as_recipe(recipe, model.device, model.config).parts
     scorer = Scorer(parts.ops, model.decoder.device)
-    ops = replace(parts.ops, next_token=scorer)
-    engine = Engine(model.decoder, replace(parts, ops=ops, prompts=right_aligned))
+    engine = Engine(model.decoder, replace(parts, prompts=right_aligned, schedule=None), scorer)
     try:
         engine.prepare(progress, cancel)
         for start in range(0, len(cut), BATCH):
@@ -134,13 +134,15 @@ def _checked(ids: Sequence[int], window: int, stride: int, model: Model) -> tupl
 
 
 class Scorer:
-    """A `next_token` op that chooses nothing, and adds up how surprising the text's own next tokens are."""
+    """A task that chooses nothing, and adds up how surprising the text's own next tokens are.
+
+    Its logits have memory of their own: no rehearsal knows how many tokens of a pass are scored.
+    """
 
     def __init__(self, ops: Ops, device: torch.device) -> None:
-        self._norm_linear = ops.norm_linear
+        self._ops = ops.bind(fresh)
         self._expected = torch.empty(0)
         self.nats = torch.zeros((), dtype=torch.float64, device=device)
-        self.kernels = getattr(ops.norm_linear, "kernels", ())
 
     def expect(self, batch: Sequence[Window]) -> None:
         """What follows each position of the next pass's rows, [B,S]; -1 where it is not scored."""
@@ -150,13 +152,11 @@ class Scorer:
             expected[row, first - 1 : len(ids) - 1] = torch.tensor(ids[first:])
         self._expected = expected.to(self.nats.device)
 
-    def __call__(
-        self, x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: object
-    ) -> Tensor:
-        if not x.is_meta:
+    def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, step: Step, sampling: Sampling) -> Tensor:
+        if not hidden.is_meta:
             expected = self._expected[step.rows, step.positions]
             scored = ((expected >= 0) & (step.columns >= step.num_pad[step.rows])).nonzero()[:, 0]
             for chosen in scored.split(CHUNK):
-                logits = self._norm_linear(x[chosen], norm_w, head, empty=fresh)
-                self.nats += cross_entropy(logits.float(), expected[chosen], reduction="sum")
+                found = logits(model, self._ops, hidden[chosen])
+                self.nats += cross_entropy(found.float(), expected[chosen], reduction="sum")
         return torch.zeros_like(step.last)

@@ -27,6 +27,10 @@ class Tally:
         if self._progress is not None:
             self._progress(done, total, f"building kernels: {message}")
 
+    def expect(self, total: int) -> None:
+        """There are more units, or fewer, than was thought."""
+        self._total = total
+
     def finish(self, units: int = 1) -> None:
         """So many more units are done."""
         self._done += units

@@ -20,20 +20,20 @@ from eet_lab.bench.room import check_room
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.sameness import Witness
 from eet_lab.bench.tables import perplexities
-from eet_lab.bench.workloads import Workload
+from eet_lab.bench.workloads import Requests, Workload
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError, did_you_mean
-from eet_lab.models import Model
+from eet_lab.models import Config, Model
+from eet_lab.models.on_device import on_its_device
 from eet_lab.monitor import open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe, Technique
 from eet_lab.texts import RecipeLike, as_recipe
-from eet_lab.threads import on_cpu_threads
 
 PROVIDERS = (OURS, *PEERS)
 
 
-@on_cpu_threads
+@on_its_device
 def race(
     model: Model,
     workload: Workload | str,
@@ -88,9 +88,10 @@ def entered(
             hint = did_you_mean(name, PROVIDERS)
             known = f"{', '.join(PROVIDERS)}; single ops (op:...) have others"
             raise PromptError(f"There is no provider {name!r}.{hint} Known ones: {known}.")
-    chosen, repeated = distinct(recipes, device) if OURS in providers else ([], [])
+    chosen, repeated = distinct(recipes, device, model.config) if OURS in providers else ([], [])
     rows = checked_prompts(workload.prompts(model.config.vocab_size), workload.new_tokens, model.config)
-    others, absent = turns.split({name: PEERS[name].unavailable(device) for name in providers if name in PEERS})
+    peers = {name: PEERS[name].unavailable(device, model.config) for name in providers if name in PEERS}
+    others, absent = turns.split(peers)
     if not chosen and not others:
         why = "; ".join(absent) or "no recipe is given"
         raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or others.")
@@ -98,7 +99,7 @@ def entered(
     return Entries(fitting, others, [*absent, *repeated, *too_large], rows)
 
 
-def check_is_of(workload: Workload, model: Model) -> None:
+def check_is_of(workload: Workload | Requests, model: Model) -> None:
     """PromptError where a workload names another model than the one that is there: its rows would tell a lie.
 
     A live model came without a name, so that it goes by any.
@@ -111,12 +112,14 @@ def check_is_of(workload: Workload, model: Model) -> None:
         )
 
 
-def distinct(recipes: RecipeLike | Sequence[RecipeLike], device: str) -> tuple[list[Recipe], list[str]]:
+def distinct(
+    recipes: RecipeLike | Sequence[RecipeLike], device: str, config: Config | None = None
+) -> tuple[list[Recipe], list[str]]:
     """Each recipe once, and a remark on those that are the same in other words. Errors: those of `as_recipe`."""
     given = [recipes] if isinstance(recipes, (str, Recipe, Technique)) else recipes
     words: dict[Recipe, list[str]] = {}
     for each in given:
-        words.setdefault(as_recipe(each, device), []).append(repr(str(each)))
+        words.setdefault(as_recipe(each, device, config), []).append(repr(str(each)))
     remarks = [
         f"{recipe} was given {len(said)} times, as {' and '.join(said)}: it is timed once."
         for recipe, said in words.items()

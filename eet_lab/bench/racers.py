@@ -14,6 +14,7 @@ from eet_lab.bench.sameness import Witness
 from eet_lab.models import Model
 from eet_lab.progress import Progress
 from eet_lab.technique import Recipe
+from eet_lab.words import brief
 
 OURS = "eet_lab"
 
@@ -62,8 +63,8 @@ class Ours:
             self.warnings += (self.subject.uncounted,)
         if extra_ms:
             self.warnings += (
-                f"plain PyTorch expands int8 weights in every step: of the prediction that is {extra_ms:.3g} ms, which "
-                "the floor leaves out",
+                f"plain PyTorch expands int8 weights in every step: of the prediction that is {brief(extra_ms)} ms, "
+                "which the floor leaves out",
             )
         return {
             "provider": OURS,
@@ -151,5 +152,5 @@ def costs(cost: Cost, counted: StepLaunches | None, device: str, extra_ms: float
 def equality(same: Sameness) -> str:
     """What a row says of the check: "passed", how far a lossy recipe is off, or why it did not pass."""
     if same.verdict == "lossy":
-        return f"lossy: logits off by {same.max_error:.2g}, stated bound {same.budget:.2g}"
+        return f"lossy: logits off by {brief(same.max_error or 0.0, 2)}, stated bound {brief(same.budget, 2)}"
     return "passed" if same.verdict != "different" else same.explanation

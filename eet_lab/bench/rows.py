@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eet_lab.bench.codec import decode, encode
+from eet_lab.bench.codec import decode, encode, parse
 from eet_lab.bench.environment import device_name, versions
 from eet_lab.bench.measured import Spread
 from eet_lab.errors import ResultError
+from eet_lab.words import brief
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Row:
     lower_bound_bytes: int | None = None  # of activations that are alive at once, by the recipe's own trace
     driver_allocations: int | None = None  # in a stream of requests, once it was under way
     step_allocations: int | None = None  # of torch, in a steady decode step
+    tok_s: float | None = None  # of a workload of requests, all together
+    percentiles: dict[str, dict[str, float]] | None = None  # of its requests: ttft_ms, tpot_ms, e2e_ms by p50, p95, p99
 
     @property
     def is_op(self) -> bool:
@@ -115,7 +118,7 @@ def read(path: Path) -> list[Row]:
     rows = []
     for number, line in enumerate(lines, 1):
         try:
-            rows.append(decode(Row, json.loads(line), "row"))
+            rows.append(decode(Row, parse(line.encode()), "row"))
         except ValueError as error:
             raise ResultError(f"{path}, line {number}: {error}. Correct or remove the line.") from error
     return rows
@@ -197,7 +200,7 @@ def digits(value: float | None) -> str:
     """Three digits, or a dash for what is missing."""
     if value is None:
         return "–"
-    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    return brief(value)
 
 
 def percent(share: float | None) -> str:

@@ -18,13 +18,15 @@ from eet_lab.bench.precise import Rows, reference_logits
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.settings import Settings
+from eet_lab.engine.tasks import next_tokens
 from eet_lab.errors import Cancelled
-from eet_lab.models.decoder import Decoder
+from eet_lab.models.decoder import Decoder, logits
 from eet_lab.ops.oom import memory_for
-from eet_lab.ops.types import Empty, Linear, Norm, Sampling, Step
+from eet_lab.ops.reference import noise_keys
+from eet_lab.ops.types import Sampling, Step
 from eet_lab.parts import Ops, Parts
 from eet_lab.progress import Cancel
-from eet_lab.words import counted
+from eet_lab.words import brief, counted
 
 MOST_LOGITS = 4096
 """Rows times tokens whose logits are compared; beyond it only the first tokens of each row are, to bound memory."""
@@ -89,6 +91,11 @@ class Witness:
         self.sound = math.isfinite(budget)
         self.budget = budget if self.sound else 0.0
 
+    @property
+    def recorded_bytes(self) -> int:
+        """Of the logits that are recorded of a recipe while it is judged."""
+        return len(self.rows) * (self.num_checked + 1) * len(self.model.head.weight) * self.model.dtype.itemsize
+
     def judge(self, parts: Parts, tokens: Rows | None = None, tolerance: float = 0.0) -> Sameness:
         """Run a recipe's parts and compare. `tokens`: those of a free run, if there was one already.
 
@@ -123,7 +130,7 @@ class Witness:
             return "different", self._overflow
         parted = [place for place in places if place is not None]
         told = _parting(places) + (f", the first at new token {min(parted) + 1}" if parted else "")
-        told += f"; logits are off by up to {error:.2g}, its stated bound is {budget:.2g}"
+        told += f"; logits are off by up to {brief(error, 2)}, its stated bound is {brief(budget, 2)}"
         computed = "What it computes with its weights is what plain PyTorch computes with them, up to rounding."
         return ("lossy", f"{told}. {computed}") if error <= budget else ("different", f"Beyond its bound: {told}.")
 
@@ -143,8 +150,8 @@ class Witness:
         for row, (place, margin) in enumerate(zip(places, margins, strict=True)):
             if place is not None and margin is not None and not margin <= 2 * self.budget:
                 return (
-                    f"Prompt {row + 1} parts at new token {place + 1}, where its choice is {margin:.2g} below the "
-                    f"best, which is no near-tie: {self._allowed}."
+                    f"Prompt {row + 1} parts at new token {place + 1}, where its choice is {brief(margin, 2)} below "
+                    f"the best, which is no near-tie: {self._allowed}."
                 )
         return None
 
@@ -155,7 +162,7 @@ class Witness:
 
     @property
     def _allowed(self) -> str:
-        return f"rounding explains up to {self.budget:.2g}"
+        return f"rounding explains up to {brief(self.budget, 2)}"
 
     def _recorded(
         self, parts: Parts, forced: Rows | None = None, say: Callable[[str], None] = lambda message: None
@@ -167,8 +174,9 @@ class Witness:
                 say(f"{READING}, step {event.index + 1} of {event.num_steps}")
 
         say(f"{READING}, {counted(len(self.rows), 'prompt')}")
-        recorder = Recorder(self.model, parts.ops, [len(row) for row in self.rows], self.num_checked)
-        engine = Engine(self.model, replace(parts, ops=replace(parts.ops, next_token=recorder)))
+        keys = None if parts.schedule is None else noise_keys(self.settings.seed, len(self.rows), self.model.device)
+        recorder = Recorder(self.model, [len(row) for row in self.rows], self.num_checked, keys)
+        engine = Engine(self.model, parts, recorder)
         run = engine.generate(self.rows, self.settings, forced=forced, cancel=self.cancel, on_step=on_step)
         engine.close()
         logits = recorder.taken()
@@ -205,17 +213,17 @@ class Witness:
         parted = [(row, place) for row, place in enumerate(places) if place is not None]
         doubt = self.doubt(places, margins)
         if self.sound and error > self.budget:
-            size = f"by {error:.2g}" if math.isfinite(error) else "without limit (NaN)"
+            size = f"by {brief(error, 2)}" if math.isfinite(error) else "without limit (NaN)"
             same = _parting(places) if parted else "the chosen tokens still agree"
             return "different", f"Its logits are off {size}, where {self._allowed}; {same}."
         if doubt is not None:
             return "different", doubt
-        known = f"logits differ by at most {error:.2g} from the precise ones, and {self._allowed}"
+        known = f"logits differ by at most {brief(error, 2)} from the precise ones, and {self._allowed}"
         if parted:
             row, place = parted[0]
             return "within rounding", (
                 f"{_parting(places)}, the first at new token {place + 1} of prompt {row + 1}, at a near-tie of "
-                f"{margins[row]:.2g}; {known}."
+                f"{brief(margins[row] or 0.0, 2)}; {known}."
             )
         num_tokens = sum(map(len, self.tokens))
         agree = f"All {num_tokens:,} tokens agree" if num_tokens != 1 else "The only token agrees"
@@ -228,35 +236,40 @@ def num_checked(settings: Settings, num_rows: int) -> int:
 
 
 class Recorder:
-    """A `next_token` op that keeps the logits of the first N generated tokens, then lets the recipe's own op choose.
+    """A task that keeps the logits of the first N generated tokens, and lets the recipe choose.
 
-    The slot is computed on the device from a token's position, so that a replayed graph records as well.
+    Where they go is computed on the device from a token's position, so that a replayed graph records as well. Where
+    requests join and leave, the key of a row's noise tells which prompt it has now: `keys` [B] are the prompts' own.
     """
 
-    def __init__(self, model: Decoder, ops: Ops, lengths: Sequence[int], num_tokens: int) -> None:
+    def __init__(self, model: Decoder, lengths: Sequence[int], num_tokens: int, keys: Tensor | None = None) -> None:
         B, V = len(lengths), len(model.head.weight)
-        self._ops, self._num_tokens = ops, num_tokens
+        self._num_tokens, self._keys = num_tokens, keys
         self._lengths = torch.tensor(lengths, device=model.device)
         self._each = torch.arange(B, device=model.device)
         with memory_for(f"the record of logits [{B} x {num_tokens + 1} x {V}]"):
             self._kept = torch.zeros(B, num_tokens + 1, V, device=model.device, dtype=model.dtype)
-        self.kernels = (*getattr(ops.norm_linear, "kernels", ()), *getattr(ops.next_token, "kernels", ()))
 
     def taken(self) -> Tensor:
         """[B,N,V], given away: the engine that ran with this is a cycle, and would keep them until it is collected."""
         kept, self._kept = self._kept, self._kept.new_empty(0)
-        return kept[:, : self._num_tokens]  # the slot after N took what came before and after
+        return kept[:, : self._num_tokens]  # the place after N took what came before and after
 
-    def __call__(
-        self, x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty
-    ) -> Tensor:
-        newest = torch.index_select(x, 0, step.last, out=empty("recorded", (len(step.last), x.shape[1]), x))
-        logits = self._ops.norm_linear(newest, norm_w, head, empty=empty)
-        if not x.is_meta:
-            slot = step.positions.index_select(0, step.last) + 1 - self._lengths
-            slot = slot.masked_fill((slot < 0) | (slot > self._num_tokens), self._num_tokens)
-            self._kept[self._each, slot] = logits
-        return self._ops.next_token(x, step, norm_w, head, sampling, empty=empty)
+    def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, step: Step, sampling: Sampling) -> Tensor:
+        newest = logits(model, ops, hidden.index_select(0, step.last))
+        if not hidden.is_meta:
+            row, is_there = self._rows(step, sampling)
+            place = step.positions.index_select(0, step.last) + 1 - self._lengths[row]
+            is_asked = is_there & (place >= 0) & (place < self._num_tokens)
+            self._kept[row, place.masked_fill(~is_asked, self._num_tokens)] = newest
+        return next_tokens(model, ops, hidden, step, sampling)
+
+    def _rows(self, step: Step, sampling: Sampling) -> tuple[Tensor, Tensor]:
+        """Which prompt each row of the pass has, and whether it has one."""
+        if self._keys is None:
+            return self._each, step.count > 0
+        owns = (sampling.noise[:, None] == self._keys) & (step.count > 0)[:, None]
+        return owns.int().argmax(1), owns.any(1)
 
 
 def _parting(places: Sequence[int | None]) -> str:

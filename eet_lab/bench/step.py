@@ -6,8 +6,9 @@ B rows, T tokens, K columns of the KV cache.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields
-from functools import partial
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
 from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
 from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, EmbedShape
-from eet_lab.ops.types import KVLayer, Layer, Linear, Norm, Sampling, State, Step, fresh
+from eet_lab.ops.types import NO_EXTRAS, Extras, KVLayer, Layer, Linear, Norm, Sampling, Spec, State, Step, fresh
 from eet_lab.parts import Ops, Parts
 
 LAUNCHES = {
@@ -84,10 +85,10 @@ class Recorder(TorchDispatchMode):
         ops: Any = Ops(**{name: partial(self.run, name, op) for name, op in slots.items()}).bind(fresh)
         cache = new_cache(engine.model, parts)
         cache.open([0] * len(step.spans), step.extent)
-        sampling = Settings().sampling(device)
+        sampling = Settings().sampling(len(step.spans), device)
         with torch.inference_mode(), self:
-            token = parts.forward(engine.model, ops, partial(parts.mask, empty=fresh), list(cache), step, sampling)
-            ops.advance(state, token)
+            hidden = parts.forward(engine.model, ops, partial(parts.mask, empty=fresh), list(cache), step)
+            ops.advance(state, engine.task(engine.model, ops, hidden, step, sampling), step.count)
         return tuple(self.calls)
 
     def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
@@ -112,6 +113,22 @@ class Recorder(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+def around_each(ops: Ops, around: Callable[[str], AbstractContextManager]) -> Ops:
+    """The same ops, each run within `around(the name of its slot)`; a rehearsal on meta tensors is not."""
+
+    def within(name: str, op: Callable) -> Callable:
+        @wraps(op)
+        def run(*args: Any, **keywords: Any) -> Any:
+            if any(isinstance(arg, torch.Tensor) and arg.is_meta for arg in args):
+                return op(*args, **keywords)
+            with around(name):
+                return op(*args, **keywords)
+
+        return run
+
+    return Ops(**{f.name: within(f.name, getattr(ops, f.name)) for f in fields(ops)})
+
+
 def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
     """With what an int8 weight is smaller than the shape knows."""
     scale = 0 if w.scale is None else w.scale.nbytes
@@ -131,14 +148,17 @@ def _rest_of_layer(attended: torch.Tensor, x: torch.Tensor, w: Layer, following:
     return LayerShape(T, C, len(w.fc_1.weight), act, last=following is None).read_bytes(x.itemsize)
 
 
-def _attention(qkv: torch.Tensor, kv: KVLayer, step: Step) -> int:
-    G, D = kv.num_heads, kv.head_dim
-    lengths = tuple(step.extent - span.num_pad for span in step.spans)
-    return AttentionShape(lengths, qkv.shape[1] // D - 2 * G, G, D, decode=True).read_bytes(qkv.itemsize)
+def _attention(qkv: torch.Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras) -> int:
+    most = spec.window or step.extent
+    lengths = tuple(min(step.extent - span.num_pad, most) for span in step.spans)
+    shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True)
+    return shape.read_bytes(qkv.itemsize)
 
 
-def _masked_attention(qkv: torch.Tensor, kv: KVLayer, step: Step, mask: torch.Tensor) -> int:
-    return _attention(qkv, kv, step)
+def _masked_attention(
+    qkv: torch.Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras, mask: torch.Tensor
+) -> int:
+    return _attention(qkv, kv, step, spec._replace(window=None), extras)  # a mask hides what is read all the same
 
 
 def _next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
@@ -148,11 +168,12 @@ def _next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, samplin
     return _linear_bytes(head, shape, x.itemsize)
 
 
-def _embed(ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor) -> int:
-    return EmbedShape(len(ids), words.shape[1]).read_bytes(words.itemsize)
+def _embed(ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor | None) -> int:
+    T, C = len(ids), words.shape[1]
+    return 2 * T * C * words.itemsize + ids.nbytes if places is None else EmbedShape(T, C).read_bytes(words.itemsize)
 
 
-def _advance(state: State, token: torch.Tensor) -> int:
+def _advance(state: State, token: torch.Tensor, count: torch.Tensor) -> int:
     return AdvanceShape(len(state.ids)).read_bytes(state.ids.itemsize)
 
 
@@ -168,8 +189,11 @@ def _more_of_next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear,
     return linear.num_launches(len(step.last), x, head, gathered=True) - 1
 
 
-def _more_of_attention(qkv: torch.Tensor, *others: Any, **described: Any) -> int:
-    return int(qkv.dtype == torch.float32)  # which writes its cache in a launch of its own
+def _more_of_attention(
+    qkv: torch.Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras = NO_EXTRAS, **described: Any
+) -> int:
+    is_rotated = spec.rope or extras.q_norm is not None
+    return is_rotated + int(qkv.dtype == torch.float32)  # which writes its cache in a launch of its own
 
 
 MORE_LAUNCHES: dict[str, Callable[..., int]] = {

@@ -22,10 +22,10 @@ from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import Cancelled, PromptError
 from eet_lab.memory import live_bytes
 from eet_lab.models import Model
+from eet_lab.models.on_device import on_its_device
 from eet_lab.progress import Cancel
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
-from eet_lab.threads import on_cpu_threads
 
 PATTERN = re.compile(r"(?P<model>.+)/r(?P<requests>\d+)/p(?P<low>\d+)-(?P<high>\d+)/n(?P<new>\d+)")
 WARM_UP = 3  # requests before any is timed
@@ -91,7 +91,7 @@ class StreamResult:
         return self.num_tokens / self.total_ms * 1e3
 
 
-@on_cpu_threads
+@on_its_device
 def run_stream(
     model: Model, stream: Stream, recipe: str | Recipe = "all", *, reserved: bool = True, cancel: Cancel | None = None
 ) -> StreamResult:
@@ -100,7 +100,7 @@ def run_stream(
     Errors: RecipeError, PromptError, OutOfMemory, Cancelled.
     """
     settings = Settings(max_new_tokens=stream.new_tokens)
-    requests, chosen = stream.prompts(model.config.vocab_size), as_recipe(recipe, model.device)
+    requests, chosen = stream.prompts(model.config.vocab_size), as_recipe(recipe, model.device, model.config)
     longest = max(requests, key=len)
     checked_prompts([[0] * stream.high], stream.new_tokens, model.config)
     witness = Witness(model.decoder, requests[:WARM_UP], settings, cancel=cancel)
@@ -138,7 +138,7 @@ def row(model: Model, stream: Stream, recipe: str, result: StreamResult, reserve
     return Row(
         workload=str(stream),
         provider=OURS,
-        recipe=str(as_recipe(recipe, model.device)) + " (reserved)" * reserved,
+        recipe=str(as_recipe(recipe, model.device, model.config)) + " (reserved)" * reserved,
         dtype=model.dtype,
         ttft_ms=None,
         tpot_ms=None,

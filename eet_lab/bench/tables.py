@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import html as markup
+import math
 import unicodedata
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, MiB
-from eet_lab.words import counted, plain, signed
+from eet_lab.bench.measured import p50
+from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES
+from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
+from eet_lab.words import MiB, brief, counted, plain, signed, times, visible
 
 if TYPE_CHECKING:
     from eet_lab.bench.measured import Environment, Measurement, Perplexity, Spread
-    from eet_lab.bench.results import Comparison, Ladder, Rung
+    from eet_lab.bench.results import Comparison, Ladder, Run, Rung
 
 Rows = list[list[str]]
+
+MEMORY_NAMES = {"peak": PEAK.name, **{key: f"  {part}" for key, part in MEMORY_PARTS.items()}}
 
 
 def frame(result: Any) -> Any:
@@ -25,21 +31,27 @@ def frame(result: Any) -> Any:
         groups = [("added", r) for r in result.rungs] + [("left out", r) for r in result.left_out]
         records = [_rung_record(how, rung) for how, rung in groups]
         return pd.DataFrame.from_records(records, index=["how", "technique"])
+    if hasattr(result, "measurement"):
+        return pd.DataFrame.from_records([{"run": "watched"} | _record(result.measurement)], index="run")
     runs = {"baseline": result.baseline, "selection": result.selection}
     if result.watched is not None:
         runs["watched"] = result.watched
-    return pd.DataFrame.from_records([{"run": name} | _record(m) for name, m in runs.items()], index="run")
+    records = [{"run": name} | _record(m) for name, m in runs.items()]
+    return pd.DataFrame.from_records(records, index="run")
 
 
 def layout(result: Any) -> tuple[str, Rows, list[str]]:
     """A title, a table whose first row is its head, and remarks below it."""
+    if hasattr(result, "measurement"):
+        return _run(result)
     return _ladder(result) if hasattr(result, "rungs") else _comparison(result)
 
 
 def text(result: Any) -> str:
-    """Columns aligned by spaces."""
+    """Columns aligned by spaces. What a file may hold for a terminal to obey, such as an escape, is shown instead."""
     title, rows, remarks = layout(result)
-    return "\n".join([title, "", *aligned(rows), "", *remarks])
+    rows = [list(map(visible, row)) for row in rows]
+    return "\n".join([visible(title), "", *aligned(rows), "", *map(visible, remarks)])
 
 
 def aligned(rows: Rows) -> list[str]:
@@ -60,27 +72,37 @@ def html(result: Any) -> str:
     )
 
 
+def _run(result: Run) -> tuple[str, Rows, list[str]]:
+    m = result.measurement
+    rows: Rows = [["", m.recipe]]
+    rows += [[each.name, spread(times, unit=each.unit)] for each in TIMES if (times := each.read(m)) is not None]
+    rows += [[name, _mib(m.memory[key])] for key, name in MEMORY_NAMES.items() if m.memory[key]]
+    remarks = ["It was stopped; what had been generated stays."] if result.stopped else []
+    remarks += ["One watched run: neither checked nor repeated. Compare measures."]
+    return _title(result.environment, result.workload, None), rows, [*remarks, _how(m), _where(result.environment)]
+
+
 def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     a, b = result.baseline, result.selection
     rows: Rows = [["", a.recipe, b.recipe, "change"]]
     for metric in TIMES:
         before, after = metric.read(a), metric.read(b)
         if before is not None and after is not None:
-            told = (spread(times, unit=metric.unit) for times in (before, after))
-            rows.append([metric.name, *told, _ratio(before.p50, after.p50)])
-    for key, name in {"peak": PEAK.name, **{key: f"  {part}" for key, part in MEMORY_PARTS.items()}}.items():
+            cells = (spread(times, unit=metric.unit) for times in (before, after))
+            rows.append([metric.name, *cells, change_words(result.all_changes, metric.key)])
+    for key, name in MEMORY_NAMES.items():
         before, after = a.memory[key], b.memory[key]
         if before or after:
-            rows.append([name, _mib(before), _mib(after), _signed_mib(after - before)])
+            rows.append([name, _mib(before), _mib(after), memory_words(before, after)])
     if a.joules_per_token is not None and b.joules_per_token is not None:
         joules = a.joules_per_token, b.joules_per_token
-        rows.append([ENERGY.name, *(f"{j:.3g} {ENERGY.unit}" for j in joules), _ratio(*joules)])
+        rows.append([ENERGY.name, *(f"{brief(j)} {ENERGY.unit}" for j in joules), _ratio(*joules)])
     before, after = PERPLEXITY.read(a), PERPLEXITY.read(b)
     if before is not None and after is not None:
         rows.append([PERPLEXITY.name, f"{before:.2f}", f"{after:.2f}", _percent(before, after)])
     remarks = [f"Same output? {result.sameness.verdict}. {result.sameness.explanation}", *_quality(a, b)]
     if result.watching_cost_percent is not None:
-        remarks.append(f"Watching it live changed a run's time by {result.watching_cost_percent:+.1f} %.")
+        remarks.append(_watching(result.watching_cost_percent, result.watched, b))
     if b.cost is not None and b.cost.floor_ms is not None and b.tpot_ms is not None:
         remarks.append(
             f"A decode step of {b.recipe} must read at least {_mib(b.cost.step_bytes)}: {plain(b.cost.floor_ms)} ms at "
@@ -89,7 +111,28 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
             f"{_share(b.cost.floor_ms / b.tpot_ms.p50)}"
         )
     remarks += dict.fromkeys(f"Warning: {warning}" for m in (a, b) for warning in m.warnings)
-    return _title(result.environment, result.workload, a), rows, [*remarks, _how(a), _where(result.environment)]
+    how = [_how(a), _how_paired(result.changes)]
+    remarks += [*filter(None, how), _where(result.environment)]
+    return _title(result.environment, result.workload, a), rows, remarks
+
+
+def change_words(changes: Mapping[str, Change], key: str) -> str:
+    """The one notation of a change, for tables, tiles and badges."""
+    return changes[key].words(key) if key in changes else "–"
+
+
+def _how_paired(changes: Mapping[str, Change]) -> str:
+    """What an interval is, and what is needed for one."""
+    found = next(iter(changes.values()), None)
+    if found is None:
+        return "Changes are those of the medians: this file is of before runs were paired, and has no intervals."
+    if not found.is_enough:
+        return f"{counted(found.num_pairs, 'pair')} of runs cannot tell a change from noise: that takes {LEAST_PAIRS}."
+    near = "" if found.num_pairs >= SURE_PAIRS else ", or is nearer to it than it is wide,"
+    return (
+        f"Changes are medians of {found.num_pairs} pairs, timed in turn, with the interval of a sign test, widened by "
+        f"{LEAST_EFFECT:.0%}: less is no technique's effect. What crosses 1 ×{near} cannot be told from noise."
+    )
 
 
 def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
@@ -106,7 +149,10 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
     remarks += _host_bound(result)
     remarks += dict.fromkeys(f"Warning: {warning}" for m in measured for warning in m.warnings)
     title = _title(result.environment, result.workload, measured[0] if measured else None)
-    return title, rows, [*remarks, *([_how(measured[0])] if measured else []), _where(result.environment)]
+    if measured:
+        paired = next((rung.changes for rung in result.rungs[1:]), result.changes)
+        remarks += [_how(measured[0]), _how_paired(paired)]
+    return title, rows, [*remarks, _where(result.environment)]
 
 
 def _host_bound(result: Ladder) -> list[str]:
@@ -173,15 +219,28 @@ def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
     m = rung.measurement
     along = f" (with {', '.join(rung.along)})" if rung.along else ""
     times = [plain(s.p50) if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
-    own = "" if first or rung.delta_ms is None else signed(rung.delta_ms.p50)
+    own = "" if first else own_ms(rung)
     peak, own_bytes = f"{m.memory['peak'] / MiB:.1f}", "" if first else _signed(rung.delta_bytes / MiB)
     return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.sameness.verdict]
+
+
+def own_ms(rung: Rung) -> str:
+    """What a rung takes away or adds: `-367 (-390 to -341)`, or that it cannot be told from noise."""
+    delta, change = rung.delta_ms, rung.change
+    if delta is None or change is None:  # the baseline, or a file without pairs
+        return "" if delta is None else signed(delta.p50)
+    if not change.is_enough:
+        return f"{signed(delta.p50)}, too few rounds to tell"
+    ends = f"{signed(delta.p20)} to {signed(delta.p80)}"
+    if change.verdict == "cannot tell apart":
+        return f"cannot tell apart ({ends})"
+    return f"{signed(delta.p50)} ({ends})"
 
 
 def _record(m: Measurement) -> dict[str, Any]:
     record: dict[str, Any] = {"recipe": m.recipe}
     for name in ("ttft_ms", "tpot_ms", "total_ms", "tokens_per_s"):
-        record |= {name: _p50(getattr(m, name))}
+        record |= {name: p50(getattr(m, name))}
         record |= {f"{name}_{p}": getattr(getattr(m, name), p, None) for p in ("p20", "p80")}
     record |= {f"{key}_bytes": num_bytes for key, num_bytes in m.memory.items()}
     record |= {"joules_per_token": m.joules_per_token, "perplexity": PERPLEXITY.read(m)}
@@ -190,12 +249,10 @@ def _record(m: Measurement) -> dict[str, Any]:
 
 def _rung_record(how: str, rung: Rung) -> dict[str, Any]:
     own: dict[str, Any] = {"how": how, "technique": rung.technique or "baseline", "along": ", ".join(rung.along)}
-    own |= {name: _p50(getattr(rung, name)) for name in ("delta_ms", "delta_ttft_ms", "delta_tpot_ms")}
+    own |= {name: p50(getattr(rung, name)) for name in ("delta_ms", "delta_ttft_ms", "delta_tpot_ms")}
+    own |= {"delta_ms_low": getattr(rung.delta_ms, "p20", None), "delta_ms_high": getattr(rung.delta_ms, "p80", None)}
+    own |= {"change": rung.change.verdict if rung.change else None}
     return own | {"delta_bytes": rung.delta_bytes, "verdict": rung.sameness.verdict} | _record(rung.measurement)
-
-
-def _p50(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.p50
 
 
 def spread(times: Spread, scale: float = 1, unit: str = "") -> str:
@@ -228,8 +285,16 @@ def _share(reached: float) -> str:
     return "faster than that: caches hold a part of it, or the processor was shared when the rate was measured."
 
 
+def _watching(cost_percent: float, watched: Measurement | None, unwatched: Measurement) -> str:
+    """One watched run beside those that nobody watched: what lies within these, or is even quicker, is noise."""
+    slowest = unwatched.total_ms.p80 * (1 + LEAST_EFFECT) if unwatched.total_ms else math.inf
+    if watched is None or watched.total_ms is None or watched.total_ms.p50 <= slowest:
+        return "What watching it live costs cannot be told from noise."
+    return f"Watching it live changed a run's time by {cost_percent:+.1f} %."
+
+
 def _ratio(before: float, after: float) -> str:
-    return f"× {after / before:.3g}" if before else "–"
+    return times(after / before) if before else "–"
 
 
 def _percent(before: float, after: float) -> str:
@@ -240,15 +305,11 @@ def _mib(num_bytes: int) -> str:
     return f"{num_bytes / MiB:.1f} MiB"
 
 
-def _signed_mib(num_bytes: int) -> str:
-    return f"{_signed(num_bytes / MiB)} MiB" if num_bytes else "0"
-
-
 def _signed(value: float) -> str:
     """To one decimal; what would then be nothing keeps its first digit, so that a change is seen as one."""
     if not value:
         return "0"
-    return f"{value:+.1f}" if abs(value) >= 0.05 else f"{value:+.1g}"
+    return f"{value:+.1f}" if abs(value) >= 0.05 else signed(value, 1)
 
 
 def _html_row(tag: str, cells: list[str]) -> str:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import math
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Protocol, TypeVar
 
+from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, Change
 from eet_lab.bench.progress import Tally
 from eet_lab.errors import Cancelled, PromptError, first_line
 from eet_lab.progress import Cancel
 
 MOST_REPEATS = 10_000
+
+MOST_ROUNDS = 64
+"""Of a series that nobody gave a number: beyond, an interval narrows by less than anyone would see."""
+
+PAIR_BUDGET_S = 4.0
+"""Seconds of timed runs that a pair of recipes may take, once there are `LEAST_PAIRS` pairs."""
+
+NARROW = 3 * math.log1p(LEAST_EFFECT)
+"""Width of an interval that need not be narrower: half of the least effect on either side, beside that effect."""
+
+Item = TypeVar("Item")
 
 
 class Runner(Protocol):
@@ -22,10 +36,64 @@ class Runner(Protocol):
         """One measured run."""
 
 
-def check_repeats(repeats: int) -> None:
-    """PromptError unless something can be timed that often."""
+def counterbalanced(items: Sequence[Item], number: int) -> Sequence[Item]:
+    """The order of a round: A B C, then C B A, so that whoever goes first, and a drift, cancel over two rounds."""
+    return items[::-1] if number % 2 else items
+
+
+class Rounds:
+    """Numbers of rounds until enough is known: `for number in rounds`.
+
+    `repeats`: exactly so many. None: at least `LEAST_PAIRS`, then two more at a time, in both orders, until every
+    interval of `changes` is `NARROW`, or two more would take the timed runs past `budget_s`. Whether a change is told
+    plays no part, since who stops once it is finds effects in noise; but for one that is doubtful, for which there are
+    `SURE_PAIRS` in any case.
+    """
+
+    def __init__(self, repeats: int | None, budget_s: float, changes: Callable[[], Collection[Change]]) -> None:
+        self._repeats, self._budget_s, self._changes = repeats, budget_s, changes
+        self._spent_s, self._done = 0.0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self._goes_on():
+            start = time.perf_counter()
+            yield self._done
+            self._done += 1
+            self._spent_s += time.perf_counter() - start
+
+    @property
+    def expected(self) -> int:
+        """How many there will be, at the pace so far; never fewer than there were."""
+        if self._repeats is not None:
+            return self._repeats
+        if not self._done or self._spent_s <= 0:
+            return LEAST_PAIRS
+        in_budget = math.floor(min(self._budget_s * self._done / self._spent_s, MOST_ROUNDS) / 2) * 2
+        return max(LEAST_PAIRS, in_budget, self._done)
+
+    def _goes_on(self) -> bool:
+        if self._repeats is not None:
+            return self._done < self._repeats
+        if self._done < LEAST_PAIRS or self._done % 2:
+            return True
+        found = self._changes()
+        if any(change.is_doubtful for change in found):
+            return True
+        return self._done < self.expected and any(change.width > NARROW for change in found)
+
+
+def check_repeats(repeats: int | None) -> None:
+    """PromptError unless something can be timed that often; None: until enough is known."""
+    if repeats is None:
+        return
     if not isinstance(repeats, int) or not 1 <= repeats <= MOST_REPEATS:
         raise PromptError(f"repeats is {repeats!r}, but it must be a whole number from 1 to {MOST_REPEATS:,}.")
+
+
+def check_budget(budget_s: float) -> None:
+    """PromptError for what are no seconds."""
+    if not isinstance(budget_s, int | float) or not 0 <= budget_s < math.inf:
+        raise PromptError(f"budget_s is {budget_s!r}, but it must be a finite number of seconds, 0 or more.")
 
 
 def check(cancel: Cancel | None) -> None:

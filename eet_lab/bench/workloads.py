@@ -11,6 +11,10 @@ from eet_lab.errors import PromptError
 from eet_lab.models import Model
 
 PATTERN = re.compile(r"(?P<model>.+)/b(?P<batch>\d+)/p(?P<low>\d+)(?:-(?P<high>\d+))?/n(?P<new>\d+)")
+PREFIX = "serve:"
+SERVE_PATTERN = re.compile(
+    r"serve:(?P<model>.+)/r(?P<requests>\d+)/p(?P<low>\d+)(?:-(?P<high>\d+))?/n(?P<new>\d+)/(?P<arrivals>\w+)"
+)
 
 DEMO_PROMPTS = (
     "Return",
@@ -77,6 +81,45 @@ class Workload:
         """Random token ids of these lengths; the same for the same seed."""
         draw = random.Random(seed)
         return [[draw.randrange(vocab_size) for _ in range(length)] for length in self.lengths]
+
+
+@dataclass(frozen=True)
+class Requests:
+    """A model, and so many requests with prompts of `low` to `high` tokens. `str` and `parse` are inverse."""
+
+    model: str
+    requests: int
+    low: int
+    high: int
+    new_tokens: int
+    arrivals: str = "all"
+
+    def __post_init__(self) -> None:
+        check_sizes("serve workload", self.low, self.high, requests=self.requests, new_tokens=self.new_tokens)
+        if self.arrivals != "all":
+            raise PromptError(f"arrivals is {self.arrivals!r}, but it must be 'all': all requests are there at once.")
+
+    @classmethod
+    def parse(cls, text: str) -> Requests:
+        """From its name; PromptError that shows the form."""
+        found = SERVE_PATTERN.fullmatch(text.strip())
+        if found is None:
+            raise PromptError(
+                f"{text!r} is no serve workload. Write serve:model/r<requests>/p<prompt tokens, one number or from-to>/"
+                "n<new tokens>/all, for example serve:llama-1b/r256/p100-1024/n512/all."
+            )
+        requests, low, high, new = (int(found[name] or found["low"]) for name in ("requests", "low", "high", "new"))
+        return cls(found["model"], requests, low, high, new, found["arrivals"])
+
+    def __str__(self) -> str:
+        span = str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
+        return f"serve:{self.model}/r{self.requests}/p{span}/n{self.new_tokens}/{self.arrivals}"
+
+    def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
+        """Random token ids, of random lengths; the same for the same seed."""
+        draw = random.Random(seed)
+        lengths = [draw.randint(self.low, self.high) for _ in range(self.requests)]
+        return [[draw.randrange(vocab_size) for _ in range(length)] for length in lengths]
 
 
 def check_sizes(what: str, low: int, high: int, **counts: int) -> None:

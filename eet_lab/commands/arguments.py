@@ -21,17 +21,28 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = "demo") -> 
             help="demo (bundled), gpt2, gpt2-medium, gpt2-xl, l16-h1024, l24-h2048 (true size, random weights), a "
             "folder in Hugging Face format, or a hub name such as openai-community/gpt2 (default: %(default)s)",
         )
-    group.add_argument("--device", choices=["cuda", "cpu"], help="default: the GPU where there is one")
+    group.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the GPU where there is one)")
     group.add_argument(
         "--dtype", choices=["float16", "bfloat16", "float32"], help="default: float16 on a GPU, float32 on the CPU"
     )
 
 
 def load_model(args: argparse.Namespace, name: str | None = None) -> Model:
-    """The model that the options name."""
+    """The model that the options name; ModelError for an encoder, which no command runs."""
     from eet_lab.models import load
 
-    return load(name or args.model, device=args.device, dtype=args.dtype)
+    model = load(name or args.model, device=args.device, dtype=args.dtype)
+    model.decoder  # noqa: B018
+    return model
+
+
+def tell_unfit(model: Model, recipe: str) -> None:
+    """Say which techniques `all` leaves out for this model, and why, if a recipe has that word."""
+    from eet_lab.technique import unfit
+
+    if "all" in recipe.split(","):
+        for name, reason in unfit(model.device, model.config).items():
+            print(f"{name} is left out for this model: {reason}.", file=sys.stderr)
 
 
 def add_generation(parser: argparse.ArgumentParser, new_tokens: int = 64) -> None:
@@ -42,14 +53,14 @@ def add_generation(parser: argparse.ArgumentParser, new_tokens: int = 64) -> Non
         "--temperature", type=float, default=0.0, metavar="X", help="0 (greedy, the default) or 1e-4 and more"
     )
     group.add_argument(
-        "--top-k", type=int, default=0, metavar="N", help="with a temperature: among the N best (0: all)"
+        "--top-k", type=int, default=0, metavar="N", help="with a temperature: sample from the N most likely (0: all)"
     )
     group.add_argument(
         "--top-p",
         type=float,
         default=1.0,
         metavar="X",
-        help="with a temperature: among the best that sum to X (1: all)",
+        help="with a temperature: sample from the most likely tokens that sum to X (1: all)",
     )
     group.add_argument("--seed", type=int, default=0, metavar="N", help="makes draws repeatable (default: 0)")
 

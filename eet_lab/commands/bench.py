@@ -27,8 +27,9 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
   eet-lab bench gpt2/b8/p16-512/n128 --recipe baseline --recipe pre_padding --recipe all
   eet-lab bench gpt2-xl/b1/p128/n128 --provider eet_lab --provider hf-static-compile
   eet-lab bench demo/b4/p4-32/n32 --provider eet_lab --provider hf-sdpa --append benchmarks
+  eet-lab bench serve:demo/r64/p4-64/n32/all --provider eet_lab --provider hf-generate-batch
   eet-lab bench op:decode_attention/b1/kv1024/h25/d64                one op beside PyTorch's and FlashInfer's
-  eet-lab bench op:choose/b8/v50257/temp0.8/k50                      draws among the logits of 8 rows
+  eet-lab bench op:choose/b8/v50257/temp0.8/k50                      sampling from the logits of 8 rows
   eet-lab bench op:norm_linear                                       all sizes that its case lists
 
 Providers: eet_lab, hf-eager, hf-sdpa; on a GPU also hf-static-compile, hf-max-autotune and torch-cuda-graphs (plain
@@ -37,8 +38,11 @@ it. Launches are what the host hands to the device for a decode step, where a CU
 device runs for it, those inside a graph too; on a CPU both are calls of PyTorch. --append adds a JSON line for each to
 <gpu>.jsonl in that folder.
 
-An op is timed in a CUDA graph, on copies of its inputs that no cache holds, by everyone who does it unless --provider
-says who: for attention torch-sdpa-flash, torch-sdpa-cudnn, torch-sdpa-efficient, torch-varlen and flashinfer, for the
+serve:model/r<requests>/p<prompt tokens>/n<new tokens>/all are so many requests that are all there at once, for recipes
+with continuous_batching and for transformers' generate_batch.
+
+An op is timed in a CUDA graph, on copies of its inputs that no cache holds, with every provider of it unless --provider
+names some: for attention torch-sdpa-flash, torch-sdpa-cudnn, torch-sdpa-efficient, torch-varlen and flashinfer, for the
 others PyTorch's own functions.
 """
 
@@ -61,14 +65,16 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.bench.progress import Clock
     from eet_lab.bench.rows import append
     from eet_lab.bench.turns import check_repeats
+    from eet_lab.bench.workloads import PREFIX as SERVE
 
     check_repeats(args.repeats)
+    is_serving = args.workload.startswith(SERVE)
     if args.workload.partition("/")[0] in {case.name for case in TIMED_CASES}:
         raise PromptError(f"{args.workload!r} names an op. Did you mean '{PREFIX}{args.workload}'?")
     if args.append:
         append((), args.append)  # makes the folder: one that cannot be made is told before any work
     line = ProgressLine(Clock())
-    race = _race_ops if args.workload.startswith(PREFIX) else _race_model
+    race = _race_ops if args.workload.startswith(PREFIX) else _serve if is_serving else _race_model
     try:
         with stoppable() as stop:
             rows, remarks, shown = race(args, line, stop)
@@ -91,27 +97,44 @@ def _race_model(args: argparse.Namespace, progress: Progress, cancel: Cancel) ->
     from eet_lab.bench.race import entered, race
     from eet_lab.bench.workloads import Workload
     from eet_lab.commands.bench_tables import model_table
+    from eet_lab.devices import checked_device, kind_of, present
     from eet_lab.models import load
     from eet_lab.models.config import PRESETS
-    from eet_lab.models.load import checked_device, checked_dtype
+    from eet_lab.models.load import checked_dtype
 
     workload = Workload.parse(args.workload)
     recipes, providers = args.recipe or ["all"], args.provider or ["eet_lab"]
     for words in recipes:
         if not words.strip(" ,"):  # such as of a variable that the shell does not know
-            raise RecipeError(f"--recipe is {words!r}, which names no technique. Write baseline for none of them.")
+            raise RecipeError(f"--recipe is {words!r}, which names no technique. Write baseline to run without any.")
     if args.recipe and "eet_lab" not in providers:
         raise RecipeError(
-            f"--recipe is {args.recipe[0]!r}, but of the providers ({', '.join(providers)}) none has recipes. Add "
+            f"--recipe is {args.recipe[0]!r}, but none of the providers ({', '.join(providers)}) has recipes. Add "
             "--provider eet_lab, or leave --recipe out."
         )
     if workload.model in PRESETS:  # their weights are drawn, which takes a while for those of what cannot run anyway
         device = checked_device(args.device)
         outline = load(workload.model, device="meta", dtype=checked_dtype(args.dtype, device))
-        entered(outline, workload, recipes, providers, device)
+        with present(device):
+            entered(outline, workload, recipes, providers, kind_of(device))
     model = load_model(args, workload.model)
     rows, remarks = race(model, workload, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel)
     return rows, remarks, model_table(rows)
+
+
+def _serve(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
+    from eet_lab.bench.serving import RECIPE, serve_all
+    from eet_lab.bench.workloads import Requests
+    from eet_lab.commands.bench_tables import serve_table
+
+    requests = Requests.parse(args.workload)
+    model = load_model(args, requests.model)
+    providers = args.provider or ["eet_lab"]
+    recipes = args.recipe or [RECIPE]
+    rows, remarks = serve_all(
+        model, requests, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel
+    )
+    return rows, remarks, serve_table(rows)
 
 
 def _race_ops(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:

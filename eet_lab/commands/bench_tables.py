@@ -10,7 +10,7 @@ from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import Row
 from eet_lab.bench.tables import aligned, spread
 from eet_lab.technique import less_than_all
-from eet_lab.words import plain
+from eet_lab.words import MiB, brief, plain
 
 
 def model_table(rows: Sequence[Row]) -> str:
@@ -21,10 +21,23 @@ def model_table(rows: Sequence[Row]) -> str:
     cells = [["", "TTFT ms", "TPOT ms", "total ms", *bound, "peak MiB", "same output"]]
     for row in rows:
         times = map(_spread, (row.ttft_ms, row.tpot_ms, row.total_ms))
-        peak = row.peak_bytes and row.peak_bytes / 2**20
+        peak = row.peak_bytes and row.peak_bytes / MiB
         counts = [_number(row.launches_per_token, ".0f"), _number(row.kernels_per_token, ".0f")]
         cells.append([_name(row), *times, *_bound(row, 1), *counts, _number(peak, ".1f"), row.equality])
     return "\n".join([*_titled(rows[0], cells), "", *_legend(rows[0], "a step")])
+
+
+def serve_table(rows: Sequence[Row]) -> str:
+    """Rows of one workload of requests."""
+    cells = [["", "tok/s", *(f"{what} ms p50 / p95 / p99" for what in ("TTFT", "TPOT", "end to end")), "same tokens"]]
+    for row in rows:
+        each = (row.percentiles or {}).get
+        waits = (
+            " / ".join(map(plain, (each(name) or {}).values())) or "–" for name in ("ttft_ms", "tpot_ms", "e2e_ms")
+        )
+        same = {None: "–", True: "yes", False: "no"}[row.same_tokens]
+        cells.append([_name(row), _number(row.tok_s, ",.0f"), *waits, same])
+    return "\n".join(_titled(rows[0], cells)) if rows else ""
 
 
 def op_tables(rows: Sequence[Row]) -> str:
@@ -65,19 +78,20 @@ def _titled(row: Row, cells: list[list[str]]) -> list[str]:
 def _legend(row: Row, what: str) -> list[str]:
     """What the columns mean, with the numbers of this device."""
     lines = [
-        f"The ceiling is {_number(row.ceiling_gb_per_s, '.4g')} GB/s, what a streaming read reaches here; the floor is "
-        f"what {what} must move at that rate."
+        f"The ceiling is {_number(row.ceiling_gb_per_s, ',.0f')} GB/s, what a streaming read reaches here; the floor "
+        f"is what {what} must move at that rate."
     ]
     cost = launch_cost("cuda" if row.gpu.startswith("NVIDIA") else "cpu")
     if cost is not None:
         lines.append(
-            f"Predicted: the floor and {cost.kernel_us:.3g} us for each kernel, or {cost.launch_us:.3g} us of the host "
-            "for each launch if that is more; a graph is one launch, and so is a copy of tokens to the host."
+            f"Predicted: the floor and {brief(cost.kernel_us)} us for each kernel, or {brief(cost.launch_us)} us of "
+            "host time for each launch if that is more; a graph counts as one launch, as does a copy of tokens to the "
+            "host."
         )
     elif row.predicted_ms is not None:
         lines.append(
-            f"Predicted: the floor and {call_us():.3g} us for each call of PyTorch, one after the other; what a "
-            "processor takes to calculate is not in it."
+            f"Predicted: the floor and {brief(call_us())} us for each PyTorch call, one after the other; the time of "
+            "the arithmetic itself is not included."
         )
     return lines
 

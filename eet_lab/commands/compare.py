@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
+from typing import Any
 
-from eet_lab.commands.arguments import add_generation, add_model, add_prompts, load_model, settings
+from eet_lab.commands.arguments import add_generation, add_model, add_prompts, load_model, settings, tell_unfit
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
-from eet_lab.errors import Cancelled, RecipeError
+from eet_lab.errors import Cancelled, EETError, RecipeError, ResultError
 
 GUIDE = """\
-Runs the baseline and a recipe on the same prompts, checks that they say the same, times both in turn, and prints the
-table that the notebook shows.
+Runs the baseline and a recipe on the same prompts, checks that their output is the same, times both in turn, and prints
+the table that the notebook shows.
 
   eet-lab compare                                            all that can run here and is not lossy, on the demo model
   eet-lab compare --recipe pre_padding,mask_removal --prompt "Return" --prompt "If the file does not exist"
   eet-lab compare --baseline pre_padding --recipe pre_padding,mask_removal      one toggle alone
   eet-lab compare --ladder                                   each technique's own milliseconds and MiB
   eet-lab compare --model path/to/checkpoint --save result.json --html result.html
+  eet-lab compare --trace trace.json                         the timeline of a decode step, for ui.perfetto.dev
   eet-lab compare --load result.json                         show a saved result again
 """
 
@@ -33,50 +36,93 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ladder", action="store_true", help="add techniques one by one, then leave them out one by one"
     )
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="measured runs of each (default: 3)")
+    parser.add_argument(
+        "--repeats", type=_repeats, metavar="N", help="measured runs of each (default: auto, until changes are known)"
+    )
     parser.add_argument("--save", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained HTML page with plots")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write a decode step of both as a trace that Perfetto opens"
+    )
     parser.add_argument("--load", type=Path, metavar="FILE", help="show a result that was saved; measure nothing")
     add_generation(parser)
     add_model(parser)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; 130 when stopped before there was anything to show."""
-    from eet_lab.bench import load_result
+def _repeats(word: str) -> int | None:
+    return None if word == "auto" else int(word)
 
-    check_writable(args.save, args.html)
+
+def run(args: argparse.Namespace) -> int:
+    """Measure, print, and write what was asked for; 130 when it was stopped, 1 where there is no trace to write."""
+    from eet_lab.bench.timeline import encode, write_trace
+
+    check_writable(args.save, args.html, args.trace)
     try:
-        result = load_result(args.load) if args.load else measured(args)
+        result, steps, beside = loaded(args) if args.load else (*measured(args), {})
     except Cancelled:
         print("Stopped.")
         return 130
     print(result.to_text())
     if args.save:
-        print(f"saved to {result.save(args.save)}")
+        beside = beside | ({"timeline": encode(steps)} if steps else {})
+        print(f"saved to {result.save(args.save, **beside)}")
+    if args.trace and steps:
+        print(f"a decode step of each is in {write_trace(args.trace, steps)}: open it at ui.perfetto.dev")
     if args.html:
-        from eet_lab.panels.export import write_page
+        from eet_lab.workbench.export import write_page
 
         print(f"written to {write_page(result, args.html)}")
-    return 130 if getattr(result, "partial", False) else 0
+    return 130 if getattr(result, "partial", False) else int(args.trace is not None and steps is None)
+
+
+def loaded(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+    """A saved result, its timelines, if any, and all that is kept beside it.
+
+    ResultError where a trace is wanted and there are no timelines.
+    """
+    from eet_lab.bench.files import content_of, read_result
+    from eet_lab.bench.timeline import timelines_of
+
+    result, beside = read_result(content_of(args.load), str(args.load))
+    steps = timelines_of(beside)
+    if args.trace and steps is None:
+        raise ResultError(
+            f"{args.load} holds no timeline, so there is no trace to write; leave out --load to record one."
+        )
+    return result, steps, beside
 
 
 def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
-    """The comparison or the ladder that the options ask for."""
+    """The comparison or the ladder that the options ask for, and its timelines where a trace is wanted."""
     from eet_lab.bench import compare, ladder
     from eet_lab.bench.progress import Clock
+    from eet_lab.bench.timeline import timelines
     from eet_lab.bench.turns import check_repeats
 
     check_repeats(args.repeats)
     if args.ladder and args.baseline is not None:
-        raise RecipeError("--ladder always climbs from the plain baseline: leave out one of the two.")
+        raise RecipeError("--ladder always starts from the plain baseline: leave out --ladder or --baseline.")
     model, line = load_model(args), ProgressLine(Clock())
-    common = {"repeats": args.repeats, "progress": line, **settings(args)}
+    tell_unfit(model, args.recipe)
+    how, baseline = settings(args), args.baseline or ""
     try:
         with stoppable() as stop:
-            if args.ladder:
-                return ladder(model, args.prompt, args.recipe, cancel=stop, **common)
-            return compare(model, args.prompt, args.recipe, baseline=args.baseline or "", cancel=stop, **common)
+            common: dict[str, Any] = {"repeats": args.repeats, "progress": line, "cancel": stop, **how}
+            result: Any = (
+                ladder(model, args.prompt, args.recipe, **common)
+                if args.ladder
+                else compare(model, args.prompt, args.recipe, baseline=baseline, **common)
+            )
+            if not args.trace or getattr(result, "partial", False):
+                return result, None
+            try:
+                about: dict[str, Any] = {"progress": line, "cancel": stop, **how}
+                return result, timelines(model, args.prompt, args.recipe, baseline=baseline, **about)
+            except EETError as problem:  # what was measured is not lost
+                line.clear()
+                print(f"There is no trace: {problem}", file=sys.stderr)
+                return result, None
     finally:
         line.clear()
 

@@ -6,14 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from eet_lab.commands.arguments import add_generation, add_model, load_model, settings
+from eet_lab.commands.arguments import add_generation, add_model, load_model, settings, tell_unfit
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.errors import Cancelled
 from eet_lab.words import counted
 
 GUIDE = """\
-Continues one or more prompts and tells how long it took. A single prompt is streamed as it comes; several run as one
+Continues one or more prompts and reports the time. A single prompt is streamed as it is generated; several run as one
 batch and are printed at the end. Prompts are bold on a terminal; elsewhere " >>" stands between prompt and text.
 
   eet-lab generate "Return a list of"
@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.texts import generate
 
     model = load_model(args)
+    tell_unfit(model, args.recipe)
     eos_id = model.config.eos_id
     ends = () if args.ignore_eos or eos_id is None else (eos_id,)
     printer = Printer(args.prompts, ended_by(ends, model.decode))
@@ -110,4 +111,4 @@ class Printer:
         return f"{before}{prompt}{after}"
 
 
-COMMAND = Command("generate", "continue prompts, and tell how fast", GUIDE, add_arguments, run)
+COMMAND = Command("generate", "continue prompts, and report the speed", GUIDE, add_arguments, run)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from eet_lab.technique import Technique
 
 GUIDE = """\
-Lists the optimizations that a recipe can be made of, and says which of them can run on this machine.
+Lists the optimizations that a recipe can contain, and says which of them can run on this machine.
 
   eet-lab techniques                   the list
   eet-lab techniques memory_reuse      its card: what it does, what to expect, where it comes from, its knobs
@@ -23,26 +23,27 @@ leaves one out, and a colon turns a knob:
   --recipe pre_padding,mask_removal
   --recipe all,-memory_reuse
   --recipe memory_reuse:planner=first_fit
-  --recipe baseline                    nothing at all: the plain engine
+  --recipe baseline                    no technique: the plain engine
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("name", nargs="?", help="show this one's card")
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="judge for this device (default: the best one here)")
+    parser.add_argument("--device", metavar="NAME", help="judge for cuda, cuda:1 or cpu (default: the best one here)")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the list or one card."""
-    from eet_lab.models.load import default_device
+    from eet_lab.devices import checked_device, kind_of, present
     from eet_lab.technique import known, registry
 
-    device = args.device or default_device()
-    if args.name:
-        print(card(known(args.name)(), device))
-    else:
-        print(table([technique() for technique in registry().values()], device))
+    device = args.device if args.device == "cuda" else checked_device(args.device)  # asked of a GPU without one, too
+    with present(device):
+        if args.name:
+            print(card(known(args.name)(), kind_of(device)))
+        else:
+            print(table([technique() for technique in registry().values()], kind_of(device)))
     return 0
 
 

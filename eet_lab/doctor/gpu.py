@@ -11,6 +11,7 @@ from pathlib import Path
 
 from eet_lab import limits
 from eet_lab.doctor.check import Check
+from eet_lab.doctor.pins import pinned
 from eet_lab.doctor.software import pip_install
 from eet_lab.errors import KernelBuildError, MonitorError
 from eet_lab.monitor.nvml import Driver, find_driver
@@ -76,11 +77,10 @@ def check_torch_is_tried(version: str, found: str) -> Check | None:
     """A warning where torch is newer than what was tried: a plain `pip install .` takes the newest there is."""
     from packaging.version import Version
 
-    if Version(version).release <= Version(limits.TRIED_TORCH).release:
+    tried = pinned()["torch"]
+    if Version(version).release <= Version(tried).release:
         return None
-    return Check(
-        "torch", "warn", f"{found}; tried up to {limits.TRIED_TORCH}", pip_install(f"torch=={limits.TRIED_TORCH}")
-    )
+    return Check("torch", "warn", f"{found}; tried up to {tried}", pip_install(f"torch=={tried}"))
 
 
 def inspect_tools(needed: bool) -> list[Check]:

@@ -4,18 +4,49 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Callable
 from importlib import metadata
 
 from eet_lab.doctor.check import Check
-from eet_lab.paths import PACKAGE
+from eet_lab.errors import EETError
+from eet_lab.paths import PACKAGE, constraints_file, is_clone
 
 TRIED = ((3, 11), (3, 13))
-INSTALL = f"{sys.executable} -m pip install -e {PACKAGE.parent} -c {PACKAGE.parent / 'constraints.txt'}"
+
+
+DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+"""What to install for a module, where pip does not find it by the module's own name."""
 
 
 def pip_install(*what: str) -> str:
     """The command that installs into the environment of this very interpreter."""
     return f"{sys.executable} -m pip install " + " ".join(f'"{word}"' for word in what)
+
+
+def install() -> str:
+    """The command that installs EET Lab again, under the versions that were tried."""
+    where = f"-e {PACKAGE.parent}" if is_clone() else "--force-reinstall --no-deps eet-lab"
+    return f"{sys.executable} -m pip install -c {constraints_file()} {where}"
+
+
+def missing(error: ImportError | OSError) -> str:
+    """What cannot be imported, and what to type."""
+    module = (getattr(error, "name", None) or "").partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError) or not module:
+        return f"{error}. Type:\n{install()}"
+    return f"The package {module} is missing. Type:\n{pip_install(DISTRIBUTIONS.get(module, module))}"
+
+
+def guarded(name: str, look: Callable[[], Check | list[Check]]) -> list[Check]:
+    """The rows of one look; a failed row where something that it looks with is missing."""
+    try:
+        rows = look()
+    except (ImportError, OSError) as error:
+        found, _, remedy = missing(error).partition(" Type:\n")
+        return [Check(name, "fail", f"not looked at: {found}", remedy)]
+    except EETError as error:
+        return [Check(name, "fail", f"not looked at: {error}", install())]
+    return rows if isinstance(rows, list) else [rows]
 
 
 def check_python() -> Check:
@@ -37,7 +68,7 @@ def check_packages() -> Check:
     try:
         lines = metadata.requires("eet-lab") or []
     except metadata.PackageNotFoundError:
-        return Check("packages", "fail", f"{PACKAGE} is imported but not installed", INSTALL)
+        return Check("packages", "fail", f"{PACKAGE} is imported but not installed", install())
     wrong, num_right = [], 0
     for line in lines:
         requirement = Requirement(line)

@@ -33,7 +33,7 @@ def sdpa(backend: SDPBackend, shape: AttentionShape, inputs: Inputs) -> Prepared
     rows, ragged = _rows(shape, inputs), len(set(shape.lengths)) > 1
     q, k, v = map(_padded, zip(*rows, strict=True))
     if shape.decode and not ragged:
-        k, v = reference.append(*inputs[:3])[1:]  # the cache as it is, rather than a copy
+        k, v = reference.append(*inputs[:4])[1:]  # the cache as it is, rather than a copy
     mask = _key_mask(shape, q.device) if shape.decode and ragged else None
     causal, gqa = not shape.decode, shape.H > shape.G
 
@@ -97,7 +97,7 @@ def flashinfer(shape: AttentionShape, inputs: Inputs) -> Prepared:
 def _rows(shape: AttentionShape, inputs: Inputs) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Each row's real queries [Q,H,D], and keys and values [K,G,D] with the new ones among them."""
     qkv, kv, step = inputs[:3]
-    q, keys, values = reference.append(qkv, kv, step)
+    q, keys, values = reference.append(qkv, kv, step, shape.spec)
     found = []
     for row, span in enumerate(step.spans):
         columns = slice(span.num_pad, max(shape.lengths))

@@ -13,6 +13,7 @@ from eet_lab.ops import cuda, reference
 from eet_lab.ops.oom import is_out_of_memory
 from eet_lab.ops.shapes import AttentionShape, copied
 from eet_lab.ops.types import fresh
+from eet_lab.words import brief
 
 NO_ROOM = "not checked: there is no room for the reference in fp64"
 
@@ -64,4 +65,4 @@ class Judge:
             return f"not compared: {less}" if less else NO_ROOM
         got = prepared.read(prepared.call())
         error = float((got.view(self._exact.shape) - self._exact).abs().max())
-        return "passed" if error <= self._budget else f"error {error:.3g}, the budget is {self._budget:.3g}"
+        return "passed" if error <= self._budget else f"error {brief(error)}, the budget is {brief(self._budget)}"

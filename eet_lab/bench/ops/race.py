@@ -24,14 +24,16 @@ from eet_lab.bench.progress import Tally
 from eet_lab.bench.racers import OURS
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.timing import Timed
+from eet_lab.devices import checked_device, kind_of, present
 from eet_lab.errors import PromptError, did_you_mean
-from eet_lab.models.load import checked_device, checked_dtype
+from eet_lab.models.load import checked_dtype
 from eet_lab.ops import cuda, native
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.shapes import copied
 from eet_lab.ops.types import fresh
 from eet_lab.progress import Cancel, Progress
 from eet_lab.threads import cpu_threads
+from eet_lab.words import brief
 
 ROTATED_BYTES = {"cuda": 256 << 20, "cpu": beyond_caches(64 << 20, last_cache_bytes())}
 """Each call of a region reads a copy of its own; where all have so much together, all read from memory. Several times
@@ -46,7 +48,7 @@ def race_op(
     workload: OpWorkload,
     providers: Sequence[str] = (),
     *,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     dtype: str | None = None,
     repeats: int = 5,
     progress: Progress | None = None,
@@ -58,8 +60,22 @@ def race_op(
     Errors: PromptError, ModelError (device, dtype), OutOfMemory, Cancelled.
     """
     turns.check_repeats(repeats)
-    where = checked_device(device)
-    kind = checked_dtype(dtype, where)
+    there = checked_device(device)
+    with present(there):
+        where = kind_of(there)
+        return _raced(workload, providers, where, checked_dtype(dtype, where), repeats, progress, cancel)
+
+
+def _raced(
+    workload: OpWorkload,
+    providers: Sequence[str],
+    where: str,
+    kind: torch.dtype,
+    repeats: int,
+    progress: Progress | None,
+    cancel: Cancel | None,
+) -> tuple[list[Row], list[str]]:
+    """The same on a kind of device."""
     names, absent = _available(workload, _chosen(workload, providers), where)
     if not names:
         return [], absent
@@ -84,7 +100,7 @@ def _doubts(rows: Sequence[Row], workload: OpWorkload, device: str, num_copies: 
             yield f"{row.provider} was faster than a streaming read: {why}"
     if rows and num_copies * size < ROTATED_BYTES[device]:
         yield (
-            f"{workload} is small: its {num_copies} copies have {num_copies * size / 1e6:.3g} MB together, which a "
+            f"{workload} is small: its {num_copies} copies have {brief(num_copies * size / 1e6)} MB together, which a "
             "cache may hold, so its GB/s and % of ceiling need not be those of memory."
         )
 

@@ -15,9 +15,9 @@ from eet_lab.bench.peers.peer import Clock, Peer, Rows, Timing, left_padded
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
+from eet_lab.models.families import settings_of
+from eet_lab.models.weights import HEAD, state_of
 from eet_lab.ops.oom import memory_for
-
-HF_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Mode:
     attention: str
     compiled: str | None = None
 
-    def unavailable(self, device: str) -> str | None:
+    def unavailable(self, device: str, config: Config | None = None) -> str | None:
         """Why it cannot run on that device, or None."""
         if self.compiled and device != "cuda":
             return "transformers compiles generate on a GPU only"
@@ -132,37 +132,12 @@ class _Calls:
 
 @memory_for("the copy of the weights that transformers runs")
 def to_hf(decoder: Decoder) -> Any:
-    """A `GPT2LMHeadModel` with copies of the same weights, on the same device."""
-    from transformers import GPT2LMHeadModel
+    """A causal language model of transformers with copies of the same weights, on the same device."""
+    from transformers import AutoConfig, AutoModelForCausalLM
 
+    told = settings_of(decoder.config)
     with torch.device(decoder.device):
-        model = GPT2LMHeadModel(_hf_config(decoder.config)).to(decoder.dtype).eval()
-    state: dict[str, Any] = {"transformer.wte.weight": decoder.words, "transformer.wpe.weight": decoder.places}
-    names = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-    for i, layer in enumerate(decoder.layers):
-        parts: Any = layer
-        for name, part in zip(names, parts, strict=True):
-            weight = part.weight if name.startswith("ln") else part.weight.t()  # transformers keeps [in, out]
-            state |= {f"transformer.h.{i}.{name}.weight": weight, f"transformer.h.{i}.{name}.bias": part.bias}
-    state |= {"transformer.ln_f.weight": decoder.norm.weight, "transformer.ln_f.bias": decoder.norm.bias}
-    state |= {"lm_head.weight": decoder.head.weight}
-    model.load_state_dict(state)
+        config = AutoConfig.for_model(told.pop("model_type"), **told)
+        model = AutoModelForCausalLM.from_config(config, dtype=decoder.dtype).eval()
+    model.load_state_dict(state_of(decoder) | {HEAD: decoder.head.weight})  # a tied head is there twice
     return model
-
-
-def _hf_config(config: Config) -> Any:
-    from transformers import GPT2Config
-
-    return GPT2Config(
-        vocab_size=config.vocab_size,
-        n_positions=config.context,
-        n_embd=config.hidden_size,
-        n_layer=config.num_layers,
-        n_head=config.num_heads,
-        n_inner=config.ffn_size,
-        activation_function=HF_ACTIVATIONS[config.act],
-        layer_norm_epsilon=config.eps,
-        bos_token_id=config.bos_id,
-        eos_token_id=config.eos_id,
-        tie_word_embeddings=config.tied_head,
-    )

@@ -12,6 +12,7 @@ from torch import Tensor
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
 from eet_lab.bench.peers.peer import Clock, Peer, Rows, Timing, left_padded
 from eet_lab.engine.settings import Settings
+from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops.oom import memory_for
 
@@ -67,7 +68,9 @@ class StaticGPT2:
         model, (B, Q), D = self.model, ids.shape, self.model.config.head_dim
         mask = None if causal else self._mask(columns, extent)
         positions = (columns - self.num_pad).clamp(min=0)
-        x = F.embedding(ids, model.words) + F.embedding(positions, model.places)
+        x = F.embedding(ids, model.words)
+        if model.places is not None:
+            x = x + F.embedding(positions, model.places)
         for w, (keys, values) in zip(model.layers, self.cache, strict=True):
             qkv = F.linear(_norm(x, w.norm_1), w.qkv.weight, w.qkv.bias)
             q, k, v = qkv.view(B, Q, 3, -1, D).permute(2, 0, 3, 1, 4)
@@ -97,8 +100,10 @@ class TorchGraphs(Peer):
         self._graph = torch.cuda.CUDAGraph()
 
     @staticmethod
-    def unavailable(device: str) -> str | None:
-        """Why it cannot run on that device, or None."""
+    def unavailable(device: str, config: Config | None = None) -> str | None:
+        """Why it cannot run on that device, or such a model, or None."""
+        if config is not None and config.family != "gpt2":
+            return f"it is written for GPT-2, and this is {config.family}"
         return None if device == "cuda" else "CUDA graphs need an NVIDIA GPU"
 
     @memory_for("the KV cache of plain PyTorch")

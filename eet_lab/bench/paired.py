@@ -1,0 +1,200 @@
+"""paired: what changed between two recipes that were timed in turn, and whether that can be told from noise.
+
+Nothing is assumed of how noise is distributed. Each round gives a pair of runs and the ratio of their times. The sign
+test turns the sorted ratios into an interval for their median: of n pairs the k-th from either end, with k as large as
+`LEVEL` allows. A drift hits both runs of a pair alike, one slow run moves one ratio, and ms and x cannot disagree on a
+sign: a difference is above zero where the ratio is above one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import median
+from typing import Literal
+
+from eet_lab.words import MiB, plain
+
+Verdict = Literal["better", "worse", "cannot tell apart"]
+Kind = Literal["good", "bad", "dim"]
+KINDS: dict[Verdict, Kind] = {"better": "good", "worse": "bad", "cannot tell apart": "dim"}
+
+LEAST_PAIRS = 6
+"""Fewer cannot tell anything: all of five agree by chance once in 16 times, all of six once in 32."""
+
+SURE_PAIRS = 8
+"""With fewer, `LEVEL` is not reached: an effect is then told only if it is as far from none as the pairs are apart."""
+
+LEVEL = 0.01
+"""Chance that an interval misses the median, from eight pairs on. Of six it is the whole range, 3.1 %; of seven 1.6 %.
+
+Stricter than 5 %, since a table has several intervals, and a ladder a dozen."""
+
+LEAST_EFFECT = 0.03
+"""What an interval is widened by: effects below are not a technique's.
+
+Two engines of the same recipe differ by where their tensors lie in memory: by up to 2 % on a CPU, and by 1.7 % on an
+H200, again and again in one process and the other way round in the next (LOG, 2026-11-23)."""
+
+WORDS = {"ttft_ms": ("sooner", "later"), "tokens_per_s": ("more", "less")}
+"""For better and for worse; all other times are "faster" and "slower"."""
+
+
+@cache
+def left_off(num_pairs: int, level: float = LEVEL) -> int:
+    """How many values the interval for a median leaves off at either end: the sign test's, and never all."""
+    tail, count = 0.0, 0
+    while (tail := tail + math.comb(num_pairs, count) / 2**num_pairs) * 2 <= level:
+        count += 1
+    return max(count - 1, 0)
+
+
+def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """The range that misses the median of what `values` were drawn from with a chance of at most `level`.
+
+    Of fewer than eight values, at the default level, it is their whole range, which misses it more often.
+    """
+    ordered, off = sorted(values), left_off(len(values), level)
+    return ordered[off], ordered[len(ordered) - 1 - off]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One number of two recipes: the medians `before` and `after`, and the interval of the paired ratio after/before.
+
+    `middle` is the median of the paired ratios; None without pairs, where `low` and `high` are the ratio of the
+    medians: files of before have none.
+    ValueError for what no run gives, as a damaged file may hold.
+    """
+
+    before: float
+    after: float
+    low: float
+    high: float
+    num_pairs: int
+    more_is_better: bool = False
+    middle: float | None = None
+
+    def __post_init__(self) -> None:
+        numbers = (self.before, self.after, self.low, self.high)
+        if not all(math.isfinite(number) and number > 0 for number in numbers) or self.num_pairs < 0:
+            raise ValueError(f"a change is made of finite numbers above zero, not of {numbers}")
+        if not self.low <= self.ratio <= self.high:
+            raise ValueError(f"a change of {self.ratio} lies outside of its interval, {self.low} to {self.high}")
+
+    @classmethod
+    def of(
+        cls,
+        befores: Sequence[float | None],
+        afters: Sequence[float | None],
+        more_is_better: bool = False,
+    ) -> Change | None:
+        """From what the runs of each round took, in the same order; None where one of them is missing."""
+        known = [(a, b) for a, b in zip(befores, afters, strict=True) if a and b]
+        if not known or len(known) < len(befores):
+            return None
+        before, after = (median(series) for series in zip(*known, strict=True))
+        logs = [math.log(b / a) for a, b in known]
+        low, high = (math.exp(log) for log in median_interval(logs))
+        low, high = low / (1 + LEAST_EFFECT), high * (1 + LEAST_EFFECT)
+        if (low > 1 and after <= before) or (high < 1 and after >= before):  # the machine changed its pace for long
+            low, high = min(low, after / before), max(high, after / before)
+        return cls(before, after, low, high, len(known), more_is_better, math.exp(median(logs)))
+
+    @classmethod
+    def unpaired(cls, before: float | None, after: float | None, more_is_better: bool = False) -> Change | None:
+        """Of two medians alone."""
+        if not before or not after:
+            return None
+        return cls(before, after, after / before, after / before, 0, more_is_better)
+
+    @property
+    def ratio(self) -> float:
+        """After/before: the median of the pairs, or that of the medians where there are none."""
+        return self.after / self.before if self.middle is None else self.middle
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there are pairs enough to tell anything at all."""
+        return self.num_pairs >= LEAST_PAIRS
+
+    @property
+    def verdict(self) -> Verdict:
+        """By the interval. Without pairs, by whether the medians differ by more than noise usually does."""
+        low, high = self.low, self.high
+        if not self.num_pairs:
+            low, high = low / (1 + LEAST_EFFECT), high * (1 + LEAST_EFFECT)
+        elif not self.is_enough or self.is_doubtful:
+            return "cannot tell apart"
+        if low <= 1 <= high:
+            return "cannot tell apart"
+        return "better" if (low > 1) == self.more_is_better else "worse"
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether fewer than `SURE_PAIRS` leave out no effect, and are further apart than that is away."""
+        gap = max(math.log(self.low), -math.log(self.high))
+        return LEAST_PAIRS <= self.num_pairs < SURE_PAIRS and 0 < gap < self.width
+
+    @property
+    def width(self) -> float:
+        """Of the interval, in logarithms: for narrow ones, as a share of the ratio."""
+        return math.log(self.high / self.low)
+
+    @property
+    def kind(self) -> Kind:
+        """The colour of a badge: "dim" where the two cannot be told apart, and without pairs."""
+        return KINDS[self.verdict] if self.is_enough else "dim"
+
+    @property
+    def delta(self) -> tuple[float, float, float]:
+        """After less before, in their own unit: the interval's ends around the difference of the medians.
+
+        That difference, unlike the middle of the pairs, adds up along a ladder; it is never left outside.
+        """
+        difference = self.after - self.before
+        low, high = ((ratio - 1) * self.before for ratio in (self.low, self.high))
+        return min(low, difference), difference, max(high, difference)
+
+    def short(self, metric: str) -> str:
+        """The same without its interval: `24.1 × sooner`."""
+        return self.words(metric).partition(" (")[0]
+
+    def words(self, metric: str) -> str:
+        """The one notation: `24.1 × sooner (23.2 to 25.0)`, `cannot tell apart (0.98 × to 1.03 ×)`.
+
+        `metric` is a name of `Measurement`, such as "ttft_ms".
+        """
+        if self.verdict == "cannot tell apart" and (self.is_enough or not self.num_pairs):
+            if not self.num_pairs:
+                return f"about the same ({_factors(self.ratio)[0]} ×)"
+            low, high = _factors(self.low, self.high)
+            few = f" in {self.num_pairs} pairs" if self.is_doubtful else ""  # the interval alone would tell them apart
+            return f"cannot tell apart{few} ({low} × to {high} ×)"
+        gain, loss = WORDS.get(metric, ("faster", "slower"))
+        word = gain if (self.ratio > 1) == self.more_is_better else loss
+        ends = (self.low, self.high) if self.ratio > 1 else (1 / self.high, 1 / self.low)
+        factor, low, high = _factors(max(self.ratio, 1 / self.ratio), *ends)
+        if not self.num_pairs:
+            return f"{factor} × {word}"
+        if not self.is_enough:
+            pairs = "1 pair" if self.num_pairs == 1 else f"{self.num_pairs} pairs"
+            return f"{factor} × {word} in {pairs}, too few to tell"
+        return f"{factor} × {word} ({low} to {high})"
+
+
+def memory_words(before: int, after: int) -> str:
+    """Of bytes, which are counted and not timed, so that there is no doubt: `143 MiB less`, `0.02 MiB more`."""
+    if before == after:
+        return "the same"
+    mib = abs(after - before) / MiB
+    size = f"{mib:,.0f}" if mib >= 99.95 else f"{mib:.1f}" if mib >= 0.05 else plain(float(f"{mib:.1g}"))
+    return f"{size} MiB {'more' if after > before else 'less'}"
+
+
+def _factors(*values: float) -> list[str]:
+    """Three digits; more where one would read as 1.00 and is not."""
+    decimals = 3 if any(0 < abs(value - 1) < 0.005 for value in values) else 2
+    return [plain(float(f"{v:.3g}")) if v >= 10 else f"{v:.{decimals}f}" if v >= 0.1 else plain(v) for v in values]

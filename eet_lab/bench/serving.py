@@ -1,0 +1,179 @@
+"""Many requests through one engine, as a server has them: tokens per second, and how long each request waited.
+
+A row of `serve:llama-1b/r256/p100-1024/n512/all`: 256 prompts of random lengths from 100 to 1,024 tokens, drawn with
+seed 0, 512 new tokens for each, all there at once, in process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from statistics import quantiles
+from typing import Any, NamedTuple
+
+from eet_lab.bench import turns
+from eet_lab.bench.measured import Spread
+from eet_lab.bench.peers import to_hf
+from eet_lab.bench.race import check_is_of, distinct
+from eet_lab.bench.racers import OURS
+from eet_lab.bench.rows import Row, taken
+from eet_lab.bench.sameness import sameness
+from eet_lab.bench.workloads import Requests
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import Cancelled, PromptError, RecipeError
+from eet_lab.models import Model
+from eet_lab.models.on_device import on_its_device
+from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling import Request
+from eet_lab.technique import Recipe
+from eet_lab.texts import RecipeLike
+
+RECIPE = "all,continuous_batching:rows=256:budget=2048"
+HF = "hf-generate-batch"
+CHECKED = 8
+"""Prompts of the workload whose tokens are checked before anything is timed, and the new tokens of each."""
+
+
+class Served(NamedTuple):
+    """One run: seconds in all, and for each request the ms to its first token and to its last, and its tokens."""
+
+    total_s: float
+    first_ms: Sequence[float]
+    last_ms: Sequence[float]
+    tokens: Sequence[Sequence[int]]
+
+    @property
+    def tok_s(self) -> float:
+        return sum(map(len, self.tokens)) / self.total_s
+
+    @property
+    def tpot_ms(self) -> list[float]:
+        """Of the requests that have more than one token."""
+        each = zip(self.first_ms, self.last_ms, self.tokens, strict=True)
+        return [(last - first) / (len(new) - 1) for first, last, new in each if len(new) > 1]
+
+
+@on_its_device
+def serve_all(
+    model: Model,
+    requests: Requests | str,
+    recipes: RecipeLike | Sequence[RecipeLike] = (RECIPE,),
+    providers: Sequence[str] | str = (OURS,),
+    *,
+    repeats: int = 3,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> tuple[list[Row], list[str]]:
+    """Serve all requests with each recipe and peer in turn, `repeats` times, after a run of each that warms up.
+
+    A row tells of the run with the median throughput. What our recipes say is checked on a sample before; a peer's
+    tokens are compared with ours. Returns rows and remarks. Errors: RecipeError for a recipe without continuous
+    batching, or whose tokens are wrong; PromptError; OutOfMemory; Cancelled.
+    """
+    turns.check_repeats(repeats)
+    requests = Requests.parse(requests) if isinstance(requests, str) else requests
+    check_is_of(requests, model)
+    providers = [providers] if isinstance(providers, str) else list(providers)
+    if unknown := [name for name in providers if name not in (OURS, HF)]:
+        raise PromptError(f"There is no provider {unknown[0]!r} of requests. Known ones: {OURS}, {HF}.")
+    chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
+    prompts, settings = requests.prompts(model.config.vocab_size), Settings(requests.new_tokens)
+    racers: dict[str, Callable[[], Served]] = {}
+    with ExitStack() as open_engines:
+        for recipe in chosen:
+            engine = open_engines.enter_context(closing(_ready(model, recipe, prompts, settings)))
+            racers[str(recipe)] = partial(served, engine, prompts, settings, cancel)
+        if HF in providers:
+            racers[HF] = partial(served_by_hf, to_hf(model.decoder), prompts, settings)
+        runs: dict[str, list[Served]] = {name: [] for name in racers}
+        for done, name in enumerate(name for _ in range(1 + repeats) for name in racers):
+            if cancel is not None and cancel.is_set():
+                raise Cancelled("The run was stopped.")
+            if progress is not None:
+                progress(done, (1 + repeats) * len(racers), name)
+            runs[name].append(racers[name]())
+    rows, first = [], next(iter(runs.values()))[0]
+    for name, all_runs in runs.items():
+        ordered = sorted(all_runs[1:], key=lambda run: run.tok_s)
+        same = first.tokens == ordered[0].tokens
+        rows.append(_row(requests, "" if name == HF else name, name, model, ordered[len(ordered) // 2], same))
+    return rows, remarks
+
+
+def _ready(model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], settings: Settings) -> Engine:
+    """An engine with room for all, whose tokens are right."""
+    if recipe.parts.schedule is None:
+        raise RecipeError(f"{recipe or 'The baseline'} serves no requests that join: add continuous_batching to it.")
+    found = sameness(model.decoder, recipe.parts, prompts[:CHECKED], Settings(min(CHECKED, settings.max_new_tokens)))
+    if found.verdict == "different":
+        raise RecipeError(f"{recipe} gives other tokens, so it is not timed: {found.explanation}")
+    engine = Engine(model.decoder, recipe.parts)
+    engine.reserve(recipe.parts.schedule.max_rows, max(map(len, prompts)), settings)
+    return engine
+
+
+def served(
+    engine: Engine, prompts: Sequence[Sequence[int]], settings: Settings, cancel: Cancel | None = None
+) -> Served:
+    """Add all prompts and step until the last is done. Times count from before the first one is added."""
+    start = time.perf_counter()
+    requests = [engine.add(prompt, settings) for prompt in prompts]
+    first_ms: dict[Request, float] = {}
+    last_ms: dict[Request, float] = {}
+    while any(not request.done for request in reversed(requests)):
+        if cancel is not None and cancel.is_set():
+            engine.close()
+            raise Cancelled("The run was stopped.")
+        told, now = engine.step(), (time.perf_counter() - start) * 1e3
+        for request, _, _ in told:
+            first_ms.setdefault(request, now)
+            last_ms[request] = now
+    total_s, tokens = time.perf_counter() - start, [request.generated for request in requests]
+    return Served(total_s, [*map(first_ms.__getitem__, requests)], [*map(last_ms.__getitem__, requests)], tokens)
+
+
+def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Settings) -> Served:
+    """The same by transformers' own continuous batching, `generate_batch`."""
+    from transformers import GenerationConfig
+
+    how = GenerationConfig(max_new_tokens=settings.max_new_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    start = time.perf_counter()
+    found = model.generate_batch(inputs=[*map(list, prompts)], generation_config=how, record_timestamps=True)
+    total_s = time.perf_counter() - start
+    outputs = [found[f"req_{number}"] for number in range(len(prompts))]
+    times = [[(at - start) * 1e3 for at in output.timestamps] for output in outputs]
+    return Served(total_s, [t[0] for t in times], [t[-1] for t in times], [o.generated_tokens for o in outputs])
+
+
+def _row(requests: Requests, recipe: str, name: str, model: Model, run: Served, same: bool) -> Row:
+    nothing: dict[str, Any] = dict.fromkeys(("peak_bytes", "floor_ms", "gb_per_s", "launches_per_token"))
+    return Row(
+        workload=str(requests),
+        provider=HF if name == HF else OURS,
+        recipe=recipe,
+        dtype=str(model.decoder.dtype).removeprefix("torch."),
+        ttft_ms=Spread.of(run.first_ms),
+        tpot_ms=Spread.of(run.tpot_ms),
+        total_ms=Spread.of([run.total_s * 1e3]),
+        equality="passed",
+        same_tokens=same,
+        tok_s=run.tok_s,
+        percentiles={
+            "ttft_ms": percentiles(run.first_ms),
+            "tpot_ms": percentiles(run.tpot_ms),
+            "e2e_ms": percentiles(run.last_ms),
+        },
+        **nothing,
+        **taken(model.device),
+    )
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """{"p50": ..., "p95": ..., "p99": ...}, interpolated; empty of nothing."""
+    if len(values) < 2:
+        return dict.fromkeys(("p50", "p95", "p99"), values[0]) if values else {}
+    cut = quantiles(values, n=100, method="inclusive")
+    return {"p50": cut[49], "p95": cut[94], "p99": cut[98]}
