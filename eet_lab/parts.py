@@ -9,16 +9,18 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from eet_lab.engine import kv_cache, launch, mask, memory, prompts
+from eet_lab.engine import kv_cache, launch, mask, memory, passes, prompts
 from eet_lab.models import decoder
+from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
-from eet_lab.ops import pads, reference
+from eet_lab.ops import fits, pads, reference
 from eet_lab.ops.types import Empty
+from eet_lab.scheduling import Schedule
 
 
 @dataclass(frozen=True)
 class Ops:
-    """What a decoder calls, cut where fusion can happen. Each op takes `empty`, its only source of memory."""
+    """What a model calls, cut where fusion can happen. Each op takes `empty`, its only source of memory."""
 
     embed: Callable = reference.embed
     norm_linear: Callable = reference.norm_linear
@@ -28,6 +30,8 @@ class Ops:
     attention: Callable = reference.attention
     next_token: Callable = reference.next_token
     advance: Callable = reference.advance
+    embed_norm: Callable = reference.embed_norm
+    linear_residual_norm: Callable = reference.linear_residual_norm
 
     def bind(self, empty: Empty) -> Ops:
         """The same ops with `empty` filled in."""
@@ -36,6 +40,11 @@ class Ops:
     def bind_each(self, empty_of: Callable[[str], Empty]) -> Ops:
         """The same ops, each with an `empty` of its own; `empty_of` is told the op's name."""
         return Ops(**{f.name: partial(getattr(self, f.name), empty=empty_of(f.name)) for f in fields(self)})
+
+    def unfit(self, config: Config) -> str | None:
+        """Why some of these ops do not take such a model, or None."""
+        reasons = (fits.unfit(getattr(self, f.name), config) for f in fields(self))
+        return "; ".join(dict.fromkeys(filter(None, reasons))) or None
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -62,15 +71,17 @@ class Parts:
     ops: Ops = field(default_factory=Ops)
     weights: tuple[Callable, ...] = ()  # (Decoder) -> Decoder, applied in order; see KeepsWeights
     prompts: Callable = prompts.token_by_token  # where each prompt token sits, how many are read at once
-    mask: Callable = mask.dense_mask  # how attention knows what a query may see
+    texts: Callable = passes.text_by_text  # which texts an encoder reads in one pass, and where their tokens sit
+    mask: Callable = mask.dense_mask  # (ops, step, spec, like) -> attend: how attention knows what a query may see
     kv_cache: Callable = kv_cache.GrowingKV  # how past keys and values are kept
     memory: Callable = memory.FreshMemory  # where activations live
     launch: Callable = launch.eager  # how a decode step is launched
-    forward: Callable = decoder.forward  # one pass over the model
+    forward: Callable = decoder.forward  # one pass over the model, up to the last norm
+    schedule: Schedule | None = None  # how requests share passes; None: a batch begins together
 
     @property
     def serve_any_pads(self) -> bool:
-        """Whether a captured step serves batches with other pads: all that it calls is declared to (`ops.pads`)."""
+        """Whether a captured forward serves batches with other pads: all that it calls is declared to (`ops.pads`)."""
         ops = (getattr(self.ops, f.name) for f in fields(self.ops))
         return all(map(pads.declared, (*ops, self.mask, self.forward)))
 
@@ -88,3 +99,19 @@ def replaced(before: Any, after: Any, prefix: str = "") -> Iterator[str]:
             continue
         elif old != new:
             yield prefix + f.name
+
+
+def misfit(parts: Parts) -> str | None:
+    """Which slot holds what cannot be there, and what must, in words; None where all fit."""
+    if not isinstance(parts.ops, Ops):
+        return f"ops is {parts.ops!r:.60}, but it must be Ops"
+    if not isinstance(parts.weights, tuple):
+        return f"weights is {parts.weights!r:.60}, but it must be a tuple of functions"
+    slots = {f"ops.{f.name}": getattr(parts.ops, f.name) for f in fields(Ops)}
+    if not isinstance(parts.schedule, Schedule | None):
+        return f"schedule is {parts.schedule!r:.60}, but it must be a Schedule or None"
+    others = ("ops", "weights", "schedule")
+    slots |= {f.name: getattr(parts, f.name) for f in fields(Parts) if f.name not in others}
+    slots |= {f"weights[{i}]": change for i, change in enumerate(parts.weights)}
+    wrong = next(((name, value) for name, value in slots.items() if not callable(value)), None)
+    return wrong and f"{wrong[0]} is {wrong[1]!r:.60}, but it must be a function"

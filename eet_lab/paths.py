@@ -9,6 +9,10 @@ from pathlib import Path
 from eet_lab.errors import SetupError
 
 PACKAGE = Path(__file__).resolve().parent
+RESULTS = "eet-lab-results"
+"""The name of the folder of results, which git ignores."""
+RESULTS_VARIABLE = "EET_LAB_RESULTS"
+"""Where `eet-lab lab` tells its kernels that folder: all notebooks that it serves have one."""
 
 
 def csrc_dir() -> Path:
@@ -24,6 +28,16 @@ def notebooks_dir() -> Path:
 def benchmarks_dir() -> Path:
     """The folder of the measured rows, one JSONL file for each GPU."""
     return _shipped("benchmarks")
+
+
+def results_dir() -> Path:
+    """The folder of results: the one that `eet-lab lab` serves, else one in the current folder."""
+    return Path(os.environ.get(RESULTS_VARIABLE) or RESULTS)
+
+
+def constraints_file() -> Path:
+    """The versions that are known to work together, one a line, as `pip install -c` reads them."""
+    return PACKAGE / "constraints.txt"
 
 
 def is_clone() -> bool:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from eet_lab.errors import RecipeError, did_you_mean
-from eet_lab.knobs import check_knobs, knob, read_knobs
+from eet_lab.definition import NUMERICS, STAGES, WORDS, applied, check_definition, unavailable
+from eet_lab.devices import kind_of
+from eet_lab.errors import BrokenTechnique, RecipeError, did_you_mean
+from eet_lab.knobs import check_knobs, knob, matters, read_knobs
+from eet_lab.models.config import Config
 from eet_lab.parts import Parts, replaced
 
-__all__ = ["NUMERICS", "Recipe", "Technique", "everything", "knob", "known", "obstacle", "register", "registry"]
-
-NUMERICS = ("exact", "reordered", "lossy")
+__all__ = [
+    "NUMERICS",
+    "Recipe",
+    "Technique",
+    "everything",
+    "knob",
+    "known",
+    "obstacle",
+    "register",
+    "registry",
+    "short_form",
+]
 
 
 @dataclass(frozen=True)
@@ -24,18 +37,23 @@ class Technique:
 
     `requires` names techniques that must be on beside it; `numerics` is "exact", "reordered" (the same sums in another
     order) or "lossy"; `tolerance` is the bound that a lossy one states: how far its logits may be off, as a share of
-    the largest; `headline` ones come first in every list. One that `wraps` changes how others' parts are run and not
-    what they are: a slot that it changes stays whose it was.
+    the largest; `stages` tell what it is for, decoders ("generate"), encoders ("encode"), or both; `headline` ones come
+    first in every list. One that `wraps` changes how others' parts are run and not what they are: a slot that it
+    changes stays whose it was. `in_all` is False for one that `all` leaves out, as it leaves out lossy ones: it serves
+    other workloads than a batch that begins together. `lesson` is the notebook that explains it, without ".ipynb"; ""
+    where there is none.
     """
 
     name: ClassVar[str]
     title: ClassVar[str]
+    lesson: ClassVar[str] = ""
     requires: ClassVar[tuple[str, ...]] = ()
     numerics: ClassVar[str] = "exact"
     tolerance: ClassVar[float] = 0.0
     stages: ClassVar[tuple[str, ...]] = ("generate",)
     headline: ClassVar[bool] = False
     wraps: ClassVar[bool] = False
+    in_all: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_knobs(self)
@@ -47,6 +65,15 @@ class Technique:
     def unavailable(self, device: str = "cpu") -> str | None:
         """Why it cannot run on that kind of device ("cpu" or "cuda"), or None."""
         return None
+
+    def unfit(self, config: Config) -> str | None:
+        """Why it cannot run such a model, or None: what the ops that it brings declare (`ops.fits`), and its stages."""
+        reason = None
+        with suppress(RecipeError):  # it wants other parts than the plain ones, or is broken: both are told elsewhere
+            reason = applied(self, Parts()).ops.unfit(config)
+        if reason is None and config.stage not in self.stages:
+            reason = f"it is for {' and '.join(map(STAGES.__getitem__, self.stages))}, and this is not one of them"
+        return reason
 
     @property
     def card(self) -> str:
@@ -62,6 +89,10 @@ class Technique:
     def knobs(self) -> Mapping[str, Mapping[str, Any]]:
         """Each knob's help and limits, by name."""
         return {f.name: f.metadata for f in fields(self)}
+
+    def matters(self, knob: str) -> bool:
+        """Whether a knob changes anything, as the others stand."""
+        return matters(self, knob)
 
     def __str__(self) -> str:
         turned = [f"{f.name}={getattr(self, f.name)}" for f in fields(self) if getattr(self, f.name) != f.default]
@@ -95,7 +126,7 @@ class Recipe:
         parts = Parts()
         owner: dict[str, str] = {}
         for t in self.techniques:
-            after = t.apply(parts)
+            after = applied(t, parts)
             for slot in () if t.wraps else replaced(parts, after):
                 if owner.get(slot, t.name) not in (t.name, *t.requires):  # what it requires, it may refine
                     raise RecipeError(f"{owner[slot]} and {t.name} both replace {slot}; leave one of them out.")
@@ -104,17 +135,19 @@ class Recipe:
         return parts
 
     @classmethod
-    def parse(cls, text: str, device: str = "cpu") -> Recipe:
+    def parse(cls, text: str, device: str = "cpu", config: Config | None = None) -> Recipe:
         """From words such as "all,-cuda_graphs,memory_reuse:planner=first_fit"; "" and "baseline" are the empty one.
 
-        `all` is every technique that is available on `device`, not lossy, and free of conflicts with an earlier one;
-        those of them that need a name with a minus go with it.
+        `all` is every technique that is available on `device`, `is_in_all`, and free of conflicts with an earlier one,
+        and takes models such as `config`, if it is given; those of them that need a name with a minus go with it.
         """
-        return cls(named(text, device))
+        return cls(named(text, device, config))
 
-    def check(self, device: str) -> Recipe:
-        """The same recipe; RecipeError if one of its techniques cannot run on `device` ("cpu" or "cuda")."""
-        check_runnable(self.techniques, device)
+    def check(self, device: str, config: Config | None = None) -> Recipe:
+        """The same recipe; RecipeError if one of its techniques cannot run on `device` ("cpu" or "cuda"), or such a
+        model.
+        """
+        check_runnable(self.techniques, device, config)
         return self
 
     def without(self, name: str) -> tuple[Recipe, tuple[str, ...]]:
@@ -136,6 +169,10 @@ class Recipe:
         """How far its logits may be off beyond rounding, as a share of the largest; 0 unless a technique is lossy."""
         return sum(t.tolerance for t in self.techniques)
 
+    def short(self, device: str) -> str:
+        """As a label, `short_form`: "all - mask removal" on a kind of device."""
+        return short_form(str(self), device)
+
     def __str__(self) -> str:
         return ",".join(map(str, self.techniques)) or "baseline"
 
@@ -153,24 +190,15 @@ def register(technique: type[Technique]) -> type[Technique]:
     """Make a technique known by its name, to the toggles and the command line alike. Usable as a decorator.
 
     Registering a name again replaces it, so that a notebook cell can be run again; a name of ours is taken.
-    Errors: RecipeError for what is not a technique.
+    Errors: RecipeError for what is no technique (`definition`), or requires what is not there.
     """
     who = getattr(technique, "__name__", repr(technique))
     if not (isinstance(technique, type) and issubclass(technique, Technique)):
         raise RecipeError(f"{who} is not a technique: derive it from eet_lab.Technique.")
-    if "__dataclass_fields__" not in vars(technique) or not technique.__dataclass_params__.frozen:  # type: ignore
-        raise RecipeError(f"{who} is not a frozen dataclass: write @dataclass(frozen=True) between @register and it.")
     if technique.apply is Technique.apply:
         raise RecipeError(f"{who} has no apply: write `def apply(self, parts)`, which returns the changed parts.")
-    for attribute in ("name", "title"):
-        if not isinstance(getattr(technique, attribute, None), str):
-            raise RecipeError(f"{who} has no {attribute}: give it one, `{attribute}: ClassVar[str] = ...`.")
-    if not technique.name.isidentifier():
-        raise RecipeError(
-            f"{who}.name is {technique.name!r}, but it must be a word of letters, digits and underscores."
-        )
-    if technique.numerics not in NUMERICS:
-        raise RecipeError(f"{who}.numerics is {technique.numerics!r}, but it must be one of {', '.join(NUMERICS)}.")
+    if not _is_ours(technique):
+        check_definition(technique, registry())
     if (taken := _REGISTRY.get(technique.name)) and _is_ours(taken) and not _is_ours(technique):
         raise RecipeError(f"The name {technique.name!r} is taken by a technique of EET Lab; choose another.")
     _REGISTRY[technique.name] = technique
@@ -199,7 +227,7 @@ def known(name: str) -> type[Technique]:
     return registry()[name]
 
 
-def named(text: str, device: str = "cpu") -> tuple[Technique, ...]:
+def named(text: str, device: str = "cpu", config: Config | None = None) -> tuple[Technique, ...]:
     """The techniques that words such as `Recipe.parse`'s name; whether they fit together is not looked at."""
     chosen: dict[str, Technique] = {}
     by_name: set[str] = set()
@@ -208,7 +236,17 @@ def named(text: str, device: str = "cpu") -> tuple[Technique, ...]:
         if name == "baseline" and not turns:
             chosen.clear()
         elif name == "all" and not turns:
-            chosen |= {t.name: t for t in everything(device).techniques if t.name not in chosen}
+            chosen |= {t.name: t for t in everything(device, config).techniques if t.name not in chosen}
+        elif name in WORDS:
+            raise RecipeError(
+                f"{word!r}: {name} has no knobs. A knob follows its technique, as in {name},memory_reuse:kv=paged."
+            )
+        elif name == "-all":
+            raise RecipeError(f"{word!r} would leave nothing: write baseline for no technique.")
+        elif name == "-baseline":
+            raise RecipeError(
+                f"{word!r} leaves nothing out: baseline is the recipe without any technique. Leave the word out."
+            )
         elif name.startswith("-"):
             known(name[1:])
             rest = [t for t in chosen.values() if t.name not in by_name]
@@ -231,29 +269,68 @@ def _dependents(name: str, techniques: Sequence[Technique]) -> tuple[str, ...]:
     return tuple(found[1:])
 
 
-def obstacle(t: Technique, device: str) -> str | None:
-    """Why a technique, or one that it requires, cannot run on `device`; None if it can."""
-    if reason := t.unavailable(device):
+def obstacle(t: Technique, device: str, config: Config | None = None) -> str | None:
+    """Why a technique, or one that it requires, cannot run on `device` or such a model, or is broken; else None."""
+    if reason := _absent(t, device, config):
         return reason
-    needed = {name: obstacle(known(name)(), device) for name in t.requires}
-    return next((f"it needs {name}, and {reason}" for name, reason in needed.items() if reason), None)
+    parts = Parts()
+    try:
+        for each in (*_required(t), t):
+            parts = applied(each, parts)
+    except BrokenTechnique as error:
+        culprit = "it" if each is t else f"it needs {each.name}, which"
+        return f"{culprit} is broken: {error.wrong}"
+    return None
 
 
-def check_runnable(techniques: Sequence[Technique], device: str) -> None:
-    """RecipeError where some cannot run on `device`: all of them are named, and the first one's reason is told."""
-    reasons = {t.name: reason for t in techniques if (reason := obstacle(t, device))}
+def _absent(t: Technique, device: str, config: Config | None = None) -> str | None:
+    """The same, but whether it is broken is not looked at."""
+    if reason := unavailable(t, device) or (config and t.unfit(config)):
+        return reason
+    for name in t.requires:
+        reason = _absent(registry()[name](), device, config) if name in registry() else f"there is no {name}"
+        if reason:
+            return f"it needs {name}, and {reason}"
+    return None
+
+
+def _required(t: Technique) -> list[Technique]:
+    """What a technique needs, and what that needs, in canonical order."""
+    names = {*t.requires}
+    for _ in registry():
+        names |= {other for name in names for other in known(name).requires}
+    return [technique() for name, technique in registry().items() if name in names]
+
+
+def unfit(device: str, config: Config) -> dict[str, str]:
+    """What `all` leaves out for such a model and would not for another on that device, with the reasons."""
+    here = [t for t in (technique() for technique in registry().values()) if obstacle(t, device) is None]
+    return {t.name: reason for t in here if (reason := obstacle(t, device, config))}
+
+
+def check_runnable(techniques: Sequence[Technique], device: str, config: Config | None = None) -> None:
+    """RecipeError where some cannot run on `device`, or such a model: all of them are named, and the first one's reason
+    is told.
+
+    That one is broken is told, with where it broke, by the recipe that it is put into.
+    """
+    reasons = {t.name: reason for t in techniques if (reason := _absent(t, device, config))}
     if reasons:
         name, reason = next(iter(reasons.items()))
+        where = device if any(t.name == name and _absent(t, device) for t in techniques) else "this model"
         raise RecipeError(
-            f"{name} cannot run on {device}: {reason.rstrip('.')}. Leave {' and '.join(reasons)} out of the recipe."
+            f"{name} cannot run on {where}: {reason.rstrip('.')}. Leave {' and '.join(reasons)} out of the recipe."
         )
 
 
-def everything(device: str) -> Recipe:
-    """Every technique that can run on `device`, is not lossy, and composes with those before it."""
+def everything(device: str, config: Config | None = None) -> Recipe:
+    """Every technique of `all` that can run on `device`, and such a model, and composes with those before it.
+
+    `obstacle` says of the others why not.
+    """
     recipe = Recipe()
     for technique in registry().values():
-        if technique.numerics == "lossy" or technique().unavailable(device):
+        if not is_in_all(technique) or obstacle(technique(), device, config):
             continue
         try:
             recipe = Recipe((*recipe.techniques, technique()))
@@ -262,13 +339,55 @@ def everything(device: str) -> Recipe:
     return recipe
 
 
+def is_in_all(technique: type[Technique] | Technique) -> bool:
+    """Whether `all` means this one too, where it can run."""
+    return technique.in_all and technique.numerics != "lossy"
+
+
+def names_in_all() -> tuple[str, ...]:
+    """Of all techniques that `all` means somewhere."""
+    return tuple(name for name, technique in registry().items() if is_in_all(technique))
+
+
 def less_than_all(recipe: str) -> str:
     """A recipe by what it lacks of `all`, every technique that loses nothing, and by what it has beside.
 
     `pre_padding,int8_weights` among three that lose nothing is `all,-mask_removal,-memory_reuse,int8_weights`.
     """
     words = {word.partition(":")[0]: word for word in recipe.split(",") if word}
-    whole = [name for name, technique in registry().items() if technique().numerics != "lossy"]
+    whole = names_in_all()
     lacking = [f"-{name}" for name in whole if name not in words]
     beside = [word for name, word in words.items() if name not in whole or word != name]
     return ",".join(["all", *lacking, *beside])
+
+
+FEW = 3
+"""A recipe that lacks more of `all` than this is told by what it has."""
+
+
+def short_form(recipe: str, device: str) -> str:
+    """A recipe as a label: "baseline", "all", "all - mask removal", "pre-padding + memory reuse (kv=paged)".
+
+    `all` is every technique of ours that loses nothing and can run on that kind of device ("cpu" or "cuda"), whichever
+    machine this is. Any text gives a label: names that are not known here stay as they are.
+    """
+    words = dict(_name_and_knobs(word) for word in recipe.split(",") if word not in ("", "baseline"))
+    ours = (t() for t in registry().values() if _is_ours(t) and is_in_all(t))
+    whole = [t.name for t in ours if kind_of(device) == "cuda" or obstacle(t, "cpu") is None]
+    lacking = [name for name in whole if name not in words]
+    beside = [_label(name, knobs) for name, knobs in words.items() if name not in whole or knobs]
+    if words and len(lacking) <= min(FEW, len(whole) - len(lacking)):
+        return "".join(["all", *(f" - {_label(name)}" for name in lacking), *(f" + {label}" for label in beside)])
+    return " + ".join(_label(name, knobs) for name, knobs in words.items()) or "baseline"
+
+
+def _name_and_knobs(word: str) -> tuple[str, str]:
+    name, _, knobs = word.partition(":")
+    return name, knobs.replace(":", ", ")
+
+
+def _label(name: str, knobs: str = "") -> str:
+    """A technique in the middle of a line: its title, whose first letter stays large only in an abbreviation."""
+    title = registry()[name].title if name in registry() else name
+    title = title if title[1:2].isupper() else title[:1].lower() + title[1:]
+    return f"{title} ({knobs})" if knobs else title

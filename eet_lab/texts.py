@@ -10,11 +10,11 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, RecipeError
-from eet_lab.models import Model
+from eet_lab.models import Config, Model
+from eet_lab.models.on_device import on_its_device
 from eet_lab.models.transcript import ended_by
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe, Technique, check_runnable, named
-from eet_lab.threads import on_cpu_threads
 
 Prompts = Sequence[str | list[int]] | str
 
@@ -33,10 +33,10 @@ RecipeLike = str | Recipe | Technique | Sequence[str | Technique]
 """A recipe: itself, its words ("pre_padding,mask_removal", "all"), or a list of words and techniques."""
 
 
-def as_recipe(recipe: RecipeLike, device: str) -> Recipe:
-    """What the user gave as a recipe, checked against the device; RecipeError for what is none."""
-    techniques = _techniques(recipe, device)
-    check_runnable(techniques, device)  # first: what it requires need not be turned on where it cannot run
+def as_recipe(recipe: RecipeLike, device: str, config: Config | None = None) -> Recipe:
+    """What the user gave as a recipe, checked against the device and the model; RecipeError for what is none."""
+    techniques = _techniques(recipe, device, config)
+    check_runnable(techniques, device, config)  # first: what it requires need not be turned on where it cannot run
     return Recipe(techniques)
 
 
@@ -45,7 +45,7 @@ def read_recipe(recipe: RecipeLike, device: str) -> Recipe:
     return Recipe(_techniques(recipe, device))
 
 
-def _techniques(recipe: RecipeLike, device: str) -> tuple[Technique, ...]:
+def _techniques(recipe: RecipeLike, device: str, config: Config | None = None) -> tuple[Technique, ...]:
     if isinstance(recipe, Recipe):
         return recipe.techniques
     given = [recipe] if isinstance(recipe, (str, Technique)) else recipe
@@ -54,18 +54,20 @@ def _techniques(recipe: RecipeLike, device: str) -> tuple[Technique, ...]:
             f"recipe is {recipe!r}, but it must be words such as 'all' or 'pre_padding,mask_removal', a list of "
             "them, or a Recipe; '' is the baseline."
         )
-    words = named(",".join(each for each in given if isinstance(each, str)), device)
+    words = named(",".join(each for each in given if isinstance(each, str)), device, config)
     return (*words, *(each for each in given if isinstance(each, Technique)))
 
 
 def as_rows(model: Model, prompts: Prompts) -> list[list[int]]:
     """One prompt or several as token ids; PromptError for what is neither."""
-    if not isinstance(prompts, Iterable):
-        raise PromptError(f"prompts is {prompts!r}, but it must be a text, or a list of texts or lists of token ids.")
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
+        raise PromptError(
+            f"prompts is {prompts!r:.60}, but it must be a text, or a list of texts or lists of token ids."
+        )
     return [model.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
 
 
-@on_cpu_threads
+@on_its_device
 def generate(
     model: Model,
     prompts: Prompts,
@@ -87,7 +89,7 @@ def generate(
     rows, how = as_rows(model, prompts), Settings.of(**settings)
     if stop_at_eos and model.config.eos_id is not None:
         how = replace(how, stop=(*how.stop, model.config.eos_id))
-    chosen = as_recipe(recipe, model.device)
+    chosen = as_recipe(recipe, model.device, model.config)
     engine = Engine(model.decoder, chosen.parts)
     try:
         engine.prepare(progress, cancel)

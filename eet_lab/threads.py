@@ -1,16 +1,15 @@
-"""How many threads torch may use on the CPU: one core is left to the page, the terminal, and whoever measures."""
+"""What the process shares: threads of torch on the CPU, of which one core is left to the page and the terminal, and
+Python's garbage collector.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, TypeVar, cast
 
 import torch
-
-Work = TypeVar("Work", bound=Callable[..., Any])
 
 
 def num_cpu_threads() -> int:
@@ -39,12 +38,13 @@ def cpu_threads(device: str) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def on_cpu_threads(work: Work) -> Work:
-    """A decorator for functions of a model: they run within `cpu_threads` of its device."""
-
-    @wraps(work)
-    def within(model: Any, *args: Any, **keywords: Any) -> Any:
-        with cpu_threads(model.device):
-            return work(model, *args, **keywords)
-
-    return cast(Work, within)
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Python's garbage collector waits until the end of the block."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

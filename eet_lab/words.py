@@ -1,8 +1,13 @@
-"""Numbers as a reader expects them: with their noun in the right form, and without exponents."""
+"""Numbers as a reader expects them: with their noun in the right form, and without exponents.
+
+`plain` is for tables, `brief` for labels, tiles and sentences; `figures/words.js` follows the same rules.
+"""
 
 from __future__ import annotations
 
-from math import floor, log10
+import re
+from math import floor, isfinite, log10
+from reprlib import repr as shortened
 
 
 def counted(number: int, noun: str) -> str:
@@ -10,20 +15,58 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def plain(value: float) -> str:
-    """Four significant digits in plain notation: `57,640`, `41.13`, `0.0512`."""
-    shown = float(f"{value:.4g}")
+def plain(value: float, digits: int = 4) -> str:
+    """Four significant digits in plain notation: `57,640`, `41.13`, `0.0512`; a dash for what is not finite."""
+    if not isfinite(value):
+        return "–"
+    shown = float(f"{value:.{digits}g}")
     whole = floor(log10(abs(shown))) + 1 if shown else 1
-    digits = f"{shown:,.{max(4 - whole, 0)}f}"
-    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+    text = f"{shown:,.{max(digits - whole, 0)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def signed(value: float) -> str:
-    """A difference, as `plain` writes it: `+584.8`, `-1,824`, `0`."""
-    return f"{'+' if value > 0 else ''}{plain(value)}" if value else "0"
+def brief(value: float, digits: int = 3) -> str:
+    """Three significant digits, and never fewer than those before the point: `3,414`, `26.9`, `0.0312`."""
+    if isfinite(value) and abs(value) >= 10**digits:
+        return f"{value:,.0f}"
+    return plain(value, digits)
 
 
-SIZES = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+def ms_words(ms: float) -> str:
+    """A time: `1,130 ms`, `1.03 ms`."""
+    return f"{brief(ms)} ms"
+
+
+def times(ratio: float) -> str:
+    """A ratio: `21.1 ×`."""
+    return f"{brief(ratio)} ×"
+
+
+def percent(share: float) -> str:
+    """A share of 1 with two digits: `35 %`, `4.2 %`, `0.42 %`, `120 %`."""
+    return f"{brief(100 * share, 2)} %"
+
+
+COUNTS = ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K"))
+
+
+def params_words(number: float) -> str:
+    """How many parameters: `1.56 B`, `124 M`, `84 K`, `512`."""
+    for scale, letter in COUNTS:
+        if number >= 0.9995 * scale:
+            return f"{brief(number / scale)} {letter}"
+    return f"{number:,.0f}"
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """A difference, as `plain` writes it: `+584.8`, `-1,824`, `0`; with 3 digits as `brief` does."""
+    if not value:
+        return "0"
+    return f"{'+' if value > 0 else ''}{plain(value) if digits > 3 else brief(value, digits)}"
+
+
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+SIZES = (("GiB", GiB), ("MiB", MiB), ("KiB", KiB))
 
 
 def sized(num_bytes: float) -> str:
@@ -32,3 +75,20 @@ def sized(num_bytes: float) -> str:
         if abs(num_bytes) >= scale:
             return f"{plain(num_bytes / scale)} {unit}"
     return f"{num_bytes:,.0f} bytes"
+
+
+CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""C0, C1, line separators, what turns the direction of text, and halves of surrogate pairs, which cannot be encoded."""
+
+
+def visible(text: str) -> str:
+    r"""Text of a file as one line that a terminal shows and does not obey: an escape becomes `\x1b`."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def told(value: object) -> str:
+    """A value in an error, shortened; Python refuses to write out a number of thousands of digits."""
+    try:
+        return shortened(value)
+    except ValueError:
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"

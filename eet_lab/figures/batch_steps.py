@@ -1,0 +1,189 @@
+"""A batch step by step: which columns a recipe reads, and what a dense mask covers. Static figures with a slider.
+
+B rows, Q queries, K columns of the KV cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from eet_lab.figures import theme
+from eet_lab.figures.packing import grid
+from eet_lab.figures.slider import with_slider
+from eet_lab.models import Model
+from eet_lab.technique import Recipe
+from eet_lab.words import counted
+
+CELLS = {
+    "not read yet": "rgba(125,133,144,0.12)",
+    "pad": "rgba(125,133,144,0.45)",
+    "read before": "#93b8f8",
+    "read in this step": theme.SELECTION,
+    "generated": theme.GAIN,
+}
+"""Kinds of cells and their colours."""
+UNUSED, WAITS, PAD, READ, NOW, NEW = range(6)
+MARKS = {UNUSED: "", PAD: "·", NEW: ""}
+"""What stands on cells that hold no token of a prompt."""
+
+
+class TokenMatrix(NamedTuple):
+    """Who sits in which column [B,K] once all is generated: UNUSED, PAD, READ or NEW. The first step reads `extent`."""
+
+    kinds: list[list[int]]
+    extent: int
+
+
+def token_matrix(prompts: Sequence[Sequence[int]], recipe: str, num_new: int) -> TokenMatrix:
+    """As the recipe's own `prompts` part lays these token ids out; pads are those that the first pass computes."""
+    state, first = Recipe.parse(recipe).parts.prompts(prompts, num_new)
+    at_once, kinds = set(zip(first.rows.tolist(), first.columns.tolist(), strict=True)), []
+    for b, (prompt, span) in enumerate(zip(prompts, first.spans, strict=True)):
+        pads = [PAD if (b, column) in at_once else UNUSED for column in range(span.num_pad)]
+        row = [*pads, *[READ] * len(prompt), *[NEW] * num_new]
+        kinds.append(row + [UNUSED] * (state.tokens.shape[1] - len(row)))
+    return TokenMatrix(kinds, first.extent)
+
+
+def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: int = 5) -> go.Figure:
+    """The token matrix of each recipe, step by step, all recipes on one slider."""
+    rows = [model.encode(prompt) or [model.config.bos_id] for prompt in prompts]
+    words = [[model.decode([token]).replace("\n", "⏎") for token in row] for row in rows]
+    found = [token_matrix(rows, recipe, num_new) for recipe in recipes]
+    height = 210 + (60 + 34 * len(prompts)) * len(recipes)
+    fig = grid(len(recipes), 1, "", height, subplot_titles=recipes, vertical_spacing=0.3 / len(recipes))
+    fig.update_annotations(font={"size": 12})
+    for place, matrix in enumerate(found, 1):
+        fig.add_heatmap(
+            zmin=0, zmax=len(CELLS), colorscale=_flat(("rgba(0,0,0,0)", *CELLS.values())), showscale=False, xgap=2,
+            ygap=3, texttemplate="%{text}", textfont={"size": 10}, hoverinfo="skip", z=_cells(matrix, 1),
+            text=_words(matrix, words), row=place, col=1,
+        )  # fmt: skip
+    _legend(fig, CELLS)
+    num_steps = [len(matrix.kinds[0]) - matrix.extent for matrix in found]
+    steps = {}
+    for step in range(1, max(num_steps) + 1):
+        now = [(matrix, min(step, last)) for matrix, last in zip(found, num_steps, strict=True)]
+        told = (f"{recipe} {_told(*each, step > each[1])}" for recipe, each in zip(recipes, now, strict=True))
+        frame = [go.Heatmap(z=_cells(matrix, at)) for matrix, at in now]
+        steps[step] = f"step {step}: {'; '.join(told)}", frame
+    fig.update_yaxes(title="row", autorange="reversed", dtick=1, showgrid=False, zeroline=False)
+    fig.update_xaxes(showgrid=False, zeroline=False)
+    return with_slider(fig, steps, range(len(found)), pace_ms=700, legend_y=LEGEND_Y)
+
+
+def _cells(matrix: TokenMatrix, step: int) -> np.ndarray:
+    """Kinds of all cells once step `step` is done."""
+    read = matrix.extent + step - 1
+    new_from = 0 if step == 1 else read - 1
+    return _small([[_cell(kind, column, read, new_from) for column, kind in enumerate(row)] for row in matrix.kinds])
+
+
+def _words(matrix: TokenMatrix, prompts: Sequence[Sequence[str]]) -> list[list[str]]:
+    """What stands on all cells, in every step."""
+    lefts = map(iter, prompts)
+    return [
+        [MARKS[kind] if kind in MARKS else next(left) for kind in row]
+        for row, left in zip(matrix.kinds, lefts, strict=True)
+    ]
+
+
+def _small(kinds: list[list[int]]) -> np.ndarray:
+    """Kinds of cells as bytes, which plotly writes as one string: of a list, a saved notebook has a line per number."""
+    return np.array(kinds, dtype=np.int8)
+
+
+def _cell(kind: int, column: int, read: int, new_from: int) -> int:
+    if kind == NEW:
+        return NEW if column <= read else UNUSED
+    if kind == READ:
+        return WAITS if column >= read else NOW if column >= new_from else READ
+    return kind
+
+
+def _told(matrix: TokenMatrix, step: int, is_done: bool) -> str:
+    if is_done:
+        return "is done"
+    read = matrix.extent + step - 1
+    generate = sum(row[read] == NEW for row in matrix.kinds)
+    columns = f"columns 0 to {read - 1}" if step == 1 and read > 1 else f"column {read - 1}"
+    return f"reads {columns}, {generate} of {counted(len(matrix.kinds), 'row')} get a new token"
+
+
+SEEN_WORDS = ("hidden: a pad", "hidden: the future", "seen")
+MASK_COLORS = ("rgba(125,133,144,0.5)", "rgba(239,68,68,0.45)", theme.SELECTION)
+OLD_COLORS = ("rgba(125,133,144,0.15)", "rgba(239,68,68,0.12)", "rgba(59,130,246,0.25)")
+
+
+def mask_steps(prompts: Sequence[str], *, model: Model, num_new: int = 4) -> go.Figure:
+    """The dense mask of each step [B,1,Q,K], one panel a row; cells of earlier steps are faded."""
+    lengths = [len(model.encode(prompt)) for prompt in prompts]
+    Q, pads = max(lengths), [max(lengths) - length for length in lengths]
+    fig = grid(1, len(pads), "", 480, subplot_titles=[f"row {b}" for b in range(len(pads))], shared_yaxes=True)
+    fig.update_annotations(font={"size": 12})
+    for b, pad in enumerate(pads):
+        fig.add_heatmap(
+            z=_small(_mask(Q, pad, 1, num_new)), zmin=0, zmax=6,
+            colorscale=_flat(("rgba(0,0,0,0)", *OLD_COLORS, *MASK_COLORS)), showscale=False, xgap=1, ygap=1,
+            hoverinfo="skip", row=1, col=b + 1,
+        )  # fmt: skip
+    _legend(fig, dict(zip(SEEN_WORDS, MASK_COLORS, strict=True)))
+    steps = {
+        step: (
+            f"step {step}: {_mask_told(Q, pads, step)}",
+            [go.Heatmap(z=_small(_mask(Q, pad, step, num_new))) for pad in pads],
+        )
+        for step in range(1, num_new + 1)
+    }
+    fig.update_xaxes(title="key", showgrid=False, zeroline=False, constrain="domain")
+    fig.update_yaxes(autorange="reversed", showgrid=False, zeroline=False)
+    fig.update_yaxes(title="query", col=1)
+    return with_slider(fig, steps, range(len(pads)), pace_ms=900, legend_y=LEGEND_Y)
+
+
+def _mask(Q: int, pad: int, step: int, num_new: int) -> list[list[int]]:
+    """Cells [queries, keys] up to this step: 0 none yet, 1 to 3 of an earlier step, 4 to 6 of this one."""
+    end = Q + num_new - 1
+    begin, keys = (0, Q) if step == 1 else (Q + step - 2, Q + step - 1)
+    cells = []
+    for query in range(end):
+        width = max(Q, query + 1)  # the first pass has a square
+        row = [1 + _look(query, key, pad) if query < keys and key < width else 0 for key in range(end)]
+        cells.append([kind + 3 if kind and begin <= query < keys else kind for kind in row])
+    return cells
+
+
+def _look(query: int, key: int, pad: int) -> int:
+    """0: a pad is involved, 1: the future, 2: seen."""
+    return 0 if min(query, key) < pad else 1 if key > query else 2
+
+
+def _mask_told(Q: int, pads: Sequence[int], step: int) -> str:
+    """The mask's shape, how much of it is seen, and the range of keys that says the same."""
+    queries = range(Q) if step == 1 else range(Q + step - 2, Q + step - 1)
+    K = queries[-1] + 1
+    seen = sum(_look(q, k, pad) == 2 for pad in pads for q in queries for k in range(K))
+    shape, whole = f"a new mask [{len(pads)}, 1, {len(queries)}, {K}]", len(pads) * len(queries) * K
+    ranges = ", ".join(f"{pad} to {K - 1}" for pad in pads)
+    last = "the last query" if step == 1 else "the query"
+    return f"{shape}, {seen} of {counted(whole, 'score')} used; {last} sees keys {ranges}"
+
+
+LEGEND_Y = 1.1
+"""Above the panels' own titles."""
+
+
+def _legend(fig: go.Figure, colors: dict[str, str]) -> None:
+    for name, color in colors.items():
+        marker = {"symbol": "square", "size": 11, "color": color}
+        fig.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=name, row=1, col=1)
+
+
+def _flat(colors: Sequence[str]) -> list[list[float | str]]:
+    """A colour scale with one flat colour for each whole number."""
+    n = len(colors)
+    return [[(i + side) / n, color] for i, color in enumerate(colors) for side in (0, 1)]

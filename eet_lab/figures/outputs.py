@@ -1,0 +1,129 @@
+"""Where figures are put: into a cell's own output, or into a page of widgets from any thread, without a cell.
+
+Both carry a figure's bare JSON, which JupyterLab and Voila draw with the plotly.js that they have: plotly's own
+renderers embed it (5 MB) or fetch it from the network.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import ipywidgets as W
+import plotly.graph_objects as go
+import plotly.io as pio
+from IPython.display import HTML, display
+
+HERE = Path(__file__).parent
+PLOTLY = "application/vnd.plotly.v1+json"
+# `responsive` lets plotly.js take the height of what it stands in. Only a FigureBox has one of its own: in a cell's
+# output, which is as high as its content, the figure would shrink to nothing.
+CONFIG = {
+    "responsive": False,
+    "displaylogo": False,
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "autoScale2d", "zoomIn2d", "zoomOut2d", "sendChartToCloud"],
+    "plotlyServerURL": "",  # and nowhere to send a chart to: nothing leaves this machine
+}
+
+
+class Figure(go.Figure):
+    """A plotly figure that is its bare JSON as a cell's output, in the page's own colours."""
+
+    def _ipython_display_(self) -> None:
+        show(self)
+
+
+def show(fig: go.Figure) -> None:
+    """Display a figure in the cell that runs, by plotly's own choice for this front end, less what embeds plotly.js.
+
+    Where only bare JSON is left, the title goes along for pages that cannot draw it.
+    """
+    display(HTML(stylesheet()))
+    names = [name for name in pio.renderers.default.split("+") if not name.startswith("notebook")]
+    if names in ([], ["plotly_mimetype"]):
+        display(rendered(fig)["data"], raw=True)
+    else:
+        pio.show(fig, renderer="+".join(names), config=CONFIG)
+
+
+@cache
+def stylesheet() -> str:
+    """What a figure needs of the page it stands in, as a <style> element; each figure of a notebook brings it."""
+    lines = (HERE / "figure.css").read_text(encoding="utf-8").splitlines()
+    return f"<style>{''.join(line for line in lines if not line.startswith('/*'))}</style>"
+
+
+def rendered(thing: Any, **config: Any) -> dict[str, Any]:
+    """One output of a cell: a figure as JSON, a text as a paragraph, else what the thing says of itself.
+
+    `config` is plotly.js's, where it is to differ from CONFIG.
+    """
+    if isinstance(thing, go.Figure):
+        drawn = {**json.loads(thing.to_json()), "config": {**CONFIG, **config}}
+        data = {PLOTLY: drawn, "text/plain": _title(thing)}
+    elif isinstance(thing, str):
+        data = {"text/html": f"<p>{escape(thing)}</p>", "text/plain": thing}
+    else:
+        data = _bundle(thing)
+    return {"output_type": "display_data", "data": data, "metadata": {}}
+
+
+class FigureBox(W.VBox):
+    """A place for figures, and other things, among widgets: whatever becomes of the window, they keep their size.
+
+    Each figure stands in a box of its own height, `height` in px if given and else the figure's, and has its width.
+    """
+
+    def __init__(self, height: int | None = None, **layout: Any) -> None:
+        self.height = height
+        self._keeper, self._places = _Keeper(), list[W.Output]()
+        super().__init__([self._keeper], layout=layout)
+        self.add_class("eet-figure-box")
+
+    def show(self, *things: Any) -> None:
+        """Show these in place of what is there; nothing at all empties the box."""
+        while len(self._places) < len(things):
+            self._places.append(W.Output())
+        for place, thing in zip(self._places, things, strict=False):
+            self._put(place, thing)
+        for place in self._places[len(things) :]:
+            place.outputs = ()
+        self.children = [self._keeper, *self._places[: len(things)]]
+
+    @property
+    def outputs(self) -> tuple[dict[str, Any], ...]:
+        """What is shown, one output for each thing."""
+        return tuple(output for place in self._places for output in place.outputs)
+
+    def _put(self, place: W.Output, thing: Any) -> None:
+        if not isinstance(thing, go.Figure):
+            place.remove_class("eet-figure")
+            place.layout.height = None
+            place.outputs = (rendered(thing),)
+            return
+        if self.height is not None:
+            thing = go.Figure(thing).update_layout(height=self.height)
+        place.add_class("eet-figure")
+        place.layout.height = f"{thing.layout.height or 450}px"
+        place.outputs = (rendered(thing, responsive=True),)
+
+
+class _Keeper(anywidget.AnyWidget):
+    """Tells plotly.js, which listens to the window alone, that the box it stands in has become wider or narrower."""
+
+    _esm = (HERE / "figure_keeper.js").read_text(encoding="utf-8")
+
+
+def _bundle(thing: Any) -> dict[str, Any]:
+    data = {"text/plain": repr(thing)}
+    if hasattr(thing, "_repr_html_"):
+        data["text/html"] = thing._repr_html_()
+    return data
+
+
+def _title(fig: go.Figure) -> str:
+    return f"Figure: {fig.layout.title.text or 'untitled'}"

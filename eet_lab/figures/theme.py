@@ -1,0 +1,202 @@
+"""One look for all figures and widgets: colours, the style sheet, and the few pieces of HTML that they share."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from eet_lab.errors import EETError, name_in_words
+from eet_lab.figures import outputs
+from eet_lab.figures.outputs import Figure
+from eet_lab.words import plain
+
+HERE = Path(__file__).parent
+
+BASELINE = "#8a94a6"
+SELECTION = "#3b82f6"
+GAIN = "#0e9f6e"
+LOSS = "#ef4444"
+SERIES = (SELECTION, "#d97706", GAIN, "#a855f7", "#ec4899", "#0891b2", "#96550f", "#65a30d", "#dc2626")
+
+# Figures are static and do not know the page's theme, so they use what reads on white and on black; figure.css, which
+# knows this ink, gives text in it the page's own colour.
+INK = "#70757f"
+GRID = "rgba(125, 133, 144, 0.22)"
+UNSURE = "#9aa1ad"
+"""Of what cannot be told apart from noise."""
+# d3's format: thousands separators, four digits, no exponent.
+DIGITS = ",.4~r"
+
+# Clear of the title; the plot leaves it the room.
+LEGEND_BELOW = {
+    "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom", "traceorder": "normal",
+    "font": {"size": 11},
+}  # fmt: skip
+# plotly's buttons stand one above the other in the figure's right margin, which nothing else uses.
+TOOLBAR_PX = 34
+
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+
+
+@cache
+def stylesheet() -> str:
+    """The style sheet of widgets and figures as a <style> element."""
+    return f"<style>{(HERE / 'theme.css').read_text(encoding='utf-8')}</style>{outputs.stylesheet()}"
+
+
+AXIS = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
+GRID_AXES = {key: {"ticks": "", "title": {"standoff": 15}, "zerolinewidth": 2} for key in ("xaxis", "yaxis")}
+"""Of plots in a grid. It stands in place of plotly's own template, 10 kB in every saved figure."""
+
+
+def figure(title: str = "", *, height: int = 340, **layout: Any) -> Figure:
+    """An empty figure in the house style, legible on a light and on a dark page, from 260 px of height on."""
+    base = go.Layout(
+        title={
+            "text": title, "font": {"size": 14}, "x": 0, "xref": "container", "pad": {"l": 12, "t": 8},
+            "yref": "container", "y": 1, "yanchor": "top",
+        },
+        height=height,
+        autosize=True,
+        margin={"l": 56, "r": TOOLBAR_PX, "t": 34 if title else 10, "b": 40},
+        font={"family": FONT, "size": 12, "color": INK},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        colorway=SERIES,
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+        hoverlabel={"font": {"family": FONT}},
+        modebar={
+            "orientation": "v", "bgcolor": "rgba(0,0,0,0)", "color": INK, "activecolor": SELECTION,
+        },
+        xaxis=AXIS,
+        yaxis=AXIS,
+        template="none",
+    )  # fmt: skip
+    return Figure(layout=base).update_layout(**layout)
+
+
+def subplots(
+    rows: int, columns: int, title: str = "", *, height: int, layout: Mapping[str, Any], **grid: Any
+) -> Figure:
+    """A grid of empty plots in the house style; `grid` is what plotly's make_subplots takes."""
+    fig = make_subplots(rows, columns, figure=Figure(layout={"template": {"layout": GRID_AXES}}), **grid)
+    fig.update_layout(figure(title, height=height, **layout).layout)
+    return fig.update_xaxes(AXIS).update_yaxes(AXIS)
+
+
+class Curve(NamedTuple):
+    """A line of `curves`: its values, one after the other, at `x`, or at 1, 2, 3 and so on."""
+
+    name: str
+    y: Iterable[float]
+    color: str
+    x: Sequence[float] = ()
+    dash: str = "solid"
+    fill: str | None = None
+
+
+def curves(
+    title: str, lines: Iterable[Curve], x_title: str, y_title: str, *, height: int, shape: str = "linear"
+) -> Figure:
+    """Lines from zero up, and the legend below them; `shape` is plotly's."""
+    fig = figure(title, height=height, legend=LEGEND_BELOW, showlegend=True)
+    for line in lines:
+        y = rounded(line.y)
+        fig.add_scatter(
+            x=list(line.x or range(1, len(y) + 1)), y=y, mode="lines", name=line.name, fill=line.fill,
+            line={"shape": shape, "color": line.color, "width": 2, "dash": line.dash},
+        )  # fmt: skip
+    return fig.update_xaxes(title=x_title).update_yaxes(title=y_title, rangemode="tozero")
+
+
+def words(text: str, width: int = 0) -> str:
+    """Text from outside for a figure, whose own text is a kind of HTML; broken into lines of `width` if given."""
+    return "<br>".join(map(escape, textwrap.wrap(text, width) if width else [text]))
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """Four digits: a saved notebook need not carry more."""
+    return [float(f"{value:.4g}") for value in values]
+
+
+FAR = 8
+"""Above this ratio of the ends a linear axis hides the smaller one."""
+
+
+def is_far(values: Iterable[float]) -> bool:
+    """Whether these, on one linear axis, call for a logarithmic one."""
+    known = [value for value in values if value > 0]
+    return bool(known) and max(known) > FAR * min(known)
+
+
+def axis(low: float, high: float, title: str, log: bool, room: float = 1.0) -> dict[str, Any]:
+    """A linear axis from 0, or a logarithmic one from `low`; `room` times as far up as `high`."""
+    if log:
+        return log_axis(low, high * room, title)
+    return {"title": title, "range": [min(low, 0.0), high * room], "tickformat": DIGITS}
+
+
+def log_axis(low: float, high: float, title: str) -> dict[str, Any]:
+    """A logarithmic axis between two positive numbers, which says so and has plain numbers at round places."""
+    ticks = log_ticks(low, high)
+    return {
+        "title": f"{title}, log scale",
+        "type": "log",
+        "range": [math.log10(low), math.log10(high)],
+        "tickvals": ticks,
+        "ticktext": [plain(tick) for tick in ticks],
+    }
+
+
+LOG_STEPS = ((2000, (1,)), (8, (1, 2, 5)), (3, (1, 1.5, 2, 3, 4, 5, 6, 8)))
+"""Above this ratio of an axis's ends, these places in every decade; no gap between them is as wide as the ratio."""
+CLOSE_STEPS = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers between the two: the fewer for each decade, the longer the axis."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = next((steps for ratio, steps in LOG_STEPS if high > ratio * low), CLOSE_STEPS)
+    ticks = (float(f"{step * 10.0**decade:.4g}") for decade in decades for step in steps)
+    return [tick for tick in ticks if low <= tick <= high]
+
+
+def badge(text: str, kind: str = "plain", tip: str = "") -> str:
+    """A small label; `kind` is "plain", "good", "warn" or "bad"."""
+    return f'<span class="eet-badge eet-{kind}" title="{escape(tip)}">{escape(text)}</span>'
+
+
+def note(text: str, kind: str = "plain") -> str:
+    """A paragraph with a coloured edge."""
+    return f'<div class="eet-note eet-{kind}">{escape(text)}</div>'
+
+
+def error_card(error: BaseException) -> str:
+    """What went wrong, readable: errors made for users as they are, others with their traceback in a fold."""
+    if isinstance(error, EETError):
+        detail = _fold("details", _cause(error)) if error.__cause__ else ""
+        title = escape(name_in_words(error))
+        return f'<div class="eet-error" role="alert"><b>{title}</b><p>{escape(str(error))}</p>{detail}</div>'
+    trace = "".join(traceback.format_exception(error))
+    return (
+        f'<div class="eet-error" role="alert"><b>Unexpected: {escape(type(error).__name__)}</b>'
+        f"<p>{escape(str(error)) or 'It carries no message.'} The session goes on; please report this with the "
+        f"details below.</p>{_fold('details', trace)}</div>"
+    )
+
+
+def _fold(title: str, text: str) -> str:
+    return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+
+
+def _cause(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error.__cause__))

@@ -1,0 +1,1 @@
+"""`eet-lab lab`: JupyterLab on the workbench, which opens ready, behind a token, and ends with its launcher."""

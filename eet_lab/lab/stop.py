@@ -1,0 +1,43 @@
+"""How the lab ends: signals end the server, before it is up as well as after."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from subprocess import Popen
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Stop:
+    """What Ctrl+C, SIGTERM and SIGHUP do while inside `watched`: they end the server, a second one kills it.
+
+    Until it is `up` they end what we do as well, with the exit code that shells have for a signal.
+    """
+
+    def __init__(self) -> None:
+        self.server: Popen[bytes] | None = None
+        self.up = False
+        self._asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        again, self._asked = self._asked, True
+        if self.server is not None:
+            self.server.kill() if again else self.server.terminate()
+        if not self.up:
+            raise SystemExit(128 + number)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Whatever happens inside, the server has ended when this is left."""
+        before = {number: signal.signal(number, self) for number in SIGNALS}
+        try:
+            yield
+        finally:
+            if self.server is not None and self.server.poll() is None:
+                self.server.terminate()
+                self.server.wait()
+            for number, handler in before.items():
+                signal.signal(number, handler)

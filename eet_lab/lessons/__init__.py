@@ -1,0 +1,17 @@
+"""Lessons: what they are made of (predictions, pictures, source, exercises), and one module for each notebook."""
+
+from __future__ import annotations
+
+from eet_lab.figures.packing import packing
+from eet_lab.lessons.exercise import Exercise, Verdict
+from eet_lab.lessons.prediction import Prediction
+from eet_lab.lessons.show import Shown, source
+
+__all__ = [
+    "Exercise",
+    "Prediction",
+    "Shown",
+    "Verdict",
+    "packing",
+    "source",
+]

@@ -1,0 +1,257 @@
+"""Lesson 4, decode speed: why does one token take so long?"""
+
+from __future__ import annotations
+
+import math
+
+from eet_lab.bench import Ladder, Workload
+from eet_lab.bench.calls import counted, num_kernels
+from eet_lab.bench.cost import launch_cost, step_cost, streaming_gb_per_s
+from eet_lab.bench.measured import Spread
+from eet_lab.bench.rows import Row
+from eet_lab.devices import present
+from eet_lab.lessons import recorded, rungs
+from eet_lab.lessons.prediction import Prediction, after_prediction
+from eet_lab.lessons.roofline import H200_GB_PER_S, H200_TFLOPS, decode_work
+from eet_lab.lessons.show import Shown, here, table, there
+from eet_lab.lessons.step import (
+    LAYER,
+    PARTS,
+    everything_on,
+    floor_us,
+    layer_figure,
+    layer_ops,
+    ours_us,
+    step_figure,
+    timed,
+)
+from eet_lab.models import Model
+from eet_lab.models.on_device import on_its_device
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe, registry
+from eet_lab.texts import Output
+from eet_lab.words import brief, plain
+
+PROMPT = "An iterator is an object that represents a stream of data. Each call of its method returns"
+"""One row: the plainest case there is, and the hardest to make fast."""
+
+THREE = "pre_padding,mask_removal,memory_reuse"
+COLUMNS = ("baseline", "three headline toggles", "everything on (GPU)")
+NEW_TOKENS = 64
+
+
+def predict() -> Prediction:
+    """How long should a token take? Reveals the floor, and nothing that was measured."""
+    config = recorded.CONFIG
+    work = decode_work(config, 1, recorded.context(Workload.parse(recorded.ONE_ROW)), 2)
+    return Prediction(
+        f"GPT-2 XL: {config.num_params / 1e9:.2f} billion weights, 2 bytes each. The GPU reads "
+        f"{brief(H200_GB_PER_S / 1e3)} TB/s and computes {H200_TFLOPS:.0f} TFLOP/s. One prompt. How many "
+        "milliseconds should each new token take?",
+        reveal=f"A step reads {work.num_bytes / 1e9:.2f} GB of weights, keys and values: at {H200_GB_PER_S:,.0f} GB/s "
+        f"that is {work.num_bytes / H200_GB_PER_S / 1e6:.2f} ms, the floor. Its arithmetic would take "
+        f"{work.flops / H200_TFLOPS / 1e9:.3f} ms. What do real programs take? Read on.",
+        number=(0, 1000),
+        unit="ms",
+    )
+
+
+def floor(model: Model, output: Output) -> Shown:
+    """The bytes of a step of this run, the rate at which this machine reads, the floor, and what a step took."""
+    took = output.run.tpot_ms
+    if took is None:
+        return Shown("A time per token needs at least two tokens: raise max_new_tokens and run this cell again.")
+    rows = [model.encode(prompt) for prompt in output.prompts]
+    cost = step_cost(model.decoder, rows, len(output.run.tokens[0]), Spread(took, took, took))
+    lines = [
+        ["weights that a step reads", f"{cost.weight_bytes / 1e6:.2f} MB"],
+        ["keys and values, half-way", f"{cost.kv_bytes / 1e6:.2f} MB"],
+        ["rate of a streaming read here (measured)", f"{plain(cost.ceiling_gb_per_s or 0)} GB/s"],
+        ["floor: bytes / rate", f"{brief(cost.floor_ms or 0)} ms"],
+        ["time per token (measured)", f"{brief(took)} ms"],
+        ["floor / measured", f"{(cost.floor_ms or 0) / took:.0%}"],
+    ]
+    return Shown(
+        here(model),
+        table(["one token, the baseline", ""], lines),
+        "Look at the last line: it is the share of the time that the bytes explain. (A CPU may keep such a small model "
+        "in its caches, which are faster than its memory.)",
+    )
+
+
+def calls(model: Model) -> Shown:
+    """What a step hands to the device, op by op: the baseline, the headline toggles, and fused kernels."""
+    recipes = dict(zip(COLUMNS, (Recipe(), Recipe.parse(THREE, "cuda"), everything_on()), strict=True))
+    found = {name: counted(recipe.parts, [8], model.config.num_layers) for name, recipe in recipes.items()}
+    lines = [
+        [f"{part} ({op})", *(f"{each.layer[place][1]}" for each in found.values())]
+        for place, (part, op) in enumerate(zip(PARTS, LAYER, strict=True))
+    ]
+    lines.append(["beside them: embedding, head, choice, bookkeeping", *(f"{each.beside}" for each in found.values())])
+    lines.append([f"a step of {model.config.num_layers} layers", *(f"{each.total}" for each in found.values())])
+    xl = [num_kernels(recipe.parts, (8,), recorded.CONFIG) for recipe in recipes.values()]
+    lines.append(["a step of GPT-2 XL, 48 layers", *map(str, xl)])
+    return Shown(
+        table(["launches, or calls on a CPU, one row", *found], lines),
+        "Counted, not timed. On a GPU each launch has a start and an end, in which no byte moves. (GPT-2 XL's last "
+        "column has fewer than five per layer: there persistent_layers makes two of five.)",
+    )
+
+
+@on_its_device
+def step(model: Model) -> Shown:
+    """One decode step of the baseline on this machine, op by op, as measured."""
+    found = timed(model, Parts(), model.encode(PROMPT))
+    busy, total = sum(op.took_us for op in found), found[-1].start_us + found[-1].took_us
+    attention = sum(op.took_us for op in found if op.op == "attention") / busy
+    rate, most = streaming_gb_per_s(model.device), max(found, key=lambda op: op.num_bytes)
+    own = min(most.num_bytes / rate / 1e3 / most.took_us, 1.0)  # a cache may be faster than memory
+    return Shown(
+        here(model),
+        step_figure(found, rate),
+        f"Look at attention: it reads hardly any bytes and takes {attention:.0%} of the time, because it makes the "
+        f"most calls. {_named(most.op)} has the most bytes, and they account for {own:.0%} of its time. "
+        f"{1 - busy / total:.0%} of the step lies between the ops: Python.",
+    )
+
+
+def _named(op: str) -> str:
+    return "The LM head, in next_token," if op == "next_token" else op
+
+
+@after_prediction
+def layer(guess: Prediction) -> Shown:
+    """One layer on the H200, op by op."""
+    rows = [row for _, each in layer_ops() for row in each]
+    return Shown(
+        there(rows),
+        layer_figure(),
+        "All three lanes read the same bytes, without any Python. Look at the projection: it has the smallest "
+        "matrix, and most of its time is start and end.",
+    )
+
+
+def ladder_here(result: Ladder, model: Model) -> Shown:
+    """The rungs just measured on this machine: predicted beside measured."""
+    with present(model.decoder.device):
+        found = rungs.rises(result, model.config, launch_cost(model.device))
+    how = {
+        "cpu": "The prediction is the floor plus a cost for each call, measured with a call that does almost nothing.",
+        "cuda": "The prediction is the slower of two: the device (bytes, and a cost for each kernel) and the host (a "
+        f"cost for each launch), both costs measured here.{rungs.early_start(result)}",
+    }[model.device]
+    return Shown(
+        here(model),
+        rungs.figure(found, "Time per token, rung by rung, on this machine"),
+        rungs.listing(found),
+        f"{how} One row has no pads, so pre_padding and packed_prefill leave its steps as they are. "
+        f"{rungs.unsteady(found, 'this machine')}",
+    )
+
+
+@after_prediction
+def verdict(guess: Prediction) -> Shown:
+    """The ladder of one row on the H200, beside the reader's prediction."""
+    result, rows = recorded.ladder(), recorded.one_row()
+    floor_ms, price = recorded.fastest().floor_ms or math.nan, rungs.H200
+    found = rungs.rises(result, recorded.CONFIG, price)
+    plain = found[0]
+    lines = [["you", str(guess), ""]]
+    for row in rows:
+        took = row.tpot_ms.p50 if row.tpot_ms else math.nan
+        lines.append([recorded.who(row), f"{brief(took)} ms", f"{(row.floor_ms or floor_ms) / took:.0%}"])
+    lines.append(["floor: bytes at the rate of a streaming read there", f"{brief(floor_ms)} ms", "100%"])
+    return Shown(
+        there(rows),
+        table(["GPT-2 XL, one row, 128 + 128 tokens", "a token", "its own floor / measured"], lines),
+        there(result),
+        rungs.figure(found, "Time per token on an H200, GPT-2 XL, one row"),
+        rungs.listing(found),
+        f"The prediction counts {brief(price.launch_us, 2)} us of host time for a launch and "
+        f"{brief(price.kernel_us, 2)} us of device time between two kernels. It is far off for the baseline, "
+        f"where Python takes {plain.measured.p50 / plain.launches * 1e3:.0f} us for each of {plain.launches:,} calls."
+        f"{rungs.early_start(result)} {rungs.unsteady(found, 'the host')}",
+    )
+
+
+@after_prediction
+def left_over(guess: Prediction) -> Shown:
+    """Where the rest of a step of our fastest recipe goes, and what attacks it."""
+    best, apart = recorded.fastest(), recorded.fastest(without=TOGETHER)
+    recipe, layers = Recipe.parse(apart.recipe, "cuda"), recorded.CONFIG.num_layers
+    measured, floor_ms = apart.tpot_ms.p50 if apart.tpot_ms else 0.0, apart.floor_ms or 0.0
+    beyond = sum(ours_us(rows) - floor_us(rows) for _, rows in layer_ops()) * layers / 1e3
+    head = recorded.op(f"norm_linear/t1/n{recorded.CONFIG.vocab_size}/c{recorded.CONFIG.hidden_size}")
+    beyond_head = (head.total_ms.p50 if head.total_ms else 0.0) - (head.floor_ms or 0.0)
+    alone = floor_ms + beyond + beyond_head
+    lines = [
+        ["weights, keys and values at the rate of a streaming read", f"{brief(floor_ms)} ms"],
+        [f"the layers' {5 * layers} kernels, beyond their bytes", f"{brief(beyond)} ms"],
+        ["the LM head, beyond its bytes", f"{brief(beyond_head, 2)} ms"],
+        ["sum of these, each op timed alone", f"{brief(alone)} ms"],
+        ["the whole step (measured)", f"{brief(measured)} ms"],
+    ]
+    return Shown(
+        there([apart, head]),
+        table(["a token of GPT-2 XL, one row, our fastest recipe of five kernels a layer", ""], lines),
+        table(["what costs time", "what reduces it", "by"], [[*words, _by(name, recipe)] for *words, name in ATTACKS]),
+        f"Compare the last two lines: {_account(alone, measured, recipe)} (Attention was timed at 1,024 columns, so "
+        "the sum is not exact.)",
+        *_together(best, apart, layers),
+    )
+
+
+def _together(best: Row, apart: Row, layers: int) -> list[str]:
+    """What becomes of the chain where most of a layer is one kernel."""
+    if TOGETHER not in best.recipe or best.tpot_ms is None:
+        return []
+    newer = "" if apart.commit == best.commit else " (It was measured with newer kernels than the table.)"
+    return [
+        f"{TOGETHER} replaces those {5 * layers} kernels by {2 * layers + 1}, and a token takes "
+        f"{brief(best.tpot_ms.p50)} ms. Most of the rest above the floor is blocks waiting for each other's results."
+        f"{newer}"
+    ]
+
+
+def _account(alone_ms: float, step_ms: float, recipe: Recipe) -> str:
+    """How far the ops timed alone are off from the whole step, and what that says."""
+    off = alone_ms / step_ms - 1
+    if abs(off) < AGREE:
+        return f"they agree to {abs(off):.0%}. No time is hidden between the kernels."
+    sides = f"the ops alone sum to {abs(off):.0%} {'more' if off > 0 else 'less'} than the whole step"
+    if off < 0:
+        return f"{sides}, so {brief(step_ms - alone_ms, 2)} ms of the step are between the kernels."
+    hidden = " are hidden by starting early" if "dependent_launch" in recipe.names else " are no part of it"
+    return f"{sides}, so about {brief(alone_ms - step_ms, 2)} ms of them{hidden}."
+
+
+TOGETHER = "persistent_layers"
+AGREE = 0.03
+"""Two times that differ by less are called the same."""
+ATTACKS = (
+    ("Python and PyTorch between launches", "record the step once, replay it with one call", "cuda_graphs"),
+    ("a start and an end for each launch", "fewer launches: one kernel does the work of several", "fused_kernels"),
+    ("a dozen small launches around the layers", "embed, sample and advance in one launch each", "fused_sampling"),
+    (
+        "end of one kernel, start of the next, its first instructions",
+        "let the next kernel start early and prefetch its weights before it waits (programmatic dependent launch)",
+        "dependent_launch",
+    ),
+    (
+        "four products of a layer that wait for each other's last block",
+        "one kernel that runs through all four, with one stream of weights",
+        "persistent_layers",
+    ),
+    ("the bytes themselves", "smaller weights: the floor moves", "int8_weights"),
+    ("all weights are read for a single row", "more rows per step: see the exercise", ""),
+)
+"""Where a step's time goes beside arithmetic, what is done about it, and by which technique."""
+
+
+def _by(name: str, recipe: Recipe) -> str:
+    """The technique's name, marked if the recipe has it already; a dash where there is none of it here."""
+    if not name:
+        return "more prompts"
+    if name not in registry():
+        return "–"
+    return f"{name} (on already)" if name in recipe.names else name

@@ -1,0 +1,241 @@
+"""Lesson 2, mask removal: what does a mask cost, and what does it cost to have none?
+
+B rows, H heads, Q queries, K keys, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from statistics import median
+from typing import Any
+
+import plotly.graph_objects as go
+import torch
+from torch import Tensor
+
+from eet_lab.bench import Change, Comparison
+from eet_lab.bench.timing import took_ms
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.kv_cache import StaticKV
+from eet_lab.engine.mask import dense_mask
+from eet_lab.engine.prompts import right_aligned
+from eet_lab.engine.rehearse import moved
+from eet_lab.engine.settings import Settings
+from eet_lab.figures import theme
+from eet_lab.figures.batch_steps import mask_steps
+from eet_lab.lessons import recorded
+from eet_lab.lessons.batch import PROMPTS, SHORT, lengths, rows
+from eet_lab.lessons.prediction import Prediction, after_prediction
+from eet_lab.lessons.show import Shown, here, in_words, table, there
+from eet_lab.models import Model
+from eet_lab.ops import reference
+from eet_lab.ops.types import Extras, Step, fresh
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe
+from eet_lab.words import MiB, brief, plain
+
+
+def predict(model: Model) -> Prediction:
+    """What share of the scores is thrown away? Reveals the count, and no time."""
+    seen, whole = scores(model)
+    return Prediction(
+        f"The batch is padded to {max(lengths(model))} columns. Of all attention scores that its first pass computes, "
+        "how many percent does the mask throw away?",
+        reveal=f"{1 - seen / whole:.1%}: of {whole:,} scores a head, {seen:,} are used. The picture shows where they "
+        "lie. Will the run save as many percent of its time without them?",
+        number=(0, 100),
+        unit="%",
+    )
+
+
+def scores(model: Model) -> tuple[int, int]:
+    """Scores a head that the first pass needs, and that it computes with a mask."""
+    counts = lengths(model)
+    return sum(n * (n + 1) // 2 for n in counts), len(counts) * max(counts) ** 2
+
+
+def picture(model: Model) -> Shown:
+    """The mask of three short prompts, step by step."""
+    return Shown(
+        mask_steps(SHORT, model=model),
+        "Look at the blue squares: a query (down) may see itself and what is before it (across), back to its row's "
+        "first real token. Red is the future, and grey is a pad. The mask undoes the work of all squares but the blue "
+        "ones. Each decode step builds a new mask.",
+    )
+
+
+def poisoned(model: Model) -> Shown:
+    """Pads' keys and values become NaN after the prompts are read: who notices, the mask or the bounds?"""
+    batch, settings = rows(model), Settings(max_new_tokens=8)
+
+    def tokens(recipe: str, **parts: Any) -> tuple[tuple[int, ...], ...]:
+        built = replace(Recipe.parse(recipe, model.device).parts, **parts)
+        return Engine(model.decoder, built).generate(batch, settings).tokens
+
+    verdicts = []
+    for recipe in ("pre_padding", "pre_padding,mask_removal"):
+        clean, poison = tokens(recipe), tokens(recipe, kv_cache=PoisonedKV)
+        verdicts.append(["as before" if a == b else "destroyed" for a, b in zip(clean, poison, strict=True)])
+    pads = [max(map(len, batch)) - len(row) for row in batch]
+    lines = [[f"{b}", f"{pad}", *both] for b, (pad, *both) in enumerate(zip(pads, *verdicts, strict=True))]
+    return Shown(
+        table(["row", "pads", "with a mask", "mask removed"], lines),
+        "A mask hides a pad after reading it: its weight becomes 0, and 0 × NaN is NaN. Bounds never read it.",
+    )
+
+
+class PoisonedKV(StaticKV):
+    """A KV cache that puts NaN into every pad's key and value before each decode step."""
+
+    def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
+        keys, values = super().room(layer, step)
+        if len(step.ids) == len(step.spans):  # a decode step, so the prompts have been read
+            for row, span in enumerate(step.spans):
+                keys[row, :, : span.num_pad] = values[row, :, : span.num_pad] = torch.nan
+        return keys, values
+
+
+def attention_ms(model: Model) -> tuple[float, float]:
+    """Milliseconds of the first pass's attention, all layers, plain PyTorch: with a mask, and without."""
+    config, spec = model.config, model.config.spec
+    _, first = right_aligned(rows(model), 0)
+    step = moved(first, model.decoder.device)
+    like = model.decoder.words
+    width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    qkv = torch.randn(len(step.ids), width, device=like.device, dtype=like.dtype)
+    extras = Extras(model.decoder.layers[0].q_norm, model.decoder.layers[0].k_norm, model.decoder.inv_freq)
+    cache = StaticKV(1, config.num_kv_heads, config.head_dim, like)
+    cache.open([0] * len(PROMPTS), step.extent)
+    (kv,) = cache
+    ops = Parts().ops.bind(fresh)
+
+    def masked() -> None:
+        attend = dense_mask(ops, step, spec, like, empty=fresh)
+        for _ in model.decoder.layers:
+            attend(qkv, kv, step, spec, extras)
+
+    def bounded() -> None:
+        for _ in model.decoder.layers:
+            reference.attention(qkv, kv, step, spec, extras, empty=fresh)
+
+    return _median_ms(masked, like.device.type), _median_ms(bounded, like.device.type)
+
+
+@torch.inference_mode()
+def _median_ms(run: Callable[[], None], device: str) -> float:
+    run()  # warm up
+    return median(took_ms(run, device) for _ in range(9))
+
+
+@after_prediction
+def verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:
+    """What is thrown away, in percent, beside what attention alone, the first pass and the whole run save."""
+    a, b = result.baseline, result.selection
+    if not (a.ttft_ms and b.ttft_ms and a.total_ms and b.total_ms):
+        return Shown("Some time could not be measured: run the comparison again.")
+    seen, whole = scores(model)
+    masked, bounded = attention_ms(model)
+    num_rows, longest = len(result.prompt_lengths), max(result.prompt_lengths)
+    mask_bytes = num_rows * longest**2 * model.decoder.dtype.itemsize
+    lines = [
+        ["scores a head in the first pass (counted)", f"{whole:,}", f"{seen:,}", _saved(whole, seen)],
+        ["attention alone, first pass (measured)", *_both(masked, bounded)],
+        ["to the first token (measured)", *_both(a.ttft_ms.p50, b.ttft_ms.p50)],
+        ["whole run (measured)", *_both(a.total_ms.p50, b.total_ms.p50)],
+        ["the mask of the first pass (counted)", f"{brief(mask_bytes / MiB)} MiB", "0", "100%"],
+    ]
+    bars = {
+        "scores: you said": float(guess.value),
+        "scores: counted": 100 * (1 - seen / whole),
+        "attention alone": 100 * (1 - bounded / masked),
+        _named("first pass", result.all_changes.get("ttft_ms")): 100 * (1 - b.ttft_ms.p50 / a.ttft_ms.p50),
+        _named("whole run", result.all_changes.get("total_ms")): 100 * (1 - b.total_ms.p50 / a.total_ms.p50),
+    }
+    share, spans = f"{masked / a.ttft_ms.p50:.0%}", len(set(result.prompt_lengths))
+    slower = " Left of zero it got slower." if min(bars.values()) < 0 else ""
+    return Shown(
+        here(model),
+        table(["", "mask", "no mask", "saved"], lines),
+        _saved_figure(bars),
+        f"Look how the gain shrinks from bar to bar.{slower} Attention with its mask took about {share} of the first "
+        "pass. The linear layers still compute the pads, so the rest of the pass cannot gain. Attention alone "
+        "does not follow the count either: plain PyTorch needs a call of its own for each number of pads (here "
+        f"{spans} calls a layer in place of one), and its mask-free call is a fused one.",
+        in_words(result, "total_ms", "The whole run"),
+    )
+
+
+UNTOLD = "(cannot tell apart)"
+
+
+def _named(name: str, change: Change | None) -> str:
+    """The name of a bar, which says so where the pairs of runs cannot tell the two apart."""
+    return f"{name} {UNTOLD}" if change and change.verdict == "cannot tell apart" else name
+
+
+def _saved_figure(bars: Mapping[str, float]) -> go.Figure:
+    """Percentages as bars; grey is counted, or cannot be told from noise; red got slower."""
+    fig = theme.figure("Saved without the mask, in percent", height=100 + 32 * len(bars))
+    colors = [
+        theme.BASELINE
+        if name.startswith("scores") or name.endswith(UNTOLD)
+        else theme.LOSS
+        if value < 0
+        else theme.GAIN
+        for name, value in bars.items()
+    ]
+    fig.add_bar(
+        y=list(bars), x=[round(v, 2) for v in bars.values()], orientation="h", hoverinfo="skip", marker_color=colors,
+        text=[f"{v:.0f} %" for v in bars.values()], textposition="outside", cliponaxis=False,
+    )  # fmt: skip
+    fig.add_vline(x=0, line={"color": theme.INK})
+    fig.update_xaxes(title="% of scores, % of time", range=[min(0, *bars.values()) * 1.2, 108])
+    return fig.update_yaxes(autorange="reversed")
+
+
+def _both(before: float, after_: float) -> list[str]:
+    return [f"{plain(before)} ms", f"{plain(after_)} ms", _saved(before, after_)]
+
+
+def _saved(before: float, after_: float) -> str:
+    return f"{1 - after_ / before:.0%}"
+
+
+PREFILL = "prefill_{}attention/b8/s2048/h25/d64"
+
+
+@after_prediction
+def on_the_h200(guess: Prediction) -> Shown:
+    """Mask removal on an H200, in plain PyTorch and in a kernel."""
+    result = recorded.batch()
+    with_mask, without = (recorded.rung(name).measurement for name in ("pre_padding", "mask_removal"))
+    changes = recorded.rung("mask_removal").changes
+    [left_out] = [rung for rung in result.left_out if rung.technique == "mask_removal"]
+    full, kernels = result.rungs[-1].measurement, recorded.masked_and_not(PREFILL)
+    pairs = {
+        _named(f"{name}: {words}", told.get(metric)): (getattr(before, metric).p50, getattr(now, metric).p50)
+        for name, before, now, told in (
+            ("plain PyTorch", with_mask, without, changes),
+            ("all techniques", left_out.measurement, full, left_out.changes),
+        )
+        for words, metric in (("first token", "ttft_ms"), ("per token", "tpot_ms"))
+    }
+    masked, bounded = (row.total_ms.p50 if row.total_ms else 0.0 for row in kernels)
+    pairs["one kernel, 8 rows of 2,048 tokens"] = masked, bounded
+    launches = [m.cost.launches_per_token or 0 for m in (with_mask, without) if m.cost]
+    num_rows = len(result.prompt_lengths)
+    return Shown(
+        there(result),
+        table(
+            ["GPT-2 XL on an H200", "mask", "no mask", "saved"], [[name, *_both(*pair)] for name, pair in pairs.items()]
+        ),
+        _saved_figure({name: 100 * (1 - now / before) for name, (before, now) in pairs.items()}),
+        "Why is the first pair slower without a mask? The batch has "
+        f"{num_rows} rows with {len(set(result.prompt_lengths))} numbers of pads, and plain PyTorch has no single call "
+        f"for that: a step needs {launches[1]:,.0f} launches without the mask and {launches[0]:,.0f} with it. Python "
+        "issues each of them, and that takes longer than what is saved. This is the red bar in the ladder of the "
+        "workbench. A kernel that takes `num_pad` needs one launch in both cases, and there removal saves time. "
+        "(packed_prefill cannot run with the mask, so `all techniques` includes its gain, too.)",
+        there(kernels),
+    )

@@ -1,0 +1,161 @@
+"""Lesson 1, pre-padding: why read a prompt token by token, if one pass can read them all?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from eet_lab.bench import Comparison, Measurement
+from eet_lab.figures import theme
+from eet_lab.figures.batch_steps import token_steps
+from eet_lab.lessons import recorded
+from eet_lab.lessons.batch import PROMPTS, SHORT, clipped, lengths
+from eet_lab.lessons.prediction import Prediction, after, after_prediction
+from eet_lab.lessons.show import Shown, here, in_words, table, there
+from eet_lab.models import Model
+from eet_lab.texts import Output
+from eet_lab.words import brief, plain
+
+
+def prompts(model: Model) -> Shown:
+    """The lesson's batch: how long each prompt is."""
+    rows = [[f"{b}", f"{len(model.encode(p))}", clipped(p)] for b, p in enumerate(PROMPTS)]
+    return Shown(table(["row", "tokens", "prompt"], rows))
+
+
+def predict(model: Model) -> Prediction:
+    """How many times sooner will the first token come? Reveals how many steps there are, and no time."""
+    longest = max(lengths(model))
+    return Prediction(
+        "Read in one parallel pass instead of token by token: how many times sooner will the last row of this batch "
+        "have its first new token?",
+        reveal=f"The number of steps is easy to count: {longest} against 1. Does the time follow it? Measure.",
+        number=(1, 1000),
+        unit="times sooner",
+    )
+
+
+def picture(model: Model, *recipes: str) -> Shown:
+    """Three short prompts, step by step, laid out as each recipe lays them out."""
+    return Shown(token_steps(SHORT, *recipes, model=model))
+
+
+class _Rows(NamedTuple):
+    """When each row of a run had its first new token and its last one, ms."""
+
+    recipe: str
+    num_steps: int
+    first_ms: list[float]
+    last_ms: list[float]
+
+
+def rows_over_time(model: Model, *outputs: Output, guess: Prediction | None = None) -> Shown:
+    """When each row read its prompt and when it generated, one figure for each run, on the same time axis.
+
+    With a `guess`, only once the reader has made it: two runs side by side give the answer away.
+    """
+    if guess is not None:
+        return after(guess, lambda: rows_over_time(model, *outputs))
+    runs = [
+        _Rows(
+            str(output.recipe),
+            len(output.run.step_ms),
+            [ms or output.run.total_ms for ms in output.run.first_ms],
+            [ms or output.run.total_ms for ms in output.run.last_ms],
+        )
+        for output in outputs
+    ]
+    return Shown(here(model), *_figures(runs))
+
+
+@after_prediction
+def rows_on_the_h200(guess: Prediction) -> Shown:
+    """The same picture of GPT-2 XL on an H200."""
+    result = recorded.batch()
+    runs = [
+        _recorded_rows(recorded.rung(name).measurement, result.prompt_lengths, name == "")
+        for name in ("", "pre_padding")
+    ]
+    return Shown(there(result), *_figures(runs))
+
+
+def _recorded_rows(m: Measurement, prompt_lengths: Sequence[int], token_by_token: bool) -> _Rows:
+    ends, first = list(accumulate(m.step_ms)), [n if token_by_token else 1 for n in prompt_lengths]
+    last = [n + len(tokens) - 1 for n, tokens in zip(first, m.tokens, strict=True)]
+    return _Rows(m.recipe or "baseline", len(ends), [ends[n - 1] for n in first], [ends[n - 1] for n in last])
+
+
+def _figures(runs: Sequence[_Rows]) -> list[Any]:
+    end = max(max(run.last_ms) for run in runs)
+    words = " and ".join(f"{plain(max(run.first_ms))} ms ({run.recipe})" for run in runs)
+    return [
+        *(_rows_figure(run, end) for run in runs),
+        f"Look at where green begins: the last row has its first new token after {words}.",
+    ]
+
+
+def _rows_figure(run: _Rows, end: float) -> go.Figure:
+    rows = list(range(len(run.first_ms)))
+    fig = theme.figure(f"Rows over time, {run.recipe}: {run.num_steps} steps", height=110 + 30 * len(rows))
+    for name, start, stop, color in (
+        ("reads its prompt", [0.0] * len(rows), run.first_ms, theme.BASELINE),
+        ("generates", run.first_ms, run.last_ms, theme.GAIN),
+    ):
+        fig.add_bar(
+            y=rows, x=[b - a for a, b in zip(start, stop, strict=True)], base=start, orientation="h", name=name,
+            marker_color=color, hovertemplate="row %{y}: " + name + " for %{x:,.4~r} ms<extra></extra>",
+        )  # fmt: skip
+    fig.update_layout(barmode="overlay", bargap=0.25)
+    fig.update_xaxes(title="ms since the run began", range=[0, end * 1.02])
+    fig.update_yaxes(title="row", autorange="reversed", dtick=1)
+    return fig
+
+
+@after_prediction
+def verdict(guess: Prediction, result: Comparison) -> Shown:
+    """The reader's prediction and two computed ones beside what was measured, here and on an H200."""
+    a, b = result.baseline.ttft_ms, result.selection.ttft_ms
+    if a is None or b is None:
+        return Shown("A row got no token, so there is no time to first token: run the comparison again.")
+    longest, num_rows = max(result.prompt_lengths), len(result.prompt_lengths)
+    tokens, measured = num_rows * longest, a.p50 / b.p50
+    step_ms = result.baseline.tpot_ms.p50 if result.baseline.tpot_ms else a.p50 / longest
+    big = recorded.batch()
+    far_ms = [m.ttft_ms.p50 for m in (recorded.rung(n).measurement for n in ("", "pre_padding")) if m.ttft_ms]
+    far, far_longest = far_ms[0] / far_ms[1], max(big.prompt_lengths)
+    counted = table(
+        ["until every row has a token", "baseline", "pre_padding", "ratio"],
+        [
+            ["steps (counted)", f"{longest}", "1", f"{longest}"],
+            ["tokens computed, pads included (counted)", f"{tokens}", f"{tokens}", "1"],
+            ["time to first token (measured)", f"{plain(a.p50)} ms", f"{plain(b.p50)} ms", brief(measured)],
+            ["GPT-2 XL on an H200: steps", f"{far_longest}", "1", f"{far_longest}"],
+            ["GPT-2 XL on an H200: time to first token", *(f"{plain(ms)} ms" for ms in far_ms), brief(far)],
+        ],
+    )
+    bars = {
+        "you": float(guess.value),
+        "if every step took the same time": float(longest),
+        "if only arithmetic took time": 1.0,
+        "measured here": measured,
+        f"H200, GPT-2 XL, {far_longest} steps": far,
+    }
+    fig = theme.figure("How many times sooner: predicted and measured", height=270)
+    fig.add_bar(
+        y=list(bars), x=list(bars.values()), orientation="h", text=[f"{brief(v)}×" for v in bars.values()],
+        marker_color=[theme.BASELINE] * 3 + [theme.GAIN] * 2, hoverinfo="skip", textposition="outside",
+        cliponaxis=False,
+    )  # fmt: skip
+    fig.update_xaxes(type="log", range=[-0.05, 3.1], title="times sooner (log scale)")
+    fig.update_yaxes(autorange="reversed")
+    why = (
+        f"Why between the two? The arithmetic is the same: the baseline computes {longest} steps of {num_rows} tokens, "
+        f"pre_padding one pass of {tokens}. The one pass reads every weight once and not {longest} times, and calls "
+        f"every operation once and not {longest} times. It is not free: it took as long as {b.p50 / step_ms:.1f} "
+        "decode steps here. On a CPU the arithmetic soon takes most of the time. A GPU has far more arithmetic to "
+        f"spare: the H200 was {far:.0f} times sooner, where the count of steps gives {far_longest}."
+    )
+    return Shown(counted, fig, why, there(big), in_words(result, "ttft_ms", "The first token here"))

@@ -1,0 +1,191 @@
+"""One decode step op by op: timed on this machine, and a layer's kernels as an H200 ran them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import median
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+import torch
+
+from eet_lab.bench.rows import Row
+from eet_lab.bench.step import around_each, decode_calls
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.figures import theme
+from eet_lab.lessons import recorded
+from eet_lab.models import Model
+from eet_lab.models.on_device import on_its_device
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe, names_in_all
+from eet_lab.words import MiB, brief
+
+LAYER = ("norm_linear", "attention", "linear_residual", "norm_linear", "linear_residual")
+"""The ops of a layer, in order; the first attends to queries, keys and values, the second is the FFN's."""
+
+
+def everything_on() -> Recipe:
+    """All that is not lossy, as on a GPU, whether or not there is one."""
+    return Recipe.parse(",".join(names_in_all()), "cuda")
+
+
+class Timed(NamedTuple):
+    """An op of a step: when it began and how long it took, in microseconds, and the bytes that it has to move."""
+
+    op: str
+    start_us: float
+    took_us: float
+    num_bytes: int
+
+
+@on_its_device
+def timed(model: Model, parts: Parts, prompt: Sequence[int], new_tokens: int = 24) -> list[Timed]:
+    """Each op of a decode step of one row, in order, timed while the engine runs: the medians of some steps.
+
+    On a GPU by events around each op, so that what is seen is when the device had got there.
+    """
+    marks: list[tuple[str, Any, Any]] = []
+    clocks: dict[str, tuple[Callable, Callable]] = {"cuda": (_gpu_mark, _gpu_us), "cpu": (time.perf_counter, _cpu_us)}
+    mark, between = clocks[model.device]
+
+    @contextmanager
+    def watched(name: str) -> Iterator[None]:
+        start = mark()
+        yield
+        marks.append((name.removeprefix("masked_"), start, mark()))
+
+    engine = Engine(model.decoder, replace(parts, ops=around_each(parts.ops, watched)))
+    engine.generate([list(prompt)], Settings(max_new_tokens=new_tokens))
+    steps = _steps(marks, between)[-new_tokens + 4 :]
+    moved = decode_calls(model.config, parts, 1, len(prompt) + new_tokens // 2, model.decoder.dtype)
+    sizes = [call.read_bytes for call in moved if call.op != "torch"]
+    step, end_us = list[Timed](), 0.0
+    for size, *each in zip(sizes, *steps, strict=True):
+        took_us, start_us = median(mark.took_us for mark in each), end_us + median(mark.gap_us for mark in each)
+        step.append(Timed(each[0].op, start_us, took_us, size))
+        end_us = start_us + took_us
+    return step
+
+
+def _gpu_mark() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _gpu_us(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
+
+
+def _cpu_us(start: float, end: float) -> float:
+    return (end - start) * 1e6
+
+
+class _Mark(NamedTuple):
+    op: str
+    gap_us: float  # since the end of the op before, within the step
+    took_us: float
+
+
+def _steps(marks: Sequence[tuple[str, Any, Any]], between: Callable[[Any, Any], float]) -> list[list[_Mark]]:
+    """The ops of each step, which begins with its embedding."""
+    steps: list[list[_Mark]] = []
+    before: Any = None
+    for op, start, end in marks:
+        if op == "embed":
+            steps.append([])
+            before = start
+        steps[-1].append(_Mark(op, between(before, start), between(start, end)))
+        before = end
+    return steps
+
+
+PARTS = ("norm + QKV", "attention", "projection + residual", "norm + FC1 + GELU", "FC2 + residual")
+"""The five calls of a layer, in order."""
+
+
+def step_figure(step: Sequence[Timed], gb_per_s: float) -> go.Figure:
+    """Each op of a step as a bar where it ran; what its bytes alone would take is green."""
+    names = list(dict.fromkeys(op.op for op in step))
+    fig = theme.figure(f"One decode step, {len(step)} ops, as measured here", height=120 + 34 * len(names))
+    bytes_us = [op.num_bytes / gb_per_s / 1e3 for op in step]
+    for name, starts, widths, color in (
+        ("its bytes, at the streaming rate", [op.start_us for op in step],
+         [min(us, op.took_us) for us, op in zip(bytes_us, step, strict=True)], theme.GAIN),
+        ("the rest of its time", [op.start_us + min(us, op.took_us) for us, op in zip(bytes_us, step, strict=True)],
+         [max(op.took_us - us, 0) for us, op in zip(bytes_us, step, strict=True)], "#f59e0b"),
+    ):  # fmt: skip
+        fig.add_bar(
+            y=[op.op for op in step], x=theme.rounded(widths), base=theme.rounded(starts), orientation="h", name=name,
+            marker={"color": color, "line": {"width": 0}}, text=[f"{op.num_bytes / MiB:.2f} MiB" for op in step],
+            textposition="none", hovertemplate="%{y}: %{x} us of " + name + ", %{text}<extra></extra>",
+        )  # fmt: skip
+    fig.update_layout(barmode="overlay", bargap=0.3)
+    fig.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=names, showgrid=False)
+    return fig.update_xaxes(title="microseconds since the step began", rangemode="tozero")
+
+
+def layer_ops() -> list[tuple[str, tuple[Row, ...]]]:
+    """The five calls of a GPT-2 XL layer at one row, each with the rows of all who were measured at it."""
+    C, F, H = recorded.CONFIG.hidden_size, recorded.CONFIG.ffn_size, recorded.CONFIG.num_heads
+    workloads = (
+        f"norm_linear/t1/n{3 * C}/c{C}",
+        f"decode_attention/b1/kv1024/h{H}/d{C // H}",
+        f"linear_residual/t1/n{C}/c{C}",
+        f"norm_linear/t1/n{F}/c{C}/gelu_tanh",
+        f"linear_residual/t1/n{C}/c{F}",
+    )
+    rows = recorded.rows()
+    return [
+        (part, tuple(row for row in rows if row.workload == f"op:{name}"))
+        for part, name in zip(PARTS, workloads, strict=True)
+    ]
+
+
+def layer_figure() -> go.Figure:
+    """A layer of GPT-2 XL on an H200, op by op in a graph: the bytes, our kernels, PyTorch's best for the same."""
+    fig = theme.figure("A layer of GPT-2 XL, one row, on an H200: microseconds", height=260)
+    lanes = ("floor: its bytes", "five fused kernels", "PyTorch's kernels")
+    ends = dict.fromkeys(lanes, 0.0)
+    for (part, rows), color in zip(layer_ops(), theme.SERIES, strict=False):
+        times = dict(zip(lanes, (floor_us(rows), ours_us(rows), _torch_us(rows)), strict=True))
+        fig.add_bar(
+            y=list(lanes), x=theme.rounded(times.values()), base=theme.rounded(ends.values()), orientation="h",
+            name=part, marker_color=color, hovertemplate="%{y}, " + part + ": %{x} us<extra></extra>",
+            text=[f"{brief(us)}" if us > 1 else "" for us in times.values()], insidetextanchor="middle", textangle=0,
+            textfont={"color": "white"},
+        )  # fmt: skip
+        ends = {lane: ends[lane] + times[lane] for lane in lanes}
+    for lane, end in ends.items():
+        fig.add_annotation(
+            x=end, y=lane, text=f" <b>{brief(end)} us</b>", xanchor="left", showarrow=False, font={"size": 12}
+        )
+    fig.update_layout(barmode="overlay", bargap=0.35, margin={"b": 90})
+    fig.update_layout(legend={"x": 0, "xanchor": "left", "y": -0.3, "yanchor": "top", "traceorder": "normal"})
+    fig.update_yaxes(autorange="reversed", showgrid=False)
+    return fig.update_xaxes(rangemode="tozero", range=[0, max(ends.values()) * 1.12])
+
+
+def floor_us(rows: Sequence[Row]) -> float:
+    """The op's bytes at the rate of a streaming read."""
+    return 1e3 * max(row.floor_ms or 0.0 for row in rows)
+
+
+def ours_us(rows: Sequence[Row]) -> float:
+    """What our kernel took."""
+    return min(_us(row) for row in rows if row.provider == recorded.OURS)
+
+
+def _torch_us(rows: Sequence[Row]) -> float:
+    """What PyTorch's kernels took for the whole op; a bare linear leaves out a norm or a residual."""
+    whole = [row for row in rows if row.provider.startswith("torch-") and row.provider != "torch-linear"]
+    return min(map(_us, whole))
+
+
+def _us(row: Row) -> float:
+    return row.total_ms.p50 * 1e3 if row.total_ms else float("inf")

@@ -1,0 +1,329 @@
+"""The controller: all that the ui thread does, ten times a second. It is the only writer of widgets.
+
+A turn: do what the user asked for (the inbox), take in what the engine thread told, look at the device, show.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from queue import SimpleQueue
+from typing import Any
+
+from eet_lab.errors import EETError, PromptError
+from eet_lab.models import Model
+from eet_lab.workbench import commands as c
+from eet_lab.workbench import engine_thread as e
+from eet_lab.workbench import jobs
+from eet_lab.workbench.background import Background
+from eet_lab.workbench.choices import Choices
+from eet_lab.workbench.engine_thread import EngineThread, Work
+from eet_lab.workbench.forecast import NOTHING_FORESEEN, Fits
+from eet_lab.workbench.forecast import QUESTION as FORECAST
+from eet_lab.workbench.history import History
+from eet_lab.workbench.memory_tab import QUESTION as PLANNERS
+from eet_lab.workbench.page import Page
+from eet_lab.workbench.results import QUESTION as KEPT
+from eet_lab.workbench.results import Results
+from eet_lab.workbench.state import State
+from eet_lab.workbench.views import bar
+from eet_lab.workbench.views.inputs import inputs_state
+from eet_lab.workbench.views.techniques import techniques_state
+from eet_lab.workbench.watching import Device, Watching
+
+TICK_S = 0.1
+SETTLE_S = 2.5
+"""A page that opens has asked for every view's state, and listens to changes, within this time."""
+
+Jobs = c.Run | c.Compare | c.Ladder | c.TakeTimeline | c.MeasureTicked
+"""Commands that take the engine thread."""
+
+
+class Controller:
+    """The page, the choices behind it, the engine and sampler threads. Only `put` and `idle` are for others."""
+
+    def __init__(self, state: State, devices: list[str], history: History) -> None:
+        self.state, self.devices = state, devices
+        self.model: Model | None = None
+        self.busy = self.stopping = self.large = False
+        self.status, self.choices = bar.Status(state), Choices(state)
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._later: list[c.Command] = []  # asked for before the model was there
+        self._ticks, self._turning, self._send_at = 0, False, 0.0
+        self.page = Page(self.put)
+        self.background, self.engine = Background(), EngineThread()
+        self.fits = Fits(self.background)
+        self.results = Results(self.page, history, self.background)
+        self._shown_by = {
+            FORECAST: self.fits.answered,
+            PLANNERS: self.results.memory.answered,
+            KEPT: self.results.answered,
+        }
+        self.device = Device(self.page.live, self.engine.feed.probes)
+        self.watching = Watching(self.page.live, self.device)
+        self.device.watch(state.device)
+
+    def put(self, command: c.Command | Any) -> None:
+        """Leave a command, or a message of the page, for the ui thread.
+
+        Callbacks do nothing else, since they run on whatever thread there is.
+        """
+        self._inbox.put(command)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is asked for, running, or still to be loaded."""
+        # In this order: a command leaves the inbox within a turn, and whatever it starts is known at the turn's end.
+        return not (not self._inbox.empty() or self._later or self._turning or self.busy) and self.choices.settled
+
+    def close(self) -> None:
+        """End the threads: the engine's, the background's and the sampler's; take the page down."""
+        self.engine.close()
+        self.background.close()
+        self.device.close()
+        self.page.close()
+
+    def tick(self) -> None:
+        """One turn."""
+        self._turning = True
+        try:
+            changed = self._drain() | self._listen()
+            if not (self.busy or self.choices.settled):
+                self._submit("load", self.choices.load())
+            self._begin_later()
+            second = self._ticks % round(1 / TICK_S) == 0
+            resting = self.watching.resting
+            if second and not self.busy:
+                self.results.history.look()
+            if not resting:
+                self.watching.flush()
+                self.device.look(all_of_it=self.busy)
+                if second:
+                    self.page.live.snapshot()
+            if changed or (second and not resting):  # each second, for techniques registered in a cell
+                self._show()
+            self._show_bar()
+            self._send_again(changed)
+        except Exception as error:  # noqa: BLE001  shown to the user; the thread must live on
+            self.status.fail(error)
+        self._ticks += 1
+        self._turning = False
+
+    # A turn's parts
+
+    def _drain(self) -> bool:
+        """Do what was asked for before this turn; whether there was anything."""
+        num_commands = self._inbox.qsize()  # one that asks for the next cannot keep the turn from ending
+        for _ in range(num_commands):
+            message = self._inbox.get()
+            try:
+                self.do(message if isinstance(message, c.Command) else c.read(message))
+            except EETError as error:
+                self.status.fail(error)
+        return num_commands > 0
+
+    def _listen(self) -> bool:
+        """Take in what the engine thread and the background told; whether the page has to show it."""
+        changed = False
+        for event in self.engine.take():
+            self.hear(event)
+            changed |= not isinstance(event, e.Step | e.Progress)
+        for answer in self.background.take():
+            self._shown_by[answer.name](answer)
+            changed = True
+        self.results.turn(self.busy)
+        return changed
+
+    def _begin_later(self) -> None:
+        """What was asked for while the model was loading; it is told where no model came."""
+        if not self._later or self.busy or not self.choices.settled:
+            return
+        waiting, self._later = self._later, []
+        if self.model is None:
+            raise EETError(f"There is no model for {c.name_of(type(waiting[0]))}: choose one that can be loaded.")
+        for command in waiting:
+            self.put(command)
+
+    def _send_again(self, changed: bool) -> None:
+        """Once, a while after each change; never while something is timed."""
+        if changed:
+            self._send_at = time.monotonic() + SETTLE_S
+        if self._send_at and time.monotonic() >= self._send_at and not self.busy:
+            self._send_at = 0.0
+            self.page.send_again()
+
+    # What the user asks for
+
+    def do(self, command: c.Command) -> None:
+        """Do one command; EETError where it cannot be done."""
+        match command:
+            case c.Run() | c.Compare() | c.Ladder() | c.TakeTimeline() | c.MeasureTicked():
+                self._ask(command)
+            case c.Stop() if self.busy:
+                self.stopping = True
+                self.engine.stop()
+            case c.LargerType(on):
+                self.large = on
+                self.page.larger(on)
+            case c.DismissError():
+                self.status.forgive()
+            case _ if self.choices.do(command):
+                if isinstance(command, c.PickDevice):
+                    self.device.watch(self.state.device)
+            case _:
+                self.status.forgive()
+                before = self.results.opened
+                self.results.do(command)
+                if self.results.opened is not before and self.model is not None and not self.busy:
+                    self.status.rest()
+
+    def _ask(self, command: Jobs) -> None:
+        """Begin a job; later, if the model is still on its way."""
+        if self.model is None or not self.choices.settled:
+            self._later.append(command)
+        elif self.busy:
+            name = c.name_of(type(command)).replace("_", " ")
+            raise EETError(f"{name} cannot start while something runs: wait until it is done, or press Stop.")
+        else:
+            self._begin(command, self.model)
+
+    def _begin(self, command: Jobs, model: Model) -> None:
+        work = self._work(command, model)
+        if not isinstance(command, c.TakeTimeline):
+            self.results.close_run()
+            self.watching.begin(self.state.prompts, jobs.decoder(model.tokenizer, self.state.settings(model).stop))
+        self.results.begin()
+        self.background.hold()
+        work = jobs.after_quiet(self.background.wait_quiet, jobs.where_it_is(model, work))
+        self._submit(c.name_of(type(command)), work)
+
+    def _work(self, command: Jobs, model: Model) -> Work:
+        """What a command asks of the engine thread; EETError where it cannot be done."""
+        match command:
+            case c.Run():
+                return self._job(model).run()
+            case c.Compare():
+                return self._job(model).compare(self.results.pinned_recipe(self.state.kind))
+            case c.Ladder():
+                return self._job(model).ladder()
+            case c.MeasureTicked():
+                before, after = self.results.ticked_recipes(self.state.kind)
+                return self._job(model).with_recipe(after).compare(before)
+            case c.TakeTimeline():
+                return self.results.timeline(model)
+
+    def _job(self, model: Model) -> jobs.Job:
+        """A job with the present choices; PromptError where they cannot run."""
+        if why := self.choices.problem(self.model):
+            raise PromptError(why)
+        state = self.state
+        return jobs.Job(model, list(state.prompts), state.recipe(), state.settings(model), state.repeats or None)
+
+    def _submit(self, name: str, work: Work) -> None:
+        self.status.forgive()
+        self.busy, self.stopping = True, False
+        self.status.clock.start()
+        self.engine.submit(name, work)
+
+    # What the engine thread tells
+
+    def hear(self, event: e.Event) -> None:
+        """Take in one event."""
+        match event:
+            case e.Started(name):
+                self.status.text = f"{name.replace('_', ' ')}…"
+            case e.Progress(done, total, text):
+                self.status.text = text or self.status.text
+                self.status.clock.progress(done, total)
+            case e.Phase(text):
+                self.status.text = text
+                self.watching.enter(event)
+            case e.Step(step):
+                self.status.clock.step(step.index + 1, step.num_steps)
+                self.watching.step(step)
+            case e.Kept():
+                self.watching.keep(event)
+            case e.Partial(result):
+                self.results.provisional(result)
+            case e.Finished():
+                self._finished(event)
+
+    def _finished(self, event: e.Finished) -> None:
+        self.watching.leave()
+        self.background.resume()
+        self.fits.forget_free()
+        stopped, self.busy, self.stopping = self.stopping, False, False
+        how = "stopped" if stopped else "done"
+        self.status.text = f"{event.name.replace('_', ' ')} {how} in {event.seconds:.1f} s"
+        if stopped:
+            before = event.value is None and self.results.latest is not None and event.name != "load"
+            self.status.text += ": this is the result from before" if before else ""
+            self.status.remark = self.status.text
+        if event.name == "load":
+            self._loaded(event.value)
+        elif event.name == "take_timeline":
+            self.results.put_timelines(event.value)
+        else:
+            self.results.finish(event.value, self.watching.monitor, self.watching.memory)
+        if event.error is not None:
+            self.status.fail(event.error)
+
+    def _loaded(self, model: Model | None) -> None:
+        """The new model; None: it could not be loaded, and the one before stays."""
+        if model is not None:
+            self.model = model
+            self.choices.loaded(model)
+            self.engine.feed.loaded_bytes = model.decoder.weight_bytes
+        elif self.choices.back():
+            self.do(c.PickDevice(self.state.device))
+        self.status.text = "ready" if self.model else "no model: pick one above"
+
+    # What is shown
+
+    def _show(self) -> None:
+        """What was chosen, and what follows from it. Views send only what has changed."""
+        self.status.look()
+        state, model, setup = self.state, self.model, self.results.setup
+        rows = self.choices.tokens(model)[0]
+        # An empty prompt counts as BOS.
+        lengths: Sequence[int] | None = None if rows is None else [max(len(row), 1) for row in rows]
+        context = model.config.context if model else None
+        if not self.busy:
+            self.fits.look(state, model, rows, self.choices.problem(model) is None)
+        if setup:
+            state, lengths, context = setup.state, setup.lengths, setup.context
+        read_only, selected = setup is not None, self.choices.selected
+        effects, whose = self.results.effects()
+        self.page.techniques.show(techniques_state(state, selected, effects, whose, state.recipe_label(), read_only))
+        fits = NOTHING_FORESEEN if setup else {**self.fits.state(), "held": self.page.live.held()}
+        self.page.inputs.show(inputs_state(state, lengths, context, fits, read_only))
+        self.page.live.beside_recording(self.results.recorded)
+        self.results.show(self.busy)
+
+    def _show_bar(self) -> None:
+        opened, setup, against = self.results.opened, self.results.setup, self.results.against()
+        buttons = bar.Buttons(
+            loaded=self.model is not None,
+            busy=self.busy,
+            stopping=self.stopping,
+            why_not=self.choices.problem(self.model),
+            nothing_on=not len(self.state.recipe()),
+            against=against,
+            tight=self.fits.warnings,
+            kept=self.model.name if setup and self.model else "",
+        )
+        own = bar.header(self.state, self.devices, self.choices, self.model, self.busy)
+        banner = bar.banner(self.state.device, self.devices, self.results.recording(), self.busy)
+        self.page.bar.show(
+            {
+                **(setup.bar if setup else own),
+                **self.status.shown(self.busy, self.stopping, buttons),
+                "actions": buttons.state(),
+                "busy": self.busy,
+                "headline": None if self.busy else self.results.headline(),
+                "banner": opened.banner if opened else banner,
+                "read_only": setup is not None,
+                "large": self.large,
+                "against": against,
+            }
+        )

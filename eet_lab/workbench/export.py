@@ -1,0 +1,103 @@
+"""One self-contained HTML page of a result: tables, texts and figures, with plotly.js inside. It needs no network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import plotly.io
+from IPython.display import HTML, display
+from plotly.offline import get_plotlyjs
+
+from eet_lab.errors import ResultError
+from eet_lab.figures import theme
+from eet_lab.figures.outputs import CONFIG, show
+from eet_lab.figures.results import plot
+from eet_lab.figures.theme import stylesheet
+from eet_lab.paths import write_whole
+from eet_lab.workbench.rows import Result
+from eet_lab.workbench.views import answer
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>{style}
+<script>{plotlyjs}</script></head>
+<body class="eet-bench eet-page"><h1>{title}</h1><p>{where}</p>{overview}{figures}<section>{texts}</section></body>
+</html>
+"""
+
+
+class Report:
+    """A result as a cell's own output: it stays in the notebook, and shows when the kernel is gone."""
+
+    def __init__(self, result: Result) -> None:
+        self.result = result
+
+    def _ipython_display_(self) -> None:
+        figures = plot(self.result, "all")
+        assert isinstance(figures, dict)
+        display(HTML(stylesheet() + overview(self.result)))
+        for fig in figures.values():
+            show(fig)
+
+
+def overview(result: Result) -> str:
+    """The tiles and the table of a result as HTML; whatever came from outside is escaped."""
+    tiles = "".join(map(_tile, answer.tiles(result)))
+    return f'<div class="eet-overview"><div class="eet-tiles">{tiles}</div>{result._repr_html_()}</div>'
+
+
+def page(result: Result) -> str:
+    """The page's HTML."""
+    environment = result.environment
+    figures = plot(result, "all")
+    assert isinstance(figures, dict)
+    title = f"EET Lab: {type(result).__name__} of {result.workload}"
+    where = f"{environment.model_label}; {environment.dtype} on {environment.origin}"
+    return PAGE.format(
+        title=escape(title),
+        style=stylesheet(),
+        plotlyjs=get_plotlyjs(),
+        where=escape(where),
+        overview=overview(result),
+        figures="".join(f"<section>{_figure(fig)}</section>" for fig in figures.values()),
+        texts=_texts(result),
+    )
+
+
+def write_page(result: Result, path: Path) -> Path:
+    """Write the page; ResultError where it cannot be written."""
+    return write(path, page(result))
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Write any file; ResultError where it cannot be written."""
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise ResultError(f"{path} cannot be written: {error.strerror}. Choose another place.") from error
+    return path
+
+
+def _figure(fig: Any) -> str:
+    config: Mapping[str, Any] = {**CONFIG, "responsive": True}
+    return plotly.io.to_html(fig, full_html=False, include_plotlyjs=False, config=dict(config))
+
+
+def _tile(tile: Mapping[str, Any]) -> str:
+    change = tile["change"]
+    return (
+        f'<div class="eet-tile"><span>{escape(tile["label"])}</span><b>{escape(tile["value"])}</b> '
+        f"{escape(tile['unit'])}<em>{escape(tile['before'])} {theme.badge(change['text'], change['kind'])}</em></div>"
+    )
+
+
+def _texts(result: Result) -> str:
+    """What each prompt became."""
+    rows = (
+        f'<div class="eet-text"><span class="eet-dim">{escape(each["heading"])}</span>{escape(each["text"])}</div>'
+        for each in answer.words(result, "texts")
+    )
+    return f"<h3>Texts of the full recipe</h3>{''.join(rows)}"

@@ -1,0 +1,353 @@
+"""Kept runs: every Run, Compare and Ladder as a file in the user's folder, and the recordings that come along.
+
+A file is what `result.save` writes, with two more entries beside the result: "monitor", the samples of each watched
+run, and "timeline", those of a step. Names, notes and the pin, which are the user's, stand in a small file of their
+own (`sidecar`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from itertools import count, islice
+from os.path import lexists
+from pathlib import Path
+from typing import Any
+
+from eet_lab.bench.files import content_of, read_result
+from eet_lab.bench.provenance import placed
+from eet_lab.bench.timeline import Timelines, encode, timelines_of, write_trace
+from eet_lab.errors import EETError, ResultError, first_line
+from eet_lab.paths import PACKAGE, results_dir
+from eet_lab.words import visible
+from eet_lab.workbench import export
+from eet_lab.workbench.rows import KINDS, Result, Row, Stamp, Summary, end, facts
+from eet_lab.workbench.sidecar import Entry, Sidecar
+
+FOLDER = results_dir()
+SHIPPED = PACKAGE / "recorded"
+STAMP = "%Y%m%d-%H%M%S-%f"
+"""How names of files begin; two workbenches that end at once must not choose the same."""
+BATCH = 16
+"""Files that are read at a time; their rows then appear together."""
+LONGEST_NAME, LONGEST_NOTE = 80, 400
+RECORDED = "recorded:"
+"""How ids of the recordings that come along begin."""
+WORDS = "words"
+"""Under this an exported result has its name and note."""
+UNREAD = "will be read in a moment"
+
+Read = Mapping[str, tuple[Stamp, Summary]]
+"""What was read of files, by id."""
+
+
+class History:
+    """The store of kept runs. The ui thread calls it, and only `read` is for another; none needs an engine or a widget.
+
+    `rows` stay as they are until something is written here, or `look` is called. `problem` tells why nothing can be
+    written to the folder; then this session's runs are kept in memory.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).expanduser()
+        self.problem = ""
+        self._sidecar = Sidecar(self.folder)
+        self._memory: dict[str, tuple[Row, Result, dict[str, Any]]] = {}
+        self._known: dict[str, tuple[Stamp, Summary]] = {}
+        self._shipped = {f"{RECORDED}{path.stem}": path for path in sorted(SHIPPED.glob("*.json"))}
+        self._rows: list[Row] | None = None
+        self._unread: dict[str, Path] = {}
+
+    # Reading
+
+    def rows(self) -> list[Row]:
+        """All kept runs: pinned first, then the newest; recordings that come along are last."""
+        if self._rows is None:
+            entries, paths = self._sidecar.entries(), self._files()
+            files = [self._row(id, path, entries.get(id, Entry())) for id, path in paths.items()]
+            self._unread = {row.id: paths[row.id] for row in files if row.problem == UNREAD}
+            kept = [_with_words(row, entries.get(row.id, Entry())) for row, _, _ in self._memory.values()]
+            newest = sorted(
+                [*_told_apart(files), *kept], key=lambda row: (row.id in self._shipped, _later_first(row.id))
+            )
+            self._rows = sorted(newest, key=lambda row: not row.pinned)
+        return self._rows
+
+    def look(self) -> None:
+        """Others may have written to the folder: the next `rows` are those of now."""
+        self._rows = None
+
+    def unread(self) -> dict[str, Path]:
+        """The next files to be read, by id; empty once all have been."""
+        self.rows()
+        return dict(islice(self._unread.items(), BATCH))
+
+    def read(self, files: Mapping[str, Path]) -> Read:
+        """On any thread: what these files hold, for `learn`."""
+        found: dict[str, tuple[Stamp, Summary]] = {}
+        for id, path in files.items():
+            with suppress(OSError):  # it is gone, and so will be its row
+                found[id] = _stamp(path), _summary(path)
+        self._remember(found)
+        return found
+
+    def learn(self, found: Read) -> None:
+        """Take in what was read."""
+        self._known |= found
+        self._rows = None
+
+    def has(self, id: str) -> bool:
+        """Whether a run is still kept."""
+        return id in self._memory or id in self._files()
+
+    def open(self, id: str) -> tuple[Result, dict[str, Any]]:
+        """A kept result, and what stands beside it: "monitor" and "timeline" (Timelines), where they are there.
+
+        ResultError where the result cannot be read.
+        """
+        if id in self._memory:
+            return self._memory[id][1:]
+        path = self._files().get(id)
+        if path is None:
+            raise ResultError(f"The run {visible(id[:80])} is no longer kept: its file is gone.")
+        result, found = read_result(content_of(path, follow_links=False), path.name)
+        return replace(result, environment=placed(result.environment)), _beside(found)
+
+    def pinned(self) -> Row | None:
+        """The run whose recipe Compare is held against; None: the baseline."""
+        return next((row for row in self.rows() if row.pinned and not row.problem), None)
+
+    def compared(self, first: str, second: str) -> dict[str, Any]:
+        """Two kept runs side by side as a table: they were not timed in turn, so no change is claimed of times."""
+        rows = {row.id: row for row in self.rows()}
+        pair = [rows[id] for id in (first, second)]
+        ends = [m for id in (first, second) if (m := end(self.open(id)[0])) is not None]
+        if len(ends) < 2:
+            raise ResultError("One of these runs was stopped before anything was measured. Tick two others.")
+        lines = [["recipe", *(row.recipe for row in pair)], ["device", *(row.device for row in pair)]]
+        one, other = map(facts, ends)
+        lines += [[name, one[name], other[name]] for name in one]
+        same = "yes" if ends[0].tokens == ends[1].tokens else "no"
+        notes = [
+            "Runs that were not timed in turn also differ by what else the machine did at the time: Measure again "
+            "times both recipes in turn, here and now.",
+            f"The same tokens: {same}.",
+        ]
+        return {"head": ["", *(row.label for row in pair)], "rows": lines, "notes": notes}
+
+    # Writing
+
+    def add(self, result: Result, monitor: Mapping[str, Any]) -> Row:
+        """Keep a result with the samples of its runs; in memory where the folder cannot be written to."""
+        beside = {"monitor": dict(monitor)} if monitor else {}
+        try:
+            row = self._keep(self._free(_stem(result)), result, beside)
+        except ResultError as error:
+            self.problem = f"{first_line(error)} Runs are kept in memory until this kernel ends; export what you need."
+            row = Row(id=_stem(result), **vars(Summary.of(result)))
+            self._memory[row.id] = row, result, beside
+            self._rows = None
+            return row
+        self.problem = ""
+        self._write_late()
+        return row
+
+    def attach(self, id: str, timelines: Timelines) -> None:
+        """Keep timelines beside a result."""
+        result, beside = self.open(id)
+        beside["timeline"] = timelines
+        if id not in self._memory:
+            self._keep(self._files()[id], result, beside)
+
+    def rename(self, id: str, text: str) -> None:
+        """Another name; an empty one brings back the first."""
+        self._change(id, name=visible(text.strip())[:LONGEST_NAME])
+
+    def annotate(self, id: str, text: str) -> None:
+        """A note."""
+        self._change(id, note=visible(text.strip())[:LONGEST_NOTE])
+
+    def pin(self, id: str | None) -> None:
+        """Pin one run, and no other; None: no run."""
+        if id is not None and id not in {row.id for row in self.rows()}:
+            raise ResultError("This run is no longer kept, so it cannot be pinned.")
+        with self._sidecar.changing() as entries:
+            for other in [other for other, entry in entries.items() if entry.pinned]:
+                entries[other] = replace(entries[other], pinned=False)
+            if id is not None:
+                entries[id] = replace(entries.get(id, Entry()), pinned=True)
+        self._rows = None
+
+    def delete(self, id: str) -> None:
+        """Remove a run's file; ResultError for a recording that comes along."""
+        if id in self._shipped:
+            raise ResultError("A recording that comes with EET Lab cannot be deleted.")
+        self._rows = None
+        if self._memory.pop(id, None) is None and (path := self._files().get(id)) is not None:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise ResultError(f"{path} cannot be deleted: {error.strerror}.") from error
+            with self._sidecar.changing() as entries:
+                entries.pop(id, None)
+
+    def export(self, id: str, format: str) -> Path:
+        """Write a run's table ("csv"), page ("html") or trace ("trace"); as "json" it is kept already."""
+        if format == "json" and id in self._files():
+            return self._files()[id]
+        return self.write(*self.open(id), format, id.removeprefix(RECORDED))
+
+    def write(self, result: Result, beside: Mapping[str, Any], format: str, stem: str = "") -> Path:
+        """Write a result into the folder, whether it is kept or not."""
+        stem = stem or _stem(result)
+        match format:
+            case "json":
+                path = self._free(stem)
+                self._keep(path, result, beside)
+                return path
+            case "csv":
+                return export.write(self._free(stem, ".csv"), result.to_frame().to_csv())
+            case "html":
+                return export.write_page(result, self._free(stem, ".html"))
+            case "trace" if "timeline" in beside:
+                return write_trace(self._free(f"{stem}-trace", ".json.gz"), beside["timeline"])
+        raise ResultError(f"There is no {visible(format[:40])} of this run; formats are json, csv and html.")
+
+    def portable(self, id: str, path: Path) -> bytes:
+        """A file that was exported, for another folder: a result brings its name and note along."""
+        if path.suffix != ".json":
+            return path.read_bytes()
+        entry = self._sidecar.entries().get(id, Entry())
+        words = {key: value for key, value in (("name", entry.name), ("note", entry.note)) if value}
+        content = content_of(path)
+        return json.dumps({**json.loads(content), WORDS: words}).encode() if words else content
+
+    def take(self, name: str, content: bytes) -> Row:
+        """Keep a file that was uploaded, if it is a result; ResultError, which calls it by its `name`, else."""
+        result, found = read_result(content, name)
+        row = self._keep(self._free(f"loaded-{datetime.now():{STAMP}}"), result, _beside(found))
+        words = found.get(WORDS)
+        for key, change in (("name", self.rename), ("note", self.annotate)):
+            if isinstance(words, dict) and isinstance(text := words.get(key), str):
+                change(row.id, text)
+        return next((each for each in self.rows() if each.id == row.id), row)
+
+    # Files
+
+    def _row(self, id: str, path: Path, entry: Entry) -> Row:
+        """What the list tells of a file: as it was read before, where the file is still the same."""
+        try:
+            stamp = _stamp(path)
+        except OSError as error:
+            return Row(id=id, problem=f"cannot be read: {error.strerror}", name=visible(path.name))
+        read = self._known.get(id, ((0, 0), None)), (entry.stamp, entry.summary)
+        unread = Summary(name=visible(path.name), problem=UNREAD)
+        summary = next((summary for at, summary in read if at == stamp and summary is not None), unread)
+        return _with_words(Row(id=id, stamp=stamp, writable=id not in self._shipped, **vars(summary)), entry)
+
+    def _files(self) -> dict[str, Path]:
+        """Every file by its id: what the folder holds now, and the recordings."""
+        try:
+            found = [path for path in self.folder.glob("*.json") if not path.name.startswith(".")]
+        except OSError:
+            found = []
+        return {path.stem: path for path in found} | self._shipped
+
+    def _keep(self, path: Path, result: Result, beside: Mapping[str, Any]) -> Row:
+        """Write a result's file, and know what it holds without reading it."""
+        written = {**beside, "timeline": encode(beside["timeline"])} if "timeline" in beside else beside
+        result.save(path, **written)
+        known = {path.stem: (_stamp(path), Summary.of(result))}
+        self._remember(known)
+        self.learn(known)
+        stamp, summary = known[path.stem]
+        return Row(id=path.stem, stamp=stamp, **vars(summary))
+
+    def _write_late(self) -> None:
+        """Write what had to be kept in memory, now that the folder takes files again."""
+        for id, (_, result, beside) in list(self._memory.items()):
+            with suppress(ResultError):
+                self._keep(self._free(id), result, beside)
+                del self._memory[id]
+
+    def _remember(self, found: Read) -> None:
+        """Keep summaries for the next kernel; where they cannot be written, the files are read again."""
+        own = {id: each for id, each in found.items() if id not in self._shipped}
+        if not own or not self.folder.is_dir():
+            return
+        with suppress(ResultError), self._sidecar.changing() as entries:
+            for id, (stamp, summary) in own.items():
+                entries[id] = replace(entries.get(id, Entry()), stamp=stamp, summary=summary)
+
+    def _free(self, stem: str, suffix: str = ".json") -> Path:
+        """A path in the folder, which is made; never one that exists."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ResultError(
+                f"The folder {self.folder} cannot be created: {error.strerror}. Give another: Workbench(folder=...)."
+            ) from error
+        paths = (self.folder / f"{stem}{f'-{n}' if n else ''}{suffix}" for n in count())
+        return next(path for path in paths if not lexists(path))
+
+    def _change(self, id: str, **words: Any) -> None:
+        if id in self._shipped:
+            raise ResultError("A recording that comes with EET Lab keeps its name: export it, and load it as your own.")
+        with self._sidecar.changing() as entries:
+            entries[id] = replace(entries.get(id, Entry()), **words)
+        self._rows = None
+
+
+def _stem(result: Result) -> str:
+    """How a result's file is named: by the moment, and by what it holds."""
+    return f"{datetime.now():{STAMP}}-{KINDS[type(result)]}"
+
+
+def _stamp(path: Path) -> Stamp:
+    status = path.lstat()
+    return status.st_mtime_ns, status.st_size
+
+
+def _summary(path: Path) -> Summary:
+    """What a file holds, or why it cannot be read."""
+    try:
+        return Summary.of(read_result(content_of(path, follow_links=False), path.name)[0])
+    except EETError as error:
+        return Summary(name=visible(path.name), problem=first_line(error))
+
+
+def _beside(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What a file holds beside its result, of what is kept there; timelines that are damaged count as none."""
+    kept = {"monitor": found["monitor"]} if found.get("monitor") else {}
+    with suppress(ResultError):
+        if (timelines := timelines_of(found)) is not None:
+            kept["timeline"] = timelines
+    return kept
+
+
+def _with_words(row: Row, entry: Entry) -> Row:
+    """A row under the user's name, with note and pin."""
+    name = visible(entry.name)[:LONGEST_NAME] or row.name
+    return replace(row, name=name, note=visible(entry.note)[:LONGEST_NOTE], pinned=entry.pinned)
+
+
+def _told_apart(rows: Sequence[Row]) -> list[Row]:
+    """Recordings of one name under names that say what differs: their kind, and where that is the same, the recipe."""
+
+    def longer(rows: Sequence[Row], more: Callable[[Row], str]) -> list[Row]:
+        count = Counter(row.name for row in rows if not (row.writable or row.problem))
+        return [
+            replace(row, name=f"{row.name}, {more(row)}") if count[row.name] > 1 and not row.writable else row
+            for row in rows
+        ]
+
+    return longer(longer(rows, lambda row: row.kind), lambda row: row.recipe)
+
+
+def _later_first(id: str) -> tuple[int, ...]:
+    """Ids begin with their date, so the later of two is the larger; "loaded-" does not count."""
+    return tuple(-ord(letter) for letter in id.removeprefix("loaded-"))

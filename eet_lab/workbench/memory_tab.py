@@ -1,0 +1,120 @@
+"""The tab on memory: where a run's tensors lay, what other planners would have done, and its KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from eet_lab.figures.packing import packing
+from eet_lab.figures.planners import HEAD, Placed, footprints, lines, side_by_side
+from eet_lab.memory import Plan
+from eet_lab.workbench.background import Answer, Background
+from eet_lab.workbench.run_memory import PASSES, RunMemory
+
+QUESTION = "planners"
+AS_IT_RAN, AS_AN_ARENA = "as it ran", "as an arena would"
+"""The run's own plan, and what one would be where it had none."""
+
+
+class MemoryTab:
+    """A run, a pass and a planner are picked; figures and tables follow. Only the ui thread calls it.
+
+    Other planners than the run's own are asked in the background, since some take a while, and never during a run.
+    """
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self.runs: Mapping[str, RunMemory] = {}
+        """What each run did with memory; empty for a kept run, which has no plans."""
+        self._placed: dict[tuple[str, str], list[Placed]] = {}
+        self._num_results = 0  # in a question's key: another result's runs and passes have the same names
+        self._asked: tuple[int, str, str] | None = None
+        self._run, self._phase, self._planner = "", PASSES[0], ""
+        self.open = False
+
+    def put_up(self, runs: Mapping[str, RunMemory]) -> None:
+        """Another result: its runs by name."""
+        self.runs, self._placed, self._asked = dict(runs), {}, None
+        self._num_results += 1
+        self._run, self._planner = (list(runs)[-1] if runs else ""), ""
+
+    def pick(self, what: str, name: str) -> None:
+        """Another run, pass or planner: `what` is "run", "pass" or "planner"; what there is not is passed over."""
+        if what == "run" and name in self.runs:
+            self._run, self._planner = name, ""
+        elif what == "pass" and name in PASSES:
+            self._phase = name
+        elif what == "planner":
+            self._planner = name
+
+    def turn(self, busy: bool) -> None:
+        """Ask what other planners do, if somebody looks and nothing runs."""
+        question = self._num_results, *self._key
+        if self.open and self.runs and not busy and self._key not in self._placed and self._asked != question:
+            self._asked, lifetimes = question, self._plan().lifetimes
+            self._background.ask(QUESTION, question, lambda: side_by_side(lifetimes))
+
+    def answered(self, answer: Answer) -> None:
+        """The planners' plans; late ones, of another result or pass, are dropped."""
+        if answer.key != self._asked:
+            return
+        if answer.error is not None:
+            raise answer.error
+        _, run, phase = answer.key
+        self._placed[run, phase] = answer.value
+
+    def picks(self) -> list[dict[str, Any]]:
+        """The three lists to choose from, for the page."""
+        lists = (
+            ("run", "Run", list(self.runs), self._run),
+            ("pass", "Pass", list(PASSES), self._phase),
+            ("planner", "Placed by", self._planners(), self._chosen()),
+        )
+        return [
+            {"name": name, "label": label, "options": options, "value": value} for name, label, options, value in lists
+        ]
+
+    def figures(self) -> list[go.Figure]:
+        """The strip, and what each planner would hold."""
+        placed = self._placed.get(self._key)
+        return [packing(self._plan()), *([footprints(placed)] if placed else [])]
+
+    def tables(self) -> list[dict[str, Any]]:
+        """Planners side by side, and what each run's KV cache was and how often it asked the driver."""
+        placed = self._placed.get(self._key)
+        notes = [] if placed else ["Asking the other planners…"]
+        facts = {"head": ["", *self.runs], "rows": _facts(self.runs), "notes": []}
+        return [{"head": list(HEAD), "rows": lines(placed or []), "notes": notes}, facts]
+
+    @property
+    def story(self) -> str:
+        """What the picture is a picture of."""
+        return self.runs[self._run].story
+
+    @property
+    def _key(self) -> tuple[str, str]:
+        return self._run, self._phase
+
+    def _planners(self) -> list[str]:
+        run = self.runs[self._run]
+        own = AS_IT_RAN if run.planned else AS_AN_ARENA
+        return [own, *(each.name for each in self._placed.get(self._key, ()) if each.plan)]
+
+    def _chosen(self) -> str:
+        names = self._planners()
+        return self._planner if self._planner in names else names[0]
+
+    def _plan(self) -> Plan:
+        """What is drawn: the run's own plan, or another planner's of the same lifetimes."""
+        own = self.runs[self._run].plan(self._phase)
+        others = {each.name: each.plan for each in self._placed.get(self._key, ()) if each.plan}
+        return others.get(self._planner) or own
+
+
+def _facts(runs: Mapping[str, RunMemory]) -> Sequence[Sequence[str]]:
+    """A row for each fact, and a column for each run."""
+    columns = [run.facts() for run in runs.values()]
+    names = dict.fromkeys(name for column in columns for name in column)
+    return [[name, *(column.get(name, "–") for column in columns)] for name in names]

@@ -1,0 +1,154 @@
+"""A kept run that is open: its own model, prompts and switches, read-only, and what can be shown of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eet_lab.bench import Comparison, Run, Workload
+from eet_lab.bench.timeline import Timelines
+from eet_lab.errors import EETError, PromptError
+from eet_lab.figures import theme
+from eet_lab.figures.race import lane
+from eet_lab.models.config import PRESETS
+from eet_lab.models.load import DEMO_LABEL, RANDOM_LABEL, demo_tokenizer
+from eet_lab.models.tokenizer import UNKNOWN, Tokenizer
+from eet_lab.technique import short_form
+from eet_lab.words import counted
+from eet_lab.workbench.jobs import decoder
+from eet_lab.workbench.rows import Result, Row
+from eet_lab.workbench.state import State
+from eet_lab.workbench.views import answer, bar
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a kept run was measured with, for the views that show choices: `bar` has the bar's lists."""
+
+    state: State
+    bar: Mapping[str, Any]
+    lengths: Sequence[int]
+    context: int | None
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What is open instead of the newest result: a kept run with its `setup`, or a `table` of two side by side.
+
+    A table has no setup of its own: the reader's choices stay as they are.
+    """
+
+    id: str
+    banner: Mapping[str, Any]
+    result: Result | None = None
+    setup: Setup | None = None
+    table: dict[str, Any] | None = None
+    timelines: Timelines | None = None
+
+    @classmethod
+    def of(cls, row: Row, result: Result, beside: Mapping[str, Any]) -> Opened:
+        """One kept run; `beside` is what its file holds beside the result."""
+        where, config = result.environment, PRESETS.get(result.environment.model)
+        header = _header(where.model_label, where.device, where.dtype)
+        setup = Setup(state_of(result), header, result.prompt_lengths, config.context if config else None)
+        told = (
+            f"This is a kept run: {row.name}. {row.origin} Model, prompts and switches are those of the run, read-only."
+        )
+        banner = bar.kept_banner(told, "Back to my model")
+        return cls(row.id, banner, result, setup, timelines=beside.get("timeline"))
+
+    @classmethod
+    def of_two(cls, first: Row, second: Row, table: dict[str, Any]) -> Opened:
+        """Two kept runs side by side."""
+        names = " and ".join(f"{row.label} ({row.recipe})" for row in (first, second))
+        told = f"These are two kept runs side by side: {names}. They were not timed in turn."
+        return cls("", bar.kept_banner(told, "Back to my result"), table=table)
+
+    @property
+    def can_race(self) -> bool:
+        """Whether it has two lanes."""
+        return not isinstance(self.result, Run) and self.result is not None and answer.ends(self.result) is not None
+
+    def lanes(self) -> tuple[str, Sequence[str], list[dict[str, Any]]]:
+        """The title, the prompts and the two lanes of a race."""
+        result = self.result
+        if result is None or isinstance(result, Run) or (pair := answer.ends(result)) is None:
+            raise EETError("A race needs two runs, and this is a single one: open a Compare or a Ladder.")
+        where, trained = result.environment, result.environment.model_label == DEMO_LABEL
+        stop: Any = result.settings.get("stop", ())  # a list of ids, as files are checked
+        tokenizer = demo_tokenizer() if trained else None
+        decode = decoder(tokenizer, stop)
+        prompts = result.prompts if trained else as_ids(result)
+        colors = theme.BASELINE, theme.SELECTION
+        lanes = [
+            lane(short_form(m.recipe, where.device_kind), color, m, result.prompt_lengths, decode)
+            for m, color in zip(pair, colors, strict=True)
+        ]
+        title = f"{where.model_label}, recorded on {where.device}. Both lanes run on one clock."
+        title = " ".join(filter(None, [title, answer.meaningless(result)]))
+        return title, prompts, lanes
+
+
+def state_of(result: Result) -> State:
+    """The choices that a result was measured with."""
+    settings, where = dict(result.settings), result.environment
+    stop = settings.pop("stop", ())
+    state = State(model=where.model, device=where.device_kind, dtype=where.dtype, prompts=list(result.prompts))
+    state.generation, state.stop_at_eos = {**state.generation, **settings}, bool(stop)
+    recipe = result.selection.recipe if isinstance(result, Comparison) else result.recipe
+    state.show_only(recipe)
+    return state
+
+
+def _header(model: str, device: str, dtype: str) -> dict[str, Any]:
+    """The bar's lists, each with the one thing that was chosen."""
+    return {
+        "models": [{"value": model, "label": model}],
+        "model": model,
+        "ask_path": False,
+        "path": "",
+        "dtypes": [dtype],
+        "dtype": dtype,
+        "devices": [{"value": device, "label": device}],
+        "device": device,
+        "load_again": False,
+        "facts": "",
+        "badge": {"text": "kept run", "kind": "plain", "tip": "Nothing is measured while it is open."},
+    }
+
+
+def as_ids(result: Result) -> tuple[str, ...]:
+    """Each prompt in the notation of `decoder(None)`.
+
+    A result keeps prompts as texts. The demo model and random weights share a vocabulary that is always there, so ids
+    of their prompts can be found again. Where they cannot, a whole text stays, and of one in pieces only the number of
+    its tokens is told.
+    """
+    label = result.environment.model_label
+    tokenizer = demo_tokenizer() if label == DEMO_LABEL or label.endswith(RANDOM_LABEL) else None
+    written = decoder(None)
+    return tuple(
+        written(ids) if ids else f"{counted(length, 'token') if UNKNOWN.search(text) else text} "
+        for ids, text, length in zip(_found(result, tokenizer), result.prompts, result.prompt_lengths, strict=True)
+    )
+
+
+def _found(result: Result, tokenizer: Tokenizer | None) -> Iterator[Sequence[int]]:
+    """The ids of each prompt, known to give its text; none where there are no such."""
+    drawn = _drawn(result)
+    for row, (text, length) in enumerate(zip(result.prompts, result.prompt_lengths, strict=True)):
+        likely = [*drawn[row : row + 1], tokenizer.encode(text)] if tokenizer else []
+        right = (ids for ids in likely if tokenizer and len(ids) == length and tokenizer.decode(ids) == text)
+        yield next(right, ())
+
+
+def _drawn(result: Result) -> list[list[int]]:
+    """The random prompts of a workload of that name; none where prompts have other lengths, and so were chosen."""
+    config = PRESETS.get(result.environment.model)
+    try:
+        workload = Workload.parse(result.workload)
+    except PromptError:
+        return []
+    same = workload.lengths == tuple(result.prompt_lengths)
+    return workload.prompts(config.vocab_size) if config and same else []

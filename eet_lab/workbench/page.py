@@ -1,0 +1,124 @@
+"""The page's widgets: five views, the live charts, and the stage, on which text, figures and races stand.
+
++- bar: model, device, actions, headline or progress, banner -------------+
++- left -------------------+- right --------------------------------------+
+|  techniques              |  live: three strip charts                    |
+|  inputs                  |  answer: four tiles, tabs                    |
+|                          |  stage: streamed text, then the tab's figure |
+|                          |  runs                                        |
++--------------------------+----------------------------------------------+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ipywidgets as W
+import traitlets as T
+
+from eet_lab.figures import theme
+from eet_lab.figures.outputs import FigureBox
+from eet_lab.figures.race import Race
+from eet_lab.figures.script import BaseScript, Shared, all_widgets
+from eet_lab.workbench.live import Live
+
+SCRIPTS = Path(__file__).parent / "views"
+
+Put = Callable[[dict[str, Any]], None]
+"""Takes a command from the page: {"command": name, ...}, as it came, unchecked."""
+
+
+def _source(name: str) -> str:
+    return (SCRIPTS / name).read_text(encoding="utf-8")
+
+
+DOM = _source("dom.js")
+"""What the scripts of all views are written with."""
+
+
+class View(Shared):
+    """Draws `state` with `<script>.js` over `dom.js`, in the style of `<script>.css`; commands go to `put`.
+
+    What it draws and sends is told at the head of its script. All of `state` is text and numbers: no string of it is
+    read as HTML. A page that is reloaded draws from it alone.
+    """
+
+    name: ClassVar[str] = ""
+    script: ClassVar[str] = ""
+    state = T.Dict().tag(sync=True)
+
+    def __init_subclass__(cls, script: str = "", styles: Sequence[str] = (), **options: Any) -> None:
+        if script:
+            cls.name, cls.script = script, _source(f"{script}.js")
+            cls._css = "".join(_source(f"{style}.css") for style in (*styles, script))
+        super().__init_subclass__(**options)
+
+    def __init__(self, put: Put, base: BaseScript) -> None:
+        super().__init__(base=base, source=self.script)
+        self.add_class("eet-view").add_class(f"eet-{self.name}")
+        self.on_msg(lambda _, content, __: put(content))
+
+    def show(self, state: Mapping[str, Any]) -> None:
+        """Draw this from now on; what is drawn already is not sent again."""
+        if state != self.state:
+            self.state = dict(state)
+
+
+class Bar(View, script="bar", styles=["page"]):
+    """Pickers, actions, and what the last result was or how far a run is; it brings the page's own style."""
+
+
+class Techniques(View, script="techniques"):
+    """The switches, what each brought, and the card of one."""
+
+
+class Inputs(View, script="inputs"):
+    """Prompts, the settings of a generation, and whether it fits."""
+
+
+class Answer(View, script="answer"):
+    """Four numbers, the tabs of a result, and its tables and words."""
+
+
+class Runs(View, script="runs"):
+    """The runs that were kept."""
+
+
+class Page:
+    """All widgets of a workbench. Only the ui thread calls it; `put` gets the messages that views send."""
+
+    def __init__(self, put: Put) -> None:
+        base = BaseScript(source=DOM)
+        self.bar, self.techniques, self.inputs = Bar(put, base), Techniques(put, base), Inputs(put, base)
+        self.answer, self.runs = Answer(put, base), Runs(put, base)
+        self.live, self.figure, self.race = Live(), FigureBox(), Race()
+        self._stages: dict[str, W.DOMWidget] = {"stream": self.live.stream, "figure": self.figure, "race": self.race}
+        style = W.HTML(theme.stylesheet(), layout={"display": "none"})
+        stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")
+        left = W.VBox([self.techniques, self.inputs]).add_class("eet-left-column")
+        right = W.VBox([self.live.box, self.answer, stage, self.runs]).add_class("eet-right-column")
+        self.box = W.Box([self.bar, left, right]).add_class("eet-bench").add_class("eet-page-grid")
+        self.stage("empty")
+
+    def stage(self, name: str) -> None:
+        """Show the streamed text ("stream"), the figure, the race, or none of them ("empty")."""
+        for each, widget in self._stages.items():
+            widget.layout.display = None if each == name else "none"
+
+    def larger(self, on: bool) -> None:
+        """Larger type, for a projector."""
+        (self.box.add_class if on else self.box.remove_class)("eet-large")
+
+    def send_again(self) -> None:
+        """Tell a page once more what it may have missed: one that opens asks first, and listens a little later."""
+        for view in (self.bar, self.techniques, self.inputs, self.answer, self.runs):
+            view.send_state("state")
+        for widget in self._stages.values():
+            widget.layout.send_state("display")
+
+    def close(self) -> None:
+        """Take all widgets off the page."""
+        for widget in all_widgets(self.box):
+            widget.close()

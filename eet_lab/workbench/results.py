@@ -1,0 +1,313 @@
+"""What the answer and the list of runs show: the newest result, or a kept one. Only the ui thread calls it."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import Error as NotBase64
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from eet_lab.bench import Comparison, Ladder
+from eet_lab.bench.timeline import Timelines
+from eet_lab.errors import EETError, RecipeError, ResultError
+from eet_lab.figures.effects import Effect, effects
+from eet_lab.models import Model
+from eet_lab.technique import Recipe
+from eet_lab.words import sized
+from eet_lab.workbench import commands as c
+from eet_lab.workbench.background import Answer, Background
+from eet_lab.workbench.engine_thread import Work
+from eet_lab.workbench.history import History
+from eet_lab.workbench.jobs import Job
+from eet_lab.workbench.memory_tab import MemoryTab
+from eet_lab.workbench.opened import Opened, Setup
+from eet_lab.workbench.page import Page
+from eet_lab.workbench.rows import Result, Row, Stamp
+from eet_lab.workbench.run_memory import RunMemory
+from eet_lab.workbench.sheet import Sheet, Subject
+from eet_lab.workbench.views import answer
+from eet_lab.workbench.views.bar import BASELINE
+from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed, runs_state
+
+QUESTION = "kept runs"
+TICKED = 2
+"""So many kept runs can be held side by side."""
+
+
+class Results:
+    """The result on the page with its tab, kept runs with their ticks, and the kept run that is open."""
+
+    def __init__(self, page: Page, history: History, background: Background) -> None:
+        self._page, self.history, self._background = page, history, background
+        self.memory = MemoryTab(background)
+        self._sheet = Sheet(page, self.memory)
+        self.latest: Result | None = None
+        """What was measured here last."""
+        self.opened: Opened | None = None
+        self.said = ""
+        self._id = ""  # of the latest result's row, which may be deleted
+        self._beside: dict[str, Any] = {}  # what its file holds beside it
+        self._reading = False
+        self._partial: Comparison | Ladder | None = None
+        self._running = False
+        self._last_ladder: tuple[tuple[str, Stamp], dict[str, Effect]] = ("", (0, 0)), {}
+        self._ticked: list[str] = []
+        self._pages = 1
+        self._num_files = 0  # that were sent to the page
+
+    @property
+    def result(self) -> Result | None:
+        """What the answer is about."""
+        return self.opened.result if self.opened else self._partial or self.latest
+
+    @property
+    def setup(self) -> Setup | None:
+        """What the kept run that is open was measured with; None where the reader's own choices are shown."""
+        return self.opened.setup if self.opened else None
+
+    @property
+    def recorded(self) -> bool:
+        """Whether what is open was measured on another machine."""
+        return self.opened is not None and self.opened.result is not None and self.opened.result.environment.recorded
+
+    # A job of the engine thread
+
+    def begin(self) -> None:
+        """A job has begun: its text streams where figures stand."""
+        self._running, self._partial, self.said = True, None, ""
+
+    def provisional(self, result: Comparison | Ladder) -> None:
+        """What has been measured so far."""
+        self._partial = result
+
+    def finish(self, result: Result | None, monitor: Mapping[str, Any], memory: Mapping[str, RunMemory]) -> None:
+        """The job is over; without a result, what was there before stays."""
+        self._running, self._partial = False, None
+        if result is None:
+            return
+        self.latest, self._beside = result, {"monitor": dict(monitor)}
+        self._sheet.open()
+        self.memory.put_up(memory)
+        self._id = self.history.add(result, monitor).id
+
+    def timeline(self, model: Model) -> Work:
+        """The job that takes the timelines of the newest comparison; EETError where this model cannot tell of it."""
+        if not isinstance(self.latest, Comparison):
+            raise ResultError("There is no comparison to take a timeline of: press Compare first.")
+        job = Job.of(self.latest, model)
+        return job.timeline(Recipe.parse(self.latest.baseline.recipe, model.device))
+
+    def put_timelines(self, taken: Timelines | None) -> None:
+        """Timelines of a step of the newest comparison: no other job can have ended meanwhile."""
+        self._running = False
+        if taken is not None:
+            self._beside["timeline"] = taken
+            if self.history.has(self._id):
+                self.history.attach(self._id, taken)
+
+    def turn(self, busy: bool) -> None:
+        """Let the tab on memory ask what it needs, and have files read that nobody has read yet."""
+        self.memory.open = self._sheet.tab(self._subject()) in ("arena", "planners")
+        self.memory.turn(busy)
+        if not (busy or self._reading) and (files := self.history.unread()):
+            self._reading = True
+            self._background.ask(QUESTION, None, lambda: self.history.read(files))
+
+    def answered(self, answer: Answer) -> None:
+        """What kept files hold."""
+        self._reading = False
+        if answer.error is not None:
+            raise answer.error
+        self.history.learn(answer.value)
+
+    # What the user asks for
+
+    def do(self, command: c.Command) -> None:
+        """Do one command on results; EETError where it cannot be done."""
+        if not isinstance(command, c.Tab | c.Scale | c.Pick | c.Tick):
+            self.said = ""  # what was said of another file
+        match command:
+            case c.Tab(name):
+                self._sheet.open(name)
+            case c.Scale(log):
+                self._sheet.scale(log)
+            case c.Pick(what, name):
+                self.memory.pick(what, name)
+            case c.Export(id, format):
+                path = self.history.export(id, format) if id else self._export(format)
+                self.said = f"Written: {path}"
+                self._download(id or (self.opened.id if self.opened else self._id), path)
+            case c.Upload(name, content):
+                self._take(name, content)
+            case c.ShowOlder():
+                self._pages += 1
+            case c.Tick(id, on):
+                kept = [each for each in self._ticked if each != id]
+                self._ticked = [*kept, id][-TICKED:] if on else kept
+            case c.Pin(id, on):
+                self.history.pin(id if on else None)
+            case c.Rename(id, text):
+                self.history.rename(id, text)
+            case c.Annotate(id, text):
+                self.history.annotate(id, text)
+            case c.Delete(id):
+                self._delete(id)
+            case c.OpenRun(id):
+                self.open(id)
+            case c.Replay(id):
+                self.open(id, race=True)
+            case c.CloseRun():
+                self.close_run()
+            case c.CompareTicked():
+                self._open_two()
+            case _:
+                raise EETError(f"{type(command).__name__} is not a command of this workbench.")
+
+    def open(self, id: str, race: bool = False) -> None:
+        """Show a kept run with its own model, prompts and switches; or let its lanes race."""
+        row = next((row for row in self.history.rows() if row.id == id), None)
+        if row is None:
+            raise ResultError("This run is no longer kept: its file is gone.")
+        opened = Opened.of(row, *self.history.open(id))
+        self._put(opened, "race" if race else "")
+        if opened.can_race:
+            self._page.race.show(*opened.lanes(), begin=race)
+
+    def close_run(self) -> None:
+        """Back to the reader's own choices and the newest result."""
+        if self.opened is not None:
+            self._put(None)
+
+    def _put(self, opened: Opened | None, tab: str = "") -> None:
+        """Something else is open from now on; a race of what was open ends."""
+        self.opened = opened
+        self._sheet.open(tab)
+        self._page.race.stop()
+
+    def pinned_recipe(self, device: str) -> Recipe:
+        """What Compare holds the selection against: the pinned run's recipe, else the baseline."""
+        row = self.history.pinned()
+        return Recipe() if row is None else _runnable(row.recipe_text, row.name, device)
+
+    def ticked_recipes(self, device: str) -> tuple[Recipe, Recipe]:
+        """The recipes of the two ticked runs; ResultError unless there are two."""
+        rows = self._two()
+        first, second = (_runnable(row.recipe_text, row.name, device) for row in rows)
+        return first, second
+
+    def against(self) -> str:
+        """The label of what Compare holds the selection against."""
+        row = self.history.pinned()
+        return BASELINE if row is None else row.recipe
+
+    def recording(self) -> str:
+        """The id of the recorded comparison of GPT-2 XL; "" where there is none."""
+        rows = (row for row in self.history.rows() if row.recorded and row.kind == "compare")
+        return next((row.id for row in rows if "gpt2-xl" in row.model.lower() or "xl" in row.name.lower()), "")
+
+    # What is shown
+
+    def headline(self) -> dict[str, Any] | None:
+        """The answer in a line; None before there is one."""
+        result = self.result
+        if result is None:
+            return None
+        return {"parts": answer.headline(result), "about": answer.about(result)}
+
+    def effects(self) -> tuple[dict[str, Effect], str]:
+        """What each technique brought in the ladder that is shown, or in the last one; and which that was."""
+        shown = self.result
+        if isinstance(shown, Ladder):
+            return effects(shown), "what each saved in this ladder"
+        own = (row for row in self.history.rows() if row.kind == "ladder" and not row.recorded and not row.problem)
+        row = None if self.opened else next(own, None)
+        return ({}, "") if row is None else (self._brought(row), f"what each saved in the last ladder, {row.name}")
+
+    def _brought(self, row: Row) -> dict[str, Effect]:
+        """The effects of a kept ladder, which is opened once; none where its file has gone since."""
+        key = row.id, row.stamp
+        if self._last_ladder[0] != key:
+            found: Result | None = None
+            with suppress(ResultError):
+                found = self.history.open(row.id)[0]
+            self._last_ladder = key, effects(found) if isinstance(found, Ladder) else {}
+        return self._last_ladder[1]
+
+    def show(self, busy: bool) -> None:
+        """Put up the answer and the list of runs."""
+        self._sheet.show(self._subject())
+        shown, rows = self.opened.id if self.opened else self._id, self.history.rows()
+        self._page.runs.show(runs_state(rows, self._ticked, shown, self.history, self.said, busy, self._pages))
+
+    def _subject(self) -> Subject:
+        """What the answer is about: the kept run that is open, else the newest result or what is known of it."""
+        if (opened := self.opened) is not None:
+            return Subject(opened.result, opened.timelines, opened.table, kept=True, can_race=opened.can_race)
+        timelines = self._beside.get("timeline")
+        return Subject(self.result, timelines, running=self._running, partial=self._partial is not None)
+
+    def _export(self, format: str) -> Path:
+        """Write what is shown. The newest result is still here where its row was deleted."""
+        if self.opened is not None:
+            return self.history.export(self.opened.id, format)
+        if self.latest is None:
+            raise ResultError("There is no result to write yet: press Run, Compare or Ladder first.")
+        if self.history.has(self._id):
+            return self.history.export(self._id, format)
+        return self.history.write(self.latest, self._beside, format)
+
+    def _download(self, id: str, path: Path) -> None:
+        """Have the browser save a file that was written, which may be another machine's."""
+        content = packed(self.history.portable(id, path))
+        if content is None:
+            self.said += " (too large to be sent: take it from there)"
+            return
+        self._num_files += 1
+        message = {"kind": "file", "name": path.name, "number": self._num_files}
+        self._page.runs.send(message, buffers=[content])
+
+    def _take(self, name: str, content: str) -> None:
+        """Keep a file that was uploaded as base64, and show it."""
+        try:
+            data = b64decode(content, validate=True)
+        except NotBase64:
+            raise ResultError(f"The upload of {name} is incomplete. Load it again.") from None
+        if len(data) > MOST_UPLOAD_BYTES:
+            raise ResultError(
+                f"{name} has more than {sized(MOST_UPLOAD_BYTES)}, the most that a page can send. Copy it into "
+                f"{self.history.folder}."
+            )
+        row = self.history.take(name, data)
+        self.said = f"{name} is kept as {row.name}."
+        self.open(row.id)
+
+    def _delete(self, id: str) -> None:
+        name = next((row.label for row in self.history.rows() if row.id == id), "")
+        self.history.delete(id)
+        self.said = f"Deleted: {name}." if name else ""
+        self._ticked = [each for each in self._ticked if each != id]
+        if self.opened and self.opened.id == id:
+            self.close_run()
+
+    def _open_two(self) -> None:
+        first, second = self._two()
+        self._put(Opened.of_two(first, second, self.history.compared(first.id, second.id)))
+
+    def _two(self) -> list[Any]:
+        rows = {row.id: row for row in self.history.rows()}
+        self._ticked = [id for id in self._ticked if id in rows]
+        if len(self._ticked) != TICKED:
+            raise ResultError(
+                f"{len(self._ticked)} runs are ticked, but exactly {TICKED} are needed: tick two in the list of runs."
+            )
+        return [rows[id] for id in self._ticked]
+
+
+def _runnable(recipe: str, name: str, device: str) -> Recipe:
+    """A kept run's recipe, checked against the device; RecipeError that says whose it is."""
+    try:
+        return Recipe.parse(recipe, device).check(device)
+    except RecipeError as error:
+        raise RecipeError(f"The recipe of {name!r} cannot run here: {error}") from error

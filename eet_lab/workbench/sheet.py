@@ -1,0 +1,157 @@
+"""The answer's sheet: four tiles, tabs, and on its stage the text, the figure or the race of the tab that is open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import is_
+from typing import Any
+
+import plotly.graph_objects as go
+
+from eet_lab.bench import Comparison, Run
+from eet_lab.figures.results import SCALED, plot
+from eet_lab.figures.timeline import caption, timeline_figure
+from eet_lab.workbench.memory_tab import MemoryTab
+from eet_lab.workbench.page import Page
+from eet_lab.workbench.rows import Result
+from eet_lab.workbench.views import answer
+
+STAGE_PX = 258
+"""Of a figure: all of it is in view on the stage."""
+NOTHING_ELSE: dict[str, Any] = {
+    "note": None, "tabs": [], "picks": [], "tools": {"log": None, "exports": []}, "tables": [], "words": [],
+}  # fmt: skip
+"""What the sheet shows beside the text that streams."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What the answer is about. `table` stands alone where two kept runs are side by side; `kept`: it was opened."""
+
+    result: Result | None = None
+    timelines: Any = None
+    table: dict[str, Any] | None = None
+    kept: bool = False
+    can_race: bool = False
+    running: bool = False
+    partial: bool = False
+
+
+class Sheet:
+    """Which tab is open, and what it shows. Figures are drawn only when something has changed."""
+
+    def __init__(self, page: Page, memory: MemoryTab) -> None:
+        self._page, self._memory = page, memory
+        self._wanted = ""
+        self._log: bool | None = None  # as the reader asked for it; None: as suits each figure
+        self._is_log = False
+        self._drawn: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None  # what the figures are of, and how
+
+    def open(self, tab: str = "") -> None:
+        """Open a tab; "" the first one."""
+        self._wanted = tab
+
+    def scale(self, log: bool) -> None:
+        """A logarithmic axis, or a linear one, where a figure has the choice."""
+        self._log = log
+
+    def show(self, subject: Subject) -> None:
+        """Put up the tiles, the tabs and the stage."""
+        result, running = subject.result, subject.running
+        state: dict[str, Any] = {
+            "mode": self._mode(subject),
+            "tab": self.tab(subject),
+            "figure": self._draw(subject),
+            "tiles": answer.tiles(result) if result is not None and (not running or subject.partial) else [],
+        }
+        self._page.answer.show(state | (NOTHING_ELSE if running else self._sheet(subject, state["tab"])))
+
+    def _sheet(self, subject: Subject, tab: str) -> dict[str, Any]:
+        """What stands around the figure, unless something runs."""
+        result, in_arena = subject.result, tab == "arena"
+        words = [] if result is None else answer.words(result, tab)
+        return {
+            "note": _note(subject, tab),
+            "tabs": self._tabs(subject),
+            "picks": self._memory.picks() if in_arena else [],
+            "tools": {"log": self._is_log if tab in SCALED else None, "exports": _exports(subject)},
+            "tables": self._tables(subject, tab),
+            "words": [{"text": self._memory.story, "kind": "dim"}] if in_arena else words,
+        }
+
+    def tab(self, subject: Subject) -> str:
+        """The tab that is open: the one that was asked for, if there is such a one."""
+        names = [tab["name"] for tab in self._tabs(subject)]
+        return self._wanted if self._wanted in names else next((name for name in names if name != "race"), "")
+
+    def _tabs(self, subject: Subject) -> list[dict[str, str]]:
+        if subject.table is not None:
+            return [{"name": "table", "title": "Side by side"}]
+        has_arena = bool(self._memory.runs) and not subject.kept
+        has_timeline = bool(subject.timelines) or (isinstance(subject.result, Comparison) and not subject.kept)
+        race = [{"name": "race", "title": "Race"}] if subject.can_race else []
+        return [*race, *answer.tabs(subject.result, has_arena, has_timeline)]
+
+    def _mode(self, subject: Subject) -> str:
+        if subject.running:
+            return "running"
+        return "recording" if subject.kept else "empty" if subject.result is None else "result"
+
+    def _draw(self, subject: Subject) -> bool:
+        """Put the stage in order; whether anything stands on it."""
+        tab = self.tab(subject)
+        if subject.running or tab == "race":
+            self._drawn = None
+            self._page.stage("stream" if subject.running else "race")
+            return True
+        of, how = (subject.result, subject.timelines), (tab, self._log, *self._arena(tab))
+        # Results are large and do not change, so they are compared as objects. Held on to, none can take another's id.
+        if self._drawn is None or self._drawn[1] != how or not all(map(is_, of, self._drawn[0])):
+            self._drawn = of, how
+            self._page.figure.show(*self._figures(subject, tab))
+        there = bool(self._page.figure.outputs)
+        self._page.stage("figure" if there else "empty")
+        return there
+
+    def _arena(self, tab: str) -> tuple[Any, ...]:
+        """What the figures of memory follow from."""
+        picks = self._memory.picks() if tab == "arena" else []
+        return tuple((pick["value"], len(pick["options"])) for pick in picks)
+
+    def _figures(self, subject: Subject, tab: str) -> list[go.Figure]:
+        result = subject.result
+        if tab == "arena":
+            return self._memory.figures()
+        if tab == "timeline":
+            return [timeline_figure(subject.timelines, STAGE_PX)] if subject.timelines else []
+        if result is None or isinstance(result, Run) or tab in ("", "table", "texts", "planners"):
+            return []
+        figure = plot(result, tab, log=self._log)
+        assert isinstance(figure, go.Figure)  # one kind is one figure
+        self._is_log = "log" in (figure.layout.xaxis.type, figure.layout.yaxis.type)
+        return [figure.update_layout(height=STAGE_PX)]
+
+    def _tables(self, subject: Subject, tab: str) -> list[dict[str, Any]]:
+        if subject.table is not None:
+            return [subject.table]
+        if tab == "planners":
+            return self._memory.tables()
+        return [answer.table(subject.result)] if subject.result is not None and tab == "table" else []
+
+
+def _note(subject: Subject, tab: str) -> dict[str, Any] | None:
+    result = subject.result
+    if isinstance(result, Comparison) and tab != "timeline" and (told := answer.grown(result)):
+        return {"text": told, "kind": "plain"}
+    if tab != "timeline":
+        return None
+    if subject.timelines:
+        return {"text": caption(subject.timelines), "kind": "plain"}
+    action = {"label": "Record the timeline", "command": "take_timeline"}
+    return {"text": "This runs both recipes once more, under a profiler. ", "kind": "plain", "action": action}
+
+
+def _exports(subject: Subject) -> list[dict[str, str]]:
+    if subject.result is None:
+        return []
+    return [*answer.EXPORTS, *([answer.TRACE] if subject.timelines else [])]

@@ -1,0 +1,254 @@
+"""The answer: four tiles, a headline for the bar, and the tabs that tell the rest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from eet_lab.bench import Comparison, Ladder, Measurement, Run, Sameness, Spread
+from eet_lab.bench.metrics import MiB
+from eet_lab.bench.paired import memory_words
+from eet_lab.bench.tables import layout
+from eet_lab.figures.results import kinds
+from eet_lab.models.load import RANDOM_LABEL
+from eet_lab.technique import short_form
+from eet_lab.words import brief, counted
+from eet_lab.workbench.rows import Result
+
+TITLES = {
+    "waterfall": "Who saves what",
+    "left_out": "Left out",
+    "latency": "Latency",
+    "tokens": "Tokens over time",
+    "timeline": "Timeline of a step",
+    "memory": "Memory at its peak",
+    "arena": "Where memory lay",
+    "planners": "Planners, KV cache",
+    "sameness": "Same output?",
+    "texts": "Texts",
+    "table": "Table",
+}
+EXPORTS = (
+    {"name": "json", "label": "JSON"},
+    {"name": "csv", "label": "CSV"},
+    {"name": "html", "label": "page"},
+)
+TRACE = {"name": "trace", "label": "trace"}
+VERDICTS = {
+    "identical": ("identical", "same text", "good"),
+    "within rounding": ("within rounding", "same output within rounding", "good"),
+    "lossy": ("lossy", "output lossy, within its bound", "warn"),
+    "different": ("different", "OUTPUT DIFFERENT", "bad"),
+}
+"""Of a parity check: the word of the tile, that of the headline, and the colour."""
+RANDOM = "Random weights: token ids, the text means nothing."
+AMOUNT = re.compile(r"[\d.,]+ (ms|MiB|tokens/s)( \(.*\))?$")
+"""Of a table's cell: a median and its range, or bytes."""
+NUMBER = re.compile(r"\d[\d,]*\.?\d*")
+HOW = (
+    "A faster engine with a different output is no optimization. So each recipe is checked before any timing. Its "
+    "logits, teacher-forced with the baseline's tokens, are compared with a reference in higher precision. They may "
+    "differ only by what another order of the same sums explains. A lossy recipe changes the weights: it must compute "
+    "what plain PyTorch computes with these weights, and may differ from the baseline by a stated bound."
+)
+
+
+def ends(result: Comparison | Ladder) -> tuple[Measurement, Measurement] | None:
+    """The two that a result is about: baseline and selection, first and last rung; None of a ladder of one."""
+    if isinstance(result, Comparison):
+        return result.baseline, result.selection
+    rungs = result.rungs
+    return (rungs[0].measurement, rungs[-1].measurement) if len(rungs) > 1 else None
+
+
+def sameness(result: Comparison | Ladder) -> Sameness:
+    """The parity check of what a result is about."""
+    return result.sameness if isinstance(result, Comparison) else result.rungs[-1].sameness
+
+
+def tabs(result: Result | None, has_arena: bool, has_timeline: bool) -> list[dict[str, str]]:
+    """The tabs that a result has, the most telling first."""
+    if result is None:
+        return []
+    arena = ["arena", "planners"] if has_arena else []
+    if isinstance(result, Run):
+        names = ["texts", *arena, "table"]
+    else:
+        drawn = list(kinds(result))
+        names = [*drawn[:2], *(["timeline"] if has_timeline else []), *drawn[2:], *arena, "texts", "table"]
+    return [{"name": name, "title": TITLES[name]} for name in names]
+
+
+def tiles(result: Result) -> list[dict[str, Any]]:
+    """First token, time per token, peak memory, same output: each with how much, and whether noise explains it."""
+    if isinstance(result, Run):
+        return _run_tiles(result)
+    pair = ends(result)
+    if pair is None:
+        return []
+    before, after = pair
+    floor = after.cost.floor_ms if after.cost else None
+    told = f"The floor, at the rate of a streaming read, is {brief(floor)} ms." if floor else ""
+    return [
+        _timed("Time to first token", result, "ttft_ms", before.ttft_ms, after.ttft_ms),
+        _timed("Time per token", result, "tpot_ms", before.tpot_ms, after.tpot_ms, told),
+        _memory(before.memory["peak"], after.memory["peak"]),
+        _same(before, after, sameness(result)),
+    ]
+
+
+def headline(result: Result) -> list[dict[str, str]]:
+    """The answer in a line, for the bar."""
+    if isinstance(result, Run):
+        m = result.measurement
+        known = [(m.ttft_ms, "first token after {} ms"), (m.tpot_ms, "{} ms per token")]
+        return [{"text": text.format(brief(times.p50)), "kind": "plain"} for times, text in known if times is not None]
+    pair = ends(result)
+    if pair is None:
+        return []
+    parts = []
+    for key, name in (("ttft_ms", "first token"), ("tpot_ms", "per token")):
+        change = result.all_changes.get(key)
+        if change is None:
+            continue
+        text = change.short(key)
+        parts.append({"text": f"{name} {text}" if text[0].isdigit() else f"{name}: {text}", "kind": change.kind})
+    memory = memory_change(pair[0].memory["peak"], pair[1].memory["peak"])
+    text, kind = VERDICTS[sameness(result).verdict][1:]
+    return [*parts, {**memory, "text": f"memory {memory['text']}"}, {"text": text, "kind": kind}]
+
+
+def about(result: Result) -> str:
+    """What the answer is of: which recipes, how many prompts, how often, and whether something was unsteady."""
+    device, prompts = result.environment.device_kind, counted(len(result.prompts), "prompt")
+    if isinstance(result, Run):
+        return f"{short_form(result.recipe, device)} · {prompts} · watched once"
+    pair = ends(result)
+    if pair is None:
+        return prompts
+    before, after = (short_form(m.recipe, device) for m in pair)
+    change = next(iter(result.all_changes.values()), None)
+    pairs = [counted(change.num_pairs, "pair") if change.num_pairs else "not timed in pairs"] if change else []
+    unsteady = ["unsteady machine, see the table"] if any(m.warnings for m in pair) else []
+    return " · ".join([f"{before} against {after}", prompts, *pairs, *unsteady])
+
+
+def memory_change(before: int, after: int) -> dict[str, str]:
+    """Memory is counted, so any difference is one."""
+    kind = "dim" if before == after else "good" if after < before else "bad"
+    return {"text": memory_words(before, after), "kind": kind}
+
+
+def grown(result: Comparison) -> str:
+    """Why the peak is higher, where activations are: a technique that saves time may pay with memory; "" else."""
+    before, after = result.baseline.memory, result.selection.memory
+    more = after.get("activations", 0) - before.get("activations", 0)
+    if after["peak"] < 1.02 * before["peak"] or more < (after["peak"] - before["peak"]) / 2:
+        return ""
+    return (
+        f"Activations take {brief(more / MiB)} MiB more: a pass over whole prompts is wider than one over single "
+        "tokens. Ladder shows which technique saves memory and which one costs it."
+    )
+
+
+def table(result: Result) -> dict[str, Any]:
+    """The same table as in a cell or a terminal, its recipes as labels and its numbers with the tiles' digits."""
+    _, (head, *rows), notes = layout(result)
+    if not isinstance(result, Ladder):
+        device, of = result.environment.device_kind, [result] if isinstance(result, Run) else ends(result) or ()
+        recipes = [each.recipe for each in of]
+        head = ["", *(short_form(recipe, device) for recipe in recipes), *head[len(recipes) + 1 :]]
+        rows = [[name, *map(_as_in_tiles, cells)] for name, *cells in rows]
+    return {"head": head, "rows": rows, "notes": notes}
+
+
+def _as_in_tiles(cell: str) -> str:
+    """ "3456.0 MiB" as "3,456 MiB"; what is no measured amount stays."""
+    if not AMOUNT.match(cell):
+        return cell
+    return NUMBER.sub(lambda number: brief(float(number[0].replace(",", ""))), cell)
+
+
+def words(result: Result, tab: str) -> list[dict[str, str]]:
+    """What stands in words on a tab."""
+    if tab == "texts":
+        return _texts(result)
+    if tab != "sameness" or isinstance(result, Run):
+        return []
+    if isinstance(result, Comparison):
+        found = [("", result.sameness)]
+    else:
+        found = [(f"{rung.title}: ", rung.sameness) for rung in result.rungs[1:]]
+    told = [
+        {"text": f"{name}{each.verdict}. {each.explanation}", "kind": VERDICTS[each.verdict][2]} for name, each in found
+    ]
+    return [*told, {"text": HOW, "kind": "dim"}]
+
+
+def meaningless(result: Result) -> str:
+    """That what was generated says nothing, where weights are random; "" else."""
+    return RANDOM if result.environment.model_label.endswith(RANDOM_LABEL) else ""
+
+
+def _texts(result: Result) -> list[dict[str, str]]:
+    if isinstance(result, Run):
+        said: Sequence[str] = result.texts
+    else:
+        pair = ends(result)
+        said = pair[1].texts if pair else ()
+    found = [{"heading": prompt, "text": text} for prompt, text in zip(result.prompts, said, strict=False)]
+    told = meaningless(result)
+    return [{"heading": "", "text": told, "kind": "warn"}, *found] if told and found else found
+
+
+def _tile(
+    label: str, value: str | float | None, unit: str, change: dict[str, str], before: str = "", tip: str = ""
+) -> dict[str, Any]:
+    shown = "–" if value is None else value if isinstance(value, str) else brief(value)
+    return {"label": label, "value": shown, "unit": unit, "before": before, "change": change, "tip": tip}
+
+
+def _median(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.p50
+
+
+def _timed(
+    label: str, result: Comparison | Ladder, key: str, before: Spread | None, after: Spread | None, tip: str = ""
+) -> dict[str, Any]:
+    """One tile of a time, with its paired change."""
+    change = result.all_changes.get(key)
+    told = {"text": "", "kind": "dim"} if change is None else {"text": change.words(key), "kind": change.kind}
+    was = "" if before is None else f"from {brief(before.p50)} ms"
+    return _tile(label, _median(after), "ms", told, was, tip)
+
+
+def _memory(before: int, after: int) -> dict[str, Any]:
+    tip = "Weights, KV cache, activations and workspaces at their peak. Bytes are counted, not sampled."
+    was = f"from {brief(before / MiB)} MiB"
+    return _tile("Peak memory", after / MiB, "MiB", memory_change(before, after), was, tip)
+
+
+def _same(before: Measurement, after: Measurement, found: Sameness) -> dict[str, Any]:
+    pairs = [
+        (a, b)
+        for ours, theirs in zip(after.tokens, before.tokens, strict=True)
+        for a, b in zip(ours, theirs, strict=False)
+    ]
+    same = sum(a == b for a, b in pairs)
+    word, _, kind = VERDICTS[found.verdict]
+    change = {"text": word, "kind": kind}
+    return _tile("Same output?", f"{same:,} / {len(pairs):,}", "tokens", change, tip=found.explanation)
+
+
+def _run_tiles(run: Run) -> list[dict[str, Any]]:
+    m = run.measurement
+    values = (
+        ("Time to first token", _median(m.ttft_ms), "ms"),
+        ("Time per token", _median(m.tpot_ms), "ms"),
+        ("Peak memory", m.memory["peak"] / MiB, "MiB"),
+        ("Throughput", _median(m.tokens_per_s), "tokens/s"),
+    )
+    note = {"text": "stopped" if run.stopped else "watched once, not measured", "kind": "dim"}
+    tip = "For numbers to compare, press Compare."
+    return [_tile(label, value, unit, note, tip=tip) for label, value, unit in values]

@@ -1,0 +1,142 @@
+// The runs that were kept. Names and notes are edited in place, and nothing is deleted without a second click.
+// state: rows, said, can_compare, can_measure, why_not, folder, read_only_folder, more, upload_mib. sends: tick, pin,
+//   rename, annotate, delete, open_run, replay, export, compare_ticked, measure_ticked, upload, show_older.
+// hears: file, one that was written, packed with gzip, to be saved by the browser as well.
+
+const FORMATS = [["json", "JSON"], ["csv", "CSV"], ["html", "page"]];
+const HEAD = ["", "Name", "Recipe", "Model", "Device", "First token", "Per token", "MiB", "Same output?", ""];
+
+const list = view((s, ui) => [
+  h("div", { class: "eet-head", key: "head" },
+    h("h2", null, "Runs"),
+    h("span", { class: "eet-said", role: "status" }, said(s, ui)),
+    h("span", { class: "eet-line" },
+      button({ class: "eet-soft", enabled: s.can_compare, title: s.can_compare ? "The two that are ticked, side by side" : s.why_not,
+        onclick: () => ui.send("compare_ticked") }, "Compare ticked"),
+      button({ class: "eet-soft", enabled: s.can_measure, title: s.can_measure ? "Measure both recipes again, in turn" : s.why_not,
+        onclick: () => ui.send("measure_ticked") }, "Measure again"),
+      upload(s, ui))),
+  s.rows.length ? table(s, ui) : h("p", { class: "eet-none", key: "none" }, "Each Run, Compare and Ladder is kept here as a row, and as a file."),
+  s.more > 0 && h("div", { class: "eet-line", key: "older" },
+    button({ class: "eet-soft", onclick: () => ui.send("show_older") }, `Show older (${s.more})`)),
+]);
+
+let saved = 0; // of files, the number of the last: a page with two views of the list saves each once
+
+function render(context) {
+  const end = list.render(context);
+  const hear = (message, buffers) => {
+    if (message.kind !== "file" || message.number <= saved) return;
+    saved = message.number;
+    save(message.name, buffers[0]);
+  };
+  context.model.on("msg:custom", hear);
+  return () => { context.model.off("msg:custom", hear); end(); };
+}
+
+async function save(name, packed) {
+  const file = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).blob();
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(file);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+export default { render };
+
+// What this page has to say of a file stands until the kernel says something else.
+function said(s, ui) {
+  if (ui.local.heard !== s.said) Object.assign(ui.local, { heard: s.said, said: "" });
+  return ui.local.said || s.said || s.read_only_folder || `kept in ${s.folder}`;
+}
+
+function table(s, ui) {
+  return h("div", { class: "eet-scroll", key: "table", tabIndex: 0, role: "region", "aria-label": "Kept runs" },
+    h("table", { class: "eet-table eet-runs-table" },
+      h("thead", null, h("tr", null, HEAD.map((name, i) => (name ? h("th", { scope: "col", key: name }, name)
+        : h("td", { key: `blank-${i}` }, h("span", { class: "eet-unseen" }, i ? "Actions" : "Choose")))))),
+      h("tbody", null, s.rows.map((run) => row(run, ui)))));
+}
+
+function row(run, ui) {
+  const { id } = run;
+  return h("tr", { key: id, class: `${run.shown ? "eet-shown" : ""}`, "aria-current": run.shown ? "true" : null },
+    h("td", { class: "eet-choose" },
+      tickbox(run.ticked, (on) => ui.send("tick", { id, on }), { "aria-label": `Tick ${run.label}`, title: "Tick two to compare them" }),
+      button({ class: "eet-pin", "aria-pressed": String(run.pinned), "aria-label": `Compare with ${run.label}`,
+        title: run.pinned ? "New runs are compared with this one" : "Compare new runs with this one",
+        onclick: () => ui.send("pin", { id, on: !run.pinned }) })),
+    h("th", { scope: "row" }, name(run, ui)),
+    h("td", { class: "eet-text-cell", title: run.problem || run.recipe }, run.problem || run.recipe), h("td", { class: "eet-text-cell", title: run.model }, run.model),
+    h("td", { class: "eet-text-cell", title: run.device }, run.device),
+    h("td", null, run.ttft), h("td", null, run.tpot), h("td", null, run.mib),
+    h("td", { class: `eet-is-${run.same_kind || "plain"}` }, run.same),
+    h("td", { class: "eet-row-tools" }, tools(run, ui)));
+}
+
+function name(run, ui) {
+  const editing = ui.local.editing;
+  if (editing?.id === run.id) return editor(run, editing.what, ui);
+  const edit = (what) => () => { ui.local.editing = { id: run.id, what }; ui.redraw(); ui.el.querySelector(".eet-editor")?.select(); };
+  return h("span", { class: "eet-name-cell", key: "name" },
+    button({ class: "eet-name", key: "name", enabled: run.writable, title: `${run.when} · ${run.model} · ${run.device} · click to rename`, "aria-label": `Rename ${run.label}`,
+      onclick: edit("name") }, run.name),
+    run.short_when && h("span", { class: "eet-kind eet-when", key: "when", title: run.when, style: { "white-space": "nowrap" } }, run.short_when),
+    h("span", { class: "eet-kind", key: "kind" }, run.kind),
+    (run.note || run.writable) && button({ class: `eet-note-text ${run.note ? "" : "eet-add-note"}`, key: "note", enabled: run.writable, title: run.note || "Add a note",
+      "aria-label": `Note of ${run.label}: ${run.note || "none"}`, onclick: edit("note") }, run.note || "+ note"));
+}
+
+function editor(run, what, ui) {
+  const end = (target, keep) => {
+    if (ui.local.editing?.id !== run.id) return;
+    ui.local.editing = null;
+    const text = target.value.trim();
+    if (keep && text !== run[what] && (text || what === "note")) ui.send(what === "name" ? "rename" : "annotate", { id: run.id, text });
+    ui.redraw();
+  };
+  const onkeydown = (event) => {
+    if (event.key !== "Enter" && event.key !== "Escape") return;
+    event.preventDefault();
+    event.stopPropagation();
+    end(event.target, event.key === "Enter");
+    ui.el.querySelector(`[data-run="${CSS.escape(run.id)}"]`)?.focus();
+  };
+  return h("input", { key: `edit-${what}`, class: "eet-editor", type: "text", "aria-label": what === "name" ? "New name" : "Note",
+    maxlength: 200, value: run[what], oninput: ({ target }) => { target.eetMineUntil = Infinity; }, onkeydown, onblur: ({ target }) => end(target, true) });
+}
+
+function tools(run, ui) {
+  const open = ui.local.open?.id === run.id ? ui.local.open.what : null;
+  const set = (what) => () => { ui.local.open = what && { id: run.id, what }; ui.redraw(); };
+  const act = (label, tell, more) => button({ class: "eet-soft", key: label, ...more, onclick: tell }, label);
+  if (open === "delete")
+    return h("span", { key: "ask", class: "eet-ask eet-more-tools" }, "Delete? ",
+      act("Yes", () => { set(null)(); ui.send("delete", { id: run.id }); }, { "aria-label": `Yes, delete ${run.label}` }), act("No", set(null)));
+  if (open === "more")
+    return h("span", { key: "more", class: "eet-more-tools" }, FORMATS.map(([format, label]) =>
+      act(label, () => ui.send("export", { id: run.id, format }), { "aria-label": `Export ${run.label} as ${label}` })),
+    run.writable && act("Delete", set("delete"), { "aria-label": `Delete ${run.label}` }), act("‹", set(null), { "aria-label": "Fewer actions" }));
+  return h("span", { key: "few" },
+    act("Open", () => ui.send("open_run", { id: run.id }), { "aria-label": `Open ${run.label}`, "data-run": run.id }),
+    run.kind !== "run" && act("Replay", () => ui.send("replay", { id: run.id }), { "aria-label": `Replay ${run.label}` }),
+    act("…", set("more"), { "aria-label": `More for ${run.label}`, title: "Export, delete" }));
+}
+
+function upload(s, ui) {
+  const say = (text) => { ui.local.said = text; ui.redraw(); };
+  const read = ({ target }) => {
+    const [file] = target.files;
+    if (!file) return;
+    if (file.size > s.upload_mib * 2 ** 20)
+      return say(`${file.name} has more than ${s.upload_mib} MiB, the most that a page can send. Copy it into ${s.folder}.`);
+    const reader = new FileReader();
+    reader.onload = () => { say(""); ui.send("upload", { name: file.name, content: reader.result.split(",")[1] || "" }); };
+    reader.onerror = () => say(`${file.name} cannot be read.`);
+    reader.readAsDataURL(file);
+    target.value = ""; // so that the same file can be chosen again
+  };
+  return h("label", { class: "eet-soft eet-upload-label" }, "Load a file…",
+    h("input", { type: "file", accept: ".json", class: "eet-unseen", "aria-label": "Load a file of results", onchange: read }));
+}

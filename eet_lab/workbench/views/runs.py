@@ -1,0 +1,94 @@
+"""The list of kept runs."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from eet_lab.bench.metrics import MiB
+from eet_lab.words import brief
+from eet_lab.workbench.history import History
+from eet_lab.workbench.rows import Row
+from eet_lab.workbench.views.answer import VERDICTS
+
+SHOWN = 60
+"""Own runs on the page at first, and so many more each time that older ones are asked for."""
+MOST_UPLOAD_BYTES = 7 * MiB
+"""Jupyter's server takes messages of up to 10 MiB, and base64 makes four bytes of three."""
+MOST_DOWNLOAD_BYTES = 2 * MiB
+"""Packed: Jupyter's server drops messages past 1 MB a second, taken over three seconds."""
+
+
+def runs_state(
+    rows: Sequence[Row], ticked: Sequence[str], shown: str, history: History, said: str, busy: bool, pages: int = 1
+) -> dict[str, Any]:
+    """Rows as words; what can be done with those that are ticked, or why nothing can.
+
+    Of the own runs the newest are listed, `pages` of them; recordings always are, and whatever is in use.
+    """
+    both = [row for row in rows if row.id in ticked]
+    in_use = {*ticked, shown, *(row.id for row in rows if row.pinned or not row.writable)}
+    older = {row.id for row in [row for row in rows if row.writable][pages * SHOWN :]} - in_use
+    listed = [row for row in rows if row.id not in older]
+    unticked = "" if len(both) == 2 else "Tick two runs to see them side by side."
+    return {
+        "rows": [
+            _row(row, label, row.id in ticked, row.id == shown)
+            for row, label in zip(listed, _labels(listed), strict=True)
+        ],
+        "said": said,
+        "can_compare": len(both) == 2,
+        "can_measure": len(both) == 2 and not busy,
+        "why_not": unticked or ("Wait until the present run has ended." if busy else ""),
+        "upload_mib": MOST_UPLOAD_BYTES // MiB,
+        "folder": str(history.folder),
+        "read_only_folder": history.problem or None,
+        "more": len(older),
+    }
+
+
+def packed(content: bytes) -> bytes | None:
+    """A file as it is sent to the page; None where it is too large for that."""
+    small = gzip.compress(content, 6)
+    return small if len(small) <= MOST_DOWNLOAD_BYTES else None
+
+
+def _labels(rows: Sequence[Row]) -> list[str]:
+    """What each row is called where only words tell them apart; those of one second are numbered."""
+    count: Counter[str] = Counter()
+    found = []
+    for row in rows:
+        count[row.label] += 1
+        found.append(row.label if count[row.label] == 1 else f"{row.label} ({count[row.label]})")
+    return found
+
+
+def _row(row: Row, label: str, ticked: bool, shown: bool) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "label": label,
+        "kind": "recorded" if row.recorded else row.kind,
+        "model": row.model,
+        "device": row.device,
+        "recipe": row.recipe,
+        "ttft": _ms(row.ttft_ms),
+        "tpot": _ms(row.tpot_ms),
+        "mib": "" if row.peak_bytes is None else brief(row.peak_bytes / MiB),
+        "same": row.same,
+        "same_kind": VERDICTS[row.same][2] if row.same in VERDICTS else "dim",
+        "note": row.note,
+        "pinned": row.pinned,
+        "ticked": ticked,
+        "when": row.when,
+        "short_when": row.short_when,
+        "shown": shown,
+        "writable": row.writable,
+        "problem": row.problem,
+    }
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{brief(value)} ms"

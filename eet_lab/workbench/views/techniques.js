@@ -1,0 +1,97 @@
+// The list of techniques, and under it the card of the selected one, at a place of fixed height.
+// state: list, effects_of, selected, card, recipe, read_only. sends: toggle, select, turn.
+
+export default view((s, ui) => [
+  h("div", { class: "eet-head", key: "head" },
+    h("h2", null, "Techniques"),
+    h("span", { class: "eet-recipe", title: s.recipe }, s.recipe),
+    s.effects_of && h("span", { class: "eet-effects-of", title: s.effects_of }, s.effects_of.split(",")[0]) /* of which run: its tooltip */),
+  list(s, ui),
+  s.card && card(s, ui),
+]);
+
+function list(s, ui) {
+  const axis = effectAxis(s.list);
+  const here = s.list.some((t) => t.name === s.selected) ? s.selected : s.list[0]?.name;
+  return h("ul", { class: "eet-techs", key: "list", onkeydown: (event) => move(event, s, ui) },
+    s.list.map((t) => row(t, t.name === here, axis, s, ui)));
+}
+
+function row(t, here, axis, s, ui) {
+  const locked = s.read_only || (t.blocked && !t.on);
+  const toggle = button({ class: "eet-switch-dot", role: "switch", "aria-checked": String(t.on), "aria-label": t.title,
+    "data-name": t.name, tabIndex: here ? 0 : -1, enabled: !locked, title: t.blocked || `${t.title}: ${t.on ? "on" : "off"}`,
+    onclick: () => ui.send("toggle", { name: t.name, on: !t.on }) });
+  const title = h("button", { class: "eet-tech-title", type: "button", tabIndex: -1, title: t.summary,
+    "aria-current": here ? "true" : null, onclick: () => select(t.name, ui) }, t.title);
+  const numerics = h("span", { class: `eet-numerics eet-is-${t.numerics.kind}`, title: t.numerics.tip }, t.numerics.text);
+  return h("li", { key: t.name, class: `eet-tech ${here ? "eet-here" : ""} ${t.on ? "eet-on" : ""} ${locked && t.blocked ? "eet-blocked" : ""}` },
+    toggle, title, numerics, effect(t, axis));
+}
+
+function effect(t, axis) {
+  if (t.blocked) return h("span", { class: "eet-effect-words", key: "words", title: t.blocked }, t.blocked);
+  if (!t.effect) return h("span", { class: "eet-effect-words", key: "words", title: t.needs || null }, t.needs);
+  const { text, kind, share, tip } = t.effect;
+  const left = axis.zero + Math.min(share, 0) / axis.span, width = Math.abs(share) / axis.span;
+  return h("span", { class: `eet-effect eet-is-${kind}`, key: "effect", title: tip },
+    h("span", { class: "eet-effect-bar", style: { "--zero": `${100 * axis.zero}%` } },
+      h("i", { style: { left: `${100 * left}%`, width: `${100 * width}%` } })),
+    h("span", { class: "eet-effect-text" }, text));
+}
+
+// One scale for all rows: what saves goes to the left of the zero line, what costs to the right.
+function effectAxis(list) {
+  const shares = list.map((t) => t.effect?.share || 0);
+  const low = Math.min(0, ...shares), high = Math.max(0, ...shares), span = high - low || 1;
+  return { zero: -low / span, span };
+}
+
+function select(name, ui) {
+  ui.send("select", { name });
+  ui.el.querySelector(`[data-name="${CSS.escape(name)}"]`)?.focus();
+}
+
+function move(event, s, ui) {
+  const step = { ArrowDown: 1, ArrowUp: -1, Home: -Infinity, End: Infinity }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const row = event.target.closest("li");
+  const at = [...row.parentNode.children].indexOf(row);
+  const to = Math.min(Math.max(at + step, 0), s.list.length - 1);
+  if (to !== at) select(s.list[to].name, ui);
+}
+
+function card(s, ui) {
+  const c = s.card, t = s.list.find((each) => each.name === s.selected);
+  return h("section", { class: "eet-tech-card", key: `card-${s.selected}`, tabIndex: 0, "aria-label": `${c.title}, explained` },
+    h("div", { class: "eet-card-head" }, h("h3", null, c.title), t && t.needs && h("span", null, t.needs),
+      c.lesson && h("a", { href: address(c.lesson.href), target: "_blank", rel: "noopener" }, c.lesson.label)),
+    h("p", null, c.summary),
+    c.why && h("p", { class: "eet-why-not eet-is-warn", key: "why" }, c.why),
+    c.knobs.map((k) => knob(k, s, ui)),
+    (c.paragraphs.length > 0 || c.source) && h("details", { key: "how" }, h("summary", null, "How it works"),
+      c.paragraphs.map((p) => h("p", null, p.map((part) => (part.code ? h("code", null, part.text) : part.text)))),
+      c.source && h("pre", { class: "eet-source", key: "source" }, c.source)));
+}
+
+// A page to go to, never a script to run.
+function address(href) {
+  return /^(https?:|[^:]*$)/i.test(href) ? href : null;
+}
+
+function knob(k, s, ui) {
+  const id = `${ui.id}-${k.name}`, help = `${id}-help`;
+  const tell = (value) => ui.send("turn", { name: s.selected, knob: k.name, value });
+  const props = { id, "aria-describedby": help, disabled: s.read_only || !k.enabled };
+  return h("div", { class: "eet-knob-row", key: `knob-${k.name}` },
+    h("label", { for: id }, k.label), h("span", { class: "eet-knob-field" }, control(k, tell, props), k.unit && h("span", { class: "eet-unit" }, k.unit)),
+    h("small", { id: help }, k.help));
+}
+
+function control(k, tell, props) {
+  if (k.kind === "choice") return choice(k.options, k.value, tell, props);
+  if (k.kind === "check") return tickbox(k.value, tell, props);
+  if (k.kind === "number") return h("input", { ...props, ...numeric(k.value, tell), min: k.low, max: k.high, step: k.step || "any" });
+  return h("input", { ...props, type: "text", ...typed(k.value, tell, null) });
+}
