@@ -1,22 +1,24 @@
 # make lab       set up and open JupyterLab on the workbench
 # make test      everything that needs no GPU: ruff, mypy, the tests, the notebooks, a real browser
 # make test-gpu  the tests that need one
+# make test-oldest  the tests with the oldest versions that pyproject.toml allows, in an environment of its own
 # make lint      ruff and mypy alone
 # make doctor    set up and say what is here and what is missing
 # make clean     remove the environment and what was built
 #
 # ARGS passes words on:  make lab ARGS="--port 9000 --no-browser"   make test ARGS="-k monitor"
+#                        make lab ARGS=--app   the workbench without its notebook, by Voila
 # PYTHON chooses the Python that .venv is made from:  make lab PYTHON=python3.12
 # WORKERS tests so many files at a time:  make test WORKERS=0   one after the other, in twice the time of 2
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-gpu lint doctor clean
+.PHONY: help lab test test-gpu test-oldest lint doctor clean
 
 PYTHON ?=
 WORKERS ?= 2
 ARGS ?=
 BIN := .venv/bin
-SETUP = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/setup_env.py --extra optimal
+SETUP = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/setup_env.py --extra app --extra optimal
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
@@ -37,6 +39,7 @@ lint:
 test:
 	@$(SETUP) --extra test
 	@$(BIN)/python tools/chromium.py
+	@$(BIN)/python tools/oldest.py
 	@$(MAKE) --no-print-directory lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
@@ -44,5 +47,8 @@ test-gpu:
 	@$(SETUP) --extra test
 	$(BIN)/python -m pytest -m gpu $(ARGS)
 
+test-oldest:
+	@python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/oldest.py --all $(ARGS)
+
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

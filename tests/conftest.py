@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -16,6 +18,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from eet_lab.models import Model, load
 from eet_lab.ops.cuda import layer
 from eet_lab.technique import _REGISTRY
+
+CHROMIUM = os.environ.get("EET_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
 # A deadline would say how busy the machine is, not whether the code is right.
 hypothesis.settings.register_profile("patient", deadline=None)
@@ -32,6 +36,16 @@ def make_gpt2(**changes) -> GPT2LMHeadModel:
         if parameter.ndim == 1:
             parameter.data.add_(torch.randn_like(parameter) * 0.2)
     return model
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Any]:
+    """The one Playwright of this process: it takes no second one beside it."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+    if not CHROMIUM:
+        pytest.skip("no Chromium here: apt-get install chromium, or set EET_CHROMIUM")
+    with api.sync_playwright() as driver:
+        yield driver
 
 
 @pytest.fixture

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import cycle, repeat
+from random import Random
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
-from eet_lab.bench import compare, ladder, load_result, measure
+from eet_lab.bench import Comparison, Ladder, compare, ladder, load_result, measure
 from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.ladder import rungs_down, rungs_up
 from eet_lab.bench.measure import Subject, _warnings
+from eet_lab.bench.paired import LEAST_PAIRS, SURE_PAIRS
+from eet_lab.bench.turns import MOST_ROUNDS, NARROW, Rounds
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, PromptError, RecipeError
 from eet_lab.monitor import open_source
@@ -111,8 +118,8 @@ def test_phases_and_steps_come_in_order(tiny):
         progress=lambda done, total, message: told.append((done, total)),
     )
     pair = ["baseline", "pre_padding"]
-    timed = [("measured", name) for name in pair * 2]
-    expected = [("warm-up", n) for n in pair] + [("check", "pre_padding")] + [("watched", n) for n in pair] + timed
+    timed = [("measured", name) for name in (*pair, *reversed(pair))]
+    expected = [("warm-up", n) for n in pair] + [("watched", n) for n in pair] + [("check", "pre_padding")] + timed
     assert phases == expected
     assert {phase for (phase, _), _ in steps} == {"watched"}
     assert told == sorted(told)
@@ -150,11 +157,160 @@ def test_what_the_wrong_type_gets_is_told(tiny, call):
         call(tiny, ROWS, max_tokens=3)
 
 
+@pytest.mark.parametrize("timed", [compare, ladder])
+@pytest.mark.parametrize("wrong", [-1, math.nan, math.inf, "4"])
+def test_a_budget_is_a_number_of_seconds(tiny, timed, wrong):
+    with pytest.raises(PromptError, match=r"budget_s is .*, but it must be a finite number of seconds, 0 or more"):
+        timed(tiny, ROWS, budget_s=wrong)
+
+
+@pytest.mark.parametrize("timed", [compare, ladder])
+def test_a_budget_of_nothing_is_not_the_default(tiny, monkeypatch, timed):
+    budgets, begin = [], Rounds.__init__
+
+    def note(rounds, repeats, budget_s, changes):
+        budgets.append(budget_s)
+        begin(rounds, 1, budget_s, changes)
+
+    monkeypatch.setattr(Rounds, "__init__", note)
+    timed(tiny, ROWS, "pre_padding", budget_s=0, max_new_tokens=2)
+    assert budgets == [0]
+
+
 def test_a_recipe_may_be_a_list(tiny):
     for recipe in (["mask_removal", "pre_padding"], [PrePadding(), "mask_removal"]):
         assert str(generate(tiny, ROWS, recipe, max_new_tokens=1).recipe) == "pre_padding,mask_removal"
     assert str(generate(tiny, ROWS, PrePadding(), max_new_tokens=1).recipe) == "pre_padding"
     assert str(generate(tiny, ROWS, [], max_new_tokens=1).recipe) == "baseline"
+
+
+def test_a_comparison_pairs_its_runs_and_tells_more_and_more(tiny):
+    """Six pairs at least: each is told, and the last is the result."""
+    told: list[Comparison] = []
+    how = {"watch": False, "max_new_tokens": 3, "budget_s": 0.0}
+    found = compare(tiny, ROWS, "pre_padding", on_partial=told.append, **how)
+    pairs = [each.changes["total_ms"].num_pairs for each in told]
+    assert pairs in ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]), "two more for what six pairs tell by a little"
+    assert {each.baseline.cost for each in told} == {None}, "the rate of memory is read once nothing is timed any more"
+    assert list(found.changes) == ["ttft_ms", "tpot_ms", "total_ms", "tokens_per_s"]
+    assert {change.num_pairs for change in found.changes.values()} == {pairs[-1] + 1} == {found.baseline.repeats}
+    assert "in 5 pairs, too few to tell" in told[4].to_text() and "too few" not in found.to_text()
+    assert found.baseline.cost is not None
+
+
+def test_watched_or_not_a_comparison_counts_the_same_memory(tiny):
+    """A watched run comes after two steps alone, in which no KV cache has grown to its end yet."""
+    found = [compare(tiny, ROWS, repeats=1, watch=watch, max_new_tokens=5) for watch in (True, False)]
+    for one, other in zip(*[(each.baseline, each.selection) for each in found], strict=True):
+        assert one.memory == other.memory and one.tokens == other.tokens
+    assert found[0].sameness == found[1].sameness
+
+
+def test_an_engine_that_stays_beside_others_is_charged_for_itself_alone(tiny):
+    """Memory is that of each recipe alone, whoever else is there in a ladder or a comparison."""
+    climbed = ladder(tiny, ROWS, "pre_padding,memory_reuse", repeats=1, max_new_tokens=3)
+    for rung in (*climbed.rungs, *climbed.left_out):
+        alone = measure(tiny, ROWS, Settings(max_new_tokens=3), Recipe.parse(rung.measurement.recipe), repeats=1)
+        assert rung.measurement.memory == alone.memory
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_ladder_goes_round_and_back_whether_or_not_all_engines_fit(tiny, monkeypatch, fits):
+    """Where they do not, one is alive at a time, and warmed up before each timed run."""
+    did: list[tuple[str, str]] = []
+    alive: set[str] = set()
+    most = 0
+
+    class Told(Subject):
+        def prepare(self, progress=None):
+            nonlocal most
+            did.append(("prepare", self.recipe))
+            alive.add(self.recipe)
+            most = max(most, len(alive))
+            return super().prepare(progress)
+
+        def run(self, on_step=None):
+            did.append(("run", self.recipe))
+            assert self.recipe in alive
+            return super().run(on_step)
+
+        def close(self):
+            alive.discard(self.recipe)
+            super().close()
+
+    module = sys.modules[ladder.__module__]
+    monkeypatch.setattr(module, "Subject", Told)
+    monkeypatch.setattr(module, "free_bytes_of", lambda device: 10**9 if fits else 10**4)
+    told: list[Ladder] = []
+    words, how = "pre_padding,mask_removal", {"repeats": 2, "max_new_tokens": 3}
+    found = ladder(tiny, ROWS, words, on_partial=told.append, **how)
+    recipes = ["baseline", "pre_padding", words, "mask_removal"]
+    runs = [recipe for what, recipe in did if what == "run"]
+    assert runs == [*recipes, *reversed(recipes)]
+    assert most == (len(recipes) if fits else 1)
+    if not fits:
+        assert all(did[i - 1] == ("prepare", recipe) for i, (what, recipe) in enumerate(did) if what == "run")
+    assert not alive
+    assert [rung.change.num_pairs for each in told for rung in each.rungs[1:]] == [1, 1]
+    assert [rung.change.num_pairs for rung in (*found.rungs[1:], *found.left_out)] == [2, 2, 2, 2]
+    assert found.rungs[0].change is None and found.changes["total_ms"].num_pairs == 2
+
+
+def given_times(monkeypatch, timed, firsts, seconds):
+    """Makes `timed` measure these times to the first token, of each recipe; the whole always takes as long.
+
+    By the budget's clock each run takes so many seconds.
+    """
+    now = [0.0]
+    monkeypatch.setattr("eet_lab.bench.turns.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Timed(Subject):
+        def run(self, on_step=None):
+            run, first = super().run(on_step), next(firsts[self.recipe])
+            now[0] += seconds
+            times = {"first_ms": (first,) * len(ROWS), "last_ms": (1e4,) * len(ROWS), "total_ms": 1e4}
+            return run._replace(generation=replace(run.generation, **times))
+
+    monkeypatch.setattr(sys.modules[timed.__module__], "Subject", Timed)
+
+
+def pairs_of(found):
+    """Of a time to the first token, where the whole takes as long and would not ask for more pairs than the fewest."""
+    changes = found.changes if isinstance(found, Comparison) else found.rungs[1].changes
+    assert changes["total_ms"].verdict == "cannot tell apart" and changes["total_ms"].width < NARROW
+    return changes["ttft_ms"].num_pairs
+
+
+WITHOUT_WATCHING = {compare: {"watch": False}, ladder: {}}
+
+
+@pytest.mark.parametrize("timed", [compare, ladder])
+@pytest.mark.parametrize(("after", "num_pairs"), [((100, 110, 120), SURE_PAIRS), ((190, 220, 240), LEAST_PAIRS)])
+def test_a_doubtful_first_token_asks_for_more_pairs(tiny, monkeypatch, timed, after, num_pairs):
+    """Where six pairs tell it by a little, and not by far."""
+    given_times(monkeypatch, timed, {"baseline": repeat(95.0), "pre_padding": cycle(after)}, seconds=1)
+    found = timed(tiny, ROWS, "pre_padding", budget_s=0, max_new_tokens=3, **WITHOUT_WATCHING[timed])
+    assert pairs_of(found) == num_pairs
+
+
+@pytest.mark.parametrize("timed", [compare, ladder])
+@pytest.mark.parametrize(
+    ("noise", "seconds", "num_pairs"),
+    [(0.1, 0.5, 30), (0.1, 5, LEAST_PAIRS), (0.001, 0.5, LEAST_PAIRS), (0.4, 0.05, MOST_ROUNDS)],
+)
+def test_a_noisy_first_token_is_timed_until_it_is_known_or_time_is_up(
+    tiny, monkeypatch, timed, noise, seconds, num_pairs
+):
+    """In a ladder as in a comparison: out of time, out of time at once, known at once, and out of pairs."""
+
+    def noisy(seed):
+        random = Random(seed)
+        while True:
+            yield 100 * math.exp(random.gauss(0, noise))
+
+    given_times(monkeypatch, timed, {"baseline": noisy(0), "pre_padding": noisy(1)}, seconds)
+    found = timed(tiny, ROWS, "pre_padding", budget_s=30, max_new_tokens=3, **WITHOUT_WATCHING[timed])
+    assert pairs_of(found) == num_pairs
 
 
 def test_default_prompts_are_ragged(tiny):
@@ -228,7 +384,7 @@ def test_a_stopped_ladder_keeps_what_it_has(tiny):
     stop = threading.Event()
 
     def progress(done, total, message):
-        if "pre_padding,mask_removal" in message:
+        if message.startswith("timing pre_padding,mask_removal"):
             stop.set()
 
     found = ladder(tiny, ROWS, repeats=1, max_new_tokens=3, progress=progress, cancel=stop)

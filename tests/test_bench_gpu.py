@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 from conftest import make_gpt2
+from every_recipe import every_recipe
 
 from eet_lab.bench import Workload, compare, race
 from eet_lab.bench.launches import launches_per_token
@@ -13,25 +12,12 @@ from eet_lab.bench.sameness import Witness
 from eet_lab.bench.step import decode_calls, num_launches
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import RecipeError
 from eet_lab.models import load
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, everything
 
 pytestmark = pytest.mark.gpu
 ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2], []]
-
-
-def recipes() -> list[Recipe]:
-    """Every set of techniques that composes."""
-    found = []
-    names = everything("cuda").names
-    for words in (",".join(chosen) for n in range(len(names) + 1) for chosen in combinations(names, n)):
-        try:
-            found.append(Recipe.parse(words, "cuda"))
-        except RecipeError:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module", params=["float16", "bfloat16", "float32"])
@@ -41,7 +27,7 @@ def model(request):
 
 def test_every_recipe_says_what_the_baseline_says(model):
     witness = Witness(model.decoder, ROWS, Settings(max_new_tokens=24))
-    verdicts = {str(recipe): witness.judge(recipe.parts) for recipe in recipes()}
+    verdicts = {words: witness.judge(Recipe.parse(words).parts) for words in every_recipe(everything("cuda").names)}
     assert not {name: found.explanation for name, found in verdicts.items() if found.verdict == "different"}
 
 

@@ -60,7 +60,7 @@ def test_what_does_not_fit_is_refused_in_the_words_of_its_forecast(tiny, monkeyp
 
 
 def test_int8_copies_that_are_there_already_need_no_room_again(tiny, monkeypatch):
-    model, recipe = replace(tiny, decoder=mapped(tiny.decoder, torch.clone)), Recipe.parse("int8_weights")
+    model, recipe = replace(tiny, network=mapped(tiny.decoder, torch.clone)), Recipe.parse("int8_weights")
 
     def refusal(num_bytes: int) -> str:
         holds(monkeypatch, model, num_bytes)
@@ -68,7 +68,7 @@ def test_int8_copies_that_are_there_already_need_no_room_again(tiny, monkeypatch
             room.check_room(model.decoder, "cpu", Workload.parse("tiny/b64/p90/n8"), [recipe])
         return str(told.value)
 
-    other = replace(tiny, decoder=mapped(tiny.decoder, torch.clone))
+    other = replace(tiny, network=mapped(tiny.decoder, torch.clone))
     held = num_bytes([t for t in tensors(Engine(other.decoder, recipe.parts).model) if t.dtype == torch.int8])
     enough = needs(model, "baseline", "tiny/b64/p90/n8")  # for the baseline alone
     before = refusal(enough + 2 * held)
@@ -80,7 +80,7 @@ def test_int8_copies_that_are_there_already_need_no_room_again(tiny, monkeypatch
 
 
 def test_copies_that_two_recipes_share_are_there_once(tiny):
-    model = replace(tiny, decoder=mapped(tiny.decoder, torch.clone))
+    model = replace(tiny, network=mapped(tiny.decoder, torch.clone))
     both = [Recipe.parse("int8_weights"), Recipe.parse("int8_weights:head=False")]
     assert room._held_bytes(model.decoder, both) == 0
     for recipe in both:

@@ -10,15 +10,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench import Comparison, Environment, Ladder, Measurement, Rung, Sameness, Spread, load_result
+from eet_lab.bench import (
+    Change,
+    Comparison,
+    Environment,
+    Ladder,
+    Measurement,
+    Run,
+    Rung,
+    Sameness,
+    Spread,
+    load_result,
+)
 from eet_lab.bench.measured import MEMORY_KEYS, Cost
+from eet_lab.bench.provenance import machine_id
 from eet_lab.errors import ResultError
-from eet_lab.panels.recordings import SHIPPED
 from eet_lab.words import plain
+from eet_lab.workbench.history import SHIPPED
 
 HERE = Environment(
-    "Test CPU", "cpu", None, "2.0", "5.0", "0.1", None, "2025-01-02T03:04:05", "float32", "tiny", "a <tiny> model"
-)
+    "Test CPU", "cpu", None, "2.0", "5.0", "0.1", None, "2025-01-02T03:04:05", "float32", "tiny", "a <tiny> model",
+    machine=machine_id("cpu"),
+)  # fmt: skip
 SAME = Sameness(True, (None, None), (None, None), 1e-6, 1e-5, "identical", "Every token is the same.")
 
 
@@ -43,18 +56,24 @@ def comparison(**changes: object) -> Comparison:
 
 def ladder() -> Ladder:
     first, second = measurement(), measurement("memory_reuse", 50.0)
-    delta = second.total_ms.minus(first.total_ms)
+    second = replace(second, memory=second.memory | {"peak": first.memory["peak"] - 5})
+    delta = Spread(-65.0, -50.0, -35.0)
     rungs = (
         Rung("", "Baseline", (), first, SAME),
         Rung("memory_reuse", "Memory reuse", (), second, SAME, delta, delta, None, -5),
     )
     prompts, lengths = ("x", "y"), (1, 3)
-    left_out = (replace(rungs[0], along=("b",)),)
+    left_out = (replace(rungs[0], along=("b",), delta_bytes=5),)
     return Ladder(HERE, "tiny/b2/p1-3/n2", prompts, lengths, {}, "memory_reuse", rungs, left_out)
 
 
+def run(**changes: object) -> Run:
+    result = Run(HERE, "tiny/b2/p1-3/n2", ("x", "y"), (1, 3), {"max_new_tokens": 2, "stop": [7]}, measurement())
+    return replace(result, **changes)
+
+
 @pytest.mark.parametrize(
-    "result", [comparison(), comparison(watched=None), ladder()], ids=["compare", "plain", "ladder"]
+    "result", [comparison(), comparison(watched=None), ladder(), run()], ids=["compare", "plain", "ladder", "run"]
 )
 def test_a_saved_result_comes_back_equal(result, tmp_path):
     assert load_result(result.save(tmp_path / "r.json")) == result
@@ -71,10 +90,55 @@ def test_a_spread_of_unknowns_is_unknown():
     assert Spread.of([1.0, None]) is None
 
 
-def test_differences_of_spreads_add_up():
-    a, b, c = Spread(1, 2, 3), Spread(4, 6, 7), Spread(2, 3, 9)
-    assert b.minus(a).p50 + c.minus(b).p50 == c.minus(a).p50
-    assert b.minus(a).p20 <= b.minus(a).p50 <= b.minus(a).p80
+def paired(after: float, num_pairs: int = 8) -> dict[str, Change]:
+    """From 100 to `after`, by as much in each round."""
+    made = {key: Change.of([100.0] * num_pairs, [after] * num_pairs) for key in ("ttft_ms", "total_ms")}
+    return {key: change for key, change in made.items() if change}
+
+
+def test_changes_are_kept_and_told_in_one_notation(tmp_path):
+    result = comparison(changes=paired(50))
+    assert load_result(result.save(tmp_path / "r.json")) == result
+    assert "2.00 × faster (1.94 to 2.06)" in result.to_text() and "2.00 × sooner (" in result._repr_html_()
+    assert "8 pairs, timed in turn" in result.to_text() and "widened by 3%" in result.to_text()
+    assert "nearer to it" not in result.to_text()
+    assert "or is nearer to it than it is wide" in comparison(changes=paired(50, 6)).to_text()
+    alike = comparison(changes=paired(99))
+    assert alike.to_text().count("cannot tell apart (") == 2
+    assert "too few to tell" in comparison(changes=paired(50, 3)).to_text()
+
+
+def test_energy_is_compared_in_the_one_notation_of_ratios():
+    one, other = (replace(measurement(), joules_per_token=joules) for joules in (2.0, 1.96))
+    assert "0.98 ×" in comparison(baseline=one, selection=other).to_text()
+
+
+def test_a_file_of_before_runs_were_paired_is_told_without_an_interval(tmp_path):
+    path = comparison().save(tmp_path / "r.json")
+    damage(path, lambda c: c["result"].pop("changes"))
+    old = load_result(path)
+    assert old.changes == {} and {change.kind for change in old.all_changes.values()} == {"dim"}
+    assert "2.00 × faster\n" in old.to_text() and "has no intervals" in old.to_text()
+    path = ladder().save(tmp_path / "l.json")
+    damage(path, lambda c: [c["result"].pop("changes"), *(rung.pop("changes") for rung in c["result"]["rungs"])])
+    old = load_result(path)
+    assert old.rungs[1].change is None and old.all_changes["total_ms"].words("total_ms") == "2.00 × faster"
+    assert "-50" in old.to_text()
+
+
+def test_a_rung_that_cannot_be_told_apart_says_so(tmp_path):
+    def told(after, num_pairs=8):
+        result = ladder()
+        first, second = result.rungs
+        second = replace(
+            second, changes=paired(after, num_pairs), delta_ms=Spread(after - 102, after - 100, after - 98)
+        )
+        return replace(result, rungs=(first, second))
+
+    assert "cannot tell apart (-3 to +1)" in told(99).to_text() and "cannot tell apart" in told(99)._repr_html_()
+    assert "-50 (-52 to -48)" in told(50).to_text() and "cannot tell apart" not in told(50).to_text()
+    assert "-50, too few rounds to tell" in told(50, 2).to_text()
+    assert load_result(told(99).save(tmp_path / "l.json")) == told(99)
 
 
 def damage(path, change):
@@ -93,16 +157,20 @@ def damage(path, change):
         (lambda c: c["result"]["baseline"].update(step_ms="fast"), "result.baseline.step_ms"),
         (lambda c: c["result"]["sameness"].update(verdict="maybe"), "result.sameness.verdict"),
         (lambda c: c["result"].update(mood="good"), "mood"),
+        (
+            lambda c: c["result"]["changes"]["total_ms"].update(low=-1.0),
+            r"result\.changes\.total_ms: a change is made of",
+        ),
         (lambda c: c["result"]["selection"]["memory"].pop("peak"), "result.selection.memory has no peak"),
         (lambda c: c["result"]["watched"]["step_ms"].pop(), "result.watched has 1 step_ms, but 2 step_tokens"),
         (lambda c: c["result"]["baseline"]["tokens"].pop(), "result.baseline.tokens has 1 rows"),
         (lambda c: c["result"].update(prompt_lengths=[1, 2, 3]), "there are 3 prompts"),
-        (lambda c: c["result"]["selection"].update(prepare_s=float("nan")), "it holds NaN"),
+        (lambda c: c["result"]["selection"].update(prepare_s=float("nan")), "result.selection.prepare_s is NaN"),
         (lambda c: c["result"].update(prompt_lengths=[True]), r"prompt_lengths\[0\]"),
     ],
 )
 def test_a_damaged_file_is_named_with_what_is_wrong(change, says, tmp_path):
-    path = comparison().save(tmp_path / "r.json")
+    path = comparison(changes=paired(50)).save(tmp_path / "r.json")
     damage(path, change)
     with pytest.raises(ResultError, match=says):
         load_result(path)
@@ -206,7 +274,7 @@ def test_the_recorded_ladders_of_xl_say_which_rungs_leave_a_step_as_it_is():
 
 def test_the_recorded_ladder_of_xl_says_what_mask_removal_launches():
     text = load_result(SHIPPED / "h200-ladder-gpt2-xl.json").to_text()
-    assert "+ Mask removal took 43.67 ms a token, the rung before 26.99: 1,600 launches" in text.replace("\n", " ")
+    assert "+ Mask removal took 33.68 ms a token, the rung before 21.91: 1,600 launches" in text.replace("\n", " ")
 
 
 def test_a_small_change_of_memory_is_seen_as_one():
@@ -217,4 +285,4 @@ def test_a_small_change_of_memory_is_seen_as_one():
     )
     lines = comparison(baseline=before, selection=after).to_text().splitlines()
     [line] = [line for line in lines if line.startswith("  KV cache")]
-    assert line.split()[2:] == ["3.7", "MiB", "3.8", "MiB", "+0.02", "MiB"]
+    assert line.split()[2:] == ["3.7", "MiB", "3.8", "MiB", "0.02", "MiB", "more"]

@@ -129,7 +129,7 @@ def choosing(choice) -> Parts:
 
 
 def wrong_seed(logits, step, sampling):
-    return reference.choose(logits, step.positions[step.last], sampling._replace(seed=sampling.seed + 1))
+    return reference.choose(logits, step.positions[step.last], sampling._replace(noise=sampling.noise + 1))
 
 
 @pytest.mark.parametrize("limits", [{}, {"top_k": 20}, {"top_p": 0.8}, {"top_k": 30, "top_p": 0.9}], ids=str)
@@ -177,7 +177,7 @@ def test_what_rounding_explains_is_never_called_wrong(seed, slack, temperature, 
     settings, generator = Settings(8, temperature, top_k, top_p, seed), torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 50, generator=generator) * 3
     moved = logits + (torch.rand(logits.shape, generator=generator) - 0.5) * slack
-    drawn = reference.choose(moved, torch.full((3,), 17), settings.sampling(torch.device("cpu")))
+    drawn = reference.choose(moved, torch.full((3,), 17), settings.sampling(3))
     for row, token in enumerate(drawn.tolist()):
         noise = noise_at(seed, row, 17, logits[row])
         assert drawn_margin(logits[row].double(), token, noise, settings, slack) <= slack + 1e-5

@@ -20,10 +20,10 @@ from eet_lab.models import weights
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.ops import native
 from eet_lab.parts import Parts
-from eet_lab.technique import Recipe, registry
+from eet_lab.technique import Recipe, names_in_all
 
 FUSED = "pre_padding,mask_removal,memory_reuse,fused_kernels"
-ALL = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
+ALL = ",".join(names_in_all())
 EAGER = ",".join(name for name in ALL.split(",") if name != "cuda_graphs")
 INT8 = "mask_removal,int8_weights"
 SMALL = Config(3, 64, 2, 256, 504, 128)

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from eet_lab.bench.rows import read
+from eet_lab.bench.timeline import read_timelines
 from eet_lab.bench.workloads import Workload
 from eet_lab.models.config import PRESETS
+from eet_lab.paths import PACKAGE
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
@@ -49,6 +51,24 @@ def test_a_smoke_test_takes_rows_and_reports(h200, monkeypatch, tmp_path, capsys
     assert {"eet_lab", "hf-sdpa"} == {row.provider for row in rows if not row.is_op}
     assert workloads == {"smoke/b1/p4/n6", "op:norm_linear/t2/n96/c64"}
     assert (tmp_path / "recorded-compare-smoke.json").exists()
+
+
+def test_timelines_are_put_into_the_shipped_result_or_the_sessions_own(h200, monkeypatch, tmp_path, capsys):
+    """Twice: what the first call wrote to OUT is what the second finds there."""
+    shipped = json.loads((PACKAGE / "recorded" / "h200-ladder-gpt2-xl-one-row.json").read_text())
+    target = tmp_path / "recorded-ladder-gpt2-xl-one-row.json"
+    for _ in range(2):
+        assert run(h200, monkeypatch, "--smoke", "--out", str(tmp_path), "--only", "timeline-xl-one-row") == 0
+        found = json.loads(target.read_text())
+        assert found.pop("timeline").keys() == {"baseline", "selection"}
+        assert found == {name: entry for name, entry in shipped.items() if name != "timeline"}
+        target.write_text(json.dumps(shipped | {"mark": 1}))
+        shipped["mark"] = 1
+    target.write_text(json.dumps({name: entry for name, entry in shipped.items() if name != "timeline"}))
+    assert read_timelines(target) is None
+    assert (tmp_path / "trace-ladder-gpt2-xl-one-row.json").exists()
+    told = json.loads((tmp_path / "report.json").read_text())["timeline-xl-one-row"]["found"]
+    assert told["baseline"]["num_launches"] > 0 == told["baseline"]["spans"].get("launch", 0)
 
 
 def test_a_part_that_fails_is_reported_and_the_others_go_on(h200, monkeypatch, tmp_path, capsys):

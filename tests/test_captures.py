@@ -97,7 +97,7 @@ class Emulated:
         session, engine = self._session, self._session._engine
         rooms = [room for layer in session.layers for room in layer.room(session._next._replace(extent=4))]
         tables = [] if (table := engine.cache.block_table) is None else [table]
-        return [*session.state, session._sampling.seed, session._next.num_pad, *rooms, *tables]
+        return [*session.state, session._sampling.noise, session._next.num_pad, *rooms, *tables]
 
 
 def emulated(parts: Parts) -> tuple[Parts, Counter]:
@@ -152,8 +152,8 @@ def _stop(event: Any) -> None:
         raise Stopped
 
 
-def wrapped(qkv: Tensor, kv: Any, step: Any, *, empty: Any) -> Tensor:
-    return reference.attention(qkv, kv, step, empty=empty)
+def wrapped(qkv: Tensor, *others: Any, empty: Any) -> Tensor:
+    return reference.attention(qkv, *others, empty=empty)
 
 
 ATTENTIONS = {

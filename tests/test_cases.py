@@ -8,20 +8,21 @@ from every_shape import every_shape
 
 from eet_lab.ops import reference
 from eet_lab.ops.cases import CASES, CaseFailed
+from eet_lab.ops.encoder_cases import ENCODER_CASES
 from eet_lab.ops.shapes import AttentionShape, LinearShape
 from eet_lab.ops.token_cases import EmbedShape
 
 SMALL = 1_000_000  # bytes that a shape may read, so that the CPU is not kept busy
 
 
-@every_shape(CASES, SMALL)
+@every_shape((*CASES, *ENCODER_CASES), SMALL)
 def test_the_reference_in_fp32_is_within_the_budget(case, shape):
-    if case.op == "attention" and shape.slack:
+    if case.op == "attention" and getattr(shape, "slack", 0):
         pytest.skip("plain PyTorch multiplies hidden values by 0, and 0 * NaN is NaN")
     case.check(getattr(reference, case.op), shape, "cpu", torch.float32)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", (*CASES, *ENCODER_CASES), ids=lambda case: case.name)
 def test_every_case_fails_an_op_that_is_a_little_wrong(case):
     shape = next(s for s in case.shapes if s.read_bytes(4) <= SMALL and not getattr(s, "slack", 0))
 
@@ -56,8 +57,8 @@ def test_a_write_beside_the_output_is_noticed(overrun):
 
 
 def test_attention_that_looks_at_pads_is_noticed():
-    def nosy(qkv, kv, step, *, empty):
-        out = reference.attention(qkv, kv, step, empty=empty)
+    def nosy(qkv, kv, step, spec, *, empty):
+        out = reference.attention(qkv, kv, step, spec, empty=empty)
         return out + 0 * kv.keys[:, :, 0].sum()
 
     with pytest.raises(CaseFailed):
@@ -65,8 +66,8 @@ def test_attention_that_looks_at_pads_is_noticed():
 
 
 def test_a_cache_that_is_not_written_is_noticed():
-    def forgetful(qkv, kv, step, *, empty):
-        return reference.attention(qkv, kv._replace(keys=kv.keys.clone()), step, empty=empty)
+    def forgetful(qkv, kv, step, spec, *, empty):
+        return reference.attention(qkv, kv._replace(keys=kv.keys.clone()), step, spec, empty=empty)
 
     with pytest.raises(CaseFailed, match="cache does not hold"):
         case_of("decode_attention").check(forgetful, AttentionShape((5,), 2, 2, 8, decode=True), "cpu", torch.float32)

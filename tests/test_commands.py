@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -17,7 +18,8 @@ from eet_lab.commands.bench_tables import model_table
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.engine.engine import Engine
 from eet_lab.errors import Cancelled
-from eet_lab.technique import registry
+from eet_lab.paths import PACKAGE
+from eet_lab.technique import names_in_all, registry
 
 SHORT = ["-n", "4"]
 
@@ -116,6 +118,39 @@ def test_compare_writes_one_page(folder, tmp_path):
     assert "<html" in page.read_text()
 
 
+def test_compare_writes_a_trace_and_keeps_the_timelines_beside_the_result(folder, tmp_path, capsys):
+    saved, trace = tmp_path / "result.json", tmp_path / "trace.json"
+    words = ["--repeats", "1", "--device", "cpu", "--save", str(saved)]
+    assert main(["compare", "--model", folder, *SHORT, *words, "--trace", str(trace)]) == 0
+    assert "open it at ui.perfetto.dev" in capsys.readouterr().out
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {1, 2}
+    assert main(["compare", "--load", str(saved), "--trace", str(tmp_path / "again.json")]) == 0
+    again = json.loads((tmp_path / "again.json").read_text())["traceEvents"]
+    assert [event["name"] for event in again] == [event["name"] for event in events]
+
+
+def test_a_result_that_is_saved_again_keeps_what_stands_beside_it(tmp_path):
+    [first] = (PACKAGE / "recorded").glob("h200-compare-gpt2-xl.json")
+    again = tmp_path / "again.json"
+    assert main(["compare", "--load", str(first), "--save", str(again)]) == 0
+    before, after = (json.loads(path.read_text()) for path in (first, again))
+    assert before == after and {"monitor", "timeline"} < after.keys()
+
+
+def test_a_comparison_is_not_lost_where_there_is_no_trace(folder, tmp_path, capsys, monkeypatch):
+    def stopped(*args, **how):
+        raise Cancelled("The timeline was stopped.")
+
+    monkeypatch.setattr("eet_lab.bench.timeline.timelines", stopped)
+    words = ["--repeats", "1", "--device", "cpu", "--save", str(tmp_path / "result.json")]
+    assert main(["compare", "--model", folder, *SHORT, *words, "--trace", str(tmp_path / "trace.json")]) == 1
+    assert "There is no trace: The timeline was stopped." in capsys.readouterr().err
+    assert load_result(tmp_path / "result.json")
+    assert main(["compare", "--load", str(tmp_path / "result.json"), "--trace", str(tmp_path / "trace.json")]) == 2
+    assert "holds no timeline" in capsys.readouterr().err
+
+
 def test_compare_climbs_a_ladder(folder, capsys):
     words = ["--ladder", "--recipe", "pre_padding,mask_removal", "--repeats", "1", "--device", "cpu"]
     assert main(["compare", "--model", folder, *SHORT, *words]) == 0
@@ -156,7 +191,7 @@ def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
         (["bench", "demo/b999999999/p8/n16"], "7,999,999,992 in all, but a workload has at most 10,000,000"),
         (["bench", "demo/b1/p8/n16", "--repeats", "-3"], "repeats is -3"),
         (["bench", "op:norm_linear/t1/n96/c64", "--repeats", "0", "--device", "cpu"], "repeats is 0"),
-        (["compare", "--ladder", "--baseline", "pre_padding"], "leave out one of the two"),
+        (["compare", "--ladder", "--baseline", "pre_padding"], "leave out --ladder or --baseline"),
         (["bench", "gpt2-b1"], "is no workload"),
         (["bench", "choose_top_k"], "Did you mean 'op:choose_top_k'"),
         (["bench", "norm/t1/c64"], "Did you mean 'op:norm/t1/c64'"),
@@ -169,7 +204,7 @@ def test_bench_fails_where_nothing_could_be_timed(folder, monkeypatch, capsys):
         (["bench", "demo/b1/p2/n2", "--provider", "hf-static-compile", "--device", "cpu"], "on a GPU only"),
         (
             ["bench", "demo/b1/p2/n2", "--recipe", "all", "--provider", "hf-sdpa"],
-            "none has recipes. Add --provider eet_lab",
+            "has recipes. Add --provider eet_lab",
         ),
         (["bench", "demo/b1/p0/n2"], "prompt tokens of a workload: 0, but it must be at least 1"),
         (["bench", "demo/b1/p2/n2", "--recipe", ""], "--recipe is '', which names no technique. Write baseline"),
@@ -249,7 +284,7 @@ def test_progress_off_a_terminal_is_lines(capsys):
 
 def test_a_table_names_recipes_in_the_fewest_words():
     spread = Spread(1.0, 2.0, 3.0)
-    whole = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
+    whole = ",".join(names_in_all())
     names = ("baseline", "pre_padding,mask_removal", whole, f"{whole},int8_weights")
     where = ("float16", spread, spread, spread, 1, 1.0, 1.0, 1.0, "passed", True, "abc", "a GPU", None, "2", "5", None)
     rows = [Row("gpt2/b1/p4/n4", "eet_lab", name, *where, "2025-01-02T00:00:00+00:00") for name in names]

@@ -11,9 +11,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from eet_lab import limits
-from eet_lab.doctor import Check, diagnose, gpu, machine, notebook, software, to_html, to_text
+from eet_lab.doctor import Check, diagnose, gpu, machine, notebook, pins, software, to_html, to_text
 from eet_lab.errors import KernelBuildError, MonitorError, SetupError
 from eet_lab.monitor.nvml import Driver, Gpu
 from eet_lab.ops.native import toolchain
@@ -27,10 +29,70 @@ def test_diagnose_covers_everything_once_and_leaves_this_machine_usable():
     checks = diagnose()
     names = [check.name for check in checks]
     assert names == [
-        "Python", "packages", "GPU", "torch", "nvcc", "C++ compiler", "ninja", "ipykernel", "environments",
+        "Python", "packages", "versions", "GPU", "torch", "nvcc", "C++ compiler", "ninja", "ipykernel", "environments",
         "lab extensions", "disk", "cache",
     ]  # fmt: skip
     assert not [check for check in checks if check.status == "fail" and not check.remedy]
+
+
+def needed() -> list[str]:
+    """The distributions that the project requires."""
+    return [Requirement(line).name for line in metadata.requires("eet-lab") or [] if "extra ==" not in line]
+
+
+@pytest.fixture
+def hide(monkeypatch):
+    """`hide(distribution)` makes it, its modules and its version look as if it were not installed."""
+    version, modules = metadata.version, metadata.packages_distributions()
+
+    def hide(name: str) -> None:
+        def not_there(asked: str) -> str:
+            if canonicalize_name(asked) == canonicalize_name(name):
+                raise metadata.PackageNotFoundError(asked)
+            return version(asked)
+
+        monkeypatch.setattr(metadata, "version", not_there)
+        for module, owners in modules.items():
+            if canonicalize_name(name) in map(canonicalize_name, owners):
+                inside = [known for known in sys.modules if known.partition(".")[0] == module]
+                for known in {module, *inside}:
+                    monkeypatch.setitem(sys.modules, known, None)
+
+    return hide
+
+
+@pytest.mark.parametrize("name", needed())
+def test_the_doctor_works_without_any_package_and_says_how_to_install_it(hide, monkeypatch, name):
+    for module in [known for known in sys.modules if known.startswith("eet_lab.doctor.")]:
+        if module != "eet_lab.doctor.check":
+            monkeypatch.delitem(sys.modules, module)  # as in a new process, where importing them may fail
+    hide(name)
+    checks = diagnose()
+    remedies = [check.remedy for check in checks if check.status == "fail"]
+    asked = [word for remedy in remedies for word in remedy.replace('"', " ").split()]
+    assert any(word.startswith(name) for word in asked), checks
+    assert all("pip install" in remedy for remedy in remedies)
+    assert to_text(checks)
+
+
+def test_a_package_that_is_broken_is_one_row(monkeypatch):
+    def broken() -> list[Check]:
+        raise OSError("libcudart.so.13: cannot open shared object file")
+
+    [row] = software.guarded("GPU", broken)
+    assert (row.name, row.status) == ("GPU", "fail")
+    assert "libcudart.so.13" in row.found
+    assert "pip install" in row.remedy
+
+
+def test_versions_that_were_not_tried_are_a_note(monkeypatch, tmp_path):
+    own = tmp_path / "constraints.txt"
+    own.write_text(f"# why\nnumpy==1.0\nno-such-package==3\npytest=={metadata.version('pytest')}  # why\ntorch==1.0\n")
+    monkeypatch.setattr(pins, "constraints_file", lambda: own)
+    check = pins.check_pins()
+    assert check.status == "note"
+    assert f"1 of 2 are not the tried ones: numpy {metadata.version('numpy')} (tried 1.0)" == check.found
+    assert check.remedy == f'{sys.executable} -m pip install "numpy==1.0"'
 
 
 def test_python_range(monkeypatch):
@@ -141,17 +203,13 @@ def test_torch_newer_than_the_tried_one_or_the_drivers_cuda_is_a_warning(monkeyp
     assert "newer than the driver's CUDA 13.0" in check.found
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    for version, status in {"2.6.0+cu124": "ok", f"{limits.TRIED_TORCH}+cpu": "ok", "2.99.0": "warn"}.items():
+    tried = pins.pinned()["torch"]
+    for version, status in {"2.6.0+cu124": "ok", f"{tried}+cpu": "ok", "2.99.0": "warn"}.items():
         monkeypatch.setattr(torch, "__version__", version)
         for driver in (DRIVER, None):
             check = gpu.check_torch(driver)
             assert check.status == status
-            assert (f'"torch=={limits.TRIED_TORCH}"' in check.remedy) == (status == "warn")
-
-
-def test_the_tried_torch_is_the_pinned_one():
-    pins = (Path(__file__).parent.parent / "constraints.txt").read_text().splitlines()
-    assert f"torch=={limits.TRIED_TORCH}" in pins
+            assert (f'"torch=={tried}"' in check.remedy) == (status == "warn")
 
 
 def test_a_hidden_gpu_is_not_a_broken_one(monkeypatch):

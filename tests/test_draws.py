@@ -34,20 +34,20 @@ def test_draws_do_not_depend_on_the_recipe(tiny, settings):
 def test_draws_stay_within_top_k_and_top_p(tiny, monkeypatch):
     """The noise is finite even for the hash's last value, so a hidden word can never win."""
     monkeypatch.setattr(reference, "_mix", lambda x: torch.full_like(x, 0x7FFFFFFF))
-    assert reference.gumbel(torch.tensor([0]), torch.zeros(3, dtype=torch.long), 7).isfinite().all()
+    assert reference.gumbel(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long), 7).isfinite().all()
     monkeypatch.undo()
     torch.manual_seed(0)
     logits, seen = torch.randn(1, 50257).mul(0.1).expand(100, -1), set()
     allowed = set(logits[0].topk(5).indices.tolist())
     for seed in range(3):
-        sampling = Settings(temperature=1.0, top_k=5, seed=seed).sampling(torch.device("cpu"))
+        sampling = Settings(temperature=1.0, top_k=5, seed=seed).sampling(100)
         seen |= set(reference.choose(logits, torch.zeros(100, dtype=torch.long), sampling).tolist())
     assert seen == allowed
 
 
 def test_draws_follow_the_chances():
     logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(20_000, 4)
-    sampling = Settings(temperature=1.0, seed=11).sampling(torch.device("cpu"))
+    sampling = Settings(temperature=1.0, seed=11).sampling(20_000)
     drawn = reference.choose(logits, torch.arange(20_000) % 7, sampling)
     assert torch.allclose(drawn.bincount(minlength=4) / 20_000, logits[0].exp(), atol=0.015)
 

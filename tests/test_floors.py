@@ -12,6 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the ground up. A name covers its sub-modules unless they are named themselves; the longest name counts.
 FLOORS = (
     (
+        "eet_lab.devices",
         "eet_lab.errors",
         "eet_lab.knobs",
         "eet_lab.limits",
@@ -24,21 +25,33 @@ FLOORS = (
     ("eet_lab.models",),
     ("eet_lab.engine",),
     ("eet_lab.parts",),
-    ("eet_lab.engine.engine", "eet_lab.engine.recorded", "eet_lab.training", "eet_lab.technique", "eet_lab.texts"),
+    (
+        "eet_lab.encoding",
+        "eet_lab.engine.encode",
+        "eet_lab.engine.engine",
+        "eet_lab.engine.recorded",
+        "eet_lab.training",
+        "eet_lab.definition",
+        "eet_lab.technique",
+        "eet_lab.texts",
+    ),
     ("eet_lab.techniques",),
     ("eet_lab.bench",),
-    ("eet_lab.panels", "eet_lab.cli", "eet_lab.__main__", "eet_lab.commands", "eet_lab.doctor", "eet_lab.lab_server"),
+    ("eet_lab.figures",),
+    ("eet_lab.workbench",),
+    ("eet_lab.lessons", "eet_lab.cli", "eet_lab.__main__", "eet_lab.commands", "eet_lab.doctor", "eet_lab.lab"),
 )
 LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 
 # What the package's techniques are is known one floor up; they register themselves on first use.
 LIFTS = {("eet_lab.technique", "eet_lab.techniques")}
 
+PAGES = ("eet_lab.figures", "eet_lab.workbench", "eet_lab.lessons")
 HOMES = {
-    "ipywidgets": ("eet_lab.panels",),
-    "anywidget": ("eet_lab.panels",),
-    "plotly": ("eet_lab.panels",),
-    "IPython": ("eet_lab.panels",),
+    "ipywidgets": PAGES,
+    "anywidget": PAGES,
+    "plotly": PAGES,
+    "IPython": PAGES,
     "pynvml": ("eet_lab.monitor",),
 }
 TORCH_FREE = ("eet_lab.memory", "eet_lab.scheduling")
@@ -123,7 +136,7 @@ def test_imports_go_downwards(module, path):
         ("eet_lab.models.load", "import torch", False),
         ("eet_lab.bench.results", "import plotly.graph_objects as go", True),
         ("eet_lab.bench.results", "import pynvml", True),
-        ("eet_lab.panels.live", "import anywidget", False),
+        ("eet_lab.workbench.live", "import anywidget", False),
         ("eet_lab.technique", "import eet_lab.techniques", False),
         ("eet_lab.techniques.pre_padding", "from eet_lab.bench import compare", True),
     ],

@@ -17,7 +17,7 @@ from eet_lab.ops.cuda.launching import Limits
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.ops.shapes import AttentionShape
-from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
+from eet_lab.ops.types import Linear, Norm, Sampling, Span, Step, fresh
 
 SMALL = 300_000  # bytes that a shape may read, so that the CPU is not kept busy
 SHAPES = [(case, shape) for case in ALL_CASES for shape in case.shapes if shape.read_bytes(4) < SMALL]
@@ -87,8 +87,8 @@ def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_
 )
 def test_the_choice_of_a_token_too(how, chooses, launched):
     x, head, each = torch.ones(3, 16), Linear(torch.ones(300, 16), None), torch.arange(3)
-    step = Step(*[None] * 10)._replace(last=each, positions=each)
-    sampling = Sampling(*how, torch.tensor([5]))
+    step = Step(*[None] * 10)._replace(last=each, positions=each, spans=[Span(row, 1, 0) for row in range(3)])
+    sampling = Sampling(*how, torch.arange(3))
     cuda.next_token(x, step, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
     assert launched == ["eet_linear", chooses]
 
@@ -97,18 +97,36 @@ def test_a_draw_on_a_gpu_of_more_blocks_than_threads_takes_the_other_way(launche
     module = import_module("eet_lab.ops.cuda.linear")
     monkeypatch.setattr(module, "gpu", lambda: Limits(227 * 1024, 513))
     x, head, each = torch.ones(3, 16), Linear(torch.ones(600, 16), None), torch.arange(3)
-    step = Step(*[None] * 10)._replace(last=each, positions=each)
-    sampling = Sampling(0.7, 9, 1.0, torch.tensor([5]))
+    step = Step(*[None] * 10)._replace(last=each, positions=each, spans=[Span(row, 1, 0) for row in range(3)])
+    sampling = Sampling(0.7, 9, 1.0, torch.arange(3))
     cuda.next_token(x, step, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
     assert launched == ["eet_linear", "eet_choose"]
+
+
+def test_the_newest_of_as_many_tokens_as_rows_are_picked_where_a_row_has_several(launched):
+    """Of 20 slots ten read two tokens each: as many tokens as rows, and not one each."""
+    x, head = torch.ones(20, 16), Linear(torch.ones(300, 16), None)
+    each, sampling, norm = torch.arange(20), Sampling(0.0, 0, 1.0, torch.arange(20)), Norm(torch.ones(16), None, 1e-5)
+    asked = []
+
+    def empty(name, *args, **options):
+        asked.append(name)
+        return fresh(name, *args, **options)
+
+    for counts, picks in (([2, 0] * 10, True), ([1] * 20, False)):
+        spans = tuple(Span(0, count, 0) for count in counts)
+        step = Step(*[None] * 10)._replace(last=each, positions=each, spans=spans)
+        asked.clear()
+        cuda.next_token(x, step, norm, head, sampling, empty=empty)
+        assert ("newest" in asked) == picks
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 def test_no_rows_need_no_launch(temperature, launched):
     """A grid of 0 blocks would be refused as an invalid configuration."""
     head, none = Linear(torch.ones(40, 16), None), torch.empty(0, dtype=torch.long)
-    step = Step(*[None] * 10)._replace(last=none, positions=none)
-    sampling = Sampling(temperature, 0, 1.0, torch.tensor([5]))
+    step = Step(*[None] * 10)._replace(last=none, positions=none, spans=())
+    sampling = Sampling(temperature, 0, 1.0, none)
     norm = Norm(torch.ones(16), None, 1e-5)
     assert cuda.next_token(torch.ones(0, 16), step, norm, head, sampling, empty=fresh).shape == (0,)
     assert launched == []
@@ -135,15 +153,15 @@ def test_a_split_that_no_launcher_takes_is_told(split, says, launched):
 @pytest.mark.parametrize("columns", [1_300_000, 1_400_000])
 def test_a_cache_of_too_many_columns_for_decode_attention_is_told_in_the_rehearsal(columns):
     shape = AttentionShape((9, 20), 25, 25, 64, decode=True)
-    qkv, kv, step = shape.inputs("cpu", torch.float16, 0)
+    qkv, kv, step, spec = shape.inputs("cpu", torch.float16, 0)
     keys = torch.empty(2, 25, columns, 64, dtype=torch.float16, device="meta")
-    call = partial(cuda.attention, qkv.to("meta"), kv._replace(keys=keys, values=keys), step, empty=fresh)
+    call = partial(cuda.attention, qkv.to("meta"), kv._replace(keys=keys, values=keys), step, spec, empty=fresh)
     if keys.stride(0) < 2**31:
         assert call().shape == (2, 25 * 64)
         return
     with pytest.raises(KernelError, match=r"2,240,000,000 .*2,147,483,647.*fewer columns.*kv=paged"):
         call()
-    cuda.attention(qkv.float().to("meta"), kv._replace(keys=keys.float(), values=keys.float()), step, empty=fresh)
+    cuda.attention(qkv.float().to("meta"), kv._replace(keys=keys.float(), values=keys.float()), step, spec, empty=fresh)
 
 
 def test_a_launch_with_an_argument_too_few_is_noticed(launched):

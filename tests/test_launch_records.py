@@ -58,7 +58,7 @@ def test_the_fused_choice_is_recorded(sanitize):
     for name in heads - {"eet_int8_linear"}:
         parameters = [p.name for p in signatures(source(name.removeprefix("eet_")).read_text())[name]]
         calls = [dict(zip(parameters, launch.args, strict=True)) for launch in launches if launch.launcher == name]
-        assert any(call["temperature"] and call["positions"] and call["seed"] for call in calls), "it draws"
+        assert any(call["temperature"] and call["positions"] and call["noise"] for call in calls), "it draws"
         assert any(call["out"] and call["best"] for call in calls), "for top-k"
     for name in heads:
         best, x, at = zip(*(launch.args[1:4] for launch in launches if launch.launcher == name), strict=True)

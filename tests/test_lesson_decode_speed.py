@@ -13,27 +13,19 @@ import torch
 
 from eet_lab.bench import Spread, Workload
 from eet_lab.bench.calls import counted, num_kernels
-from eet_lab.bench.cost import LaunchCost, step_weight_bytes
+from eet_lab.bench.cost import LaunchCost, step_ms, step_weight_bytes
+from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.step import decode_calls, num_launches
+from eet_lab.lessons import Prediction, decode_speed, recorded, roofline, rungs, speed_exercises, step
+from eet_lab.lessons.step import LAYER, Timed, timed
 from eet_lab.models import weights
 from eet_lab.models.config import PRESETS, Config
-from eet_lab.panels.lessons import (
-    Prediction,
-    decode_speed,
-    floor_exercise,
-    left_over,
-    recorded,
-    roofline,
-    rungs,
-    timeline,
-)
-from eet_lab.panels.lessons.step_calls import LAYER, Timed, timed
 from eet_lab.parts import Parts
 from eet_lab.paths import benchmarks_dir
-from eet_lab.technique import Recipe, registry
+from eet_lab.technique import Recipe, names_in_all
 
 SMALL = Config(3, 64, 2, 256, 504, 128)
-ALL = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
+ALL = ",".join(names_in_all())
 FIVE = ALL.replace("persistent_layers,", "")
 NO_EARLY_START = FIVE.replace(",dependent_launch", "")
 
@@ -91,11 +83,11 @@ def test_a_layer_is_counted_in_order():
 
 
 def test_a_step_is_timed_op_by_op(tiny):
-    step = timed(tiny, Parts(), [1, 2, 3], new_tokens=8)
-    assert [op.op for op in step] == ["embed", *LAYER * tiny.config.num_layers, "next_token", "advance"]
-    ends = [op.start_us + op.took_us for op in step]
-    assert all(end <= op.start_us for end, op in zip(ends, step[1:], strict=False))
-    assert step[1].num_bytes > 3 * tiny.config.hidden_size**2 * tiny.decoder.dtype.itemsize
+    ops = timed(tiny, Parts(), [1, 2, 3], new_tokens=8)
+    assert [op.op for op in ops] == ["embed", *LAYER * tiny.config.num_layers, "next_token", "advance"]
+    ends = [op.start_us + op.took_us for op in ops]
+    assert all(end <= op.start_us for end, op in zip(ends, ops[1:], strict=False))
+    assert ops[1].num_bytes > 3 * tiny.config.hidden_size**2 * tiny.decoder.dtype.itemsize
 
 
 # --- roofline and rungs
@@ -186,9 +178,9 @@ def test_a_rung_is_labelled_right_of_both_its_markers():
 
 def test_the_layers_lanes_add_up_to_the_step():
     """Five kernels a layer, each timed alone, are about the recorded step, or more where launches overlap."""
-    alone = sum(timeline.ours_us(rows) for _, rows in timeline.layer_ops()) * recorded.CONFIG.num_layers / 1e3
+    alone = sum(step.ours_us(rows) for _, rows in step.layer_ops()) * recorded.CONFIG.num_layers / 1e3
     assert 0.85 < alone / recorded.fastest().tpot_ms.p50 < 2
-    assert all(timeline.floor_us(rows) < timeline.ours_us(rows) for _, rows in timeline.layer_ops())
+    assert all(step.floor_us(rows) < step.ours_us(rows) for _, rows in step.layer_ops())
 
 
 def test_what_is_recorded_says_where_with_what_and_when():
@@ -202,7 +194,7 @@ def test_what_is_recorded_says_where_with_what_and_when():
     )
 
 
-@pytest.mark.parametrize("show", [decode_speed.roof, decode_speed.layer, decode_speed.verdict, decode_speed.left_over])
+@pytest.mark.parametrize("show", [roofline.roof, decode_speed.layer, decode_speed.verdict, decode_speed.left_over])
 def test_the_gpus_figures_wait_for_the_prediction(show):
     guess = Prediction("?", number=(0, 1000), unit="ms")
     [place] = show(guess).things
@@ -220,7 +212,7 @@ def test_what_is_on_already_is_that_of_the_account():
     on = Recipe.parse(recorded.fastest(without="persistent_layers").recipe, "cuda").names
     assert "dependent_launch" in on
     text = str(decode_speed.left_over(answered(2.5)).things[2].data)
-    for name in filter(None, (name for *_, name in left_over.ATTACKS)):
+    for name in filter(None, (name for *_, name in decode_speed.ATTACKS)):
         assert f"{name} (on already)" in text if name in on else f"{name}<" in text
 
 
@@ -234,16 +226,16 @@ def test_what_is_on_already_is_that_of_the_account():
     ],
 )
 def test_what_the_sum_of_ops_says_follows_from_the_numbers(words, alone_ms, told, not_told):
-    text = left_over._account(alone_ms, 1.27, Recipe.parse(words, "cuda"))
+    text = decode_speed._account(alone_ms, 1.27, Recipe.parse(words, "cuda"))
     assert all(each in text for each in told) and not any(each in text for each in not_told), text
 
 
 def test_the_account_is_of_the_numbers_in_the_table():
     shown = decode_speed.left_over(answered(2.5)).things
-    alone, step = (float(number) for number in re.findall(r">([\d.]+) ms<", shown[1].data)[-2:])
+    alone, whole = (float(number) for number in re.findall(r">([\d.]+) ms<", shown[1].data)[-2:])
     off = re.search(r"(\d+)% (more|less) than the whole step", shown[3])
-    assert off and float(off[1]) / 100 == pytest.approx(abs(alone / step - 1), abs=0.01)
-    assert (off[2] == "more") == (alone > step)
+    assert off and float(off[1]) / 100 == pytest.approx(abs(alone / whole - 1), abs=0.01)
+    assert (off[2] == "more") == (alone > whole)
 
 
 @pytest.mark.parametrize(("num_rows", "kernels"), [(1, 101), (2, 101), (3, 244)])
@@ -262,33 +254,9 @@ def test_what_is_one_kernel_a_layer_stands_beside_five():
     assert "persistent_layers" in best.recipe and "persistent_layers" not in apart.recipe
     shown = decode_speed.left_over(answered(2.5)).things
     assert f"{apart.tpot_ms.p50:.3g} ms" in str(shown[1].data)
-    [told] = left_over._together(best, apart, 48)
+    [told] = decode_speed._together(best, apart, 48)
     assert told in shown and {"97", "240", f"{best.tpot_ms.p50:.3g}"} <= numbers(told)
-    assert left_over._together(apart, apart, 48) == []
-
-
-@pytest.mark.parametrize(
-    ("climbed", "totals"),
-    [
-        (ALL, {"97", "4", "101"}),
-        (FIVE, {"97", "4", "101", "240", "244"}),
-        ("pre_padding,mask_removal,memory_reuse,packed_prefill,fused_kernels", {"97", "4", "101", "240", "16", "256"}),
-    ],
-    ids=["the same", "five a layer", "without fused_sampling"],
-)
-def test_the_lessons_counts_of_a_fused_step_are_reconciled(monkeypatch, climbed, totals):
-    """What was counted above and the ladder's last rung: once where they are the same, else both, each as a sum."""
-    ladder = recorded.ladder()
-    *before, last = ladder.rungs
-    rung = replace(last, measurement=replace(last.measurement, recipe=climbed))
-    monkeypatch.setattr(recorded, "ladder", lambda: replace(ladder, rungs=(*before, rung)))
-    text = decode_speed.left_over(answered(2.5)).things[-1]
-    assert numbers(text) == totals
-    for words in {ALL, climbed}:
-        kernels = num_kernels(parts(words), (8,), recorded.CONFIG)
-        beside = counted(parts(words), [8], 1).beside
-        assert {str(kernels), str(beside), str(kernels - beside)} <= totals and text.count(str(kernels)) == 1
-    assert text.count("counted above") == text.count("recorded ladder") == 1
+    assert decode_speed._together(apart, apart, 48) == []
 
 
 def test_the_verdict_says_what_the_prediction_does_not_know():
@@ -304,7 +272,7 @@ def test_the_verdict_says_what_the_prediction_does_not_know():
 def test_the_verdict_says_how_unsteady_the_host_was():
     """The baseline and pre-padding take the same steps of one row, and so do memory reuse and packed prefill."""
     found = rungs.rises(recorded.ladder(), recorded.CONFIG, rungs.H200)
-    told = rungs.unsteady(found, "the host, which others use too")
+    told = rungs.unsteady(found, "the host")
     assert told and told in decode_speed.verdict(answered(2.5)).things[-1]
     apart = [(a, b) for a, b in pairwise(found) if a.kernels == b.kernels == a.launches == b.launches]
     assert [a.title for a, _ in apart] == ["Baseline", "+ Memory reuse"]
@@ -328,38 +296,31 @@ def test_each_row_of_the_verdict_is_held_against_its_own_floor():
     assert "its own floor / measured" in text and f"{int8.floor_ms / int8.tpot_ms.p50:.0%}" in text
 
 
-def test_what_a_cpu_took_is_said_as_it_came_out():
-    more, less = (rungs.Rise("", 9, 9, 0.4, 2.0, Spread(took, took, took)) for took in (3.0, 1.0))
-    assert not numbers(rungs.above_prediction([more, more])), "all of them: nothing to count"
-    assert numbers(rungs.above_prediction([more, less])) == {"1", "2"}
-    assert numbers(rungs.above_prediction([less, less, less])) == {"0", "3"}
-
-
 @pytest.mark.parametrize(("gb_per_s", "share"), [(1.0, "50%"), (0.25, "100%")])
 def test_the_share_of_the_op_with_the_most_bytes_is_measured(monkeypatch, tiny, gb_per_s, share):
     """Its bytes at the streaming rate, of what it took; no more than all of it, where a cache is faster."""
-    step = [Timed("embed", 0, 1, 8), Timed("attention", 1, 5, 64), Timed("next_token", 7, 3, 1500)]
+    ops = [Timed("embed", 0, 1, 8), Timed("attention", 1, 5, 64), Timed("next_token", 7, 3, 1500)]
     monkeypatch.setattr(decode_speed, "PROMPT", [1, 2, 3])
-    monkeypatch.setattr(decode_speed, "timed", lambda *args: step)
+    monkeypatch.setattr(decode_speed, "timed", lambda *args: ops)
     monkeypatch.setattr(decode_speed, "streaming_gb_per_s", lambda device: gb_per_s)
     *_, text = decode_speed.step(tiny).things
-    assert f"next_token, has the most bytes of all, and they account for {share}" in text
+    assert f"next_token, has the most bytes, and they account for {share}" in text
     assert "56%" in text, "attention, of what the ops took"
     assert "10%" in text, "between the ops"
 
 
-# --- the exercise
+# --- the exercises
 
 
 def hint(answer) -> str:
-    verdict = floor_exercise.exercise().check(answer)
+    verdict = speed_exercises.floor.check(answer)
     assert verdict.ok is False
     return verdict.message
 
 
 def slipped(floor=lambda right, *args: right, batch=lambda right, *args: right):
     def answer(*args):
-        floor_ms, rows = floor_exercise.floor_and_batch(*args)
+        floor_ms, rows = speed_exercises.floor_and_batch(*args)
         return floor(floor_ms, *args), batch(rows, *args)
 
     return answer
@@ -370,27 +331,39 @@ def without_kv(right, num_weights, weight_bytes, row_kv_bytes, bytes_per_s, flop
 
 
 def test_exercise_hints():
-    assert floor_exercise.exercise().check(floor_exercise.floor_and_batch).ok
-    assert floor_exercise.exercise().check(lambda *args: None).ok is None
+    assert speed_exercises.floor.check(speed_exercises.floor_and_batch).ok
+    assert speed_exercises.floor.check(lambda *args: None).ok is None
     assert "seconds" in hint(slipped(floor=lambda right, *args: right / 1e3))
     assert "keys and values must be read" in hint(slipped(floor=lambda right, n, w, kv, b, f: w / b * 1e3))
     assert "arithmetic" in hint(slipped(floor=lambda right, n, w, kv, b, f: 2 * n / f * 1e3))
     assert "further row" in hint(slipped(batch=without_kv))
     assert "one off" in hint(slipped(batch=lambda right, *args: right - 1))
+    assert "one off" in hint(slipped(batch=lambda right, *args: right + 1))
     assert "multiplied and added" in hint(slipped(batch=lambda right, *args: 2 * without_kv(right, *args)))
     assert "math.inf" in hint(slipped(batch=lambda right, *args: 10**9 if math.isinf(right) else right))
-    assert "two numbers" in hint(lambda *args: 1.0)
+    assert "2 numbers" in hint(lambda *args: 1.0)
     assert "ZeroDivisionError" in hint(lambda *args: 1 / 0)
 
 
 def test_the_exercise_holds_a_model_that_never_leaves_the_slope():
-    batches = [floor_exercise.floor_and_batch(*case[1:])[1] for case in floor_exercise.CASES]
+    batches = [speed_exercises.floor_and_batch(*case)[1] for case in speed_exercises.CASES.values()]
     assert sum(map(math.isinf, batches)) == 1 and batches[0] == 225
-    assert floor_exercise.floor_and_batch(1e9, 2e9, 0, 4e12, 999e12) == (0.5, 250)
+    assert speed_exercises.floor_and_batch(1e9, 2e9, 0, 4e12, 999e12) == (0.5, 250)
 
 
 def test_no_case_turns_on_the_last_digit():
     """Another way to write the same sum may differ by a rounding, and must not be called wrong."""
-    for case in floor_exercise.CASES:
-        nudged = (case.num_weights * (1 + 1e-9), *case[2:])
-        assert floor_exercise.floor_and_batch(*nudged)[1] == floor_exercise.floor_and_batch(*case[1:])[1]
+    for case in speed_exercises.CASES.values():
+        nudged = (case[0] * (1 + 1e-9), *case[1:])
+        assert speed_exercises.floor_and_batch(*nudged)[1] == speed_exercises.floor_and_batch(*case)[1]
+        assert speed_exercises.floor.check(lambda n, *rest: speed_exercises.floor_and_batch(n * (1 + 1e-9), *rest)).ok
+
+
+def test_the_launches_that_there_is_time_for():
+    """As many as the host can make while the device works, by the model that predicts a step."""
+    for floor_ms in (0.732, 3.42, 0.05):
+        most = speed_exercises.most_launches(floor_ms, *rungs.H200)
+        price = LaunchCost(*rungs.H200)
+        device_ms = floor_ms + most * price.kernel_us / 1e3
+        assert step_ms(floor_ms, StepLaunches(most, most), price) == pytest.approx(device_ms)
+        assert step_ms(floor_ms, StepLaunches(most + 1, most + 1), price) > device_ms + price.kernel_us / 1e3

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from eet_lab.engine.kv_cache import StaticKV
+from eet_lab.lessons import batching_exercises as batching
+from eet_lab.lessons import memory_exercises as memory
+from eet_lab.lessons import padding_exercises as padding
+from eet_lab.lessons import speed_exercises as speed
+from eet_lab.lessons import start
+from eet_lab.lessons.exercise import Exercise, formula
 from eet_lab.models.tokenizer import Tokenizer
-from eet_lab.panels.lessons import attend, floor_exercise, holding, left_pad, planner
-from eet_lab.panels.lessons.exercise import Exercise
+from eet_lab.parts import Parts
 
 INF, NAN = float("inf"), float("nan")
 
@@ -59,15 +65,31 @@ def exercises(tiny: Any) -> dict[str, Exercise]:
 
     model = replace(tiny, tokenizer=Tokenizer(encode, lambda ids: " ".join(map(str, ids)), 499))
     return {
-        "left_pad": left_pad.exercise(model),
-        "attend": attend.exercise(),
-        "planner": planner.exercise(model),
-        "floor": floor_exercise.exercise(),
-        "hold": holding.exercise(),
+        "left_pad": padding.padding(model),
+        "attend": padding.attention,
+        "planner": memory.planning(model),
+        "hold": memory.holding,
+        "split": batching.sharing,
+        "recipe": start.recipe_words,
+        "technique": start.own_technique,
+        **FORMULAS,
     }
 
 
-NAMES = ("left_pad", "attend", "planner", "floor", "hold")
+FORMULAS = {
+    "steps": padding.count_steps,
+    "pads": padding.share_of_pads,
+    "scores": padding.count_scores,
+    "cache": memory.size_of_cache,
+    "copies": memory.count_copies,
+    "growths": memory.count_growths,
+    "floor": speed.floor,
+    "launches": speed.launches,
+    "passes": batching.count_passes,
+}
+"""Exercises whose answer is a number or two."""
+
+NAMES = ("left_pad", "attend", "planner", "hold", "split", "recipe", "technique", *FORMULAS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -96,7 +118,7 @@ def test_a_forgotten_branch_is_no_stub(
         ...
 
     def forgot(*args: Any) -> Any:
-        if not args:
+        if len(args) > 9:
             return args
 
     monkeypatch.delenv("EET_LAB_FAST", raising=False)
@@ -118,7 +140,7 @@ def test_a_function_that_answers_sometimes_is_told_when_it_did_not(exercises: di
 @pytest.mark.parametrize("kind", [np.int64, torch.tensor, np.float64, torch.DoubleTensor, float])
 def test_numbers_of_every_kind_are_bytes(exercises: dict[str, Exercise], kind: Any) -> None:
     def hold(*args: Any) -> Any:
-        value = holding.hold(*args)
+        value = memory.hold(*args)
         return kind([value])[0] if kind is torch.DoubleTensor else kind(value)
 
     assert exercises["hold"].check(hold).ok
@@ -126,7 +148,7 @@ def test_numbers_of_every_kind_are_bytes(exercises: dict[str, Exercise], kind: A
 
 def test_offsets_come_in_any_sequence(exercises: dict[str, Exercise]) -> None:
     for kind in (np.array, torch.tensor, iter, tuple, lambda offsets: [np.int64(each) for each in offsets]):
-        assert exercises["planner"].check(lambda lives, kind=kind: kind(planner.plan(lives))).ok, kind
+        assert exercises["planner"].check(lambda lives, kind=kind: kind(memory.plan(lives))).ok, kind
 
 
 def test_what_is_refused_is_named(exercises: dict[str, Exercise]) -> None:
@@ -136,3 +158,138 @@ def test_what_is_refused_is_named(exercises: dict[str, Exercise]) -> None:
     assert "inf" in told("hold", INF) and "nan" in told("hold", NAN) and "'words' (str)" in told("hold", "words")
     assert "5 (int)" in told("planner", 5) and "None" in told("planner", [None] * 4)
     assert "float64" in told("attend", torch.zeros(8, dtype=torch.float64))
+
+
+# --- answers that are numbers: each slip has words of its own
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_the_solution_is_right_and_shown_with_its_cases(exercises: dict[str, Exercise], name: str) -> None:
+    verdict = exercises[name].check(exercises[name].answer)
+    assert verdict.ok, verdict.message
+    [shown] = verdict.shown
+    assert shown.data.count("<tr>") >= 4
+
+
+def used(lengths: list[int]) -> int:
+    return padding.first_pass_scores(lengths)[1]
+
+
+def in_turn(answers: list[int], slots: int) -> tuple[int, int]:
+    return batching.passes(answers, slots)[0], max(sum(answers[slot::slots]) for slot in range(slots))
+
+
+def longest_first(answers: list[int], slots: int) -> tuple[int, int]:
+    return batching.passes(answers, slots)[0], batching.passes(sorted(answers, reverse=True), slots)[1]
+
+
+WRONG: dict[str, list[tuple[Any, str]]] = {
+    "steps": [
+        (lambda lengths, new: (max(lengths) + new, new), "one step less"),
+        (lambda lengths, new: (sum(lengths) + new - 1, new), "side by side"),
+        (lambda lengths, new: (min(lengths) + new - 1, new), "longest row is"),
+        (lambda lengths, new: (max(lengths) + new - 1, new - 1), "first pass gives a token"),
+        (lambda lengths, new: (max(lengths) + new - 1, new + 1), "one step less"),
+        (lambda lengths, new: (max(lengths), 1), "until the first token"),
+        (lambda lengths, new: (77, new), "Count the steps"),
+    ],
+    "pads": [
+        (lambda lengths: sum(lengths) / len(lengths) / max(lengths), "share of real tokens"),
+        (lambda lengths: len(lengths) * max(lengths) / sum(lengths) - 1, "not by the real tokens"),
+        (lambda lengths: len(lengths) * max(lengths) - sum(lengths), "number of pads"),
+        (lambda lengths: 100 * padding.padded_share(lengths), "percentage"),
+        (lambda lengths: 0.3, "The rectangle has"),
+    ],
+    "scores": [
+        (lambda n: (len(n) * max(n) ** 2, sum(each * (each - 1) // 2 for each in n)), "sees itself"),
+        (lambda n: (len(n) * max(n) ** 2, sum(each * each for each in n)), "triangle"),
+        (lambda n: (sum(each * each for each in n), used(n)), "as many columns as the longest"),
+        (lambda n: (max(n) ** 2, used(n)), "all rows"),
+        (lambda n: (len(n) * max(n), used(n)), "columns times columns"),
+        (lambda n: (1, 1), "square as wide"),
+    ],
+    "cache": [
+        (lambda L, C, B, K, size: L * C * B * K * size, "keys and values"),
+        (lambda L, C, B, K, size: 2 * C * B * K * size, "one layer"),
+        (lambda L, C, B, K, size: 2 * L * C * K * size, "one row"),
+        (lambda L, C, B, K, size: 2 * L * C * B * K, "counts numbers"),
+        (lambda *args: 1, "Each column of each row"),
+    ],
+    "copies": [
+        (lambda n, new: sum(range(n, n + new)), "one step less"),
+        (lambda n, new: sum(range(n + 1, n + new)), "there before it"),
+        (lambda n, new: sum(range(new - 1)), "prompt's columns"),
+        (lambda n, new: (new - 1) * (n + new - 1), "it grows"),
+        (lambda n, new: (new - 1) * n, "one column more"),
+        (lambda n, new: 5, "Add up"),
+    ],
+    "growths": [
+        (lambda needs: sum(need >= max(needs[: at + 1]) for at, need in enumerate(needs)), ">="),
+        (lambda needs: sum(need > last for need, last in zip(needs, [0, *needs], strict=False)), "all requests before"),
+        (lambda needs: memory.times_grown(needs) - 1, "first request"),
+        (len, "only growth"),
+        (lambda needs: len(set(needs)), "most so far"),
+        (lambda needs: 99, "Go through"),
+    ],
+    "launches": [
+        (lambda floor, kernel, launch: floor * 1e3 // launch, "more of it"),
+        (lambda floor, kernel, launch: floor // (launch - kernel), "milliseconds"),
+        (lambda floor, kernel, launch: floor * 1e3 // (launch + kernel), "at the same time"),
+        (lambda *case: speed.most_launches(*case) + 1, "one too many"),
+        (lambda *case: 7, "round down"),
+    ],
+    "passes": [
+        (lambda answers, slots: (batching.passes(answers, slots)[0], -(-sum(answers) // slots)), "cannot be split"),
+        (lambda answers, slots: (-(-sum(answers) // slots), batching.passes(answers, slots)[1]), "Add up the longest"),
+        (lambda answers, slots: (max(answers) * -(-len(answers) // slots), 0), "longest of its own"),
+        (lambda answers, slots: batching.passes(sorted(answers, reverse=True), slots), "order of arrival"),
+        (lambda answers, slots: (max(answers), max(answers)), "one after the other"),
+        (lambda answers, slots: (sum(answers), 0), "side by side"),
+        (in_turn, "slot in turn"),
+        (longest_first, "waits longest"),
+        (lambda answers, slots: (batching.passes(answers, slots)[0], 1), "Write down"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_each_slip_is_told_in_its_own_words(exercises: dict[str, Exercise], name: str) -> None:
+    for answer, words in WRONG[name]:
+        verdict = exercises[name].check(answer)
+        assert verdict.ok is False and words in verdict.message, (words, verdict.message)
+
+
+def test_whole_numbers_must_be_hit_and_others_nearly() -> None:
+    exercise = formula(lambda x: (10**9, x / 3), {"one": (1.0,)}, {}, "yes", names=("a", "b"), otherwise="no")
+    assert exercise.check(lambda x: (10**9, 0.33333333)).ok and exercise.check(lambda x: (1e9, 1 / 3)).ok
+    assert "your a is" in exercise.check(lambda x: (10**9 + 1, 1 / 3)).message
+    assert "your b is" in exercise.check(lambda x: (10**9, 0.333)).message
+    assert "2 numbers, a and b" in exercise.check(lambda x: (1, 2, 3)).message
+
+
+def test_a_recipe_is_judged_by_what_it_says(exercises: dict[str, Exercise]) -> None:
+    def told(text: Any) -> str:
+        return exercises["recipe"].check(lambda: text).message
+
+    assert exercises["recipe"].check(lambda: " memory_reuse:page=32:kv=paged , pre_padding").ok
+    assert "pre_padding is not in it" in told("memory_reuse:kv=paged:page=32")
+    assert "mask_removal should not" in told("pre_padding,mask_removal,memory_reuse:kv=paged:page=32")
+    assert "kv of memory_reuse" in told("pre_padding,memory_reuse")
+    assert "page of memory_reuse" in told("pre_padding,memory_reuse:kv=paged")
+    assert "no recipe" in told("pre_pading") and "as text" in told(["pre_padding"])
+
+
+def test_a_technique_is_judged_by_what_it_replaces(exercises: dict[str, Exercise]) -> None:
+    def told(apply: Any) -> str:
+        return exercises["technique"].check(apply).message
+
+    assert exercises["technique"].check(start.static_cache).ok
+    assert "prompts, texts changed" in told(lambda parts: replace(Parts(), kv_cache=StaticKV))
+    assert "GrowingKV" in told(lambda parts: parts)
+    assert "return the new parts" in told(lambda parts: StaticKV)
+
+    def in_place(parts: Any) -> Any:
+        parts.kv_cache = StaticKV
+        return parts
+
+    assert "FrozenInstanceError" in told(in_place)

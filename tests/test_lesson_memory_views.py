@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from eet_lab.engine.paged_kv import PAGE
+from eet_lab.lessons import memory_views as views
+from eet_lab.lessons.batch import rows
 from eet_lab.models.tokenizer import Tokenizer
-from eet_lab.panels.lessons import memory_views as views
-from eet_lab.panels.lessons.batch import rows
 
 
 @pytest.fixture
@@ -51,3 +51,14 @@ def test_a_forecast_says_what_it_is_for(words: Any) -> None:
     assert "Measured" not in where.data and "GPU with 24 GiB free" in where.data and "forecast" in where.data.lower()
     assert all(re.search(r"24 GiB", each.data) for each in told if not isinstance(each, str))
     assert "workspace" in told[-1] and "cuBLAS" in told[-1]
+
+
+def test_without_a_gpu_the_lines_of_a_recorded_one_are_shown(words: Any) -> None:
+    _, _, _, where, fig, told = views.three_lines(words).things
+    assert "Not this machine" in where.data and "H200" in where.data
+    plan, allocated, reserved, device = (trace.y for trace in fig.data)
+    assert len(plan) > 50
+    for counters in zip(plan, allocated, reserved, device, strict=True):
+        assert list(counters) == sorted(counters), "each counter sees what the one before it sees"
+    grew = plan[-1] - plan[0]
+    assert views.sized(grew * views.GiB)[:3] in told and allocated[-1] - allocated[0] == pytest.approx(grew, rel=0.1)

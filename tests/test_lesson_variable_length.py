@@ -13,10 +13,11 @@ import torch
 from eet_lab.bench import caching_allocator
 from eet_lab.bench.caching_allocator import Cached, Recording
 from eet_lab.errors import PlanError
+from eet_lab.lessons import allocators, memory_reuse
+from eet_lab.lessons import memory_exercises as exercises
+from eet_lab.lessons import variable_length as lesson
 from eet_lab.memory import POOLS, Plan
 from eet_lab.memory.replays import replay
-from eet_lab.panels.lessons import allocators, holding, memory_reuse, start
-from eet_lab.panels.lessons import variable_length as lesson
 
 MiB = 2**20
 
@@ -28,6 +29,17 @@ def test_nothing_is_compared_before_the_prediction() -> None:
     guess.answer(9.0)
     guess.wait(10)
     assert "0.702" in str(pending.outputs)
+
+
+def test_the_arenas_film_waits_for_the_prediction() -> None:
+    guess = lesson.predict()
+    [pending] = lesson.play("arena, grown", guess).things
+    assert "Predict first" in str(pending.outputs) and "arena, grown" not in str(pending.outputs)
+    guess.answer(9.0)
+    guess.wait(10)
+    assert "arena, grown" in str(pending.outputs) and "frames" in str(pending.outputs)
+    calls = str(lesson.served()["arena, grown"].calls.allocations)
+    assert all(calls not in thing for thing in lesson.play().things if isinstance(thing, str))
 
 
 def test_the_records_of_fifty_requests_are_as_rare_as_the_reveal_says() -> None:
@@ -79,24 +91,28 @@ def test_a_name_that_is_no_choice_lists_the_choices(tiny: Any) -> None:
 
 
 def test_the_orders_are_told_where_they_are_named() -> None:
-    assert "searched" in start.WORDS["arrival, ascending"]
-    assert any("Arrival and ascending" in thing for thing in lesson._artifact().things if isinstance(thing, str))
+    notebook = json.loads((Path(__file__).resolve().parent.parent / "notebooks" / "00_start_here.ipynb").read_text())
+    [line] = [line for line in notebook["cells"][-1]["source"] if line.startswith("| arrival, ascending |")]
+    assert "searched" in line
+    guess = lesson.predict()
+    guess.value = 9.0
+    assert any("Arrival and ascending" in thing for thing in lesson.artifact(guess).things if isinstance(thing, str))
 
 
 def hint(answer: Any) -> str:
-    verdict = holding.exercise().check(answer)
+    verdict = exercises.holding.check(answer)
     assert verdict.ok is False
     return verdict.message
 
 
 def test_the_exercise_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert holding.exercise().check(holding.hold).ok
+    assert exercises.holding.check(exercises.hold).ok
     assert "driver calls" in hint(lambda needed, held, before: needed)
     assert "night" in (told := hint(lambda needed, held, before: max(needed, held))) and "on average" in told
     assert "at least that many" in hint(lambda needed, held, before: needed - 1)
     assert "ZeroDivisionError" in hint(lambda needed, held, before: 1 // 0)
     monkeypatch.delenv("EET_LAB_FAST", raising=False)
-    assert holding.exercise().check(lambda needed, held, before: ...).ok is None
+    assert exercises.holding.check(lambda needed, held, before: ...).ok is None
 
 
 def test_an_engine_asks_the_driver_as_often_as_was_foreseen_on_paper(tiny: Any) -> None:

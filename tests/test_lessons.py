@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from itertools import accumulate
+
 import ipywidgets as W
 import pytest
 import torch
 
-from eet_lab.memory import Plan
-from eet_lab.panels.lessons import (
+from eet_lab.bench import Change
+from eet_lab.figures import batch_steps, theme
+from eet_lab.figures.outputs import PLOTLY, rendered
+from eet_lab.figures.race import tokens_by_step
+from eet_lab.lessons import (
     Prediction,
     Shown,
-    attend,
-    left_pad,
     mask_removal,
+    memory_exercises,
     memory_reuse,
-    planner,
+    padding_exercises,
+    pre_padding,
+    recorded,
     source,
     start,
 )
-from eet_lab.panels.lessons.exercise import Exercise, ask
-from eet_lab.panels.lessons.show import after, table
+from eet_lab.lessons.exercise import Exercise, ask
+from eet_lab.lessons.prediction import after
+from eet_lab.lessons.show import note, table
+from eet_lab.memory import Plan
 from eet_lab.technique import Recipe
 from eet_lab.techniques import PrePadding
 
@@ -78,10 +88,10 @@ def test_an_unanswered_exercise_is_neither_right_nor_wrong(words, monkeypatch):
     def stub(*args): ...
 
     monkeypatch.delenv("EET_LAB_FAST", raising=False)
-    for exercise in (left_pad.exercise(words), attend.exercise(), planner.exercise(words)):
+    for exercise in (padding_exercises.padding(words), padding_exercises.attention, memory_exercises.planning(words)):
         assert exercise.check(stub).ok is None
     monkeypatch.setenv("EET_LAB_FAST", "1")
-    for exercise in (left_pad.exercise(words), attend.exercise(), planner.exercise(words)):
+    for exercise in (padding_exercises.padding(words), padding_exercises.attention, memory_exercises.planning(words)):
         assert exercise.check(stub).ok is True
 
 
@@ -95,7 +105,7 @@ def test_a_failing_solution_fails_a_test_run(monkeypatch):
 
 
 def test_left_pad_hints(words):
-    exercise = left_pad.exercise(words)
+    exercise = padding_exercises.padding(words)
 
     def padded(prompts, on_left=True, shifted=True):
         longest = max(map(len, prompts))
@@ -113,7 +123,7 @@ def test_left_pad_hints(words):
 
 
 def test_attend_hints():
-    exercise = attend.exercise()
+    exercise = padding_exercises.attention
 
     def over(first, last, scale=True):
         def answer(q, keys, values, num_pad, column):
@@ -138,7 +148,7 @@ def test_attend_hints():
 
 
 def test_planner_hints(words):
-    exercise = planner.exercise(words)
+    exercise = memory_exercises.planning(words)
 
     def climbing(lifetimes):
         ends = [0]
@@ -146,7 +156,7 @@ def test_planner_hints(words):
             ends.append(ends[-1] + life.num_bytes)
         return ends[:-1]
 
-    assert exercise.check(planner.plan).ok
+    assert exercise.check(memory_exercises.plan).ok
     assert "alive at once" in hint(exercise, climbing)
     assert "a (requests 0 to 1" in hint(exercise, lambda lives: [0] * len(lives))
     assert "offsets" in hint(exercise, lambda lives: [0])
@@ -154,9 +164,9 @@ def test_planner_hints(words):
 
 
 def test_the_learners_planner_is_no_worse_than_first_fit(words):
-    lifetimes = planner.trace(words).lifetimes
-    mine = Plan(lifetimes, tuple(planner.plan(lifetimes)))
-    assert mine.lower_bound_bytes <= mine.footprint_bytes <= planner.ROOMY * mine.lower_bound_bytes
+    lifetimes = memory_reuse.trace(words).lifetimes
+    mine = Plan(lifetimes, tuple(memory_exercises.plan(lifetimes)))
+    assert mine.lower_bound_bytes <= mine.footprint_bytes <= memory_exercises.ROOMY_PLAN * mine.lower_bound_bytes
 
 
 def test_what_is_counted(words):
@@ -166,24 +176,32 @@ def test_what_is_counted(words):
 
 
 def test_kv_copies_agree_with_a_cache_that_grows(words, monkeypatch):
+    from dataclasses import replace
+
     from eet_lab.engine.engine import Engine
     from eet_lab.engine.kv_cache import GrowingKV
     from eet_lab.engine.settings import Settings
 
     monkeypatch.setattr(memory_reuse, "NEW_TOKENS", 5)
-    copied = []
+    small, copied = memory_reuse.small_model(words), []
 
     class Counting(GrowingKV):
         def room(self, layer, step):
             copied.append(sum(part[layer].numel() * part[layer].element_size() for part in (self.keys, self.values)))
             return super().room(layer, step)
 
-    from dataclasses import replace
+    parts = replace(Recipe.parse(memory_reuse.BASE).parts, kv_cache=Counting)
+    engine = Engine(small.decoder, parts)
+    engine.generate(memory_reuse.prompts(small), Settings(max_new_tokens=5))
+    assert (sum(copied), engine.kv_bytes) == memory_reuse.kv_copies(small)
 
-    parts = replace(Recipe.parse(planner.BASE).parts, kv_cache=Counting)
-    engine = Engine(words.decoder, parts)
-    engine.generate(_rows(words), Settings(max_new_tokens=5))
-    assert (sum(copied), engine.kv_bytes) == memory_reuse.kv_copies(words)
+
+def test_copies_are_most_of_what_a_growing_cache_costs_in_its_lesson(words):
+    """By bytes: a step of the lesson's workload copies far more than it reads of weights."""
+    small = memory_reuse.small_model(words)
+    copied, _ = memory_reuse.kv_copies(small)
+    assert 2 * copied / (memory_reuse.NEW_TOKENS - 1) > 5 * small.decoder.weight_bytes
+    assert "random weights" in small.label
 
 
 def test_poison_reaches_only_who_reads_it(words):
@@ -194,7 +212,12 @@ def test_poison_reaches_only_who_reads_it(words):
 
 def test_parts_table_marks_what_changed():
     [shown] = start.parts_table("pre_padding", "memory_reuse").things
-    assert "★ right_aligned" in shown.data and "★ StaticKV" in shown.data and shown.data.count("★") == 3
+    assert (
+        "★ right_aligned" in shown.data
+        and "★ StaticKV" in shown.data
+        and "★ padded" in shown.data
+        and shown.data.count("★") == 4
+    )
 
 
 def test_tables_escape_and_align():
@@ -202,13 +225,157 @@ def test_tables_escape_and_align():
     assert "<x>" not in html and html.count("eet-number") == 3 + 1 * html.count(".eet-number")
 
 
+def test_what_is_shown_brings_the_style_that_it_needs_and_no_more():
+    fig, caption = Shown(theme.figure("a figure"), "words").outputs()
+    assert fig.layout.title.text == "a figure"
+    assert ".eet-caption {" in caption.data and caption.data.count("{") == 1
+    [good] = Shown(note("Right.", "good")).outputs()
+    assert [rule in good.data for rule in (".eet-say {", ".eet-say.eet-good {", ".eet-say.eet-warn {")] == [1, 1, 0]
+    html = source("pre_padding")._repr_html_()
+    assert html.count("<style>") == 1 and ".eet-source pre {" in html and "eet-say" not in html
+    assert '<span class="k">class</span>' in html, "which JupyterLab colours"
+    assert source("pre_padding")._repr_latex_() is None
+
+
 def test_source_shows_methods_without_their_indent():
     assert source(PrePadding.apply).data.startswith("def apply(")
     assert source("pre_padding").data == source(PrePadding()).data
 
 
+def test_a_docstring_is_folded_away_and_not_lost():
+    shown = source("pre_padding")
+    summary = PrePadding().card.split("\n")[0]
+    assert shown.doc == PrePadding().card and summary not in shown.data
+    assert shown.data.startswith("@dataclass(frozen=True)\nclass PrePadding(Technique):\n    name: ClassVar")
+    html = shown._repr_html_()
+    assert html.index("<details>") < html.index(summary) < html.index("</details>") < html.index("apply")
+    bare = source(memory_exercises.times_grown)
+    assert "<details>" not in bare._repr_html_() and bare.doc.startswith("A request") and bare.data.count("\n") == 2
+
+    def nothing_else():
+        """All there is."""
+
+    assert "All there is" in source(nothing_else).data
+
+
+# --- step by step
+
+
+def test_each_step_reads_what_the_layout_says(words):
+    fig = batch_steps.token_steps(["a b c", "d e f g h"], "baseline", "pre_padding", model=words, num_new=2)
+    assert [frame.name for frame in fig.frames] == [str(n) for n in range(1, 7)], (
+        "5 steps to read, 1 for the last token"
+    )
+    token_by_token = [frame.data[0].z.tolist() for frame in fig.frames]
+    for step, cells in enumerate(token_by_token, 1):
+        assert [row.count(batch_steps.NOW) for row in cells] == [int(step <= 3), int(step <= 5)]
+        assert [row.count(batch_steps.NEW) for row in cells] == [min(max(step - 2, 0), 2), min(max(step - 4, 0), 2)]
+    padded = [frame.data[1].z.tolist() for frame in fig.frames]
+    assert [row.count(batch_steps.NOW) for row in padded[0]] == [3, 5] and [
+        row.count(batch_steps.PAD) for row in padded[0]
+    ] == [
+        2,
+        0,
+    ]
+    assert all([row.count(batch_steps.NEW) for row in cells] == [2, 2] for cells in padded[1:])
+    labels = [step.label for step in fig.layout.sliders[0].steps]
+    assert "baseline reads column 2, 1 of 2 rows get" in labels[2] and "pre_padding reads columns 0 to 4" in labels[0]
+    assert "pre_padding is done" in labels[2]
+
+
+def test_a_frame_carries_only_what_changes(words):
+    shown = (
+        batch_steps.token_steps(["a b c", "d e f g h"], "baseline", "pre_padding", model=words),
+        batch_steps.mask_steps(["a b c", "d e f g h"], model=words),
+    )
+    for fig in shown:
+        for frame in rendered(fig)["data"][PLOTLY]["frames"]:
+            assert all(set(trace) == {"type", "z"} and "bdata" in trace["z"] for trace in frame["data"])
+            assert len(json.dumps(frame, indent=1)) < 500, "JupyterLab saves it like this"
+
+
+def test_each_step_has_a_mask_of_its_own(words):
+    fig = batch_steps.mask_steps(["a b c", "d e f g h"], model=words, num_new=3)
+    first, second, third = ([trace.z.tolist() for trace in frame.data] for frame in fig.frames)
+    count = lambda cells, *kinds: sum(row.count(kind) for row in cells for kind in kinds)  # noqa: E731
+    assert [count(cells, 6) for cells in first] == [6, 15], "a triangle over each row's own tokens"
+    assert [count(cells, 4, 5, 6) for cells in first] == [25, 25]
+    assert [count(cells, 6) for cells in second] == [4, 6] and [count(cells, 4) for cells in second] == [2, 0]
+    assert [count(cells, 4, 5, 6) for cells in third] == [7, 7]
+    assert [count(cells, 1, 2, 3) for cells in third] == [31, 31], "what was computed before is faded"
+    label = fig.layout.sliders[0].steps[1].label
+    assert "[2, 1, 1, 6]" in label and "10 of 12 scores used" in label and "keys 2 to 5, 0 to 5" in label
+
+
+# --- what an H200 took
+
+
+@pytest.mark.parametrize("show", [pre_padding.rows_on_the_h200, mask_removal.on_the_h200, memory_reuse.on_the_h200])
+def test_the_gpus_figures_wait_for_the_prediction(show):
+    guess = Prediction("?", number=(0, 1000), unit="%")
+    [place] = show(guess).things
+    assert "Predict first" in str(place.outputs) and "H200" not in str(place.outputs)
+    guess.value = 2.0
+    assert "Not this machine" in show(guess).things[0].data and "NVIDIA H200" in show(guess).things[0].data
+
+
+def test_rows_of_the_recording_are_read_off_its_steps():
+    """When its last row has its first token, and when its last one, as it was measured."""
+    for name in ("", "pre_padding"):
+        m = recorded.rung(name).measurement
+        rows = pre_padding._recorded_rows(m, recorded.batch().prompt_lengths, name == "")
+        ends, lengths = list(accumulate(m.step_ms)), recorded.batch().prompt_lengths
+        first = {}
+        for step, tokens in enumerate(tokens_by_step(m, lengths)):
+            for row, _ in tokens:
+                first.setdefault(row, step)
+        assert max(rows.first_ms) == pytest.approx(ends[max(first.values())])
+        assert max(rows.last_ms) == pytest.approx(ends[-1])
+        assert all(first < last for first, last in zip(rows.first_ms, rows.last_ms, strict=True))
+
+
+def test_the_ladders_red_bar_is_explained_by_counted_launches():
+    guess = Prediction("?", number=(0, 100))
+    guess.value = 50.0
+    _, shown, fig, words, _ = mask_removal.on_the_h200(guess).things
+    assert "1,600 launches without the mask and 1,127 with it" in words and "8 rows with 8 numbers of pads" in words
+    assert shown.data.count("plain PyTorch") == 2
+    assert [x < 0 for x in fig.data[0].x] == [True, True, False, False, False], "red in plain PyTorch alone"
+    told = [mask_removal.UNTOLD in name for name in fig.data[0].y]
+    assert told == [False, False, True, True, False], "noise has no colour, and kernels alone are not paired"
+    assert [color == theme.BASELINE for color in fig.data[0].marker.color] == told
+    masked, bounded = recorded.masked_and_not(mask_removal.PREFILL)
+    assert masked.commit == bounded.commit and masked.total_ms.p50 > 2 * bounded.total_ms.p50
+
+
+def test_a_guess_comes_back_in_its_own_unit(words, monkeypatch):
+    guess = Prediction("?", number=(0, 100), unit="%")
+    guess.value = 2.0
+    monkeypatch.setattr(mask_removal, "attention_ms", lambda model: (4.0, 1.0))
+    result, _ = recorded.watched()
+    result = dataclasses.replace(result, prompt_lengths=tuple(_lengths(words)))
+    fig = mask_removal.verdict(guess, result, words).things[2]
+    assert fig.data[0].text[0] == "2 %" and fig.data[0].text[2] == "75 %"
+    assert "%" in fig.layout.xaxis.title.text
+
+
+@pytest.mark.parametrize(("after", "untold"), [(101.0, True), (50.0, False)])
+def test_what_pairs_cannot_tell_apart_is_named_and_grey(words, monkeypatch, after, untold):
+    guess = Prediction("?", number=(0, 100), unit="%")
+    guess.value = 2.0
+    monkeypatch.setattr(mask_removal, "attention_ms", lambda model: (4.0, 1.0))
+    result, _ = recorded.watched()
+    change = Change.of([100.0] * 8, [after] * 8)
+    changes = dict.fromkeys(("ttft_ms", "total_ms"), change)
+    result = dataclasses.replace(result, prompt_lengths=tuple(_lengths(words)), changes=changes)
+    [bars] = mask_removal.verdict(guess, result, words).things[2].data
+    for name in ("first pass", "whole run"):
+        [place] = [i for i, label in enumerate(bars.y) if label.startswith(name)]
+        assert (mask_removal.UNTOLD in bars.y[place]) == (bars.marker.color[place] == theme.BASELINE) == untold
+
+
 def _rows(model):
-    from eet_lab.panels.lessons.batch import rows
+    from eet_lab.lessons.batch import rows
 
     return rows(model)
 

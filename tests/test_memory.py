@@ -125,7 +125,7 @@ def test_the_fused_recipe_is_rehearsed_without_a_gpu(tiny):
     """Launchers return early on meta tensors after asking for what they would; a layer asks for at most five."""
     engine = Engine(tiny.decoder, Recipe.parse("pre_padding,mask_removal,memory_reuse,fused_kernels").parts)
     state, first = engine.parts.prompts([[1] * 40, [2] * 30], 8)
-    passes = engine.rehearser.passes(state, first, Settings().sampling(torch.device("cpu")))
+    passes = engine.rehearser.passes(state, first, Settings().sampling(2))
     engine.memory.plan(passes, tiny.decoder.words)
     plans = engine.plans()
     assert [life.name for life in plans["decode"].lifetimes].count("attended") == 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import ModelError, OutOfMemory
-from eet_lab.models import PRESETS, load
+from eet_lab.models import PRESETS, checkpoint, load, tokenizer
 from eet_lab.models.decoder import tensors
 from eet_lab.technique import Recipe
 from eet_lab.texts import generate
@@ -53,6 +55,9 @@ def test_a_bin_checkpoint_is_read_without_running_code(folder):
     assert tokens(load(folder, device="cpu")) == tokens(load(make_gpt2(), device="cpu"))
     torch.save({"wte.weight": print}, folder / "pytorch_model.bin")
     with pytest.raises(ModelError, match="damaged"):
+        load(folder, device="cpu")
+    torch.save({7: torch.ones(3)}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="tensors without names"):
         load(folder, device="cpu")
 
 
@@ -161,7 +166,7 @@ def test_old_mask_buffers_are_not_weights(folder):
         (lambda f: (f / "config.json").write_text("{"), "cannot be read.*Download or save"),
         (lambda f: _set(f, n_layer=4), "lacks 12 tensors.*Is it complete"),
         (lambda f: _set(f, n_layer=2), "has 12 that a GPT-2 has no place for.*choose another model"),
-        (lambda f: _set(f, model_type="llama"), "'llama' is not supported. Supported: GPT-2"),
+        (lambda f: _set(f, model_type="bloom"), "'bloom' is not supported. Supported: GPT-2 .*Llama"),
         (lambda f: _set(f, activation_function="swish"), "activation 'swish'"),
         (lambda f: _set(f, n_head=5), "n_head = 5 does not divide"),
         (lambda f: _set(f, n_layer=None), "n_layer is None"),
@@ -171,9 +176,11 @@ def test_old_mask_buffers_are_not_weights(folder):
         (lambda f: _set(f, activation_function=["gelu"]), r"activation \['gelu'\] is not supported"),
         (lambda f: _set(f, layer_norm_epsilon=float("nan")), "layer_norm_epsilon is nan"),
         (lambda f: _set(f, layer_norm_epsilon="small"), "layer_norm_epsilon is 'small'"),
+        (lambda f: _set(f, layer_norm_epsilon=10**400), "layer_norm_epsilon is 1000"),
         (lambda f: _set(f, bos_token_id=499), "bos_token_id is 499, but the vocabulary ends at 498"),
         (lambda f: _set(f, eos_token_id=[]), r"eos_token_id is \[\]"),
         (lambda f: (f / "config.json").write_text("[]"), r"config.json holds '\[\]', not an object"),
+        (lambda f: (f / "config.json").write_text("[" * 10**6), "config.json cannot be read.*Download or save"),
         (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "no weight_map"),
         (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.*cannot be read"),
     ],
@@ -182,6 +189,93 @@ def test_a_damaged_folder_is_explained(folder, damage, says):
     damage(folder)
     with pytest.raises(ModelError, match=says):
         load(folder, device="cpu")
+
+
+def _become(path: Path, kind: str) -> None:
+    """Put a pipe, a device or a folder in the place of a file."""
+    path.unlink(missing_ok=True)
+    {"pipe": os.mkfifo, "device": lambda p: p.symlink_to("/dev/zero"), "folder": Path.mkdir}[kind](path)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json"])
+def test_only_regular_files_are_read(folder, name, kind):
+    _become(folder / name, kind)
+    with pytest.raises(ModelError, match=rf"{name} is not a regular file.*Download or save the model again"):
+        load(folder, device="cpu")
+
+
+@pytest.mark.timeout(20)
+def test_both_files_of_an_older_tokenizer_must_be_regular(folder):
+    (folder / "vocab.json").write_text("{}")
+    _become(folder / "merges.txt", "pipe")
+    with pytest.raises(ModelError, match="merges.txt is not a regular file"):
+        load(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "name, home, limit",
+    [
+        ("config.json", checkpoint, "MAX_JSON_BYTES"),
+        ("model.safetensors.index.json", checkpoint, "MAX_JSON_BYTES"),
+        ("tokenizer.json", tokenizer, "MAX_BYTES"),
+    ],
+)
+def test_a_file_that_is_too_large_is_not_read(folder, name, home, limit, monkeypatch):
+    monkeypatch.setattr(home, limit, 4096)
+    (folder / name).touch()
+    os.truncate(folder / name, 5000)
+    with pytest.raises(ModelError, match=rf"{name} has 4.883 KiB, but at most 4 KiB are read. Download or save"):
+        load(folder, device="cpu")
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../model.safetensors", "a/b.safetensors", "..", "", "a\0b"])
+def test_shards_lie_beside_their_index(folder, name):
+    shutil.copy(folder / "model.safetensors", folder.parent / "model.safetensors")  # what "../" would reach
+    index = {"weight_map": {"transformer.wte.weight": name}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="names the file|not a regular file|cannot be read"):
+        load(folder, device="cpu")
+
+
+@pytest.mark.timeout(20)
+def test_a_number_of_layers_that_no_file_has_is_told_at_once(folder):
+    _set(folder, n_layer=10**7)
+    with pytest.raises(ModelError, match=r"n_layer is 10,000,000, but it has 40 tensors.*a layer has 12"):
+        load(folder, device="cpu")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("name", ["h.1.mlp.c_fc.weight", "ln_f.bias", "wte.weight", "h.2.attn.c_attn.bias"])
+def test_weights_that_are_not_finite_are_named(folder, name, bad):
+    edit(folder, lambda state: state[f"transformer.{name}"].view(-1)[5:7].fill_(bad))
+    says = rf"{name} has 2 of [\d,]+ values that are NaN or infinite.*Download or save"
+    with pytest.raises(ModelError, match=says):
+        load(folder, device="cpu")
+    with pytest.raises(ModelError, match=says):
+        load(folder, device="cpu", dtype="bfloat16")
+    live = make_gpt2()
+    dict(live.named_parameters())[f"transformer.{name}"].data.view(-1)[5:7] = bad
+    with pytest.raises(ModelError, match=says):
+        load(live, device="cpu")
+    assert load(folder, device="meta").config.num_layers == 3, "shapes alone have no values"
+
+
+def test_an_untied_head_is_looked_at_too():
+    live = make_gpt2(tie_word_embeddings=False)
+    live.lm_head.weight.data[3, 3] = float("nan")
+    with pytest.raises(ModelError, match="lm_head.weight has 1 of"):
+        load(live, device="cpu")
+
+
+def test_weights_that_a_dtype_cannot_hold_name_one_that_can(folder):
+    edit(folder, lambda state: state["transformer.h.0.mlp.c_fc.bias"][1:2].fill_(7e4))
+    with pytest.raises(
+        ModelError, match=r"h.0.mlp.c_fc.bias has values up to 70,000, and torch.float16 ends at 65,504.*bfloat16"
+    ):
+        load(folder, device="cpu", dtype="float16")
+    assert load(folder, device="cpu", dtype="bfloat16").dtype == "bfloat16"
 
 
 def _set(folder, **changes):

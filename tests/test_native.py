@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import importlib
 import os
 import signal
 import subprocess
@@ -19,6 +21,8 @@ from eet_lab.ops import native
 from eet_lab.ops.native import launchers, toolchain
 from eet_lab.ops.native.build import explain, includes, key, source
 from eet_lab.ops.native.launchers import Launcher, Library, Parameter, signatures
+
+build_module = importlib.import_module("eet_lab.ops.native.build")  # the name in `native` is the function
 
 try:
     native.find_nvcc(), native.ninja(), native.host_compiler()
@@ -184,6 +188,63 @@ def test_stop_ends_a_build_at_once_and_the_next_one_works(cache):
     assert time.monotonic() - began < 2
     assert not list(cache.glob("eet-lab/kernels/sm_80/*.so"))
     assert native.build(["append"], arch="80")["append"].exists()
+
+
+@needs_nvcc
+@pytest.mark.parametrize("damage", ["cut short", "half zeros", "a flipped bit", "empty", "garbage"])
+def test_a_library_that_is_not_what_was_built_is_built_again(small, cache, damage):
+    """To load one ends the process, so each try has its own."""
+    script = f"""
+import ctypes
+from eet_lab.ops import native
+found, out = native.build([{str(small)!r}], arch="80")[{str(small)!r}], ctypes.c_int()
+native.Library(found, {SMALL!r}).eet_answer(ctypes.addressof(out), 0, 1.0, None)
+print(found, out.value)
+"""
+    path, _, answer = in_a_process(script).rpartition(" ")
+    whole = Path(path).read_bytes()
+    half = len(whole) // 2
+    damaged = {
+        "cut short": whole[:half],
+        "half zeros": whole[:half] + bytes(half),
+        "a flipped bit": whole[:half] + bytes([whole[half] ^ 1]) + whole[half + 1 :],
+        "empty": b"",
+        "garbage": b"garbage",
+    }[damage]
+    Path(path).write_bytes(damaged)
+    assert in_a_process(script) == f"{path} {answer}" and answer == "42"
+    assert Path(path).read_bytes() != damaged
+
+
+def in_a_process(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, f"it ended with {done.returncode}: {done.stderr}"
+    return done.stdout.strip()
+
+
+@needs_nvcc
+def test_a_cells_kernel_that_was_cut_short_on_disk_is_written_again(cache, monkeypatch):
+    monkeypatch.setattr(toolchain, "architecture", lambda device=None: "80")
+    text = SMALL.replace('#include "answer.cuh"', "#define ANSWER 42")
+    built = native.compile_source(text, "mine").path
+    [written] = cache.glob("eet-lab/sources/*.cu")
+    written.write_text(text[:40])
+    assert native.compile_source(text, "mine").path == built
+    assert written.read_text() == text
+
+
+@needs_nvcc
+@pytest.mark.parametrize("who", ["Python", "the compiler"])
+def test_a_full_disk_is_told_in_one_line(cache, small, monkeypatch, who):
+    def full(*args, **keywords):
+        if who == "Python":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise KernelBuildError("A CUDA kernel does not compile:\nld: final link failed: No space left on device")
+
+    monkeypatch.setattr(build_module, "_run_ninja", full)
+    with pytest.raises(KernelBuildError, match=r"^The disk is full: .* 100 MiB, .* MiB in .*kernels.sm_80") as told:
+        native.build([small], arch="80")
+    assert "\n" not in str(told.value) and "XDG_CACHE_HOME" in str(told.value)
 
 
 @needs_nvcc

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from nbmake.nb_run import NotebookRun
+
+from eet_lab.technique import known, registry
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -41,7 +44,7 @@ def test_notebook_runs(path, reader_away):
 def test_every_lesson_is_there():
     names = {path.stem for path in NOTEBOOKS}
     assert {"00_start_here", "01_pre_padding", "02_mask_removal", "03_memory_reuse", "04_decode_speed"} <= names
-    assert "05_variable_length_memory" in names
+    assert {"05_variable_length_memory", "06_continuous_batching"} <= names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -50,3 +53,35 @@ def test_links_lead_somewhere(path):
     targets = [part.split(")")[0].partition("#")[0] for part in text.split("](")[1:]]
     for target in filter(None, targets):
         assert "://" in target or (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def cells(stem: str, kind: str) -> list[str]:
+    path = NOTEBOOKS[0].with_name(f"{stem}.ipynb")
+    return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == kind]
+
+
+def test_the_glossary_has_a_meaning_for_each_word():
+    title, blank, head, rule, *lines = cells("00_start_here", "markdown")[-1].split("\n")
+    assert [title, blank, head, rule] == ["## Glossary", "", "| word | meaning |", "|---|---|"]
+    rows = [re.fullmatch(r"\| ([^|]+) \| ([^|]+) \|", line) for line in lines]
+    assert len(lines) >= 47 and all(rows), "two cells in each line"
+    words = [word for row in rows for word in row[1].split(", ")]
+    assert len(set(words)) == len(words), "one meaning for each word"
+
+
+LESSONS = [path.stem for path in NOTEBOOKS if path.stem[:2] in ("01", "02", "03", "04", "05", "06")]
+
+
+@pytest.mark.parametrize("stem", LESSONS)
+def test_a_lesson_has_what_each_has(stem):
+    text, code = "\n".join(cells(stem, "markdown")), "\n".join(cells(stem, "code"))
+    assert "(00_start_here.ipynb#Glossary)" in text and "(workbench.ipynb)" in text
+    assert "eet_lab.Workbench(recipe=" in cells(stem, "code")[-1], "last: its threads would disturb what is measured"
+    assert code.count(".check(") in (2, 3) and text.count("## Exercise") == code.count(".check(")
+
+
+@pytest.mark.parametrize("name", registry())
+def test_each_technique_has_a_lesson_that_names_it(name):
+    lesson = known(name).lesson
+    assert lesson in LESSONS
+    assert name in "\n".join([*cells(lesson, "markdown"), *cells(lesson, "code")])

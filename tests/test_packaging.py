@@ -17,6 +17,9 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from eet_lab.doctor.software import DISTRIBUTIONS
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -36,12 +39,12 @@ def load_tool(name: str):
 
 def requirements(*extras: str) -> dict[str, Requirement]:
     lines = [*PROJECT["dependencies"], *(line for x in extras for line in PROJECT["optional-dependencies"][x])]
-    return {r.name.lower(): r for r in map(Requirement, lines) if r.name != PROJECT["name"]}
+    return {canonicalize_name(r.name): r for r in map(Requirement, lines) if r.name != PROJECT["name"]}
 
 
 def pins() -> dict[str, Requirement]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return {r.name.lower(): r for r in (Requirement(line) for line in lines if line and line[0] != "#")}
+    return {canonicalize_name(r.name): r for r in (Requirement(line) for line in lines if line and line[0] != "#")}
 
 
 # --- versions agree
@@ -59,6 +62,60 @@ def test_every_dependency_is_pinned_within_its_range():
         assert spec.operator == "==", pin
         if name in wanted:
             assert wanted[name].specifier.contains(spec.version, prereleases=True), f"{pin} against {wanted[name]}"
+
+
+def test_all_that_setup_installed_is_pinned():
+    """What tools/pins.py would write is what is there: every distribution is listed, with its version."""
+    if not (Path(sys.prefix) / "eet-lab-stamp.json").exists():
+        pytest.skip("this environment was not made by tools/setup_env.py")
+    if list(Path(sys.prefix).glob("lib/*/site-packages/kept-torch.pth")):
+        pytest.skip("a kept torch brings versions of its own")
+    tool = load_tool("pins")
+    here, pinned = tool.installed(), {name: next(iter(pin.specifier)).version for name, pin in pins().items()}
+    free = {name for name in here if name.startswith(tool.FROM_TORCH)} | {"pip", "eet-lab"}
+    assert {name: version for name, version in here.items() if name not in {*free, *pinned}} == {}, "not pinned"
+    others = {name: (version, pinned[name]) for name, version in here.items() if pinned.get(name, version) != version}
+    assert others == {}, "installed in another version than the pinned one"
+
+
+def test_renewing_the_pins_keeps_their_order_and_comments():
+    tool = load_tool("pins")
+    text = "# why\nnumpy==1\nnvidia-nvvm==13\nA_b==2\n\n# what these bring along\ngone==1\nold==2\n"
+    here = {"numpy": "2", "old": "3", "a-b": "3", "new": "1", "nvidia-cublas": "13", "triton": "3", "pip": "1"}
+    expected = "# why\nnumpy==2\nnvidia-nvvm==13\na-b==3\n\n# what these bring along\nnew==1\nold==3\n"
+    assert tool.renewed(text, here) == expected
+    assert tool.renewed(expected, here) == expected
+    text = (ROOT / "constraints.txt").read_text()
+    assert tool.renewed(text, {name: next(iter(pin.specifier)).version for name, pin in pins().items()}) == text
+
+
+def imported(*folders: str) -> dict[str, set[str]]:
+    """The modules of others that are imported anywhere in `folders`, with the files that do."""
+    found: dict[str, set[str]] = {}
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    ours = {"eet_lab", *(path.stem for path in paths), *(path.parent.name for path in paths)}
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            for name in {name.partition(".")[0] for name in names} - {*ours, *sys.stdlib_module_names}:
+                found.setdefault(name, set()).add(str(path.relative_to(ROOT)))
+    return found
+
+
+@pytest.mark.parametrize(("module", "files"), imported("eet_lab").items())
+def test_every_import_is_declared(module, files):
+    optional = {"ortools": "optimal", "voila": "app"}
+    declared = requirements(optional[module]) if module in optional else requirements()
+    name = canonicalize_name(DISTRIBUTIONS.get(module, module))
+    assert name in declared, f"{module} is imported by {files}, and no dependency of pyproject.toml"
+
+
+@pytest.mark.parametrize(("module", "files"), imported("tools", "benchmarks").items())
+def test_every_import_of_a_script_is_declared(module, files):
+    name = canonicalize_name({**DISTRIBUTIONS, "PIL": "pillow"}.get(module, module))
+    declared = requirements(*PROJECT["optional-dependencies"])
+    assert name in declared, f"{module} is imported by {files}, and in no extra of pyproject.toml"
 
 
 def test_environment_yml_is_in_step_with_pyproject():
@@ -119,6 +176,9 @@ def wheel(tmp_path_factory) -> set[str]:
     [path] = folder.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
+        assert archive.read("eet_lab/constraints.txt") == (ROOT / "constraints.txt").read_bytes(), (
+            "as the root links to"
+        )
         [metadata] = [name for name in names if name.endswith("/METADATA")]
         assert "License-Expression: Apache-2.0" in archive.read(metadata).decode()
     return names
@@ -170,9 +230,15 @@ def setup_env():
 
 def test_a_kept_torch_takes_the_place_of_the_pin(setup_env):
     text = "# torch==1 in a comment\nnumpy==2.4.6\ntorch==2.13.0\ntorchtitan==1.0\n"
-    torch = setup_env.Torch("2.7.1+cu126", "/site")
+    torch = setup_env.Torch("2.7.1+cu126", "/site", "2.7.1+cu126")
     assert setup_env.constrain(text, torch) == text.replace("torch==2.13.0", "torch==2.7.1+cu126")
     assert setup_env.constrain(text, None) == text
+
+
+def test_a_kept_torch_keeps_the_versions_that_it_requires(setup_env):
+    text = "torch==2.13.0\nsympy==1.14.0\ntyping-extensions==4.16.0\nnumpy==2.4.6\n"
+    torch = setup_env.Torch("2.6.0+cu124", "/site", "2.6.0", ("sympy", "typing-extensions"))
+    assert setup_env.constrain(text, torch) == "torch==2.6.0\nnumpy==2.4.6\n"
 
 
 @pytest.mark.parametrize(
@@ -194,7 +260,13 @@ def test_only_a_cuda_torch_in_range_is_kept(setup_env, tmp_path, version, cuda, 
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    expected = setup_env.Torch(version, str(tmp_path / "site")) if kept else None
+    pip = version.partition("+")[0]  # an index may serve it under a shorter version than it has itself
+    about = tmp_path / "site" / f"torch-{pip}.dist-info"
+    about.mkdir()
+    needs = "".join(f"Requires-Dist: {need}\n" for need in ("Sympy==1.13.1", "typing_extensions>=4", "x; extra == 'x'"))
+    about.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: torch\nVersion: {pip}\n{needs}")
+    site = str(tmp_path / "site")
+    expected = setup_env.Torch(version, site, pip, ("sympy", "typing-extensions")) if kept else None
     assert setup_env.find_torch(python) == expected
 
 
@@ -234,11 +306,37 @@ def test_a_failed_installation_says_what_to_do(setup_env, log, hint):
     assert log in message
 
 
-def test_too_little_disk_is_told_before_downloading(setup_env, tmp_path, monkeypatch):
-    monkeypatch.setattr(setup_env, "VENV", tmp_path)
-    monkeypatch.setattr(setup_env.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10**8})())
-    with pytest.raises(setup_env.SetupFailed, match=r"0\.1 GB are free .* 3 GB are needed"):
-        setup_env.install([], None)
+GB = 10**9
+
+
+@pytest.fixture
+def disk(setup_env, tmp_path, monkeypatch):
+    """`disk(free, torch=...)` is what `check_room` says where so many GB are free and pip would install that torch."""
+
+    def disk(free: float, kept: object = None, torch: str | None = None, says: str | None = None) -> int:
+        report = {"install": [{"metadata": {"version": torch}}] if torch else []}
+        answer = subprocess.CompletedProcess([], 0, says or json.dumps(report), "")
+        monkeypatch.setattr(setup_env, "VENV", tmp_path)
+        monkeypatch.setattr(setup_env.subprocess, "run", lambda *words, **options: answer)
+        monkeypatch.setattr(setup_env.shutil, "disk_usage", lambda path: type("Usage", (), {"free": int(free * GB)})())
+        return setup_env.check_room(kept, ["pip"])
+
+    return disk
+
+
+def test_too_little_disk_is_told_before_downloading(disk, setup_env):
+    assert disk(9, torch="2.13.0") == 9
+    with pytest.raises(setup_env.SetupFailed, match=r"8\.5 GB are free .* 9 GB are needed.*CUDA.* 3 GB will do"):
+        disk(8.5, torch="2.13.0")
+    assert disk(3, torch="2.13.0+cpu") == 3
+    with pytest.raises(setup_env.SetupFailed, match=r"2\.5 GB are free .* 3 GB are needed\. Make room"):
+        disk(2.5, torch="2.13.0+cpu")
+    assert disk(2) == 2, "torch is installed already"
+    assert disk(2, kept=setup_env.Torch("2.7.1", "/site", "2.7.1")) == 2
+    with pytest.raises(setup_env.SetupFailed, match=r"1\.9 GB are free .* 2 GB are needed\. Make room"):
+        disk(1.9, kept=setup_env.Torch("2.7.1", "/site", "2.7.1"))
+    with pytest.raises(setup_env.SetupFailed, match="9 GB are needed"):
+        disk(5, says="no network")
 
 
 def test_a_python_that_is_too_old_is_told_what_to_install(tmp_path):
@@ -259,6 +357,19 @@ def test_chromium_is_skipped_with_a_reason(monkeypatch, capsys):
     monkeypatch.setattr(chromium.os, "geteuid", lambda: 1000)
     chromium.main()
     assert "will be skipped: this is not root" in capsys.readouterr().out
+
+
+def test_the_oldest_versions_are_those_of_the_bounds(monkeypatch):
+    """With one number, pip would read "6.*" as the newest 6."""
+    setup_env, oldest = load_tool("setup_env"), load_tool("oldest")
+    assert oldest.minima()["torch"] == "torch==2.6.*"
+    assert all(re.search(r"==\d+(\.\d+)+\.\*$", line) for line in oldest.minima().values()), oldest.minima()
+    seen = []
+    monkeypatch.setattr(setup_env, "find_torch", lambda python: setup_env.Torch("2.13.0+cu130", "/site", "2.13.0"))
+    monkeypatch.setattr(setup_env, "set_up", lambda extras: seen.append(setup_env.find_torch(Path(sys.executable))))
+    monkeypatch.setattr(oldest.subprocess, "run", lambda *words, **how: subprocess.CompletedProcess(words, 0))
+    assert oldest.test_all([]) == 0
+    assert seen == [None], "a newer torch from outside would be tested in place of the oldest"
 
 
 # --- importing

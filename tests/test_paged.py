@@ -35,7 +35,7 @@ class Shuffled(PagedKV):
         class Random(Pages):
             def _open(self, num_rows, capacity):
                 super()._open(num_rows, capacity)
-                random.Random(7).shuffle(self._free)
+                random.Random(7).shuffle(self.ledger._free)
 
         return Random(*args, self.page)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eet_lab.bench.rows import read
-from eet_lab.technique import registry
+from eet_lab.technique import names_in_all, registry
 
 ROOT = Path(__file__).resolve().parent.parent
 SPEC = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "readme.py")
@@ -68,7 +68,7 @@ def test_what_was_held_stands_beside_its_lower_bound():
     assert others and all("–" in line for line in others)
     reserved = [line for line in readme.stream_memory(rows).splitlines() if "reserved" in line]
     assert reserved and all("| 0 | 0 |" in line for line in reserved)
-    everything = ",".join(name for name, technique in registry().items() if technique.numerics != "lossy")
+    everything = ",".join(names_in_all())
     paged = everything.replace("memory_reuse", "memory_reuse:kv=paged").replace(",cuda_graphs", "")
     assert readme._named(f"{paged},int8_weights") == "`all,-cuda_graphs,memory_reuse:kv=paged,int8_weights`"
     assert readme.batch_memory([]) == readme.stream_memory([]) == readme.NOTHING

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
+from every_recipe import every_recipe, every_set, is_whole
 
 from eet_lab.engine.prompts import up_to_the_shortest
 from eet_lab.errors import RecipeError
 from eet_lab.parts import Parts, replaced
-from eet_lab.technique import _REGISTRY, NUMERICS, Recipe, Technique, everything, knob, register, registry
+from eet_lab.technique import (
+    _REGISTRY,
+    NUMERICS,
+    Recipe,
+    Technique,
+    everything,
+    knob,
+    names_in_all,
+    register,
+    registry,
+    short_form,
+)
 from eet_lab.texts import as_recipe
 
 ALL = list(registry().values())
@@ -27,8 +38,9 @@ class TestContract:
         assert before == kept
 
     def test_card(self, technique):
-        card = technique().card
-        assert len(card.splitlines()) >= 6 and technique().summary in card.replace("\n", " ")
+        card, summary = technique().card, technique().summary
+        assert len(card.splitlines()) >= 6 and summary.endswith(".") and len(summary) <= 120, "a line of a table"
+        assert card.replace("\n", " ").startswith(f"{summary}  "), "its first paragraph"
         assert technique.title and technique.numerics in NUMERICS and set(technique.requires) <= set(IDS)
 
     def test_round_trip(self, technique):
@@ -50,14 +62,20 @@ def _knob_settings(technique):
         yield from ({name: value} for value in limits["choices"] or (limits["low"], limits["high"]))
 
 
-@pytest.mark.parametrize("pair", list(itertools.combinations(IDS, 2)), ids="+".join)
-def test_every_pair_composes_or_raises(pair):
-    try:
-        recipe = Recipe.parse(",".join(pair))
-    except RecipeError as error:
-        assert any(name in str(error) for name in pair)  # noqa: PT017
-    else:
-        assert set(recipe.names) == set(pair)
+def test_of_ours_none_conflict_and_whoever_lacks_another_is_told_its_name():
+    for names in every_set(IDS):
+        if is_whole(names):
+            assert Recipe.parse(",".join(names)).names == names
+            continue
+        with pytest.raises(RecipeError, match=" needs ") as caught:
+            Recipe.parse(",".join(names))
+        who, _, lacking = str(caught.value).partition(";")[0].partition(" needs ")
+        assert set(lacking.split(" and ")) == set(registry()[who].requires) - set(names) and who in names
+
+
+def test_as_many_recipes_are_tested_on_a_gpu_as_should_be():
+    """Five sets of the three on prompts, of which one needs the two others, beside each of 23 sets of the other six."""
+    assert len(every_recipe(names_in_all())) == 5 * 23
 
 
 def test_headline_techniques_come_first():
@@ -74,11 +92,19 @@ def test_the_baseline_is_the_default_parts():
 
 
 def test_all_means_what_can_run_here():
-    assert Recipe.parse("all", "cpu") == everything("cpu")
+    assert everything("cpu").names == ("pre_padding", "mask_removal", "memory_reuse", "packed_prefill")
+    assert Recipe.parse("all,memory_reuse:kv=paged", "cpu").names == everything("cpu").names
     gone = ("mask_removal", "packed_prefill")  # the second needs the first
     assert Recipe.parse("all,-mask_removal").names == tuple(n for n in everything("cpu").names if n not in gone)
-    assert "cuda_graphs" not in everything("cpu").names
-    assert all(t.unavailable("cpu") is None for t in everything("cpu"))
+
+
+def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
+    for technique in ALL:
+        monkeypatch.setattr(technique, "unavailable", lambda self, device: None)
+    assert everything("cuda").names == tuple(
+        name for name in IDS if name not in ("continuous_batching", "int8_weights")
+    )
+    assert Recipe.parse("all,continuous_batching,int8_weights", "cuda").names == tuple(IDS)
 
 
 @pytest.mark.parametrize(
@@ -243,3 +269,32 @@ def test_the_text_of_a_choice_is_told_apart_from_the_choice():
 def test_a_knob_behind_a_comma_is_told_where_it_belongs():
     with pytest.raises(RecipeError, match=r"no technique 'page=32'\. A knob follows its technique after a colon"):
         Recipe.parse("memory_reuse:kv=paged,page=32")
+
+
+CPU = "pre_padding,mask_removal,memory_reuse,packed_prefill"
+PAGED = CPU.replace("reuse", "reuse:kv=paged:page=32")
+
+
+@pytest.mark.parametrize(
+    "recipe, device, label",
+    [
+        ("baseline", "cpu", "baseline"),
+        ("", "cuda", "baseline"),
+        (CPU, "cpu", "all"),
+        (CPU, "cuda", "pre-padding + mask removal + memory reuse + packed prefill"),
+        (PAGED, "cpu", "all + memory reuse (kv=paged, page=32)"),
+        ("pre_padding,memory_reuse", "cpu", "all - mask removal - packed prefill"),
+        ("pre_padding", "cpu", "pre-padding"),
+        ("pre_padding,int8_weights", "cpu", "pre-padding + int8 weights"),
+        ("of_another_day,memory_reuse", "cpu", "of_another_day + memory reuse"),
+    ],
+)
+def test_a_recipe_has_a_short_label(recipe: str, device: str, label: str) -> None:
+    assert short_form(recipe, device) == label
+
+
+def test_without_one_technique_the_label_says_so() -> None:
+    whole = [name for name in names_in_all() if registry()[name].__module__.startswith("eet_lab.")]
+    assert short_form(",".join(whole), "cuda") == "all"
+    rest = ",".join(name for name in whole if name != "cuda_graphs")
+    assert short_form(rest, "cuda") == "all - CUDA graphs"

@@ -159,10 +159,10 @@ def test_times_of_a_gpu_are_those_of_the_request(monkeypatch, slow, pass_time):
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(stream, "_copy_stream", lambda index: Stream())
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: zeros)
-    clock, state = RequestClock(), State(torch.ones(2, 9, dtype=torch.long), *[torch.empty(0)] * 4)
+    clock, state = RequestClock(), State(*[torch.empty(0)] * 8)._replace(log=torch.ones(16, 2, dtype=torch.long))
     pass_time(LONG_S / 4)
     clock.once(slow(lambda: True))
-    ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2, column=3)
+    ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2)
     clock.once(slow(lambda: True))
     pass_time(LONG_S / 4)
     [step] = [*ring.push(state), *ring.drain()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +12,9 @@ from eet_lab.bench import compare, ladder, measure, race
 from eet_lab.bench.measure import Subject
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.settings import Settings
+from eet_lab.models.on_device import on_its_device
 from eet_lab.texts import generate
-from eet_lab.threads import cpu_threads, num_cpu_threads, on_cpu_threads
+from eet_lab.threads import cpu_threads, num_cpu_threads
 
 
 @pytest.fixture
@@ -41,13 +41,13 @@ def test_the_setting_holds_within_and_is_restored(many_threads):
         assert torch.get_num_threads() == 4
 
 
-def test_an_error_restores_it_too(many_threads):
-    @on_cpu_threads
+def test_an_error_restores_it_too(many_threads, tiny):
+    @on_its_device
     def fail(model: object) -> None:
         raise KeyError(torch.get_num_threads())
 
     with pytest.raises(KeyError, match="3"):
-        fail(SimpleNamespace(device="cpu"))
+        fail(tiny)
     assert torch.get_num_threads() == 4
 
 
@@ -58,12 +58,12 @@ def test_fewer_threads_stay_fewer(many_threads):
     assert torch.get_num_threads() == 2
 
 
-def test_it_counts_for_the_thread_that_works(many_threads):
+def test_it_counts_for_the_thread_that_works(many_threads, tiny):
     found = []
 
     def work() -> None:
         torch.set_num_threads(4)
-        found.append(on_cpu_threads(lambda model: torch.get_num_threads())(SimpleNamespace(device="cpu")))
+        found.append(on_its_device(lambda model: torch.get_num_threads())(tiny))
 
     worker = threading.Thread(target=work)
     worker.start()

@@ -72,9 +72,14 @@ def of_one_block(logits, best, rows, positions, sampling, *, empty):
     return reference.choose_top_k(kept, best, rows, positions, sampling, empty=empty)
 
 
-def wrong_advance(state, token, *, empty):
-    reference.advance(state, token, empty=empty)
-    state.tokens[0, -1] += 1
+def wrong_advance(state, token, count, *, empty):
+    """It takes no notice of rows that are done."""
+    reference.advance(state._replace(limit=state.limit + 9), token, count, empty=empty)
+
+
+def hasty_advance(state, token, count, *, empty):
+    """It takes what was generated for what the prompt says."""
+    reference.advance(state._replace(end=state.end * 0), token, count, empty=empty)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,8 @@ def wrong_advance(state, token, *, empty):
         ("next_token", without_noise, "b16/t16/v1001/c72/temp1.3"),
         ("next_token", without_top_k, "b20/t67/v499/c64/temp1/k10"),
         ("choose_top_k", of_one_block, "b3/v4096/temp1/k50/blocks132"),
-        ("advance", wrong_advance, "b5/s40"),
+        ("advance", wrong_advance, "b33/s40"),
+        ("advance", hasty_advance, "b33/s40"),
     ],
 )
 def test_every_case_fails_an_op_that_is_wrong(op, wrong, shape):
@@ -108,7 +114,7 @@ def test_a_word_outside_of_the_top_k_fails_even_if_its_noise_is_the_largest():
 
 def drawn(logits, **how):
     """All words that are ever drawn."""
-    sampling = Sampling(1.0, how.get("top_k", 0), how.get("top_p", 1.0), torch.tensor([3]))
+    sampling = Sampling(1.0, how.get("top_k", 0), how.get("top_p", 1.0), reference.noise_keys(3, 4000))
     rows = torch.tensor(logits).expand(4000, -1)
     return set(reference.choose(rows, torch.arange(4000), sampling).tolist())
 
@@ -132,7 +138,7 @@ def test_top_p_keeps_the_words_whose_betters_have_less_mass(logits, top_p, seed)
     scores = torch.tensor([logits], dtype=torch.float32)
     chances = scores.double().softmax(-1)[0]
     better = torch.stack([chances[scores[0] > score].sum() for score in scores[0]])
-    word = int(reference.choose(scores, torch.tensor([1]), Sampling(1.0, 0, top_p, torch.tensor([seed]))))
+    word = int(reference.choose(scores, torch.tensor([1]), Sampling(1.0, 0, top_p, reference.noise_keys(seed, 1))))
     assert better[word] < top_p + 1e-5
 
 
@@ -172,7 +178,7 @@ def test_it_is_rehearsed_without_a_gpu(tiny):
     for settings in (Settings(), Settings(temperature=1.0, top_p=0.5)):
         engine = Engine(tiny.decoder, Recipe.parse("pre_padding,memory_reuse,fused_kernels,fused_sampling").parts)
         state, first = engine.parts.prompts([[1] * 40, [2] * 30], 8)
-        sampling = settings.sampling(torch.device("cpu"))
+        sampling = settings.sampling(2)
         engine.memory.plan(engine.rehearser.passes(state, first, sampling), tiny.decoder.words)
         names = {name: [life.name for life in plan.lifetimes] for name, plan in engine.plans().items()}
         assert names["decode"][0] == "embedded" and names["decode"][-1] == "token"
@@ -186,9 +192,9 @@ def test_what_is_not_supported_is_said():
     with pytest.raises(KernelError, match="12 channels.*leave the fused kernels out"):
         cuda.embed(ids, ids, torch.zeros(5, 12), torch.zeros(5, 12), empty=fresh)
     with pytest.raises(KernelError, match="float64"):
-        cuda.choose(torch.zeros(2, 5, dtype=torch.double), ids, Settings().sampling(ids.device), empty=fresh)
+        cuda.choose(torch.zeros(2, 5, dtype=torch.double), ids, Settings().sampling(2), empty=fresh)
     with pytest.raises(KernelError, match=r"positions is \(3,\)"):
-        cuda.choose(torch.zeros(2, 5), torch.zeros(3), Settings().sampling(ids.device), empty=fresh)
+        cuda.choose(torch.zeros(2, 5), torch.zeros(3), Settings().sampling(2), empty=fresh)
 
 
 def test_the_baseline_asks_for_no_kernels():

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from eet_lab import figures
 from eet_lab.bench import compare
 from eet_lab.bench.measured import Spread, Verdict
 from eet_lab.bench.tables import spread
 from eet_lab.models import load
-from eet_lab.words import counted, plain, signed
+from eet_lab.paths import PACKAGE
+from eet_lab.words import brief, counted, ms_words, params_words, percent, plain, signed, times
 
 
 @pytest.mark.parametrize(
@@ -61,14 +69,73 @@ def test_a_table_says_how_many_repeats_there_were_and_what_a_step_must_read(repe
 
 
 def test_a_lossy_output_is_not_called_the_same():
-    summary = pytest.importorskip("eet_lab.panels.summary")
-    assert set(summary.VERDICTS) == set(get_args(Verdict))
-    assert summary.VERDICTS["lossy"][0] == "output: lossy, within its bound"
+    answer = pytest.importorskip("eet_lab.workbench.views.answer")
+    assert set(answer.VERDICTS) == set(get_args(Verdict))
+    assert answer.VERDICTS["lossy"][1] == "output lossy, within its bound"
 
 
 def test_one_prompt_is_told_as_one():
-    editor = pytest.importorskip("eet_lab.panels.prompts_editor")
-    assert "1 prompt, 1 token; as one rectangle 0 pads" in editor._sum([1], 4, 64)
-    assert "2 prompts, 1 to 3 tokens; as one rectangle 2 pads" in editor._sum([1, 3], 4, 64)
-    assert "Longest 3 + 4 new = <b>7</b> of 64" in editor._sum([1, 3], 4, 64)
-    assert "new" not in editor._sum([1, 3], -5, 64), "what cannot be asked for has no sum"
+    inputs = pytest.importorskip("eet_lab.workbench.views.inputs")
+    assert inputs._told([1]) == "1, 1 token, 0 pads as a rectangle"
+    assert inputs._told([1, 3]) == "2, 1 to 3 tokens, 2 pads as a rectangle"
+
+
+BRIEF = {
+    3413.53: "3,414", 1130.4: "1,130", 26.94: "26.9", 1.472: "1.47", 0.03118: "0.0312", 100.0: "100", 99.96: "100",
+    999.7: "1,000", 0.0: "0", -3361.47: "-3,361", -0.182: "-0.182", 2.0: "2", 1e-7: "0.0000001", 1e9: "1,000,000,000",
+    math.inf: "–", math.nan: "–",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "says"), BRIEF.items())
+def test_a_label_has_three_digits_and_all_before_the_point(value, says):
+    assert brief(value) == says
+
+
+def test_the_page_writes_numbers_as_python_does():
+    if shutil.which("node") is None:
+        pytest.skip("no node here: apt-get install nodejs")
+    values = [value for value in BRIEF if math.isfinite(value)] + [57641.3, 41.13, 9999.9, 0.05123, 12.5, 1234567.8]
+    rules = (Path(figures.__file__).parent / "words.js").read_text(encoding="utf-8")
+    say = f"{rules}\nconsole.log(JSON.stringify({json.dumps(values)}.map((v) => [plain(v), brief(v)])))"
+    said = json.loads(subprocess.run(["node", "-e", say], capture_output=True, check=True, timeout=60).stdout)
+    assert said == [[plain(value), brief(value)] for value in values]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (params_words(1_557_611_200), "1.56 B"),
+        (params_words(124_439_808), "124 M"),
+        (params_words(999_900), "1 M"),
+        (params_words(512), "512"),
+        (ms_words(1130), "1,130 ms"),
+        (ms_words(1.0312), "1.03 ms"),
+        (times(21.06), "21.1 ×"),
+        (times(0.98), "0.98 ×"),
+        (percent(0.3527), "35 %"),
+        (percent(0.0042), "0.42 %"),
+        (percent(1.204), "120 %"),
+        (signed(-3361.47, 3), "-3,361"),
+    ],
+)
+def test_counts_times_and_shares_have_one_form(words, says):
+    assert words == says
+
+
+FORMATS = re.compile(r":[^{}\"':]*\.\d+[geE]\}|:[geE]\}|\.toExponential\(\)[^.]|\.toPrecision\(\d\)[^)]|\.\d[geE]'")
+FOR_CODE = ("words.py", "words.js")
+ELSEWHERE = ("ops/",)
+"""Cases: their names and failures are for developers."""
+
+
+def test_no_number_that_a_reader_sees_can_have_an_exponent():
+    """`.3g` writes 1130 as 1.13e+03: numbers for readers are made by `eet_lab.words`."""
+    found = [
+        f"{path.relative_to(PACKAGE)}:{number}: {line.strip()}"
+        for path in sorted((*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.js")))
+        if path.name not in FOR_CODE and not path.relative_to(PACKAGE).as_posix().startswith(ELSEWHERE)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if FORMATS.search(line) and not line.strip().endswith("# no reader sees it") and "float(f" not in line
+    ]
+    assert found == []

@@ -10,6 +10,9 @@ import shutil
 import subprocess
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+FLAGS += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
+"""Of every Chromium that tests and tools start: nothing of it asks the network."""
 APT = ["apt-get", "-o", "DPkg::Lock::Timeout=60"]
 
 

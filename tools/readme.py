@@ -15,6 +15,7 @@ from eet_lab.bench.racers import OURS
 from eet_lab.bench.rows import Row, digits, markdown, newest, percent, read
 from eet_lab.bench.stream import Stream
 from eet_lab.technique import less_than_all, registry
+from eet_lab.words import MiB
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,7 +43,6 @@ OPS = (
 )
 BATCH = "gpt2-xl/b16/p16-960/n64"
 STREAM = Stream.parse("gpt2-xl/r200/p1-960/n16")
-MiB = 2**20
 WORDS = {"tpot_ms": "a token", "total_ms": "in all", "ttft_ms": "to the first token"}
 NOTHING = "No rows yet."
 RECORDED = "recorded"

@@ -21,13 +21,24 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 OLDEST_TORCH = (2, 6)
-NEEDED_BYTES, NEEDED_BYTES_WITH_TORCH = 3 * 10**9, 10**9
+NEEDED_GB = {"cuda": 9, "cpu": 3, "kept": 2}
+"""Measured, by the torch that is installed, at the fullest: with torch 2.13 for CUDA the environment has 5.8 GB while
+2.9 GB of downloads lie beside it, and with its CPU build 2.0 and 0.4; a torch that is there already needs neither."""
+CUDA_IS_LARGE = (
+    ", most of them for the CUDA libraries that pip's torch comes with; where the CPU is enough, 3 GB will do: set "
+    "PIP_EXTRA_INDEX_URL to the index of CPU builds that https://pytorch.org/get-started/locally/ names"
+)
+PIP_CACHE_GB = 3
+"""What pip's cache keeps of the downloads where there is room."""
 
 NO_NETWORK = "NameResolution|Failed to establish a new connection|Network is unreachable|ProxyError"
 
 FIND_TORCH = """
-import json, os, torch
-print(json.dumps([torch.__version__, torch.version.cuda, os.path.dirname(os.path.dirname(torch.__file__))]))
+import importlib.metadata, json, os, torch
+site = os.path.dirname(os.path.dirname(torch.__file__))
+found = next(iter(importlib.metadata.Distribution.discover(name="torch", path=[site])), None)
+needs = [need for need in found and found.requires or () if "extra ==" not in need]
+print(json.dumps([torch.__version__, torch.version.cuda, site, found and found.version, needs]))
 """
 
 
@@ -37,10 +48,15 @@ class SetupFailed(Exception):
 
 @dataclass(frozen=True)
 class Torch:
-    """A CUDA build of torch outside the environment: its version and the site-packages it is in."""
+    """A CUDA build of torch outside the environment: its version, the site-packages it is in, what it requires.
+
+    `installed` is its version as pip has it, which may lack the "+cu130" of the other.
+    """
 
     version: str
     site: str
+    installed: str
+    needs: tuple[str, ...] = ()
 
 
 def main() -> int:
@@ -105,11 +121,12 @@ def find_torch(python: Path) -> Torch | None:
     answer = subprocess.run([python, "-c", FIND_TORCH], capture_output=True, text=True)
     if answer.returncode != 0:
         return None
-    version, cuda, site = json.loads(answer.stdout.splitlines()[-1])
+    version, cuda, site, installed, needs = json.loads(answer.stdout.splitlines()[-1])
     numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:2])
     if cuda is None or numbers < OLDEST_TORCH or Path(site).is_relative_to(VENV):
         return None
-    return Torch(version, site)
+    names = (re.split(r"[^\w.-]", need)[0].lower().replace("_", "-") for need in needs)
+    return Torch(version, site, installed or version, tuple(names))
 
 
 def create_venv(torch: Torch | None) -> None:
@@ -136,14 +153,14 @@ def create_venv(torch: Torch | None) -> None:
 
 def install(extras: list[str], torch: Torch | None) -> None:
     """pip install -e, under the constraints; its output goes to a log, its current step to the terminal."""
-    needed = NEEDED_BYTES_WITH_TORCH if torch else NEEDED_BYTES
-    if shutil.disk_usage(VENV).free < needed:
-        raise SetupFailed(f"{space_left()} At least {needed / 1e9:.0f} GB are needed.")
     constraints = VENV / "constraints.txt"
-    constraints.write_text(constrain((ROOT / "constraints.txt").read_text(), torch))
-    project = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
-    words = [str(venv_python()), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
-    words += ["--progress-bar", "off", "-c", str(constraints), "-e", project]
+    constraints.write_text(constrain(pins(), torch))
+    pip_words = [str(venv_python()), "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    pip_words += ["--progress-bar", "off", "-c", str(constraints)]
+    needed = check_room(torch, pip_words)
+    if shutil.disk_usage(VENV).free < (needed + PIP_CACHE_GB) * 10**9:
+        pip_words.append("--no-cache-dir")
+    words = [*pip_words, "-e", f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)]
     log = VENV / "install.log"
     with log.open("w") as file:
         pip = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
@@ -156,11 +173,43 @@ def install(extras: list[str], torch: Torch | None) -> None:
         raise SetupFailed(explain(log.read_text(), log))
 
 
+def check_room(torch: Torch | None, pip_words: list[str]) -> int:
+    """The gigabytes that installing takes at its fullest; SetupFailed where they are not free."""
+    free = shutil.disk_usage(VENV).free
+    kind = "kept" if torch else "cuda"
+    if free < NEEDED_GB[kind] * 10**9 and not torch:  # only now is it worth asking an index
+        kind = torch_to_install(pip_words)
+    needed = NEEDED_GB[kind]
+    if free < needed * 10**9:
+        why = f"{space_left()} At least {needed} GB are needed"
+        raise SetupFailed(f"{why}{CUDA_IS_LARGE if kind == 'cuda' else ''}. Make room there (pip cache purge).")
+    return needed
+
+
+def torch_to_install(pip_words: list[str]) -> str:
+    """The kind of torch that pip would install: "cuda" also where it cannot say, "kept" where one is there already."""
+    words = [*pip_words, "--quiet", "--dry-run", "--no-deps", "--report", "-", "torch"]
+    answer = subprocess.run(words, capture_output=True, text=True, cwd=ROOT)
+    try:
+        found = json.loads(answer.stdout)["install"]
+    except (ValueError, KeyError):
+        return "cuda"
+    if not found:
+        return "kept"
+    return "cpu" if found[0]["metadata"]["version"].endswith("+cpu") else "cuda"
+
+
+def pins() -> str:
+    """The versions to install."""
+    return (ROOT / "constraints.txt").read_text()
+
+
 def constrain(constraints: str, torch: Torch | None) -> str:
-    """The constraints, with torch's pin replaced by the version that is kept."""
+    """The constraints; where a torch is kept, with its version, and without pins for what it requires in its own."""
     if torch is None:
         return constraints
-    return re.sub(r"(?m)^torch==.*$", f"torch=={torch.version}", constraints)
+    lines = re.sub(r"(?m)^torch==.*$", f"torch=={torch.installed}", constraints).splitlines(keepends=True)
+    return "".join(line for line in lines if line.partition("==")[0] not in torch.needs)
 
 
 def explain(log: str, path: Path) -> str:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from chromium import FLAGS
+from conftest import CHROMIUM
 
 from browser.jupyter_pages import NOTEBOOKS, Lab, Server
-
-CHROMIUM = os.environ.get("EET_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
-FLAGS += ["--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"]
 
 
 @pytest.fixture(scope="session")
@@ -30,20 +27,14 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+def browser(playwright: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    profile = str(tmp_path_factory.mktemp("profile"))
+    size = {"width": 1400, "height": 1000}
+    context = playwright.chromium.launch_persistent_context(
+        profile, executable_path=CHROMIUM, args=FLAGS, headless=True, viewport=size
     )
-    if not CHROMIUM:
-        pytest.skip("no Chromium here: apt-get install chromium, or set EET_CHROMIUM")
-    with playwright.sync_playwright() as p:
-        profile = str(tmp_path_factory.mktemp("profile"))
-        size = {"width": 1400, "height": 1000}
-        context = p.chromium.launch_persistent_context(
-            profile, executable_path=CHROMIUM, args=FLAGS, headless=True, viewport=size
-        )
-        yield context
-        context.close()
+    yield context
+    context.close()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
+CONFIG = NOTEBOOKS.parent / "eet_lab" / "lab" / "config"
 
 
 class Server:
@@ -28,6 +30,7 @@ class Server:
         self.base = f"http://127.0.0.1:{self.port}"
         folders = {f"JUPYTER_{name}_DIR": str(home / name) for name in ("CONFIG", "DATA", "RUNTIME")}
         env = {**os.environ, **folders, "HOME": str(home), "IPYTHONDIR": str(home / "ipython"), "OMP_NUM_THREADS": "1"}
+        env["JUPYTER_CONFIG_PATH"] = str(CONFIG)  # as `eet-lab lab` has it
         env |= {"JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"), "JUPYTER_TOKEN": self.token}
         command = [sys.executable, "-m", *app, "--no-browser", f"--port={self.port}"]
         with self.log.open("wb") as log:
@@ -99,6 +102,18 @@ class Lab:
             }""",
             code,
         )
+
+    def save(self) -> dict[str, Any]:
+        """Save the notebook with the state of its widgets; what was saved."""
+        found = self.page.evaluate(
+            """async () => {
+                const panel = window.jupyterapp.shell.currentWidget;
+                await window.jupyterapp.commands.execute('@jupyter-widgets/jupyterlab-manager:saveWidgetState');
+                await panel.context.save();
+                return panel.context.path;
+            }"""
+        )
+        return json.loads((self.server.root / found).read_bytes())
 
     def close_kernels(self) -> None:
         """The next test gets fresh ones."""

@@ -42,8 +42,8 @@ def generated(shape, wrap):
 
     def attend(qkv, kv):
         if shape.masked:
-            return wrap(cuda.masked_attention)(qkv, kv, step, mask=mask, empty=fresh)
-        return wrap(cuda.attention)(qkv, kv, step, empty=fresh)
+            return wrap(cuda.masked_attention)(qkv, kv, step, shape.spec, mask=mask, empty=fresh)
+        return wrap(cuda.attention)(qkv, kv, step, shape.spec, empty=fresh)
 
     def one_step():
         h = x

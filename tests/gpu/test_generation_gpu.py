@@ -3,37 +3,26 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import random
 import threading
 from dataclasses import replace
 
 import pytest
 import torch
+from every_recipe import every_recipe
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import OutOfMemory, RecipeError
+from eet_lab.errors import OutOfMemory
 from eet_lab.models import weights
 from eet_lab.models.config import Config
-from eet_lab.technique import Recipe, registry
+from eet_lab.technique import Recipe, names_in_all
 
 pytestmark = pytest.mark.gpu
 
 LEFT_OUT = {"persistent_layers"}  # it takes 16 bits
-NAMES = tuple(name for name, technique in registry().items() if technique.numerics != "lossy" and name not in LEFT_OUT)
-
-
-def recipes() -> list[str]:
-    """Every set of techniques that composes."""
-    found = []
-    for names in itertools.chain.from_iterable(itertools.combinations(NAMES, n) for n in range(len(NAMES) + 1)):
-        try:
-            found.append(str(Recipe.parse(",".join(names))))
-        except RecipeError:
-            continue
-    return found
+NAMES = tuple(name for name in names_in_all() if name not in LEFT_OUT)
 
 
 def batch(num_rows: int, shortest: int, longest: int, seed: int = 0) -> list[list[int]]:
@@ -58,7 +47,7 @@ def fp16():
     return decoder(torch.float16)
 
 
-@pytest.mark.parametrize("recipe", recipes())
+@pytest.mark.parametrize("recipe", every_recipe(NAMES))
 def test_greedy_tokens_in_fp32_equal_the_baseline(fp32, recipe):
     engine = Engine(fp32, Recipe.parse(recipe).check("cuda").parts)
     for shape in ((5, 1, 70), (1, 20, 20), (3, 1, 1), (33, 2, 40)):

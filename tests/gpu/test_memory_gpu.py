@@ -7,11 +7,11 @@ import random
 
 import pytest
 import torch
-from panels.driving import PROMPTS, do, turn_until
 from test_lifetimes import SETTINGS, SHAPES, recorded
 from test_memory import PLANNED, drawn
 from test_paged import batch
 from test_soak import NUM_ENGINES, soaked
+from workbench.driving import PROMPTS, do, shown, turn_until
 
 from eet_lab.bench import compare
 from eet_lab.bench.foresee import foresee_compare
@@ -20,8 +20,9 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models import load, weights
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import mapped
-from eet_lab.panels import Workbench
 from eet_lab.technique import Recipe
+from eet_lab.workbench import Workbench
+from eet_lab.workbench import commands as c
 
 pytestmark = pytest.mark.gpu
 
@@ -125,10 +126,9 @@ def test_the_tab_tells_how_often_torch_asked_the_driver(tmp_path):
     bench = Workbench("demo", PROMPTS, max_new_tokens=8, folder=tmp_path, device="cuda")
     turn_until(bench, lambda: bench.model is not None)
     try:
-        do(bench, "compare")
-        do(bench, "tab", "memory")
-        told = bench.desk.shelf.view.memory._facts.value
-        assert "allocation" in told and "frees say nothing" in told, told
+        do(bench, c.Compare(), c.Tab("planners"))
+        told = str(shown(bench, "answer")["tables"])
+        assert "allocation" in told and "frees are not counted" in told, told
     finally:
         bench.close()
 

@@ -78,16 +78,16 @@ def test_however_decode_attention_is_divided(shape, split):
 @pytest.mark.parametrize("page", [0, 32])
 def test_each_row_has_a_column_of_its_own(split, page):
     shape = AttentionShape((700, 650, 300), 4, 2, 64, decode=True, page=page)
-    qkv, kv, step = shape.inputs("cuda", torch.float16, 4)
+    qkv, kv, step, spec = shape.inputs("cuda", torch.float16, 4)
     columns = torch.tensor([699, 511, 400], device="cuda")
     together, cache = step._replace(columns=columns), copied(kv)
-    out = cuda.attention(qkv, cache, together, empty=fresh, split=split)
+    out = cuda.attention(qkv, cache, together, spec, empty=fresh, split=split)
     for row in range(3):
         alone = step._replace(columns=columns[row].expand(3))
-        assert torch.equal(cuda.attention(qkv, copied(kv), alone, empty=fresh, split=split)[row], out[row])
+        assert torch.equal(cuda.attention(qkv, copied(kv), alone, spec, empty=fresh, split=split)[row], out[row])
     # A row whose pads reach beyond its column sees that column alone.
     empty = together._replace(num_pad=torch.tensor([0, 600, 401], device="cuda"))
-    out = cuda.attention(qkv, copied(kv), empty, empty=fresh, split=split)
+    out = cuda.attention(qkv, copied(kv), empty, spec, empty=fresh, split=split)
     value = qkv[1:, 6 * 64 :].view(2, 2, 1, 64).expand(2, 2, 2, 64)
     assert torch.equal(out[1:], value.reshape(2, 256))
 
@@ -95,13 +95,13 @@ def test_each_row_has_a_column_of_its_own(split, page):
 @pytest.mark.parametrize("split", [Split(False), Split(True, 1), Split(True, 4)], ids=str)
 def test_a_replayed_decode_goes_from_stage_to_stage(split):
     shape = AttentionShape((300, 320), 4, 4, 64, decode=True, slack=300)
-    qkv, kv, step = shape.inputs("cuda", torch.float16, 5)
+    qkv, kv, step, spec = shape.inputs("cuda", torch.float16, 5)
     columns, plain = torch.tensor([382], device="cuda"), copied(kv)
     step = step._replace(columns=columns.expand(2))
-    out = replayed_steps(lambda: cuda.attention(qkv, kv, step, empty=fresh, split=split), columns, 4)
+    out = replayed_steps(lambda: cuda.attention(qkv, kv, step, spec, empty=fresh, split=split), columns, 4)
     for i, got in enumerate(out):
         at = step._replace(columns=torch.full((2,), 382 + i, device="cuda"))
-        expected = DECODE.call(reference.attention, (qkv, plain, at), fresh)
+        expected = DECODE.call(reference.attention, (qkv, plain, at, spec), fresh)
         torch.testing.assert_close(got, expected, rtol=0, atol=4e-3)
 
 
@@ -123,24 +123,24 @@ def test_a_stream_is_refused_where_there_is_none():
     with pytest.raises(KernelError, match=r"needs Hopper, .* the head dim is 80, .* Leave split out"):
         cuda.attention(*shape.inputs("cuda", torch.float16, 0), empty=fresh, split=Split(streams=True))
     shape = AttentionShape((9, 20), 4, 4, 64, decode=True, masked=True)
-    qkv, kv, step, mask = shape.inputs("cuda", torch.float16, 0)
+    qkv, kv, step, spec, mask = shape.inputs("cuda", torch.float16, 0)
     with pytest.raises(KernelError, match="and mask is not None"):
-        cuda.masked_attention(qkv, kv, step, mask=mask, empty=fresh, split=Split(streams=True))
+        cuda.masked_attention(qkv, kv, step, spec, mask=mask, empty=fresh, split=Split(streams=True))
 
 
 @pytest.mark.parametrize("split", [Split(streams=False), Split(streams=True)], ids=str)
 def test_a_replayed_decode_sees_where_the_column_is_now(split):
     shape = AttentionShape((9, 20), 4, 4, 64, decode=True, slack=12)
-    qkv, kv, step = shape.inputs("cuda", torch.float16, 3)
+    qkv, kv, step, spec = shape.inputs("cuda", torch.float16, 3)
     columns = torch.tensor([15], device="cuda")
     step = step._replace(columns=columns.expand(2))
-    cuda.attention(qkv, copied(kv), step, empty=fresh, split=split)
+    cuda.attention(qkv, copied(kv), step, spec, empty=fresh, split=split)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = cuda.attention(qkv, kv, step, empty=fresh, split=split)
+        out = cuda.attention(qkv, kv, step, spec, empty=fresh, split=split)
     columns.add_(10)
     graph.replay()
-    expected = DECODE.call(partial(cuda.attention, split=split), (qkv, copied(kv), step), fresh)
+    expected = DECODE.call(partial(cuda.attention, split=split), (qkv, copied(kv), step, spec), fresh)
     assert torch.equal(out, expected)
 
 

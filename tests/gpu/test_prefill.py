@@ -24,8 +24,8 @@ def test_a_second_run_gives_the_same_bits(D):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_prompt_of_32k_tokens(dtype):
     S, H, D = 32768, 16, 64
-    qkv, kv, step = AttentionShape((S,), H, H, D).inputs("cuda", dtype, 2)
-    got = cuda.attention(qkv, kv, step, empty=fresh)
+    qkv, kv, step, spec = AttentionShape((S,), H, H, D).inputs("cuda", dtype, 2)
+    got = cuda.attention(qkv, kv, step, spec, empty=fresh)
     some = torch.tensor([0, 1, 63, 64, 127, 128, 191, 9999, 20001, S - 129, S - 128, S - 1], device="cuda")
     q, k, v = (x.transpose(0, 1) for x in qkv.view(S, 3, H, D).unbind(1))
     seen = torch.arange(S, device="cuda") <= some[:, None]
@@ -40,22 +40,22 @@ def test_a_prompt_of_32k_tokens(dtype):
 @pytest.mark.parametrize("D", [64, 80, 128])
 def test_later_tokens_see_what_the_cache_holds(D):
     old, new = 200, 131
-    qkv, kv, step = AttentionShape((old + new,), 4, 2, D).inputs("cuda", torch.float16, 3)
-    whole = cuda.attention(qkv, copied(kv), step, empty=fresh)
+    qkv, kv, step, spec = AttentionShape((old + new,), 4, 2, D).inputs("cuda", torch.float16, 3)
+    whole = cuda.attention(qkv, copied(kv), step, spec, empty=fresh)
     part = qkv[:old], step._replace(**{n: getattr(step, n)[:old] for n in ("ids", "positions", "rows", "columns")})
-    cuda.attention(part[0], kv, part[1]._replace(spans=(Span(0, old, 0),), count=step.count - new), empty=fresh)
+    cuda.attention(part[0], kv, part[1]._replace(spans=(Span(0, old, 0),), count=step.count - new), spec, empty=fresh)
     late = step._replace(**{n: getattr(step, n)[old:] for n in ("ids", "positions", "rows", "columns")})
     late = late._replace(spans=(Span(0, new, 0),), count=step.count - old)
-    got = cuda.attention(qkv[old:].contiguous(), kv, late, empty=fresh)
+    got = cuda.attention(qkv[old:].contiguous(), kv, late, spec, empty=fresh)
     assert (got - whole[old:]).abs().max() <= 4 * torch.finfo(torch.float16).eps * whole.abs().max()
 
 
 def test_a_cache_of_more_than_two_to_the_31_numbers():
     shape = AttentionShape((130, 64, 200), 16, 16, 64)
-    qkv, kv, step = shape.inputs("cuda", torch.float16, 4)
+    qkv, kv, step, spec = shape.inputs("cuda", torch.float16, 4)
     keys, values = (torch.empty(3, 16, 1 << 20, 64, dtype=torch.float16, device="cuda") for _ in range(2))
-    far = cuda.attention(qkv, Columns(keys, values, 16, 64), step, empty=fresh)
-    near = cuda.attention(qkv, kv, step, empty=fresh)
+    far = cuda.attention(qkv, Columns(keys, values, 16, 64), step, spec, empty=fresh)
+    near = cuda.attention(qkv, kv, step, spec, empty=fresh)
     assert torch.equal(far, near)
     real = step.columns >= step.num_pad[step.rows]
     places = step.rows[real], slice(None), step.columns[real]

@@ -13,9 +13,10 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, reference
 from eet_lab.ops.cuda.launching import dependent
 from eet_lab.ops.cuda.linear import outputs_and_largest, takes_few
+from eet_lab.ops.reference import noise_keys
 from eet_lab.ops.shapes import Normal, copied
 from eet_lab.ops.token_cases import HOW, TOKEN_CASES, TOP_K, ChooseShape, TopKShape, block_maxima
-from eet_lab.ops.types import Linear, Norm, Sampling, Step, fresh
+from eet_lab.ops.types import Linear, Norm, Sampling, Span, Step, fresh
 from gpu.launches import launches_of, replayed
 
 pytestmark = pytest.mark.gpu
@@ -35,8 +36,7 @@ def test_draws_equal_pytorchs(how, dtype):
     shape = ChooseShape(64, 50257, **how)
     for seed in range(6):
         logits = (torch.randn(64, shape.V, device="cuda", generator=source) * (0.5 + seed)).to(dtype)
-        key = torch.tensor([seed * 2**35 + seed], device="cuda")
-        sampling = Sampling(shape.temperature, shape.top_k, shape.top_p, key)
+        sampling = Sampling(shape.temperature, shape.top_k, shape.top_p, noise_keys(seed * 2**35 + seed, 64, "cuda"))
         positions = torch.arange(64, device="cuda") * 3 + seed
         expected = reference.choose(logits, positions, sampling)
         assert torch.equal(cuda.choose(logits, positions, sampling, empty=fresh), expected), seed
@@ -55,8 +55,9 @@ def test_draws_from_the_top_k_equal_pytorchs(how, clumped, dtype):
 @pytest.mark.parametrize("how", HOW[1:], ids=str)
 def test_every_row_draws_on_its_own(how):
     logits, positions, sampling = ChooseShape(9, 777, **how).inputs("cuda", torch.float16, 5)
-    alone = [reference.choose(logits[: row + 1], positions[: row + 1], sampling)[row] for row in range(len(logits))]
-    assert cuda.choose(logits, positions, sampling, empty=fresh).tolist() == torch.stack(alone).tolist()
+    each = [slice(row, row + 1) for row in range(len(logits))]
+    alone = [reference.choose(logits[at], positions[at], sampling._replace(noise=sampling.noise[at])) for at in each]
+    assert torch.equal(cuda.choose(logits, positions, sampling, empty=fresh), torch.cat(alone))
 
 
 def test_hidden_words_are_never_drawn():
@@ -65,8 +66,7 @@ def test_hidden_words_are_never_drawn():
     positions = torch.arange(3, device="cuda")
     for seed in range(8):
         for how in HOW:
-            key = torch.tensor([seed], device="cuda")
-            sampling = Sampling(how.get("temperature", 0.0), how.get("top_k", 0), how.get("top_p", 1.0), key)
+            sampling = Settings(seed=seed, **how).sampling(3, "cuda")
             assert set(cuda.choose(logits, positions, sampling, empty=fresh).tolist()) <= {7, 4321}
             if 0 < sampling.top_k <= 132:
                 with_best = (logits, block_maxima(logits, 132), positions, positions, sampling)
@@ -136,10 +136,11 @@ def test_the_next_token_is_the_choice_among_logits_that_need_not_be_written(B, T
     head[:500] = head[2500:3000]
     last = torch.arange(B, device="cuda") * (T // B) + T // B - 1
     step = Step(*[None] * 10)._replace(last=last, positions=torch.arange(T, device="cuda"))
+    step = step._replace(spans=tuple(Span(row * (T // B), T // B, 0) for row in range(B)))
     w = Linear(head, None)
     top_k, top_p = {"top_k": 50}, {"top_p": 0.8}
     for how in ({}, *({"temperature": 1.0} | limits for limits in ({}, top_k, top_p, top_k | top_p))):
-        args = (x, step, norm, w, Settings(seed=9, **how).sampling(x.device))
+        args = (x, step, norm, w, Settings(seed=9, **how).sampling(B, x.device))
         expected = cuda.next_token_by_torch(*args, empty=fresh)
         if takes_few(B, x, w, gathered=True) and how.keys() != {
             "temperature",
@@ -154,6 +155,6 @@ def test_the_next_token_is_the_choice_among_logits_that_need_not_be_written(B, T
 
 def test_logits_that_vectors_cannot_read_are_refused():
     logits = torch.zeros(2 * 8 + 1, device="cuda", dtype=torch.float16)[1:].view(2, 8)
-    sampling = Sampling(0.0, 0, 1.0, torch.zeros(1, dtype=torch.long, device="cuda"))
+    sampling = Settings().sampling(2, "cuda")
     with pytest.raises(KernelError, match="multiple of 16 bytes"):
         cuda.choose(logits, torch.zeros(2, dtype=torch.long, device="cuda"), sampling, empty=fresh)

@@ -89,4 +89,4 @@ def test_the_script_times_one_kernel_at_a_time(kernel_choice, name, monkeypatch)
 
 def test_what_the_script_writes_is_json(kernel_choice):
     tables = {"b": [["T", "x"], [1, None]], "c": [["T"]]}
-    assert json.loads(kernel_choice.told({"a": 1}, tables)) == {"a": 1} | tables
+    assert json.loads(kernel_choice.as_json({"a": 1}, tables)) == {"a": 1} | tables

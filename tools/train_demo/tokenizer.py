@@ -51,6 +51,8 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
         "unk_token": END_OF_TEXT,
         "model_max_length": NUM_POSITIONS,
         "clean_up_tokenization_spaces": False,
+        # GPT-2 would embed the token types that transformers 4 gives else.
+        "model_input_names": ["input_ids", "attention_mask"],
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
 

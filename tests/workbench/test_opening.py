@@ -9,22 +9,38 @@ from typing import Any
 import pytest
 
 from eet_lab.errors import ModelError, PromptError, RecipeError
-from eet_lab.panels import Workbench, worker
-from panels.driving import PROMPTS, threads
+from eet_lab.workbench import Workbench, engine_thread
+from eet_lab.workbench import commands as c
+from eet_lab.workbench.sidecar import SIDECAR
+from workbench.driving import PROMPTS, threads
 
 
 def test_a_second_workbench_closes_the_first_with_its_threads(hf_model: Any, tmp_path: Any) -> None:
     first = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
     first.start()
     first.wait(30)
-    assert sorted(threads()) == ["eet-aside", "eet-engine", "eet-sampler", "eet-ui"]
+    assert sorted(threads()) == ["eet-background", "eet-engine", "eet-sampler", "eet-ui"]
     second = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
     assert not first._ui.is_alive()
-    assert sorted(threads()) == ["eet-aside", "eet-engine", "eet-sampler"]
-    assert first.desk.box.comm is None, "its widgets are gone"
+    assert sorted(threads()) == ["eet-background", "eet-engine", "eet-sampler"]
+    assert first.controller.page.box.comm is None, "its widgets are gone"
     second.close()
     second.close()
     assert threads() == []
+
+
+def test_the_cell_run_again_in_mid_run_shows_the_same_workbench(hf_model: Any, tmp_path: Any) -> None:
+    """After a reload of a notebook that was not saved, this is how the page finds what runs."""
+    asked = {"folder": tmp_path, "device": "cpu", "max_new_tokens": 100}
+    first = Workbench(hf_model, PROMPTS, **asked)
+    first.wait(30)
+    first.press("compare")
+    assert Workbench(hf_model, PROMPTS, **asked) is first
+    first.press("stop")
+    first.wait(30)
+    other = Workbench(hf_model, PROMPTS, **asked)
+    assert other is not first, "nothing runs any more: a fresh start"
+    other.close()
 
 
 def test_closing_in_mid_run_leaves_no_thread(hf_model: Any, tmp_path: Any) -> None:
@@ -43,15 +59,15 @@ def test_closing_waits_for_a_turn_that_starts_a_sampler(
     workbench = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
     workbench.start()
     workbench.wait(30)
-    inner, watching = workbench.desk.device.watch, threading.Event()
+    inner, watching = workbench.controller.device.watch, threading.Event()
 
     def slow(kind: str) -> None:
         watching.set()
         time.sleep(0.3)
         inner(kind)
 
-    monkeypatch.setattr(workbench.desk.device, "watch", slow)
-    workbench.desk.put("choose", "device", "cpu")
+    monkeypatch.setattr(workbench.controller.device, "watch", slow)
+    workbench.controller.put(c.PickDevice("cpu"))
     assert watching.wait(5)
     workbench.close()
     assert threads() == []
@@ -59,8 +75,8 @@ def test_closing_waits_for_a_turn_that_starts_a_sampler(
 
 def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A download cannot be stopped."""
-    monkeypatch.setattr(worker, "PATIENCE_S", 0.1)
-    busy, downloaded = worker.Worker(1), threading.Event()
+    monkeypatch.setattr(engine_thread, "PATIENCE_S", 0.1)
+    busy, downloaded = engine_thread.EngineThread(1), threading.Event()
     busy.submit("load", lambda feed, cancel: downloaded.wait(20))
     begun = time.monotonic()
     busy.close()
@@ -68,6 +84,25 @@ def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
     downloaded.set()
     busy._thread.join(5)
     assert not busy._thread.is_alive()
+
+
+@pytest.mark.parametrize("folder", [5, "~nobody-has-this-name/results"])
+def test_one_that_cannot_be_opened_leaves_the_one_that_is_open(hf_model: Any, tmp_path: Any, folder: Any) -> None:
+    first = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
+    first.wait(30)
+    before = sorted(threads())
+    with pytest.raises((TypeError, RuntimeError)):
+        Workbench(hf_model, PROMPTS, folder=folder, device="cpu")
+    assert sorted(threads()) == before and first._ui.is_alive()
+    first.close()
+    assert threads() == []
+
+
+def test_a_damaged_list_of_names_keeps_no_workbench_from_opening(hf_model: Any, tmp_path: Any) -> None:
+    (tmp_path / SIDECAR).write_text('{"a": {"stamp": [1, 2], "summary": 5}}')
+    workbench = Workbench(hf_model, PROMPTS, folder=tmp_path, device="cpu")
+    workbench.close()
+    assert threads() == []
 
 
 @pytest.mark.parametrize(

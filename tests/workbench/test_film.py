@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from eet_lab.figures.arena_film import MOST_FRAMES, film
 from eet_lab.memory import POOLS
 from eet_lab.memory.replays import Replay, replay
 from eet_lab.memory.workloads import bert_base, eet_sweep, turbo_artifact
-from eet_lab.panels.animation import MOST_FRAMES, film
 
 MOST_BYTES = 1_500_000
 MiB = 2**20

@@ -8,34 +8,35 @@ from typing import Any
 import pytest
 
 from eet_lab.bench import Comparison, Ladder
-from eet_lab.panels import Workbench
-from eet_lab.panels.aside import Aside
-from panels.driving import PROMPTS, threads, turn_until
+from eet_lab.workbench import Workbench
+from eet_lab.workbench.background import Background
+from workbench.driving import PROMPTS, threads, turn_until
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are waited for as long as they need at the end, where a busy machine holds up what they are doing."""
-    for module in ("aside", "worker"):
-        monkeypatch.setattr(f"eet_lab.panels.{module}.PATIENCE_S", 60.0)
+    for module in ("background", "engine_thread"):
+        monkeypatch.setattr(f"eet_lab.workbench.{module}.PATIENCE_S", 60.0)
 
 
 @pytest.fixture
 def bench(hf_model: Any, tmp_path: Any) -> Iterator[Workbench]:
-    """A workbench on a tiny live model, whose desk the test turns itself."""
+    """A workbench on a tiny live model, with all recordings listed, whose controller the test turns itself."""
     workbench = Workbench(hf_model, PROMPTS, max_new_tokens=8, folder=tmp_path / "results", device="cpu")
-    turn_until(workbench, lambda: workbench.model is not None)
+    history = workbench.controller.results.history
+    turn_until(workbench, lambda: workbench.model is not None and not history.unread())
     yield workbench
     workbench.close()
     assert threads() == []
 
 
 @pytest.fixture
-def aside() -> Iterator[Aside]:
-    aside = Aside()
-    yield aside
-    aside.close()
-    assert not aside._thread.is_alive()
+def background() -> Iterator[Background]:
+    background = Background()
+    yield background
+    background.close()
+    assert not background._thread.is_alive()
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from eet_lab.figures.memory_bar import bar, held_now
 from eet_lab.monitor import Sample
-from eet_lab.panels import Workbench
-from eet_lab.panels.memory_bar import bar, held_now
-from panels.driving import turn_until
+from eet_lab.workbench import Workbench
+from workbench.driving import shown, turn, turn_until
 
 
 def test_the_bar_is_made_of_what_lies_between_the_lines() -> None:
@@ -29,9 +29,12 @@ def test_counters_that_are_missing_or_late_leave_no_hole() -> None:
 
 def test_the_live_bar_shows_the_weights_of_what_is_loaded(bench: Workbench) -> None:
     assert bench.model is not None
-    turn_until(bench, lambda: "weights" in bench.desk.live.held.value)
-    assert bench.desk.worker.feed.weights_bytes() == bench.model.decoder.weight_bytes
-    assert "rest of this process" in bench.desk.live.held.value
+    live = bench.controller.page.live
+    turn_until(bench, lambda: "weights" in str(live.held()))
+    assert bench.controller.engine.feed.weights_bytes() == bench.model.decoder.weight_bytes
+    turn_until(bench, lambda: shown(bench, "inputs")["fits"]["held"])
+    [now] = shown(bench, "inputs")["fits"]["held"]
+    assert "rest of this process" in now["parts"][-1]["name"]
 
 
 def test_after_a_run_the_bar_shows_it_beside_what_is_held_now(bench: Workbench) -> None:
@@ -39,20 +42,19 @@ def test_after_a_run_the_bar_shows_it_beside_what_is_held_now(bench: Workbench) 
         Sample(t, {"weights_bytes": 10.0, "planned_bytes": p, "process_rss_bytes": 50.0}, "psutil")
         for t, p in ((0.0, 0.0), (0.1, 7.0), (0.2, 0.0))
     ]
-    live = bench.desk.live
-    for count, shown in ((1, False), (2, False), (3, True)):
+    live = bench.controller.page.live
+    for count, there in ((1, False), (2, False), (3, True)):
         live.push_samples(samples[count - 1 : count], 0.0)
-        live.snapshot()
-        assert ("In the last run" in live.held.value) == shown
-    assert "KV cache and activations" in live.held.value.split("Now, between runs")[0]
-    assert "KV cache and activations" not in live.held.value.split("Now, between runs")[1]
+        assert (live.held()[0]["title"] == "Held in the last run") == there
+    last, now = live.held()
+    assert "KV cache and activations" in str(last)
+    assert "KV cache and activations" not in str(now)
 
 
 def test_a_metric_that_dies_in_mid_run_is_explained(bench: Workbench) -> None:
-    bench.desk.device._sampler.source.missing = {"process_rss_bytes": "the driver <went> away"}
-    for _ in range(5):
-        bench.desk.tick()
-    assert bench.desk.live.memory.note == "process RSS: the driver <went> away"
+    bench.controller.device._sampler.source.missing = {"process_rss_bytes": "the driver <went> away"}
+    turn(bench, 5)
+    assert bench.controller.page.live.memory.note == "process RSS: the driver <went> away"
 
 
 class FakeGpu:
@@ -78,9 +80,9 @@ def test_on_a_gpu_memory_is_three_kinds_of_lines_that_may_stop(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = FakeGpu()
-    monkeypatch.setattr("eet_lab.panels.device.open_source", lambda kind: gpu)
-    bench.desk.device.watch("cuda")
-    live = bench.desk.live
+    monkeypatch.setattr("eet_lab.workbench.watching.open_source", lambda kind: gpu)
+    bench.controller.device.watch("cuda")
+    live = bench.controller.page.live
     assert [s["name"] for s in live.memory.series] == [
         "plan: weights + KV + arena",
         "torch allocated",

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import anywidget
+import ipywidgets as W
 import numpy as np
 import pytest
 
 from eet_lab.bench.progress import Clock, Tally
 from eet_lab.errors import PromptError, RecipeError
+from eet_lab.figures import theme
+from eet_lab.figures.batch_steps import NEW, PAD, READ, UNUSED, token_matrix
+from eet_lab.figures.strip_chart import StripChart
+from eet_lab.figures.token_stream import TokenStream
 from eet_lab.models.transcript import Transcript
-from eet_lab.panels import Workbench, theme
-from eet_lab.panels.pictures import token_matrix
-from eet_lab.panels.prompts_editor import PromptsEditor
-from eet_lab.panels.refresh import Refresh
-from eet_lab.panels.state import State, problem
-from eet_lab.panels.strip_chart import StripChart
-from eet_lab.panels.token_stream import TokenStream
 from eet_lab.technique import Recipe
+from eet_lab.workbench import Workbench
+from eet_lab.workbench.page import Page
+from eet_lab.workbench.state import State, problem
 
 PACKED = "pre_padding,mask_removal,packed_prefill"
 
@@ -80,15 +83,6 @@ def test_a_chart_keeps_a_whole_window_of_every_series() -> None:
         ticks = [x for series, x, _ in chart.points if series == index]
         assert (ticks[0], ticks[-1]) == (pytest.approx(10.0), pytest.approx(69.9))
         assert ticks == sorted(ticks)
-
-
-def test_a_long_prompt_gets_more_lines() -> None:
-    editor = PromptsEditor(lambda *command: None)
-    prompts = ["", "short", "w " * 70, "one\ntwo\nthree\nfour"]
-    editor.update(prompts, None, 8, None)
-    assert [row.text.rows for row in editor.rows] == [1, 1, 2, 3]
-    editor.update([*prompts[:1], "w " * 200, *prompts[2:]], None, 8, None)
-    assert editor.rows[1].text.rows == 3
 
 
 def test_the_clock_counts_phases_and_steps_and_says_what_is_left() -> None:
@@ -156,9 +150,9 @@ def test_a_knob_switches_off_what_it_leaves_no_room_for() -> None:
 
 def test_a_packed_token_matrix_has_no_pads() -> None:
     padded, packed = (token_matrix([[1, 2, 3], [4]], words, num_new=1) for words in ("pre_padding", PACKED))
-    assert "2 pads" in padded.layout.title.text and "0 pads" in packed.layout.title.text
-    assert [list(row) for row in padded.data[0].z] == [[2, 2, 2, 4], [1, 1, 2, 4]]
-    assert [list(row) for row in packed.data[0].z] == [[2, 2, 2, 4], [0, 0, 2, 4]]
+    assert padded.kinds == [[READ, READ, READ, NEW], [PAD, PAD, READ, NEW]]
+    assert packed.kinds == [[READ, READ, READ, NEW], [UNUSED, UNUSED, READ, NEW]]
+    assert padded.extent == packed.extent == 3
 
 
 def test_errors_made_for_users_are_shown_without_a_traceback() -> None:
@@ -169,33 +163,55 @@ def test_errors_made_for_users_are_shown_without_a_traceback() -> None:
 
 
 def test_a_page_that_was_opening_is_told_once_more(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, sent = [0.0], []
-    refresh = Refresh(bench.desk.box, lambda: now[0])
-    monkeypatch.setattr("ipywidgets.Widget.send_state", lambda self, key=None: sent.append((self, key)))
-    refresh.turn(changed=True, busy=False)
+    now, sent = [1000.0], []
+    monkeypatch.setattr("eet_lab.workbench.controller.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(bench.controller.page, "send_again", lambda: sent.append(now[0]))
+    bench.controller._send_again(changed=True)
     assert sent == []
-    now[0] = 10.0
-    refresh.turn(changed=False, busy=True)
+    now[0] = 1010.0
+    bench.controller.busy = True
+    bench.controller._send_again(changed=False)
     assert sent == [], "runs are left alone"
-    refresh.turn(changed=False, busy=False)
-    assert (bench.desk.actions.status, {"value"}) in sent
-    assert any(widget is bench.desk.actions.compare and "disabled" in names for widget, names in sent)
-    assert not any(widget is bench.desk.prompts.rows[0].text and "value" in names for widget, names in sent)
-    sent.clear()
-    refresh.turn(changed=False, busy=False)
-    assert sent == [], "once"
+    bench.controller.busy = False
+    for _ in range(2):
+        bench.controller._send_again(changed=False)
+    assert sent == [1010.0], "once"
 
 
 def test_callbacks_only_fill_the_inbox(bench: Workbench) -> None:
-    """They run on whatever thread there is: with nobody turning the desk, nothing moves."""
-    before, prompts = bench.desk.actions.status.value, bench.desk.state.prompts
-    for button in (bench.desk.actions.run, bench.desk.prompts.add, bench.desk.prompts.rows[0].remove):
-        button.click()
-    bench.desk.toggles["pre_padding"].switch.value = False
-    bench.desk.generating.stop.value = True
-    assert not bench.desk.busy
-    assert bench.desk.actions.status.value == before
-    assert bench.desk.state.prompts == prompts
-    assert bench.desk.state.is_on("pre_padding")
-    assert not bench.desk.state.stop_at_eos
-    assert bench.desk._inbox.qsize() == 5
+    """They run on whatever thread there is: with nobody turning the controller, nothing moves."""
+    controller = bench.controller
+    before, prompts = dict(controller.page.bar.state), controller.state.prompts
+    messages: list[dict[str, Any]] = [
+        {"command": "run"},
+        {"command": "add_prompts", "lines": [""]},
+        {"command": "toggle", "name": "pre_padding", "on": False},
+        {"command": "setting", "name": "stop_at_eos", "value": True},
+    ]
+    for message in messages:
+        controller.page.bar._handle_custom_msg(message, [])
+    assert not controller.busy
+    assert controller.page.bar.state == before
+    assert controller.state.prompts == prompts
+    assert controller.state.is_on("pre_padding")
+    assert not controller.state.stop_at_eos
+    assert controller._inbox.qsize() == len(messages)
+
+
+@pytest.fixture
+def made() -> Iterator[list[W.Widget]]:
+    """Every widget that is made in the test."""
+    widgets: list[W.Widget] = []
+    W.Widget.on_widget_constructed(widgets.append)
+    yield widgets
+    W.Widget.on_widget_constructed(None)
+
+
+def test_a_pages_state_holds_every_script_once_and_all_of_it_is_closed(made: list[W.Widget]) -> None:
+    page = Page(lambda command: None)
+    drawn = [widget for widget in made if isinstance(widget, anywidget.AnyWidget)]
+    states = [widget.get_state() for widget in drawn]
+    scripts = [str(state[key]) for state in states for key in ("_esm", "source") if len(state.get(key, "")) > 1200]
+    assert len(drawn) > 10 and len(scripts) == len(set(scripts)) > 5
+    page.close()
+    assert [widget for widget in drawn if widget.comm is not None] == []

@@ -1,0 +1,224 @@
+"""Figures and charts in JupyterLab, through what a person does to a window: their sizes and their pixels."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import nbformat
+import pytest
+
+from browser.jupyter_pages import Lab, Server
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(170)]
+
+CELLS = (
+    """
+import ipywidgets as W
+from IPython.display import display
+from eet_lab.bench import load_result
+from eet_lab.figures import plot, theme
+from eet_lab.figures.outputs import FigureBox
+from eet_lab.figures.strip_chart import StripChart
+from eet_lab.lessons import Shown
+from eet_lab.paths import PACKAGE
+one, two = (load_result(PACKAGE / "recorded" / f"h200-{name}-gpt2-xl.json") for name in ("compare", "ladder"))
+box = FigureBox(height=260)
+box.show(plot(two, "waterfall"))
+chart = StripChart(title="steps", unit="ms", series=[{"name": "run", "color": theme.SELECTION}])
+page = W.VBox([W.HTML(theme.stylesheet()), box, chart]).add_class("eet-bench")
+display(page)
+""",
+    "Shown(plot(one, 'memory'), 'Words under a figure of a lesson.')",
+    "plot(one, 'latency').update_layout(height=300)",
+)
+POINTS = "chart.push([(0, i / 10, 20.0 + i % 7) for i in range(60)]); chart.snapshot_now()"
+HEIGHTS = [260, 174, 300]
+"""Of the figure in a box, the one in a lesson, and the one that is a cell's own output."""
+INNER = 8
+"""A figure may be narrower than its place by the padding of an output."""
+
+FIGURES = """() => [...document.querySelectorAll('.js-plotly-plot')].map((e) => {
+  const svg = e.querySelector('.main-svg').getBoundingClientRect(), place = e.parentElement;
+  const prompt = place.querySelector(':scope > .jp-OutputPrompt');
+  const room = place.clientWidth - (prompt?.offsetWidth ?? 0), held = e.getBoundingClientRect().height;
+  const bars = e.querySelectorAll('.point, .js-line').length;
+  return { width: svg.width, height: svg.height, room, held, bars };
+})"""
+CHART = """() => { const c = document.querySelector('.eet-strip-canvas');
+  return { width: c.width, height: c.height, wide: c.clientWidth, high: c.clientHeight, density: devicePixelRatio };
+}"""
+DIFFERING = """async ([one, other]) => {
+  const read = async (data) => {
+    const bitmap = await createImageBitmap(await (await fetch('data:image/png;base64,' + data)).blob());
+    const canvas = new OffscreenCanvas(bitmap.width, bitmap.height), pen = canvas.getContext('2d');
+    pen.drawImage(bitmap, 0, 0);
+    return pen.getImageData(0, 0, bitmap.width, bitmap.height); };
+  const [a, b] = [await read(one), await read(other)];
+  if (a.width !== b.width || a.height !== b.height) return 1;
+  let count = 0;
+  for (let i = 0; i < a.data.length; i += 4)
+    count += [0, 1, 2].some((k) => Math.abs(a.data[i + k] - b.data[i + k]) > 24);
+  return count / (a.data.length / 4); }"""
+
+
+@pytest.fixture
+def figures(lab: Lab, lab_server: Server, page: Any) -> Lab:
+    """A notebook with a figure in a box, one in a lesson, one as a cell's output, and a strip chart."""
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab_server.root / "figures.ipynb")
+    page.set_viewport_size({"width": 1440, "height": 1600})
+    lab.open("figures.ipynb")
+    page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })")
+    lab.run_all()
+    page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 3", timeout=60_000)
+    page.wait_for_selector(".eet-strip[data-draws]")
+    lab.execute(POINTS)
+    page.wait_for_function("() => +document.querySelector('.eet-strip').dataset.points >= 60", timeout=30_000)
+    settled(page, fits)
+    return lab
+
+
+def fits(page: Any) -> str:
+    """What is wrong with the figures' sizes; "" where nothing is."""
+    found = page.evaluate(FIGURES)
+    for figure, height in itertools.zip_longest(found, HEIGHTS):
+        if figure is None or height is None:
+            return f"{len(found)} figures"
+        if abs(figure["height"] - height) > 2 or figure["held"] < height - 2:
+            return f"height {figure}, should be {height}"
+        if not figure["room"] - INNER <= figure["width"] <= figure["room"] + 1:
+            return f"width {figure}"
+        if not figure["bars"]:
+            return f"empty {figure}"
+    chart = page.evaluate(CHART)
+    for side, seen in (("width", "wide"), ("height", "high")):
+        if abs(chart[side] - chart[seen] * chart["density"]) > 1 or chart[seen] < 100:
+            return f"chart {chart}"
+    return ""
+
+
+def settled(page: Any, wrong: Callable[[Any], str], seconds: float = 15) -> None:
+    """Wait until nothing is wrong, and stays so for a while: plotly.js draws again some time after each event."""
+    deadline, right = time.monotonic() + seconds, 0
+    while right < 4:
+        told = wrong(page)
+        right = 0 if told else right + 1
+        assert time.monotonic() < deadline, told
+        page.wait_for_timeout(150)
+
+
+def shot(page: Any, which: str) -> str:
+    page.mouse.move(2, 2)  # the toolbar comes up under the pointer
+    return base64.b64encode(page.locator(which).first.screenshot()).decode()
+
+
+def colors(page: Any) -> dict[str, str]:
+    """Of the page's text, of the figure's, and of its title's."""
+    return page.evaluate(
+        """() => { const box = document.querySelector('.eet-figure-box');
+            const of = (e) => getComputedStyle(e).fill;
+            const probe = document.body.appendChild(document.createElement('span'));
+            probe.style.color = 'var(--jp-ui-font-color1)';
+            const page = getComputedStyle(probe).color; probe.remove();
+            return { page, tick: of(box.querySelector('.xtick text')), title: of(box.querySelector('.gtitle')) }; }"""
+    )
+
+
+PLACES = (".eet-figure-box .js-plotly-plot", ".eet-strip-canvas", ".jp-OutputArea-child > .jp-RenderedPlotly >> nth=-1")
+
+
+def test_figures_keep_their_size_and_pixels_in_any_window(figures: Lab, page: Any) -> None:
+    before = {which: shot(page, which) for which in PLACES}
+
+    # The window becomes lower, higher, narrower, wider.
+    for width, height in ((1440, 1550), (1440, 1600), (1430, 1600), (1000, 1500), (1900, 1700)):
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_function(f"() => innerWidth === {width} && innerHeight === {height}")
+        settled(page, fits)
+    page.set_viewport_size({"width": 1440, "height": 1600})
+    settled(page, fits)
+    for which in PLACES:
+        assert page.evaluate(DIFFERING, [before[which], shot(page, which)]) < 0.005, which
+
+    # The page around it becomes narrower and nothing tells plotly.js; hidden, and shown again in another window.
+    page.add_style_tag(content=".eet-narrow .eet-bench { max-width: 640px; }")
+    page.evaluate("() => document.body.classList.add('eet-narrow')")
+    settled(page, fits)
+    page.evaluate("() => document.body.classList.remove('eet-narrow')")
+    settled(page, fits)
+    figures.execute("page.layout.display = 'none'")
+    page.wait_for_function("() => document.querySelector('.eet-strip-canvas').clientWidth === 0")
+    page.set_viewport_size({"width": 1200, "height": 1600})
+    page.wait_for_timeout(300)
+    figures.execute("page.layout.display = ''")
+    settled(page, fits)
+    page.set_viewport_size({"width": 1440, "height": 1600})
+    settled(page, fits)
+
+    # Another tab of JupyterLab in front, and back.
+    page.evaluate("() => window.jupyterapp.commands.execute('launcher:create')")
+    page.wait_for_selector(".jp-Launcher")
+    page.set_viewport_size({"width": 1300, "height": 1600})
+    page.wait_for_timeout(300)
+    page.evaluate("() => window.jupyterapp.commands.execute('docmanager:open', { path: 'figures.ipynb' })")
+    settled(page, fits)
+    page.set_viewport_size({"width": 1440, "height": 1600})
+    settled(page, fits)
+
+    assert page.failures == [] and page.external == []
+
+
+def test_figures_follow_the_theme_and_the_screen(figures: Lab, page: Any) -> None:
+    before = {which: shot(page, which) for which in PLACES}
+
+    # The dark theme and back: text follows at once, and so does what is drawn on a canvas.
+    light = colors(page)
+    assert light["tick"] == light["title"] == light["page"]
+    page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Dark' })")
+    page.wait_for_selector("body[data-jp-theme-light=false]", state="attached")
+    settled(page, fits)
+    dark = colors(page)
+    assert dark["tick"] == dark["title"] == dark["page"] != light["page"]
+    inked = shot(page, ".eet-strip-canvas")
+    assert page.evaluate(DIFFERING, [before[".eet-strip-canvas"], inked]) > 0.5, "another paper"
+    page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })")
+    page.wait_for_selector("body[data-jp-theme-light=true]", state="attached")
+    settled(page, fits)
+    for which in PLACES:
+        assert page.evaluate(DIFFERING, [before[which], shot(page, which)]) < 0.005, which
+
+    # The window goes to a screen of twice the density, and back. (The driver sets the density without an event: the
+    # other width has to tell the page of it.)
+    session = page.context.new_cdp_session(page)
+    for width, density in ((1400, 2), (1440, 1)):
+        size = {"width": width, "height": 1600, "mobile": False, "deviceScaleFactor": density}
+        session.send("Emulation.setDeviceMetricsOverride", size)
+        page.wait_for_function(f"() => devicePixelRatio === {density} && innerWidth === {width}")
+        settled(page, fits)
+
+    # The toolbar stands beside the plot and the words, and sends nothing anywhere.
+    page.locator(".eet-figure-box .js-plotly-plot").hover()
+    covered = page.evaluate(
+        """() => [...document.querySelectorAll('.js-plotly-plot')].flatMap((e) => {
+            const bar = e.querySelector('.modebar').getBoundingClientRect();
+            return [...e.querySelectorAll('.main-svg text, .plotbg, .nsewdrag')].filter((part) => {
+                const it = part.getBoundingClientRect();
+                return it.width && it.right > bar.left + 1 && it.left < bar.right
+                  && it.top < bar.bottom && it.bottom > bar.top; })
+              .map((part) => part.textContent || part.className.baseVal); })"""
+    )
+    assert covered == []
+    names = page.eval_on_selector_all(".modebar-btn", "all => all.map(e => e.dataset.title)")
+    assert names and not [name for name in names if "loud" in name]
+
+    # The switch of the strip chart's axis says what it is and how it stands.
+    switch = page.get_by_role("button", name="logarithmic axis of steps")
+    assert switch.get_attribute("aria-pressed") == "false"
+    switch.press("Enter")
+    assert switch.get_attribute("aria-pressed") == "true"
+    assert page.failures == [] and page.external == []

@@ -1,0 +1,103 @@
+"""`eet-lab lab` as a person meets it: the workbench is there when the page is, and after a reload that nobody saved."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
+
+BENCH = ".eet-bar, .eet-bench"
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Any]:
+    """Starts `eet-lab lab` with these words, in a home of its own; the printed address."""
+    labs = []
+
+    def start(*words: str) -> str:
+        folders = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+        env = {**os.environ, **folders, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "eet_lab", "lab", "--no-browser", "--dir", str(tmp_path / "nb"), *words]
+        labs.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+        for line in labs[0].stdout:
+            if url := re.search(r"http://127\S+", line):
+                return url[0]
+        raise AssertionError(f"no address, exit code {labs[0].wait()}")
+
+    yield start
+    for lab in labs:
+        lab.send_signal(signal.SIGTERM)
+        lab.communicate(timeout=30)
+
+
+def button(page: Any, name: str) -> Any:
+    return page.locator(BENCH).get_by_role("button", name=re.compile(f"^{name}")).first
+
+
+def until_free(page: Any, name: str, seconds: float) -> None:
+    free = "e => !e.disabled && e.getAttribute('aria-disabled') !== 'true'"
+    page.wait_for_function(free, arg=button(page, name).element_handle(), timeout=seconds * 1000)
+
+
+def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(started: Any, page: Any) -> None:
+    page.goto(started())
+    page.locator(BENCH).first.wait_for(timeout=60_000)
+    until_free(page, "Compare", 20)
+    assert page.locator(".jp-CodeCell .jp-OutputArea-output").count() == 1
+    assert not page.get_by_text("eet_lab.Workbench()").is_visible(), "the code is folded"
+
+    button(page, "Compare").click()
+    until_free(page, "Stop", 10)
+    page.reload()
+    page.locator(BENCH).first.wait_for(timeout=60_000)
+    until_free(page, "Stop", 10)
+    button(page, "Stop").click()
+    until_free(page, "Compare", 20)
+
+    # After a restart of the kernel the cell is run by hand, as the text below it says.
+    page.locator('[data-command="notebook:restart-kernel"], [title^="Restart the kernel"]').first.click()
+    page.locator(".jp-Dialog .jp-mod-accept").click()
+    page.get_by_text("The kernel was restarted. Run the cell again").wait_for(timeout=30_000)
+    page.evaluate("bench => document.querySelectorAll(bench).forEach(each => each.dataset.old = 1)", BENCH)
+    page.locator(".jp-CodeCell .jp-Placeholder").first.click()
+    page.keyboard.press("Shift+Enter")
+    page.locator(", ".join(f"{each}:not([data-old])" for each in BENCH.split(", "))).first.wait_for(timeout=60_000)
+    until_free(page, "Compare", 30)
+    assert page.failures == []
+    assert page.external == []
+
+
+def test_the_app_shows_no_code(started: Any, page: Any) -> None:
+    pytest.importorskip("voila", reason="voila is not installed: pip install voila")
+    page.answered_from_outside = []
+    page.on("requestfinished", lambda request: note_outside(page, request.url))
+    page.on("requestfailed", lambda request: note_unblocked(page, request))
+    page.goto(started("--app"))
+    page.locator(BENCH).first.wait_for(timeout=90_000)
+    until_free(page, "Compare", 30)
+    assert page.locator(".jp-CodeCell .jp-InputArea").filter(has_text="eet_lab.Workbench").count() == 0
+    with urllib.request.urlopen(page.url.split("?")[0], timeout=20) as answer:
+        assert "/login?" in answer.url, "without the token"
+    assert page.failures == []
+    assert page.answered_from_outside == []
+
+
+def note_outside(page: Any, url: str) -> None:
+    if url.startswith("http") and "//127.0.0.1" not in url:
+        page.answered_from_outside.append(url)
+
+
+def note_unblocked(page: Any, request: Any) -> None:
+    """A request that was sent and failed left this machine as well; one that the page's policy forbids never begins."""
+    if "csp" not in (request.failure or ""):
+        note_outside(page, request.url)

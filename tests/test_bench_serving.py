@@ -1,0 +1,65 @@
+"""Workloads of requests: their names, their rows, and transformers' own continuous batching beside ours."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from families import ours
+
+from eet_lab.bench.rows import append, read
+from eet_lab.bench.serving import HF, percentiles, serve_all
+from eet_lab.bench.workloads import Requests
+from eet_lab.commands.bench_tables import serve_table
+from eet_lab.errors import Cancelled, PromptError, RecipeError
+
+RECIPE = "all,continuous_batching:rows=3:chunk=8:budget=16"
+
+
+def test_names_and_workloads_are_inverse():
+    for name in ("serve:llama-1b/r256/p100-1024/n512/all", "serve:some/folder/r1/p7/n1/all"):
+        assert str(Requests.parse(name)) == name
+    lengths = [*map(len, Requests.parse("serve:demo/r500/p100-1024/n1/all").prompts(50))]
+    assert len(lengths) == 500 and 100 <= min(lengths) < 110 and 1010 < max(lengths) <= 1024
+    for wrong in ("serve:demo/r0/p1/n1/all", "serve:demo/r2/p9-3/n1/all", "serve:demo/r2/p3/n1/now", "serve:demo"):
+        with pytest.raises(PromptError):
+            Requests.parse(wrong)
+
+
+def test_ours_and_transformers_serve_the_same_tokens(tmp_path):
+    steps = []
+    rows, remarks = serve_all(
+        ours("llama"),
+        "serve:any/r7/p2-14/n6/all",
+        RECIPE,
+        ("eet_lab", HF),
+        repeats=1,
+        progress=lambda *a: steps.append(a),
+    )
+    assert [row.provider for row in rows] == ["eet_lab", HF] and remarks == []
+    assert [row.same_tokens for row in rows] == [True, True] and len(steps) == 4
+    for row in rows:
+        waits = row.percentiles
+        assert row.tok_s > 0 and waits["ttft_ms"]["p50"] <= waits["e2e_ms"]["p50"] <= waits["e2e_ms"]["p99"]
+    [path] = append(rows, tmp_path)
+    assert read(path) == rows
+    shown = serve_table(rows)
+    assert "tok/s" in shown and HF in shown and "yes" in shown
+
+
+def test_what_cannot_be_served_is_told():
+    for recipe, error, says in (
+        ("all", RecipeError, "add continuous_batching"),
+        (RECIPE, PromptError, "no provider 'vllm' of requests"),
+    ):
+        with pytest.raises(error, match=says):
+            serve_all(ours("llama"), "serve:any/r2/p2/n2/all", recipe, "vllm" if "vllm" in says else "eet_lab")
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Cancelled):
+        serve_all(ours("llama"), "serve:any/r2/p2/n2/all", RECIPE, cancel=stop)
+
+
+def test_percentiles_are_interpolated():
+    assert percentiles([*range(101)]) == {"p50": 50, "p95": 95, "p99": 99}
+    assert percentiles([7.0]) == {"p50": 7.0, "p95": 7.0, "p99": 7.0} and percentiles([]) == {}

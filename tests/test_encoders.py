@@ -1,0 +1,431 @@
+"""Every encoder beside transformers, under every recipe: hidden states, pooled states, masked words, classes."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+import transformers
+from encoders import (
+    BODIES,
+    CONFIGS,
+    CONTEXT,
+    LENGTHS,
+    WITH_CLASSES,
+    WITH_WORDS,
+    V,
+    ours,
+    padded_on_the_right,
+    rows,
+    texts,
+    theirs,
+    told,
+)
+from test_lifetimes import OPS
+
+from eet_lab.engine import passes, tasks
+from eet_lab.engine.encode import EncoderEngine
+from eet_lab.engine.passes import Batching, Text
+from eet_lab.engine.trace import Trace
+from eet_lab.errors import Cancelled, EngineBusy, ModelError, OutOfMemory, PromptError, RecipeError
+from eet_lab.memory import live_bytes
+from eet_lab.models import ENCODER_PRESETS, load
+from eet_lab.models.families import FAMILIES, settings_of
+from eet_lab.models.weights import random_decoder
+from eet_lab.parts import Ops, Parts
+from eet_lab.technique import Recipe, Technique, everything, register, registry
+
+RECIPES = (
+    "baseline",
+    "mask_removal",
+    "memory_reuse",
+    "pre_padding",
+    "pre_padding,mask_removal",
+    "pre_padding,memory_reuse",
+    "pre_padding,mask_removal,memory_reuse",
+    "pre_padding,mask_removal,packed_prefill",
+    "pre_padding,mask_removal,memory_reuse,packed_prefill",
+    "pre_padding,mask_removal,memory_reuse:planner=chunked,packed_prefill",
+)
+BATCHINGS = (Batching(), Batching(20), Batching(64, 3), Batching(1))
+
+
+def read(name, task, recipe="", batching=None, given=None):
+    return EncoderEngine(ours(name).encoder, Recipe.parse(recipe).parts).read(given or texts(), task, batching)
+
+
+def close(got, exact):
+    torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))
+
+
+# --- beside transformers
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_hidden_states_are_those_of_transformers(name, recipe):
+    for batching in BATCHINGS:
+        run = read(name, tasks.HIDDEN, recipe, batching)
+        assert run.num_tokens == sum(LENGTHS) and len(run.values) == len(LENGTHS)
+        for text, states in zip(texts(), run.values, strict=True):
+            close(states, told(name, text.ids).hidden_states[-1][0])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", ["bert-classes", "roberta-words", "distilbert"])
+def test_half_precision_is_near(name, dtype):
+    half = load(theirs(name), device="cpu", dtype=dtype).encoder
+    exact = torch.cat(read(name, tasks.HIDDEN).values)
+    for recipe in RECIPES:
+        values = EncoderEngine(half, Recipe.parse(recipe).parts).read(texts(), tasks.HIDDEN, Batching(50)).values
+        off = (torch.cat(values) - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+        assert values[0].dtype == torch.float32 and off < (0.05 if dtype == "bfloat16" else 0.01), recipe
+        mean = EncoderEngine(half, Recipe.parse(recipe).parts).read(texts(), tasks.MEAN).values
+        assert torch.stack(mean).isfinite().all()
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_batch_with_pads_on_the_right_says_the_same(name):
+    """As tokenizers of encoders pad; ours stand on the left, and positions begin behind them."""
+    run = read(name, tasks.HIDDEN, "pre_padding", given=list(map(Text, rows())))
+    assert run.num_passes == 1 and run.computed_tokens == len(LENGTHS) * max(LENGTHS)
+    for states, exact in zip(run.values, padded_on_the_right(name, rows()), strict=True):
+        close(states, exact)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", ["bert", "bert-classes", "roberta", "distilbert"])
+def test_pooled_states_are_those_of_transformers(name, recipe):
+    cls, mean = (read(name, task, recipe, Batching(30)).values for task in (tasks.CLS, tasks.MEAN))
+    body = theirs(name).base_model
+    for text, first, average in zip(texts(), cls, mean, strict=True):
+        with torch.no_grad():
+            exact = body(torch.tensor([text.ids]))
+        close(average, exact.last_hidden_state[0].mean(0))
+        pooled = getattr(exact, "pooler_output", None)
+        close(first, exact.last_hidden_state[0, 0] if pooled is None else pooled[0])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", WITH_WORDS)
+def test_logits_of_masked_words_are_those_of_transformers(name, recipe):
+    run = read(name, tasks.WORDS, recipe, Batching(30))
+    for text, logits in zip(texts(), run.values, strict=True):
+        exact = told(name, text.ids)
+        exact = exact.prediction_logits if name == "bert-pretrained" else exact.logits
+        close(logits, exact[0, text.asked])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", WITH_CLASSES)
+def test_logits_of_classes_are_those_of_transformers(name, recipe):
+    run = read(name, tasks.CLASSES, recipe, Batching(30))
+    assert ours(name).config.labels == ("bad", "fair", "good")
+    for text, logits in zip(texts(), run.values, strict=True):
+        close(logits, told(name, text.ids).logits[0])
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", ["bert", "bert-classes"])
+def test_token_types_tell_sentences_apart(name, recipe):
+    types = [[0] * (len(row) // 2) + [1] * (len(row) - len(row) // 2) for row in rows()]
+    given = [Text(row, each) for row, each in zip(rows(), types, strict=True)]
+    given[2] = Text(rows()[2])  # of type 0, among others
+    run = read(name, tasks.HIDDEN, recipe, Batching(50), given)
+    for number, (row, each, states) in enumerate(zip(rows(), types, run.values, strict=True)):
+        close(states, told(name, row, None if number == 2 else each).hidden_states[-1][0])
+    assert not torch.allclose(run.values[1], read(name, tasks.HIDDEN, recipe).values[1], atol=1e-2)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_are_counted(name):
+    theirs_by_name = dict(theirs(name).named_parameters())
+    twins = [path for path in theirs_by_name if path.endswith("decoder.bias")]
+    twins = [path for path in twins if path.replace("decoder.bias", "bias") in theirs_by_name]
+    counted = sum(parameter.numel() for path, parameter in theirs_by_name.items() if path not in twins)
+    assert ours(name).config.num_params == counted
+    assert len({ours(name).config, ours(name).config}) == 1
+
+
+# --- techniques
+
+
+@pytest.mark.parametrize("technique", registry().values(), ids=registry())
+@pytest.mark.parametrize("name", ["bert-classes", "roberta-words", "distilbert"])
+def test_each_technique_equals_the_baseline_or_says_why_it_does_not_fit(name, technique):
+    """With what it needs; the equality at any batching is above."""
+    config = ours(name).config
+    needed = [registry()[each]() for each in technique.requires]
+    reason = technique().unfit(config)
+    if reason is None:
+        recipe = Recipe((technique(), *needed))
+        assert recipe.check("cpu", config) == recipe
+        for task in (tasks.HIDDEN, tasks.CLS, tasks.MEAN):
+            got, exact = read(name, task, str(recipe)), read(name, task)
+            assert got.num_passes <= exact.num_passes
+            for mine, baseline in zip(got.values, exact.values, strict=True):
+                close(mine, baseline)
+        return
+    assert len(reason) > 20 and "encode" not in technique.stages
+    with pytest.raises(RecipeError, match="cannot run on"):
+        Recipe((technique(), *needed)).check("cuda", config)
+    with pytest.raises(RecipeError, match="cannot run this model|does not use|do not use"):
+        EncoderEngine(ours(name).encoder, Recipe((technique(), *needed)).parts)
+
+
+def test_all_for_an_encoder_is_what_fits():
+    config = ours("bert").config
+    assert everything("cpu", config).names == ("pre_padding", "mask_removal", "memory_reuse", "packed_prefill")
+    assert Recipe.parse("all", "cpu", config).names == everything("cpu", config).names
+    for words, says in (
+        ("pre_padding:read=shortest", "needs whole texts; choose read=whole"),
+        ("memory_reuse:kv=paged", "an encoder has none; leave kv out"),
+        ("int8_weights", "it is for models that generate, and this is not one of them"),
+    ):
+        with pytest.raises(RecipeError, match=says):
+            Recipe.parse(words).check("cpu", config)
+
+
+@pytest.mark.parametrize("wrong", [("decode",), "encode", ()])
+def test_a_techniques_stages_are_checked(wrong, forgotten):
+    @dataclass(frozen=True)
+    class Odd(Technique):
+        name: ClassVar[str] = "odd"
+        title: ClassVar[str] = "Odd"
+        stages: ClassVar = wrong
+
+        def apply(self, parts):
+            return parts
+
+    with pytest.raises(RecipeError, match="stages is .* tuple of some of generate, encode, train"):
+        register(Odd)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_pads_that_are_not_numbers_change_nothing_without_a_mask(name):
+    """Every op leaves NaN where a pad stands; only attention could carry it to real tokens."""
+    parts = Recipe.parse("pre_padding,mask_removal").parts
+    plain = EncoderEngine(ours(name).encoder, parts).read(texts(), tasks.HIDDEN)
+    seen = []
+
+    def spoilt(qkv, kv, step, spec, *args, empty):
+        pads = step.columns < step.num_pad[step.rows]
+        seen.append(0 if pads.is_meta else int(pads.sum()))
+        return parts.ops.attention(qkv.masked_fill(pads[:, None], torch.nan), kv, step, spec, *args, empty=empty)
+
+    engine = EncoderEngine(ours(name).encoder, replace(parts, ops=Ops(attention=spoilt)))
+    run = engine.read(texts(), tasks.HIDDEN)
+    assert max(seen) == run.computed_tokens - run.num_tokens > 100
+    assert all(map(torch.equal, run.values, plain.values))
+
+
+def test_a_mask_that_hides_nothing_is_noticed():
+    """The tests above can fail."""
+
+    def careless(ops, step, spec, like, *, empty):
+        from eet_lab.engine.mask import dense_mask
+
+        attend = dense_mask(ops, step, spec, like, empty=empty)
+        attend.keywords["mask"].zero_()
+        return attend
+
+    parts = replace(Recipe.parse("pre_padding").parts, mask=careless)
+    run = EncoderEngine(ours("bert").encoder, parts).read(texts(), tasks.HIDDEN)
+    assert not torch.allclose(run.values[0], read("bert", tasks.HIDDEN).values[0], atol=1e-2)
+
+
+# --- memory
+
+
+@pytest.mark.parametrize("task", [tasks.HIDDEN, tasks.MEAN, tasks.CLS, tasks.CLASSES])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_rehearsal_foresees_a_real_pass(recipe, task):
+    engine = EncoderEngine(ours("bert-classes").encoder, Recipe.parse(recipe).parts)
+    given = [Text(row, [0] * len(row)) for row in rows()]
+    foreseen = engine.lifetimes(given, task, Batching(40))
+    real, trace = [], Trace()
+
+    class Recording(type(engine.memory)):
+        def plan(self, rehearsals, like):
+            return False
+
+        def enter(self, name):
+            nonlocal trace
+            trace = Trace()
+            real.append(trace)
+
+        def empty(self, *args, **keywords):
+            return trace.empty(*args, **keywords)
+
+    engine.memory.__class__ = Recording
+    engine.read(given, task, Batching(40))
+    assert tuple(each.finish() for each in real) == foreseen
+    assert {life.op for lifetimes in foreseen for life in lifetimes} <= OPS | {"task"}
+
+
+def test_an_arena_serves_the_largest_passes_with_one_plan():
+    engine = EncoderEngine(ours("bert").encoder, Recipe.parse("pre_padding,memory_reuse").parts)
+    run = engine.read(texts(), tasks.HIDDEN, Batching(60))
+    each = engine.lifetimes(texts(), tasks.HIDDEN, Batching(60))
+    most = max(max(live_bytes(lifetimes)) for lifetimes in each)
+    assert run.num_passes > 2 and most <= run.activation_bytes == engine.activation_bytes < 3 * most
+    assert engine.plans()["encode"].lifetimes
+    engine.close()
+    assert engine.activation_bytes == 0
+    plain = read("bert", tasks.HIDDEN, "pre_padding", Batching(60))
+    assert all(map(torch.equal, run.values, plain.values)) and most <= plain.activation_bytes
+
+
+def test_no_memory_is_told(monkeypatch):
+    def full(*args, **keywords):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has")
+
+    engine = EncoderEngine(ours("bert").encoder)
+    monkeypatch.setattr(engine.memory, "empty", full)
+    with pytest.raises(OutOfMemory, match="embedded could not be allocated .*smaller batch_tokens, fewer texts"):
+        engine.read(texts(), tasks.HIDDEN)
+    assert len(engine.read(texts(), tasks.HIDDEN).values) == len(LENGTHS)
+
+
+# --- batches
+
+
+@pytest.mark.parametrize("layout", [passes.padded, passes.packed])
+def test_passes_keep_to_the_budget_and_the_order(layout):
+    for batching in (Batching(16), Batching(45), Batching(45, 2), Batching(1)):
+        made = list(layout(texts(), batching))
+        numbers = [number for each in made for number in sorted(each.numbers)]
+        assert numbers == list(range(len(LENGTHS))), "in order, each once"
+        for each in made:
+            alone = len(each.numbers) == 1
+            assert alone or len(each.step.ids) <= batching.batch_tokens
+            assert len(each.numbers) <= (batching.batch_size or 99)
+            lengths = [LENGTHS[number] for number in each.numbers]
+            assert lengths == sorted(lengths, reverse=True) == [span.count for span in each.step.spans]
+            ids = [each.step.ids[span.first : span.first + span.count].tolist() for span in each.step.spans]
+            assert ids == [texts()[number].ids for number in each.numbers]
+    assert sum(len(each.step.ids) for each in passes.packed(texts(), Batching(45))) == sum(LENGTHS)
+
+
+def test_more_passes_than_are_laid_out_at_once():
+    many = [Text([5 + number % 90] * (1 + number % 7)) for number in range(150)]
+    one, all_at_once = (read("bert", tasks.MEAN, "all", Batching(1 + big * 999), many) for big in (0, 1))
+    assert one.num_passes == 150 and all_at_once.num_passes == 1
+    torch.testing.assert_close(torch.stack(one.values), torch.stack(all_at_once.values), rtol=1e-4, atol=1e-5)
+
+
+def test_progress_is_told_and_a_run_can_be_stopped():
+    seen, stop = [], threading.Event()
+
+    def progress(done, total, what):
+        seen.append((done, total, what))
+        if done > 4:
+            stop.set()
+
+    engine = EncoderEngine(ours("bert").encoder)
+    with pytest.raises(Cancelled, match="stopped"):
+        engine.read(texts(), tasks.MEAN, progress=progress, cancel=stop)
+    assert seen == [(done, len(LENGTHS), "texts") for done in range(1, 6)]
+    assert len(engine.read(texts(), tasks.MEAN).values) == len(LENGTHS), "the engine goes on"
+
+    def meddle(done, total, what):
+        with pytest.raises(EngineBusy):
+            engine.close()
+
+    engine.read(texts()[:1], tasks.MEAN, progress=meddle)
+
+
+def test_nothing_to_read_is_nothing_read():
+    run = EncoderEngine(ours("bert").encoder).read([], tasks.MEAN)
+    assert run.values == () and run.num_passes == run.num_tokens == run.activation_bytes == 0
+
+
+# --- errors
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([Text([])], "Text 1 has no tokens"),
+        (
+            [Text([1]), Text([1] * (CONTEXT + 1))],
+            f"Text 2 has {CONTEXT + 1} tokens, .* at most {CONTEXT}.*truncate=True",
+        ),
+        ([Text([V])], f"Text 1 holds the token {V}, but the model's vocabulary ends at {V - 1}"),
+        ([Text([1, 2], [0])], "Text 1 has 2 tokens and 1 token types .*each token needs one, from 0 to 1"),
+        ([Text([1, 2], [0, 2])], "from 0 to 1"),
+    ],
+)
+def test_what_cannot_be_read_is_told(given, says):
+    with pytest.raises(PromptError, match=says):
+        EncoderEngine(ours("bert").encoder).read(given, tasks.MEAN)
+
+
+def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for():
+    long = [Text([2, *[7] * 60, 3], [0] * 30 + [1] * 32)]
+    cut = [2, *[7] * (CONTEXT - 2), 3]
+    run = read("bert", tasks.HIDDEN, "", Batching(truncate=True), long)
+    close(run.values[0], told("bert", cut, [0] * 30 + [1] * (CONTEXT - 30)).hidden_states[-1][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_tokens", 0), ("batch_size", 0), ("batch_size", "8"), ("truncate", 1)]
+)
+def test_batching_is_checked(name, value):
+    with pytest.raises(PromptError, match=f"{name} is {value!r}, but it must be"):
+        Batching(**{name: value})
+
+
+def test_a_missing_head_is_told():
+    for name, task, says in (
+        ("bert", tasks.WORDS, "lacks a head for masked words: it has a pooler"),
+        ("bert", tasks.CLASSES, "lacks a head for classes"),
+        ("distilbert", tasks.WORDS, "it has nothing on top of its layers"),
+    ):
+        with pytest.raises(ModelError, match=says):
+            read(name, task)
+
+
+def test_an_engine_takes_an_encoder_and_parts():
+    with pytest.raises(ModelError, match=r"takes an Encoder, not a Model: give it model\.encoder"):
+        EncoderEngine(ours("bert"))
+    with pytest.raises(ModelError, match=r"not 'bert-base': give it eet_lab\.load\('bert-base'\)\.encoder"):
+        EncoderEngine("bert-base")
+    with pytest.raises(RecipeError, match=r"takes Parts, not 'all'"):
+        EncoderEngine(ours("bert").encoder, "all")
+    with pytest.raises(RecipeError, match="change weights, which an encoder does not use"):
+        EncoderEngine(ours("bert").encoder, Parts(weights=(lambda model: model,)))
+    with pytest.raises(ModelError, match="shapes and no data"):
+        EncoderEngine(load("bert-base", device="meta").encoder).read([Text([1])], tasks.CLS)
+
+
+# --- presets
+
+
+@pytest.mark.parametrize("name", ENCODER_PRESETS)
+def test_presets_have_the_shapes_of_transformers(name):
+    settings = settings_of(ENCODER_PRESETS[name])
+    assert settings["architectures"] == ["BertModel"]
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+        )
+    assert ENCODER_PRESETS[name].num_params == sum(p.numel() for p in model.parameters())
+    again = FAMILIES["bert"].config(settings_of(ENCODER_PRESETS[name]))
+    assert replace(again, heads=("pooler",), labels=()) == ENCODER_PRESETS[name]
+    shapes = load(name, device="meta")
+    assert shapes.label == f"{name} shape, random weights: for timing only"
+    assert 2 * shapes.config.num_params <= shapes.encoder.weight_bytes + 512
+
+
+def test_a_preset_reads_texts(monkeypatch):
+    small = replace(ENCODER_PRESETS["bert-base"], num_layers=2, hidden_size=48, num_heads=4, ffn_size=64, head_dim=12)
+    monkeypatch.setitem(ENCODER_PRESETS, "bert-base", replace(small, num_kv_heads=4))
+    made = load("bert-base", device="cpu", seed=5)
+    assert made.config.hidden_size == 48 and "random weights" in made.label
+    assert made.encoder.words.equal(random_decoder(made.config, 5, torch.device("cpu"), torch.float32).words)
+    run = EncoderEngine(made.encoder).read([Text(made.encode("a text"))], tasks.CLS)
+    assert run.values[0].shape == (48,)

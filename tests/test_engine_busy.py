@@ -1,0 +1,81 @@
+"""One batch at a time: who comes to an engine that is generating is told so, and its run goes on unharmed."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from test_engine import batch
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import EngineBusy
+from eet_lab.technique import Recipe
+
+PROMPTS = batch(3, 2, 9)
+ASKED = {
+    "generate": lambda engine: engine.generate([[1, 2]], Settings(2)),
+    "reserve": lambda engine: engine.reserve(2, 4, Settings(2)),
+    "close": lambda engine: engine.close(),
+}
+
+
+@pytest.fixture(params=["baseline", "all"])
+def engine(tiny, request):
+    return Engine(tiny.decoder, Recipe.parse(request.param).parts)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("where", ["on_step", "another thread"])
+def test_a_second_call_is_refused_and_the_first_goes_on(engine, asked, where):
+    expected = engine.generate(PROMPTS, Settings(6)).tokens
+    told = []
+
+    def ask():
+        with pytest.raises(EngineBusy) as caught:
+            ASKED[asked](engine)
+        told.append(str(caught.value))
+
+    def on_step(event):
+        if where == "on_step":
+            return ask()
+        other = threading.Thread(target=ask)
+        other.start()
+        other.join()
+
+    run = engine.generate(PROMPTS, Settings(6), on_step=on_step)
+    assert run.tokens == expected and len(told) == len(run.step_ms)
+    assert f"{asked} cannot begin: this engine is generating" in told[0] and "build another Engine" in told[0]
+    ASKED[asked](engine)  # free again
+
+
+def test_an_engine_is_free_again_after_a_run_that_broke_off(engine):
+    def broken(event):
+        raise ZeroDivisionError
+
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            engine.generate(PROMPTS, Settings(6), on_step=broken)
+    assert engine.generate([[1]], Settings(2)).num_tokens == 2
+
+
+def test_an_engine_may_be_used_by_one_thread_after_another(engine):
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(engine.generate(PROMPTS, Settings(4)))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        thread.join()
+    assert len({run.tokens for run in found}) == 1 == len(found) - 2
+
+
+def test_a_refused_close_leaves_what_is_reserved(tiny):
+    engine = Engine(tiny.decoder, Recipe.parse("all").parts)
+    engine.reserve(3, 16, Settings(6))
+    sessions = engine._sessions.copy()
+
+    def on_step(event):
+        with pytest.raises(EngineBusy):
+            engine.close()
+
+    engine.generate(PROMPTS, Settings(6), on_step=on_step)
+    assert engine._reserved == (3, 22) and sessions.items() <= engine._sessions.items()

@@ -1,0 +1,223 @@
+"""Checkpoints of every family, in and out to the bit, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+import transformers
+from conftest import make_gpt2
+from families import CONFIGS, CONTEXT, V, ours, theirs
+from safetensors.torch import load_file, save_file
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import ModelError, OutOfMemory, PromptError
+from eet_lab.models import PRESETS, load
+from eet_lab.models.config import Config
+from eet_lab.models.decoder import tensors
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_checkpoint_goes_in_and_out_to_the_bit(name, tmp_path):
+    theirs(name).save_pretrained(tmp_path / "theirs", max_shard_size="20KB")
+    assert len(list((tmp_path / "theirs").glob("*.safetensors"))) > 1, "in shards"
+    load(tmp_path / "theirs", device="cpu").save(tmp_path / "ours")
+    written = load_file(tmp_path / "ours" / "model.safetensors")
+    load(tmp_path / "theirs", device="cpu").save(tmp_path / "theirs")
+    assert [each.name for each in (tmp_path / "theirs").glob("model*")] == ["model.safetensors"], "in place of shards"
+    theirs(name).save_pretrained(tmp_path / "whole")
+    original = load_file(tmp_path / "whole" / "model.safetensors")
+    assert written.keys() == original.keys()
+    assert all(torch.equal(written[each], original[each]) for each in original)
+    back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").state_dict()
+    state = theirs(name).state_dict()
+    assert back.keys() == state.keys() and all(torch.equal(back[each], state[each]) for each in state)
+    assert ours(name).config == load(tmp_path / "ours", device="cpu").config
+
+
+def test_a_model_of_random_weights_can_be_saved_and_goes_on_the_same(tmp_path, monkeypatch):
+    small = Config(2, 32, 4, 48, V, CONTEXT, **_llama())
+    monkeypatch.setitem(PRESETS, "smoke", small)
+    model = load("smoke", device="cpu", dtype="bfloat16")
+    model.save(tmp_path)
+    again = load(tmp_path, device="cpu", dtype="bfloat16")
+    assert all(map(torch.equal, tensors(model.decoder), tensors(again.decoder)))
+    assert transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto").dtype == torch.bfloat16
+
+
+def _llama():
+    preset = PRESETS["llama-1b"]
+    names = ("act", "biases", "family", "rope")
+    return {name: getattr(preset, name) for name in names} | {"num_kv_heads": 2}
+
+
+def test_older_configs_tell_rope_in_their_own_way(tmp_path):
+    name = "llama-llama3"
+    theirs(name).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    told = json.loads(path.read_text())
+    rope = told.pop("rope_parameters")
+    scaling = {"rope_theta": rope.pop("rope_theta"), "rope_scaling": {**rope, "type": rope.pop("rope_type")}}
+    path.write_text(json.dumps(told | scaling))
+    assert load(tmp_path, device="cpu").config == ours(name).config
+
+
+def test_a_tokenizer_and_what_it_was_called_go_along(tmp_path):
+    load("demo", device="cpu").save(tmp_path / "copy")
+    again = load(tmp_path / "copy", device="cpu")
+    assert again.encode("def main") == load("demo", device="cpu").encode("def main") != []
+    assert (tmp_path / "copy" / "generation_config.json").exists()
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ModelError, match="cannot be saved in .*file.*Choose another folder"):
+        again.save(blocked)
+    with pytest.raises(ModelError, match="shapes and no data"):
+        load("gpt2", device="meta").save(tmp_path / "none")
+
+
+def test_an_older_tokenizer_begins_texts_as_it_was_told(tmp_path):
+    theirs("opt").save_pretrained(tmp_path)
+    letters = {letter: i for i, letter in enumerate(["<pad>", "</s>", "a", "b"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(letters))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    assert load(tmp_path, device="cpu").encode("ab") == [2, 3]
+    for word in ("</s>", {"content": "</s>"}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": True, "bos_token": word}))
+        model = load(tmp_path, device="cpu")
+        assert model.encode("ab") == [1, 2, 3] and model.encode("") == []
+
+
+def test_weights_without_room_are_told_before_they_are_made(monkeypatch):
+    monkeypatch.setattr("eet_lab.models.weights.free_bytes_of", lambda device: 2**30)
+    with pytest.raises(OutOfMemory, match="no room for weights of 30633 MiB: 1024 MiB are free. .*half precision"):
+        load("llama-8b", device="cpu")
+
+
+@pytest.mark.parametrize("switch", ["scale_attn_weights", "scale_attn_by_inverse_layer_idx"])
+def test_gpt2_with_scaled_scores_is_saved_as_one_that_says_the_same(switch, tmp_path):
+    live = make_gpt2(**{switch: switch != "scale_attn_weights"})
+    model = load(live, device="cpu")
+    model.save(tmp_path)
+    ids = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    with torch.no_grad():
+        again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+        torch.testing.assert_close(again(ids).logits, live(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+# --- what does not fit
+
+
+def _folder(name, tmp_path, **changes):
+    theirs(name).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return tmp_path
+
+
+LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}
+
+
+@pytest.mark.parametrize(
+    "name, changes, says",
+    [
+        ("llama", {"model_type": "bloom"}, r"'bloom' is not supported. Supported: GPT-2 .*OPT.*Llama.*Qwen3"),
+        ("llama", {"model_type": ["llama"]}, "is not supported. Supported: GPT-2"),
+        (
+            "llama",
+            {"rope_parameters": LONG},
+            "'longrope' is not supported; supported: default, linear, dynamic, llama3",
+        ),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "factor is None.*'yarn' needs rope_theta, factor, orig"),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": -1}}, "factor is -1 .*positive number"),
+        ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rotated in part"),
+        (
+            "llama",
+            {"num_hidden_layers": 10**7},
+            "num_hidden_layers is 10,000,000, but it has 30 tensors.*a layer has 9",
+        ),
+        ("llama", {"num_hidden_layers": 2}, "has 9 that a Llama has no place for"),
+        ("llama", {"num_key_value_heads": 3}, "4 heads of 8 and 3 KV heads"),
+        ("llama", {"hidden_act": "relu"}, "activation 'relu' is not supported; supported: silu"),
+        ("llama", {"rms_norm_eps": 0}, "rms_norm_eps is 0, but .* Llama's is 1e-06"),
+        (
+            "llama",
+            {"intermediate_size": None},
+            "intermediate_size is None.*Llama needs num_hidden_layers, .* and max_pos",
+        ),
+        ("llama", {"attention_bias": True}, "lacks 12 tensors .layers.0.self_attn.k_proj.bias"),
+        (
+            "llama",
+            {"intermediate_size": 40},
+            r"layers.0.mlp.gate_proj.weight with shape \[48, 32\] where .* asks for \[40, 32\]",
+        ),
+        ("qwen3", {"model_type": "llama"}, "has 6 that a Llama has no place for .layers.0.self_attn.k_norm.weight"),
+        (
+            "qwen2",
+            {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1, "layer_types": None},
+            "2 of 3 layers have a window",
+        ),
+        ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim = 16.*not supported"),
+        ("opt", {"do_layer_norm_before": False}, "norms after the residual"),
+        ("opt", {"ffn_dim": 47}, r"fc1.weight with shape \[48, 32\]"),
+        ("opt", {"num_attention_heads": 5}, "num_attention_heads = 5 does not divide"),
+        ("opt", {"num_hidden_layers": 2}, "has 16 that an OPT has no place for"),
+    ],
+)
+def test_what_a_config_cannot_be_is_told(name, changes, says, tmp_path):
+    with pytest.raises(ModelError, match=says):
+        load(_folder(name, tmp_path, **changes), device="cpu")
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    theirs("qwen3").save_pretrained(tmp_path, max_shard_size="20KB")
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(ModelError, match=f"{gone.name} is damaged or incomplete"):
+        load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "name, extra", [("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"), ("opt", "model.decoder.version")]
+)
+def test_old_buffers_are_no_weights(name, extra, tmp_path):
+    theirs(name).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file(load_file(path) | {extra: torch.ones(4)}, path, metadata={"format": "pt"})
+    assert load(tmp_path, device="cpu").config == ours(name).config
+
+
+def test_weights_of_several_types_are_made_one(tmp_path):
+    theirs("qwen3").save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    state = {name: tensor.half() if "proj" in name else tensor for name, tensor in load_file(path).items()}
+    save_file(state, path, metadata={"format": "pt"})
+    assert {tensor.dtype for tensor in tensors(load(tmp_path, device="cpu").decoder)} == {torch.float32}
+
+
+def test_names_may_come_without_the_prefix_of_the_whole_model(tmp_path):
+    """As base models are saved, and old OPT checkpoints."""
+    for name, prefix in (("gpt2", "transformer."), ("opt", "model."), ("qwen3", "model.")):
+        theirs(name).save_pretrained(tmp_path)
+        path = tmp_path / "model.safetensors"
+        save_file({each.removeprefix(prefix): tensor for each, tensor in load_file(path).items()}, path)
+        assert all(map(torch.equal, tensors(load(tmp_path, device="cpu").decoder), tensors(ours(name).decoder)))
+
+
+def test_values_that_are_not_finite_are_named_as_the_checkpoint_has_them():
+    live = theirs("llama-tied")
+    weight = live.model.layers[1].mlp.up_proj.weight
+    before = weight.data[3, 3].item()
+    try:
+        weight.data[3, 3] = math.inf
+        with pytest.raises(ModelError, match="layers.1.mlp.up_proj.weight has 1 of"):
+            load(live, device="cpu")
+    finally:
+        weight.data[3, 3] = before
+
+
+def test_a_request_longer_than_the_context_is_refused():
+    with pytest.raises(PromptError, match=f"context of {CONTEXT}"):
+        Engine(ours("llama-dynamic").decoder).generate([[1] * 60], Settings(5))

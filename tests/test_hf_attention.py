@@ -1,0 +1,143 @@
+"""`attn_implementation="eet"`: transformers' own models, without a mask."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers as hf
+from conftest import make_gpt2
+
+import eet_lab
+from eet_lab.errors import ModelError
+
+IDS = dict(bos_token_id=1, eos_token_id=None, pad_token_id=0, vocab_size=97)
+SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+GROUPED = SIZES | dict(num_key_value_heads=2, max_position_embeddings=128)
+DECODERS = {
+    "gpt2": lambda: make_gpt2(vocab_size=97, pad_token_id=0, attn_pdrop=0.0),
+    "opt": lambda: hf.OPTForCausalLM(
+        hf.OPTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, **IDS)
+    ),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED, **IDS)),
+    "mistral": lambda: hf.MistralForCausalLM(hf.MistralConfig(**GROUPED, sliding_window=5, **IDS)),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**GROUPED, head_dim=16, **IDS)),
+}
+ENCODERS = {
+    "bert": lambda: hf.BertModel(hf.BertConfig(**SIZES, vocab_size=97)),
+    "distilbert": lambda: hf.DistilBertModel(
+        hf.DistilBertConfig(dim=32, n_layers=2, n_heads=4, hidden_dim=48, vocab_size=97)
+    ),
+}
+LENGTHS = [3, 11, 1, 7]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered() -> None:
+    eet_lab.register_attention()
+
+
+def shaken(make):
+    """A model whose tokens vary: random weights as transformers draws them say one word for ever."""
+    torch.manual_seed(0)
+    model = make().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            scale = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + scale)
+    return model
+
+
+def padded(side: str, lengths=LENGTHS) -> tuple[torch.Tensor, torch.Tensor]:
+    """ids and attention_mask [B,S]."""
+    torch.manual_seed(1)
+    longest = max(lengths)
+    place = torch.arange(longest)
+    pads = torch.tensor([[longest - n] for n in lengths])
+    real = place >= pads if side == "left" else place < longest - pads
+    return torch.randint(2, 97, real.shape) * real, real.long()
+
+
+def with_attention(model, name: str):
+    model.set_attn_implementation(name)
+    return model
+
+
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+@pytest.mark.parametrize("family", DECODERS)
+def test_ragged_prompts_go_on_as_with_sdpa(family, cache):
+    model, (ids, mask) = shaken(DECODERS[family]), padded("left")
+    how = dict(max_new_tokens=12, do_sample=False, cache_implementation=None if cache == "dynamic" else "static")
+    found = [
+        with_attention(model, name).generate(input_ids=ids, attention_mask=mask, **how)[:, ids.shape[1] :]
+        for name in ("sdpa", "eet")
+    ]
+    assert len(set(found[0].flatten().tolist())) > 5, "tokens that are all the same would prove nothing"
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", [*DECODERS, *ENCODERS])
+def test_states_of_real_tokens_are_those_of_sdpa(family, side):
+    model, (ids, mask) = shaken((DECODERS | ENCODERS)[family]), padded(side)
+    found = []
+    for name in ("sdpa", "eet"):
+        with torch.no_grad():
+            out = with_attention(model, name)(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+        found.append(out.hidden_states[-1][mask.bool()])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_pads_are_never_read(family, monkeypatch):
+    """NaN in them changes nothing: a mask that multiplies by zero would."""
+    model, (ids, mask) = with_attention(shaken((DECODERS | ENCODERS)[family]), "eet"), padded("left")
+    states = model.get_input_embeddings()(ids).detach()
+    poisoned = states.masked_fill(~mask.bool()[..., None], torch.nan)
+    found = []
+    for embeds in (states, poisoned):
+        with torch.no_grad():
+            out = model(inputs_embeds=embeds, attention_mask=mask, output_hidden_states=True)
+        found.append(out.hidden_states[-1][mask.bool()])
+    assert found[0].isfinite().all() and torch.equal(*found)
+
+
+def test_no_mask_at_all_means_no_pads():
+    for family in ("llama", "bert"):
+        model, (ids, _) = shaken((DECODERS | ENCODERS)[family]), padded("left", [9, 9])
+        found = [with_attention(model, name)(input_ids=ids)[0].detach() for name in ("sdpa", "eet")]
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_that_asks_for_no_mask_is_refused():
+    """As GPT-2's of transformers 4.56 does: its pads would be read, and nothing would say so."""
+    x = torch.ones(1, 2, 3, 8)
+    with pytest.raises(ModelError, match="Linear of transformers .* does not ask AttentionMaskInterface.*sdpa"):
+        hf.AttentionInterface()["eet"](torch.nn.Linear(1, 1), x, x, x, None)
+
+
+def test_gradients_are_those_of_sdpa():
+    model, (ids, mask) = shaken(DECODERS["llama"]), padded("right")
+    labels = ids.masked_fill(mask == 0, -100)
+    found = []
+    for name in ("sdpa", "eet"):
+        model.zero_grad()
+        with_attention(model, name)(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        found.append([p.grad.clone() for p in model.parameters()])
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_what_it_cannot_do_is_told_with_a_remedy():
+    model, (ids, mask) = with_attention(shaken(DECODERS["llama"]), "eet"), padded("left")
+    holes = mask.clone()
+    holes[1, 5] = 0
+    with pytest.raises(ModelError, match="Row 1 .* pads between its tokens.*sdpa"):
+        model(input_ids=ids, attention_mask=holes)
+    model.config.attention_dropout = 0.1
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    with pytest.raises(ModelError, match="takes no dropout.*sdpa"):
+        model.train()(input_ids=ids, attention_mask=mask)
+    packed = torch.cat((torch.arange(6), torch.arange(5)))[None]
+    with pytest.raises(ModelError, match="hides keys by .*sdpa"):
+        model.eval()(input_ids=ids[1:2], position_ids=packed, use_cache=False)

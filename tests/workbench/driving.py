@@ -1,0 +1,75 @@
+"""Turning the workbench by hand: commands in, turns of the ui thread, what is shown."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from eet_lab.workbench import Workbench
+from eet_lab.workbench.background import Answer, Background
+from eet_lab.workbench.commands import Command
+
+PROMPTS = ["5 6 7", "8 9 10 11 12 13"]
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("eet-")]
+
+
+def turn(workbench: Workbench, times: int = 1) -> None:
+    for _ in range(times):
+        workbench.controller.tick()
+
+
+def turn_until(workbench: Workbench, done: Any, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        turn(workbench)
+        if done():
+            turn(workbench)
+            return
+        time.sleep(0.005)
+    raise AssertionError(f"nothing after {seconds} s; status: {workbench.controller.status.text}")
+
+
+def do(workbench: Workbench, *commands: Command) -> None:
+    """Give commands, one after the other, and turn the controller until each is done."""
+    for command in commands:
+        workbench.controller.put(command)
+        turn_until(workbench, lambda: workbench.controller.idle)
+
+
+def shown(workbench: Workbench, view: str) -> dict[str, Any]:
+    """The state of "bar", "techniques", "inputs", "answer" or "runs"."""
+    return getattr(workbench.controller.page, view).state
+
+
+def row(workbench: Workbench, name: str) -> dict[str, Any]:
+    """A technique in the list."""
+    return next(each for each in shown(workbench, "techniques")["list"] if each["name"] == name)
+
+
+def enabled(workbench: Workbench) -> dict[str, bool]:
+    """Which actions can be pressed."""
+    return {name: action["enabled"] for name, action in shown(workbench, "bar")["actions"].items()}
+
+
+def status(workbench: Workbench) -> str:
+    return shown(workbench, "bar")["status"]["text"]
+
+
+def errors(workbench: Workbench) -> str:
+    """What the card of errors says."""
+    error = shown(workbench, "bar")["error"]
+    return "" if error is None else f"{error['title']}: {error['text']} {error['details'] or ''}"
+
+
+def answers(background: Background, count: int, seconds: float = 5.0) -> list[Answer]:
+    """The next answers, `count` of them."""
+    found: list[Answer] = []
+    deadline = time.monotonic() + seconds
+    while len(found) < count and time.monotonic() < deadline:
+        found += background.take()
+        time.sleep(0.002)
+    return found

@@ -1,0 +1,260 @@
+"""Toggles, knobs, prompts and settings, without a kernel: what a click asks for and what the page shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+
+from eet_lab import technique as techniques
+from eet_lab.parts import Parts
+from eet_lab.technique import Recipe, Technique, knob
+from eet_lab.workbench import Workbench
+from eet_lab.workbench import commands as c
+from eet_lab.workbench.state import MOST_PROMPTS, State
+from workbench.driving import PROMPTS, do, enabled, errors, row, shown, status, turn
+
+
+def card(bench: Workbench) -> dict[str, Any]:
+    return shown(bench, "techniques")["card"]
+
+
+def knobs(bench: Workbench) -> dict[str, Any]:
+    return {each["name"]: each for each in card(bench)["knobs"]}
+
+
+def prompts(bench: Workbench) -> dict[str, Any]:
+    return shown(bench, "inputs")["prompts"]
+
+
+def test_switching_a_technique_goes_through_the_inbox_and_back(bench: Workbench) -> None:
+    assert row(bench, "mask_removal")["on"]
+    bench.controller.put({"command": "toggle", "name": "mask_removal", "on": False})
+    assert bench.controller.state.is_on("mask_removal"), "the callback itself must not change anything"
+    turn(bench)
+    assert bench.controller.state.recipe().names == ("pre_padding", "memory_reuse")
+    assert not row(bench, "mask_removal")["on"]
+    assert shown(bench, "techniques")["recipe"] == "all - mask removal - packed prefill"
+    assert card(bench)["title"] == "Mask removal", "what is switched is what is explained"
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device "cuda" that can do everything, beside a CPU that can do what it can."""
+    for each in techniques.registry().values():
+        can = each.unavailable
+        monkeypatch.setattr(
+            each, "unavailable", lambda self, device, can=can: can(self, device) if device == "cpu" else None
+        )
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_goes_off_with_another_comes_back_with_it(device: str) -> None:
+    state = State(device=device)
+    state.choose(Recipe.parse("all,int8_weights", device))
+    before = state.recipe()
+    for name in before.names:
+        state.toggle(name, False)
+        assert state.recipe() == before.without(name)[0], "only what needs it goes off with it"
+        state.toggle(name, True)
+        assert state.recipe() == before, name
+
+
+def test_on_the_page_it_comes_back_too(bench: Workbench) -> None:
+    do(bench, c.Toggle("packed_prefill", True))
+    for name in ("pre_padding", "mask_removal"):
+        for on in (False, True):
+            do(bench, c.Toggle(name, on))
+            assert row(bench, "packed_prefill")["on"] == on == bench.controller.state.is_on("packed_prefill")
+    do(bench, c.Turn("pre_padding", "read", "shortest"))
+    assert "Packed prefill leaves the pads out" in row(bench, "packed_prefill")["blocked"], "in words of the page"
+    do(bench, c.Turn("pre_padding", "read", "whole"))
+    assert row(bench, "packed_prefill")["on"]
+
+
+def test_it_waits_for_all_that_it_needs_and_stays_off_where_someone_wants_that() -> None:
+    state = State(device="cpu")
+    state.choose(Recipe.parse("all", "cpu"))
+    everything = state.recipe().names
+    for name in ("pre_padding", "mask_removal"):
+        state.toggle(name, False)
+    state.toggle("pre_padding", True)
+    assert "packed_prefill" not in state.recipe().names, "it needs the other one too"
+    state.toggle("mask_removal", True)
+    assert state.recipe().names == everything
+    state.toggle("packed_prefill", False)
+    state.toggle("pre_padding", False)
+    state.toggle("pre_padding", True)
+    assert "packed_prefill" not in state.recipe().names
+
+
+@pytest.mark.usefixtures("gpu")
+def test_what_a_device_or_a_knob_keeps_off_comes_back() -> None:
+    state = State(device="cuda")
+    state.choose(Recipe.parse("all", "cuda"))
+    before = state.recipe()
+    state.move_to("cpu")
+    assert state.recipe() == Recipe.parse("all", "cpu")
+    state.move_to("cuda")
+    assert state.recipe() == before
+    state.turn("pre_padding", "read", "shortest")
+    assert set(before.names) - set(state.recipe().names) == {"packed_prefill"}
+    state.turn("pre_padding", "read", "whole")
+    assert state.recipe() == before
+
+
+def test_what_cannot_run_here_is_greyed_with_its_reason(bench: Workbench) -> None:
+    assert "NVIDIA GPU" in row(bench, "cuda_graphs")["blocked"]
+    assert shown(bench, "bar")["banner"]["text"].startswith("CPU mode: no NVIDIA GPU")
+
+
+def test_headline_techniques_come_first_and_cards_tell_their_docstring(bench: Workbench) -> None:
+    titles = [each["title"] for each in shown(bench, "techniques")["list"]]
+    assert titles[:3] == ["Pre-padding", "Mask removal", "Memory reuse"]
+    do(bench, c.Select("memory_reuse"))
+    pieces = [piece for paragraph in card(bench)["paragraphs"] for piece in paragraph]
+    assert any(piece["code"] for piece in pieces)
+    assert not any("`" in piece["text"] for piece in pieces)
+    assert "class MemoryReuse" in card(bench)["source"]
+    assert card(bench)["lesson"]["href"] == "03_memory_reuse.ipynb"
+
+
+def test_a_cards_lesson_is_found_from_the_working_copy(
+    bench: Workbench, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "03_memory_reuse.ipynb").touch()
+    (tmp_path / "eet-lab-results").mkdir()
+    monkeypatch.chdir(tmp_path / "eet-lab-results")
+    do(bench, c.Select("memory_reuse"))
+    assert card(bench)["lesson"]["href"] == "../notebooks/03_memory_reuse.ipynb"
+
+
+def test_knobs_say_what_they_are_and_only_those_that_matter_are_there(bench: Workbench) -> None:
+    do(bench, c.Select("memory_reuse"))
+    assert set(knobs(bench)) == {"planner", "kv"}, "no page size without pages, no release without chunks"
+    layout = knobs(bench)["kv"]
+    assert layout["label"] == "KV layout" and layout["help"]
+    assert [option["label"] for option in layout["options"]] == ["one slab", "pages"]
+    do(bench, c.Turn("memory_reuse", "kv", "paged"))
+    assert knobs(bench)["page"]["unit"] == "columns"
+    assert "memory_reuse:kv=paged" in str(bench.controller.state.recipe())
+    do(bench, c.Turn("memory_reuse", "planner", "chunked"))
+    assert "release" in knobs(bench)
+    do(bench, c.Turn("memory_reuse", "planner", "nonsense"))
+    assert "must be one of" in errors(bench)
+
+
+def test_every_knob_has_a_label_and_help() -> None:
+    for each in techniques.registry().values():
+        for name, limits in each().knobs.items():
+            assert limits["label"] and limits["help"].endswith("."), (each.name, name)
+            assert set(limits["words"]) <= set(limits["choices"])
+            for other, values in limits["when"].items():
+                assert set(values) <= set(each().knobs[other]["choices"])
+
+
+def test_a_technique_registered_in_a_cell_appears_and_what_it_requires_is_told(bench: Workbench) -> None:
+    @dataclass(frozen=True)
+    class Mine(Technique):
+        """Do it my way <b>boldly</b>.
+
+        And more of it.
+        """
+
+        name: ClassVar[str] = "mine"
+        title: ClassVar[str] = "Mine"
+        requires: ClassVar[tuple[str, ...]] = ("memory_reuse",)
+        strength: int = knob(3, "How much.", low=1, high=9)
+
+        def apply(self, parts: Parts) -> Parts:
+            return replace(parts, weights=(*parts.weights, lambda model: model))
+
+    techniques.register(Mine)
+    try:
+        turn(bench, 11)
+        assert row(bench, "mine")["blocked"] is None
+        do(bench, c.Toggle("mine", True))
+        assert card(bench)["summary"] == "Do it my way <b>boldly</b>.", "text: the page makes no markup of it"
+        assert knobs(bench)["strength"]["kind"] == "number"
+        do(bench, c.Toggle("memory_reuse", False))
+        assert not bench.controller.state.is_on("mine"), "it goes off with what it requires"
+        assert "Memory reuse" in row(bench, "mine")["blocked"]
+    finally:
+        del techniques._REGISTRY["mine"]
+    turn(bench, 11)
+    assert "mine" not in [each["name"] for each in shown(bench, "techniques")["list"]]
+
+
+def test_prompts_are_added_edited_and_removed(bench: Workbench) -> None:
+    do(bench, c.AddPrompts([""]), c.AddPrompts(["1 2", "3 4 5"]))
+    assert bench.controller.state.prompts == [*PROMPTS, "", "1 2", "3 4 5"]
+    do(bench, c.RemovePrompt(0), c.EditPrompt(2, "9"), c.EditPrompt(99, "late"), c.EditPrompt(-1, "no"))
+    assert [each["text"] for each in prompts(bench)["rows"]] == [PROMPTS[1], "", "9", "3 4 5"]
+    assert [each["tokens"] for each in prompts(bench)["rows"]] == [6, 1, 1, 3], "an empty prompt counts as BOS"
+    assert prompts(bench)["summary"] == "4, 1 to 6 tokens, 13 pads as a rectangle"
+
+
+def test_more_prompts_than_the_page_can_show_are_refused(bench: Workbench) -> None:
+    do(bench, c.AddPrompts(["1"] * MOST_PROMPTS))
+    assert bench.controller.state.prompts == PROMPTS
+    assert f"at most {MOST_PROMPTS}" in errors(bench)
+    do(bench, c.AddPrompts(["1"] * (MOST_PROMPTS - len(PROMPTS))))
+    assert len(bench.controller.state.prompts) == MOST_PROMPTS
+    do(bench, c.AddPrompts([""]))
+    assert len(bench.controller.state.prompts) == MOST_PROMPTS
+
+
+def test_the_sum_is_checked_against_the_context_while_typing(bench: Workbench) -> None:
+    do(bench, c.EditPrompt(0, " ".join(["7"] * 121)))
+    assert prompts(bench)["rows"][0]["over"] and prompts(bench)["kind"] == "bad"
+    assert "past the context of 128" in status(bench)
+    assert not enabled(bench)["run"]
+    do(bench, c.EditPrompt(0, " ".join(["7"] * 500)))
+    assert "Shorten the prompt." in status(bench), "no number of new tokens would help"
+    do(bench, c.EditPrompt(0, " ".join(["7"] * 120)))
+    assert enabled(bench)["run"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("max_new_tokens", 0, "max_new_tokens is 0"),
+        ("max_new_tokens", 2.5, "max_new_tokens is 2.5"),
+        ("max_new_tokens", "many", "max_new_tokens is 'many'"),
+        ("temperature", -1, "temperature is -1"),
+        ("temperature", "", "temperature is ''"),
+        ("top_p", 2, "top_p is 2"),
+        ("repeats", -1, "number of pairs is -1"),
+        ("repeats", 1.5, "number of pairs is 1.5"),
+    ],
+)
+def test_a_number_that_cannot_be_is_told_with_its_limit(bench: Workbench, name: str, value: Any, words: str) -> None:
+    fields = {each["name"]: each["value"] for each in shown(bench, "inputs")["generation"]["fields"]}
+    do(bench, c.Setting(name, value))
+    assert words in status(bench)
+    assert "must be" in status(bench)
+    assert not enabled(bench)["run"]
+    assert errors(bench) == "", "a field that is being filled in is no error of the page"
+    do(bench, c.Setting(name, fields[name]))
+    assert enabled(bench)["run"]
+
+
+def test_a_setting_that_does_not_exist_is_told(bench: Workbench) -> None:
+    do(bench, c.Setting("temprature", 1))
+    assert "Did you mean 'temperature'" in errors(bench)
+
+
+def test_no_prompts_means_nothing_to_run(bench: Workbench) -> None:
+    do(bench, c.RemovePrompt(0), c.RemovePrompt(0))
+    assert not enabled(bench)["compare"]
+    assert "add one" in status(bench)
+
+
+def test_larger_type_is_a_class_of_the_page(bench: Workbench) -> None:
+    do(bench, c.LargerType(True))
+    assert "eet-large" in bench.controller.page.box._dom_classes and shown(bench, "bar")["large"]
+    do(bench, c.LargerType(False))
+    assert "eet-large" not in bench.controller.page.box._dom_classes

@@ -1,0 +1,32 @@
+"""What a job gives to the page while it works."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from eet_lab.engine.settings import Settings
+from eet_lab.technique import Recipe
+from eet_lab.workbench import jobs
+
+
+class Kept:
+    """A feed that keeps the memory of the watched runs, and nothing else."""
+
+    def __init__(self) -> None:
+        self.runs: dict[int, Any] = {}
+
+    def keep(self, series: int, memory: Any) -> None:
+        self.runs[series] = memory
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *told, **more: None
+
+
+def test_the_memory_of_a_compared_recipe_is_that_of_a_whole_run(tiny: Any) -> None:
+    """On a CPU only two steps have been run when the watched run begins: a KV cache that grows is short then."""
+    kept = Kept()
+    job = jobs.Job(tiny, ["1 2 3", "4 5"], Recipe.parse("pre_padding"), Settings(max_new_tokens=9), 1)
+    found = job.compare(Recipe())(kept, threading.Event())  # type: ignore[arg-type]
+    for series, measurement in enumerate((found.baseline, found.selection)):
+        assert kept.runs[series].kv.held_bytes == measurement.memory["kv"] > 0

@@ -1,0 +1,129 @@
+"""The tab Memory: where a run's tensors lay, and what other planners would have done."""
+
+from __future__ import annotations
+
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.figures.outputs import PLOTLY
+from eet_lab.memory import PLANNERS, DriverCalls, Lifetime
+from eet_lab.technique import Recipe
+from eet_lab.workbench import Workbench, jobs
+from eet_lab.workbench import commands as c
+from eet_lab.workbench.background import Answer
+from eet_lab.workbench.engine_thread import Feed, Kept
+from eet_lab.workbench.memory_tab import MemoryTab
+from eet_lab.workbench.run_memory import KVUse, RunMemory, TorchCalls, TorchCounter
+from workbench.driving import do, errors, shown, turn_until
+
+
+def picks(bench: Workbench) -> dict[str, dict[str, Any]]:
+    return {pick["name"]: pick for pick in shown(bench, "answer")["picks"]}
+
+
+def titles(bench: Workbench) -> list[str]:
+    outputs = bench.controller.page.figure.outputs
+    return [str(output["data"][PLOTLY]["layout"]["title"]["text"]) for output in outputs]
+
+
+def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: Workbench) -> None:
+    do(bench, c.Run(), c.Tab("arena"))
+    tab = bench.controller.results.memory
+    turn_until(bench, lambda: len(picks(bench)["planner"]["options"]) > 3)
+    do(bench, c.Tab("planners"))
+    text = str(shown(bench, "answer")["tables"])
+    assert "greedy_by_size" in text and "KV cache" in text and "calls of the arena" in text
+    do(bench, c.Tab("arena"))
+    own = titles(bench)[0]
+    do(bench, c.Pick("planner", "no_reuse"))
+    assert titles(bench)[0] != own and "lower bound" in own
+    do(bench, c.Pick("pass", "decode"))
+    turn_until(bench, lambda: tab._key in tab._placed)
+    assert tab._key == ("selection", "decode")
+    assert len(titles(bench)) == 2, "the strip, and every planner's footprint"
+    counts = {name: len(tab.runs["selection"].plan(name).lifetimes) for name in picks(bench)["pass"]["options"]}
+    assert counts["both"] == counts["prefill"] + counts["decode"] > 0
+    do(bench, c.Pick("pass", "both"))
+    assert titles(bench)[0].startswith(f"{counts['both']} tensors")
+    do(bench, c.Pick("pass", "nonsense"), c.Pick("run", "nonsense"), c.Pick("planner", "nonsense"))
+    assert errors(bench) == ""
+
+
+def test_a_comparison_has_both_runs_and_a_kept_one_none(bench: Workbench) -> None:
+    do(bench, c.Setting("repeats", 1), c.Compare(), c.Tab("arena"))
+    assert picks(bench)["run"]["options"] == ["baseline", "selection"]
+    do(bench, c.Pick("run", "baseline"))
+    assert picks(bench)["planner"]["options"][0] == "as an arena would"
+    assert "fresh tensors" in str(shown(bench, "answer")["words"])
+    do(bench, c.Tab("planners"))
+    text = str(shown(bench, "answer")["tables"])
+    assert "growing" in text and "static" in text
+    kept = shown(bench, "runs")["rows"][0]["id"]
+    do(bench, c.OpenRun(kept))
+    assert "arena" not in [tab["name"] for tab in shown(bench, "answer")["tabs"]]
+
+
+def test_torchs_calls_of_the_driver_are_those_of_each_first_run(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = {"num_device_alloc": 100, "num_device_free": 100}
+
+    def generate(self: Engine, *args: Any, **kwargs: Any) -> Any:
+        calls["num_device_alloc"] += 3 if self.memory.generation == 0 else 1
+        return inner(self, *args, **kwargs)
+
+    inner = Engine.generate
+    monkeypatch.setattr(Engine, "generate", generate)
+    monkeypatch.setattr("torch.cuda.memory_stats", lambda: calls)
+    monkeypatch.setattr("eet_lab.workbench.jobs.TorchCounter", lambda device: TorchCounter("cuda"))
+    model, recipe = bench.model, Recipe.parse("pre_padding,memory_reuse", "cpu")
+
+    job = jobs.Job(model, ["5 6"], recipe, Settings(4), repeats=2)
+
+    def kept(work: Any) -> list[Any]:
+        events: SimpleQueue[Any] = SimpleQueue()
+        work(Feed(events), threading.Event())
+        told = [events.get() for _ in range(events.qsize())]
+        return [event.memory for event in told if isinstance(event, Kept)]
+
+    [run] = kept(job.run())
+    assert run.torch_calls == TorchCalls(3, 0)
+    assert run.facts()["torch's calls of the driver in the first run"] == "3 allocations, 0 frees"
+    both = kept(job.compare(Recipe()))
+    assert [each.torch_calls for each in both] == [TorchCalls(3, None)] * 2
+    assert "Compare empties torch's cache" in both[0].facts()["torch's calls of the driver in the first run"]
+
+
+def test_planners_of_the_result_before_are_not_shown_for_this_one() -> None:
+    """Its runs and passes have the same names, and its question may be answered late."""
+
+    class Questions:
+        def __init__(self) -> None:
+            self.asked: list[tuple[str, Any, Any]] = []
+
+        def ask(self, name: str, key: Any, work: Any) -> None:
+            self.asked.append((name, key, work))
+
+    questions = Questions()
+    tab = MemoryTab(questions)
+    for num_bytes in (256, 25600):
+        tab.put_up({"selection": kept(num_bytes)})
+        tab.open = True
+        tab.turn(busy=False)
+    late, present = (Answer(name, key, work()) for name, key, work in questions.asked)
+    tab.answered(late)
+    assert not tab._placed
+    tab.answered(present)
+    assert {each.plan.lower_bound_bytes for each in tab._placed["selection", "prefill"] if each.plan} == {25600}
+
+
+def kept(num_bytes: int) -> RunMemory:
+    """A run with one tensor in each pass."""
+    plan = PLANNERS["greedy_by_size"]([Lifetime("x", num_bytes, 0, 1)])
+    kv = KVUse("static", 1, 1, 0, 0)
+    return RunMemory("memory_reuse", {"prefill": plan, "decode": plan}, True, 1, num_bytes, kv, DriverCalls(), None)

@@ -1,0 +1,216 @@
+"""Results: figures, files, pages and replays."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from itertools import combinations, pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eet_lab.bench import Comparison, Ladder, Spread, load_result
+from eet_lab.bench.metrics import MEMORY_PARTS, PEAK, TIMES, MiB
+from eet_lab.errors import ResultError
+from eet_lab.figures import results as figures
+from eet_lab.figures import theme
+from eet_lab.figures.outputs import rendered
+from eet_lab.figures.race import tokens_by_step
+from eet_lab.models.load import demo_tokenizer, load
+from eet_lab.workbench import export
+from eet_lab.workbench.history import SHIPPED, History
+from eet_lab.workbench.opened import Opened, as_ids
+from eet_lab.workbench.views import answer
+
+
+def opened(stem: str) -> Any:
+    return load_result(SHIPPED / f"{stem}.json")
+
+
+@pytest.fixture(params=[path.stem for path in sorted(SHIPPED.glob("*.json"))])
+def recorded(request: pytest.FixtureRequest) -> Comparison | Ladder:
+    return opened(request.param)
+
+
+def test_every_figure_can_be_drawn_and_is_small(comparison: Comparison, climbed: Ladder) -> None:
+    for result in (comparison, climbed):
+        drawn = figures.plot(result, "all")
+        assert list(drawn) == list(figures.kinds(result))
+        assert len(json.dumps([rendered(fig) for fig in drawn.values()])) < 60_000
+
+
+def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> None:
+    table = comparison.to_text()
+    assert all(metric.name in table for metric in (*TIMES, PEAK))
+    drawn = {trace.name for trace in figures.plot(comparison, "memory").data}
+    assert {"weights", "KV cache"} <= drawn <= {*MEMORY_PARTS.values(), "peak"}
+
+
+def test_a_higher_peak_is_explained_where_activations_grew(comparison: Comparison) -> None:
+    memory = comparison.baseline.memory
+    wider = {**memory, "peak": 2 * memory["peak"], "activations": memory["activations"] + memory["peak"]}
+    grown = replace(comparison, selection=replace(comparison.selection, memory=wider))
+    assert "Ladder shows which technique" in answer.grown(grown)
+    same = replace(comparison, selection=replace(comparison.selection, memory=memory))
+    assert answer.grown(same) == ""
+
+
+def test_a_ladder_that_was_stopped_at_once_can_be_shown_and_kept(climbed: Ladder, tmp_path: Any) -> None:
+    empty = replace(climbed, rungs=(), left_out=(), partial=True)
+    assert "Stopped early" in export.page(empty)
+    assert figures.plot(empty, "all") == {}
+    for kind in (None, "waterfall"):
+        with pytest.raises(ResultError, match="before anything was measured"):
+            figures.plot(empty, kind)
+    assert answer.tiles(empty) == answer.headline(empty) == []
+    row = History(tmp_path).add(empty, {})
+    assert not row.problem and row.ttft_ms is None
+    assert not Opened.of(row, empty, {}).can_race
+
+
+def test_a_ladder_of_one_rung_can_be_drawn(climbed: Ladder) -> None:
+    assert "waterfall" in figures.plot(replace(climbed, rungs=climbed.rungs[:1], left_out=()), "all")
+
+
+def test_what_is_no_result_is_not_drawn() -> None:
+    for other in (None, "a.json", Spread(1, 2, 3)):
+        with pytest.raises(
+            ResultError, match=f"plot draws a Run, a Comparison or a Ladder, .* not {type(other).__name__}"
+        ):
+            figures.plot(other)
+
+
+def test_an_unknown_figure_is_told_with_the_known_ones(comparison: Comparison) -> None:
+    with pytest.raises(ResultError, match="latency"):
+        figures.plot(comparison, "latencies")
+
+
+def test_the_waterfall_adds_up(climbed: Ladder) -> None:
+    levels = [rung.measurement.total_ms.p50 for rung in climbed.rungs]
+    for log in (False, True):
+        bars = figures.plot(climbed, "waterfall", log=log).data[0]
+        for base, size, (before, after) in zip(bars.base[1:-1], bars.y[1:-1], pairwise(levels), strict=True):
+            assert (base, base + size) == pytest.approx(sorted((before, after)), rel=2e-3)
+        assert bars.base[0] + bars.y[0] == pytest.approx(levels[0], rel=2e-3)
+
+
+def test_the_latency_trace_has_every_step(comparison: Comparison) -> None:
+    """Over the steps and not over time: what is 49 times faster would be a line at the left edge."""
+    for trace, m in zip(
+        figures.plot(comparison, "latency").data, (comparison.baseline, comparison.selection), strict=True
+    ):
+        assert list(trace.x) == list(range(1, len(m.step_ms) + 1))
+        assert list(trace.y) == pytest.approx(list(m.step_ms), rel=1e-3)
+
+
+def test_no_figure_or_table_of_a_recording_has_an_exponent(recorded: Comparison | Ladder) -> None:
+    for name, fig in figures.plot(recorded, "all").items():
+        words = [str(text) for trace in fig.data for text in (trace.text if trace.text is not None else ())]
+        words += [str(note.text) for note in fig.layout.annotations] + [str(trace.hovertemplate) for trace in fig.data]
+        assert not [word for word in words if re.search(r"\de[+-]\d|\.\dg\b", word)], name
+    assert not re.search(r"\de[+-]\d", recorded.to_text())
+
+
+def test_every_rung_has_its_own_colour() -> None:
+    colors = (theme.BASELINE, *theme.SERIES)
+    assert len(opened("h200-ladder-gpt2-xl").rungs) <= len(colors)
+    for one, other in combinations(colors, 2):
+        assert sum(abs(int(one[i : i + 2], 16) - int(other[i : i + 2], 16)) for i in (1, 3, 5)) > 80, (one, other)
+
+
+def test_the_legend_is_clear_of_the_title_and_the_mode_bar(climbed: Ladder) -> None:
+    for kind in ("latency", "memory"):
+        legend = figures.plot(climbed, kind).layout.legend
+        assert (legend.y, legend.yref, legend.yanchor) == (0, "container", "bottom")
+
+
+def test_the_peak_is_written_beside_the_longest_of_bar_and_mark() -> None:
+    ladder = opened("h200-ladder-demo")
+    fig = figures.plot(ladder, "memory")
+    words = fig.data[-1]
+    for end, text, rung in zip(words.x, words.text, ladder.rungs, strict=True):
+        memory = rung.measurement.memory
+        parts = sum(memory.get(key, 0) for key in MEMORY_PARTS)
+        assert end == pytest.approx(max(memory["peak"], parts) / MiB, rel=1e-3)
+        assert f"{memory['peak'] / MiB:.4g}" in text
+    assert "not alive at once" in fig.layout.title.text
+
+
+def test_a_log_axis_says_so_and_has_plain_round_numbers() -> None:
+    compared = opened("h200-compare-gpt2-xl")
+    axis = figures.plot(compared, "latency").layout.yaxis
+    assert axis.type == "log" and "log scale" in axis.title.text
+    assert {"2", "5", "10", "20"} <= set(axis.ticktext)
+    assert figures.plot(compared, "latency", log=False).layout.yaxis.type is None
+    assert figures.plot(compared, "tokens").layout.xaxis.type == "log"
+    assert figures.plot(compared, "tokens", log=False).layout.xaxis.type is None
+    assert figures.plot(opened("h200-compare-demo-int8"), "latency").layout.yaxis.type is None
+    assert theme.log_ticks(1.3, 26) == [2, 5, 10, 20]
+    assert len(theme.log_ticks(0.001, 10_000)) < 10
+
+
+@given(st.floats(1e-4, 1e5), st.floats(1.3, 1e6))
+def test_a_log_axis_has_ticks_within_its_ends(low: float, ratio: float) -> None:
+    ticks = theme.log_ticks(low, low * ratio)
+    assert 1 <= len(ticks) <= 13
+    assert all(low <= tick <= low * ratio for tick in ticks)
+
+
+@pytest.mark.parametrize("ttft_share", [0.1, 0.9])
+def test_the_first_token_is_told_where_there_is_room(comparison: Comparison, ttft_share: float) -> None:
+    end = max(sum(m.step_ms) for m in (comparison.baseline, comparison.selection))
+    told = replace(comparison.baseline, ttft_ms=Spread(*[ttft_share * end] * 3))
+    note = figures.plot(replace(comparison, baseline=told), "latency").layout.annotations[0]
+    assert note.xanchor == ("left" if ttft_share < 0.5 else "right")
+
+
+def test_prompts_whose_ids_are_not_known_stay_or_are_counted(comparison: Comparison) -> None:
+    prompts = {"Return": 1, "a list": 5, "a⟨5000⟩": 3}
+    elsewhere = replace(comparison, prompts=tuple(prompts), prompt_lengths=tuple(prompts.values()))
+    assert as_ids(elsewhere) == ("Return ", "a list ", "3 tokens "), "of another vocabulary"
+    [token] = demo_tokenizer().encode("Return")
+    label = load("gpt2", device="meta").label
+    borrowed = replace(elsewhere, environment=replace(elsewhere.environment, model="gpt2", model_label=label))
+    assert as_ids(borrowed) == (f"{token} ", "a list ", "3 tokens "), "in this one they have other lengths"
+
+
+def test_a_recording_says_with_what_it_was_taken(recorded: Comparison | Ladder) -> None:
+    e = recorded.environment
+    own = [e.device, f"driver {e.driver}", f"torch {e.torch}", f"transformers {e.transformers}", f"commit {e.commit}"]
+    shown = export.page(recorded).split("<h1>")[1].split("</p>")[0]
+    assert all(words in shown for words in (*own, e.date[:10])), shown
+
+
+def test_a_race_gives_every_row_its_tokens_in_order(comparison: Comparison) -> None:
+    for m in (comparison.baseline, comparison.selection):
+        rows: list[list[int]] = [[] for _ in m.tokens]
+        steps = list(tokens_by_step(m, comparison.prompt_lengths))
+        assert [len(step) for step in steps] == list(m.step_tokens)
+        for step in steps:
+            for row, token in step:
+                rows[row].append(token)
+        assert tuple(map(tuple, rows)) == m.tokens
+
+
+def test_the_page_needs_no_network(climbed: Ladder) -> None:
+    page = export.page(climbed)
+    assert "cdn.plot.ly" not in page.split("<script>", 1)[0]
+    assert page.count("Plotly.newPlot(") >= len(figures.kinds(climbed))
+
+
+def test_lanes_of_a_race_show_what_was_generated(recorded: Comparison | Ladder, tmp_path: Any) -> None:
+    """Of another model's run as ids alone: in the demo model's vocabulary they would be half words, half ids."""
+    row = History(tmp_path).add(recorded, {})
+    _, prompts, lanes = Opened.of(row, recorded, {}).lanes()
+    trained = recorded.environment.model == "demo"
+    if not trained:
+        assert [len(prompt.split()) for prompt in prompts] == list(recorded.prompt_lengths)
+        vocabulary = demo_tokenizer()
+        assert tuple(vocabulary.decode(list(map(int, prompt.split()))) for prompt in prompts) == recorded.prompts
+    for lane, m in zip(lanes, answer.ends(recorded), strict=True):
+        said = ["".join(text for _, at, text in lane["pieces"] if at == row) for row in range(len(prompts))]
+        assert tuple(said) == m.texts if trained else all(re.fullmatch(r"(\d+ )+", text) for text in said)
+        assert lane["ends_ms"][-1] == pytest.approx(sum(m.step_ms), abs=0.01)

@@ -1,0 +1,544 @@
+"""The page's views in a real Chromium, on a mock model: no kernel and no JupyterLab."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import FLAGS
+from conftest import CHROMIUM
+
+from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed
+from workbench import page_states
+from workbench.page_harness import VIEWS, html, script
+from workbench.page_states import States
+
+pytestmark = pytest.mark.browser
+
+RECORDED = "gpt2-xl, 8 prompts, H200"
+"""The name of the recorded runs of GPT-2 XL."""
+HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
+GONE = "The kernel was restarted. Run the cell again (Shift+Enter)"
+ON_ONE_SCREEN = {"width": 1390, "height": 770}
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def chromium(playwright: Any) -> Iterator[Any]:
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, headless=True)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def opened(chromium: Any) -> Iterator[Open]:
+    """Opens a page with these states; at the end it must have met no error."""
+    pages, failures = [], []
+
+    def opening(states: States, width: int = 1406, height: int = 786, theme: str = "light", large: bool = False) -> Any:
+        page = chromium.new_page(viewport={"width": width, "height": height})
+        pages.append(page)
+        page.set_default_timeout(5000)
+        page.on("pageerror", lambda error: failures.append(str(error)))
+        page.set_content(html(states, theme, large))
+        page.wait_for_selector("body[data-ready]")
+        return page
+
+    yield opening
+    for page in pages:
+        page.close()
+    assert failures == []
+
+
+def sent(page: Any) -> list[dict[str, Any]]:
+    """The commands since the last look."""
+    return page.evaluate("window.sent.splice(0)")
+
+
+def show(page: Any, states: States) -> None:
+    page.evaluate("(states) => window.show(states)", states)
+
+
+def spoilt(value: Any) -> Any:
+    """The same state with markup in each of its texts."""
+    if isinstance(value, dict):
+        return {key: spoilt(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [spoilt(each) for each in value]
+    return value + HOSTILE if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("name", ["laddered", "tabled", "failed"])
+def test_strings_are_text(opened: Open, name: str) -> None:
+    states = spoilt(page_states.ALL[name]())
+    states["techniques"]["card"]["lesson"]["href"] = "javascript:window.hacked=1"
+    page = opened(states)
+    page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+    page.wait_for_timeout(100)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator(".eet-bench :is(img, script)").count() == 0
+    assert page.locator('[href^="javascript"]').count() == 0
+    for view in ("bar", "techniques", "inputs") + (() if name == "failed" else ("answer", "runs")):
+        assert HOSTILE in page.locator(f".eet-{view}").inner_text(), view
+
+
+def keys_of(value: Any) -> set[str]:
+    """Every name in a state."""
+    if isinstance(value, dict):
+        return set(value).union(*map(keys_of, value.values()))
+    return set().union(*map(keys_of, value)) if isinstance(value, list) else set()
+
+
+def test_what_is_sent_is_read() -> None:
+    for view in VIEWS:
+        sent = set().union(*(keys_of(make()[view.name]) for make in page_states.ALL.values()))
+        assert [key for key in sorted(sent) if not re.search(rf"\b{key}\b", script(view))] == [], view.name
+
+
+BARS = """() => [...document.querySelectorAll(".eet-tech")].map((row) => {
+  const bar = row.querySelector(".eet-effect-bar"), title = row.querySelector(".eet-tech-title").textContent;
+  if (!bar) return [title, null];
+  const whole = bar.getBoundingClientRect(), { left, right } = bar.querySelector("i").getBoundingClientRect();
+  const zero = whole.left + parseFloat(bar.style.getPropertyValue("--zero")) / 100 * whole.width;
+  return [title, [left - zero, right - zero].map(Math.round)];
+})"""
+"""Where the bar of each technique begins and ends, in px from its zero line."""
+
+CUT = """() => [...document.querySelectorAll(".eet-effect-text")].filter((text) =>
+  text.scrollWidth > text.clientWidth + 1 ||
+  text.getBoundingClientRect().right > text.closest("li").getBoundingClientRect().right
+).map((text) => text.textContent)"""
+"""What is written beside the bars and does not fit."""
+
+
+def test_what_saves_goes_to_the_left_of_zero_and_what_costs_to_the_right(opened: Open) -> None:
+    states = page_states.laddered()
+    page = opened(states)
+    bars = dict(page.evaluate(BARS))
+    assert page.evaluate(CUT) == []
+    kinds = {row["title"]: row["effect"]["kind"] for row in states["techniques"]["list"] if row["effect"]}
+    assert {"good", "bad"} <= set(kinds.values())
+    for title, kind in kinds.items():
+        left, right = bars[title]
+        thinnest = 2  # px of any bar
+        sides = {"good": left < 0 and right <= thinnest, "bad": 0 <= left < right, "dim": right - left <= thinnest}
+        assert sides[kind], (title, bars)
+
+
+MINE = "compare 1"
+"""The run of that name, whose id is another."""
+
+CLICKS = [
+    (".eet-do-run", {"view": "bar", "command": "run"}),
+    (".eet-do-ladder", {"view": "bar", "command": "ladder"}),
+    (".eet-larger", {"view": "bar", "command": "larger_type", "on": True}),
+    ("text=Watch GPT-2 XL", {"view": "bar", "command": "replay", "id": page_states.RECORDING}),
+    (
+        '[aria-label="Mask removal"]',
+        {"view": "techniques", "command": "toggle", "name": "mask_removal", "on": False},
+    ),
+    (".eet-tech-title >> nth=1", {"view": "techniques", "command": "select", "name": "mask_removal"}),
+    ("role=tab[name='Memory at its peak']", {"view": "answer", "command": "tab", "name": "memory"}),
+    (".eet-sheet-tools [aria-pressed]", {"view": "answer", "command": "scale", "log": False}),
+    ("role=button[name='Export: CSV']", {"view": "answer", "command": "export", "id": "", "format": "csv"}),
+    ('[aria-label^="Tick compare 1,"]', {"view": "runs", "command": "tick", "id": MINE, "on": True}),
+    (".eet-pin", {"view": "runs", "command": "pin", "id": MINE, "on": True}),
+    ('[aria-label^="Open compare 1,"]', {"view": "runs", "command": "open_run", "id": MINE}),
+    ('[aria-label^="Replay compare 1,"]', {"view": "runs", "command": "replay", "id": MINE}),
+]
+
+
+def test_a_click_sends_its_command(opened: Open) -> None:
+    states = page_states.compared()
+    ids = {row["name"]: row["id"] for row in states["runs"]["rows"]}
+    page = opened(states)
+    for click, command in CLICKS:
+        page.click(click)
+        assert sent(page) == [command | ({"id": ids[MINE]} if command.get("id") == MINE else {})], click
+
+
+def test_choices_send_their_own_values(opened: Open) -> None:
+    states = page_states.compared()
+    states["techniques"]["card"]["knobs"] = page_states.knobs()
+    page = opened(states)
+    page.select_option('[aria-label="dtype"]', "float16")
+    page.get_by_label("KV layout").select_option("32")
+    page.get_by_label("LM head").click()
+    bucket = page.get_by_label("Bucket")
+    bucket.fill("512")
+    assert [c["value"] for c in sent(page)] == ["float16", 32, False]  # half a number is nobody's wish
+    bucket.press("Enter")
+    assert sent(page) == [
+        {"view": "techniques", "command": "turn", "name": "memory_reuse", "knob": "bucket", "value": 512}
+    ]
+    page.wait_for_timeout(1200)
+    assert bucket.input_value() == "256"  # the state has not followed: what was refused goes back
+    bucket.fill("512")
+    bucket.press("Enter")
+    assert [c["value"] for c in sent(page)] == [512]  # and may be asked for again
+    assert page.get_by_label("LM head").is_checked()
+
+
+def test_keys_act_inside_the_bench_only(opened: Open) -> None:
+    page = opened(page_states.compared())
+    page.evaluate("window.passed = []; document.addEventListener('keydown', (e) => window.passed.push(e.key))")
+    page.keyboard.press("c")  # nothing in the bench has the focus
+    assert sent(page) == []
+    page.evaluate("window.passed.splice(0)")
+    page.click(".eet-number >> nth=0")  # no control, and yet inside
+    for key in ("r", "c", "l", "d", "x"):
+        page.keyboard.press(key)
+    assert [c["command"] for c in sent(page)] == ["run", "compare", "ladder"]
+    assert page.evaluate("window.passed") == []  # JupyterLab would cut the cell
+    for key in ("Control+c", "Control+s", "Shift+Enter", "Escape"):
+        page.keyboard.press(key)
+    assert sent(page) == []  # Escape: nothing runs
+    assert page.evaluate("window.passed.filter((key) => key !== 'Control' && key !== 'Shift')") == ["c", "s", "Enter"]
+    show(page, page_states.busy())
+    page.keyboard.press("r")
+    page.keyboard.press("Escape")
+    assert [c["command"] for c in sent(page)] == ["stop"]
+
+
+def test_keys_are_text_where_text_is_typed(opened: Open) -> None:
+    page = opened(page_states.compared())
+    page.click("summary >> text=Prompts")
+    page.locator('[aria-label="Prompt 2"]').focus()
+    page.keyboard.type("crl")
+    assert {c["command"] for c in sent(page)} <= {"edit_prompt"}
+    page.focus('[aria-label="dtype"]')
+    sent(page)
+    page.keyboard.press("r")
+    assert sent(page) == []
+
+
+def test_escape_dismisses_an_error(opened: Open) -> None:
+    page = opened(page_states.failed())
+    assert page.locator("[role=alert]").inner_text().startswith("×\nPrompt error")
+    page.focus(".eet-do-run")
+    page.keyboard.press("Escape")
+    assert sent(page) == [{"view": "bar", "command": "dismiss_error"}]
+
+
+def test_a_pressed_button_keeps_its_focus_while_it_is_off(opened: Open) -> None:
+    page = opened(page_states.compared())
+    page.focus(".eet-do-compare")
+    page.keyboard.press("Enter")
+    show(page, page_states.busy())
+    assert page.evaluate("document.activeElement.textContent") == "Compare"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    assert [c["command"] for c in sent(page)] == ["compare", "stop"]
+
+
+def test_arrows_move_through_the_list_and_space_toggles(opened: Open) -> None:
+    states = page_states.compared()
+    blocked, between, last = [row["name"] for row in states["techniques"]["list"]][-3:]
+    page = opened(states)
+    page.focus('[role=switch][tabindex="0"]')
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Space")
+    assert [(c["command"], c["name"]) for c in sent(page)] == [("select", "mask_removal"), ("toggle", "mask_removal")]
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")  # this one is blocked here
+    page.keyboard.press("Space")
+    assert [(c["command"], c["name"]) for c in sent(page)] == [
+        ("select", last),
+        ("select", between),
+        ("select", blocked),
+    ]
+    switch = page.locator(f'[data-name="{blocked}"]')
+    assert switch.get_attribute("aria-disabled") == "true" and "NVIDIA GPU" in switch.get_attribute("title")
+
+
+def test_arrows_move_through_the_tabs(opened: Open) -> None:
+    states = page_states.laddered()
+    _, second, *_, last = states["answer"]["tabs"]
+    page = opened(states)
+    page.focus("[role=tab][aria-selected=true]")
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowRight")
+    assert [c["name"] for c in sent(page)] == [last["name"], second["name"]]  # of what is selected, and has not changed
+    assert page.evaluate("document.activeElement.textContent") == second["title"]
+
+
+def test_what_is_typed_is_not_overwritten(opened: Open) -> None:
+    states = page_states.compared()
+    page = opened(states)
+    page.click("summary >> text=Prompts")
+    prompt = page.locator('[aria-label="Prompt 2"]')
+    prompt.focus()
+    prompt.evaluate("(node) => node.setSelectionRange(2, 2)")
+    page.keyboard.type("great ", delay=20)
+    page.wait_for_timeout(250)
+    assert sent(page) == [{"view": "inputs", "command": "edit_prompt", "index": 1, "text": "A great transformer reads"}]
+    states["inputs"]["prompts"]["rows"][1]["text"] = "A gr"  # an answer that comes late
+    states["inputs"]["prompts"]["rows"][1]["tokens"] = 77
+    show(page, states)
+    assert page.locator(".eet-tokens >> nth=1").inner_text() == "77"
+    assert prompt.input_value() == "A great transformer reads"
+    assert prompt.evaluate("(node) => [document.activeElement === node, node.selectionStart]") == [True, 8]
+    page.focus(".eet-do-run")
+    page.wait_for_timeout(1200)
+    assert prompt.input_value() == "A gr"  # nobody types any more: the state is what counts
+
+
+def test_several_prompts_are_pasted_line_by_line(opened: Open) -> None:
+    page = opened(page_states.compared())
+    page.click("summary >> text=Prompts")
+    page.click("text=Paste several…")
+    page.get_by_label("Several prompts").fill("one\n\n  \ntwo <b>\n")
+    page.click("text=Add each line")
+    assert sent(page) == [{"view": "inputs", "command": "add_prompts", "lines": ["one", "two <b>"]}]
+    assert page.get_by_label("Several prompts").count() == 0
+
+
+def test_folds_and_scroll_stay_when_the_state_changes(opened: Open) -> None:
+    states = page_states.laddered()
+    page = opened(states)
+    page.click("summary >> text=Generation")
+    page.click("summary >> text=How it works")
+    page.evaluate("document.querySelector('.eet-tech-card').scrollTop = 20")
+    states["techniques"]["card"]["knobs"].pop(0)
+    states["inputs"]["generation"]["summary"] = "32 new"
+    show(page, states)
+    assert page.get_by_label("New tokens").is_visible() and page.locator("text=32 new").is_visible()
+    assert page.evaluate("document.querySelector('.eet-tech-card').scrollTop") == 20
+    source = page.locator("pre.eet-source").inner_text()
+    assert source.startswith("@dataclass") and '"""' not in source.split("def ")[0] and "\n    def " in source
+
+
+def test_a_run_is_renamed_in_place(opened: Open) -> None:
+    states = page_states.laddered()
+    ids = {row["name"]: row["id"] for row in states["runs"]["rows"]}
+    page = opened(states)
+    page.click('[aria-label^="Rename no graphs,"]')
+    page.keyboard.type("without graphs")
+    page.keyboard.press("Escape")
+    assert sent(page) == [] and page.locator(".eet-editor").count() == 0
+    page.click('[aria-label^="Rename no graphs,"]')
+    page.keyboard.type("without graphs")
+    page.keyboard.press("Enter")
+    page.click('[aria-label^="Note of before the fix,"][aria-label$=": driver 580, cold"]')
+    page.keyboard.press("Delete")
+    page.focus(".eet-do-run")  # left, which keeps it
+    assert sent(page) == [
+        {"view": "runs", "command": "rename", "id": ids["no graphs"], "text": "without graphs"},
+        {"view": "runs", "command": "annotate", "id": ids["before the fix"], "text": ""},
+    ]
+    recorded = page.locator(f'[aria-label^="Rename {RECORDED}"] >> nth=0')
+    assert recorded.get_attribute("aria-disabled") == "true"
+
+
+def test_nothing_is_deleted_by_one_click(opened: Open) -> None:
+    states = page_states.laddered()
+    ids = {row["name"]: row["id"] for row in states["runs"]["rows"]}
+    page = opened(states)
+    page.click('[aria-label^="More for no graphs,"]')
+    page.click('[aria-label^="Delete no graphs,"]')
+    page.click("role=button[name='No']")
+    assert sent(page) == []
+    page.click('[aria-label^="More for no graphs,"]')
+    page.click('[aria-label^="Delete no graphs,"]')
+    page.click('[aria-label^="Yes, delete no graphs,"]')
+    assert sent(page) == [{"view": "runs", "command": "delete", "id": ids["no graphs"]}]
+    page.click(f'[aria-label^="More for {RECORDED}"] >> nth=0')
+    assert page.locator(f'[aria-label^="Delete {RECORDED}"]').count() == 0
+
+
+def test_a_file_is_sent_unless_it_is_too_large(opened: Open, tmp_path: Path) -> None:
+    states = page_states.compared()
+    page = opened(states)
+    files = page.locator("input[type=file]")
+    files.set_input_files({"name": "a.json", "mimeType": "application/json", "buffer": b'{"a": 1}'})
+    page.wait_for_function("window.sent.length")
+    assert sent(page) == [{"view": "runs", "command": "upload", "name": "a.json", "content": "eyJhIjogMX0="}]
+    with (tmp_path / "b.json").open("wb") as large:
+        large.truncate(MOST_UPLOAD_BYTES + 1)
+    files.set_input_files(tmp_path / "b.json")
+    page.wait_for_selector("text=b.json has more than 7 MiB")
+    assert sent(page) == []
+    show(page, {"runs": states["runs"] | {"ticked": []}})
+    assert page.locator("text=b.json has").count() == 1, "nothing else has been said since"
+    show(page, {"runs": states["runs"] | {"said": "Written: c.json"}})
+    assert page.locator(".eet-runs .eet-said").inner_text() == "Written: c.json"
+
+
+def test_a_file_that_was_written_is_saved_by_the_browser_once(opened: Open) -> None:
+    page = opened(page_states.compared())
+    content = list(packed(b"a,b\n1,2\n" * 1000) or b"")
+    tell = """([number, content]) => models.runs.tell(
+        {kind: "file", name: "x.csv", number}, [new DataView(new Uint8Array(content).buffer)])"""
+    with page.expect_download() as found:
+        page.evaluate(tell, [1, content])
+    assert found.value.suggested_filename == "x.csv"
+    assert Path(found.value.path()).read_bytes() == b"a,b\n1,2\n" * 1000
+    with page.expect_download() as found:
+        page.evaluate(tell, [1, []])
+        page.evaluate(tell, [2, content])
+    assert found.value.suggested_filename == "x.csv"
+
+
+def test_runs_cannot_be_measured_while_something_runs(opened: Open) -> None:
+    states = page_states.laddered()
+    page = opened(states)
+    page.click("text=Measure again")
+    show(page, {"runs": states["runs"] | {"can_measure": False}})
+    assert page.get_by_role("button", name="Measure again").get_attribute("aria-disabled") == "true"
+    page.click("text=Compare ticked")
+    assert [c["command"] for c in sent(page)] == ["measure_ticked", "compare_ticked"]
+
+
+def test_older_runs_are_shown_on_demand(opened: Open) -> None:
+    states = page_states.laddered()
+    states["runs"]["more"] = 12
+    page = opened(states)
+    page.click("role=button[name='Show older (12)']")
+    assert sent(page) == [{"view": "runs", "command": "show_older"}]
+    show(page, {"runs": states["runs"] | {"more": 0}})
+    assert page.locator("text=Show older").count() == 0
+
+
+def test_a_kernel_that_is_gone_is_told_and_results_stay(opened: Open) -> None:
+    states = page_states.compared()
+    page = opened(states)
+    page.evaluate("gone()")
+    assert page.locator("[role=alert]").count() == 1 and GONE in page.locator("[role=alert]").inner_text()
+    page.wait_for_selector("text=The kernel was restarted")
+    assert page.locator(".eet-view :is(button, input, select, textarea):enabled").count() == 0
+    assert page.get_by_text(states["answer"]["tiles"][0]["change"]["text"]).first.is_visible()
+    assert page.locator("text=compare 1").first.is_visible()
+    icons = "[...document.querySelectorAll('.widget-box')].map((box) => getComputedStyle(box, '::before').content)"
+    assert set(page.evaluate(icons)) == {"none"}
+    page.focus(".eet-bench")
+    page.keyboard.press("c")
+    assert sent(page) == []
+
+
+AGAIN = """async () => {
+  const bench = document.querySelector(".eet-bench"), el = document.querySelector(".eet-bar");
+  ends.bar();
+  for (const each of document.querySelectorAll(".widget-box")) each.classList.remove("jupyter-widgets-disconnected");
+  window.scrollTo(0, document.body.scrollHeight);
+  await new Promise((f) => setTimeout(f, 100));
+  ends.bar = modules.bar.render({ model: models.bar, el });
+  await new Promise((f) => setTimeout(f, 300));
+  return Math.round(bench.getBoundingClientRect().top);
+}"""
+"""Takes the bar down and puts up another, with the page scrolled to its end; where the bench's top is then."""
+
+
+def test_a_bench_that_comes_back_after_a_restart_is_scrolled_to(opened: Open) -> None:
+    page = opened(page_states.compared())
+    page.evaluate("document.body.style.paddingBottom = '3000px'")
+    assert page.evaluate(AGAIN) < -500, "a bench that is drawn again while its kernel lives scrolls nothing"
+    page.evaluate("gone()")
+    page.wait_for_selector("text=The kernel was restarted")
+    assert page.evaluate(AGAIN) == 0
+    assert page.evaluate(AGAIN) < -500, "once"
+
+
+def test_the_headline_leads_to_the_answer(opened: Open) -> None:
+    page = opened(page_states.compared(), width=600, height=500)
+    page.click(".eet-headline")
+    page.wait_for_function("document.querySelector('.eet-answer').getBoundingClientRect().top < 300")
+    assert page.evaluate("document.activeElement.textContent") == "Latency"
+
+
+def test_a_run_that_is_opened_comes_into_view_below_the_bar(opened: Open) -> None:
+    page = opened(page_states.laddered(), height=500)
+    page.locator(".eet-runs").evaluate("(runs) => runs.scrollIntoView({ block: 'end' })")
+    page.click('[aria-label^="Open ladder 1"]')
+    below = "document.querySelector('.eet-numbers').getBoundingClientRect().top - "
+    below += "document.querySelector('.eet-bar').getBoundingClientRect().bottom"
+    page.wait_for_function(f"{below} >= 0 && {below} < 20")
+    assert page.locator(".eet-numbers").bounding_box()["y"] < 500, "in the window"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_the_headline_is_whole(opened: Open, large: bool) -> None:
+    page = opened(page_states.compared(), large=large)
+    for width in (500, 720, 900, 1000, 1256, 1410, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        told = "(told) => [told.scrollHeight - told.clientHeight, told.scrollWidth - told.clientWidth]"
+        assert page.locator(".eet-told-block").evaluate(told) == [0, 0], width
+
+
+def test_all_of_a_run_is_in_view_in_a_laboratory_of_usual_width(opened: Open) -> None:
+    page = opened(page_states.laddered(), width=1270)  # JupyterLab at 1440 px
+    page.click('[aria-label^="More for no graphs"]')
+    scroll = page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth")
+    assert scroll <= 0
+    assert page.locator('[aria-label^="Delete no graphs"]').is_visible()
+
+
+def test_a_view_that_ends_hears_no_more(opened: Open) -> None:
+    page = opened(page_states.compared())
+    page.evaluate("ends.bar()")
+    page.focus(".eet-do-run")
+    page.keyboard.press("c")
+    page.evaluate("(states) => show({ bar: states.bar })", page_states.busy())
+    assert sent(page) == [] and page.locator("text=Measuring pair").count() == 0
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_no_width_scrolls_sideways(opened: Open, large: bool) -> None:
+    page = opened(page_states.laddered(), large=large)
+    for name in ("laddered", "failed", "tabled", "busy"):
+        show(page, page_states.ALL[name]())
+        page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+        for width in (500, 900, 1440, 2560):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
+
+
+PLACES = [".eet-bar", ".eet-techniques", ".eet-tech-card", ".eet-inputs", ".eet-live", ".eet-numbers"]
+PLACES += [".eet-do-run", ".eet-do-compare", ".eet-do-ladder"]
+RECTS = """(names) => Object.fromEntries([...names, ".eet-runs"]
+    .map((name) => [name, document.querySelector(name).getBoundingClientRect()])
+    .map(([name, { x, y, width, height }]) => [name, name === ".eet-runs" ? [x, y] : [x, y, width, height]]))"""
+
+
+@pytest.mark.parametrize("width, large", [(1406, False), (1406, True), (1000, False), (500, False)])
+def test_nothing_moves_when_a_run_starts_or_ends(opened: Open, width: int, large: bool) -> None:
+    page = opened(page_states.empty(), width=width, large=large)
+    before = page.evaluate(RECTS, PLACES)
+    starting = page_states.busy()
+    starting["answer"] = page_states.empty()["answer"] | {"mode": "running"}
+    stopped = page_states.compared()
+    stopped["bar"]["headline"], stopped["bar"]["status"] = None, {"text": "Stopped. " * 30, "kind": "warn"}
+    noted = page_states.compared()
+    noted["answer"]["note"] = {"text": "A remark. " * 40, "kind": "warn"}
+    later = {"forecast": page_states.forecast(), "starting": starting, "busy": page_states.busy()}
+    later |= {"compared": page_states.compared(), "stopped": stopped, "noted": noted, "failed": page_states.failed()}
+    for name, states in later.items():
+        show(page, states)
+        assert page.evaluate(RECTS, PLACES) == before, name
+
+
+def test_all_of_it_is_on_one_screen(opened: Open) -> None:
+    width, height = ON_ONE_SCREEN["width"] + 16, ON_ONE_SCREEN["height"] + 16  # the harness's margin
+    page = opened(page_states.laddered(), width=width, height=height)
+    for name in (".eet-tech >> nth=9", ".eet-live", ".eet-numbers", ".eet-stage", ".eet-runs tbody tr >> nth=1"):
+        box = page.locator(name).bounding_box()
+        assert box["y"] + box["height"] <= height, name
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(opened: Open, theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    page = opened(page_states.empty(), theme=theme)
+    for name in ("empty", "busy", "tabled", "gone"):
+        if name == "gone":
+            page.evaluate("gone()")
+        else:
+            show(page, page_states.ALL[name]())
+        page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+        found = axe.Axe().run(page).response["violations"]
+        serious = [(v["id"], [n["html"] for n in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")]
+        assert serious == [], name
