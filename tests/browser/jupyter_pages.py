@@ -90,18 +90,20 @@ class Lab:
 
     def execute(self, code: str) -> str:
         """Run code in the notebook's kernel, beside its cells; what it printed."""
-        return self.page.evaluate(
+        text, error = self.page.evaluate(
             """async (code) => {
                 const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
                 const run = kernel.requestExecute({ code, store_history: false });
-                let text = '';
+                let text = '', error = '';
                 run.onIOPub = (m) => { if (m.header.msg_type === 'stream') text += m.content.text;
-                                       if (m.header.msg_type === 'error') text += m.content.traceback.join('\\n'); };
+                                       if (m.header.msg_type === 'error') error += m.content.traceback.join('\\n'); };
                 await run.done;
-                return text.trim();
+                return [text.trim(), error];
             }""",
             code,
         )
+        assert not error, error
+        return text
 
     def save(self) -> dict[str, Any]:
         """Save the notebook with the state of its widgets; what was saved."""

@@ -51,6 +51,12 @@ FIGURES = """() => [...document.querySelectorAll('.js-plotly-plot')].map((e) => 
 CHART = """() => { const c = document.querySelector('.eet-strip-canvas');
   return { width: c.width, height: c.height, wide: c.clientWidth, high: c.clientHeight, density: devicePixelRatio };
 }"""
+POINTS_DRAWN = """() => {
+  const strips = [...document.querySelectorAll('.eet-strip')], canvas = strips[0]?.querySelector('canvas');
+  if (strips.length === 1 && +strips[0].dataset.points >= 60) return '';
+  const kernel = window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status;
+  const size = [canvas?.clientWidth, canvas?.clientHeight];
+  return JSON.stringify({ strips: strips.map((e) => ({ ...e.dataset })), size, hidden: document.hidden, kernel }); }"""
 DIFFERING = """async ([one, other]) => {
   const read = async (data) => {
     const bitmap = await createImageBitmap(await (await fetch('data:image/png;base64,' + data)).blob());
@@ -75,10 +81,10 @@ def figures(lab: Lab, lab_server: Server, page: Any) -> Lab:
     lab.open("figures.ipynb")
     page.evaluate("() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })")
     lab.run_all()
-    page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot .main-svg').length >= 3", timeout=60_000)
+    page.wait_for_function("() => document.querySelectorAll('.js-plotly-plot').length >= 3", timeout=60_000)
     page.wait_for_selector(".eet-strip[data-draws]")
     lab.execute(POINTS)
-    page.wait_for_function("() => +document.querySelector('.eet-strip').dataset.points >= 60", timeout=30_000)
+    settled(page, lambda page: page.evaluate(POINTS_DRAWN), seconds=60)
     settled(page, fits)
     return lab
 
