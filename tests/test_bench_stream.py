@@ -9,7 +9,8 @@ import pytest
 from eet_lab.bench import stream
 from eet_lab.bench.codec import decode, encode
 from eet_lab.bench.rows import Row, markdown
-from eet_lab.bench.stream import Stream, row, run_stream
+from eet_lab.bench.stream import row, run_stream
+from eet_lab.bench.workloads import Stream
 from eet_lab.errors import PromptError
 
 STREAM = Stream("tiny", 6, 1, 40, 5)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from eet_lab.bench.racers import OURS
 from eet_lab.bench.rows import Row, digits, markdown, newest, percent, read
-from eet_lab.bench.stream import Stream
+from eet_lab.bench.workloads import Stream
 from eet_lab.technique import less_than_all, registry
 from eet_lab.words import MiB
 

@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 
 from check_kernels import HOME, cold_build_s, is_wrong
 
-from eet_lab.bench import caching_allocator
+from eet_lab.bench import caching_allocator, encoding
 from eet_lab.bench.cost import launch_cost, streaming_gb_per_s
 from eet_lab.bench.ops import OpWorkload, race_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.race import OURS, race
 from eet_lab.bench.rows import append
 from eet_lab.bench.serving import HF, serve_all
-from eet_lab.bench.stream import Stream, row, run_stream
-from eet_lab.bench.workloads import Requests, Workload
-from eet_lab.commands.bench_tables import model_table, op_tables, serve_table
+from eet_lab.bench.stream import row, run_stream
+from eet_lab.bench.workloads import Requests, Stream, Texts, Workload
+from eet_lab.commands.bench_tables import encode_table, model_table, op_tables, serve_table
 from eet_lab.technique import registry
 from eet_lab.texts import as_recipe
 from h200.recorded import recorded_compare, recorded_ladder
@@ -159,6 +159,20 @@ def served(text: str, *recipes: str, providers: Sequence[str] = (OURS, HF)) -> C
     return work
 
 
+def encoded(text: str, *recipes: str) -> Callable[[Session], Any]:
+    """Recipes beside transformers, as texts come and sorted, on one workload of texts."""
+
+    def work(session: Session) -> Any:
+        texts = Texts.parse("encode:smoke-encoder/t9/p1-20" if session.smoke else text)
+        model, providers = session.model(texts.model), (OURS, encoding.HF, encoding.SORTED)
+        rows, remarks = encoding.encode_all(model, texts, recipes, providers, cancel=session.deadline)
+        append(rows, session.out)
+        print(encode_table(rows), *remarks, sep="\n", flush=True)
+        return {"rows": len(rows), "tok_s": {row.name: round(row.tok_s or 0) for row in rows}, "remarks": remarks}
+
+    return work
+
+
 def allocators(session: Session) -> Any:
     """What torch's caching allocator does with the streams of lesson 5, for those who have no GPU."""
     if session.smoke:
@@ -189,6 +203,7 @@ PARTS: dict[str, Part] = {
             *(f"all,continuous_batching:rows={rows}:budget=2048:chunk=1024" for rows in (64, 256)),
         ),
     ),
+    "encode-bert": Part(60, encoded("encode:bert-base/t2048/p5-500", "pre_padding", "all")),
     "sweep-l16": Part(60, raced("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
     "ops-decode-b1": Part(8, ops("op:decode_attention/b1/kv1024/h25/d64")),
     "ops-decode": Part(60, ops("op:decode_attention")),

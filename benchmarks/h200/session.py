@@ -16,7 +16,7 @@ import torch
 from eet_lab.bench.workloads import Workload
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model, load
-from eet_lab.models.config import PRESETS, Config
+from eet_lab.models.config import ENCODER_PRESETS, PRESETS, Config, EncoderConfig
 
 
 class Deadline:
@@ -51,6 +51,7 @@ class Session:
         if self.smoke:
             torch.set_num_threads(1)
             PRESETS["smoke"] = Config(2, 32, 2, 64, 97, 64)
+            ENCODER_PRESETS["smoke-encoder"] = EncoderConfig(2, 32, 2, 64, 97, 64, family="bert", heads=("pooler",))
 
     def run(self, name: str, work: Callable[[Session], Any]) -> None:
         """Run one part; keep what it returns, or why it failed."""

@@ -20,7 +20,7 @@ from eet_lab.bench.room import check_room
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.sameness import Witness
 from eet_lab.bench.tables import perplexities
-from eet_lab.bench.workloads import Requests, Workload
+from eet_lab.bench.workloads import Requests, Texts, Workload
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models import Config, Model
@@ -99,7 +99,7 @@ def entered(
     return Entries(fitting, others, [*absent, *repeated, *too_large], rows)
 
 
-def check_is_of(workload: Workload | Requests, model: Model) -> None:
+def check_is_of(workload: Workload | Requests | Texts, model: Model) -> None:
     """PromptError where a workload names another model than the one that is there: its rows would tell a lie.
 
     A live model came without a name, so that it goes by any.

@@ -54,7 +54,7 @@ class Row:
     lower_bound_bytes: int | None = None  # of activations that are alive at once, by the recipe's own trace
     driver_allocations: int | None = None  # in a stream of requests, once it was under way
     step_allocations: int | None = None  # of torch, in a steady decode step
-    tok_s: float | None = None  # of a workload of requests, all together
+    tok_s: float | None = None  # of a workload of requests or texts, all together
     percentiles: dict[str, dict[str, float]] | None = None  # of its requests: ttft_ms, tpot_ms, e2e_ms by p50, p95, p99
 
     @property
@@ -160,15 +160,18 @@ def _body(rows: Sequence[Row]) -> str:
 
 MODEL_HEAD = ("TTFT ms", "TPOT ms", "predicted ms", "% of ceiling", "total ms", "peak GiB")
 OP_HEAD = ("us", "GB/s", "% of ceiling")
+THROUGHPUT_HEAD = ("tok/s", "TTFT p50 ms", "TPOT p50 ms", "total ms", "peak GiB")
 STREAM_HEAD = ("total ms", "allocations of the driver", "of torch, a step", "of the bound", "beside weights, GiB")
 
 
 def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
-    """The heading of its table, and what makes its cells: of an op, a stream of requests, or one batch."""
+    """The heading of its table, and what makes its cells: of an op, a stream, requests or texts, or one batch."""
     if row.is_op:
         return OP_HEAD, _op_cells
     if row.driver_allocations is not None:
         return STREAM_HEAD, _stream_cells
+    if row.tok_s is not None:
+        return THROUGHPUT_HEAD, _throughput_cells
     return MODEL_HEAD, _model_cells
 
 
@@ -176,6 +179,13 @@ def _model_cells(row: Row) -> list[str]:
     ttft, tpot, total = map(_median, (row.ttft_ms, row.tpot_ms, row.total_ms))
     peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
     return [ttft, tpot, digits(row.predicted_ms), percent(row.share_of_ceiling), total, peak]
+
+
+def _throughput_cells(row: Row) -> list[str]:
+    """Of requests or texts that are all there at once."""
+    waits = ((row.percentiles or {}).get(name, {}).get("p50") for name in ("ttft_ms", "tpot_ms"))
+    peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
+    return [digits(row.tok_s), *map(digits, waits), _median(row.total_ms), peak]
 
 
 def _stream_cells(row: Row) -> list[str]:

@@ -88,18 +88,11 @@ def serve_all(
             racers[str(recipe)] = partial(served, engine, prompts, settings, cancel)
         if HF in providers:
             racers[HF] = partial(served_by_hf, to_hf(model.decoder), prompts, settings)
-        runs: dict[str, list[Served]] = {name: [] for name in racers}
-        for done, name in enumerate(name for _ in range(1 + repeats) for name in racers):
-            if cancel is not None and cancel.is_set():
-                raise Cancelled("The run was stopped.")
-            if progress is not None:
-                progress(done, (1 + repeats) * len(racers), name)
-            runs[name].append(racers[name]())
+        runs = turns.runs_in_turn(racers, repeats, progress, cancel)
     rows, first = [], next(iter(runs.values()))[0]
     for name, all_runs in runs.items():
-        ordered = sorted(all_runs[1:], key=lambda run: run.tok_s)
-        same = first.tokens == ordered[0].tokens
-        rows.append(_row(requests, "" if name == HF else name, name, model, ordered[len(ordered) // 2], same))
+        run = turns.median_run(all_runs, lambda run: run.tok_s)
+        rows.append(_row(requests, "" if name == HF else name, name, model, run, first.tokens == run.tokens))
     return rows, remarks
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import random
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,10 +14,10 @@ from eet_lab.bench.measured import Sameness, Spread
 from eet_lab.bench.racers import OURS, equality
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.sameness import Witness
-from eet_lab.bench.workloads import check_sizes
+from eet_lab.bench.workloads import Stream
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts
-from eet_lab.errors import Cancelled, PromptError
+from eet_lab.errors import Cancelled
 from eet_lab.memory import live_bytes
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
@@ -27,45 +25,7 @@ from eet_lab.progress import Cancel
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 
-PATTERN = re.compile(r"(?P<model>.+)/r(?P<requests>\d+)/p(?P<low>\d+)-(?P<high>\d+)/n(?P<new>\d+)")
 WARM_UP = 3  # requests before any is timed
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Requests of one prompt each, of `low` to `high` tokens, and `new_tokens` for each.
-
-    `str` and `parse` are inverse: `gpt2-xl/r200/p1-960/n16`.
-    """
-
-    model: str
-    requests: int
-    low: int
-    high: int
-    new_tokens: int
-
-    def __post_init__(self) -> None:
-        check_sizes("stream", self.low, self.high, requests=self.requests, new_tokens=self.new_tokens)
-
-    @classmethod
-    def parse(cls, text: str) -> Stream:
-        """From its name; PromptError that shows the form."""
-        found = PATTERN.fullmatch(text.strip())
-        if found is None:
-            raise PromptError(
-                f"{text!r} is no stream. Write model/r<requests>/p<prompt tokens, from-to>/n<new tokens>, for example "
-                "gpt2-xl/r200/p1-960/n16."
-            )
-        return cls(found["model"], *(int(found[name]) for name in ("requests", "low", "high", "new")))
-
-    def __str__(self) -> str:
-        return f"{self.model}/r{self.requests}/p{self.low}-{self.high}/n{self.new_tokens}"
-
-    def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
-        """Random token ids of random lengths; the same for the same seed."""
-        draw = random.Random(seed)
-        lengths = [draw.randint(self.low, self.high) for _ in range(self.requests)]
-        return [[draw.randrange(vocab_size) for _ in range(length)] for length in lengths]
 
 
 @dataclass(frozen=True)

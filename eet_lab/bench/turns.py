@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, Change
 from eet_lab.bench.progress import Tally
 from eet_lab.errors import Cancelled, PromptError, first_line
-from eet_lab.progress import Cancel
+from eet_lab.progress import Cancel, Progress
 
 MOST_REPEATS = 10_000
 
@@ -24,6 +24,7 @@ NARROW = 3 * math.log1p(LEAST_EFFECT)
 """Width of an interval that need not be narrower: half of the least effect on either side, beside that effect."""
 
 Item = TypeVar("Item")
+Run = TypeVar("Run")
 
 
 class Runner(Protocol):
@@ -121,3 +122,24 @@ def time_in_turn(runners: Sequence[Runner], repeats: int, tally: Tally, cancel: 
             tally.say(f"timing {runner.name}, {repeat + 1} of {repeats}")
             runner.time()
             tally.finish()
+
+
+def runs_in_turn(
+    racers: Mapping[str, Callable[[], Run]], repeats: int, progress: Progress | None, cancel: Cancel | None
+) -> dict[str, list[Run]]:
+    """`repeats` runs of each racer, A, B, ..., A, B, ..., after one of each that warms up and is not among them."""
+    runs: dict[str, list[Run]] = {name: [] for name in racers}
+    total = (1 + repeats) * len(racers)
+    for done, (turn, name) in enumerate((turn, name) for turn in range(1 + repeats) for name in racers):
+        check(cancel)
+        if progress is not None:
+            progress(done, total, name)
+        run = racers[name]()
+        if turn:
+            runs[name].append(run)
+    return runs
+
+
+def median_run(runs: Sequence[Run], key: Callable[[Run], float]) -> Run:
+    """The run in the middle; of an even number the upper one."""
+    return sorted(runs, key=key)[len(runs) // 2]

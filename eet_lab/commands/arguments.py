@@ -28,11 +28,20 @@ def add_model(parser: argparse.ArgumentParser, default: str | None = "demo") -> 
 
 
 def load_model(args: argparse.Namespace, name: str | None = None) -> Model:
-    """The model that the options name; ModelError for an encoder, which no command runs."""
+    """The model that the options name, which generates; ModelError for an encoder."""
     from eet_lab.models import load
 
     model = load(name or args.model, device=args.device, dtype=args.dtype)
     model.decoder  # noqa: B018
+    return model
+
+
+def load_encoder(args: argparse.Namespace, name: str) -> Model:
+    """The encoder of that name; ModelError for a model that generates."""
+    from eet_lab.models import load
+
+    model = load(name, device=args.device, dtype=args.dtype)
+    model.encoder  # noqa: B018
     return model
 
 

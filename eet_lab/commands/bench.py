@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eet_lab.commands.arguments import add_model, load_model
+from eet_lab.commands.arguments import add_model, load_encoder, load_model
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.errors import Cancelled, PromptError, RecipeError, SetupError
@@ -28,6 +28,7 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
   eet-lab bench gpt2-xl/b1/p128/n128 --provider eet_lab --provider hf-static-compile
   eet-lab bench demo/b4/p4-32/n32 --provider eet_lab --provider hf-sdpa --append benchmarks
   eet-lab bench serve:demo/r64/p4-64/n32/all --provider eet_lab --provider hf-generate-batch
+  eet-lab bench encode:bert-base/t256/p5-500 --recipe pre_padding --recipe all --provider eet_lab --provider hf-sdpa
   eet-lab bench op:decode_attention/b1/kv1024/h25/d64                one op beside PyTorch's and FlashInfer's
   eet-lab bench op:choose/b8/v50257/temp0.8/k50                      sampling from the logits of 8 rows
   eet-lab bench op:norm_linear                                       all sizes that its case lists
@@ -39,7 +40,8 @@ device runs for it, those inside a graph too; on a CPU both are calls of PyTorch
 <gpu>.jsonl in that folder.
 
 serve:model/r<requests>/p<prompt tokens>/n<new tokens>/all are so many requests that are all there at once, for recipes
-with continuous_batching and for transformers' generate_batch.
+with continuous_batching and for transformers' generate_batch. encode:model/t<texts>/p<tokens of each> are so many texts
+for an encoder, in order of arrival; its providers are eet_lab, hf-sdpa (padded), and hf-sdpa-sorted (by length before).
 
 An op is timed in a CUDA graph, on copies of its inputs that no cache holds, with every provider of it unless --provider
 names some: for attention torch-sdpa-flash, torch-sdpa-cudnn, torch-sdpa-efficient, torch-varlen and flashinfer, for the
@@ -65,16 +67,16 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.bench.progress import Clock
     from eet_lab.bench.rows import append
     from eet_lab.bench.turns import check_repeats
-    from eet_lab.bench.workloads import PREFIX as SERVE
+    from eet_lab.bench.workloads import ENCODE, SERVE
 
     check_repeats(args.repeats)
-    is_serving = args.workload.startswith(SERVE)
     if args.workload.partition("/")[0] in {case.name for case in TIMED_CASES}:
         raise PromptError(f"{args.workload!r} names an op. Did you mean '{PREFIX}{args.workload}'?")
     if args.append:
         append((), args.append)  # makes the folder: one that cannot be made is told before any work
     line = ProgressLine(Clock())
-    race = _race_ops if args.workload.startswith(PREFIX) else _serve if is_serving else _race_model
+    kinds = {PREFIX: _race_ops, SERVE: _serve, ENCODE: _encode}
+    race = next((race for prefix, race in kinds.items() if args.workload.startswith(prefix)), _race_model)
     try:
         with stoppable() as stop:
             rows, remarks, shown = race(args, line, stop)
@@ -135,6 +137,18 @@ def _serve(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Foun
         model, requests, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel
     )
     return rows, remarks, serve_table(rows)
+
+
+def _encode(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
+    from eet_lab.bench.encoding import encode_all
+    from eet_lab.bench.workloads import Texts
+    from eet_lab.commands.bench_tables import encode_table
+
+    texts = Texts.parse(args.workload)
+    model, recipes = load_encoder(args, texts.model), args.recipe or ["all"]
+    providers = args.provider or ["eet_lab"]
+    rows, remarks = encode_all(model, texts, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel)
+    return rows, remarks, encode_table(rows)
 
 
 def _race_ops(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:

@@ -40,6 +40,17 @@ def serve_table(rows: Sequence[Row]) -> str:
     return "\n".join(_titled(rows[0], cells)) if rows else ""
 
 
+def encode_table(rows: Sequence[Row]) -> str:
+    """Rows of one workload of texts."""
+    cells = [["", "tok/s", "total ms", "peak MiB", "same output"]]
+    for row in rows:
+        peak = row.peak_bytes and row.peak_bytes / MiB
+        cells.append(
+            [_name(row), _number(row.tok_s, ",.0f"), _spread(row.total_ms), _number(peak, ".1f"), row.equality]
+        )
+    return "\n".join(_titled(rows[0], cells)) if rows else ""
+
+
 def op_tables(rows: Sequence[Row]) -> str:
     """Rows of ops, in microseconds, a table for each workload; what they all say of the columns stands at the end."""
     tables: dict[str, list[Row]] = {}

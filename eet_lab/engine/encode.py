@@ -9,26 +9,23 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from itertools import islice
-from threading import Lock
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eet_lab.devices import present
+from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.passes import Batching, Pass, Run, Text, checked
 from eet_lab.engine.rehearse import META, TELLING, NoArithmetic, are_alike
-from eet_lab.engine.settings import told
 from eet_lab.engine.tasks import TextTask
 from eet_lab.engine.trace import Rehearsal, Trace, bounding
-from eet_lab.errors import Cancelled, ModelError, RecipeError
-from eet_lab.memory import Lifetime, Plan
+from eet_lab.errors import RecipeError
+from eet_lab.memory import Lifetime
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder, forward
-from eet_lab.ops import native
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Step
 from eet_lab.parts import Ops, Parts
@@ -48,7 +45,7 @@ SIZES: tuple[Callable[[Pass], int], ...] = (
 """What the buffers of a pass grow with."""
 
 
-class EncoderEngine:
+class EncoderEngine(BaseEngine[Encoder]):
     """An encoder run by parts. Building one is cheap: weights are shared, nothing is compiled or allocated.
 
     An engine reads one list of texts at a time; meanwhile `read` and `close` raise EngineBusy. Errors: RecipeError for
@@ -56,24 +53,11 @@ class EncoderEngine:
     """
 
     def __init__(self, model: Encoder, parts: Parts | None = None) -> None:
-        _check(model, parts)
-        self.model, self.parts = model, parts or Parts()
-        if problem := self.parts.ops.unfit(model.config):
-            raise RecipeError(f"These parts cannot run this model: {problem}. Use plain ops, or another model.")
-        self.memory, self.inbox = self.parts.memory(), Inbox(model.device)
-        self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
-        self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
-        self._cancel: Cancel | None = None
-        self._asking = ""
-        self.busy = Lock()
-
-    def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> None:
-        """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later."""
-        if self.model.device.type == "meta":
-            raise ModelError("The model has shapes and no data. To run it, load it on 'cpu' or 'cuda', not on 'meta'.")
-        if self.parts.ops.kernels:
-            with present(self.model.device):
-                native.prepare(self.parts.ops.kernels, progress=progress, cancel=cancel)
+        check_model("EncoderEngine", model, Encoder, "bert-base")
+        check_parts("EncoderEngine", parts, "pre_padding")
+        _check_read(parts or Parts())
+        super().__init__(model, parts)
+        self.inbox = Inbox(self.model.device)
 
     @exclusive
     @torch.inference_mode()
@@ -128,23 +112,9 @@ class EncoderEngine:
         batches = self.parts.texts(self._checked(texts, task, batching.truncate), batching)
         return tuple(self.memory.traced(self._rehearsal(batch, task)) for batch in batches)
 
-    def plans(self) -> dict[str, Plan]:
-        """What the last pass asked for and where it lay: {"encode": Plan}."""
-        return self.memory.plans()
-
-    @property
-    def activation_bytes(self) -> int:
-        """Bytes of activations as `memory` counts them: the most alive at once, or the arena."""
-        return self.memory.num_bytes
-
-    @exclusive
-    def close(self) -> None:
-        """Give back all memory but the weights; the engine can be used again."""
-        self._free()
-
     def _free(self) -> None:
         self.inbox.close()
-        self.memory = self.parts.memory()
+        super()._free()
 
     def _checked(self, texts: Sequence[Text], task: TextTask, truncate: bool) -> list[Text]:
         """The texts with the tokens that the task asks for; PromptError, ModelError."""
@@ -201,29 +171,11 @@ class EncoderEngine:
     def _on_meta(self) -> Encoder:
         return mapped(self.model, lambda tensor: tensor.to(META))
 
-    def _empty(
-        self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str
-    ) -> Tensor:
-        """Every op comes by here for its memory, so this is also where a run can be stopped."""
-        if self._cancel is not None and self._cancel.is_set():
-            raise Cancelled("The run was stopped.")
-        self._asking = name
-        return self.memory.empty(name, shape, like, dtype, op=op)
 
-
-def _check(model: Encoder, parts: Parts | None) -> None:
-    """EETError for what an engine cannot be built from, with what it takes instead."""
-    if not isinstance(model, Encoder):
-        given, instead = told(model), "eet_lab.load('bert-base').encoder"
-        if hasattr(model, "network"):
-            given, instead = f"a {type(model).__name__}", "model.encoder"
-        raise ModelError(f"EncoderEngine takes an Encoder, not {given:.60}: give it {instead}.")
-    if parts is not None and not isinstance(parts, Parts):
-        raise RecipeError(
-            f"EncoderEngine takes Parts, not {told(parts):.60}: give it Recipe.parse('pre_padding').parts."
-        )
+def _check_read(parts: Parts) -> None:
+    """RecipeError for parts that would be on and do nothing."""
     plain = Parts()
-    if unread := [name for name in UNREAD if parts is not None and getattr(parts, name) != getattr(plain, name)]:
+    if unread := [name for name in UNREAD if getattr(parts, name) != getattr(plain, name)]:
         raise RecipeError(
             f"These parts change {' and '.join(unread)}, which an encoder does not use. Leave out what changes them."
         )

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from threading import Event, Lock, current_thread
+from threading import Event, current_thread
 
 import torch
-from torch import Tensor
 
-from eet_lab.devices import present
+from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.forecast import Forecast, Forecaster
@@ -28,25 +26,23 @@ from eet_lab.engine.settings import (
     checked_forced,
     checked_prompts,
     checked_settings,
-    told,
 )
 from eet_lab.engine.slots import COLUMNS, Slots, Told, asked
 from eet_lab.engine.stream import open_stream
 from eet_lab.engine.tasks import Task, next_tokens
-from eet_lab.errors import Cancelled, EngineBusy, ModelError, PromptError, RecipeError, ScheduleError
-from eet_lab.memory import Lifetime, Plan
+from eet_lab.errors import Cancelled, EngineBusy, PromptError, RecipeError, ScheduleError
+from eet_lab.memory import Lifetime
 from eet_lab.models.decoder import Decoder
-from eet_lab.ops import native
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import State, Step
 from eet_lab.parts import Parts
-from eet_lab.progress import Cancel, Progress
+from eet_lab.progress import Cancel
 from eet_lab.scheduling import Request, Schedule
 from eet_lab.scheduling.whole import MOST, check_whole
 
 
-class Engine:
-    """A model run by parts. Building one is cheap: weights are shared, nothing is compiled or allocated.
+class Engine(BaseEngine[Decoder]):
+    """A decoder run by parts. Building one is cheap: weights are shared, nothing is compiled or allocated.
 
     `task` makes tokens of the hidden states of each pass. An engine runs one batch at a time, on the thread that calls
     it: while it does, `generate`, `reserve` and `close` raise EngineBusy on every other thread, and in `on_step`.
@@ -54,35 +50,18 @@ class Engine:
     """
 
     def __init__(self, model: Decoder, parts: Parts | None = None, task: Task = next_tokens) -> None:
-        _check(model, parts)
-        self.parts = parts or Parts()
-        for change in self.parts.weights:
-            model = change(model)
-        if problem := self.parts.ops.unfit(model.config):
-            raise RecipeError(f"These parts cannot run this model: {problem}. Use plain ops, or another model.")
-        self.model, self.task = model, task
-        self.memory = self.parts.memory()
-        self.cache = new_cache(model, self.parts)
-        self.rehearser = Rehearser(model, self.parts, task)
-        self.inbox, self.canvas = Inbox(model.device), Inbox(model.device)
-        self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
-        self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
+        check_model("Engine", model, Decoder, "demo")
+        check_parts("Engine", parts, "all")
+        super().__init__(model, parts)
+        self.task = task
+        self.cache = new_cache(self.model, self.parts)
+        self.rehearser = Rehearser(self.model, self.parts, task)
+        self.inbox, self.canvas = Inbox(self.model.device), Inbox(self.model.device)
         self._reserved = 0, 0
         self._libraries: tuple = ()
         self._sessions: dict[tuple, Session] = {}
         self._session: Runner | None = None
         self._slots: Slots | None = None
-        self._cancel: Cancel | None = None
-        self._asking = ""
-        self.busy = Lock()
-
-    def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> None:
-        """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later."""
-        if self.model.device.type == "meta":
-            raise ModelError("The model has shapes and no data. To run it, load it on 'cpu' or 'cuda', not on 'meta'.")
-        if self.parts.ops.kernels:
-            with present(self.model.device):
-                native.prepare(self.parts.ops.kernels, progress=progress, cancel=cancel)
 
     @exclusive
     @torch.inference_mode()
@@ -345,15 +324,6 @@ class Engine:
         forecaster = Forecaster(self.rehearser, self.parts, settings)
         return forecaster.forecast([len(row) for row in rows], self.model.device, free_bytes)
 
-    def plans(self) -> dict[str, Plan]:
-        """What the last run's passes asked for and where it lay: {"prefill": Plan, "decode": Plan}."""
-        return self.memory.plans()
-
-    @property
-    def activation_bytes(self) -> int:
-        """Bytes of activations as `memory` counts them: the most alive at once, or the arena."""
-        return self.memory.num_bytes
-
     @property
     def kv_bytes(self) -> int:
         """Bytes held for keys and values."""
@@ -370,16 +340,11 @@ class Engine:
         session = self._session
         return 0 if session is None else getattr(session.launch, "captures", 0)
 
-    @exclusive
-    def close(self) -> None:
-        """Give back all memory but the weights; the engine can be used again."""
-        self._free()
-
     def _free(self) -> None:
         self._drop_sessions()
         for held in (self.cache, self.inbox, self.canvas):
             held.close()
-        self.memory = self.parts.memory()
+        super()._free()
         self._reserved = 0, 0
 
     def _drop_sessions(self) -> None:
@@ -388,30 +353,3 @@ class Engine:
         if self._slots is not None:
             self._slots.close()
         self._session, self._sessions, self._slots = None, {}, None
-
-    def _empty(
-        self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str
-    ) -> Tensor:
-        """Every op comes by here for its memory, so this is also where a prefill can be stopped."""
-        if self._cancel is not None and self._cancel.is_set():
-            raise Cancelled("The run was stopped.")
-        self._asking = name
-        return self.memory.empty(name, shape, like, dtype, op=op)
-
-
-def _check(model: Decoder, parts: Parts | None) -> None:
-    """EETError for what an engine cannot be built from, with what it takes instead."""
-    if not isinstance(model, Decoder):
-        given, instead = told(model), "eet_lab.load('demo').decoder"
-        if isinstance(getattr(model, "decoder", None), Decoder):
-            given, instead = f"a {type(model).__name__}", "model.decoder"
-        elif isinstance(model, str):
-            instead = f"eet_lab.load({model!r}).decoder"
-        raise ModelError(f"Engine takes a Decoder, not {given}: give it {instead}.")
-    if parts is not None and not isinstance(parts, Parts):
-        given, instead = told(parts), "Recipe.parse('all').parts"
-        if isinstance(getattr(parts, "parts", None), Parts):
-            given, instead = f"a {type(parts).__name__}", "recipe.parts"
-        elif isinstance(parts, str):
-            instead = f"Recipe.parse({parts!r}).parts"
-        raise RecipeError(f"Engine takes Parts, not {given}: give it {instead}.")

@@ -13,8 +13,10 @@ import torch
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
 from eet_lab.bench.peers.peer import Clock, Peer, Rows, Timing, left_padded
 from eet_lab.engine.settings import Settings
+from eet_lab.errors import ModelError
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
+from eet_lab.models.encoder import Encoder
 from eet_lab.models.families import settings_of
 from eet_lab.models.weights import HEAD, state_of
 from eet_lab.ops.oom import memory_for
@@ -141,3 +143,21 @@ def to_hf(decoder: Decoder) -> Any:
         model = AutoModelForCausalLM.from_config(config, dtype=decoder.dtype).eval()
     model.load_state_dict(state_of(decoder) | {HEAD: decoder.head.weight})  # a tied head is there twice
     return model
+
+
+@memory_for("the copy of the weights that transformers runs")
+def encoder_to_hf(encoder: Encoder) -> Any:
+    """The body of an encoder of transformers with copies of the same weights, on the same device."""
+    import transformers
+
+    told = settings_of(encoder.config)
+    config = transformers.AutoConfig.for_model(told.pop("model_type"), **told)
+    with torch.device(encoder.device):
+        kind = getattr(transformers, told["architectures"][0])
+        model = kind._from_config(config, dtype=encoder.dtype, attn_implementation="sdpa").eval()
+    missing, unknown = model.load_state_dict(state_of(encoder), strict=False)
+    body = dict(model.base_model.named_parameters())
+    untold = [name for name in missing if name in body and "pooler" not in name]
+    if unknown or untold:
+        raise ModelError(f"transformers has no such encoder: {', '.join([*unknown, *untold])} are in one of both only.")
+    return model.base_model

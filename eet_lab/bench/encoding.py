@@ -1,0 +1,184 @@
+"""An encoder over many texts: how many tokens a second, ours by recipe, and transformers' beside it.
+
+A row of `encode:bert-base/t2048/p5-500`: 2,048 texts of random lengths from 5 to 500 tokens, drawn with seed 0, in
+order of arrival, from lists of token ids to the mean of each text's last hidden states on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eet_lab.bench import turns
+from eet_lab.bench.measured import Spread
+from eet_lab.bench.peers.huggingface import encoder_to_hf
+from eet_lab.bench.race import check_is_of, distinct
+from eet_lab.bench.racers import OURS
+from eet_lab.bench.rows import Row, taken
+from eet_lab.bench.workloads import Texts
+from eet_lab.engine.encode import EncoderEngine
+from eet_lab.engine.passes import Batching, Text
+from eet_lab.engine.tasks import MEAN
+from eet_lab.errors import PromptError
+from eet_lab.models import Model
+from eet_lab.models.decoder import mapped
+from eet_lab.models.encoder import Encoder
+from eet_lab.models.on_device import on_its_encoders_device
+from eet_lab.ops.oom import memory_for
+from eet_lab.parts import Parts
+from eet_lab.progress import Cancel, Progress
+from eet_lab.texts import RecipeLike
+
+HF, SORTED = "hf-sdpa", "hf-sdpa-sorted"
+"""transformers, padded: batches in order of arrival, and of texts that were sorted by their length before."""
+PEER_BATCH = 128
+"""Texts of a batch of transformers; its fastest of 1, 32 and 128 on an H200."""
+CHECKED = 16
+"""Texts whose vectors are checked before anything is timed: the longest and the shortest."""
+
+
+class Read(NamedTuple):
+    """One run: seconds in all, the vectors [N,C] on the host, and the most bytes beyond what was there before."""
+
+    total_s: float
+    vectors: Tensor
+    peak_bytes: int | None
+
+
+@on_its_encoders_device
+def encode_all(
+    model: Model,
+    texts: Texts | str,
+    recipes: RecipeLike | Sequence[RecipeLike] = ("all",),
+    providers: Sequence[str] | str = (OURS,),
+    *,
+    batch_tokens: int = Batching.batch_tokens,
+    repeats: int = 5,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> tuple[list[Row], list[str]]:
+    """Encode all texts with each recipe and peer in turn, `repeats` times, after a run of each that warms up.
+
+    `batch_tokens` is what a pass of ours reads. The vectors of some texts are held against those of the baseline in
+    fp32, with the budget of the baseline's own rounding. Returns rows and remarks. Errors: RecipeError, PromptError,
+    ModelError, OutOfMemory, Cancelled.
+    """
+    turns.check_repeats(repeats)
+    texts = Texts.parse(texts) if isinstance(texts, str) else texts
+    check_is_of(texts, model)
+    providers = [providers] if isinstance(providers, str) else list(providers)
+    if unknown := [name for name in providers if name not in (OURS, HF, SORTED)]:
+        raise PromptError(f"There is no provider {unknown[0]!r} of texts. Known ones: {OURS}, {HF}, {SORTED}.")
+    chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
+    rows, encoder = texts.prompts(model.config.vocab_size), model.encoder
+    budget = Budget(encoder, rows)
+    racers: dict[str, Callable[[], Read]] = {}
+    with ExitStack() as open_engines:
+        for recipe in chosen:
+            engine = open_engines.enter_context(closing(EncoderEngine(encoder, recipe.parts)))
+            racers[str(recipe)] = partial(encoded, engine, rows, Batching(batch_tokens), cancel)
+        peers = [name for name in providers if name != OURS]
+        hf = encoder_to_hf(encoder) if peers else None
+        for name in peers:
+            racers[name] = partial(encoded_by_hf, hf, rows, name == SORTED)
+        runs = turns.runs_in_turn(racers, repeats, progress, cancel)
+    total = sum(map(len, rows))
+    return [_row(texts, name, model, total, each, budget) for name, each in runs.items()], remarks
+
+
+def encoded(
+    engine: EncoderEngine, rows: Sequence[Sequence[int]], batching: Batching, cancel: Cancel | None = None
+) -> Read:
+    """All texts by an engine of ours."""
+
+    def work() -> Tensor:
+        return torch.stack(engine.read([Text(row) for row in rows], MEAN, batching, cancel=cancel).values)
+
+    return _timed(work, engine.model.device)
+
+
+def encoded_by_hf(model: Any, rows: Sequence[Sequence[int]], is_sorted: bool) -> Read:
+    """The same by transformers: padded on the right, a batch after the other."""
+
+    @memory_for("a buffer of transformers")
+    @torch.inference_mode()
+    def work() -> Tensor:
+        order = sorted(range(len(rows)), key=lambda number: len(rows[number])) if is_sorted else [*range(len(rows))]
+        vectors = torch.empty(len(rows), model.config.hidden_size)
+        for at in range(0, len(order), PEER_BATCH):
+            numbers = order[at : at + PEER_BATCH]
+            longest = max(len(rows[number]) for number in numbers)
+            ids = torch.tensor([[*rows[number], *[0] * (longest - len(rows[number]))] for number in numbers])
+            lengths = torch.tensor([len(rows[number]) for number in numbers])
+            real = (torch.arange(longest) < lengths[:, None]).long().to(model.device)
+            hidden = model(ids.to(model.device), attention_mask=real)[0]
+            mean = (hidden * real[:, :, None]).sum(1) / real.sum(1, keepdim=True)
+            vectors[numbers] = mean.float().cpu()
+        return vectors
+
+    return _timed(work, model.device)
+
+
+def _timed(work: Callable[[], Tensor], device: torch.device) -> Read:
+    """A run that ends with its vectors on the host, so that all of the GPU's work is in its time."""
+    before = None
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    start = perf_counter()
+    vectors = work()
+    total_s = perf_counter() - start
+    peak = None if before is None else torch.cuda.max_memory_allocated(device) - before
+    return Read(total_s, vectors, peak)
+
+
+class Budget:
+    """How far vectors may be from the baseline's in fp32: twice as far as the baseline's own in the model's dtype.
+
+    For an fp32 model these are the same, and what remains is rounding in another order.
+    """
+
+    def __init__(self, encoder: Encoder, rows: Sequence[Sequence[int]]) -> None:
+        order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
+        self._numbers = sorted({*order[: CHECKED // 2], *order[-CHECKED // 2 :]})
+        some = [rows[number] for number in self._numbers]
+        self._precise = _plain(mapped(encoder, lambda tensor: tensor.float()), some)
+        low = _plain(encoder, some) if encoder.dtype != torch.float32 else self._precise
+        largest = float(self._precise.abs().max())
+        self._most = 2 * float((low - self._precise).abs().max()) + 64 * torch.finfo(torch.float32).eps * largest
+
+    def verdict(self, vectors: Tensor) -> str:
+        """ "passed", or how far off they are."""
+        off = float((vectors[self._numbers] - self._precise).abs().max())
+        return "passed" if off <= self._most else f"off by {off:.2g}, where rounding explains {self._most:.2g}"
+
+
+def _plain(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:
+    with closing(EncoderEngine(encoder, Parts())) as engine:
+        return torch.stack(engine.read([Text(row) for row in rows], MEAN).values)
+
+
+def _row(texts: Texts, name: str, model: Model, num_tokens: int, runs: Sequence[Read], budget: Budget) -> Row:
+    is_peer = name in (HF, SORTED)
+    middle = turns.median_run(runs, lambda run: run.total_s)
+    nothing: dict[str, Any] = dict.fromkeys(
+        ("ttft_ms", "tpot_ms", "floor_ms", "gb_per_s", "launches_per_token", "same_tokens")
+    )
+    return Row(
+        workload=str(texts),
+        provider=name if is_peer else OURS,
+        recipe="" if is_peer else name,
+        dtype=str(model.encoder.dtype).removeprefix("torch."),
+        total_ms=Spread.of([run.total_s * 1e3 for run in runs]),
+        peak_bytes=middle.peak_bytes,
+        equality=budget.verdict(middle.vectors),
+        tok_s=num_tokens / middle.total_s,
+        **nothing,
+        **taken(model.device),
+    )

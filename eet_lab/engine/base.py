@@ -1,0 +1,105 @@
+"""What the engines have in common: a model, parts, and the memory that their ops ask for."""
+
+from __future__ import annotations
+
+from functools import partial
+from threading import Lock
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from eet_lab.devices import present
+from eet_lab.engine.exclusive import exclusive
+from eet_lab.engine.settings import told
+from eet_lab.errors import Cancelled, ModelError, RecipeError
+from eet_lab.memory import Plan
+from eet_lab.models.decoder import Decoder
+from eet_lab.models.encoder import Encoder
+from eet_lab.ops import native
+from eet_lab.parts import Parts
+from eet_lab.progress import Cancel, Progress
+
+Model = TypeVar("Model", Decoder, Encoder)
+
+
+class BaseEngine(Generic[Model]):
+    """A model run by parts. Building one is cheap: weights are shared, nothing is compiled or allocated.
+
+    An engine does one thing at a time (see `exclusive`). Errors: RecipeError for a model that one of the ops does not
+    take.
+    """
+
+    def __init__(self, model: Model, parts: Parts | None) -> None:
+        self.parts = parts or Parts()
+        for change in self.parts.weights:
+            model = change(model)
+        if problem := self.parts.ops.unfit(model.config):
+            raise RecipeError(f"These parts cannot run this model: {problem}. Use plain ops, or another model.")
+        self.model: Model = model
+        self.memory = self.parts.memory()
+        self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
+        self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
+        self.busy = Lock()
+        self._cancel: Cancel | None = None
+        self._asking = ""
+
+    def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> None:
+        """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later."""
+        if self.model.device.type == "meta":
+            raise ModelError("The model has shapes and no data. To run it, load it on 'cpu' or 'cuda', not on 'meta'.")
+        if self.parts.ops.kernels:
+            with present(self.model.device):
+                native.prepare(self.parts.ops.kernels, progress=progress, cancel=cancel)
+
+    def plans(self) -> dict[str, Plan]:
+        """What the passes of the last run asked for and where it lay: {name of the pass: Plan}."""
+        return self.memory.plans()
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of activations as `memory` counts them: the most alive at once, or the arena."""
+        return self.memory.num_bytes
+
+    @exclusive
+    def close(self) -> None:
+        """Give back all memory but the weights; the engine can be used again."""
+        self._free()
+
+    def _free(self) -> None:
+        self.memory = self.parts.memory()
+
+    def _empty(
+        self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str
+    ) -> Tensor:
+        """Every op comes by here for its memory, so this is also where a pass can be stopped."""
+        if self._cancel is not None and self._cancel.is_set():
+            raise Cancelled("The run was stopped.")
+        self._asking = name
+        return self.memory.empty(name, shape, like, dtype, op=op)
+
+
+def check_model(engine: str, model: object, kind: type[Decoder] | type[Encoder], preset: str) -> None:
+    """ModelError for what this engine cannot run, with what it takes instead; `preset` is the example."""
+    if isinstance(model, kind):
+        return
+    name = kind.__name__.lower()
+    given, instead = told(model), f"eet_lab.load({preset!r}).{name}"
+    if hasattr(model, "network"):
+        given, instead = f"a {type(model).__name__}", f"model.{name}"
+    elif isinstance(model, str) and kind is Decoder:
+        instead = f"eet_lab.load({model!r}).{name}"
+    article = "an" if kind is Encoder else "a"
+    raise ModelError(f"{engine} takes {article} {kind.__name__}, not {given:.60}: give it {instead}.")
+
+
+def check_parts(engine: str, parts: object, recipe: str) -> None:
+    """RecipeError for what are no parts, with what is taken instead; `recipe` is the example."""
+    if parts is None or isinstance(parts, Parts):
+        return
+    given, instead = told(parts), f"Recipe.parse({recipe!r}).parts"
+    if isinstance(getattr(parts, "parts", None), Parts):
+        given, instead = f"a {type(parts).__name__}", "recipe.parts"
+    elif isinstance(parts, str):
+        instead = f"Recipe.parse({parts!r}).parts"
+    raise RecipeError(f"{engine} takes Parts, not {given:.60}: give it {instead}.")

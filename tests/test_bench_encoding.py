@@ -1,0 +1,69 @@
+"""Workloads of texts: their names, their rows, and transformers padded beside ours."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from encoders import ours
+from families import ours as decoder
+
+from eet_lab.bench.encoding import HF, SORTED, Budget, encode_all
+from eet_lab.bench.rows import append, markdown, read
+from eet_lab.bench.workloads import Texts
+from eet_lab.commands.bench_tables import encode_table
+from eet_lab.errors import Cancelled, ModelError, PromptError
+
+WORKLOAD = "encode:any/t20/p1-30"
+
+
+def test_names_and_workloads_are_inverse():
+    for name in ("encode:bert-base/t2048/p5-500", "encode:some/folder/t1/p7"):
+        assert str(Texts.parse(name)) == name
+    lengths = [*map(len, Texts.parse("encode:bert-base/t2048/p5-500").prompts(50))]
+    assert len(lengths) == 2048 and min(lengths) == 5 and max(lengths) == 500 and lengths != sorted(lengths)
+    for wrong in ("encode:bert-base/t0/p1", "encode:bert-base/t2/p9-3", "encode:bert-base/t2", "bert-base/t2/p3"):
+        with pytest.raises(PromptError):
+            Texts.parse(wrong)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "distilbert-words"])
+def test_ours_and_transformers_encode_the_same(name, tmp_path):
+    steps = []
+    rows, remarks = encode_all(
+        ours(name),
+        WORKLOAD,
+        ("baseline", "pre_padding", "all"),
+        ("eet_lab", HF, SORTED),
+        batch_tokens=64,
+        repeats=1,
+        progress=lambda *a: steps.append(a),
+    )
+    assert [row.provider for row in rows] == ["eet_lab"] * 3 + [HF, SORTED] and remarks == [] and len(steps) == 10
+    assert [row.equality for row in rows] == ["passed"] * 5
+    assert all(row.tok_s == pytest.approx(sum(map(len, texts())) / row.total_ms.p50 * 1e3, 0.01) for row in rows)
+    [path] = append(rows, tmp_path)
+    assert read(path) == rows and "tok/s" in markdown(rows)
+    assert "tok/s" in (shown := encode_table(rows)) and SORTED in shown and "passed" in shown
+
+
+def texts() -> list[list[int]]:
+    return Texts.parse(WORKLOAD).prompts(ours("bert").config.vocab_size)
+
+
+def test_vectors_that_are_off_do_not_pass():
+    encoder = ours("bert").encoder
+    budget = Budget(encoder, texts())
+    assert budget.verdict(torch.zeros(20, encoder.config.hidden_size)).startswith("off by")
+
+
+def test_what_cannot_be_encoded_is_told():
+    with pytest.raises(PromptError, match="no provider 'onnx' of texts"):
+        encode_all(ours("bert"), WORKLOAD, "all", "onnx")
+    with pytest.raises(ModelError, match="encoder"):
+        encode_all(decoder("llama"), WORKLOAD)
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Cancelled):
+        encode_all(ours("bert"), WORKLOAD, cancel=stop)
