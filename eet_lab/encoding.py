@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.encode import EncoderEngine, Run
-from eet_lab.engine.passes import Batching, Text
 from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, WORDS, TextTask
 from eet_lab.errors import ModelError, PromptError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.models.families import FAMILIES
 from eet_lab.models.load import check_characters
 from eet_lab.models.on_device import on_its_encoders_device
+from eet_lab.parts.passes import Batching, Text
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.technique import Recipe

@@ -8,8 +8,8 @@ from functools import cache
 import torch
 import transformers
 
-from eet_lab.engine.passes import Text
 from eet_lab.models import load
+from eet_lab.parts.passes import Text
 
 V, CONTEXT, LABELS = 97, 40, 3
 LENGTHS = (3, 11, 1, 7, 14, 5, 7, 3, 40)

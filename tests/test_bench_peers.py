@@ -23,13 +23,13 @@ from eet_lab.bench.peers.peer import left_padded
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
 from eet_lab.bench.sameness import Witness, reference_logits
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.kv_cache import GrowingKV
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, OutOfMemory, PromptError, ResultError
 from eet_lab.models import load
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import tensors
 from eet_lab.parts import Parts
+from eet_lab.parts.kv_cache import GrowingKV
 from eet_lab.technique import Recipe, everything
 
 ROOT = Path(__file__).parents[1]

@@ -9,9 +9,9 @@ import pytest
 
 from eet_lab.bench import compare
 from eet_lab.commands.techniques import table
-from eet_lab.engine.prompts import right_aligned
 from eet_lab.errors import RecipeError
 from eet_lab.parts import Parts
+from eet_lab.parts.prompts import right_aligned
 from eet_lab.technique import _REGISTRY, Recipe, Technique, everything, obstacle, register, registry, short_form
 from eet_lab.texts import as_recipe, generate
 from eet_lab.workbench.state import State

@@ -14,8 +14,6 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.launch import Decode
-from eet_lab.engine.mask import dense_mask
 from eet_lab.engine.session import Session
 from eet_lab.engine.settings import Settings
 from eet_lab.memory import POOLS, RELEASES
@@ -25,6 +23,8 @@ from eet_lab.ops import reference
 from eet_lab.ops.cuda.launching import with_options
 from eet_lab.ops.pads import declared, serves_any_pads
 from eet_lab.parts import Parts
+from eet_lab.parts.launch import Decode
+from eet_lab.parts.mask import dense_mask
 from eet_lab.technique import Recipe
 
 BUCKET = 4

@@ -75,7 +75,7 @@ def test_a_cache_that_is_not_written_is_noticed():
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_steps_are_what_the_engine_makes(packed):
-    from eet_lab.engine.prompts import lay_out
+    from eet_lab.parts.prompts import lay_out
 
     step = AttentionShape((3, 1, 4), 2, 2, 8, packed=packed).step("cpu")
     _, made = lay_out([[0] * 3, [0], [0] * 4], 2, [1, 3, 0], 4)

@@ -18,12 +18,12 @@ from eet_lab.bench import compare, ladder
 from eet_lab.bench.perplexity import perplexity
 from eet_lab.engine import slots
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.paged_kv import PagedKV
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.stream import StepTokens
 from eet_lab.errors import EngineBusy, PromptError, RecipeError, ScheduleError
 from eet_lab.models import weights
 from eet_lab.models.config import Config
+from eet_lab.parts.paged_kv import PagedKV
 from eet_lab.scheduling import Schedule
 from eet_lab.technique import Recipe
 

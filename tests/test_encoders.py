@@ -26,16 +26,16 @@ from encoders import (
 )
 from test_lifetimes import OPS
 
-from eet_lab.engine import passes, tasks
+from eet_lab.engine import tasks
 from eet_lab.engine.encode import EncoderEngine
-from eet_lab.engine.passes import Batching, Text
-from eet_lab.engine.trace import Trace
 from eet_lab.errors import Cancelled, EngineBusy, ModelError, OutOfMemory, PromptError, RecipeError
 from eet_lab.memory import live_bytes
 from eet_lab.models import ENCODER_PRESETS, load
 from eet_lab.models.families import FAMILIES, settings_of
 from eet_lab.models.weights import random_decoder
-from eet_lab.parts import Ops, Parts
+from eet_lab.parts import Ops, Parts, passes
+from eet_lab.parts.passes import Batching, Text
+from eet_lab.parts.trace import Trace
 from eet_lab.technique import Recipe, Technique, everything, register, registry
 
 RECIPES = (
@@ -226,7 +226,7 @@ def test_a_mask_that_hides_nothing_is_noticed():
     """The tests above can fail."""
 
     def careless(ops, step, spec, like, *, empty):
-        from eet_lab.engine.mask import dense_mask
+        from eet_lab.parts.mask import dense_mask
 
         attend = dense_mask(ops, step, spec, like, empty=empty)
         attend.keywords["mask"].zero_()

@@ -190,7 +190,7 @@ def test_nan_in_the_pads_changes_nothing(tiny):
     """Mask removal never reads what stands in a pad's columns."""
     from dataclasses import replace
 
-    from eet_lab.engine.kv_cache import StaticKV
+    from eet_lab.parts.kv_cache import StaticKV
 
     class Poisoned(StaticKV):
         def room(self, layer, step):

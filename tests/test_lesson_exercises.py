@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.lessons import batching_exercises as batching
 from eet_lab.lessons import memory_exercises as memory
 from eet_lab.lessons import padding_exercises as padding
@@ -19,6 +18,7 @@ from eet_lab.lessons import start
 from eet_lab.lessons.exercise import Exercise, formula
 from eet_lab.models.tokenizer import Tokenizer
 from eet_lab.parts import Parts
+from eet_lab.parts.kv_cache import StaticKV
 
 INF, NAN = float("inf"), float("nan")
 

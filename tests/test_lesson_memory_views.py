@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from eet_lab.engine.paged_kv import PAGE
 from eet_lab.lessons import memory_views as views
 from eet_lab.lessons.batch import rows
 from eet_lab.models.tokenizer import Tokenizer
+from eet_lab.parts.paged_kv import PAGE
 
 
 @pytest.fixture

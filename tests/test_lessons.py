@@ -179,8 +179,8 @@ def test_kv_copies_agree_with_a_cache_that_grows(words, monkeypatch):
     from dataclasses import replace
 
     from eet_lab.engine.engine import Engine
-    from eet_lab.engine.kv_cache import GrowingKV
     from eet_lab.engine.settings import Settings
+    from eet_lab.parts.kv_cache import GrowingKV
 
     monkeypatch.setattr(memory_reuse, "NEW_TOKENS", 5)
     small, copied = memory_reuse.small_model(words), []

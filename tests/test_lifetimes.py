@@ -12,12 +12,12 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.recorded import recorded_lifetimes
 from eet_lab.engine.rehearse import are_alike
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.trace import covers
 from eet_lab.memory import POOLS, live_bytes
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.ops.int8 import quantized
 from eet_lab.parts import Ops
+from eet_lab.parts.trace import covers
 from eet_lab.technique import Recipe
 
 RECIPES = [*LAYOUTS, "int8_weights:group=64", "pre_padding,int8_weights"]

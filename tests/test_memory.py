@@ -10,14 +10,14 @@ import torch
 from conftest import make_gpt2
 from counted import Counted
 
-from eet_lab.engine.arena import PlannedMemory
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.trace import Rehearsal, Trace
 from eet_lab.memory import POOLS, Lifetime, live_bytes, validate
 from eet_lab.memory.lifetimes import ALIGNMENT
 from eet_lab.models import load
 from eet_lab.models.decoder import mapped
+from eet_lab.parts.arena import PlannedMemory
+from eet_lab.parts.trace import Rehearsal, Trace
 from eet_lab.technique import Recipe
 
 PLANNED = "pre_padding,memory_reuse"

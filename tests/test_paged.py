@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.kv_cache import GrowingKV, StaticKV
-from eet_lab.engine.paged_kv import HIDDEN, PagedKV, Pages
 from eet_lab.engine.settings import Settings
 from eet_lab.ops import reference
+from eet_lab.parts.kv_cache import GrowingKV, StaticKV
+from eet_lab.parts.paged_kv import HIDDEN, PagedKV, Pages
 from eet_lab.technique import Recipe
 
 LAYOUTS = ("", "pre_padding", "pre_padding:read=shortest", "pre_padding,mask_removal", "mask_removal")

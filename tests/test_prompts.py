@@ -13,11 +13,11 @@ from test_engine import hf_greedy
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.prompts import packed, right_aligned, token_by_token, up_to_the_shortest
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import RecipeError
 from eet_lab.models import load
 from eet_lab.ops import reference
+from eet_lab.parts.prompts import packed, right_aligned, token_by_token, up_to_the_shortest
 from eet_lab.technique import Recipe
 
 PADDED, PACKED = "pre_padding,mask_removal", "pre_padding,mask_removal,packed_prefill"

@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 from every_recipe import every_recipe, every_set, is_whole
 
-from eet_lab.engine.prompts import up_to_the_shortest
 from eet_lab.errors import RecipeError
 from eet_lab.parts import Parts, replaced
+from eet_lab.parts.prompts import up_to_the_shortest
 from eet_lab.technique import (
     _REGISTRY,
     NUMERICS,

@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from eet_lab.engine import stream
-from eet_lab.engine.arena import Arena
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.memory import FreshMemory
-from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.rehearse import Rehearser
 from eet_lab.engine.session import Session
 from eet_lab.engine.settings import Settings
 from eet_lab.ops import native
 from eet_lab.ops.types import State
 from eet_lab.parts import Parts
+from eet_lab.parts.arena import Arena
+from eet_lab.parts.memory import FreshMemory
+from eet_lab.parts.prompts import right_aligned
 from eet_lab.technique import Recipe
 
 LONG_S = 1e4  # longer than anything here can really take, however busy the machine

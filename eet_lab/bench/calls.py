@@ -16,12 +16,12 @@ import torch
 
 from eet_lab.bench.step import LAUNCHES, Call, Recorder, decode_calls
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.prompts import decode_step
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops import reference
 from eet_lab.ops.int8 import dequantized
 from eet_lab.parts import Parts
+from eet_lab.parts.prompts import decode_step
 
 Counts = tuple[tuple[str, int], ...]
 

@@ -23,7 +23,6 @@ from eet_lab.bench.racers import OURS
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.workloads import Texts
 from eet_lab.engine.encode import EncoderEngine
-from eet_lab.engine.passes import Batching, Text
 from eet_lab.engine.tasks import MEAN
 from eet_lab.errors import PromptError
 from eet_lab.models import Model
@@ -32,8 +31,10 @@ from eet_lab.models.encoder import Encoder
 from eet_lab.models.on_device import on_its_encoders_device
 from eet_lab.ops.oom import memory_for
 from eet_lab.parts import Parts
+from eet_lab.parts.passes import Batching, Text
 from eet_lab.progress import Cancel, Progress
 from eet_lab.texts import RecipeLike
+from eet_lab.words import plain
 
 HF, SORTED = "hf-sdpa", "hf-sdpa-sorted"
 """transformers, padded: batches in order of arrival, and of texts that were sorted by their length before."""
@@ -156,7 +157,7 @@ class Budget:
     def verdict(self, vectors: Tensor) -> str:
         """ "passed", or how far off they are."""
         off = float((vectors[self._numbers] - self._precise).abs().max())
-        return "passed" if off <= self._most else f"off by {off:.2g}, where rounding explains {self._most:.2g}"
+        return "passed" if off <= self._most else f"off by {plain(off)}, where rounding explains {plain(self._most)}"
 
 
 def _plain(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:

@@ -20,11 +20,11 @@ from eet_lab.bench.precise import reference_logits
 from eet_lab.bench.sameness import num_checked
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import LIBRARY_BYTES, Forecaster, Peak
-from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.rehearse import Rehearser
 from eet_lab.engine.settings import Settings
 from eet_lab.models import Model
 from eet_lab.models.decoder import Decoder
+from eet_lab.parts.prompts import right_aligned
 from eet_lab.technique import Recipe
 
 FLOAT_BYTES = 4

@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 
 from eet_lab.bench.measured import Perplexity
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, ModelError, PromptError
 from eet_lab.models import Model
@@ -25,6 +24,7 @@ from eet_lab.models.load import DEMO
 from eet_lab.models.on_device import on_its_device
 from eet_lab.ops.types import Sampling, Step, fresh
 from eet_lab.parts import Ops
+from eet_lab.parts.prompts import right_aligned
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe

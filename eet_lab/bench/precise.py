@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eet_lab.engine.kv_cache import GrowingKV
-from eet_lab.engine.mask import no_mask
-from eet_lab.engine.prompts import right_aligned
 from eet_lab.errors import Cancelled
 from eet_lab.models.decoder import Decoder, forward, logits, mapped
 from eet_lab.ops import reference
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Empty, Extras, KVLayer, Linear, Norm, Spec, Step, fresh
 from eet_lab.parts import Ops
+from eet_lab.parts.kv_cache import GrowingKV
+from eet_lab.parts.mask import no_mask
+from eet_lab.parts.prompts import right_aligned
 from eet_lab.progress import Cancel
 
 Rows = Sequence[Sequence[int]]

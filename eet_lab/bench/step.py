@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.bench.launches import is_work
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.prompts import decode_step
 from eet_lab.engine.rehearse import moved, new_cache
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
@@ -29,6 +28,7 @@ from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
 from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, EmbedShape
 from eet_lab.ops.types import NO_EXTRAS, Extras, KVLayer, Layer, Linear, Norm, Sampling, Spec, State, Step, fresh
 from eet_lab.parts import Ops, Parts
+from eet_lab.parts.prompts import decode_step
 
 LAUNCHES = {
     case.op: case.launches for case in (*CASES, *LAYER_CASES, *TOKEN_CASES) if not case.name.startswith("prefill")

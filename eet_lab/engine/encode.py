@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from time import perf_counter
@@ -18,18 +19,21 @@ from torch import Tensor
 from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.inbox import Inbox
-from eet_lab.engine.passes import Batching, Pass, Run, Text, checked
 from eet_lab.engine.rehearse import META, TELLING, NoArithmetic, are_alike
+from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.tasks import TextTask
-from eet_lab.engine.trace import Rehearsal, Trace, bounding
-from eet_lab.errors import RecipeError
+from eet_lab.errors import PromptError, RecipeError
 from eet_lab.memory import Lifetime
+from eet_lab.models.config import EncoderConfig
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder, forward
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Step
 from eet_lab.parts import Ops, Parts
+from eet_lab.parts.passes import Batching, Pass, Text
+from eet_lab.parts.trace import Rehearsal, Trace, bounding
 from eet_lab.progress import Cancel, Progress
+from eet_lab.words import told
 
 REMEDY = "Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision."
 UNREAD = ("weights", "launch", "forward", "schedule")
@@ -43,6 +47,27 @@ SIZES: tuple[Callable[[Pass], int], ...] = (
     lambda batch: len(batch.asked),
 )
 """What the buffers of a pass grow with."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a task made of texts, in their order, and how long it took.
+
+    `num_tokens` are those of the texts, `computed_tokens` the same with pads. `activation_bytes` is the arena, or the
+    most that were alive at once. `total_ms` is all but the reading of texts into tokens: checks, layout, passes, and
+    the way back.
+    """
+
+    values: tuple[Tensor, ...]
+    num_tokens: int
+    computed_tokens: int
+    num_passes: int
+    activation_bytes: int
+    total_ms: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.total_ms * 1e3 if self.total_ms else 0.0
 
 
 class EncoderEngine(BaseEngine[Encoder]):
@@ -119,7 +144,7 @@ class EncoderEngine(BaseEngine[Encoder]):
     def _checked(self, texts: Sequence[Text], task: TextTask, truncate: bool) -> list[Text]:
         """The texts with the tokens that the task asks for; PromptError, ModelError."""
         task.check(self.model.config)
-        return [task.asking(text) for text in checked(texts, self.model.config, truncate)]
+        return [task.asking(text) for text in readable(texts, self.model.config, truncate)]
 
     def _plan(self, batches: Sequence[Pass], task: TextTask) -> None:
         """One plan for all of these passes: whatever an op asks for grows with one of four numbers, or stays."""
@@ -170,6 +195,30 @@ class EncoderEngine(BaseEngine[Encoder]):
     @cached_property
     def _on_meta(self) -> Encoder:
         return mapped(self.model, lambda tensor: tensor.to(META))
+
+
+def readable(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> list[Text]:
+    """The texts as an encoder can read them; PromptError. Either all of them have token types, or none."""
+    rows = checked_texts([text.ids for text in texts], config, truncate)
+    typed, found = config.num_types > 0 and any(text.types is not None for text in texts), []
+    for number, (text, row) in enumerate(zip(texts, rows, strict=True), 1):
+        types = [0] * len(text.ids) if text.types is None else [*text.types]
+        if typed and (len(types) != len(text.ids) or not set(types) <= set(range(config.num_types))):
+            raise PromptError(
+                f"Text {number} has {len(text.ids)} tokens and {len(types)} token types ({told(types)}), but each "
+                f"token needs one, from 0 to {config.num_types - 1}."
+            )
+        if outside := [place for place in text.asked if not 0 <= place < len(text.ids)]:
+            raise PromptError(f"Text {number} has {len(text.ids)} tokens, and none at place {told(outside[0])}.")
+        is_cut, last = len(row) < len(text.ids), len(text.ids) - 1
+        if is_cut and (gone := [place for place in text.asked if len(row) - 1 <= place < last]):
+            raise PromptError(
+                f"Text {number} is cut to {len(row)} tokens, and the one at place {gone[0]}, which is asked for, is "
+                "gone. Shorten the text."
+            )
+        at = [min(place, len(row) - 1) for place in text.asked]  # the last token stays where a text is cut
+        found.append(text._replace(asked=at, ids=row, types=[*types[: len(row) - 1], types[-1]] if typed else None))
+    return found
 
 
 def _check_read(parts: Parts) -> None:

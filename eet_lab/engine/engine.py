@@ -16,7 +16,6 @@ from eet_lab.engine.forecast import Forecast, Forecaster
 from eet_lab.engine.generation import Generation, StepEvent, Transcript
 from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.joined import joined
-from eet_lab.engine.prompts import force
 from eet_lab.engine.rehearse import Rehearser, new_cache
 from eet_lab.engine.session import MOST_SESSIONS, Runner, Session, libraries, session_key
 from eet_lab.engine.settings import (
@@ -36,6 +35,7 @@ from eet_lab.models.decoder import Decoder
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import State, Step
 from eet_lab.parts import Parts
+from eet_lab.parts.prompts import force
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Request, Schedule
 from eet_lab.scheduling.whole import MOST, check_whole

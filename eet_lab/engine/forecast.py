@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -14,10 +14,8 @@ from eet_lab.memory import live_bytes
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.oom import REMEDY
 from eet_lab.ops.types import Step
+from eet_lab.parts import Parts
 from eet_lab.words import counted, sized
-
-if TYPE_CHECKING:
-    from eet_lab.parts import Parts
 
 MOST_ROWS = 4096
 MOST_TOKENS = 2**20

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.launch import eager
-from eet_lab.engine.memory import FreshMemory
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.trace import Trace
 from eet_lab.memory import Lifetime
+from eet_lab.parts.launch import eager
+from eet_lab.parts.memory import FreshMemory
+from eet_lab.parts.trace import Trace
 
 
 def recorded_lifetimes(

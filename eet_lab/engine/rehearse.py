@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.nn.functional import layer_norm, rms_norm
 from torch.overrides import TorchFunctionMode
 
-from eet_lab.engine.kv_cache import KVCache
-from eet_lab.engine.prompts import decode_step
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.tasks import Task
-from eet_lab.engine.trace import Rehearsal, Trace
 from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.encoder import Encoder
 from eet_lab.ops.types import Sampling, State, Step
-
-if TYPE_CHECKING:
-    from eet_lab.parts import Parts
+from eet_lab.parts import Parts
+from eet_lab.parts.kv_cache import KVCache
+from eet_lab.parts.prompts import decode_step
+from eet_lab.parts.trace import Rehearsal, Trace
 
 Moved = TypeVar("Moved", State, Step)
 META = torch.device("meta")

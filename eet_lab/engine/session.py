@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.nn.functional import pad
 
-from eet_lab.engine.prompts import decode_spans, decode_step
 from eet_lab.ops import native, pads
 from eet_lab.ops.types import Sampling, Span, State, Step
+from eet_lab.parts.prompts import decode_spans, decode_step
 
 if TYPE_CHECKING:
     from eet_lab.engine.engine import Engine

@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.clock import RequestClock
-from eet_lab.engine.prompts import LOGGED
 from eet_lab.engine.session import Runner
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.stream import StepTokens, open_stream
-from eet_lab.engine.trace import Rehearsal
 from eet_lab.errors import PromptError
 from eet_lab.ops.reference import noise_keys
 from eet_lab.ops.types import Span, State, Step
+from eet_lab.parts.prompts import LOGGED
+from eet_lab.parts.trace import Rehearsal
 from eet_lab.scheduling import Request, Row, Schedule, Scheduler
 from eet_lab.scheduling.whole import MOST
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from eet_lab.engine.passes import Pass, Text
 from eet_lab.errors import ModelError
 from eet_lab.models import encoder
 from eet_lab.models.config import HEADS, EncoderConfig
@@ -20,9 +19,8 @@ from eet_lab.models.decoder import Decoder
 from eet_lab.models.encoder import Encoder
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Sampling, Step
-
-if TYPE_CHECKING:
-    from eet_lab.parts import Ops
+from eet_lab.parts import Ops
+from eet_lab.parts.passes import Pass, Text
 
 
 class Task(Protocol):

@@ -17,9 +17,6 @@ from torch import Tensor
 from eet_lab.bench import Change, Comparison
 from eet_lab.bench.timing import took_ms
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.kv_cache import StaticKV
-from eet_lab.engine.mask import dense_mask
-from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.rehearse import moved
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
@@ -32,6 +29,9 @@ from eet_lab.models import Model
 from eet_lab.ops import reference
 from eet_lab.ops.types import Extras, Step, fresh
 from eet_lab.parts import Parts
+from eet_lab.parts.kv_cache import StaticKV
+from eet_lab.parts.mask import dense_mask
+from eet_lab.parts.prompts import right_aligned
 from eet_lab.technique import Recipe
 from eet_lab.words import MiB, brief, plain
 

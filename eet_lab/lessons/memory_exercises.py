@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from eet_lab.engine.arena import Arena
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
@@ -25,6 +24,7 @@ from eet_lab.memory.workloads import bert_layer, turbo_artifact
 from eet_lab.models import Model
 from eet_lab.models.weights import placed
 from eet_lab.parts import Parts
+from eet_lab.parts.arena import Arena
 from eet_lab.words import MiB, sized
 
 ROOMY_PLAN = 1.5

@@ -13,7 +13,6 @@ import torch
 from eet_lab.bench import Comparison, Ladder, Measurement
 from eet_lab.bench.timing import took_ms
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.kv_cache import GrowingKV
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
 from eet_lab.figures.packing import packing
@@ -26,6 +25,7 @@ from eet_lab.models import Model
 from eet_lab.models.config import Config
 from eet_lab.models.load import RANDOM_LABEL
 from eet_lab.models.weights import random_decoder
+from eet_lab.parts.kv_cache import GrowingKV
 from eet_lab.technique import Recipe
 from eet_lab.texts import Output
 from eet_lab.words import MiB, brief, plain

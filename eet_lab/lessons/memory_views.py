@@ -12,7 +12,6 @@ from IPython.display import HTML
 from eet_lab.bench.environment import device_name
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
-from eet_lab.engine.paged_kv import PAGE, Pages
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
 from eet_lab.figures.memory_bar import bar, held_now
@@ -25,6 +24,7 @@ from eet_lab.lessons.show import Shown, here, noted, table, there
 from eet_lab.models import PRESETS, Model, load
 from eet_lab.models.on_device import on_its_device
 from eet_lab.monitor import free_bytes_of, open_source
+from eet_lab.parts.paged_kv import PAGE, Pages
 from eet_lab.technique import Recipe
 from eet_lab.words import GiB, MiB, counted, sized
 from eet_lab.workbench.forecast import in_html

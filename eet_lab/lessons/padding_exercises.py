@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.prompts import right_aligned
 from eet_lab.engine.settings import Settings
 from eet_lab.lessons.batch import SHORT, clipped
 from eet_lab.lessons.exercise import Exercise, Wrong, ask, formula, named
@@ -19,6 +18,7 @@ from eet_lab.models import Model
 from eet_lab.models.weights import placed
 from eet_lab.ops.types import State, Step
 from eet_lab.parts import Parts
+from eet_lab.parts.prompts import right_aligned
 
 
 def num_steps(lengths: Sequence[int], new_tokens: int) -> tuple[int, int]:

@@ -13,13 +13,13 @@ from eet_lab.bench.environment import device_name
 from eet_lab.devices import default_device
 from eet_lab.doctor import diagnose, to_html
 from eet_lab.doctor.check import summary
-from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.errors import RecipeError
 from eet_lab.figures import theme
 from eet_lab.lessons.exercise import Exercise, Wrong, ask, named
 from eet_lab.lessons.show import Shown, note, table
 from eet_lab.models import Model
 from eet_lab.parts import Ops, Parts
+from eet_lab.parts.kv_cache import StaticKV
 from eet_lab.technique import Recipe, obstacle, registry
 from eet_lab.texts import Output
 from eet_lab.words import brief

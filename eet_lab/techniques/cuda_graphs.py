@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.engine.launch import GraphLaunch
 from eet_lab.parts import Parts
+from eet_lab.parts.launch import GraphLaunch
 from eet_lab.technique import Technique, knob
 
 

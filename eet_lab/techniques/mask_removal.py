@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.engine.mask import no_mask
 from eet_lab.parts import Parts
+from eet_lab.parts.mask import no_mask
 from eet_lab.technique import Technique
 
 

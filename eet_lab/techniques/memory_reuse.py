@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.engine.arena import PlannedMemory
-from eet_lab.engine.kv_cache import StaticKV
-from eet_lab.engine.paged_kv import PAGE, PagedKV
 from eet_lab.memory import POOLS, RELEASES
 from eet_lab.memory.optimal import missing
 from eet_lab.models.config import Config
 from eet_lab.parts import Parts
+from eet_lab.parts.arena import PlannedMemory
+from eet_lab.parts.kv_cache import StaticKV
+from eet_lab.parts.paged_kv import PAGE, PagedKV
 from eet_lab.technique import Technique, knob
 
 PLANNER_WORDS = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.engine import passes, prompts
 from eet_lab.errors import RecipeError
-from eet_lab.parts import Parts
+from eet_lab.parts import Parts, passes, prompts
 from eet_lab.technique import Technique
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.engine import prompts
-from eet_lab.engine.passes import padded
 from eet_lab.models.config import Config
-from eet_lab.parts import Parts
+from eet_lab.parts import Parts, prompts
+from eet_lab.parts.passes import padded
 from eet_lab.technique import Technique, knob
 
 READ = {"whole": prompts.right_aligned, "shortest": prompts.up_to_the_shortest}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.kv_cache import KVCache
 from eet_lab.memory import DriverCalls, Plan, one_after_the_other
+from eet_lab.parts.kv_cache import KVCache
 from eet_lab.words import counted, sized
 
 BOTH = "both"

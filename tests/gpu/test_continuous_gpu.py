@@ -10,8 +10,8 @@ import torch
 
 from eet_lab.bench.sameness import sameness
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.paged_kv import PagedKV
 from eet_lab.engine.settings import Settings
+from eet_lab.parts.paged_kv import PagedKV
 from eet_lab.technique import Recipe
 from gpu.test_generation_gpu import batch, decoder
 

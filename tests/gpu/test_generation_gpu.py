@@ -12,11 +12,11 @@ import torch
 from every_recipe import every_recipe
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.kv_cache import StaticKV
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory
 from eet_lab.models import weights
 from eet_lab.models.config import Config
+from eet_lab.parts.kv_cache import StaticKV
 from eet_lab.technique import Recipe, names_in_all
 
 pytestmark = pytest.mark.gpu

@@ -23,11 +23,11 @@ from eet_lab.bench.timeline.op_bytes import with_bytes
 from eet_lab.bench.timeline.spans import MOST_SPANS, Span, Timeline, Timelines
 from eet_lab.bench.timeline.trace import MARK, OP, Step, read_steps
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.launch import Decode
 from eet_lab.errors import Cancelled, MonitorError, first_line
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.parts import Parts
+from eet_lab.parts.launch import Decode
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import Prompts, RecipeLike, as_recipe

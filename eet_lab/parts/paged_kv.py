@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eet_lab.engine.kv_cache import KVCache
 from eet_lab.ops.types import Step
+from eet_lab.parts.kv_cache import KVCache
 from eet_lab.scheduling import HIDDEN
 from eet_lab.scheduling import Pages as Ledger
 

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eet_lab.engine.prompts import packed as _packed
-from eet_lab.engine.prompts import right_aligned
-from eet_lab.engine.settings import checked_texts, told
 from eet_lab.errors import PromptError
-from eet_lab.models.config import EncoderConfig
 from eet_lab.ops.types import Step
+from eet_lab.parts.prompts import packed as _packed
+from eet_lab.parts.prompts import right_aligned
 from eet_lab.scheduling.whole import MOST, check_whole
 
 
@@ -46,27 +44,6 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
-    """What a task made of texts, in their order, and how long it took.
-
-    `num_tokens` are those of the texts, `computed_tokens` the same with pads. `activation_bytes` is the arena, or the
-    most that were alive at once. `total_ms` is all but the reading of
-    texts into tokens: checks, layout, passes, and the way back.
-    """
-
-    values: tuple[Tensor, ...]
-    num_tokens: int
-    computed_tokens: int
-    num_passes: int
-    activation_bytes: int
-    total_ms: float
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.total_ms * 1e3 if self.total_ms else 0.0
-
-
-@dataclass(frozen=True)
 class Batching:
     """How many texts share a pass: at most `batch_size`, with at most `batch_tokens` tokens, pads among them.
 
@@ -84,30 +61,6 @@ class Batching:
             check_whole(PromptError, "batch_size", self.batch_size, 1, MOST)
         if not isinstance(self.truncate, bool):
             raise PromptError(f"truncate is {self.truncate!r:.60}, but it must be True or False.")
-
-
-def checked(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> list[Text]:
-    """The texts as an encoder can read them; PromptError. Either all of them have token types, or none."""
-    rows = checked_texts([text.ids for text in texts], config, truncate)
-    typed, found = config.num_types > 0 and any(text.types is not None for text in texts), []
-    for number, (text, row) in enumerate(zip(texts, rows, strict=True), 1):
-        types = [0] * len(text.ids) if text.types is None else [*text.types]
-        if typed and (len(types) != len(text.ids) or not set(types) <= set(range(config.num_types))):
-            raise PromptError(
-                f"Text {number} has {len(text.ids)} tokens and {len(types)} token types ({told(types)}), but each "
-                f"token needs one, from 0 to {config.num_types - 1}."
-            )
-        if outside := [place for place in text.asked if not 0 <= place < len(text.ids)]:
-            raise PromptError(f"Text {number} has {len(text.ids)} tokens, and none at place {told(outside[0])}.")
-        is_cut, last = len(row) < len(text.ids), len(text.ids) - 1
-        if is_cut and (gone := [place for place in text.asked if len(row) - 1 <= place < last]):
-            raise PromptError(
-                f"Text {number} is cut to {len(row)} tokens, and the one at place {gone[0]}, which is asked for, is "
-                "gone. Shorten the text."
-            )
-        at = [min(place, len(row) - 1) for place in text.asked]  # the last token stays where a text is cut
-        found.append(text._replace(asked=at, ids=row, types=[*types[: len(row) - 1], types[-1]] if typed else None))
-    return found
 
 
 def text_by_text(texts: Sequence[Text], batching: Batching) -> Iterator[Pass]:

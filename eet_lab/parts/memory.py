@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from eet_lab.engine.trace import Rehearsal
 from eet_lab.memory import PLANNERS, DriverCalls, Lifetime, Plan, live_bytes
+from eet_lab.parts.trace import Rehearsal
 
 REMEMBERED = 64
 """Shapes whose lifetimes are kept, so that passes seen lately need no second rehearsal."""

@@ -10,10 +10,10 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from eet_lab.engine.memory import FreshMemory
-from eet_lab.engine.trace import Rehearsal, covers
 from eet_lab.memory import POOLS, Chunk, DriverCalls, Lifetime, Plan, Pool, one_after_the_other
 from eet_lab.memory.lifetimes import aligned
+from eet_lab.parts.memory import FreshMemory
+from eet_lab.parts.trace import Rehearsal, covers
 
 
 class Slot:

@@ -9,12 +9,12 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from eet_lab.engine import kv_cache, launch, mask, memory, passes, prompts
 from eet_lab.models import decoder
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops import fits, pads, reference
 from eet_lab.ops.types import Empty
+from eet_lab.parts import kv_cache, launch, mask, memory, passes, prompts
 from eet_lab.scheduling import Schedule
 
 

@@ -1,0 +1,7 @@
+"""Parts, which engines are built from, and the plain ones beside the better ones: where memory comes from, how keys
+and values are kept, where tokens sit, what attention may see, how a step is launched.
+"""
+
+from eet_lab.parts.parts import KeepsWeights, Ops, Parts, misfit, replaced
+
+__all__ = ["KeepsWeights", "Ops", "Parts", "misfit", "replaced"]
