@@ -6,8 +6,10 @@ import json
 import re
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import families
 import pytest
 import torch
 from hypothesis import given
@@ -18,8 +20,9 @@ from eet_lab.bench import cost as costs
 from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
 from eet_lab.bench.launches import StepLaunches
-from eet_lab.bench.peers import HuggingFace, StaticGPT2, Timing, huggingface, make, to_hf
+from eet_lab.bench.peers import HuggingFace, StaticDecoder, Timing, huggingface, make, to_hf
 from eet_lab.bench.peers.peer import left_padded
+from eet_lab.bench.peers.static_decoder import compiled
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
 from eet_lab.bench.sameness import Witness, reference_logits
 from eet_lab.engine.engine import Engine
@@ -82,20 +85,32 @@ def test_peers_say_what_we_say_and_take_time(tiny, name, new_tokens):
     assert (timing.tpot_ms is None) == (new_tokens == 1)
 
 
-@pytest.mark.parametrize("rows", [ROWS, [[5, 7, 2], [1, 2, 3]]], ids=["ragged", "even"])
-def test_plain_pytorch_says_what_we_say(tiny, rows):
-    """The step that `torch-cuda-graphs` captures, run without a graph."""
-    batch = StaticGPT2(tiny.decoder, rows, 6)
+@pytest.mark.parametrize("name", [name for name in families.CONFIGS if name != "llama-dynamic"])
+def test_plain_pytorch_says_what_we_say(name):
+    """The step that `torch-cuda-graphs` captures, run without a graph; prompts of one length need no mask."""
+    decoder = families.ours(name).decoder
+    for rows in (families.prompts(), [[5, 7, 2] * 3, [1, 2, 3] * 3]):
+        assert plain(decoder, rows, 6) == Engine(decoder).generate(rows, Settings(max_new_tokens=6)).tokens
+
+
+def test_a_step_is_one_graph_to_the_compiler():
+    decoder = families.ours("qwen3").decoder
+    assert plain(decoder, ROWS, 4, partial(compiled, backend="aot_eager")) == plain(decoder, ROWS, 4)
+    torch.compiler.reset()
+
+
+def plain(decoder, rows, new_tokens, step_of=lambda batch: batch.step):
+    batch = StaticDecoder(decoder, rows, new_tokens)
+    step = step_of(batch)
     with torch.inference_mode():
         batch.prefill()
-        for _ in range(5):
-            batch.step()
-    tokens = batch.tokens[:, batch.width - 1 :][:, :6]
-    assert tuple(map(tuple, tokens.tolist())) == Engine(tiny.decoder).generate(rows, Settings(max_new_tokens=6)).tokens
+        for _ in range(new_tokens - 1):
+            step()
+    return tuple(map(tuple, batch.tokens[:, batch.width - 1 :][:, :new_tokens].tolist()))
 
 
 def test_plain_pytorch_takes_other_prompts_into_the_same_memory(tiny):
-    batch, others = StaticGPT2(tiny.decoder, ROWS, 1), [[token + 1 for token in row] for row in ROWS]
+    batch, others = StaticDecoder(tiny.decoder, ROWS, 1), [[token + 1 for token in row] for row in ROWS]
     addresses = batch.ids.data_ptr(), batch.num_pad.data_ptr()
     with torch.inference_mode():
         batch.receive(others)

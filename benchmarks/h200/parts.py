@@ -53,7 +53,7 @@ STREAMED = (
     ("all,-cuda_graphs", False),
     ("all,-memory_reuse", False),
 )
-COMPILED = ("hf-static-compile", "torch-cuda-graphs")
+COMPILED = ("hf-static-compile", "torch-cuda-graphs", "torch-compile")
 
 
 class Part(NamedTuple):
@@ -192,10 +192,10 @@ PARTS: dict[str, Part] = {
     "race-xl-ragged": Part(60, raced("gpt2-xl/b16/p16-960/n64", peers=("hf-sdpa", "torch-cuda-graphs"))),
     "race-xl-b8": Part(80, raced("gpt2-xl/b8/p512/n128", peers=("hf-sdpa", *COMPILED))),
     "race-xl-b32": Part(90, raced("gpt2-xl/b32/p64-500/n64", peers=COMPILED)),
-    "race-llama-b1": Part(60, raced("llama-1b/b1/p128/n128", peers=("hf-static-compile",))),
-    "race-llama-b16": Part(70, raced("llama-1b/b16/p1024/n128", peers=("hf-static-compile",))),
-    "race-qwen3-b1": Part(70, raced("qwen3-0.6b/b1/p128/n128", peers=("hf-static-compile",))),
-    "race-qwen3-8b": Part(120, raced("qwen3-8b/b1/p128/n64", peers=("hf-static-compile",))),
+    "race-llama-b1": Part(60, raced("llama-1b/b1/p128/n128", peers=("hf-static-compile", "torch-compile"))),
+    "race-llama-b16": Part(70, raced("llama-1b/b16/p1024/n128", peers=("hf-static-compile", "torch-compile"))),
+    "race-qwen3-b1": Part(70, raced("qwen3-0.6b/b1/p128/n128", peers=("hf-static-compile", "torch-compile"))),
+    "race-qwen3-8b": Part(120, raced("qwen3-8b/b1/p128/n64", peers=("hf-static-compile", "torch-compile"))),
     "serve-llama": Part(
         200,
         served(

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from eet_lab.bench.peers.huggingface import MODES, HuggingFace, Mode, to_hf
 from eet_lab.bench.peers.peer import Peer, Timing
-from eet_lab.bench.peers.torch_graphs import StaticGPT2, TorchGraphs
+from eet_lab.bench.peers.static_decoder import StaticDecoder, TorchCompile, TorchGraphs
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory, first_line
 from eet_lab.models.decoder import Decoder
 
-PEERS: dict[str, Mode | type[TorchGraphs]] = {mode.name: mode for mode in MODES} | {TorchGraphs.name: TorchGraphs}
+PEERS: dict[str, Mode | type[TorchGraphs]] = {each.name: each for each in (*MODES, TorchGraphs, TorchCompile)}
 
 
 def make(
@@ -41,4 +41,4 @@ def make(
     return made, absent
 
 
-__all__ = ["PEERS", "HuggingFace", "Mode", "Peer", "StaticGPT2", "Timing", "TorchGraphs", "make", "to_hf"]
+__all__ = ["PEERS", "HuggingFace", "Mode", "Peer", "StaticDecoder", "Timing", "make", "to_hf"]

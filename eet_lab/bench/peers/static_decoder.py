@@ -1,9 +1,13 @@
-"""GPT-2 as a PyTorch user writes it to be captured: a KV cache of fixed length, SDPA, a decode step in a CUDA graph.
+"""A decoder as a PyTorch user writes it to be fast: a KV cache of fixed length, SDPA, a decode step in a CUDA graph.
 
-B rows, Q queries a row, S columns of the cache, C channels, H heads, D head dim, V words.
+B rows, Q queries a row, S columns of the cache, C channels, H heads, G KV heads, D head dim, V words.
+Source of the idea: gpt-fast.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +19,15 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops.oom import memory_for
+from eet_lab.ops.types import Norm
 
-ACTS = {"gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "gelu": F.gelu, "relu": F.relu}
+ACTS = {"gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "gelu": F.gelu, "relu": F.relu, "silu": F.silu}
+GATED = {"swiglu": "silu", "geglu": "gelu_tanh"}
 ALIGNED = 64
 """Columns of the cache are a multiple of it, so that SDPA need not copy the mask."""
 
 
-class StaticGPT2:
+class StaticDecoder:
     """One left-padded batch: its KV cache, and a greedy decoder over PyTorch's own functions.
 
     A step reads its token and its column from the device and writes both, so a capture of it can be replayed.
@@ -35,7 +41,7 @@ class StaticGPT2:
         self.ragged = min(lengths) < self.width
         self.receive(rows)
         self.capacity = -(-(self.width + new_tokens) // ALIGNED) * ALIGNED
-        shape = (len(model.layers), 2, B, config.num_heads, self.capacity, config.head_dim)
+        shape = (len(model.layers), 2, B, config.num_kv_heads, self.capacity, config.head_dim)
         self.cache = model.words.new_zeros(shape)
         self.token = torch.zeros(B, 1, dtype=torch.long, device=model.device)
         self.column = torch.zeros(1, dtype=torch.long, device=model.device)
@@ -52,7 +58,8 @@ class StaticGPT2:
         self.column.fill_(self.width - 1)
         columns = torch.arange(self.width, device=self.ids.device)
         # Rows of one length need no mask: SDPA then takes its fastest kernel.
-        self._keep(self._forward(self.ids, columns, self.width, causal=not self.ragged))
+        causal = not self.ragged and (self.model.config.window or self.width) >= self.width
+        self._keep(self._forward(self.ids, columns, self.width, causal))
 
     def step(self) -> None:
         """One more token for every row."""
@@ -65,59 +72,69 @@ class StaticGPT2:
 
     def _forward(self, ids: Tensor, columns: Tensor, extent: int, causal: bool) -> Tensor:
         """Ids [B,Q] in `columns` [Q], keys of columns [0, extent): the greedy choice after the last, [B,1]."""
-        model, (B, Q), D = self.model, ids.shape, self.model.config.head_dim
+        model, (B, Q), spec = self.model, ids.shape, self.model.config.spec
         mask = None if causal else self._mask(columns, extent)
         positions = (columns - self.num_pad).clamp(min=0)
         x = F.embedding(ids, model.words)
         if model.places is not None:
-            x = x + F.embedding(positions, model.places)
-        for w, (keys, values) in zip(model.layers, self.cache, strict=True):
-            qkv = F.linear(_norm(x, w.norm_1), w.qkv.weight, w.qkv.bias)
-            q, k, v = qkv.view(B, Q, 3, -1, D).permute(2, 0, 3, 1, 4)
+            x = x + F.embedding(positions + model.config.first_place, model.places)
+        turn = None if model.inv_freq is None else _turn(positions, model.inv_freq, spec.rope_factor, x.dtype)
+        grouped: dict[str, Any] = {"enable_gqa": True} if spec.heads != spec.kv_heads else {}
+        for w, cache in zip(model.layers, self.cache, strict=True):
+            qkv = F.linear(_norm(x, w.norm_1), w.qkv.weight, w.qkv.bias).view(B, Q, -1, spec.head_dim).transpose(1, 2)
+            q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
+            if w.q_norm is not None and w.k_norm is not None:
+                q, k = _norm(q, w.q_norm), _norm(k, w.k_norm)
+            if turn is not None:
+                q, k = _turned(q, *turn), _turned(k, *turn)
+            keys, values = cache[0], cache[1]
             keys.index_copy_(2, columns, k)
             values.index_copy_(2, columns, v)
-            mixed = F.scaled_dot_product_attention(q, keys[:, :, :extent], values[:, :, :extent], mask, 0.0, causal)
+            seen = keys[:, :, :extent], values[:, :, :extent]
+            mixed = F.scaled_dot_product_attention(q, *seen, mask, 0.0, causal, scale=spec.scale, **grouped)
             x = x + F.linear(mixed.transpose(1, 2).reshape(B, Q, -1), w.proj.weight, w.proj.bias)
-            h = ACTS[model.config.act](F.linear(_norm(x, w.norm_2), w.fc_1.weight, w.fc_1.bias))
+            h = _activated(F.linear(_norm(x, w.norm_2), w.fc_1.weight, w.fc_1.bias), model.config.act)
             x = x + F.linear(h, w.fc_2.weight, w.fc_2.bias)
         return F.linear(_norm(x[:, -1:], model.norm), model.head.weight).argmax(-1)
 
     def _mask(self, columns: Tensor, extent: int) -> Tensor:
         """What each query may see, [B,1,Q,extent]. A pad sees itself, since a softmax over nothing is NaN."""
         key, query = torch.arange(extent, device=columns.device), columns[:, None]
-        return ((key <= query) & (key >= self.num_pad[:, :, None]) | (key == query))[:, None]
+        seen = (key <= query) & (key >= self.num_pad[:, :, None]) | (key == query)
+        if (window := self.model.config.window) is not None:
+            seen &= key > query - window
+        return seen[:, None]
 
 
 class TorchGraphs(Peer):
-    """`StaticGPT2` with its step captured. Source: gpt-fast's way of decoding, with graphs by hand, uncompiled."""
+    """`StaticDecoder` with its step captured, as PyTorch runs it."""
 
     name = "torch-cuda-graphs"
 
     def __init__(self, model: Decoder, rows: Rows, settings: Settings) -> None:
         super().__init__(model.device, model.weight_bytes)
         self._model, self._rows, self._num_tokens = model, rows, settings.max_new_tokens
-        self._batch: StaticGPT2 | None = None
+        self._batch: StaticDecoder | None = None
         self._graph = torch.cuda.CUDAGraph()
 
     @staticmethod
     def unavailable(device: str, config: Config | None = None) -> str | None:
-        """Why it cannot run on that device, or such a model, or None."""
-        if config is not None and config.family != "gpt2":
-            return f"it is written for GPT-2, and this is {config.family}"
+        """Why it cannot run on that device, or None."""
         return None if device == "cuda" else "CUDA graphs need an NVIDIA GPU"
 
     @memory_for("the KV cache of plain PyTorch")
     @torch.inference_mode()
     def _warm_up(self) -> Timing:
-        self._batch = batch = StaticGPT2(self._model, self._rows, self._num_tokens)
+        self._batch = batch = StaticDecoder(self._model, self._rows, self._num_tokens)
+        step = self._step_of(batch)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries make their workspaces at the first call, which can't be captured
             batch.prefill()
-            batch.step()
+            step()
         torch.cuda.current_stream().wait_stream(side)
         with torch.cuda.graph(self._graph):
-            batch.step()
+            step()
         return self.time()
 
     @memory_for("the prefill of plain PyTorch")
@@ -152,12 +169,53 @@ class TorchGraphs(Peer):
         self._batch = None
         self._graph.reset()
 
-    def _captured(self) -> StaticGPT2:
+    def _step_of(self, batch: StaticDecoder) -> Callable[[], None]:
+        """What is captured."""
+        return batch.step
+
+    def _captured(self) -> StaticDecoder:
         if self._batch is None:
             raise RuntimeError("call prepare() first: it captures the step")
         return self._batch
 
 
-def _norm(x: Tensor, w: tuple) -> Tensor:
-    weight, bias, eps = w
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+class TorchCompile(TorchGraphs):
+    """The same, its step compiled before it is captured: what gpt-fast measures."""
+
+    name = "torch-compile"
+
+    def close(self) -> None:
+        super().close()
+        torch.compiler.reset()  # what was compiled holds the weights
+
+    def _step_of(self, batch: StaticDecoder) -> Callable[[], None]:
+        return compiled(batch)
+
+
+def compiled(batch: StaticDecoder, **how: Any) -> Callable[[], None]:
+    """A batch's step, compiled as one graph; the first call takes a minute for a large model."""
+    return torch.compile(batch.step, fullgraph=True, **(how or {"options": {"coordinate_descent_tuning": True}}))
+
+
+def _turn(positions: Tensor, inv_freq: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [B,1,Q,D/2] of rotary positions [B,Q]."""
+    angles = (positions[..., None] * inv_freq)[:, None]
+    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+def _activated(x: Tensor, act: str) -> Tensor:
+    if act not in GATED:
+        return ACTS[act](x)
+    gate, value = x.chunk(2, -1)
+    return ACTS[GATED[act]](gate) * value
+
+
+def _norm(x: Tensor, w: Norm) -> Tensor:
+    if w.bias is None:
+        return F.rms_norm(x, x.shape[-1:], w.weight, w.eps)
+    return F.layer_norm(x, x.shape[-1:], w.weight, w.bias, w.eps)
