@@ -34,10 +34,10 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
   eet-lab bench op:norm_linear                                       all sizes that its case lists
 
 Providers: eet_lab, hf-eager, hf-sdpa; on a GPU also hf-static-compile, hf-max-autotune, torch-cuda-graphs (plain
-PyTorch, its decode step captured by hand) and torch-compile (the same, compiled before). TTFT is when the
-last row has its first token, TPOT the time per token after it. Launches are what the host hands to the device for a decode step, where a CUDA graph is one; kernels are what the
-device runs for it, those inside a graph too; on a CPU both are calls of PyTorch. --append adds a JSON line for each to
-<gpu>.jsonl in that folder.
+PyTorch, its decode step captured by hand) and torch-compile (the same, compiled before). TTFT is when the last row has
+its first token, TPOT the time per token after it. Launches are what the host hands to the device for a decode step,
+where a CUDA graph is one; kernels are what the device runs for it, those inside a graph too; on a CPU both are calls of
+PyTorch. --append adds a JSON line for each to <gpu>.jsonl in that folder.
 
 serve:model/r<requests>/p<prompt tokens>/n<new tokens>/all are so many requests that are all there at once, for recipes
 with continuous_batching and for transformers' generate_batch. encode:model/t<texts>/p<tokens of each> are so many texts
