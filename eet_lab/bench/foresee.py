@@ -109,7 +109,7 @@ def _text_bytes(engine: Engine) -> int:
     """Of reading held-out text, as `perplexity` does."""
     model = engine.rehearser.model
     window, V = min(model.config.context, WINDOW), len(model.head.weight)
-    parts = replace(engine.parts, prompts=right_aligned)
+    parts = replace(engine.parts, prompts=right_aligned, schedule=None)
     reading = Forecaster(
         Rehearser(engine.model, parts, Scorer(parts.ops, torch.device("cpu"))), parts, Settings(max_new_tokens=1)
     )

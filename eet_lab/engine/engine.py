@@ -97,8 +97,9 @@ class Engine(BaseEngine[Decoder]):
 
         It joins as soon as there is a slot, and is `done` when its last token is in `generated`. It gets the tokens
         that it would get alone: as row `number` of a batch, if it is drawn with a seed that others have too. How tokens
-        are drawn, but for the seed, is the same for all that are in flight. A slot has the columns of the last
-        `reserve`, or 1,024. All calls come from one thread.
+        are drawn, but for the seed, is the same for all that are in flight. There are as many slots, of as many
+        columns, as the last `reserve` made room for; else those of `continuous_batching`, of 1,024 columns. All calls
+        come from one thread.
         Errors: RecipeError without `continuous_batching`; PromptError, after which nothing has changed; EngineBusy on
         another thread than the first request's.
         """
@@ -112,8 +113,9 @@ class Engine(BaseEngine[Decoder]):
         if self._slots is None or self._slots.idle:
             self._prepared()
             with self._closed_on_error([row], settings):
-                columns = self._reserved[1] or min(self.model.config.context, COLUMNS)
-                self._open_slots(schedule, columns, settings, RequestClock())
+                rows, columns = self._reserved if self._reserved[0] else (schedule.max_rows, COLUMNS)
+                columns = min(columns, self.model.config.context)
+                self._open_slots(schedule.of_at_most(rows), columns, settings, RequestClock())
         slots = self._checked_slots("add")
         slots.check_alike(settings)
         request = Request(tuple(row), settings.max_new_tokens)
@@ -185,7 +187,7 @@ class Engine(BaseEngine[Decoder]):
             self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
             self._asking = "the arena of activations"
             if self.parts.schedule is None:
-                self.memory.reserve(self.rehearser.request(rows, settings), like=self.model.words)
+                self.memory.reserve(self.rehearser.request(rows, settings).passes, like=self.model.words)
             enough = Event()
 
             def stop_after_two(event: StepEvent) -> None:
@@ -224,8 +226,8 @@ class Engine(BaseEngine[Decoder]):
     ) -> Generation:
         if (schedule := self.parts.schedule) is not None:
             longest = max(map(len, prompts)) + settings.max_new_tokens
-            num_rows, columns = min(schedule.max_rows, len(prompts)), max(longest, self._reserved[1])
-            slots = self._open_slots(replace(schedule, max_rows=num_rows), columns, settings, clock)
+            columns = max(longest, self._reserved[1])
+            slots = self._open_slots(schedule.of_at_most(len(prompts)), columns, settings, clock)
             return joined(slots, prompts, settings, on_step, cancel, forced)
         state, first = self.parts.prompts(prompts, settings.max_new_tokens)
         ends, width, capacity = state.end.tolist(), first.extent, state.tokens.shape[1]
@@ -306,7 +308,7 @@ class Engine(BaseEngine[Decoder]):
         """
         settings = checked_settings(settings)
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
-        passes = self.rehearser.request(rows, settings)
+        passes = self.rehearser.request(rows, settings).passes
         return {name: self.memory.traced(rehearsal) for name, rehearsal in passes.items()}
 
     def forecast(

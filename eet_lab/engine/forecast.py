@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
 from eet_lab.engine.rehearse import Rehearser
 from eet_lab.engine.settings import Settings
+from eet_lab.errors import PromptError
 from eet_lab.memory import live_bytes
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.oom import REMEDY
-from eet_lab.ops.types import Step
+from eet_lab.ops.types import Span, Step
 from eet_lab.parts import Parts
+from eet_lab.scheduling import Request, Scheduler
 from eet_lab.words import counted, sized
 
 MOST_ROWS = 4096
@@ -135,7 +138,10 @@ class Forecaster:
         outlined = self.peak(lengths, num_new, outline=True) == peak
 
         def needed(lengths: Sequence[int], num_new: int) -> int:
-            return model.weight_bytes + workspace_bytes + sum(self.peak(lengths, num_new, outlined))
+            try:
+                return model.weight_bytes + workspace_bytes + sum(self.peak(lengths, num_new, outlined))
+            except PromptError:  # more than a limited pool of pages holds
+                return sys.maxsize
 
         def rows(count: int) -> int:
             return needed([lengths[i % num_rows] for i in range(count)], num_new)
@@ -166,23 +172,27 @@ class Forecaster:
         """
         bos = self._rehearser.model.config.bos_id
         num_new = self._settings.max_new_tokens if num_new is None else num_new
-        state, first = self._parts.prompts([[bos] * length for length in lengths], num_new)
-        passes = self._rehearser.passes(state, first, self._settings.sampling(len(lengths)))
+        settings = replace(self._settings, max_new_tokens=num_new)
+        passes, num_pad, capacity, extent = self._rehearser.request([[bos] * length for length in lengths], settings)
         if outline:
             passes = {name: rehearsal.outlines() for name, rehearsal in passes.items()}
-        memory, capacity = self._parts.memory(), state.tokens.shape[1]
+        memory, found = self._parts.memory(), []
         memory.plan(passes, like=self._rehearser.model.words)
-        steps, found = (first, first._replace(extent=capacity - 1)), []
-        for step, rehearsal in zip(steps, passes.values(), strict=True):
-            kv, growth = self._cache_bytes(step, capacity)
+        for columns, rehearsal in zip((extent, capacity - 1), passes.values(), strict=True):
+            kv, growth = self._cache_bytes(num_pad, columns, capacity, Request((bos,) * max(lengths), num_new))
             activations = memory.held_bytes or max(live_bytes(rehearsal.outlined()), default=0)
             found.append(Peak(kv, activations, growth))
         return max(found, key=sum)
 
-    def _cache_bytes(self, step: Step, capacity: int) -> tuple[int, int]:
-        """Bytes held once a step has been there, and those of the copy while it was."""
-        cache = self._rehearser.new_cache()
-        cache.open([span.num_pad for span in step.spans], capacity)
+    def _cache_bytes(self, num_pad: Sequence[int], extent: int, capacity: int, longest: Request) -> tuple[int, int]:
+        """Bytes held once a step has been there whose columns are [0, extent), and those of the copy while it was."""
+        cache, each = self._rehearser.new_cache(), torch.zeros(len(num_pad), dtype=torch.long)
+        schedule = self._parts.schedule
+        cache.open(num_pad, capacity, whole=schedule is None)
+        if schedule is not None:
+            Scheduler(schedule.of_at_most(len(num_pad)), cache.ledger, capacity).check(longest)
+        spans = tuple(Span(row, 1, pad) for row, pad in enumerate(num_pad))
+        step = Step(each, each, each, each, each, each, each, each, spans, extent)
         for layer in range(cache.num_layers):
             cache.room(layer, step)
         return cache.num_bytes, cache.growth_bytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.nn.functional import layer_norm, rms_norm
@@ -15,10 +15,10 @@ from eet_lab.engine.settings import Settings
 from eet_lab.engine.tasks import Task
 from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.encoder import Encoder
-from eet_lab.ops.types import Sampling, State, Step
+from eet_lab.ops.types import Sampling, Span, State, Step
 from eet_lab.parts import Parts
 from eet_lab.parts.kv_cache import KVCache
-from eet_lab.parts.prompts import decode_step
+from eet_lab.parts.prompts import decode_step, nobody
 from eet_lab.parts.trace import Rehearsal, Trace
 
 Moved = TypeVar("Moved", State, Step)
@@ -26,6 +26,17 @@ META = torch.device("meta")
 
 TELLING = 3
 """Layers that tell what any number of the same does: a first one, a last one, and one between others."""
+
+
+class Outline(NamedTuple):
+    """A request before anything is known of its tokens: its passes, {"prefill": ..., "decode": ...}, the latter the
+    longest step; the pads of each row of its cache; how many columns this has, and how many the first pass reads.
+    """
+
+    passes: dict[str, Rehearsal]
+    num_pad: list[int]
+    capacity: int
+    extent: int
 
 
 class Rehearser:
@@ -38,10 +49,22 @@ class Rehearser:
     def model(self) -> Decoder:
         return mapped(self._given, lambda tensor: tensor.to(META))
 
-    def request(self, prompts: Sequence[Sequence[int]], settings: Settings) -> dict[str, Rehearsal]:
-        """The passes of such prompts: {"prefill": ..., "decode": ...}, the latter the longest step."""
+    def request(self, prompts: Sequence[Sequence[int]], settings: Settings) -> Outline:
+        """What a batch of such prompts does to memory, as `Engine.generate` runs it."""
+        if (schedule := self._parts.schedule) is not None:
+            schedule, capacity = schedule.of_at_most(len(prompts)), max(map(len, prompts)) + settings.max_new_tokens
+            B, T = schedule.max_rows, schedule.most_tokens(capacity)
+            return Outline(self.joined(B, capacity, settings.sampling(B), T, capacity), [0] * B, capacity, capacity)
         state, first = self._parts.prompts(prompts, settings.max_new_tokens)
-        return self.passes(state, first, settings.sampling(len(prompts)))
+        passes = self.passes(state, first, settings.sampling(len(prompts)))
+        return Outline(passes, [span.num_pad for span in first.spans], state.tokens.shape[1], first.extent)
+
+    def joined(self, B: int, capacity: int, sampling: Sampling, T: int, extent: int) -> dict[str, Rehearsal]:
+        """Of B slots: a pass over T tokens, whosever they are, in columns [0, extent); and the longest decode step."""
+        token, each = torch.zeros(T, dtype=torch.long), torch.zeros(B, dtype=torch.long)
+        spans = (Span(0, T, 0), *[Span(0, 0, 0)] * (B - 1))
+        step = Step(token, token, token, token, each, each, each, each, spans, extent, False)
+        return self.passes(nobody(B, 1, each.device), step, sampling._replace(noise=each), capacity)
 
     def passes(
         self, state: State, first: Step, sampling: Sampling, capacity: int | None = None
@@ -73,7 +96,7 @@ class Rehearser:
         ops = parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
         mask = partial(parts.mask, empty=partial(trace.empty, op="mask"))
         cache, noise = new_cache(model, parts), sampling.noise.to(META)
-        cache.open([0] * len(step.spans), step.extent)
+        cache.open([0] * len(step.spans), step.extent, whole=False)
         with nullcontext() if parts.ops.kernels else NoArithmetic():  # ops over kernels know a rehearsal themselves
             on_meta = moved(step, META)
             hidden = parts.forward(model, ops, mask, list(cache), on_meta)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from functools import partial
 from threading import current_thread
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,11 +20,10 @@ from eet_lab.engine.settings import Settings
 from eet_lab.engine.stream import StepTokens, open_stream
 from eet_lab.errors import PromptError
 from eet_lab.ops.reference import noise_keys
-from eet_lab.ops.types import Span, State, Step
-from eet_lab.parts.prompts import LOGGED
+from eet_lab.ops.types import Span, Step
+from eet_lab.parts.prompts import nobody
 from eet_lab.parts.trace import Rehearsal
 from eet_lab.scheduling import Request, Row, Schedule, Scheduler
-from eet_lab.scheduling.whole import MOST
 
 if TYPE_CHECKING:
     from eet_lab.engine.engine import Engine
@@ -36,8 +34,10 @@ COLUMNS = 1024
 NOBODY = -1
 """The noise key of a slot that no request has."""
 
-EXTENTS = 256
-"""Passes are rehearsed with the columns of the cache rounded up to a multiple of this, so that few shapes come up."""
+EXTENTS, TOKENS = 256, 64
+"""Passes are rehearsed with the columns of the cache, and tokens beyond the second number, rounded up to a multiple, so
+that few shapes come up. Ops choose by how many tokens there are only where these are fewer.
+"""
 
 
 class Told(NamedTuple):
@@ -60,15 +60,15 @@ class Slots(Runner):
         """For requests of at most `capacity` tokens. `settings` tell how all of them are drawn, but for the seed."""
         self.key, self.settings, self.schedule, self.thread = key, settings, schedule, current_thread()
         B, device = schedule.max_rows, engine.model.device
-        engine.cache.open([0] * B, capacity)
+        engine.cache.open([0] * B, capacity, whole=False)
         sampling = settings.sampling(B, device)
         sampling.noise.fill_(NOBODY)
-        state, spans = _empty_state(B, capacity, device), [Span(row, 1, 0) for row in range(B)]
+        state, spans = nobody(B, capacity, device), [Span(row, 1, 0) for row in range(B)]
         super().__init__(engine, state, torch.zeros_like(sampling.noise), sampling, spans, capacity)
         self._owners: list[Request | None] = [None] * B  # as the device knows it: those that left are still there
         self.scheduler = Scheduler(schedule, engine.cache.ledger, engine.model.config.context)
-        largest = min(schedule.budget or MOST, B * min(schedule.chunk or MOST, capacity))
-        engine.memory.reserve(self._passes(largest, capacity), like=engine.model.words)
+        self._most_tokens = schedule.most_tokens(capacity)
+        engine.memory.reserve(self._passes(self._most_tokens, capacity), like=engine.model.words)
 
     def begin(self, clock: RequestClock) -> None:
         """Start to count time and passes, where nothing runs and nothing is on its way."""
@@ -200,22 +200,17 @@ class Slots(Runner):
 
     def _placed(self, step: Step) -> Step:
         """The same, once its memory is planned."""
-        memory, generation = self._engine.memory, self._engine.memory.generation
-        extent = min(-(-step.extent // EXTENTS) * EXTENTS, self.capacity)
-        passes = self._passes(len(step.rows), extent)
-        memory.plan(passes, like=self._engine.model.words)  # it recurs, so it is no setup
+        memory, generation, T = self._engine.memory, self._engine.memory.generation, len(step.rows)
+        extent = min(_rounded(step.extent, EXTENTS), self.capacity)
+        T = T if T <= TOKENS else min(_rounded(T, TOKENS), self._most_tokens)
+        memory.plan(self._passes(T, extent), like=self._engine.model.words)  # it recurs, so it is no setup
         if memory.generation != generation:
             self.launch = self._new_launch()
         return step
 
     def _passes(self, T: int, extent: int) -> dict[str, Rehearsal]:
         """A pass over so many tokens, whosever they are, and the longest decode step; to be rehearsed."""
-        B, host = self.schedule.max_rows, torch.device("cpu")
-        token, each = torch.zeros(T, dtype=torch.long), torch.zeros(B, dtype=torch.long)
-        spans = (Span(0, T, 0), *[Span(0, 0, 0)] * (B - 1))
-        step = Step(token, token, token, token, each, each, each, each, spans, extent, False)
-        sampling = self._sampling._replace(noise=each)
-        return self._engine.rehearser.passes(_empty_state(B, 1, host), step, sampling, self.capacity)
+        return self._engine.rehearser.joined(self.schedule.max_rows, self.capacity, self._sampling, T, extent)
 
     def _read(self, arrived: Sequence[StepTokens]) -> list[Told]:
         """What the passes that have arrived told, to those that are still interested."""
@@ -250,12 +245,6 @@ def asked(settings: Settings, number: int = 0, forced: Sequence[int] = ()) -> As
     return Asked(frozenset(() if forced else settings.stop), noise, tuple(forced))
 
 
-def _empty_state(B: int, S: int, device: torch.device) -> State:
-    """Rows that nobody has."""
-    zeros = partial(torch.zeros, dtype=torch.long, device=device)
-    return State(zeros(S, B).t(), *(zeros(B) for _ in range(5)), zeros(LOGGED, B), zeros(1))  # type: ignore[call-arg]
-
-
 def _moved(came: Sequence[Row], left: Sequence[int], asked: dict[Request, Asked]) -> list[Tensor]:
     """Slots, and for each of them end, limit, column, id, position and noise key; then the prompts, token by token:
     slots, columns and ids. On the host.
@@ -281,6 +270,11 @@ def _step(rows: Sequence[Row], num_slots: int) -> list[Tensor]:
     first, count, last = (np.zeros(num_slots, np.int64) for _ in range(3))
     first[slots], count[slots], last[slots] = begins, counts, begins + counts - 1
     return list(map(torch.from_numpy, (positions, np.repeat(slots, counts), last, first, count)))
+
+
+def _rounded(number: int, step: int) -> int:
+    """Up to a multiple."""
+    return -(-number // step) * step
 
 
 def _tensor(numbers: Sequence[int]) -> Tensor:

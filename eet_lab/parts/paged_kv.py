@@ -7,10 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from eet_lab.errors import PromptError
 from eet_lab.ops.types import Step
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.scheduling import HIDDEN
 from eet_lab.scheduling import Pages as Ledger
+from eet_lab.words import counted
 
 PAGE = 16
 """Columns of a page: what decode attention reads at a time."""
@@ -45,7 +47,14 @@ class Pages(KVCache):
     def _open(self, num_rows: int, capacity: int) -> None:
         num_blocks = -(-capacity // self.page)
         self._hidden = [pad // self.page for pad in self._num_pad]
-        self._hold(self._limit or 1 + num_rows * num_blocks - sum(self._hidden), num_rows * num_blocks)
+        needed = num_rows * num_blocks - sum(self._hidden)
+        if self._whole and self._limit is not None and needed >= self._limit:
+            raise PromptError(
+                f"{counted(num_rows, 'row')} of {capacity:,} columns may need {needed:,} pages of {self.page}, but "
+                f"there are {self._limit - 1:,}. Allow more pages, ask for less, or add continuous_batching: requests "
+                "then wait for pages."
+            )
+        self._hold(self._limit or 1 + needed, num_rows * num_blocks)
         self.keys.zero_()  # a dense mask multiplies what it hides by 0, and 0 * NaN is NaN
         self.values.zero_()
         self.ledger = Ledger(self.num_pages, self.page, num_rows)  # what the batch before had is given back

@@ -6,6 +6,7 @@ B rows, S columns of the canvas, T tokens of the first step.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -102,6 +103,12 @@ def without_pads(step: Step) -> Step:
         first=_tensor(first),
         spans=tuple(span._replace(first=begin) for span, begin in zip(step.spans, first.tolist(), strict=True)),
     )
+
+
+def nobody(B: int, S: int, device: torch.device) -> State:
+    """The state of B slots of S columns that no request has."""
+    zeros = partial(torch.zeros, dtype=torch.long, device=device)
+    return State(zeros(S, B).t(), *(zeros(B) for _ in range(5)), zeros(LOGGED, B), zeros(1))  # type: ignore[call-arg]
 
 
 def force(state: State, tokens: Prompts, room: int) -> None:

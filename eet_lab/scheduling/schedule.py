@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from eet_lab.errors import ScheduleError
 from eet_lab.scheduling.whole import MOST, check_whole
@@ -32,6 +32,14 @@ class Schedule:
         check_whole(ScheduleError, "max_rows", self.max_rows, 1, MOST_ROWS)
         if not isinstance(self.joins, bool):
             raise ScheduleError(f"joins is {told(self.joins)}, but it must be True or False.")
+
+    def most_tokens(self, capacity: int) -> int:
+        """Of a step, where requests have at most `capacity` tokens each."""
+        return min(self.budget or MOST, self.max_rows * min(self.chunk or MOST, capacity))
+
+    def of_at_most(self, num_rows: int) -> Schedule:
+        """The same with no more slots than so many."""
+        return replace(self, max_rows=min(self.max_rows, num_rows))
 
     @property
     def most_running(self) -> int:

@@ -22,7 +22,7 @@ class ContinuousBatching(Technique):
 
     Expect nothing for prompts that begin and end together. Expect more tokens per second where there are more requests
     than slots, or answers differ in length. A request's slot has room for its full length (`memory_reuse`), or takes
-    pages as it grows; where pages run out, the newest request gives its own back, and is read again later.
+    pages as it grows (`kv=paged`); where pages run out, the newest request gives its own back, and is read again later.
 
     Source: iteration-level scheduling from Orca (Yu et al., OSDI 2022); preemption from vLLM (Kwon et al., SOSP 2023);
     chunked prefill from Sarathi-Serve (Agrawal et al., OSDI 2024).

@@ -88,6 +88,17 @@ class MemoryReuse(Technique):
         when={"kv": ("paged",)},
     )
 
+    pages: int = knob(
+        0,
+        "How many pages there are; 0: all that the batch's rows may need. With fewer, requests wait for one another, "
+        "which takes continuous_batching.",
+        label="Pages",
+        unit="pages",
+        low=0,
+        high=2**22,
+        when={"kv": ("paged",)},
+    )
+
     def unavailable(self, device: str = "cpu") -> str | None:
         return missing() if self.planner == "optimal" else None
 
@@ -97,5 +108,6 @@ class MemoryReuse(Technique):
         return super().unfit(config)
 
     def apply(self, parts: Parts) -> Parts:
-        caches: dict[str, Callable] = {"static": StaticKV, "paged": PagedKV(self.page)}
+        num_pages = 1 + self.pages if self.pages else None  # one of them belongs to nobody
+        caches: dict[str, Callable] = {"static": StaticKV, "paged": PagedKV(self.page, num_pages)}
         return replace(parts, kv_cache=caches[self.kv], memory=PlannedMemory(self.planner, self.release))
