@@ -31,8 +31,8 @@ from eet_lab.bench.rows import Row, append
 from eet_lab.bench.timing import Timed
 from eet_lab.errors import EETError
 from eet_lab.ops import cuda, native
-from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cases import Case
+from eet_lab.ops.records import ALL_CASES
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape, copied
 from eet_lab.ops.types import fresh
 

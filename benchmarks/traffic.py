@@ -27,8 +27,8 @@ from record import Pass, record
 
 from eet_lab.errors import EETError
 from eet_lab.ops import native
-from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cuda.launching import gpu
+from eet_lab.ops.records import ALL_CASES
 
 PLAY = Path(__file__).resolve().parent / "sanitize" / "play.py"
 NAMES = frozenset(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 import torch
 from every_shape import every_shape
@@ -9,8 +11,10 @@ from every_shape import every_shape
 from eet_lab.ops import reference
 from eet_lab.ops.cases import CASES, CaseFailed
 from eet_lab.ops.encoder_cases import ENCODER_CASES
+from eet_lab.ops.records import ALL_CASES, OPS
 from eet_lab.ops.shapes import AttentionShape, LinearShape
 from eet_lab.ops.token_cases import EmbedShape
+from eet_lab.parts import Ops
 
 SMALL = 1_000_000  # bytes that a shape may read, so that the CPU is not kept busy
 
@@ -91,3 +95,10 @@ def test_bytes_are_counted_once():
     assert EmbedShape(2000, 8).read_bytes(2) == 2 * 8 * (2000 + 865 + 100) + 2000 * 16, "tokens share words and places"
     assert EmbedShape(1, 8).held_bytes(2) == 2 * 8 * (1 + 1000 + 100) + 16
     assert AttentionShape((5,), 4, 2, 8, decode=True).read_bytes(2) == 2 * 8 * (2 * 2 * 5 + 2 * (4 + 2))
+
+
+def test_every_op_that_models_call_has_a_record():
+    assert list(OPS) and set(OPS) == {f.name for f in fields(Ops)}
+    for name, op in OPS.items():
+        assert callable(op.reference) and op.cases, name
+        assert (op.launches is None) == (not any(case in ALL_CASES for case in op.cases)), name

@@ -11,11 +11,11 @@ import torch
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native
-from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cuda.attention import Split
 from eet_lab.ops.cuda.launching import Limits
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
+from eet_lab.ops.records import ALL_CASES
 from eet_lab.ops.shapes import AttentionShape
 from eet_lab.ops.types import Linear, Norm, Sampling, Span, Step, fresh
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cuda import layer, linear
 from eet_lab.ops.cuda.launching import DTYPES
 from eet_lab.ops.native import all_names
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
+from eet_lab.ops.records import ALL_CASES
 
 SANITIZE = Path(__file__).resolve().parents[1] / "benchmarks" / "sanitize"
 

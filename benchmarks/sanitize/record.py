@@ -30,12 +30,12 @@ from play import At, Call, Launch, Record
 from torch import Tensor
 
 from eet_lab.ops import cuda, native
-from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cases import Case
 from eet_lab.ops.cuda import layer, linear
 from eet_lab.ops.cuda.launching import HOPPER, Limits
 from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
+from eet_lab.ops.records import ALL_CASES
 from eet_lab.ops.shapes import copied
 
 STREAMED = {"norm_linear", "linear_residual", "rest_of_layer"}  # ops whose weights go through a ring

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eet_lab.bench.step import LAUNCHES, Call, Recorder, decode_calls
+from eet_lab.bench.step import Call, Recorder, declared_launches, decode_calls
 from eet_lab.engine.engine import Engine
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops import reference
 from eet_lab.ops.int8 import dequantized
+from eet_lab.ops.records import OPS
 from eet_lab.parts import Parts
 from eet_lab.parts.prompts import decode_step
 
@@ -64,13 +65,13 @@ def num_kernels(parts: Parts, lengths: Sequence[int], config: Config, dtype: tor
     one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1, dtype)
     if "rest_of_layer" in (call.op for call in one_layer):
         return found.beside + 2 * layers + 1  # the first layer's queries, keys and values are on their own
-    more = [(call.op, call.launches - LAUNCHES[call.op]) for call in one_layer if call.launches is not None]
+    more = [(call.op, call.launches - (OPS[call.op].launches or 0)) for call in one_layer if call.launches is not None]
     return found.total + sum(count if op == "next_token" else count * layers for op, count in more)
 
 
 def is_launched_by_python(parts: Parts) -> bool:
     """Kernel by kernel, and not as one graph."""
-    return parts.launch is Parts().launch
+    return not getattr(parts.launch, "is_captured", False)
 
 
 def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int, like: Config) -> Counts:
@@ -95,7 +96,8 @@ class _Counter(Recorder):
         result = (getattr(reference, name) if ours else op)(*args, **keywords)
         inside = len(self.calls) - before
         del self.calls[before:]
-        self.calls.append(Call(name, LAUNCHES.get(op.__name__, inside) if ours else inside, 0))
+        declared = declared_launches(name, op)
+        self.calls.append(Call(name, inside if declared is None else declared, 0))
         return result
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -20,19 +20,10 @@ from eet_lab.engine.rehearse import moved, new_cache
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.weights import random_decoder
-from eet_lab.ops.cases import CASES
-from eet_lab.ops.cuda import linear
-from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
-from eet_lab.ops.next_token_case import NextTokenShape
-from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
-from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, EmbedShape
-from eet_lab.ops.types import NO_EXTRAS, Extras, KVLayer, Layer, Linear, Norm, Sampling, Spec, State, Step, fresh
+from eet_lab.ops.records import OPS
+from eet_lab.ops.types import State, Step, fresh
 from eet_lab.parts import Ops, Parts
 from eet_lab.parts.prompts import decode_step
-
-LAUNCHES = {
-    case.op: case.launches for case in (*CASES, *LAYER_CASES, *TOKEN_CASES) if not case.name.startswith("prefill")
-}
 
 
 class Call(NamedTuple):
@@ -70,6 +61,11 @@ def num_bytes(calls: tuple[Call, ...]) -> int:
     return sum(call.read_bytes for call in calls)
 
 
+def declared_launches(name: str, op: Callable) -> int | None:
+    """What the op in a slot declares that it launches; None for plain PyTorch, and for an op of someone else."""
+    return OPS[name].launches if hasattr(op, "kernels") and op.__name__ == name else None
+
+
 class Recorder(TorchDispatchMode):
     """Notes ops, and what PyTorch computes between them; views and new memory are no work for the device."""
 
@@ -93,12 +89,11 @@ class Recorder(TorchDispatchMode):
 
     def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
         """An op by the name of its slot."""
-        ours = hasattr(op, "kernels")
-        launches = LAUNCHES.get(op.__name__) if ours else None
-        described = {key: value for key, value in keywords.items() if key != "empty"}
-        if launches is not None and name in MORE_LAUNCHES:
-            launches += MORE_LAUNCHES[name](*args, **described)
-        self.calls.append(Call(name, launches, BYTES[name](*args, **described)))
+        record, described = OPS[name], {key: value for key, value in keywords.items() if key != "empty"}
+        launches = declared_launches(name, op)
+        if launches is not None:
+            launches += record.more_launches(*args, **described)
+        self.calls.append(Call(name, launches, record.read_bytes(*args, **described)))
         if name == "advance":  # it changes its state and gives nothing, so nothing is learned by running it
             return None
         self._in_op = True
@@ -127,91 +122,3 @@ def around_each(ops: Ops, around: Callable[[str], AbstractContextManager]) -> Op
         return run
 
     return Ops(**{f.name: within(f.name, getattr(ops, f.name)) for f in fields(ops)})
-
-
-def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
-    """With what an int8 weight is smaller than the shape knows."""
-    scale = 0 if w.scale is None else w.scale.nbytes
-    return shape.read_bytes(itemsize) - w.weight.numel() * itemsize + w.weight.nbytes + scale
-
-
-def _norm_linear(x: torch.Tensor, norm_w: Norm, w: Linear, act: str | None = None) -> int:
-    return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], act), x.itemsize)
-
-
-def _linear_residual(x: torch.Tensor, w: Linear, residual: torch.Tensor) -> int:
-    return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], residual=True), x.itemsize)
-
-
-def _rest_of_layer(attended: torch.Tensor, x: torch.Tensor, w: Layer, following: Layer | None, act: str) -> int:
-    T, C = x.shape
-    return LayerShape(T, C, len(w.fc_1.weight), act, last=following is None).read_bytes(x.itemsize)
-
-
-def _attention(qkv: torch.Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras) -> int:
-    most = spec.window or step.extent
-    lengths = tuple(min(step.extent - span.num_pad, most) for span in step.spans)
-    shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True)
-    return shape.read_bytes(qkv.itemsize)
-
-
-def _masked_attention(
-    qkv: torch.Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras, mask: torch.Tensor
-) -> int:
-    return _attention(qkv, kv, step, spec._replace(window=None), extras)  # a mask hides what is read all the same
-
-
-def _next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
-    V, C = head.weight.shape
-    top_k = sampling.most_words(V) % V  # 0: all of them
-    shape = NextTokenShape(len(step.last), len(x), V, C, temperature=sampling.temperature, top_k=top_k)
-    return _linear_bytes(head, shape, x.itemsize)
-
-
-def _embed(ids: torch.Tensor, positions: torch.Tensor, words: torch.Tensor, places: torch.Tensor | None) -> int:
-    T, C = len(ids), words.shape[1]
-    return 2 * T * C * words.itemsize + ids.nbytes if places is None else EmbedShape(T, C).read_bytes(words.itemsize)
-
-
-def _advance(state: State, token: torch.Tensor, count: torch.Tensor) -> int:
-    return AdvanceShape(len(state.ids)).read_bytes(state.ids.itemsize)
-
-
-def _more_of_norm_linear(x: torch.Tensor, norm_w: Norm, w: Linear, act: str | None = None) -> int:
-    return linear.num_launches(len(x), x, w, act) - 1
-
-
-def _more_of_residual(x: torch.Tensor, w: Linear, residual: torch.Tensor) -> int:
-    return linear.num_launches(len(x), x, w, normed=False) - 1
-
-
-def _more_of_next_token(x: torch.Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
-    return linear.num_launches(len(step.last), x, head, gathered=True) - 1
-
-
-def _more_of_attention(
-    qkv: torch.Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras = NO_EXTRAS, **described: Any
-) -> int:
-    is_rotated = spec.rope or extras.q_norm is not None
-    return is_rotated + int(qkv.dtype == torch.float32)  # which writes its cache in a launch of its own
-
-
-MORE_LAUNCHES: dict[str, Callable[..., int]] = {
-    "norm_linear": _more_of_norm_linear,
-    "linear_residual": _more_of_residual,
-    "masked_attention": _more_of_attention,
-    "attention": _more_of_attention,
-    "next_token": _more_of_next_token,
-}
-"""What an op launches beside what its case declares of 16 bits and few rows and channels."""
-
-BYTES: dict[str, Callable[..., int]] = {
-    "embed": _embed,
-    "norm_linear": _norm_linear,
-    "linear_residual": _linear_residual,
-    "rest_of_layer": _rest_of_layer,
-    "masked_attention": _masked_attention,
-    "attention": _attention,
-    "next_token": _next_token,
-    "advance": _advance,
-}

@@ -45,6 +45,8 @@ class Arena(FreshMemory):
     no memory either.
     """
 
+    has_arena = True
+
     def __init__(self, pool: Pool) -> None:
         super().__init__()
         self._pool = pool

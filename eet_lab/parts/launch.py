@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import ClassVar
 
 import torch
 
@@ -24,6 +25,9 @@ class GraphLaunch:
 
     The replayed step reads its column from the device, so one graph serves every column of its bucket.
     """
+
+    is_captured: ClassVar[bool] = True
+    """The host launches a step as one thing."""
 
     bucket: int = 256
 

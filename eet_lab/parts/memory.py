@@ -20,6 +20,9 @@ class FreshMemory:
     Passes are rehearsed all the same, so that their memory can be told and drawn.
     """
 
+    has_arena = False
+    """Whether activations lie at planned addresses, in memory that is held."""
+
     generation = 0
     """Grows when an address is void that a captured graph may hold."""
 

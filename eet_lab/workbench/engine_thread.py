@@ -128,7 +128,7 @@ class Feed:
         engine = self._engine
         if engine is None:
             return 0.0
-        arena = engine.activation_bytes if engine.memory.generation else 0
+        arena = engine.activation_bytes if engine.memory.has_arena else 0
         return float(arena + engine.kv_bytes)
 
 

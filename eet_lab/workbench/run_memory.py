@@ -89,7 +89,7 @@ class RunMemory:
         return cls(
             recipe=recipe,
             plans=engine.plans(),
-            planned=bool(memory.generation),
+            planned=memory.has_arena,
             weights_bytes=engine.model.weight_bytes,
             activation_bytes=engine.activation_bytes,
             kv=kv,

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from eet_lab.bench.ops.sizes import read
 from eet_lab.errors import PromptError, did_you_mean
-from eet_lab.ops.all_cases import ALL_CASES
 from eet_lab.ops.cases import Case
+from eet_lab.ops.records import ALL_CASES
 from eet_lab.ops.shapes import Shape
 
 PREFIX = "op:"

@@ -1,0 +1,149 @@
+"""Op records: what is known of each op beside its reference and its kernel, in one place.
+
+B rows, T tokens, C channels, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from eet_lab.ops import reference
+from eet_lab.ops.cases import CASES, Case
+from eet_lab.ops.cuda import linear
+from eet_lab.ops.encoder_cases import ENCODER_CASES
+from eet_lab.ops.int8_cases import INT8_CASES
+from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
+from eet_lab.ops.next_token_case import NextTokenShape
+from eet_lab.ops.row_cases import ROW_CASES
+from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
+from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, EmbedShape
+from eet_lab.ops.types import NO_EXTRAS, Extras, KVLayer, Layer, Linear, Norm, Sampling, Spec, State, Step
+
+ALL_CASES = (*CASES, *INT8_CASES, *LAYER_CASES, *ROW_CASES, *TOKEN_CASES)
+"""Every case of every op with kernels: what the checks on a GPU go through."""
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op that models call. `read_bytes` is told the arguments of a call, without `empty`: bytes that it moves, each
+    once. `more_launches` is told the same: launches of the CUDA op beyond those that its cases declare.
+    """
+
+    name: str
+    read_bytes: Callable[..., int]
+    more_launches: Callable[..., int] = lambda *arguments, **keywords: 0
+
+    @property
+    def reference(self) -> Callable:
+        """What it means, in plain PyTorch."""
+        return getattr(reference, self.name)
+
+    @cached_property
+    def cases(self) -> tuple[Case, ...]:
+        """What it is tested and timed on."""
+        return tuple(case for case in (*ALL_CASES, *ENCODER_CASES) if case.op == self.name)
+
+    @cached_property
+    def launches(self) -> int | None:
+        """Of the CUDA op in a decode step, with 16 bits and few rows and channels; None where there is no kernel."""
+        with_kernels = (case for case in ALL_CASES if case.op == self.name and not case.name.startswith("prefill"))
+        return next((case.launches for case in with_kernels), None)
+
+
+def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
+    """With what an int8 weight is smaller than the shape knows."""
+    scale = 0 if w.scale is None else w.scale.nbytes
+    return shape.read_bytes(itemsize) - w.weight.numel() * itemsize + w.weight.nbytes + scale
+
+
+def _norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None) -> int:
+    return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], act), x.itemsize)
+
+
+def _linear_residual(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm | None = None) -> int:
+    return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], residual=True), x.itemsize)
+
+
+def _rest_of_layer(attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str) -> int:
+    T, C = x.shape
+    return LayerShape(T, C, len(w.fc_1.weight), act, last=following is None).read_bytes(x.itemsize)
+
+
+def _attention(qkv: Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras = NO_EXTRAS) -> int:
+    most = spec.window or step.extent
+    lengths = tuple(min(step.extent - span.num_pad, most) for span in step.spans)
+    shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True)
+    return shape.read_bytes(qkv.itemsize)
+
+
+def _masked_attention(qkv: Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras, mask: Tensor) -> int:
+    return _attention(qkv, kv, step, spec._replace(window=None), extras)  # a mask hides what is read all the same
+
+
+def _next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
+    V, C = head.weight.shape
+    top_k = sampling.most_words(V) % V  # 0: all of them
+    shape = NextTokenShape(len(step.last), len(x), V, C, temperature=sampling.temperature, top_k=top_k)
+    return _linear_bytes(head, shape, x.itemsize)
+
+
+def _embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor | None) -> int:
+    T, C = len(ids), words.shape[1]
+    return 2 * T * C * words.itemsize + ids.nbytes if places is None else EmbedShape(T, C).read_bytes(words.itemsize)
+
+
+def _embed_norm(
+    ids: Tensor,
+    positions: Tensor,
+    kinds: Tensor | None,
+    words: Tensor,
+    places: Tensor,
+    types: Tensor | None,
+    norm: Norm,
+) -> int:
+    return _embed(ids, positions, words, places) + (0 if types is None else len(ids) * types.shape[1] * types.itemsize)
+
+
+def _advance(state: State, token: Tensor, count: Tensor) -> int:
+    return AdvanceShape(len(state.ids)).read_bytes(state.ids.itemsize)
+
+
+def _more_of_norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None) -> int:
+    return linear.num_launches(len(x), x, w, act) - 1
+
+
+def _more_of_residual(x: Tensor, w: Linear, residual: Tensor) -> int:
+    return linear.num_launches(len(x), x, w, normed=False) - 1
+
+
+def _more_of_next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
+    return linear.num_launches(len(step.last), x, head, gathered=True) - 1
+
+
+def _more_of_attention(
+    qkv: Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras = NO_EXTRAS, mask: Tensor | None = None
+) -> int:
+    is_rotated = spec.rope or extras.q_norm is not None
+    return is_rotated + int(qkv.itemsize == 4)  # in fp32 it writes its cache in a launch of its own
+
+
+OPS = {
+    op.name: op
+    for op in (
+        Op("embed", _embed),
+        Op("norm_linear", _norm_linear, _more_of_norm_linear),
+        Op("linear_residual", _linear_residual, _more_of_residual),
+        Op("rest_of_layer", _rest_of_layer),
+        Op("masked_attention", _masked_attention, _more_of_attention),
+        Op("attention", _attention, _more_of_attention),
+        Op("next_token", _next_token, _more_of_next_token),
+        Op("advance", _advance),
+        Op("embed_norm", _embed_norm),
+        Op("linear_residual_norm", _linear_residual),
+    )
+}
+"""By name, which is also that of a field of `Ops`."""
