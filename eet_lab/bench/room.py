@@ -33,7 +33,7 @@ class Foreseen(NamedTuple):
     @property
     def kept_bytes(self) -> int:
         """What the engine holds from one run to the next: its KV cache, and its arena if it has one."""
-        return self.peak.kv + (0 if self.engine.parts.memory is Parts().memory else self.peak.activations)
+        return self.peak.kv + (self.peak.activations if self.engine.memory.has_arena else 0)
 
 
 def check_room(

@@ -32,8 +32,6 @@ class BaseEngine(Generic[Model]):
 
     def __init__(self, model: Model, parts: Parts | None) -> None:
         self.parts = parts or Parts()
-        for change in self.parts.weights:
-            model = change(model)
         if problem := self.parts.ops.unfit(model.config):
             raise RecipeError(f"These parts cannot run this model: {problem}. Use plain ops, or another model.")
         self.model: Model = model

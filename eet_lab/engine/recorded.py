@@ -25,10 +25,11 @@ def recorded_lifetimes(
     The engine's model and parts run once more, with fresh tensors that are watched; the engine itself holds what it
     held. Errors: those of `generate`.
     """
-    parts = replace(engine.parts, weights=(), memory=RecordedMemory, launch=eager)  # a replay asks for nothing
+    memory = RecordedMemory()
+    parts = replace(engine.parts, weights=(), memory=lambda: memory, launch=eager)  # a replay asks for nothing
     with closing(Engine(engine.model, parts)) as watched:
         watched.generate(prompts, replace(settings or Settings(), stop=()))
-        return watched.memory.recorded()
+        return memory.recorded()
 
 
 class RecordedMemory(FreshMemory):

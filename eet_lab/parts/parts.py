@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
-
-from torch import Tensor
+from typing import Any
 
 from eet_lab.models import decoder
 from eet_lab.models.config import Config
-from eet_lab.models.decoder import Decoder
 from eet_lab.ops import fits, pads, reference
 from eet_lab.ops.types import Empty
 from eet_lab.parts import kv_cache, launch, mask, memory, passes, prompts
+from eet_lab.parts import protocols as p
 from eet_lab.scheduling import Schedule
 
 
@@ -53,30 +51,19 @@ class Ops:
         return tuple(dict.fromkeys(needed))
 
 
-@runtime_checkable
-class KeepsWeights(Protocol):
-    """A pass over weights that keeps what it made of a model, for the next engine of that model."""
-
-    def __call__(self, model: Decoder) -> Decoder:
-        """The model with other weights."""
-
-    def held(self, model: Decoder) -> list[Tensor]:
-        """What is kept of this model already."""
-
-
 @dataclass(frozen=True)
 class Parts:
-    """One field per decision; a technique replaces fields, the engine reads them."""
+    """One field per decision; a technique replaces fields, engines read them. `protocols` says what each has to do."""
 
     ops: Ops = field(default_factory=Ops)
-    weights: tuple[Callable, ...] = ()  # (Decoder) -> Decoder, applied in order; see KeepsWeights
-    prompts: Callable = prompts.token_by_token  # where each prompt token sits, how many are read at once
-    texts: Callable = passes.text_by_text  # which texts an encoder reads in one pass, and where their tokens sit
-    mask: Callable = mask.dense_mask  # (ops, step, spec, like) -> attend: how attention knows what a query may see
-    kv_cache: Callable = kv_cache.GrowingKV  # how past keys and values are kept
-    memory: Callable = memory.FreshMemory  # where activations live
-    launch: Callable = launch.eager  # how a decode step is launched
-    forward: Callable = decoder.forward  # one pass over the model, up to the last norm
+    weights: tuple[p.ChangesWeights, ...] = ()  # applied in order
+    prompts: p.LaysOutPrompts = prompts.token_by_token
+    texts: p.LaysOutTexts = passes.text_by_text
+    mask: p.Masks = mask.dense_mask
+    kv_cache: p.MakesCache = kv_cache.GrowingKV
+    memory: p.MakesMemory = memory.FreshMemory
+    launch: p.Launches = launch.eager
+    forward: p.Forward = decoder.forward
     schedule: Schedule | None = None  # how requests share passes; None: a batch begins together
 
     @property

@@ -1,0 +1,89 @@
+"""What each slot of `Parts` has to do. A function or an object with such a `__call__` fits.
+
+T tokens, B rows, C channels, H heads, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from eet_lab.models.decoder import Decoder
+from eet_lab.ops.types import Empty, Extras, KVLayer, Spec, State, Step
+from eet_lab.parts.kv_cache import KVCache
+from eet_lab.parts.memory import FreshMemory
+from eet_lab.parts.passes import Batching, Pass, Text
+
+
+class ChangesWeights(Protocol):
+    """A pass over weights."""
+
+    def __call__(self, model: Decoder, /) -> Decoder:
+        """The model with other weights."""
+
+
+@runtime_checkable
+class KeepsWeights(ChangesWeights, Protocol):
+    """One that keeps what it made of a model, for the next engine of that model."""
+
+    def held(self, model: Decoder, /) -> list[Tensor]:
+        """What is kept of this model already."""
+
+
+class LaysOutPrompts(Protocol):
+    """Where each prompt token sits, and how many are read at once."""
+
+    def __call__(self, prompts: Sequence[Sequence[int]], room: int, /) -> tuple[State, Step]:
+        """The state of a batch with `room` for new tokens, and its first pass; all on the CPU."""
+
+
+class LaysOutTexts(Protocol):
+    """Which texts an encoder reads in one pass, and where their tokens sit."""
+
+    def __call__(self, texts: Sequence[Text], batching: Batching, /) -> Iterator[Pass]:
+        """Passes that together hold each text once."""
+
+
+class Attend(Protocol):
+    """Attention for one pass: queries, keys and values [T,(H+2G)D] -> [T,HD]."""
+
+    def __call__(self, qkv: Tensor, kv: KVLayer | None, step: Step, spec: Spec, extras: Extras = ..., /) -> Tensor: ...
+
+
+class Masks(Protocol):
+    """How attention knows what a query may see."""
+
+    def __call__(self, ops: Any, step: Step, spec: Spec, like: Tensor, *, empty: Empty) -> Attend:
+        """Attention for a pass; what it needs beside the KV cache is made here, once for all layers."""
+
+
+class MakesCache(Protocol):
+    """How keys and values are kept."""
+
+    def __call__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor, /) -> KVCache:
+        """A cache that holds nothing yet; `like` tells the device and the dtype."""
+
+
+class MakesMemory(Protocol):
+    """Where activations lie."""
+
+    def __call__(self) -> FreshMemory:
+        """A source of memory for one engine."""
+
+
+class Launches(Protocol):
+    """How a decode step is launched. A part may declare `is_captured`: the host then launches a step as one thing."""
+
+    def __call__(self, decode: Callable[..., None], longest: int, /) -> Callable[[int], None]:
+        """A function of the step's extent, which is at most `longest`; `decode(extent, exact=...)` runs a step."""
+
+
+class Forward(Protocol):
+    """One pass over the model."""
+
+    def __call__(
+        self, model: Decoder, ops: Any, mask: Callable[..., Attend], cache: Sequence[KVLayer], step: Step, /
+    ) -> Tensor:
+        """The hidden states [T,C], before the last norm."""
