@@ -281,7 +281,7 @@ def test_two_thousand_requests_leave_nothing_behind(decoder, alone):
     while any(not request.done for request in running):
         engine.step()
     engine.step()
-    assert engine.cache.ledger.free == 7 and engine._slots.idle and not engine._slots._asked
+    assert engine.cache.ledger.free == 7 and engine._slots.idle and not engine._slots._unfinished
     engine.close()
     running.clear()
     del engine, request

@@ -40,7 +40,7 @@ class BaseEngine(Generic[Model]):
         self.mask = partial(self.parts.mask, empty=partial(self._empty, op="mask"))
         self.busy = Lock()
         self._cancel: Cancel | None = None
-        self._asking = ""
+        self._allocating = ""
 
     def prepare(self, progress: Progress | None = None, cancel: Cancel | None = None) -> None:
         """Build the CUDA kernels that the parts need, if any; seconds at first, nothing later."""
@@ -73,7 +73,7 @@ class BaseEngine(Generic[Model]):
         """Every op comes by here for its memory, so this is also where a pass can be stopped."""
         if self._cancel is not None and self._cancel.is_set():
             raise Cancelled("The run was stopped.")
-        self._asking = name
+        self._allocating = name
         return self.memory.empty(name, shape, like, dtype, op=op)
 
 

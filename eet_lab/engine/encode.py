@@ -108,7 +108,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         done = tokens = computed = num_passes = activations = 0
         self._cancel = cancel
         try:
-            with memory_for(lambda: self._asking, free=self._free, remedy=REMEDY):
+            with memory_for(lambda: self._allocating, free=self._free, remedy=REMEDY):
                 batches = iter(self.parts.texts(texts, batching))
                 while ahead := list(islice(batches, AHEAD)):
                     self._plan(ahead, task)
@@ -148,7 +148,7 @@ class EncoderEngine(BaseEngine[Encoder]):
 
     def _plan(self, batches: Sequence[Pass], task: TextTask) -> None:
         """One plan for all of these passes: whatever an op asks for grows with one of four numbers, or stays."""
-        self._asking = "the arena of activations"
+        self._allocating = "the arena of activations"
         largest = {max(batches, key=size).numbers: max(batches, key=size) for size in SIZES}
         rehearsals = [self._rehearsal(batch, task) for batch in largest.values()]
         self.memory.plan({"encode": bounding(rehearsals)}, like=self.model.words)

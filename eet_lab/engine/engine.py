@@ -26,7 +26,7 @@ from eet_lab.engine.settings import (
     checked_prompts,
     checked_settings,
 )
-from eet_lab.engine.slots import COLUMNS, Slots, Told, asked
+from eet_lab.engine.slots import COLUMNS, NewToken, RequestSettings, Slots
 from eet_lab.engine.stream import open_stream
 from eet_lab.engine.tasks import Task, next_tokens
 from eet_lab.errors import Cancelled, EngineBusy, PromptError, RecipeError, ScheduleError
@@ -121,12 +121,12 @@ class Engine(BaseEngine[Decoder]):
         slots = self._checked_slots("add")
         slots.check_alike(settings)
         request = Request(tuple(row), settings.max_new_tokens)
-        slots.add(request, asked(settings, number))
+        slots.add(request, RequestSettings.of(settings, number))
         return request
 
     @exclusive
     @torch.inference_mode()
-    def step(self) -> list[Told]:
+    def step(self) -> list[NewToken]:
         """One pass for all requests in flight; returns the tokens that have come to the host meanwhile.
 
         A GPU is up to 8 passes ahead of the host. Without anything to read, it waits for what is on its way; without
@@ -187,7 +187,7 @@ class Engine(BaseEngine[Decoder]):
         self._prepared()
         with self._closed_on_error(rows, settings):
             self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
-            self._asking = "the arena of activations"
+            self._allocating = "the arena of activations"
             if self.parts.schedule is None:
                 self.memory.reserve(self.rehearser.request(rows, settings).passes, like=self.model.words)
             enough = Event()
@@ -209,7 +209,9 @@ class Engine(BaseEngine[Decoder]):
     def _closed_on_error(self, rows: list[list[int]], settings: Settings) -> Iterator[None]:
         """A run that broke off in the middle may have left anything behind. What does not fit is told what would."""
         try:
-            with memory_for(lambda: self._asking, free=self._free, remedy=lambda: self.forecast(rows, settings).remedy):
+            with memory_for(
+                lambda: self._allocating, free=self._free, remedy=lambda: self.forecast(rows, settings).remedy
+            ):
                 yield
         except PromptError:  # it comes before any work
             raise
@@ -277,12 +279,12 @@ class Engine(BaseEngine[Decoder]):
         key, generation = session_key(self, num_rows, capacity, sampling), self.memory.generation
         if key not in self._sessions and (not is_covered or len(self._sessions) == MOST_SESSIONS):
             self._drop_sessions()
-        self._asking = "the arena of activations"
+        self._allocating = "the arena of activations"
         passes = self.rehearser.passes(state, first, sampling, capacity)
         clock.once(lambda: self.memory.plan(passes, like=self.model.words))
         if self.memory.generation != generation:
             self._drop_sessions()
-        self._asking = f"the KV cache [{num_rows} rows x {capacity} columns]"
+        self._allocating = f"the KV cache [{num_rows} rows x {capacity} columns]"
         if key in self._sessions:
             self._session = self._sessions[key]
             self._session.restart(state, first, sampling)
@@ -296,7 +298,7 @@ class Engine(BaseEngine[Decoder]):
         slots = self._slots
         if slots is None or slots.key != key or slots.capacity < columns:
             self._drop_sessions()
-            self._asking = f"the KV cache [{schedule.max_rows} rows x {columns} columns]"
+            self._allocating = f"the KV cache [{schedule.max_rows} rows x {columns} columns]"
             self._session = self._slots = slots = Slots(self, key, schedule, columns, settings)
         slots.begin(clock)
         return slots

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.slots import Slots, Told, asked
+from eet_lab.engine.slots import NewToken, RequestSettings, Slots
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Request
 
@@ -24,7 +24,7 @@ def joined(
     requests = [Request(tuple(prompt), settings.max_new_tokens) for prompt in prompts]
     slots.check(requests)
     for row, request in enumerate(requests):
-        slots.add(request, asked(settings, row, forced[row] if forced is not None else ()))
+        slots.add(request, RequestSettings.of(settings, row, forced[row] if forced is not None else ()))
     record = Record(requests, settings, slots.num_steps(requests), on_step)
     while not slots.idle and not (cancel is not None and cancel.is_set()):
         record.read(slots.step())
@@ -47,7 +47,7 @@ class Record:
         self._step_ms: list[float] = []
         self._t_ms = 0.0
 
-    def read(self, told: Sequence[Told]) -> None:
+    def read(self, told: Sequence[NewToken]) -> None:
         """Take in the tokens that have come."""
         for t_ms, of_one_step in groupby(told, lambda each: each.t_ms):
             new = tuple((self._rows[request], token) for request, token, _ in of_one_step)

@@ -40,7 +40,7 @@ that few shapes come up. Ops choose by how many tokens there are only where thes
 """
 
 
-class Told(NamedTuple):
+class NewToken(NamedTuple):
     """A token that has come to the host, and when: ms since the slots were opened, without setup."""
 
     request: Request
@@ -75,18 +75,19 @@ class Slots(Runner):
         self.clock = clock
         self.state.num_passes.zero_()
         self._stream = open_stream(self.clock, self._engine.model.device, self.schedule.max_rows)
-        self._told: deque[list[tuple[Request, int]]] = deque()  # of passes on their way: who is told, and in which slot
-        self._asked: dict[Request, Asked] = {}
+        # Of each pass on its way to the host: who is told its tokens, and in which slot.
+        self._in_flight: deque[list[tuple[Request, int]]] = deque()
+        self._unfinished: dict[Request, RequestSettings] = {}
 
     @property
     def idle(self) -> bool:
         """Nothing waits, runs, or is on its way to the host."""
-        return self.scheduler.idle and not self._told
+        return self.scheduler.idle and not self._in_flight
 
     @property
     def is_deserted(self) -> bool:
         """All that is on its way is for requests that were cancelled."""
-        return self.scheduler.idle and not self._asked
+        return self.scheduler.idle and not self._unfinished
 
     def check_alike(self, settings: Settings) -> None:
         """PromptError for what cannot share a pass with those that are in flight."""
@@ -98,11 +99,11 @@ class Slots(Runner):
                     "one way. Ask for the same, wait until they are done, or use another Engine: weights are shared."
                 )
 
-    def add(self, request: Request, asked: Asked) -> None:
+    def add(self, request: Request, settings: RequestSettings) -> None:
         """Queue a request. Errors: those of `check`."""
         self.check([request])
         self.scheduler.add(request)
-        self._asked[request] = asked
+        self._unfinished[request] = settings
 
     def check(self, requests: Sequence[Request]) -> None:
         """PromptError for one that is longer than a slot, or than all pages."""
@@ -120,11 +121,11 @@ class Slots(Runner):
 
         Errors: ScheduleError for one that is unknown, or done.
         """
-        if self._asked.pop(request, None) is None or request.status != "finished":
+        if self._unfinished.pop(request, None) is None or request.status != "finished":
             self.scheduler.cancel(request)
         request.done = True
 
-    def step(self) -> list[Told]:
+    def step(self) -> list[NewToken]:
         """One pass for all that are in flight; returns the tokens that have come to the host meanwhile.
 
         Where there is nothing to read, it waits for those that are on their way.
@@ -139,7 +140,7 @@ class Slots(Runner):
             self.launch(extent)
         else:
             self._run("prefill", step._replace(ids=self.state.tokens[step.rows, step.columns]))
-        self._told.append([(row.request, row.slot) for row in rows if row.tells])
+        self._in_flight.append([(row.request, row.slot) for row in rows if row.tells])
         arrived = self._stream.push(self.state)
         self.scheduler.advance(rows)
         self._engine.cache.keep([request.read for request in self.scheduler.running])
@@ -148,11 +149,11 @@ class Slots(Runner):
     def close(self) -> None:
         """Let go of graphs, and of all requests: nothing more will come for them."""
         super().close()
-        for request in self._asked:
+        for request in self._unfinished:
             request.done = True
-        self._asked = {}
+        self._unfinished = {}
 
-    def drain(self) -> list[Told]:
+    def drain(self) -> list[NewToken]:
         """Wait for all that is on its way to the host."""
         return self._read(self._stream.drain())
 
@@ -172,7 +173,7 @@ class Slots(Runner):
         came = [row for row in rows if row.start == 0]
         left = [slot for slot, owner in enumerate(self._owners) if owner is not None and owner.slot != slot]
         alike = len(rows) == len(self.scheduler.running) and all(row.count == 1 for row in rows)
-        moved = _moved(came, left, self._asked) if came or left else []
+        moved = _moved(came, left, self._unfinished) if came or left else []
         step = [] if alike else _step(rows, self.schedule.max_rows)
         for slot in left:
             self._owners[slot] = None
@@ -212,48 +213,48 @@ class Slots(Runner):
         """A pass over so many tokens, whosever they are, and the longest decode step; to be rehearsed."""
         return self._engine.rehearser.joined(self.schedule.max_rows, self.capacity, self._sampling, T, extent)
 
-    def _read(self, arrived: Sequence[StepTokens]) -> list[Told]:
+    def _read(self, arrived: Sequence[StepTokens]) -> list[NewToken]:
         """What the passes that have arrived told, to those that are still interested."""
-        told = []
+        found = []
         for ids, t_ms in arrived:
-            for request, slot in self._told.popleft():
-                asked = self._asked.get(request)
-                if asked is None:
+            for request, slot in self._in_flight.popleft():
+                settings = self._unfinished.get(request)
+                if settings is None:
                     continue  # it has left: cancelled, or stopped by an earlier token
                 token = ids[slot]
                 request.generated.append(token)
-                told.append(Told(request, token, t_ms))
-                if token in asked.stop:
+                found.append(NewToken(request, token, t_ms))
+                if token in settings.stop:
                     self.scheduler.finish(request)
-                if token in asked.stop or len(request.generated) == request.max_new_tokens:
-                    del self._asked[request]
+                if token in settings.stop or len(request.generated) == request.max_new_tokens:
+                    del self._unfinished[request]
                     request.done = True
-        return told
+        return found
 
 
-class Asked(NamedTuple):
+class RequestSettings(NamedTuple):
     """What a request asks for that the scheduler need not know."""
 
     stop: frozenset[int]
     noise: int  # key of its row's noise
     forced: tuple[int, ...] = ()  # what it shall generate, whatever the model says
 
+    @classmethod
+    def of(cls, settings: Settings, number: int = 0, forced: Sequence[int] = ()) -> RequestSettings:
+        """Of the request of that number among those of one seed: as row `number` of a batch, it draws the same."""
+        noise = int(noise_keys(settings.seed, 1, first=number))
+        return cls(frozenset(() if forced else settings.stop), noise, tuple(forced))
 
-def asked(settings: Settings, number: int = 0, forced: Sequence[int] = ()) -> Asked:
-    """Of the request of that number among those of one seed: as row `number` of a batch, it draws the same."""
-    noise = int(noise_keys(settings.seed, 1, first=number))
-    return Asked(frozenset(() if forced else settings.stop), noise, tuple(forced))
 
-
-def _moved(came: Sequence[Row], left: Sequence[int], asked: dict[Request, Asked]) -> list[Tensor]:
+def _moved(came: Sequence[Row], left: Sequence[int], settings: dict[Request, RequestSettings]) -> list[Tensor]:
     """Slots, and for each of them end, limit, column, id, position and noise key; then the prompts, token by token:
     slots, columns and ids. On the host.
     """
     values = {slot: (slot, 0, 0, 0, 0, 0, NOBODY) for slot in left}
     where, columns, ids = list[int](), list[int](), list[int]()
     for request, slot, *_ in came:
-        known = (*request.prompt, *request.generated, *asked[request].forced[len(request.generated) :])
-        values[slot] = slot, len(known), request.full_length - 1, 0, known[0], 0, asked[request].noise
+        known = (*request.prompt, *request.generated, *settings[request].forced[len(request.generated) :])
+        values[slot] = slot, len(known), request.full_length - 1, 0, known[0], 0, settings[request].noise
         where += [slot] * len(known)
         columns += range(len(known))
         ids += known
