@@ -25,7 +25,7 @@ def joined(
     slots.check(requests)
     for row, request in enumerate(requests):
         slots.add(request, RequestSettings.of(settings, row, forced[row] if forced is not None else ()))
-    record = Record(requests, settings, slots.num_steps(requests), on_step)
+    record = Record(requests, slots.num_steps(requests), on_step)
     while not slots.idle and not (cancel is not None and cancel.is_set()):
         record.read(slots.step())
     for request in requests:
@@ -38,10 +38,8 @@ def joined(
 class Record:
     """What came when, request by request."""
 
-    def __init__(
-        self, requests: Sequence[Request], settings: Settings, num_steps: int, on_step: Callable[[StepEvent], None]
-    ) -> None:
-        self._requests, self._settings, self._num_steps, self._on_step = requests, settings, num_steps, on_step
+    def __init__(self, requests: Sequence[Request], num_steps: int, on_step: Callable[[StepEvent], None]) -> None:
+        self._requests, self._num_steps, self._on_step = requests, num_steps, on_step
         self._rows = {request: row for row, request in enumerate(requests)}
         self._times: list[list[float]] = [[] for _ in requests]
         self._step_ms: list[float] = []
@@ -63,15 +61,10 @@ class Record:
         tokens = tuple(tuple(request.generated) for request in self._requests)
         return Generation(
             tokens=tokens,
-            finish=tuple(map(self._finish, tokens)),
+            finish=tuple(request.finish_reason or "cancelled" for request in self._requests),
             first_ms=tuple(times[0] if times else None for times in self._times),
             last_ms=tuple(times[-1] if times else None for times in self._times),
             step_ms=tuple(self._step_ms),
             total_ms=self._t_ms,
             setup_ms=setup_ms,
         )
-
-    def _finish(self, tokens: Sequence[int]) -> str:
-        if tokens and tokens[-1] in self._settings.stop:
-            return "stop"
-        return "length" if len(tokens) == self._settings.max_new_tokens else "cancelled"

@@ -123,7 +123,7 @@ class Slots(Runner):
         """
         if self._unfinished.pop(request, None) is None or request.status != "finished":
             self.scheduler.cancel(request)
-        request.done = True
+        request.finish_reason = "cancelled"
 
     def step(self) -> list[NewToken]:
         """One pass for all that are in flight; returns the tokens that have come to the host meanwhile.
@@ -150,7 +150,7 @@ class Slots(Runner):
         """Let go of graphs, and of all requests: nothing more will come for them."""
         super().close()
         for request in self._unfinished:
-            request.done = True
+            request.finish_reason = "cancelled"
         self._unfinished = {}
 
     def drain(self) -> list[NewToken]:
@@ -225,10 +225,12 @@ class Slots(Runner):
                 request.generated.append(token)
                 found.append(NewToken(request, token, t_ms))
                 if token in settings.stop:
+                    request.finish_reason = "stop"
                     self.scheduler.finish(request)
-                if token in settings.stop or len(request.generated) == request.max_new_tokens:
+                elif len(request.generated) == request.max_new_tokens:
+                    request.finish_reason = "length"
+                if request.done:
                     del self._unfinished[request]
-                    request.done = True
         return found
 
 

@@ -11,6 +11,7 @@ from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.words import counted, told
 
 Status = Literal["new", "waiting", "running", "finished"]
+FinishReason = Literal["length", "stop", "cancelled"]
 
 
 @dataclass(eq=False, repr=False)
@@ -24,7 +25,7 @@ class Request:
     prompt: tuple[int, ...]
     max_new_tokens: int
     generated: list[int] = field(init=False, default_factory=list)  # values that have come to the host; the engine's
-    done: bool = field(init=False, default=False)  # nothing more will come to the host; the engine's
+    finish_reason: FinishReason | None = field(init=False, default=None)  # once nothing more will come to the host
     length: int = field(init=False)  # tokens that exist: the prompt, and what was told, on the device or here
     read: int = field(init=False, default=0)  # tokens whose keys and values are in the cache
     slot: int | None = field(init=False, default=None)  # its row of the device's state, while it runs
@@ -45,6 +46,11 @@ class Request:
         new = self.length - len(self.prompt)
         prompt = counted(len(self.prompt), "prompt token")
         return f"<Request, {self.status}: {prompt}, {new:,} of {self.max_new_tokens:,} new ones>"
+
+    @property
+    def done(self) -> bool:
+        """Whether all that will ever come to the host is in `generated`."""
+        return self.finish_reason is not None
 
     @property
     def known(self) -> int:
