@@ -55,6 +55,8 @@ class Row:
     driver_allocations: int | None = None  # in a stream of requests, once it was under way
     step_allocations: int | None = None  # of torch, in a steady decode step
     tok_s: float | None = None  # of a workload of requests or texts, all together
+    kl: float | None = None  # nats, from the next token's distribution in fp32
+    nll: float | None = None  # nats, of a held-out text's tokens
     percentiles: dict[str, dict[str, float]] | None = None  # of its requests: ttft_ms, tpot_ms, e2e_ms by p50, p95, p99
 
     @property
@@ -160,6 +162,7 @@ def _body(rows: Sequence[Row]) -> str:
 
 MODEL_HEAD = ("TTFT ms", "TPOT ms", "predicted ms", "% of ceiling", "total ms", "peak GiB")
 OP_HEAD = ("us", "GB/s", "% of ceiling")
+ACCURACY_HEAD = ("KL from fp32, nats", "NLL, nats")
 THROUGHPUT_HEAD = ("tok/s", "TTFT p50 ms", "TPOT p50 ms", "total ms", "peak GiB")
 STREAM_HEAD = ("total ms", "allocations of the driver", "of torch, a step", "of the bound", "beside weights, GiB")
 
@@ -170,6 +173,8 @@ def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
         return OP_HEAD, _op_cells
     if row.driver_allocations is not None:
         return STREAM_HEAD, _stream_cells
+    if row.kl is not None:
+        return ACCURACY_HEAD, lambda row: [digits(row.kl), digits(row.nll)]
     if row.tok_s is not None:
         return THROUGHPUT_HEAD, _throughput_cells
     return MODEL_HEAD, _model_cells

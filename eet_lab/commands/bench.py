@@ -29,6 +29,7 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
   eet-lab bench demo/b4/p4-32/n32 --provider eet_lab --provider hf-sdpa --append benchmarks
   eet-lab bench serve:demo/r64/p4-64/n32/all --provider eet_lab --provider hf-generate-batch
   eet-lab bench encode:bert-base/t256/p5-500 --recipe pre_padding --recipe all --provider eet_lab --provider hf-sdpa
+  eet-lab bench accuracy:demo/b16/p64/n64 --provider eet_lab --provider hf-sdpa
   eet-lab bench op:decode_attention/b1/kv1024/h25/d64                one op beside PyTorch's and FlashInfer's
   eet-lab bench op:choose/b8/v50257/temp0.8/k50                      sampling from the logits of 8 rows
   eet-lab bench op:norm_linear                                       all sizes that its case lists
@@ -42,6 +43,9 @@ PyTorch. --append adds a JSON line for each to <gpu>.jsonl in that folder.
 serve:model/r<requests>/p<prompt tokens>/n<new tokens>/all are so many requests that are all there at once, for recipes
 with continuous_batching and for transformers' generate_batch. encode:model/t<texts>/p<tokens of each> are so many texts
 for an encoder, in order of arrival; its providers are eet_lab, hf-sdpa (padded), and hf-sdpa-sorted (by length before).
+
+accuracy:model/b<rows>/p<prompt tokens>/n<new tokens> forces held-out text on the decode steps of a trained model: how
+far the distributions of the next token are from fp32 (Kullback-Leibler divergence), and how likely the text's tokens.
 
 An op is timed in a CUDA graph, on copies of its inputs that no cache holds, with every provider of it unless --provider
 names some: for attention torch-sdpa-flash, torch-sdpa-cudnn, torch-sdpa-efficient, torch-varlen and flashinfer, for the
@@ -63,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Race and print; 130 when stopped."""
+    from eet_lab.bench.accuracy import PREFIX as ACCURACY
     from eet_lab.bench.ops.workload import PREFIX, TIMED_CASES
     from eet_lab.bench.progress import Clock
     from eet_lab.bench.rows import append
@@ -75,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     if args.append:
         append((), args.append)  # makes the folder: one that cannot be made is told before any work
     line = ProgressLine(Clock())
-    kinds = {PREFIX: _race_ops, SERVE: _serve, ENCODE: _encode}
+    kinds = {PREFIX: _race_ops, SERVE: _serve, ENCODE: _encode, ACCURACY: _accuracy}
     race = next((race for prefix, race in kinds.items() if args.workload.startswith(prefix)), _race_model)
     try:
         with stoppable() as stop:
@@ -149,6 +154,18 @@ def _encode(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Fou
     providers = args.provider or ["eet_lab"]
     rows, remarks = encode_all(model, texts, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel)
     return rows, remarks, encode_table(rows)
+
+
+def _accuracy(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
+    from eet_lab.bench.accuracy import PREFIX, measure_accuracy
+    from eet_lab.bench.workloads import Workload
+    from eet_lab.commands.bench_tables import accuracy_table
+
+    workload = Workload.parse(args.workload.removeprefix(PREFIX))
+    model, recipes = load_model(args, workload.model), args.recipe or ["all"]
+    providers = args.provider or ["eet_lab"]
+    rows, remarks = measure_accuracy(model, workload, recipes, providers, progress=progress, cancel=cancel)
+    return rows, remarks, accuracy_table(rows)
 
 
 def _race_ops(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:

@@ -51,6 +51,15 @@ def encode_table(rows: Sequence[Row]) -> str:
     return "\n".join(_titled(rows[0], cells)) if rows else ""
 
 
+def accuracy_table(rows: Sequence[Row]) -> str:
+    """Rows of one workload of text."""
+    cells = [["", "KL from fp32, nats", "NLL, nats", "same output"]]
+    for row in rows:
+        distances = ("–" if value is None else plain(value) for value in (row.kl, row.nll))
+        cells.append([_name(row) or "baseline", *distances, row.equality])
+    return "\n".join(_titled(rows[0], cells)) if rows else ""
+
+
 def op_tables(rows: Sequence[Row]) -> str:
     """Rows of ops, in microseconds, a table for each workload; what they all say of the columns stands at the end."""
     tables: dict[str, list[Row]] = {}

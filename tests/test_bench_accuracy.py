@@ -1,0 +1,57 @@
+"""How far recipes are from fp32 on a trained model's own text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eet_lab.bench.accuracy import distance, measure_accuracy
+from eet_lab.bench.rows import append, markdown, read
+from eet_lab.commands.bench_tables import accuracy_table
+from eet_lab.errors import ModelError, PromptError
+from eet_lab.models import load
+
+WORKLOAD = "accuracy:demo/b4/p24/n12"
+
+
+@pytest.fixture(scope="module")
+def demo():
+    return load("demo", device="cpu", dtype="bfloat16")
+
+
+def test_recipes_and_transformers_are_within_the_rounding_of_bf16_and_int8_is_not(demo, tmp_path):
+    recipes = ("all", "all,continuous_batching:rows=2:chunk=8:budget=16", "int8_weights")
+    rows, remarks = measure_accuracy(demo, WORKLOAD, recipes, ("eet_lab", "hf-sdpa"))
+    assert rows[0].recipe == "baseline" and rows[-1].provider == "hf-sdpa" and remarks == []
+    *within, lossy, hf = rows
+    assert all(row.equality == "passed" and 0 < row.kl < 1e-3 for row in (*within, hf))
+    assert lossy.kl > 2 * rows[0].kl and "where rounding explains" in lossy.equality
+    assert max(row.nll for row in rows) - min(row.nll for row in rows) < 0.05
+    assert 2 < rows[0].nll < 6, "it is the demo model's own text"
+    [path] = append(rows, tmp_path)
+    assert read(path) == rows and "NLL" in markdown(rows) and "hf-sdpa" in accuracy_table(rows)
+
+
+def test_the_distance_is_that_of_the_definition():
+    draw = torch.Generator().manual_seed(0)
+    precise, got = (torch.randn(2, 3, 7, generator=draw) for _ in range(2))
+    p, q = precise.double().softmax(-1), got.double().softmax(-1)
+    found = distance(precise, got, [[1, 2, 3], [4, 5, 6]])
+    assert found.kl == pytest.approx(float((p * (p / q).log()).sum(-1).mean()))
+    chosen = q.gather(-1, torch.tensor([[1, 2, 3], [4, 5, 6]])[..., None])
+    assert found.nll == pytest.approx(float(-chosen.log().mean()))
+    assert distance(precise, precise, [[1] * 3] * 2).kl == 0
+
+
+@pytest.mark.parametrize(
+    ("workload", "says"),
+    [("demo/b4/p2-9/n4", "of one length"), ("demo/b4000/p60/n60", "held-out text, but there are"), ("demo", "form")],
+)
+def test_what_cannot_be_asked_is_told(demo, workload, says):
+    with pytest.raises(PromptError, match=says.replace("form", "is no workload")):
+        measure_accuracy(demo, workload)
+
+
+def test_random_weights_have_no_accuracy(tiny):
+    with pytest.raises(ModelError, match="no accuracy to tell"):
+        measure_accuracy(tiny, f"{tiny.name}/b1/p2/n2")
