@@ -121,7 +121,7 @@ class Sheet:
     def _figures(self, subject: Subject, tab: str) -> list[go.Figure]:
         result = subject.result
         if tab == "arena":
-            return self._memory.figures()
+            return [self._memory.figure().update_layout(height=STAGE_PX)]
         if tab == "timeline":
             return [timeline_figure(subject.timelines, STAGE_PX)] if subject.timelines else []
         if result is None or isinstance(result, Run) or tab in ("", "table", "texts", "planners"):

@@ -45,7 +45,9 @@ def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: W
     do(bench, c.Pick("pass", "decode"))
     turn_until(bench, lambda: tab._key in tab._placed)
     assert tab._key == ("selection", "decode")
-    assert len(titles(bench)) == 2, "the strip, and every planner's footprint"
+    do(bench, c.Pick("planner", "all, side by side"))
+    assert [title.split(":")[0] for title in titles(bench)] == ["Held by each planner; alive at once"], "one at a time"
+    do(bench, c.Pick("planner", "as it ran"))
     counts = {name: len(tab.runs["selection"].plan(name).lifetimes) for name in picks(bench)["pass"]["options"]}
     assert counts["both"] == counts["prefill"] + counts["decode"] > 0
     do(bench, c.Pick("pass", "both"))
