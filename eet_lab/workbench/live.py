@@ -35,7 +35,6 @@ CPU_MEMORY: list[Line] = [PLAN, ("process_rss_bytes", "process RSS", "MiB", 1 / 
 GPU_LOAD: list[Line] = [("utilization_percent", "utilization", "%", 1), ("power_w", "power", "W", 1)]
 CPU_LOAD: list[Line] = [("process_cpu_percent", "this process's CPU", "%", 1)]
 LATENCY = "Latency per token step"
-HERE = "this machine, now"
 
 
 class Live:
@@ -52,8 +51,6 @@ class Live:
         self._values: dict[str, float] = {}
         self._in_run: dict[str, float] = {}
         self._lines: dict[int, list[Line]] = {}
-        self._titles: dict[int, str] = {}
-        self._beside = ""
         self.charts = (self.latency, self.memory, self.load)
         self.box = W.Box(list(self.charts)).add_class("eet-live")
 
@@ -63,7 +60,7 @@ class Live:
         `counters`: the GPU's own (NVML) can be read.
         """
         self._values, self._in_run = {}, {}
-        self._call(self.latency, _titled(LATENCY, where))
+        self.latency.title = _titled(LATENCY, where)
         if gpu:
             self._set(self.memory, _titled("GPU memory", where), GPU_MEMORY)
         else:
@@ -72,12 +69,6 @@ class Live:
             self._set(self.load, _titled("GPU utilization and power", where), GPU_LOAD)
         else:
             self._set(self.load, _titled("CPU utilization (no GPU counters)", where), CPU_LOAD)
-
-    def beside_recording(self, on: bool) -> None:
-        """Whether the result beside the charts is of another machine: then they say that they are of this one."""
-        self._beside = HERE if on else ""
-        for chart in self.charts:
-            self._call(chart, self._titles.get(id(chart), chart.title))
 
     def explain(self, missing: dict[str, str]) -> None:
         """Say why a line has stopped, or was never there."""
@@ -129,15 +120,10 @@ class Live:
             if metric in sample.values
         ]
 
-    def _call(self, chart: StripChart, title: str) -> None:
-        self._titles[id(chart)] = title
-        chart.title = _titled(title, self._beside)
-
     def _set(self, chart: StripChart, title: str, lines: list[Line]) -> None:
         self._lines[id(chart)] = lines
         chart.clear()
-        self._call(chart, title)
-        chart.note = ""
+        chart.title, chart.note = title, ""
         chart.series = [
             {"name": name, "color": theme.SERIES[i], "unit": unit, **({"dash": [5, 3]} if metric == PLAN[0] else {})}
             for i, (metric, name, unit, _) in enumerate(lines)

@@ -2,7 +2,7 @@
 
 +- bar: model, device, actions, headline or progress, banner -------------+
 +- left -------------------+- right --------------------------------------+
-|  techniques              |  live: three strip charts                    |
+|  techniques              |  live: three strip charts, or a recording's   |
 |  inputs                  |  answer: four tiles, tabs                    |
 |                          |  stage: streamed text, then the tab's figure |
 |                          |  runs                                        |
@@ -93,12 +93,12 @@ class Page:
         base = BaseScript(source=DOM)
         self.bar, self.techniques, self.inputs = Bar(put, base), Techniques(put, base), Inputs(put, base)
         self.answer, self.runs = Answer(put, base), Runs(put, base)
-        self.live, self.figure, self.race = Live(), FigureBox(), Race()
+        self.live, self.recorded, self.figure, self.race = Live(), Live(), FigureBox(), Race()
         self._stages: dict[str, W.DOMWidget] = {"stream": self.live.stream, "figure": self.figure, "race": self.race}
         style = W.HTML(theme.stylesheet(), layout={"display": "none"})
         stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")
         left = W.VBox([self.techniques, self.inputs]).add_class("eet-left-column")
-        right = W.VBox([self.live.box, self.answer, stage, self.runs]).add_class("eet-right-column")
+        right = W.VBox([self.live.box, self.recorded.box, self.answer, stage, self.runs]).add_class("eet-right-column")
         self.box = W.Box([self.bar, left, right]).add_class("eet-bench").add_class("eet-page-grid")
         self.stage("empty")
 
@@ -115,7 +115,7 @@ class Page:
         """Tell a page once more what it may have missed: one that opens asks first, and listens a little later."""
         for view in (self.bar, self.techniques, self.inputs, self.answer, self.runs):
             view.send_state("state")
-        for widget in self._stages.values():
+        for widget in (*self._stages.values(), self.live.box, self.recorded.box):
             widget.layout.send_state("display")
 
     def close(self) -> None:

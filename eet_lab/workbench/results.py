@@ -67,9 +67,10 @@ class Results:
         return self.opened.setup if self.opened else None
 
     @property
-    def recorded(self) -> bool:
-        """Whether what is open was measured on another machine."""
-        return self.opened is not None and self.opened.result is not None and self.opened.result.environment.recorded
+    def recorded(self) -> Opened | None:
+        """What is open, if it was measured on another machine."""
+        result = self.opened.result if self.opened else None
+        return self.opened if result is not None and result.environment.recorded else None
 
     # A job of the engine thread
 
@@ -241,7 +242,8 @@ class Results:
     def _subject(self) -> Subject:
         """What the answer is about: the kept run that is open, else the newest result or what is known of it."""
         if (opened := self.opened) is not None:
-            return Subject(opened.result, opened.timelines, opened.table, kept=True, can_race=opened.can_race)
+            newest = opened.id == self._id
+            return Subject(opened.result, opened.timelines, opened.table, True, newest, can_race=opened.can_race)
         timelines = self._beside.get("timeline")
         return Subject(self.result, timelines, running=self._running, partial=self._partial is not None)
 
