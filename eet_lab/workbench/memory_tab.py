@@ -16,8 +16,8 @@ from eet_lab.workbench.run_memory import PASSES, RunMemory
 QUESTION = "planners"
 AS_IT_RAN, AS_AN_ARENA = "as it ran", "as an arena would"
 """The run's own plan, and what one would be where it had none."""
-BASELINE = "baseline"
 SIDE_BY_SIDE = "What each planner would hold for the tensors of this pass. Pick one of them to see where it puts them."
+LEGEND_BESIDE = {"orientation": "v", "x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "font": {"size": 11}}
 ALL = "all, side by side"
 
 
@@ -79,9 +79,13 @@ class MemoryTab:
             {"name": name, "label": label, "options": options, "value": value} for name, label, options, value in lists
         ]
 
-    def figure(self) -> go.Figure:
+    def figure(self, height: int) -> go.Figure:
         """Where the planner that was picked puts the tensors, or what each would hold."""
-        return footprints(self._placed[self._key]) if self._chosen() == ALL else packing(self._plan())
+        if self._chosen() == ALL:
+            return footprints(self._placed[self._key]).update_layout(height=height)
+        fig = packing(self._plan()).update_layout(height=height, legend=LEGEND_BESIDE, margin={"t": 36, "b": 40})
+        fig.update_yaxes(nticks=4).update_yaxes(nticks=2, title="", row=2, col=1)
+        return fig.update_xaxes(title_standoff=4)
 
     def tables(self) -> list[dict[str, Any]]:
         """Planners side by side, and what each run's KV cache was and how often it asked the driver."""
@@ -93,8 +97,7 @@ class MemoryTab:
     @property
     def story(self) -> str:
         """What the picture is a picture of."""
-        run = self.runs[self._run]
-        return f"{run.recipe or BASELINE}. {SIDE_BY_SIDE}" if self._chosen() == ALL else run.story
+        return SIDE_BY_SIDE if self._chosen() == ALL else self.runs[self._run].story
 
     @property
     def _key(self) -> tuple[str, str]:

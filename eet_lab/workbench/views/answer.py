@@ -43,8 +43,8 @@ VERDICTS = {
 }
 """Of a parity check: the word of the tile, that of the headline, and the colour."""
 RANDOM = "Random weights: token ids, the text means nothing."
-LEAST_SHARE = 0.01
-"""Of the peak: a change below it decides nothing about what fits, and is neither good nor bad."""
+LEAST_SHARE = 0.02
+"""Of the peak: a change below it decides nothing about what fits. It is neither good nor bad, and needs no reason."""
 AMOUNT = re.compile(r"[\d.,]+ (ms|MiB|tokens/s)( \(.*\))?$")
 """Of a table's cell: a median and its range, or bytes."""
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
@@ -146,7 +146,7 @@ def grown(result: Comparison) -> str:
     """Why the peak is higher, where activations are: a technique that saves time may pay with memory; "" else."""
     before, after = result.baseline.memory, result.selection.memory
     more = after.get("activations", 0) - before.get("activations", 0)
-    if after["peak"] < 1.02 * before["peak"] or more < (after["peak"] - before["peak"]) / 2:
+    if after["peak"] < (1 + LEAST_SHARE) * before["peak"] or more < (after["peak"] - before["peak"]) / 2:
         return ""
     return (
         f"Activations take {brief(more / MiB)} MiB more: a pass over whole prompts is wider than one over single "
