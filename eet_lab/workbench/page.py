@@ -22,7 +22,8 @@ from eet_lab.figures import theme
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.race import Race
 from eet_lab.figures.script import BaseScript, Shared, all_widgets
-from eet_lab.workbench.live import Live
+from eet_lab.figures.strip_chart import chart_script
+from eet_lab.workbench.live import Charts, Live
 
 SCRIPTS = Path(__file__).parent / "views"
 
@@ -93,7 +94,8 @@ class Page:
         base = BaseScript(source=DOM)
         self.bar, self.techniques, self.inputs = Bar(put, base), Techniques(put, base), Inputs(put, base)
         self.answer, self.runs = Answer(put, base), Runs(put, base)
-        self.live, self.recorded, self.figure, self.race = Live(), Live(), FigureBox(), Race()
+        charts = chart_script()
+        self.live, self.recorded, self.figure, self.race = Live(charts), Charts(charts), FigureBox(), Race()
         self._stages: dict[str, W.DOMWidget] = {"stream": self.live.stream, "figure": self.figure, "race": self.race}
         style = W.HTML(theme.stylesheet(), layout={"display": "none"})
         stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")

@@ -8,7 +8,7 @@ from typing import Any
 
 from eet_lab.bench import Comparison, Measurement, Run
 from eet_lab.monitor import Sample
-from eet_lab.workbench.live import NAMES, Live
+from eet_lab.workbench.live import NAMES, Charts
 from eet_lab.workbench.opened import Opened
 from eet_lab.workbench.rows import Result
 
@@ -22,7 +22,7 @@ class TopRow:
     Only the ui thread calls it.
     """
 
-    def __init__(self, live: Live, recorded: Live) -> None:
+    def __init__(self, live: Charts, recorded: Charts) -> None:
         self._live, self._recorded = live, recorded
         self._of: Opened | None = None
         self._put_up("live")
@@ -43,7 +43,7 @@ class TopRow:
         if recording.result is None or not any(each["samples"] for each in recording.monitor.values()):
             return False
         where, charts, begun = recording.result.environment, self._recorded, 0.0
-        charts.watch(where.device_kind == "cuda", f"recorded on {where.device}")
+        charts.watch(where.device_kind == "cuda", "recorded")
         charts.latency.clear()
         for series, (name, m) in enumerate(_watched(recording.result).items()):
             ends = accumulate(ms / 1e3 for ms in m.step_ms)
