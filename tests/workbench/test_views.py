@@ -11,6 +11,7 @@ import pytest
 from chromium import FLAGS
 from conftest import CHROMIUM
 
+from eet_lab.workbench.history import IN_MEMORY
 from eet_lab.workbench.views.answer import TITLES
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed
 from workbench import page_states
@@ -305,6 +306,7 @@ def test_folds_and_scroll_stay_when_the_state_changes(opened: Open) -> None:
     page = opened(states)
     page.click("summary >> text=Generation")
     page.click("summary >> text=How it works")
+    page.wait_for_function("document.querySelector('.eet-tech-card').scrollTop > 0")  # the fold has come up
     page.evaluate("document.querySelector('.eet-tech-card').scrollTop = 20")
     states["techniques"]["card"]["knobs"].pop(0)
     states["inputs"]["generation"]["summary"] = "32 new"
@@ -369,6 +371,15 @@ def test_a_file_is_sent_unless_it_is_too_large(opened: Open, tmp_path: Path) -> 
     assert page.locator("text=b.json has").count() == 1, "nothing else has been said since"
     show(page, {"runs": states["runs"] | {"said": "Exported: c.json"}})
     assert page.locator(".eet-runs .eet-said").inner_text() == "Exported: c.json"
+
+
+def test_why_runs_cannot_be_kept_can_be_read(opened: Open) -> None:
+    states = page_states.compared()
+    why = "Runs cannot be kept in eet-lab-results: /srv/notebooks/of-the-course is read-only, or not yours to write to."
+    states["runs"]["read_only_folder"] = f"{why} {IN_MEMORY}"
+    said = opened(states, width=1270).locator(".eet-runs .eet-said")
+    assert said.inner_text() == f"{why} {IN_MEMORY}"
+    assert said.evaluate("(said) => said.scrollHeight - said.clientHeight") <= 0
 
 
 def test_a_file_that_is_exported_is_saved_by_the_browser_once(opened: Open) -> None:

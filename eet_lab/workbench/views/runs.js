@@ -9,7 +9,7 @@ const HEAD = ["", "Name", "Recipe", "Model", "Device", "First token", "Per token
 const list = view((s, ui) => [
   h("div", { class: "eet-head", key: "head" },
     h("h2", null, "Runs"),
-    h("span", { class: "eet-said", role: "status", title: said(s, ui) }, said(s, ui)),
+    h("span", { class: `eet-said ${!s.said && s.read_only_folder ? "eet-is-warn" : ""}`, role: "status", title: said(s, ui) }, said(s, ui)),
     h("span", { class: "eet-line" },
       button({ class: "eet-soft", enabled: s.can_compare, title: s.can_compare ? "The two that are ticked, side by side" : s.why_not,
         onclick: () => ui.send("compare_ticked") }, "Compare ticked"),
