@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import count, islice
-from os.path import lexists
+from os.path import exists, lexists
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -319,7 +319,7 @@ def _free(folder: Path, stem: str, suffix: str = ".json") -> Path:
 
 def _not_writable(folder: Path) -> str:
     """Why files cannot be put into a folder, or the folder cannot be made; "" where they can, as far as can be told."""
-    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if exists(path))
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return ""
     why = "is read-only, or not yours to write to" if there.is_dir() else "is a file"

@@ -155,6 +155,16 @@ def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(comparison: Com
     assert row.id not in {each.id for each in kept.rows()}
 
 
+def test_a_folder_that_is_read_only_is_told_of_before_anything_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eet_lab.workbench.history.os.access", lambda path, mode: False)
+    kept = History(tmp_path / "new")
+    assert f"{tmp_path} is read-only" in kept.problem and not kept.folder.exists()
+    told = runs_state(kept.rows(), [], "", kept, "", busy=False)["read_only_folder"]
+    assert "export what you need" in told
+
+
 def full(path: Any, content: Any) -> None:
     raise OSError(28, "No space left on device")
 
