@@ -275,3 +275,16 @@ def test_a_true_effect_is_found_and_not_a_larger_one(monkeypatch):
         told = [Machine(monkeypatch, 0.1, 0.015, effect, seed=seed).change() for seed in range(50)]
         assert [change.verdict for change in told].count(verdict) >= 45
         assert sum(change.low <= effect <= change.high for change in told) >= 49
+
+
+@given(pairs)
+def test_who_divides_the_two_medians_finds_the_ratio(found):
+    a, b = (list(series) for series in zip(*found, strict=True))
+    change = Change.of(a, b)
+    assert change.ratio == (change.middle if change.is_of_pairs else change.after / change.before)
+
+
+def test_medians_that_a_drift_has_moved_apart_give_way_to_the_pairs():
+    assert Change(324, 16.2, 1 / 25, 1 / 18, 8, middle=1 / 22.3).words("tpot_ms") == "20 × faster (18 to 25)"
+    moved = Change(324, 16.2, 1 / 25, 1 / 22, 8, middle=1 / 22.3)
+    assert moved.is_of_pairs and moved.words("tpot_ms") == "22.3 × faster (22 to 25)"

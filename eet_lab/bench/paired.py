@@ -1,5 +1,8 @@
 """paired: what changed between two recipes that were timed in turn, and whether that can be told from noise.
 
+How much it is, is the ratio of the two medians: who divides the two numbers of a table finds what stands beside them.
+Whether it can be told from noise, the pairs say.
+
 Nothing is assumed of how noise is distributed. Each round gives a pair of runs and the ratio of their times. The sign
 test turns the sorted ratios into an interval for their median: of n pairs the k-th from either end, with k as large as
 `LEVEL` allows. A drift hits both runs of a pair alike, one slow run moves one ratio, and ms and x cannot disagree on a
@@ -64,8 +67,8 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[floa
 class Change:
     """One number of two recipes: the medians `before` and `after`, and the interval of the paired ratio after/before.
 
-    `middle` is the median of the paired ratios; None without pairs, where `low` and `high` are the ratio of the
-    medians: files of before have none.
+    `middle` is the median of the paired ratios. It is None without pairs, where `low` and `high` are the ratio of the
+    medians, and in files of before it was kept.
     ValueError for what no run gives, as a damaged file may hold.
     """
 
@@ -81,8 +84,9 @@ class Change:
         numbers = (self.before, self.after, self.low, self.high)
         if not all(math.isfinite(number) and number > 0 for number in numbers) or self.num_pairs < 0:
             raise ValueError(f"a change is made of finite numbers above zero, not of {numbers}")
-        if not self.low <= self.ratio <= self.high:
-            raise ValueError(f"a change of {self.ratio} lies outside of its interval, {self.low} to {self.high}")
+        ratio = self.after / self.before if self.middle is None else self.middle
+        if not self.low <= ratio <= self.high:
+            raise ValueError(f"a change of {ratio} lies outside of its interval, {self.low} to {self.high}")
 
     @classmethod
     def of(
@@ -112,8 +116,13 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """After/before: the median of the pairs, or that of the medians where there are none."""
-        return self.after / self.before if self.middle is None else self.middle
+        """After/before, of the medians; that of the pairs where a drift has moved the medians out of their interval."""
+        return self.middle if self.middle is not None and self.is_of_pairs else self.after / self.before
+
+    @property
+    def is_of_pairs(self) -> bool:
+        """Whether `ratio` is the median of the pairs: a drift has moved the medians out of the interval of these."""
+        return not self.low <= self.after / self.before <= self.high
 
     @property
     def is_enough(self) -> bool:

@@ -39,16 +39,21 @@ class Result:
         `beside` are entries to keep beside the result, such as what a monitor recorded.
         """
         path = Path(path)
-        content = {"eet_lab_result": SCHEMA, "kind": type(self).__name__.lower(), "result": encode(self), **beside}
         try:
-            write_whole(path, json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n")
+            write_whole(path, self.to_json(**beside))
         except OSError as error:
             raise ResultError(
                 f"The result cannot be written to {path}: {error.strerror}. Choose another place."
             ) from error
+        return path
+
+    def to_json(self, **beside: Any) -> str:
+        """What `save` writes."""
+        content = {"eet_lab_result": SCHEMA, "kind": type(self).__name__.lower(), "result": encode(self), **beside}
+        try:
+            return json.dumps(content, allow_nan=False, separators=(",", ":")) + "\n"
         except ValueError as error:
             raise ResultError(f"The result holds a number that is not finite, which JSON cannot: {error}.") from error
-        return path
 
     def to_frame(self) -> Any:
         """A pandas DataFrame with numbers: one row per measurement."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html as markup
-import math
 import unicodedata
 from collections.abc import Mapping
 from itertools import pairwise
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 Rows = list[list[str]]
 
+NOT_TOLD = "What watching it live costs cannot be told from noise."
 MEMORY_NAMES = {"peak": PEAK.name, **{key: f"  {part}" for key, part in MEMORY_PARTS.items()}}
 
 
@@ -130,8 +130,9 @@ def _how_paired(changes: Mapping[str, Change]) -> str:
         return f"{counted(found.num_pairs, 'pair')} of runs cannot tell a change from noise: that takes {LEAST_PAIRS}."
     near = "" if found.num_pairs >= SURE_PAIRS else ", or is nearer to it than it is wide,"
     return (
-        f"Changes are medians of {found.num_pairs} pairs, timed in turn, with the interval of a sign test, widened by "
-        f"{LEAST_EFFECT:.0%}: less is no technique's effect. What crosses 1 ×{near} cannot be told from noise."
+        f"Changes are ratios of the medians of {found.num_pairs} pairs, timed in turn, with the interval of a sign "
+        f"test of the pairs' own ratios, widened by {LEAST_EFFECT:.0%}: less is no technique's effect. What "
+        f"crosses 1 ×{near} cannot be told from noise."
     )
 
 
@@ -287,10 +288,16 @@ def _share(reached: float) -> str:
 
 def _watching(cost_percent: float, watched: Measurement | None, unwatched: Measurement) -> str:
     """One watched run beside those that nobody watched: what lies within these, or is even quicker, is noise."""
-    slowest = unwatched.total_ms.p80 * (1 + LEAST_EFFECT) if unwatched.total_ms else math.inf
-    if watched is None or watched.total_ms is None or watched.total_ms.p50 <= slowest:
-        return "What watching it live costs cannot be told from noise."
-    return f"Watching it live changed a run's time by {cost_percent:+.1f} %."
+    if watched is None or watched.total_ms is None or unwatched.total_ms is None:
+        return NOT_TOLD
+    took, others = watched.total_ms.p50, unwatched.total_ms
+    low, high = took / others.p80 / (1 + LEAST_EFFECT), took / others.p20 * (1 + LEAST_EFFECT)
+    if low <= 1:
+        return NOT_TOLD
+    return (
+        f"The one run that was watched live took {cost_percent:+.1f} % ({(low - 1) * 100:+.1f} to "
+        f"{(high - 1) * 100:+.1f} % beside the middle 60 % of the others): one run is too few to tell."
+    )
 
 
 def _ratio(before: float, after: float) -> str:

@@ -127,7 +127,7 @@ class Scale(Command):
 
 
 class Export(Command):
-    """Write a kept run, or what is shown (the id ""): as "json", "csv", "html" or "trace"."""
+    """Have the browser save a kept run, or what is shown (the id ""): as "json", "csv", "html" or "trace"."""
 
     id: str
     format: str

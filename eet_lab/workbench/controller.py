@@ -26,6 +26,7 @@ from eet_lab.workbench.page import Page
 from eet_lab.workbench.results import QUESTION as KEPT
 from eet_lab.workbench.results import Results
 from eet_lab.workbench.state import State
+from eet_lab.workbench.top_row import TopRow
 from eet_lab.workbench.views import bar
 from eet_lab.workbench.views.inputs import inputs_state
 from eet_lab.workbench.views.techniques import techniques_state
@@ -51,6 +52,7 @@ class Controller:
         self._later: list[c.Command] = []  # asked for before the model was there
         self._ticks, self._turning, self._send_at = 0, False, 0.0
         self.page = Page(self.put)
+        self.top_row = TopRow(self.page.live, self.page.recorded)
         self.background, self.engine = Background(), EngineThread()
         self.fits = Fits(self.background)
         self.results = Results(self.page, history, self.background)
@@ -297,7 +299,7 @@ class Controller:
         self.page.techniques.show(techniques_state(state, selected, effects, whose, state.recipe_label(), read_only))
         fits = NOTHING_FORESEEN if setup else {**self.fits.state(), "held": self.page.live.held()}
         self.page.inputs.show(inputs_state(state, lengths, context, fits, read_only))
-        self.page.live.beside_recording(self.results.recorded)
+        self.top_row.show(self.results.recorded)
         self.results.show(self.busy)
 
     def _show_bar(self) -> None:

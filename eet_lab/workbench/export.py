@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a result: tables, texts and figures, with plotly.js inside. It needs no network."""
+"""A result as a file of another kind, such as one self-contained HTML page of its tables, texts and figures."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import plotly.io
 from IPython.display import HTML, display
 from plotly.offline import get_plotlyjs
 
+from eet_lab.bench.timeline import trace_text
 from eet_lab.errors import ResultError
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import CONFIG, show
 from eet_lab.figures.results import plot
 from eet_lab.figures.theme import stylesheet
 from eet_lab.paths import write_whole
+from eet_lab.words import visible
 from eet_lab.workbench.rows import Result
 from eet_lab.workbench.views import answer
 
@@ -49,8 +51,20 @@ def overview(result: Result) -> str:
     return f'<div class="eet-overview"><div class="eet-tiles">{tiles}</div>{result._repr_html_()}</div>'
 
 
+def content(result: Result, beside: Mapping[str, Any], format: str) -> tuple[str, str]:
+    """How the file's name ends, and what it holds: a table ("csv"), a page ("html") or the timelines ("trace")."""
+    match format:
+        case "csv":
+            return ".csv", result.to_frame().to_csv()
+        case "html":
+            return ".html", page(result)
+        case "trace" if "timeline" in beside:
+            return "-trace.json", trace_text(beside["timeline"])
+    raise ResultError(f"There is no {visible(format[:40])} of this run; formats are json, csv and html.")
+
+
 def page(result: Result) -> str:
-    """The page's HTML."""
+    """One page with plotly.js inside: it needs no network."""
     environment = result.environment
     figures = plot(result, "all")
     assert isinstance(figures, dict)
@@ -69,13 +83,8 @@ def page(result: Result) -> str:
 
 def write_page(result: Result, path: Path) -> Path:
     """Write the page; ResultError where it cannot be written."""
-    return write(path, page(result))
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    """Write any file; ResultError where it cannot be written."""
     try:
-        write_whole(path, content)
+        write_whole(path, page(result))
     except OSError as error:
         raise ResultError(f"{path} cannot be written: {error.strerror}. Choose another place.") from error
     return path

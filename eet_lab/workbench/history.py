@@ -8,21 +8,23 @@ own (`sidecar`).
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import count, islice
-from os.path import lexists
+from os.path import exists, lexists
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from eet_lab.bench.files import content_of, read_result
 from eet_lab.bench.provenance import placed
-from eet_lab.bench.timeline import Timelines, encode, timelines_of, write_trace
+from eet_lab.bench.timeline import Timelines, encode, timelines_of
 from eet_lab.errors import EETError, ResultError, first_line
-from eet_lab.paths import PACKAGE, results_dir
+from eet_lab.paths import PACKAGE, results_dir, write_whole
 from eet_lab.words import visible
 from eet_lab.workbench import export
 from eet_lab.workbench.rows import KINDS, Result, Row, Stamp, Summary, end, facts
@@ -37,9 +39,12 @@ BATCH = 16
 LONGEST_NAME, LONGEST_NOTE = 80, 400
 RECORDED = "recorded:"
 """How ids of the recordings that come along begin."""
+EXPORTS = "exports"
+"""A folder in that of the runs, of files that are too large for a page to save."""
 WORDS = "words"
 """Under this an exported result has its name and note."""
 UNREAD = "will be read in a moment"
+IN_MEMORY = "Runs are kept in memory until this kernel ends; export what you need."
 
 Read = Mapping[str, tuple[Stamp, Summary]]
 """What was read of files, by id."""
@@ -49,12 +54,12 @@ class History:
     """The store of kept runs. The ui thread calls it, and only `read` is for another; none needs an engine or a widget.
 
     `rows` stay as they are until something is written here, or `look` is called. `problem` tells why nothing can be
-    written to the folder; then this session's runs are kept in memory.
+    written to the folder, from the start; then this session's runs are kept in memory.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
-        self.problem = ""
+        self.problem = f"{why} {IN_MEMORY}" if (why := _not_writable(self.folder)) else ""
         self._sidecar = Sidecar(self.folder)
         self._memory: dict[str, tuple[Row, Result, dict[str, Any]]] = {}
         self._known: dict[str, tuple[Stamp, Summary]] = {}
@@ -70,7 +75,7 @@ class History:
             entries, paths = self._sidecar.entries(), self._files()
             files = [self._row(id, path, entries.get(id, Entry())) for id, path in paths.items()]
             self._unread = {row.id: paths[row.id] for row in files if row.problem == UNREAD}
-            kept = [_with_words(row, entries.get(row.id, Entry())) for row, _, _ in self._memory.values()]
+            kept = [_named(row, entries.get(row.id, Entry())) for row, _, _ in self._memory.values()]
             newest = sorted(
                 [*_told_apart(files), *kept], key=lambda row: (row.id in self._shipped, _later_first(row.id))
             )
@@ -147,7 +152,7 @@ class History:
         try:
             row = self._keep(self._free(_stem(result)), result, beside)
         except ResultError as error:
-            self.problem = f"{first_line(error)} Runs are kept in memory until this kernel ends; export what you need."
+            self.problem = f"{first_line(error)} {IN_MEMORY}"
             row = Row(id=_stem(result), **vars(Summary.of(result)))
             self._memory[row.id] = row, result, beside
             self._rows = None
@@ -195,36 +200,31 @@ class History:
             with self._sidecar.changing() as entries:
                 entries.pop(id, None)
 
-    def export(self, id: str, format: str) -> Path:
-        """Write a run's table ("csv"), page ("html") or trace ("trace"); as "json" it is kept already."""
-        if format == "json" and id in self._files():
-            return self._files()[id]
-        return self.write(*self.open(id), format, id.removeprefix(RECORDED))
+    def export(self, id: str, format: str) -> tuple[str, bytes]:
+        """A run as a file for another place, its name and content; as "json" it brings its name and note along."""
+        if format == "json" and (path := self._files().get(id)) is not None:
+            return path.name, self._with_words(id, content_of(path, follow_links=False))
+        return self.exported(*self.open(id), format, id)
 
-    def write(self, result: Result, beside: Mapping[str, Any], format: str, stem: str = "") -> Path:
-        """Write a result into the folder, whether it is kept or not."""
-        stem = stem or _stem(result)
-        match format:
-            case "json":
-                path = self._free(stem)
-                self._keep(path, result, beside)
-                return path
-            case "csv":
-                return export.write(self._free(stem, ".csv"), result.to_frame().to_csv())
-            case "html":
-                return export.write_page(result, self._free(stem, ".html"))
-            case "trace" if "timeline" in beside:
-                return write_trace(self._free(f"{stem}-trace", ".json.gz"), beside["timeline"])
-        raise ResultError(f"There is no {visible(format[:40])} of this run; formats are json, csv and html.")
+    def exported(self, result: Result, beside: Mapping[str, Any], format: str, id: str = "") -> tuple[str, bytes]:
+        """A result as a file, whether it is kept or not."""
+        stem = id.removeprefix(RECORDED) or _stem(result)
+        if format == "json":
+            return f"{stem}.json", self._with_words(id, result.to_json(**_encoded(beside)).encode())
+        ending, content = export.content(result, beside, format)
+        return f"{stem}{ending}", content.encode()
 
-    def portable(self, id: str, path: Path) -> bytes:
-        """A file that was exported, for another folder: a result brings its name and note along."""
-        if path.suffix != ".json":
-            return path.read_bytes()
-        entry = self._sidecar.entries().get(id, Entry())
-        words = {key: value for key, value in (("name", entry.name), ("note", entry.note)) if value}
-        content = content_of(path)
-        return json.dumps({**json.loads(content), WORDS: words}).encode() if words else content
+    def put_down(self, name: str, content: bytes) -> Path:
+        """Write a file that is no kept run: into a folder beside the runs, or where that cannot be, a temporary one."""
+        beside, path = self.folder / EXPORTS, Path(name)
+        try:
+            beside.mkdir(parents=True, exist_ok=True)
+            path = _free(beside, path.stem, path.suffix)
+            write_whole(path, content)
+        except OSError:
+            path = Path(mkdtemp(prefix="eet-lab-")) / name
+            path.write_bytes(content)
+        return path.absolute()
 
     def take(self, name: str, content: bytes) -> Row:
         """Keep a file that was uploaded, if it is a result; ResultError, which calls it by its `name`, else."""
@@ -247,7 +247,7 @@ class History:
         read = self._known.get(id, ((0, 0), None)), (entry.stamp, entry.summary)
         unread = Summary(name=visible(path.name), problem=UNREAD)
         summary = next((summary for at, summary in read if at == stamp and summary is not None), unread)
-        return _with_words(Row(id=id, stamp=stamp, writable=id not in self._shipped, **vars(summary)), entry)
+        return _named(Row(id=id, stamp=stamp, writable=id not in self._shipped, **vars(summary)), entry)
 
     def _files(self) -> dict[str, Path]:
         """Every file by its id: what the folder holds now, and the recordings."""
@@ -259,8 +259,7 @@ class History:
 
     def _keep(self, path: Path, result: Result, beside: Mapping[str, Any]) -> Row:
         """Write a result's file, and know what it holds without reading it."""
-        written = {**beside, "timeline": encode(beside["timeline"])} if "timeline" in beside else beside
-        result.save(path, **written)
+        result.save(path, **_encoded(beside))
         known = {path.stem: (_stamp(path), Summary.of(result))}
         self._remember(known)
         self.learn(known)
@@ -283,7 +282,7 @@ class History:
             for id, (stamp, summary) in own.items():
                 entries[id] = replace(entries.get(id, Entry()), stamp=stamp, summary=summary)
 
-    def _free(self, stem: str, suffix: str = ".json") -> Path:
+    def _free(self, stem: str) -> Path:
         """A path in the folder, which is made; never one that exists."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -291,8 +290,13 @@ class History:
             raise ResultError(
                 f"The folder {self.folder} cannot be created: {error.strerror}. Give another: Workbench(folder=...)."
             ) from error
-        paths = (self.folder / f"{stem}{f'-{n}' if n else ''}{suffix}" for n in count())
-        return next(path for path in paths if not lexists(path))
+        return _free(self.folder, stem)
+
+    def _with_words(self, id: str, content: bytes) -> bytes:
+        """A result's file with the user's own name and note of it."""
+        entry = self._sidecar.entries().get(id, Entry())
+        words = {key: value for key, value in (("name", entry.name), ("note", entry.note)) if value}
+        return json.dumps({**json.loads(content), WORDS: words}).encode() if words else content
 
     def _change(self, id: str, **words: Any) -> None:
         if id in self._shipped:
@@ -305,6 +309,21 @@ class History:
 def _stem(result: Result) -> str:
     """How a result's file is named: by the moment, and by what it holds."""
     return f"{datetime.now():{STAMP}}-{KINDS[type(result)]}"
+
+
+def _free(folder: Path, stem: str, suffix: str = ".json") -> Path:
+    """A path in a folder that is there; never one that exists."""
+    paths = (folder / f"{stem}{f'-{n}' if n else ''}{suffix}" for n in count())
+    return next(path for path in paths if not lexists(path))
+
+
+def _not_writable(folder: Path) -> str:
+    """Why files cannot be put into a folder, or the folder cannot be made; "" where they can, as far as can be told."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if exists(path))
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return ""
+    why = "is read-only, or not yours to write to" if there.is_dir() else "is a file"
+    return f"Runs cannot be kept in {folder}: {there} {why}."
 
 
 def _stamp(path: Path) -> Stamp:
@@ -329,7 +348,12 @@ def _beside(found: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _with_words(row: Row, entry: Entry) -> Row:
+def _encoded(beside: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What stands beside a result, as JSON takes it."""
+    return {**beside, "timeline": encode(beside["timeline"])} if "timeline" in beside else beside
+
+
+def _named(row: Row, entry: Entry) -> Row:
     """A row under the user's name, with note and pin."""
     name = visible(entry.name)[:LONGEST_NAME] or row.name
     return replace(row, name=name, note=visible(entry.note)[:LONGEST_NOTE], pinned=entry.pinned)

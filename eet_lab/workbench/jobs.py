@@ -113,7 +113,7 @@ class Job:
                 series, counter = 1 if recipe else 0, TorchCounter(model.device)
                 feed.phase(f"running {recipe.short(model.device)}", series)
                 run = bench.watched(engine, recipe, job, feed.step, cancel, prepare_s)
-                feed.keep(series, RunMemory.of(str(recipe), engine, counter.read()))
+                feed.keep(series, RunMemory.of(engine, counter.read()))
             finally:
                 engine.close()
             return run
@@ -135,7 +135,7 @@ class Job:
                 # A warm-up ends where the next phase begins.
                 first_runs.setdefault(present, counter.read(frees=False))
                 if watched:  # that run is over: its cache has grown to its end, which a warm-up's may not have
-                    feed.keep(present[0], RunMemory.of(present[1], watched.pop(), first_runs[present]))
+                    feed.keep(present[0], RunMemory.of(watched.pop(), first_runs[present]))
                 # Both may have one recipe, but each warms up and is watched once, the baseline first.
                 series = min(begun[phase], 1) if phase in ("warm-up", "watched") else int(about == str(recipe))
                 begun[phase] += 1

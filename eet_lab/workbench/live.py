@@ -10,7 +10,8 @@ import ipywidgets as W
 
 from eet_lab.figures import theme
 from eet_lab.figures.memory_bar import bar_state, held_now
-from eet_lab.figures.strip_chart import Point, StripChart, chart_script
+from eet_lab.figures.script import BaseScript
+from eet_lab.figures.strip_chart import Point, StripChart
 from eet_lab.figures.token_stream import TokenStream
 from eet_lab.monitor import Sample
 
@@ -35,25 +36,21 @@ CPU_MEMORY: list[Line] = [PLAN, ("process_rss_bytes", "process RSS", "MiB", 1 / 
 GPU_LOAD: list[Line] = [("utilization_percent", "utilization", "%", 1), ("power_w", "power", "W", 1)]
 CPU_LOAD: list[Line] = [("process_cpu_percent", "this process's CPU", "%", 1)]
 LATENCY = "Latency per token step"
-HERE = "this machine, now"
 
 
-class Live:
-    """Three strip charts, and the streamed text, which stands elsewhere. Only the ui thread calls it."""
+class Charts:
+    """Three strip charts, of what goes on or of what went on elsewhere. Only the ui thread calls it.
 
-    def __init__(self) -> None:
+    `base` is the script that all charts of a page share.
+    """
+
+    def __init__(self, base: BaseScript) -> None:
         colors = theme.BASELINE, theme.SELECTION
         runs = [{"name": name, "color": color} for name, color in zip(NAMES, colors, strict=True)]
-        base = chart_script()
         self.latency = StripChart(base, title=LATENCY, unit="ms", scale="log", series=runs)
         self.memory = StripChart(base, unit="MiB", scale="log", window=WINDOW_S)
         self.load = StripChart(base, unit="%", window=WINDOW_S)
-        self.stream = TokenStream()
-        self._values: dict[str, float] = {}
-        self._in_run: dict[str, float] = {}
         self._lines: dict[int, list[Line]] = {}
-        self._titles: dict[int, str] = {}
-        self._beside = ""
         self.charts = (self.latency, self.memory, self.load)
         self.box = W.Box(list(self.charts)).add_class("eet-live")
 
@@ -62,8 +59,7 @@ class Live:
 
         `counters`: the GPU's own (NVML) can be read.
         """
-        self._values, self._in_run = {}, {}
-        self._call(self.latency, _titled(LATENCY, where))
+        self.latency.title = _titled(LATENCY, where)
         if gpu:
             self._set(self.memory, _titled("GPU memory", where), GPU_MEMORY)
         else:
@@ -73,24 +69,12 @@ class Live:
         else:
             self._set(self.load, _titled("CPU utilization (no GPU counters)", where), CPU_LOAD)
 
-    def beside_recording(self, on: bool) -> None:
-        """Whether the result beside the charts is of another machine: then they say that they are of this one."""
-        self._beside = HERE if on else ""
-        for chart in self.charts:
-            self._call(chart, self._titles.get(id(chart), chart.title))
-
     def explain(self, missing: dict[str, str]) -> None:
         """Say why a line has stopped, or was never there."""
         for chart in (self.memory, self.load):
             lines = self._lines.get(id(chart), [])
             gone = {missing[metric]: name for metric, name, _, _ in lines if metric in missing}
             chart.note = "; ".join(f"{name}: {reason}" for reason, name in gone.items())
-
-    def begin(self, prompts: Sequence[str], decode: Any) -> None:
-        """A new run, or the first of several: everything of the last one goes."""
-        self.latency.clear()
-        self._in_run = {}
-        self.stream.begin(prompts, decode)
 
     def push_steps(self, steps: Sequence[tuple[int, float, float]]) -> None:
         """(series, seconds since the run began, ms) of every new step."""
@@ -101,24 +85,11 @@ class Live:
         whole = [replace(sample, values=_with_plan(sample.values)) for sample in samples]
         for chart in (self.memory, self.load):
             chart.push(self._points(chart, whole, start))
-        for sample in samples:
-            self._values |= sample.values
-            if sample.values.get("planned_bytes"):
-                self._in_run = dict(self._values)
 
     def snapshot(self) -> None:
         """For a page that is reloaded, or opened a second time."""
-        for part in (*self.charts, self.stream):
-            part.snapshot_now()
-
-    def held(self) -> list[dict[str, Any]]:
-        """What the device holds by parts: now, and in the last run if that has given it back since."""
-        if not self._values:
-            return []
-        held = [{"title": "Held now", **bar_state(held_now(self._values))}]
-        if self._in_run and not self._values.get("planned_bytes"):
-            held.insert(0, {"title": "Held in the last run", **bar_state(held_now(self._in_run))})
-        return held
+        for chart in self.charts:
+            chart.snapshot_now()
 
     def _points(self, chart: StripChart, samples: Sequence[Sample], start: float) -> list[Point]:
         lines = list(enumerate(self._lines.get(id(chart), [])))
@@ -129,19 +100,54 @@ class Live:
             if metric in sample.values
         ]
 
-    def _call(self, chart: StripChart, title: str) -> None:
-        self._titles[id(chart)] = title
-        chart.title = _titled(title, self._beside)
-
     def _set(self, chart: StripChart, title: str, lines: list[Line]) -> None:
         self._lines[id(chart)] = lines
         chart.clear()
-        self._call(chart, title)
-        chart.note = ""
+        chart.title, chart.note = title, ""
         chart.series = [
             {"name": name, "color": theme.SERIES[i], "unit": unit, **({"dash": [5, 3]} if metric == PLAN[0] else {})}
             for i, (metric, name, unit, _) in enumerate(lines)
         ]
+
+
+class Live(Charts):
+    """The charts of what goes on here, what is held by now, and the streamed text, which stands elsewhere."""
+
+    def __init__(self, base: BaseScript) -> None:
+        super().__init__(base)
+        self.stream = TokenStream()
+        self._values: dict[str, float] = {}
+        self._in_run: dict[str, float] = {}
+
+    def watch(self, gpu: bool, where: str, counters: bool = True) -> None:
+        self._values, self._in_run = {}, {}
+        super().watch(gpu, where, counters)
+
+    def begin(self, prompts: Sequence[str], decode: Any) -> None:
+        """A new run, or the first of several: everything of the last one goes."""
+        self.latency.clear()
+        self._in_run = {}
+        self.stream.begin(prompts, decode)
+
+    def push_samples(self, samples: Sequence[Sample], start: float) -> None:
+        super().push_samples(samples, start)
+        for sample in samples:
+            self._values |= sample.values
+            if sample.values.get("planned_bytes"):
+                self._in_run = dict(self._values)
+
+    def snapshot(self) -> None:
+        super().snapshot()
+        self.stream.snapshot_now()
+
+    def held(self) -> list[dict[str, Any]]:
+        """What the device holds by parts: now, and in the last run if that has given it back since."""
+        if not self._values:
+            return []
+        held = [{"title": "Held now", **bar_state(held_now(self._values))}]
+        if self._in_run and not self._values.get("planned_bytes"):
+            held.insert(0, {"title": "Held in the last run", **bar_state(held_now(self._in_run))})
+        return held
 
 
 def _with_plan(values: dict[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The tab on memory: where a run's tensors lay, what other planners would have done, and its KV cache."""
+"""The tabs on memory: where a run's tensors lay, what other planners would have done, and its KV cache."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from eet_lab.workbench.run_memory import PASSES, RunMemory
 QUESTION = "planners"
 AS_IT_RAN, AS_AN_ARENA = "as it ran", "as an arena would"
 """The run's own plan, and what one would be where it had none."""
+SIDE_BY_SIDE = "What each planner would hold for the tensors of this pass. Pick one of them to see where it puts them."
+LEGEND_BESIDE = {"x": 1.01, "xanchor": "left", "y": 1, "yanchor": "top", "font": {"size": 11}, "tracegroupgap": 0}
+ALL = "all, side by side"
 
 
 class MemoryTab:
@@ -66,7 +69,7 @@ class MemoryTab:
         self._placed[run, phase] = answer.value
 
     def picks(self) -> list[dict[str, Any]]:
-        """The three lists to choose from, for the page."""
+        """The lists to choose from, for the page."""
         lists = (
             ("run", "Run", list(self.runs), self._run),
             ("pass", "Pass", list(PASSES), self._phase),
@@ -76,10 +79,14 @@ class MemoryTab:
             {"name": name, "label": label, "options": options, "value": value} for name, label, options, value in lists
         ]
 
-    def figures(self) -> list[go.Figure]:
-        """The strip, and what each planner would hold."""
-        placed = self._placed.get(self._key)
-        return [packing(self._plan()), *([footprints(placed)] if placed else [])]
+    def figure(self, height: int) -> go.Figure:
+        """Where the planner that was picked puts the tensors, or what each would hold."""
+        if self._chosen() == ALL:
+            return footprints(self._placed[self._key]).update_layout(height=height)
+        fig = packing(self._plan()).update_layout(height=height, margin={"t": 36, "b": 40})
+        fig.layout.legend = LEGEND_BESIDE
+        fig.update_yaxes(nticks=4).update_yaxes(nticks=2, title="", row=2, col=1)
+        return fig.update_xaxes(title_standoff=4)
 
     def tables(self) -> list[dict[str, Any]]:
         """Planners side by side, and what each run's KV cache was and how often it asked the driver."""
@@ -91,7 +98,7 @@ class MemoryTab:
     @property
     def story(self) -> str:
         """What the picture is a picture of."""
-        return self.runs[self._run].story
+        return SIDE_BY_SIDE if self._chosen() == ALL else self.runs[self._run].story
 
     @property
     def _key(self) -> tuple[str, str]:
@@ -100,7 +107,8 @@ class MemoryTab:
     def _planners(self) -> list[str]:
         run = self.runs[self._run]
         own = AS_IT_RAN if run.planned else AS_AN_ARENA
-        return [own, *(each.name for each in self._placed.get(self._key, ()) if each.plan)]
+        placed = [each.name for each in self._placed.get(self._key, ()) if each.plan]
+        return [own, *placed, *([ALL] if placed else [])]
 
     def _chosen(self) -> str:
         names = self._planners()

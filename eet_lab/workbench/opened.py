@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from eet_lab.bench import Comparison, Run, Workload
@@ -36,7 +36,7 @@ class Setup:
 class Opened:
     """What is open instead of the newest result: a kept run with its `setup`, or a `table` of two side by side.
 
-    A table has no setup of its own: the reader's choices stay as they are.
+    A table has no setup of its own: the reader's choices stay as they are. `monitor`: what was sampled while it ran.
     """
 
     id: str
@@ -45,6 +45,7 @@ class Opened:
     setup: Setup | None = None
     table: dict[str, Any] | None = None
     timelines: Timelines | None = None
+    monitor: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, row: Row, result: Result, beside: Mapping[str, Any]) -> Opened:
@@ -56,7 +57,7 @@ class Opened:
             f"This is a kept run: {row.name}. {row.origin} Model, prompts and switches are those of the run, read-only."
         )
         banner = bar.kept_banner(told, "Back to my model")
-        return cls(row.id, banner, result, setup, timelines=beside.get("timeline"))
+        return cls(row.id, banner, result, setup, timelines=beside.get("timeline"), monitor=beside.get("monitor") or {})
 
     @classmethod
     def of_two(cls, first: Row, second: Row, table: dict[str, Any]) -> Opened:

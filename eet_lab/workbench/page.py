@@ -2,7 +2,7 @@
 
 +- bar: model, device, actions, headline or progress, banner -------------+
 +- left -------------------+- right --------------------------------------+
-|  techniques              |  live: three strip charts                    |
+|  techniques              |  live: three strip charts, or a recording's   |
 |  inputs                  |  answer: four tiles, tabs                    |
 |                          |  stage: streamed text, then the tab's figure |
 |                          |  runs                                        |
@@ -22,7 +22,8 @@ from eet_lab.figures import theme
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.race import Race
 from eet_lab.figures.script import BaseScript, Shared, all_widgets
-from eet_lab.workbench.live import Live
+from eet_lab.figures.strip_chart import chart_script
+from eet_lab.workbench.live import Charts, Live
 
 SCRIPTS = Path(__file__).parent / "views"
 
@@ -93,12 +94,13 @@ class Page:
         base = BaseScript(source=DOM)
         self.bar, self.techniques, self.inputs = Bar(put, base), Techniques(put, base), Inputs(put, base)
         self.answer, self.runs = Answer(put, base), Runs(put, base)
-        self.live, self.figure, self.race = Live(), FigureBox(), Race()
+        charts = chart_script()
+        self.live, self.recorded, self.figure, self.race = Live(charts), Charts(charts), FigureBox(), Race()
         self._stages: dict[str, W.DOMWidget] = {"stream": self.live.stream, "figure": self.figure, "race": self.race}
         style = W.HTML(theme.stylesheet(), layout={"display": "none"})
         stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")
         left = W.VBox([self.techniques, self.inputs]).add_class("eet-left-column")
-        right = W.VBox([self.live.box, self.answer, stage, self.runs]).add_class("eet-right-column")
+        right = W.VBox([self.live.box, self.recorded.box, self.answer, stage, self.runs]).add_class("eet-right-column")
         self.box = W.Box([self.bar, left, right]).add_class("eet-bench").add_class("eet-page-grid")
         self.stage("empty")
 
@@ -115,7 +117,7 @@ class Page:
         """Tell a page once more what it may have missed: one that opens asks first, and listens a little later."""
         for view in (self.bar, self.techniques, self.inputs, self.answer, self.runs):
             view.send_state("state")
-        for widget in self._stages.values():
+        for widget in (*self._stages.values(), self.live.box, self.recorded.box):
             widget.layout.send_state("display")
 
     def close(self) -> None:

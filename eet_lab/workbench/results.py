@@ -6,7 +6,6 @@ from base64 import b64decode
 from binascii import Error as NotBase64
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from eet_lab.bench import Comparison, Ladder
@@ -68,9 +67,10 @@ class Results:
         return self.opened.setup if self.opened else None
 
     @property
-    def recorded(self) -> bool:
-        """Whether what is open was measured on another machine."""
-        return self.opened is not None and self.opened.result is not None and self.opened.result.environment.recorded
+    def recorded(self) -> Opened | None:
+        """What is open, if it was measured on another machine."""
+        result = self.opened.result if self.opened else None
+        return self.opened if result is not None and result.environment.recorded else None
 
     # A job of the engine thread
 
@@ -136,9 +136,7 @@ class Results:
             case c.Pick(what, name):
                 self.memory.pick(what, name)
             case c.Export(id, format):
-                path = self.history.export(id, format) if id else self._export(format)
-                self.said = f"Written: {path}"
-                self._download(id or (self.opened.id if self.opened else self._id), path)
+                self._send(*(self.history.export(id, format) if id else self._export(format)))
             case c.Upload(name, content):
                 self._take(name, content)
             case c.ShowOlder():
@@ -244,29 +242,30 @@ class Results:
     def _subject(self) -> Subject:
         """What the answer is about: the kept run that is open, else the newest result or what is known of it."""
         if (opened := self.opened) is not None:
-            return Subject(opened.result, opened.timelines, opened.table, kept=True, can_race=opened.can_race)
+            newest = opened.id == self._id
+            return Subject(opened.result, opened.timelines, opened.table, True, newest, can_race=opened.can_race)
         timelines = self._beside.get("timeline")
         return Subject(self.result, timelines, running=self._running, partial=self._partial is not None)
 
-    def _export(self, format: str) -> Path:
-        """Write what is shown. The newest result is still here where its row was deleted."""
+    def _export(self, format: str) -> tuple[str, bytes]:
+        """What is shown, as a file. The newest result is still here where its row was deleted."""
         if self.opened is not None:
             return self.history.export(self.opened.id, format)
         if self.latest is None:
-            raise ResultError("There is no result to write yet: press Run, Compare or Ladder first.")
+            raise ResultError("There is no result to export yet: press Run, Compare or Ladder first.")
         if self.history.has(self._id):
             return self.history.export(self._id, format)
-        return self.history.write(self.latest, self._beside, format)
+        return self.history.exported(self.latest, self._beside, format)
 
-    def _download(self, id: str, path: Path) -> None:
-        """Have the browser save a file that was written, which may be another machine's."""
-        content = packed(self.history.portable(id, path))
-        if content is None:
-            self.said += " (too large to be sent: take it from there)"
+    def _send(self, name: str, content: bytes) -> None:
+        """Have the browser save a file; what is too large to be sent is written, which may be on another machine."""
+        small = packed(content)
+        if small is None:
+            self.said = f"Too large to be sent to this page, so it was written: {self.history.put_down(name, content)}"
             return
+        self.said = f"Exported: {name}"
         self._num_files += 1
-        message = {"kind": "file", "name": path.name, "number": self._num_files}
-        self._page.runs.send(message, buffers=[content])
+        self._page.runs.send({"kind": "file", "name": name, "number": self._num_files}, buffers=[small])
 
     def _take(self, name: str, content: str) -> None:
         """Keep a file that was uploaded as base64, and show it."""

@@ -73,7 +73,6 @@ class RunMemory:
     `torch_calls` are those of its first run, None on a CPU.
     """
 
-    recipe: str
     plans: Mapping[str, Plan]
     planned: bool
     weights_bytes: int
@@ -83,11 +82,10 @@ class RunMemory:
     torch_calls: TorchCalls | None
 
     @classmethod
-    def of(cls, recipe: str, engine: Engine, torch_calls: TorchCalls | None) -> RunMemory:
+    def of(cls, engine: Engine, torch_calls: TorchCalls | None) -> RunMemory:
         """What the engine holds after a run."""
         memory, kv = engine.memory, KVUse.of(engine.cache)
         return cls(
-            recipe=recipe,
             plans=engine.plans(),
             planned=memory.has_arena,
             weights_bytes=engine.model.weight_bytes,
@@ -114,8 +112,8 @@ class RunMemory:
             else "It allocates fresh tensors and has no arena: this is where a planner would put them. "
         )
         return (
-            f"{self.recipe or 'baseline'}. {whose}Each rectangle is a tensor, from the request that made it to the one "
-            "that used it last; hover to see its name. Rectangles at the same height share the same bytes."
+            f"{whose}A rectangle is a tensor, from the request that made it to its last use; at the same height lie "
+            "the same bytes. Hover to see its name."
         )
 
     def facts(self) -> dict[str, str]:

@@ -22,16 +22,21 @@ NOTHING_ELSE: dict[str, Any] = {
     "note": None, "tabs": [], "picks": [], "tools": {"log": None, "exports": []}, "tables": [], "words": [],
 }  # fmt: skip
 """What the sheet shows beside the text that streams."""
+KEPT = "Kept with a run: numbers, texts, a recorded timeline. Where memory lay is known of the newest result only."
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What the answer is about. `table` stands alone where two kept runs are side by side; `kept`: it was opened."""
+    """What the answer is about. `table` stands alone where two kept runs are side by side; `kept`: it was opened.
+
+    `newest`: it is what was measured last, and so what is known of memory is of it.
+    """
 
     result: Result | None = None
     timelines: Any = None
     table: dict[str, Any] | None = None
     kept: bool = False
+    newest: bool = True
     can_race: bool = False
     running: bool = False
     partial: bool = False
@@ -87,7 +92,7 @@ class Sheet:
     def _tabs(self, subject: Subject) -> list[dict[str, str]]:
         if subject.table is not None:
             return [{"name": "table", "title": "Side by side"}]
-        has_arena = bool(self._memory.runs) and not subject.kept
+        has_arena = bool(self._memory.runs) and subject.newest
         has_timeline = bool(subject.timelines) or (isinstance(subject.result, Comparison) and not subject.kept)
         race = [{"name": "race", "title": "Race"}] if subject.can_race else []
         return [*race, *answer.tabs(subject.result, has_arena, has_timeline)]
@@ -121,7 +126,7 @@ class Sheet:
     def _figures(self, subject: Subject, tab: str) -> list[go.Figure]:
         result = subject.result
         if tab == "arena":
-            return self._memory.figures()
+            return [self._memory.figure(STAGE_PX)]
         if tab == "timeline":
             return [timeline_figure(subject.timelines, STAGE_PX)] if subject.timelines else []
         if result is None or isinstance(result, Run) or tab in ("", "table", "texts", "planners"):
@@ -144,7 +149,7 @@ def _note(subject: Subject, tab: str) -> dict[str, Any] | None:
     if isinstance(result, Comparison) and tab != "timeline" and (told := answer.grown(result)):
         return {"text": told, "kind": "plain"}
     if tab != "timeline":
-        return None
+        return {"text": KEPT, "kind": "plain"} if subject.kept and subject.result and not subject.newest else None
     if subject.timelines:
         return {"text": caption(subject.timelines), "kind": "plain"}
     action = {"label": "Record the timeline", "command": "take_timeline"}

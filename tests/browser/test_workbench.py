@@ -184,6 +184,7 @@ def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     rows = "document.querySelectorAll('.eet-runs-table tbody tr').length"
     kept = page.evaluate(rows)
     with page.expect_download(timeout=20_000) as found:
+        button(page, "Export…").click()
         button(page, "Export: JSON").click()
     assert found.value.suggested_filename.endswith("-run.json")
     assert "eet_lab_result" in json.loads(found.value.path().read_bytes())
@@ -233,7 +234,7 @@ def test_the_recorded_h200_races_on_one_clock(bench: Any) -> None:
     expect(button(page, "10 ×")).to_have_attribute("aria-pressed", "true")
 
     # Its timeline was recorded with it.
-    tab(page, "Timeline of a step")
+    tab(page, "Timeline")
     page.wait_for_selector(f"{FIGURE} .barlayer .trace", timeout=20_000)
     button(page, "Back to my model").click()
     page.wait_for_function("() => !document.querySelector('.eet-bar').innerText.includes('kept run')")

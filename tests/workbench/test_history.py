@@ -141,8 +141,12 @@ def test_two_workbenches_on_one_folder_see_each_others_runs_and_lose_no_word(
 def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(comparison: Comparison, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     kept = History(tmp_path / "file" / "folder")
+    assert "is a file. Runs are kept in memory" in kept.problem, "from the start"
     row = kept.add(comparison, {"baseline": {}})
     assert "kept in memory" in kept.problem
+    name, content = kept.export(row.id, "json")
+    assert name == f"{row.id}.json" and "eet_lab_result" in json.loads(content)
+    assert kept.put_down(name, content).read_bytes() == content, "elsewhere"
     assert row.id in {each.id for each in kept.rows()}
     assert kept.open(row.id)[0] is comparison
     with pytest.raises(ResultError, match="Give another"):
@@ -151,11 +155,22 @@ def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(comparison: Com
     assert row.id not in {each.id for each in kept.rows()}
 
 
+def test_a_folder_that_is_read_only_is_told_of_before_anything_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eet_lab.workbench.history.os.access", lambda path, mode: False)
+    kept = History(tmp_path / "new")
+    assert f"{tmp_path} is read-only" in kept.problem and not kept.folder.exists()
+    told = runs_state(kept.rows(), [], "", kept, "", busy=False)["read_only_folder"]
+    assert "export what you need" in told
+
+
+def full(path: Any, content: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_a_full_disk_loses_nothing(comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = History(tmp_path)
-
-    def full(path: Any, content: Any) -> None:
-        raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("eet_lab.bench.results.write_whole", full)
     row = kept.add(comparison, {})
@@ -306,7 +321,7 @@ def test_what_else_an_uploaded_file_holds_is_left_behind(comparison: Comparison,
     whole = kept.take("h200.json", (history.SHIPPED / "h200-compare-gpt2-xl.json").read_bytes())
     assert set(kept.open(whole.id)[1]) == {"monitor", "timeline"}
     (kept.folder / f"{row.id}.json").write_text(json.dumps(content))
-    assert kept.export(row.id, "csv").is_file()
+    assert kept.export(row.id, "csv")[1].startswith(b"run,recipe,")
     with pytest.raises(ResultError, match="There is no trace"):
         kept.export(row.id, "trace")
 
@@ -389,8 +404,11 @@ def test_a_row_is_renamed_exported_replayed_and_deleted_and_what_is_shown_stays(
     do(bench, c.Rename(kept, "mine"), c.Annotate(kept, "a note"))
     [found] = [row for row in shown(bench, "runs")["rows"] if row["id"] == kept]
     assert (found["name"], found["note"]) == ("mine", "a note")
+    files: dict[str, bytes] = {}
+    keep = lambda message, buffers: files.update({message["name"]: gzip.decompress(*buffers)})  # noqa: E731
+    monkeypatch.setattr(bench.controller.page.runs, "send", keep)
     do(bench, c.Export(kept, "csv"))
-    assert Path(shown(bench, "runs")["said"].removeprefix("Written: ")).suffix == ".csv"
+    assert shown(bench, "runs")["said"] == f"Exported: {kept}.csv"
     do(bench, c.Replay(kept))
     assert shown(bench, "answer")["tab"] == "race" and bench.controller.page.race.race["begin"]
     do(bench, c.Delete(kept))
@@ -399,9 +417,11 @@ def test_a_row_is_renamed_exported_replayed_and_deleted_and_what_is_shown_stays(
     assert kept not in [row["id"] for row in shown(bench, "runs")["rows"]]
     do(bench, c.TakeTimeline(), c.Export("", "csv"), c.Export("", "trace"))
     assert errors(bench) == "", "it is here as long as it is shown"
-    assert shown(bench, "runs")["said"].endswith(".json.gz")
+    assert shown(bench, "runs")["said"].endswith("-trace.json")
     do(bench, c.Export("", "json"))
-    again = Path(shown(bench, "runs")["said"].removeprefix("Written: ")).stem
+    name = shown(bench, "runs")["said"].removeprefix("Exported: ")
+    do(bench, c.Upload(name, b64encode(files[name]).decode()))
+    again = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
     assert set(bench.controller.results.history.open(again)[1]) == {"monitor", "timeline"}
     do(bench, c.OpenRun(again), c.Delete(again), c.OpenRun(again))
     assert "no longer kept" in errors(bench)
@@ -436,7 +456,7 @@ def test_the_text_of_a_kept_run_is_what_it_opens_on(bench: Workbench) -> None:
     kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
     assert [tab["name"] for tab in shown(bench, "answer")["tabs"]] == ["texts", "arena", "planners", "table"]
     texts = bench.result.texts
-    do(bench, c.OpenRun(kept))
+    do(bench, c.Run(), c.OpenRun(kept))
     assert [tab["name"] for tab in shown(bench, "answer")["tabs"]] == ["texts", "table"]
     assert [each["text"] for each in shown(bench, "answer")["words"]] == list(texts)
 
@@ -513,26 +533,37 @@ def test_words_of_what_is_over_are_taken_down(bench: Workbench) -> None:
     do(bench, c.CompareTicked())
     assert shown(bench, "bar")["headline"] is None and status(bench) == "ready"
     do(bench, c.Export(kept, "csv"))
-    assert shown(bench, "runs")["said"].startswith("Written: ")
+    assert shown(bench, "runs")["said"].startswith("Exported: ")
     do(bench, c.Upload("x.json", "!!"))
     assert errors(bench) and shown(bench, "runs")["said"] == "", "a card that tells of a failure stands alone"
 
 
 def test_nothing_starts_while_a_kept_run_is_open(bench: Workbench) -> None:
-    live = bench.controller.page.live
-    titles = [chart.title for chart in live.charts]
     do(bench, c.OpenRun("recorded:h200-compare-gpt2-xl"))
     assert not any(enabled(bench).values())
     assert "Back to my model" in status(bench), "which stands in the banner"
     assert "Back to my model" in shown(bench, "bar")["actions"]["compare"]["tip"]
-    assert [chart.title for chart in live.charts] == [f"{title} · this machine, now" for title in titles]
     do(bench, c.Tab("texts"))
     assert "text means nothing" in shown(bench, "answer")["words"][0]["text"]
     assert "text means nothing" in bench.controller.page.race.race["title"]
     do(bench, c.CloseRun())
-    assert enabled(bench)["run"] and [chart.title for chart in live.charts] == titles
+    assert enabled(bench)["run"]
     do(bench, c.OpenRun("recorded:h200-compare-demo"))
     assert "text means nothing" not in bench.controller.page.race.race["title"], "its weights are trained"
+
+
+def test_a_recording_has_its_own_charts_in_place_of_this_machines(bench: Workbench) -> None:
+    page = bench.controller.page
+    hidden = lambda: [each.box.layout.display == "none" for each in (page.live, page.recorded)]  # noqa: E731
+    do(bench, c.OpenRun("recorded:h200-compare-gpt2-xl"))
+    assert hidden() == [True, False]
+    assert all(chart.title.endswith("· recorded") and chart.points for chart in page.recorded.charts)
+    lines = {series: [y for at, _, y in page.recorded.memory.points if at == series] for series in range(4)}
+    assert all(lines.values()) and max(lines[0]) < max(lines[1]) < max(lines[3]), "plan, torch's, NVML"
+    do(bench, c.OpenRun("recorded:h200-ladder-demo"))
+    assert hidden() == [True, True], "nothing was sampled"
+    do(bench, c.CloseRun())
+    assert hidden() == [False, True]
 
 
 def test_compare_is_held_against_the_pinned_run(bench: Workbench) -> None:
@@ -546,14 +577,10 @@ def test_compare_is_held_against_the_pinned_run(bench: Workbench) -> None:
     assert shown(bench, "bar")["against"] == "baseline"
 
 
-def test_what_is_shown_can_be_written_and_loaded_again(bench: Workbench) -> None:
-    do(bench, c.Setting("repeats", 1), c.Compare())
-    for format in ("json", "csv", "html"):
-        do(bench, c.Export("", format))
-        assert errors(bench) == ""
-        written = Path(shown(bench, "runs")["said"].removeprefix("Written: "))
-        assert written.is_file() and written.stat().st_size > 100
-    do(bench, c.Export("", "pdf"))
+def test_what_cannot_be_exported_or_loaded_says_why(bench: Workbench) -> None:
+    do(bench, c.Export("", "csv"))
+    assert "no result to export yet" in errors(bench)
+    do(bench, c.Run(), c.Export("", "pdf"))
     assert "formats are" in errors(bench)
     do(bench, c.Upload("x.json", "!!"))
     assert "is incomplete" in errors(bench)
@@ -561,7 +588,7 @@ def test_what_is_shown_can_be_written_and_loaded_again(bench: Workbench) -> None
     assert "x.json has more than 7 MiB" in errors(bench) and "Copy it into" in errors(bench)
 
 
-def test_what_is_exported_goes_to_the_browser_and_comes_back_with_its_words(
+def test_what_is_exported_goes_to_the_browser_alone_and_comes_back_with_its_words(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: list[tuple[dict[str, Any], bytes]] = []
@@ -573,9 +600,10 @@ def test_what_is_exported_goes_to_the_browser_and_comes_back_with_its_words(
     do(bench, c.Rename(kept, "mine"), c.Annotate(kept, "cold"))
     for format in ("csv", "html", "json"):
         do(bench, c.Export(kept if format == "csv" else "", format))
-        written = Path(shown(bench, "runs")["said"].removeprefix("Written: "))
-        assert files[-1][0] == {"kind": "file", "name": written.name, "number": len(files)}
-        assert format == "json" or files[-1][1] == written.read_bytes()
+        assert files[-1][0] == {"kind": "file", "name": f"{kept}.{format}", "number": len(files)}
+        assert shown(bench, "runs")["said"] == f"Exported: {kept}.{format}" and len(files[-1][1]) > 100
+    folder = bench.controller.results.history.folder
+    assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == [f"{kept}.json"]
     do(bench, c.Upload("x.json", b64encode(files[-1][1]).decode()))
     assert errors(bench) == "" and shown(bench, "runs")["said"] == "x.json is kept as mine."
     loaded = next(each for each in shown(bench, "runs")["rows"] if each["shown"])
@@ -585,8 +613,12 @@ def test_what_is_exported_goes_to_the_browser_and_comes_back_with_its_words(
     do(bench, c.Upload("y.json", b64encode(odd).decode()))
     assert errors(bench) == ""
     monkeypatch.setattr("eet_lab.workbench.views.runs.MOST_DOWNLOAD_BYTES", 10)
-    do(bench, c.Export(kept, "csv"))
-    assert len(files) == 3 and "too large" in shown(bench, "runs")["said"]
+    for where in (folder / "exports", None):
+        do(bench, c.Export(kept, "csv"))
+        told, written = shown(bench, "runs")["said"].split(": ")
+        assert len(files) == 3 and told.startswith("Too large") and Path(written).read_bytes() == files[0][1]
+        assert where is None or Path(written).parent == where
+        monkeypatch.setattr("eet_lab.workbench.history.write_whole", full)
 
 
 def test_recordings_stay_in_a_list_that_is_cut_and_older_runs_come_on_demand(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: W
     do(bench, c.Pick("pass", "decode"))
     turn_until(bench, lambda: tab._key in tab._placed)
     assert tab._key == ("selection", "decode")
-    assert len(titles(bench)) == 2, "the strip, and every planner's footprint"
+    do(bench, c.Pick("planner", "all, side by side"))
+    assert [title.split(":")[0] for title in titles(bench)] == ["Held by each planner; alive at once"], "one at a time"
+    do(bench, c.Pick("planner", "as it ran"))
     counts = {name: len(tab.runs["selection"].plan(name).lifetimes) for name in picks(bench)["pass"]["options"]}
     assert counts["both"] == counts["prefill"] + counts["decode"] > 0
     do(bench, c.Pick("pass", "both"))
@@ -54,7 +56,7 @@ def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: W
     assert errors(bench) == ""
 
 
-def test_a_comparison_has_both_runs_and_a_kept_one_none(bench: Workbench) -> None:
+def test_a_comparison_has_both_runs_and_an_older_one_none(bench: Workbench) -> None:
     do(bench, c.Setting("repeats", 1), c.Compare(), c.Tab("arena"))
     assert picks(bench)["run"]["options"] == ["baseline", "selection"]
     do(bench, c.Pick("run", "baseline"))
@@ -64,8 +66,11 @@ def test_a_comparison_has_both_runs_and_a_kept_one_none(bench: Workbench) -> Non
     text = str(shown(bench, "answer")["tables"])
     assert "growing" in text and "static" in text
     kept = shown(bench, "runs")["rows"][0]["id"]
-    do(bench, c.OpenRun(kept))
+    do(bench, c.OpenRun(kept), c.Tab("arena"))
+    assert shown(bench, "answer")["tab"] == "arena" and titles(bench), "it is what was measured last"
+    do(bench, c.CloseRun(), c.Run(), c.OpenRun(kept))
     assert "arena" not in [tab["name"] for tab in shown(bench, "answer")["tabs"]]
+    assert "Where memory lay is known of the newest" in shown(bench, "answer")["note"]["text"]
 
 
 def test_torchs_calls_of_the_driver_are_those_of_each_first_run(
@@ -126,4 +131,4 @@ def kept(num_bytes: int) -> RunMemory:
     """A run with one tensor in each pass."""
     plan = PLANNERS["greedy_by_size"]([Lifetime("x", num_bytes, 0, 1)])
     kv = KVUse("static", 1, 1, 0, 0)
-    return RunMemory("memory_reuse", {"prefill": plan, "decode": plan}, True, 1, num_bytes, kv, DriverCalls(), None)
+    return RunMemory({"prefill": plan, "decode": plan}, True, 1, num_bytes, kv, DriverCalls(), None)

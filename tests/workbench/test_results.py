@@ -49,6 +49,12 @@ def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> No
     assert {"weights", "KV cache"} <= drawn <= {*MEMORY_PARTS.values(), "peak"}
 
 
+@pytest.mark.parametrize(("after", "kind"), [(1000, "dim"), (1019, "dim"), (981, "dim"), (1020, "bad"), (980, "good")])
+def test_a_change_of_memory_that_decides_nothing_is_grey(after: int, kind: str) -> None:
+    change = answer.memory_change(1000 * MiB, after * MiB)
+    assert change["kind"] == kind and (change["text"] == "the same") == (after == 1000)
+
+
 def test_a_higher_peak_is_explained_where_activations_grew(comparison: Comparison) -> None:
     memory = comparison.baseline.memory
     wider = {**memory, "peak": 2 * memory["peak"], "activations": memory["activations"] + memory["peak"]}

@@ -11,6 +11,8 @@ import pytest
 from chromium import FLAGS
 from conftest import CHROMIUM
 
+from eet_lab.workbench.history import IN_MEMORY
+from eet_lab.workbench.views.answer import TITLES
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed
 from workbench import page_states
 from workbench.page_harness import VIEWS, html, script
@@ -142,7 +144,7 @@ CLICKS = [
         {"view": "techniques", "command": "toggle", "name": "mask_removal", "on": False},
     ),
     (".eet-tech-title >> nth=1", {"view": "techniques", "command": "select", "name": "mask_removal"}),
-    ("role=tab[name='Memory at its peak']", {"view": "answer", "command": "tab", "name": "memory"}),
+    ("role=tab[name='Peak memory']", {"view": "answer", "command": "tab", "name": "memory"}),
     (".eet-sheet-tools [aria-pressed]", {"view": "answer", "command": "scale", "log": False}),
     ("role=button[name='Export: CSV']", {"view": "answer", "command": "export", "id": "", "format": "csv"}),
     ('[aria-label^="Tick compare 1,"]', {"view": "runs", "command": "tick", "id": MINE, "on": True}),
@@ -156,6 +158,7 @@ def test_a_click_sends_its_command(opened: Open) -> None:
     states = page_states.compared()
     ids = {row["name"]: row["id"] for row in states["runs"]["rows"]}
     page = opened(states)
+    page.click("text=Export…")
     for click, command in CLICKS:
         page.click(click)
         assert sent(page) == [command | ({"id": ids[MINE]} if command.get("id") == MINE else {})], click
@@ -303,6 +306,7 @@ def test_folds_and_scroll_stay_when_the_state_changes(opened: Open) -> None:
     page = opened(states)
     page.click("summary >> text=Generation")
     page.click("summary >> text=How it works")
+    page.wait_for_function("document.querySelector('.eet-tech-card').scrollTop > 0")  # the fold has come up
     page.evaluate("document.querySelector('.eet-tech-card').scrollTop = 20")
     states["techniques"]["card"]["knobs"].pop(0)
     states["inputs"]["generation"]["summary"] = "32 new"
@@ -365,11 +369,20 @@ def test_a_file_is_sent_unless_it_is_too_large(opened: Open, tmp_path: Path) -> 
     assert sent(page) == []
     show(page, {"runs": states["runs"] | {"ticked": []}})
     assert page.locator("text=b.json has").count() == 1, "nothing else has been said since"
-    show(page, {"runs": states["runs"] | {"said": "Written: c.json"}})
-    assert page.locator(".eet-runs .eet-said").inner_text() == "Written: c.json"
+    show(page, {"runs": states["runs"] | {"said": "Exported: c.json"}})
+    assert page.locator(".eet-runs .eet-said").inner_text() == "Exported: c.json"
 
 
-def test_a_file_that_was_written_is_saved_by_the_browser_once(opened: Open) -> None:
+def test_why_runs_cannot_be_kept_can_be_read(opened: Open) -> None:
+    states = page_states.compared()
+    why = "Runs cannot be kept in eet-lab-results: /srv/notebooks/of-the-course is read-only, or not yours to write to."
+    states["runs"]["read_only_folder"] = f"{why} {IN_MEMORY}"
+    said = opened(states, width=1270).locator(".eet-runs .eet-said")
+    assert said.inner_text() == f"{why} {IN_MEMORY}"
+    assert said.evaluate("(said) => said.scrollHeight - said.clientHeight") <= 0
+
+
+def test_a_file_that_is_exported_is_saved_by_the_browser_once(opened: Open) -> None:
     page = opened(page_states.compared())
     content = list(packed(b"a,b\n1,2\n" * 1000) or b"")
     tell = """([number, content]) => models.runs.tell(
@@ -469,12 +482,52 @@ def test_the_headline_is_whole(opened: Open, large: bool) -> None:
         assert page.locator(".eet-told-block").evaluate(told) == [0, 0], width
 
 
-def test_all_of_a_run_is_in_view_in_a_laboratory_of_usual_width(opened: Open) -> None:
-    page = opened(page_states.laddered(), width=1270)  # JupyterLab at 1440 px
+HIDDEN = """(names) => [...document.querySelectorAll(names)].filter((each) => {
+  const place = each.getBoundingClientRect();
+  const box = each.closest("td, th, .eet-sheet-head, .eet-tech-card").getBoundingClientRect();
+  const inside = place.left >= box.left - 1 && place.right <= box.right + 1;
+  return each.scrollWidth > each.clientWidth || !inside || place.top < box.top || place.bottom > box.bottom;
+}).map((each) => each.textContent)"""
+"""What is cut, or does not lie in its own cell, head or card."""
+
+
+@pytest.mark.parametrize("width", [1270, 1390, 2400])
+def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int) -> None:
+    page = opened(page_states.laddered(), width=width)  # 1270: JupyterLab at 1440 px
     page.click('[aria-label^="More for no graphs"]')
-    scroll = page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth")
-    assert scroll <= 0
-    assert page.locator('[aria-label^="Delete no graphs"]').is_visible()
+    assert page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth") <= 0
+    assert page.evaluate(HIDDEN, ".eet-name, .eet-row-tools > span, .eet-row-tools button") == []
+    page.click('[aria-label^="Delete no graphs"]')
+    assert page.locator("text=Delete?").is_visible()
+    assert page.evaluate(HIDDEN, ".eet-name, .eet-row-tools > span, .eet-row-tools button") == []
+    show(page, page_states.tabled())
+    body = page.locator(".eet-sheet-body")
+    assert body.evaluate("(body) => body.scrollWidth - body.clientWidth") <= 0, "nor is a ladder's table cut"
+
+
+@pytest.mark.parametrize("width, large", [(1270, False), (846, False), (500, False), (1270, True)])
+def test_every_tab_is_in_sight(opened: Open, width: int, large: bool) -> None:
+    states = page_states.compared()
+    states["answer"]["tabs"] = [{"name": name, "title": title} for name, title in TITLES.items()]
+    page = opened(states, width=width, large=large)
+    assert page.evaluate(HIDDEN, ".eet-tab-row button") == []
+    tools = page.locator(".eet-sheet-tools").bounding_box()
+    assert page.get_by_role("tab").last.bounding_box()["y"] < tools["y"] and tools["x"] + tools["width"] < width
+
+
+@pytest.mark.parametrize("width, height, large", [(846, 740, False), (1270, 640, True)])
+def test_the_answer_is_in_view_where_there_is_less_room(opened: Open, width: int, height: int, large: bool) -> None:
+    page = opened(page_states.compared(), width=width, height=height, large=large)
+    assert page.locator(".eet-numbers").bounding_box()["y"] > 0
+    assert page.locator(".eet-stage").bounding_box()["y"] < height, "the top of the figure"
+
+
+def test_what_a_card_unfolds_is_in_view(opened: Open) -> None:
+    page = opened(page_states.compared())
+    assert page.evaluate(HIDDEN, ".eet-tech-card small, .eet-tech-card summary") == [], "help of knobs"
+    page.click("summary >> text=How it works")
+    page.wait_for_function("document.querySelector('.eet-tech-card').scrollTop > 0")
+    assert page.evaluate(HIDDEN, ".eet-tech-card summary, .eet-tech-card summary + p") == []
 
 
 def test_a_view_that_ends_hears_no_more(opened: Open) -> None:

@@ -15,9 +15,9 @@ export default view((s, ui) => {
   return [
     h("div", { class: `eet-numbers ${s.mode === "running" ? "eet-provisional" : ""}`, key: "tiles" }, LABELS.map((label, i) => tile(s.tiles?.[i], label))),
     h("div", { class: `eet-sheet ${closed ? "eet-closed" : ""}`, key: "sheet" },
-      h("div", { class: "eet-sheet-head", key: "head" }, tabs(s, ui),
-        tools(s.tools, ui)),
-      h("div", { class: `eet-sheet-note eet-is-${s.note?.kind || "plain"}`, key: "note", title: s.note?.text || null }, picks(s, ui), s.note?.text || "", action(s.note, ui)),
+      h("div", { class: "eet-sheet-head", key: "head" }, tabs(s, ui)),
+      h("div", { class: `eet-sheet-note eet-is-${s.note?.kind || "plain"}`, key: "note" }, picks(s, ui),
+        h("span", { class: "eet-sheet-told", key: "told", title: s.note?.text || null }, s.note?.text || ""), action(s.note, ui), tools(s.tools, ui)),
       empty ? h("div", { class: "eet-nothing", key: "empty" }, EMPTY.map(([key, name, does]) => h("p", null, h("kbd", null, key), h("b", null, name), does)))
         : closed && h("div", { class: "eet-sheet-body", key: `body-${s.tab}`, id: `${ui.id}-panel`, role: "tabpanel", tabIndex: 0,
           "aria-label": s.tabs.find((t) => t.name === s.tab)?.title }, s.tables.map(table), words(s.words)),
@@ -50,11 +50,14 @@ function tabs(s, ui) {
 }
 
 function tools({ log, exports }, ui) {
+  const exporting = exports.length > 0 && !!ui.local.exporting;
   return h("div", { class: "eet-sheet-tools", key: "tools" },
     log != null && button({ class: "eet-soft", key: "log", "aria-pressed": String(log), title: "A logarithmic axis",
       onclick: () => ui.send("scale", { log: !log }) }, "log"),
-    exports.length > 0 && h("span", { key: "exports", role: "group", "aria-label": "Export" }, h("span", { class: "eet-unit" }, "Export "),
-      exports.map((e) => button({ class: "eet-soft", key: e.name, "aria-label": `Export: ${e.label}`, onclick: () => ui.send("export", { id: "", format: e.name }) }, e.label))));
+    exporting && h("span", { key: "formats", role: "group", "aria-label": "Export as" }, exports.map((e) => button({ class: "eet-soft", key: e.name,
+      "aria-label": `Export: ${e.label}`, onclick: () => ui.send("export", { id: "", format: e.name }) }, e.label))),
+    exports.length > 0 && button({ class: "eet-soft", key: "export", "aria-expanded": String(exporting), title: "Save this result as a file",
+      onclick: () => { ui.local.exporting = !exporting; ui.redraw(); } }, exporting ? "Export as ‹" : "Export…"));
 }
 
 // Lists that choose what a tab shows, such as whose memory.

@@ -8,7 +8,7 @@ from typing import Any
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Run, Sameness, Spread
 from eet_lab.bench.metrics import MiB
-from eet_lab.bench.paired import memory_words
+from eet_lab.bench.paired import Change, memory_words
 from eet_lab.bench.tables import layout
 from eet_lab.figures.results import kinds
 from eet_lab.models.load import RANDOM_LABEL
@@ -20,9 +20,9 @@ TITLES = {
     "waterfall": "Who saves what",
     "left_out": "Left out",
     "latency": "Latency",
-    "tokens": "Tokens over time",
-    "timeline": "Timeline of a step",
-    "memory": "Memory at its peak",
+    "tokens": "Tokens",
+    "timeline": "Timeline",
+    "memory": "Peak memory",
     "arena": "Where memory lay",
     "planners": "Planners, KV cache",
     "sameness": "Same output?",
@@ -43,6 +43,8 @@ VERDICTS = {
 }
 """Of a parity check: the word of the tile, that of the headline, and the colour."""
 RANDOM = "Random weights: token ids, the text means nothing."
+LEAST_SHARE = 0.02
+"""Of the peak: a change below it decides nothing about what fits. It is neither good nor bad, and needs no reason."""
 AMOUNT = re.compile(r"[\d.,]+ (ms|MiB|tokens/s)( \(.*\))?$")
 """Of a table's cell: a median and its range, or bytes."""
 NUMBER = re.compile(r"\d[\d,]*\.?\d*")
@@ -135,16 +137,16 @@ def about(result: Result) -> str:
 
 
 def memory_change(before: int, after: int) -> dict[str, str]:
-    """Memory is counted, so any difference is one."""
-    kind = "dim" if before == after else "good" if after < before else "bad"
-    return {"text": memory_words(before, after), "kind": kind}
+    """Memory is counted, so any difference is one; it has a colour from `LEAST_SHARE` on."""
+    little = abs(after - before) < LEAST_SHARE * before
+    return {"text": memory_words(before, after), "kind": "dim" if little else "good" if after < before else "bad"}
 
 
 def grown(result: Comparison) -> str:
     """Why the peak is higher, where activations are: a technique that saves time may pay with memory; "" else."""
     before, after = result.baseline.memory, result.selection.memory
     more = after.get("activations", 0) - before.get("activations", 0)
-    if after["peak"] < 1.02 * before["peak"] or more < (after["peak"] - before["peak"]) / 2:
+    if after["peak"] < (1 + LEAST_SHARE) * before["peak"] or more < (after["peak"] - before["peak"]) / 2:
         return ""
     return (
         f"Activations take {brief(more / MiB)} MiB more: a pass over whole prompts is wider than one over single "
@@ -218,14 +220,29 @@ def _timed(
 ) -> dict[str, Any]:
     """One tile of a time, with its paired change."""
     change = result.all_changes.get(key)
+    tip = " ".join(filter(None, [_how(change), tip]))
     told = {"text": "", "kind": "dim"} if change is None else {"text": change.words(key), "kind": change.kind}
-    was = "" if before is None else f"from {brief(before.p50)} ms"
+    was = "" if before is None else f"from {brief(before.p50)}"
     return _tile(label, _median(after), "ms", told, was, tip)
 
 
+def _how(change: Change | None) -> str:
+    """Where the numbers of a tile come from."""
+    if change is None:
+        return ""
+    if not change.num_pairs:
+        return "Medians, and their ratio."
+    if change.is_of_pairs:
+        return "Medians. A drift has moved them apart, so × is the median of the paired ratios, with its interval."
+    return "Medians and their ratio; in brackets, the interval of the paired ratios, which tells it from noise."
+
+
 def _memory(before: int, after: int) -> dict[str, Any]:
-    tip = "Weights, KV cache, activations and workspaces at their peak. Bytes are counted, not sampled."
-    was = f"from {brief(before / MiB)} MiB"
+    tip = (
+        "Weights, KV cache, activations and workspaces at their peak. Bytes are counted, not sampled. "
+        f"A change below {LEAST_SHARE:.0%} of the peak is grey: it decides nothing about what fits."
+    )
+    was = f"from {brief(before / MiB)}"
     return _tile("Peak memory", after / MiB, "MiB", memory_change(before, after), was, tip)
 
 

@@ -1,7 +1,7 @@
 // The runs that were kept. Names and notes are edited in place, and nothing is deleted without a second click.
 // state: rows, said, can_compare, can_measure, why_not, folder, read_only_folder, more, upload_mib. sends: tick, pin,
 //   rename, annotate, delete, open_run, replay, export, compare_ticked, measure_ticked, upload, show_older.
-// hears: file, one that was written, packed with gzip, to be saved by the browser as well.
+// hears: file, one that is exported, packed with gzip, to be saved by the browser.
 
 const FORMATS = [["json", "JSON"], ["csv", "CSV"], ["html", "page"]];
 const HEAD = ["", "Name", "Recipe", "Model", "Device", "First token", "Per token", "MiB", "Same output?", ""];
@@ -9,7 +9,7 @@ const HEAD = ["", "Name", "Recipe", "Model", "Device", "First token", "Per token
 const list = view((s, ui) => [
   h("div", { class: "eet-head", key: "head" },
     h("h2", null, "Runs"),
-    h("span", { class: "eet-said", role: "status" }, said(s, ui)),
+    h("span", { class: `eet-said ${!s.said && s.read_only_folder ? "eet-is-warn" : ""}`, role: "status", title: said(s, ui) }, said(s, ui)),
     h("span", { class: "eet-line" },
       button({ class: "eet-soft", enabled: s.can_compare, title: s.can_compare ? "The two that are ticked, side by side" : s.why_not,
         onclick: () => ui.send("compare_ticked") }, "Compare ticked"),
@@ -82,10 +82,12 @@ function name(run, ui) {
   return h("span", { class: "eet-name-cell", key: "name" },
     button({ class: "eet-name", key: "name", enabled: run.writable, title: `${run.when} · ${run.model} · ${run.device} · click to rename`, "aria-label": `Rename ${run.label}`,
       onclick: edit("name") }, run.name),
-    run.short_when && h("span", { class: "eet-kind eet-when", key: "when", title: run.when, style: { "white-space": "nowrap" } }, run.short_when),
-    h("span", { class: "eet-kind", key: "kind" }, run.kind),
-    (run.note || run.writable) && button({ class: `eet-note-text ${run.note ? "" : "eet-add-note"}`, key: "note", enabled: run.writable, title: run.note || "Add a note",
-      "aria-label": `Note of ${run.label}: ${run.note || "none"}`, onclick: edit("note") }, run.note || "+ note"));
+    h("span", { class: "eet-name-more", key: "more" },
+      run.short_when && h("span", { class: "eet-kind", key: "when", title: run.when }, run.short_when),
+      h("span", { class: "eet-kind", key: "kind" }, run.kind),
+      run.model && h("span", { class: "eet-kind eet-where", key: "where" }, `${run.model} on ${run.device}`),
+      (run.note || run.writable) && button({ class: `eet-note-text ${run.note ? "" : "eet-add-note"}`, key: "note", enabled: run.writable, title: run.note || "Add a note",
+        "aria-label": `Note of ${run.label}: ${run.note || "none"}`, onclick: edit("note") }, run.note || "+ note")));
 }
 
 function editor(run, what, ui) {
@@ -111,17 +113,17 @@ function tools(run, ui) {
   const open = ui.local.open?.id === run.id ? ui.local.open.what : null;
   const set = (what) => () => { ui.local.open = what && { id: run.id, what }; ui.redraw(); };
   const act = (label, tell, more) => button({ class: "eet-soft", key: label, ...more, onclick: tell }, label);
-  if (open === "delete")
-    return h("span", { key: "ask", class: "eet-ask eet-more-tools" }, "Delete? ",
-      act("Yes", () => { set(null)(); ui.send("delete", { id: run.id }); }, { "aria-label": `Yes, delete ${run.label}` }), act("No", set(null)));
-  if (open === "more")
-    return h("span", { key: "more", class: "eet-more-tools" }, FORMATS.map(([format, label]) =>
+  return [
+    h("span", { key: "few" },
+      act("Open", () => ui.send("open_run", { id: run.id }), { "aria-label": `Open ${run.label}`, "data-run": run.id }),
+      run.kind !== "run" && act("Replay", () => ui.send("replay", { id: run.id }), { "aria-label": `Replay ${run.label}` }),
+      act("…", set(open ? null : "more"), { "aria-label": `More for ${run.label}`, "aria-expanded": String(!!open), title: "Export, delete" })),
+    open === "more" && h("span", { key: "more" }, FORMATS.map(([format, label]) =>
       act(label, () => ui.send("export", { id: run.id, format }), { "aria-label": `Export ${run.label} as ${label}` })),
-    run.writable && act("Delete", set("delete"), { "aria-label": `Delete ${run.label}` }), act("‹", set(null), { "aria-label": "Fewer actions" }));
-  return h("span", { key: "few" },
-    act("Open", () => ui.send("open_run", { id: run.id }), { "aria-label": `Open ${run.label}`, "data-run": run.id }),
-    run.kind !== "run" && act("Replay", () => ui.send("replay", { id: run.id }), { "aria-label": `Replay ${run.label}` }),
-    act("…", set("more"), { "aria-label": `More for ${run.label}`, title: "Export, delete" }));
+    run.writable && act("Delete", set("delete"), { "aria-label": `Delete ${run.label}` })),
+    open === "delete" && h("span", { key: "ask", class: "eet-ask" }, "Delete? ",
+      act("Yes", () => { set(null)(); ui.send("delete", { id: run.id }); }, { "aria-label": `Yes, delete ${run.label}` }), act("No", set(null))),
+  ];
 }
 
 function upload(s, ui) {

@@ -70,9 +70,14 @@ function card(s, ui) {
     h("p", null, c.summary),
     c.why && h("p", { class: "eet-why-not eet-is-warn", key: "why" }, c.why),
     c.knobs.map((k) => knob(k, s, ui)),
-    (c.paragraphs.length > 0 || c.source) && h("details", { key: "how" }, h("summary", null, "How it works"),
+    (c.paragraphs.length > 0 || c.source) && h("details", { key: "how", ontoggle: bringUp }, h("summary", null, "How it works"),
       c.paragraphs.map((p) => h("p", null, p.map((part) => (part.code ? h("code", null, part.text) : part.text)))),
       c.source && h("pre", { class: "eet-source", key: "source" }, c.source)));
+}
+
+// What a fold opens stands below the card's edge: the fold goes to its top.
+function bringUp({ target }) {
+  if (target.open) target.parentNode.scrollTop = target.offsetTop - 8;
 }
 
 // A page to go to, never a script to run.
