@@ -22,7 +22,7 @@ from eet_lab.models import weights
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.parts import Parts
 from eet_lab.paths import benchmarks_dir
-from eet_lab.technique import Recipe, names_in_all
+from eet_lab.technique import Recipe, known, names_in_all
 
 SMALL = Config(3, 64, 2, 256, 504, 128)
 ALL = ",".join(names_in_all())
@@ -213,7 +213,8 @@ def test_what_is_on_already_is_that_of_the_account():
     assert "dependent_launch" in on
     text = str(decode_speed.left_over(answered(2.5)).things[2].data)
     for name in filter(None, (name for *_, name in decode_speed.ATTACKS)):
-        assert f"{name} (on already)" in text if name in on else f"{name}<" in text
+        title = known(name).title
+        assert f"{title} (on already)" in text if name in on else f"{title}<" in text
 
 
 @pytest.mark.parametrize(

@@ -84,17 +84,19 @@ def calls(model: Model) -> Shown:
     recipes = dict(zip(COLUMNS, (Recipe(), Recipe.parse(THREE, "cuda"), everything_on()), strict=True))
     found = {name: counted(recipe.parts, [8], model.config.num_layers) for name, recipe in recipes.items()}
     lines = [
-        [f"{part} ({op})", *(f"{each.layer[place][1]}" for each in found.values())]
+        [f"{part} ({op})", *(f"{each.layer[place][1]:,}" for each in found.values())]
         for place, (part, op) in enumerate(zip(PARTS, LAYER, strict=True))
     ]
-    lines.append(["beside them: embedding, head, choice, bookkeeping", *(f"{each.beside}" for each in found.values())])
-    lines.append([f"a step of {model.config.num_layers} layers", *(f"{each.total}" for each in found.values())])
+    lines.append(
+        ["beside them: embedding, head, choice, bookkeeping", *(f"{each.beside:,}" for each in found.values())]
+    )
+    lines.append([f"a step of {model.config.num_layers} layers", *(f"{each.total:,}" for each in found.values())])
     xl = [num_kernels(recipe.parts, (8,), recorded.CONFIG) for recipe in recipes.values()]
-    lines.append(["a step of GPT-2 XL, 48 layers", *map(str, xl)])
+    lines.append(["a step of GPT-2 XL, 48 layers", *(f"{number:,}" for number in xl)])
     return Shown(
         table(["launches, or calls on a CPU, one row", *found], lines),
         "Counted, not timed. On a GPU each launch has a start and an end, in which no byte moves. (GPT-2 XL's last "
-        "column has fewer than five per layer: there persistent_layers makes two of five.)",
+        "column has fewer than five per layer: there persistent layers make two of five.)",
     )
 
 
@@ -144,7 +146,7 @@ def ladder_here(result: Ladder, model: Model) -> Shown:
         here(model),
         rungs.figure(found, "Time per token, rung by rung, on this machine"),
         rungs.listing(found),
-        f"{how} One row has no pads, so pre_padding and packed_prefill leave its steps as they are. "
+        f"{how} One row has no pads, so pre-padding and packed prefill leave its steps as they are. "
         f"{rungs.unsteady(found, 'this machine')}",
     )
 
@@ -207,7 +209,7 @@ def _together(best: Row, apart: Row, layers: int) -> list[str]:
         return []
     newer = "" if apart.commit == best.commit else " (It was measured with newer kernels than the table.)"
     return [
-        f"{TOGETHER} replaces those {5 * layers} kernels by {2 * layers + 1}, and a token takes "
+        f"Persistent layers replace those {5 * layers} kernels by {2 * layers + 1}, and a token takes "
         f"{brief(best.tpot_ms.p50)} ms. Most of the rest above the floor is blocks waiting for each other's results."
         f"{newer}"
     ]
@@ -249,9 +251,9 @@ ATTACKS = (
 
 
 def _by(name: str, recipe: Recipe) -> str:
-    """The technique's name, marked if the recipe has it already; a dash where there is none of it here."""
+    """The technique's title, marked if the recipe has it already; a dash where there is none of it here."""
     if not name:
         return "more prompts"
     if name not in registry():
         return "–"
-    return f"{name} (on already)" if name in recipe.names else name
+    return f"{registry()[name].title}{' (on already)' if name in recipe.names else ''}"

@@ -236,6 +236,6 @@ def on_the_h200(guess: Prediction) -> Shown:
         f"for that: a step needs {launches[1]:,.0f} launches without the mask and {launches[0]:,.0f} with it. Python "
         "issues each of them, and that takes longer than what is saved. This is the red bar in the ladder of the "
         "workbench. A kernel that takes `num_pad` needs one launch in both cases, and there removal saves time. "
-        "(packed_prefill cannot run with the mask, so `all techniques` includes its gain, too.)",
+        '(Packed prefill cannot run with the mask, so "all techniques" includes its gain, too.)',
         there(kernels),
     )

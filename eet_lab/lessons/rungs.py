@@ -90,7 +90,7 @@ def early_start(result: Ladder) -> str:
 
 def figure(found: Sequence[Rise], title: str) -> go.Figure:
     """For each rung a line from the predicted time (open) to the measured one (full), and the floor across all."""
-    fig = theme.figure(title, height=170 + 42 * len(found), legend=theme.LEGEND_BELOW)
+    fig = theme.figure(title, height=190 + 42 * len(found), legend=theme.LEGEND_BELOW, margin={"t": 58})
     names = [rise.title for rise in found]
     gaps = [(rise.predicted_ms, rise.measured.p50) for rise in found]
     fig.add_scatter(
@@ -130,7 +130,7 @@ def listing(found: Sequence[Rise]) -> HTML:
     rows = [
         [
             rise.title,
-            f"{rise.launches}" if rise.launches == rise.kernels else f"1 (a graph of {rise.kernels})",
+            f"{rise.launches:,}" if rise.launches == rise.kernels else f"1 (a graph of {rise.kernels:,})",
             brief(rise.predicted_ms),
             brief(rise.measured.p50),
             f"{rise.floor_ms / rise.measured.p50:.0%}",
