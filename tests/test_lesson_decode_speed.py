@@ -23,6 +23,7 @@ from eet_lab.models.config import PRESETS, Config
 from eet_lab.parts import Parts
 from eet_lab.paths import benchmarks_dir
 from eet_lab.technique import Recipe, known, names_in_all
+from eet_lab.words import percent
 
 SMALL = Config(3, 64, 2, 256, 504, 128)
 ALL = ",".join(names_in_all())
@@ -220,10 +221,10 @@ def test_what_is_on_already_is_that_of_the_account():
 @pytest.mark.parametrize(
     ("words", "alone_ms", "told", "not_told"),
     [
-        (FIVE, 1.65, ("30% more", "0.38 ms", "hidden by starting early"), ("they agree",)),
-        (NO_EARLY_START, 1.65, ("30% more", "0.38 ms"), ("they agree", "starting early")),
-        (FIVE, 1.0, ("21% less", "0.27 ms", "between the kernels"), ("they agree", "starting early")),
-        (FIVE, 1.28, ("agree to 1%",), ("more", "less")),
+        (FIVE, 1.65, ("30 % more", "0.38 ms", "hidden by starting early"), ("they agree",)),
+        (NO_EARLY_START, 1.65, ("30 % more", "0.38 ms"), ("they agree", "starting early")),
+        (FIVE, 1.0, ("21 % less", "0.27 ms", "between the kernels"), ("they agree", "starting early")),
+        (FIVE, 1.28, ("agree to 0.79 %",), ("more", "less")),
     ],
 )
 def test_what_the_sum_of_ops_says_follows_from_the_numbers(words, alone_ms, told, not_told):
@@ -234,7 +235,7 @@ def test_what_the_sum_of_ops_says_follows_from_the_numbers(words, alone_ms, told
 def test_the_account_is_of_the_numbers_in_the_table():
     shown = decode_speed.left_over(answered(2.5)).things
     alone, whole = (float(number) for number in re.findall(r">([\d.]+) ms<", shown[1].data)[-2:])
-    off = re.search(r"(\d+)% (more|less) than the whole step", shown[3])
+    off = re.search(r"(\d+) % (more|less) than the whole step", shown[3])
     assert off and float(off[1]) / 100 == pytest.approx(abs(alone / whole - 1), abs=0.01)
     assert (off[2] == "more") == (alone > whole)
 
@@ -294,10 +295,10 @@ def test_prices_are_those_that_were_measured_on_such_a_gpu():
 def test_each_row_of_the_verdict_is_held_against_its_own_floor():
     int8 = next(row for row in recorded.one_row() if "int8_weights" in row.recipe)
     text = str(decode_speed.verdict(answered(2.5)).things[1].data)
-    assert "its own floor / measured" in text and f"{int8.floor_ms / int8.tpot_ms.p50:.0%}" in text
+    assert "its own floor / measured" in text and percent(int8.floor_ms / int8.tpot_ms.p50) in text
 
 
-@pytest.mark.parametrize(("gb_per_s", "share"), [(1.0, "50%"), (0.25, "100%")])
+@pytest.mark.parametrize(("gb_per_s", "share"), [(1.0, "50 %"), (0.25, "100 %")])
 def test_the_share_of_the_op_with_the_most_bytes_is_measured(monkeypatch, tiny, gb_per_s, share):
     """Its bytes at the streaming rate, of what it took; no more than all of it, where a cache is faster."""
     ops = [Timed("embed", 0, 1, 8), Timed("attention", 1, 5, 64), Timed("next_token", 7, 3, 1500)]
@@ -306,8 +307,8 @@ def test_the_share_of_the_op_with_the_most_bytes_is_measured(monkeypatch, tiny, 
     monkeypatch.setattr(decode_speed, "streaming_gb_per_s", lambda device: gb_per_s)
     *_, text = decode_speed.step(tiny).things
     assert f"next_token, has the most bytes, and they account for {share}" in text
-    assert "56%" in text, "attention, of what the ops took"
-    assert "10%" in text, "between the ops"
+    assert "56 %" in text, "attention, of what the ops took"
+    assert "10 %" in text, "between the ops"
 
 
 # --- the exercises

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from eet_lab.bench.measured import p50
 from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
-from eet_lab.words import MiB, brief, counted, mib, plain, signed, signed_mib, times, visible
+from eet_lab.words import MiB, brief, counted, mib, percent, plain, signed, signed_mib, times, visible
 
 if TYPE_CHECKING:
     from eet_lab.bench.measured import Environment, Measurement, Perplexity, Spread
@@ -281,7 +281,7 @@ def _where(environment: Environment) -> str:
 
 def _share(reached: float) -> str:
     if reached <= 1:
-        return f"{reached:.0%} of that rate."
+        return f"{percent(reached)} of that rate."
     return "faster than that: caches hold a part of it, or the processor was shared when the rate was measured."
 
 

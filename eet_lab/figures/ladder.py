@@ -82,7 +82,7 @@ def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
     steps, level = [OwnTime.of(rung, full) for rung in rungs], p50(full.total_ms) or 0.0
     without = [p50(rung.measurement.total_ms) or 0.0 for rung in rungs]
     log = theme.is_far([level, *without]) if log is None else log
-    fig = theme.figure("The full recipe without one of them", height=90 + 30 * len(rungs), bargap=0.3)
+    fig = theme.figure("The full recipe without one of them", height=106 + 30 * len(rungs), bargap=0.3)
     names = [f"without {theme.words(name)}" for name in titles(rungs)]
     tips = [_tip(step, level, end) for step, end in zip(steps, without, strict=True)]
     fig.add_bar(
@@ -98,8 +98,8 @@ def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
     )  # fmt: skip
     fig.add_vline(x=level, line={"color": theme.INK, "width": 1})
     low = min(level, *without, *(step.low_level for step in steps)) if steps else level
-    rule = theme.words(_rule(steps, result), REMARK_WIDTH)
-    title = f"ms, end to end; the line is the full recipe ({brief(level)})<br><sup>{rule}</sup>"
+    rule = f'<br><span style="font-size:11px">{_rule(steps, result)}</span>' if steps else ""
+    title = f"ms, end to end; the line is the full recipe ({brief(level)}){rule}"
     fig.update_xaxes(theme.axis(0.9 * low if log else 0.0, max([level, *ends]), title, log, room=1.3))
     fig.update_yaxes(autorange="reversed", showgrid=False, tickfont={"size": 11})
     return fig.update_layout(showlegend=False)
@@ -197,8 +197,8 @@ def _rule(steps: Sequence[OwnTime], result: Ladder) -> str:
         return f"{counted(fewest, 'pair')} cannot tell anything apart: that takes {LEAST_PAIRS}"
     if fewest < SURE_PAIRS:
         return (
-            f"whiskers: range of all {fewest} pairs; grey: cannot tell apart, as it holds 0 or is wider than it is far "
-            "from 0"
+            f"whiskers: range of all {fewest} pairs; grey: cannot tell apart, since the range holds 0 or is wider than "
+            "its distance from 0"
         )
     return "whiskers: interval of the paired differences; grey: cannot tell apart"
 

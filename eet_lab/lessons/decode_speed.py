@@ -30,7 +30,7 @@ from eet_lab.models.on_device import on_its_device
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, registry
 from eet_lab.texts import Output
-from eet_lab.words import brief, plain
+from eet_lab.words import brief, percent, plain
 
 PROMPT = "An iterator is an object that represents a stream of data. Each call of its method returns"
 """One row: the plainest case there is, and the hardest to make fast."""
@@ -69,7 +69,7 @@ def floor(model: Model, output: Output) -> Shown:
         ["rate of a streaming read here (measured)", f"{plain(cost.ceiling_gb_per_s or 0)} GB/s"],
         ["floor: bytes / rate", f"{brief(cost.floor_ms or 0)} ms"],
         ["time per token (measured)", f"{brief(took)} ms"],
-        ["floor / measured", f"{(cost.floor_ms or 0) / took:.0%}"],
+        ["floor / measured", percent((cost.floor_ms or 0) / took)],
     ]
     return Shown(
         here(model),
@@ -111,9 +111,9 @@ def step(model: Model) -> Shown:
     return Shown(
         here(model),
         step_figure(found, rate),
-        f"Look at attention: it reads hardly any bytes and takes {attention:.0%} of the time, because it makes the "
-        f"most calls. {_named(most.op)} has the most bytes, and they account for {own:.0%} of its time. "
-        f"{1 - busy / total:.0%} of the step lies between the ops: Python.",
+        f"Look at attention: it reads hardly any bytes and takes {percent(attention)} of the time, because it makes "
+        f"the most calls. {_named(most.op)} has the most bytes, and they account for {percent(own)} of its time. "
+        f"{percent(1 - busy / total)} of the step lies between the ops: Python.",
     )
 
 
@@ -161,8 +161,8 @@ def verdict(guess: Prediction) -> Shown:
     lines = [["you", str(guess), ""]]
     for row in rows:
         took = row.tpot_ms.p50 if row.tpot_ms else math.nan
-        lines.append([recorded.who(row), f"{brief(took)} ms", f"{(row.floor_ms or floor_ms) / took:.0%}"])
-    lines.append(["floor: bytes at the rate of a streaming read there", f"{brief(floor_ms)} ms", "100%"])
+        lines.append([recorded.who(row), f"{brief(took)} ms", percent((row.floor_ms or floor_ms) / took)])
+    lines.append(["floor: bytes at the rate of a streaming read there", f"{brief(floor_ms)} ms", "100 %"])
     return Shown(
         there(rows),
         table(["GPT-2 XL, one row, 128 + 128 tokens", "a token", "its own floor / measured"], lines),
@@ -172,7 +172,8 @@ def verdict(guess: Prediction) -> Shown:
         f"The prediction counts {brief(price.launch_us, 2)} us of host time for a launch and "
         f"{brief(price.kernel_us, 2)} us of device time between two kernels. It is far off for the baseline, "
         f"where Python takes {plain.measured.p50 / plain.launches * 1e3:.0f} us for each of {plain.launches:,} calls."
-        f"{rungs.early_start(result)} {rungs.unsteady(found, 'the host')}",
+        f"{rungs.early_start(result)} {rungs.unsteady(found, 'the host')} (The floor above the figure and the one in "
+        "it are of two recordings, and each measured its own streaming read.)",
     )
 
 
@@ -219,8 +220,8 @@ def _account(alone_ms: float, step_ms: float, recipe: Recipe) -> str:
     """How far the ops timed alone are off from the whole step, and what that says."""
     off = alone_ms / step_ms - 1
     if abs(off) < AGREE:
-        return f"they agree to {abs(off):.0%}. No time is hidden between the kernels."
-    sides = f"the ops alone sum to {abs(off):.0%} {'more' if off > 0 else 'less'} than the whole step"
+        return f"they agree to {percent(abs(off))}. No time is hidden between the kernels."
+    sides = f"the ops alone sum to {percent(abs(off))} {'more' if off > 0 else 'less'} than the whole step"
     if off < 0:
         return f"{sides}, so {brief(step_ms - alone_ms, 2)} ms of the step are between the kernels."
     hidden = " are hidden by starting early" if "dependent_launch" in recipe.names else " are no part of it"

@@ -52,7 +52,7 @@ def small_model(like: Model) -> Model:
     """Two layers with random weights, on the device and in the dtype of `like`."""
     config = LOADS[like.device].config
     decoder = random_decoder(config, 0, like.decoder.device, like.decoder.dtype)
-    return Model("two layers", f"{config.hidden_size} channels, {RANDOM_LABEL}", decoder, None, "random")
+    return Model("two layers", f"{config.hidden_size}-channel {RANDOM_LABEL}", decoder, None, "random")
 
 
 def prompts(small: Model) -> list[list[int]]:
@@ -181,7 +181,7 @@ def verdict(guess: Prediction, result: Comparison, small: Model) -> Shown:
     lines = [
         ["cache copied, in final sizes: you", str(guess)],
         ["cache copied, in final sizes: counted", f"{copied / final:.0f}"],
-        ["bytes read and written for it (counted)", f"{2 * copied / MiB:,.0f} MiB"],
+        ["bytes read plus bytes written for it (counted)", f"{2 * copied / MiB:,.0f} MiB"],
         ["the copies alone (measured)", f"{plain(sum(alone))} ms"],
         ["saved by memory reuse in the run (measured)", f"{plain(saved_ms)} of {plain(a.total_ms.p50)} ms"],
     ]

@@ -80,7 +80,7 @@ def rows_on_the_h200(guess: Prediction) -> Shown:
     result = recorded.batch()
     measured = [recorded.rung(name).measurement for name in ("", "pre_padding")]
     runs = [_recorded_rows(m, result.prompt_lengths, at == 0) for at, m in enumerate(measured)]
-    told = f"Ends of reading and of the run are medians of {measured[0].repeats} runs; the steps between are of one."
+    told = f"First tokens and ends are medians of {measured[0].repeats} runs; the rest is drawn from one of them."
     return Shown(there(result), *_figures(runs), told)
 
 
