@@ -16,6 +16,7 @@ from eet_lab.bench.calls import counted, num_kernels
 from eet_lab.bench.cost import LaunchCost, step_ms, step_weight_bytes
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.step import decode_calls, num_launches
+from eet_lab.figures import theme
 from eet_lab.lessons import Prediction, decode_speed, recorded, roofline, rungs, speed_exercises, step
 from eet_lab.lessons.step import LAYER, Timed, timed
 from eet_lab.models import weights
@@ -175,6 +176,9 @@ def test_a_rung_is_labelled_right_of_both_its_markers():
     left, right = fig.layout.xaxis.range
     assert right - math.log10(5.6) > 0.1 * (right - left), "room for the longest label"
     assert "log scale" in fig.layout.xaxis.title.text
+    assert fig.layout.margin.t >= theme.figure("a title").layout.margin.t + 20, (
+        "the floor's label stands below the title"
+    )
 
 
 def test_the_layers_lanes_add_up_to_the_step():
