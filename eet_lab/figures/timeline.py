@@ -180,7 +180,7 @@ def _bars(spans: list[Span], in_legend: bool) -> go.Bar:
         legendgroup=one.kind,
         showlegend=in_legend,
         customdata=_tenths(span.dur_us for span in spans),  # a bar's own x is where it ends
-        hovertemplate=f"<b>{_text(one.name)}</b>, %{{customdata:,}} us, from %{{base:,}} us<br>{_details(one)}"
+        hovertemplate=f"<b>{_text(one.name)}</b>, %{{customdata:,}} µs, from %{{base:,}} µs<br>{_details(one)}"
         "<extra></extra>",
     )
 

@@ -169,9 +169,9 @@ def verdict(guess: Prediction) -> Shown:
         there(result),
         rungs.figure(found, "Time per token on an H200, GPT-2 XL, one row"),
         rungs.listing(found),
-        f"The prediction counts {brief(price.launch_us, 2)} us of host time for a launch and "
-        f"{brief(price.kernel_us, 2)} us of device time between two kernels. It is far off for the baseline, "
-        f"where Python takes {plain.measured.p50 / plain.launches * 1e3:.0f} us for each of {plain.launches:,} calls."
+        f"The prediction counts {brief(price.launch_us, 2)} µs of host time for a launch and "
+        f"{brief(price.kernel_us, 2)} µs of device time between two kernels. It is far off for the baseline, "
+        f"where Python takes {plain.measured.p50 / plain.launches * 1e3:.0f} µs for each of {plain.launches:,} calls."
         f"{rungs.early_start(result)} {rungs.unsteady(found, 'the host')} (The floor above the figure and the one in "
         "it are of two recordings, and each measured its own streaming read.)",
     )

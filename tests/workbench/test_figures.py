@@ -218,6 +218,7 @@ def test_text_in_figures_is_in_the_ink_that_follows_the_page(stem: str) -> None:
     assert isinstance(figs, dict)
     for fig in figs.values():
         assert fig.layout.font.color == theme.INK
+        assert fig.layout.xaxis.separatethousands and fig.layout.yaxis.exponentformat == "none"
         fonts = [note.font.color for note in fig.layout.annotations]
         fonts += [trace.textfont.color for trace in fig.data if trace.type == "scatter"]
         assert set(fonts) <= {None, theme.INK}
