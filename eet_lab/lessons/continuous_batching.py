@@ -248,7 +248,7 @@ def preempted() -> Shown:
         left = f"{len(run.gave_way)}", f"{run.read_twice}", percent(run.read_twice / reads)
         rows.append([f"{num_pages}", f"{len(run.passes)}", *left, percent(run.idle_share)])
     (number, at), *_ = few.gave_way
-    others = ", ".join(f"{request + 1} in pass {when + 1}" for request, when in few.gave_way[1:])
+    others = ", ".join(f"request {request + 1} in pass {when + 1}" for request, when in few.gave_way[1:])
     return Shown(
         lanes({f"{FEW} pages of {PAGE} columns": few}),
         table(["pages", "passes", "preempted", "tokens read twice", "of all reads", "slots idle"], rows),

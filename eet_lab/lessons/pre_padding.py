@@ -20,7 +20,7 @@ from eet_lab.lessons.show import Shown, here, in_words, table, there
 from eet_lab.models import Model
 from eet_lab.technique import in_titles
 from eet_lab.texts import Output
-from eet_lab.words import brief, plain
+from eet_lab.words import brief, plain, times
 
 
 def prompts(model: Model) -> Shown:
@@ -151,16 +151,16 @@ def verdict(guess: Prediction, result: Comparison) -> Shown:
     }
     fig = theme.figure("How many times sooner: predicted and measured", height=270)
     fig.add_bar(
-        y=list(bars), x=list(bars.values()), orientation="h", text=[f"{brief(v)}×" for v in bars.values()],
+        y=list(bars), x=list(bars.values()), orientation="h", text=[*map(times, bars.values())],
         marker_color=[theme.BASELINE] * 3 + [theme.GAIN] * 2, hoverinfo="skip", textposition="outside",
         cliponaxis=False,
     )  # fmt: skip
-    fig.update_xaxes(type="log", range=[-0.05, 3.1], title="times sooner (log scale)")
+    fig.update_xaxes(theme.log_axis(0.9, 1300, "times sooner"))
     fig.update_yaxes(autorange="reversed")
     why = (
         f"Why between the two? The arithmetic is the same: the baseline computes {longest} steps of {num_rows} tokens, "
         f"pre-padding one pass of {tokens:,}. The one pass reads every weight once and not {longest} times, and calls "
-        f"every operation once and not {longest} times. It is not free: it took as long as {b.p50 / step_ms:.1f} "
+        f"every operation once and not {longest} times. The pass is not free: it took as long as {b.p50 / step_ms:.1f} "
         "decode steps here. On a CPU the arithmetic soon takes most of the time. A GPU has far more arithmetic to "
         f"spare: the H200 was {far:.0f} times sooner, where the count of steps gives {far_longest}."
     )
