@@ -41,6 +41,20 @@ def matters(technique: Any, name: str) -> bool:
     return all(getattr(technique, other) in values for other, values in when.items())
 
 
+def turn_in_words(technique: Any, turn: str) -> str:
+    """A turn such as "kv=paged" as a page calls it, "KV layout: pages"; as it stands where there is no such knob.
+
+    `technique` is None where that is not known either.
+    """
+    name, _, value = turn.partition("=")
+    told = next((f.metadata for f in fields(technique) if f.name == name), None) if technique else None
+    if told is None or not told.get("label"):
+        return turn
+    words = {str(choice): word for choice, word in told["words"].items()}
+    label = told["label"] if told["label"][1:2].isupper() else told["label"][:1].lower() + told["label"][1:]
+    return f"{label}: {words.get(value, value)}"
+
+
 def check_knobs(technique: Any) -> None:
     """RecipeError where a technique's knob is not what it may be."""
     for f in fields(technique):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from eet_lab.definition import NUMERICS, STAGES, WORDS, applied, check_definition, unavailable
 from eet_lab.devices import kind_of
 from eet_lab.errors import BrokenTechnique, RecipeError, did_you_mean
-from eet_lab.knobs import check_knobs, knob, matters, read_knobs
+from eet_lab.knobs import check_knobs, knob, matters, read_knobs, turn_in_words
 from eet_lab.models.config import Config
 from eet_lab.parts import Parts, replaced
 
@@ -366,24 +366,30 @@ FEW = 3
 
 
 def short_form(recipe: str, device: str) -> str:
-    """A recipe as a label: "baseline", "all", "all - mask removal", "pre-padding + memory reuse (kv=paged)".
+    """A recipe as a label: "baseline", "all", "all - mask removal", "pre-padding + memory reuse (KV layout: pages)".
 
     `all` is every technique of ours that loses nothing and can run on that kind of device ("cpu" or "cuda"), whichever
     machine this is. Any text gives a label: names that are not known here stay as they are.
     """
-    words = dict(_name_and_knobs(word) for word in recipe.split(",") if word not in ("", "baseline"))
+    words = dict(_words_of(recipe))
     ours = (t() for t in registry().values() if _is_ours(t) and is_in_all(t))
     whole = [t.name for t in ours if kind_of(device) == "cuda" or obstacle(t, "cpu") is None]
     lacking = [name for name in whole if name not in words]
     beside = [_label(name, knobs) for name, knobs in words.items() if name not in whole or knobs]
     if words and len(lacking) <= min(FEW, len(whole) - len(lacking)):
         return "".join(["all", *(f" - {_label(name)}" for name in lacking), *(f" + {label}" for label in beside)])
-    return " + ".join(_label(name, knobs) for name, knobs in words.items()) or "baseline"
+    return in_titles(recipe)
 
 
-def _name_and_knobs(word: str) -> tuple[str, str]:
-    name, _, knobs = word.partition(":")
-    return name, knobs.replace(":", ", ")
+def in_titles(recipe: str) -> str:
+    """The same with every title, and no "all"."""
+    return " + ".join(_label(name, knobs) for name, knobs in _words_of(recipe)) or "baseline"
+
+
+def _words_of(recipe: str) -> Iterator[tuple[str, str]]:
+    """Names of techniques, each with its knobs in words."""
+    for name, *turns in (word.split(":") for word in recipe.split(",") if word not in ("", "baseline")):
+        yield name, ", ".join(turn_in_words(registry().get(name), turn) for turn in turns)
 
 
 def _label(name: str, knobs: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Numbers as a reader expects them: with their noun in the right form, and without exponents.
+"""Numbers as a reader expects them: with their noun in the right form, and no exponent where zeros can be counted.
 
 `plain` is for tables, `brief` for labels, tiles and sentences; `figures/words.js` follows the same rules.
 """
@@ -16,12 +16,24 @@ def counted(number: int, noun: str) -> str:
 
 
 def plain(value: float, digits: int = 4) -> str:
-    """Four significant digits in plain notation: `57,640`, `41.13`, `0.0512`; a dash for what is not finite."""
+    """Four significant digits: `57,640`, `41.13`, `0.0512`, `7.8 × 10⁻⁶`; a dash for what is not finite."""
     if not isfinite(value):
         return "–"
     shown = float(f"{value:.{digits}g}")
     whole = floor(log10(abs(shown))) + 1 if shown else 1
-    text = f"{shown:,.{max(digits - whole, 0)}f}"
+    if whole < FEWEST_WHOLE:
+        digit, _, power = f"{shown:.{digits - 1}e}".partition("e")
+        return f"{_bare(digit)} × 10{str(int(power)).translate(RAISED)}"
+    return _bare(f"{shown:,.{max(digits - whole, 0)}f}")
+
+
+FEWEST_WHOLE = -3
+"""From 0.0001 up, zeros behind the point are few enough to be counted at sight."""
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def _bare(text: str) -> str:
+    """Without zeros at the end of what stands behind the point."""
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
@@ -75,6 +87,22 @@ def sized(num_bytes: float) -> str:
         if abs(num_bytes) >= scale:
             return f"{plain(num_bytes / scale)} {unit}"
     return f"{num_bytes:,.0f} bytes"
+
+
+def mib(num_bytes: float) -> str:
+    """MiB to one decimal, so that a column of them adds up: `3,455.3 MiB`; what is less is in a unit of its own."""
+    return f"{num_bytes / MiB:,.1f} MiB" if abs(num_bytes) >= LEAST_MIB else sized(num_bytes)
+
+
+def signed_mib(num_bytes: float) -> str:
+    """A difference in MiB, whose unit stands elsewhere: `+1,024.5`, `-0.1`, `0`; what is less brings its own unit."""
+    if abs(num_bytes) >= LEAST_MIB:
+        return f"{num_bytes / MiB:+,.1f}"
+    return f"{'+' if num_bytes > 0 else ''}{sized(num_bytes)}" if num_bytes else "0"
+
+
+LEAST_MIB = 0.05 * MiB
+"""What one decimal of a MiB would write as nothing is less than this."""
 
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")

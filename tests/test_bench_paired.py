@@ -158,7 +158,7 @@ def test_memory_is_counted_and_has_no_interval():
     assert memory_words(500 * mib, 357 * mib) == "143 MiB less"
     assert memory_words(int(3.74 * mib), int(3.76 * mib)) == "0.02 MiB more"
     assert memory_words(5, 5) == "the same"
-    assert memory_words(0, 3) == "0.000003 MiB more"
+    assert memory_words(0, 3) == "3 bytes more"
 
 
 def test_the_interval_is_the_sign_tests():

@@ -16,13 +16,15 @@ from eet_lab.bench.calls import counted, num_kernels
 from eet_lab.bench.cost import LaunchCost, step_ms, step_weight_bytes
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.step import decode_calls, num_launches
+from eet_lab.figures import theme
 from eet_lab.lessons import Prediction, decode_speed, recorded, roofline, rungs, speed_exercises, step
 from eet_lab.lessons.step import LAYER, Timed, timed
 from eet_lab.models import weights
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.parts import Parts
 from eet_lab.paths import benchmarks_dir
-from eet_lab.technique import Recipe, names_in_all
+from eet_lab.technique import Recipe, known, names_in_all
+from eet_lab.words import percent
 
 SMALL = Config(3, 64, 2, 256, 504, 128)
 ALL = ",".join(names_in_all())
@@ -174,6 +176,9 @@ def test_a_rung_is_labelled_right_of_both_its_markers():
     left, right = fig.layout.xaxis.range
     assert right - math.log10(5.6) > 0.1 * (right - left), "room for the longest label"
     assert "log scale" in fig.layout.xaxis.title.text
+    assert fig.layout.margin.t >= theme.figure("a title").layout.margin.t + 20, (
+        "the floor's label stands below the title"
+    )
 
 
 def test_the_layers_lanes_add_up_to_the_step():
@@ -213,16 +218,17 @@ def test_what_is_on_already_is_that_of_the_account():
     assert "dependent_launch" in on
     text = str(decode_speed.left_over(answered(2.5)).things[2].data)
     for name in filter(None, (name for *_, name in decode_speed.ATTACKS)):
-        assert f"{name} (on already)" in text if name in on else f"{name}<" in text
+        title = known(name).title
+        assert f"{title} (on already)" in text if name in on else f"{title}<" in text
 
 
 @pytest.mark.parametrize(
     ("words", "alone_ms", "told", "not_told"),
     [
-        (FIVE, 1.65, ("30% more", "0.38 ms", "hidden by starting early"), ("they agree",)),
-        (NO_EARLY_START, 1.65, ("30% more", "0.38 ms"), ("they agree", "starting early")),
-        (FIVE, 1.0, ("21% less", "0.27 ms", "between the kernels"), ("they agree", "starting early")),
-        (FIVE, 1.28, ("agree to 1%",), ("more", "less")),
+        (FIVE, 1.65, ("30 % more", "0.38 ms", "hidden by starting early"), ("they agree",)),
+        (NO_EARLY_START, 1.65, ("30 % more", "0.38 ms"), ("they agree", "starting early")),
+        (FIVE, 1.0, ("21 % less", "0.27 ms", "between the kernels"), ("they agree", "starting early")),
+        (FIVE, 1.28, ("agree to 0.79 %",), ("more", "less")),
     ],
 )
 def test_what_the_sum_of_ops_says_follows_from_the_numbers(words, alone_ms, told, not_told):
@@ -233,7 +239,7 @@ def test_what_the_sum_of_ops_says_follows_from_the_numbers(words, alone_ms, told
 def test_the_account_is_of_the_numbers_in_the_table():
     shown = decode_speed.left_over(answered(2.5)).things
     alone, whole = (float(number) for number in re.findall(r">([\d.]+) ms<", shown[1].data)[-2:])
-    off = re.search(r"(\d+)% (more|less) than the whole step", shown[3])
+    off = re.search(r"(\d+) % (more|less) than the whole step", shown[3])
     assert off and float(off[1]) / 100 == pytest.approx(abs(alone / whole - 1), abs=0.01)
     assert (off[2] == "more") == (alone > whole)
 
@@ -293,10 +299,10 @@ def test_prices_are_those_that_were_measured_on_such_a_gpu():
 def test_each_row_of_the_verdict_is_held_against_its_own_floor():
     int8 = next(row for row in recorded.one_row() if "int8_weights" in row.recipe)
     text = str(decode_speed.verdict(answered(2.5)).things[1].data)
-    assert "its own floor / measured" in text and f"{int8.floor_ms / int8.tpot_ms.p50:.0%}" in text
+    assert "its own floor / measured" in text and percent(int8.floor_ms / int8.tpot_ms.p50) in text
 
 
-@pytest.mark.parametrize(("gb_per_s", "share"), [(1.0, "50%"), (0.25, "100%")])
+@pytest.mark.parametrize(("gb_per_s", "share"), [(1.0, "50 %"), (0.25, "100 %")])
 def test_the_share_of_the_op_with_the_most_bytes_is_measured(monkeypatch, tiny, gb_per_s, share):
     """Its bytes at the streaming rate, of what it took; no more than all of it, where a cache is faster."""
     ops = [Timed("embed", 0, 1, 8), Timed("attention", 1, 5, 64), Timed("next_token", 7, 3, 1500)]
@@ -305,8 +311,8 @@ def test_the_share_of_the_op_with_the_most_bytes_is_measured(monkeypatch, tiny, 
     monkeypatch.setattr(decode_speed, "streaming_gb_per_s", lambda device: gb_per_s)
     *_, text = decode_speed.step(tiny).things
     assert f"next_token, has the most bytes, and they account for {share}" in text
-    assert "56%" in text, "attention, of what the ops took"
-    assert "10%" in text, "between the ops"
+    assert "56 %" in text, "attention, of what the ops took"
+    assert "10 %" in text, "between the ops"
 
 
 # --- the exercises

@@ -60,9 +60,9 @@ def test_published_figures_are_replayed_to_the_digit() -> None:
 
 def test_the_order_of_prompts_is_ten_times_the_memory() -> None:
     shown, words = lesson.eet_order().things
-    assert lesson._buffer_mib(lesson.SWEEP) == pytest.approx(1552, abs=0.5)
-    assert lesson._buffer_mib(lesson.SWEEP[::-1]) == 156.0
-    assert "1,552.1 MiB" in words and "156.0" in words and "1.533 GiB" in shown.data
+    assert lesson._buffer_bytes(lesson.SWEEP) / MiB == pytest.approx(1552, abs=0.5)
+    assert lesson._buffer_bytes(lesson.SWEEP[::-1]) == 156 * MiB
+    assert "1.516 GiB" in words and "156 MiB" in words and "1.533 GiB" in shown.data
 
 
 def test_the_policies_are_told_by_what_they_did() -> None:
@@ -138,7 +138,7 @@ def test_the_peers_figures_are_labelled_or_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(caching_allocator, "RECORDED", path)
     assert caching_allocator.recorded() == told
     where, shown, _ = allocators.torch_allocator().things
-    assert "Not this machine: recorded on a Some GPU" in where.data and "4 MiB" in shown.data
+    assert "Not this machine: recorded on an Some GPU" in where.data and "4 MiB" in shown.data
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from itertools import accumulate
 
 import ipywidgets as W
 import pytest
@@ -279,8 +278,8 @@ def test_each_step_reads_what_the_layout_says(words):
     ]
     assert all([row.count(batch_steps.NEW) for row in cells] == [2, 2] for cells in padded[1:])
     labels = [step.label for step in fig.layout.sliders[0].steps]
-    assert "baseline reads column 2, 1 of 2 rows get" in labels[2] and "pre_padding reads columns 0 to 4" in labels[0]
-    assert "pre_padding is done" in labels[2]
+    assert "baseline reads column 2, 1 of 2 rows get" in labels[2] and "pre-padding reads columns 0 to 4" in labels[0]
+    assert "pre-padding is done" in labels[2]
 
 
 def test_a_frame_carries_only_what_changes(words):
@@ -320,18 +319,36 @@ def test_the_gpus_figures_wait_for_the_prediction(show):
 
 
 def test_rows_of_the_recording_are_read_off_its_steps():
-    """When its last row has its first token, and when its last one, as it was measured."""
+    """When its last row has its first token, and when its last one: at the medians that the verdict divides."""
     for name in ("", "pre_padding"):
         m = recorded.rung(name).measurement
         rows = pre_padding._recorded_rows(m, recorded.batch().prompt_lengths, name == "")
-        ends, lengths = list(accumulate(m.step_ms)), recorded.batch().prompt_lengths
-        first = {}
+        lengths, first = recorded.batch().prompt_lengths, {}
         for step, tokens in enumerate(tokens_by_step(m, lengths)):
             for row, _ in tokens:
                 first.setdefault(row, step)
-        assert max(rows.first_ms) == pytest.approx(ends[max(first.values())])
-        assert max(rows.last_ms) == pytest.approx(ends[-1])
+        assert max(rows.first_ms) == rows.first_ms[max(first, key=lambda row: first[row])]
+        assert max(rows.first_ms) == pytest.approx(m.ttft_ms.p50)
+        assert max(rows.last_ms) == pytest.approx(m.total_ms.p50)
         assert all(first < last for first, last in zip(rows.first_ms, rows.last_ms, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("after", "early", "late", "said"),
+    [
+        (50.0, 1.0, 2.0, "it grows with the cache, from 1 ms in early steps to 2 ms in late ones"),
+        (50.0, 1.0, 1.0, "whether it grows cannot be told from noise here"),
+        (101.0, 1.0, 2.0, "here it cannot be told from noise, since"),
+    ],
+)
+def test_what_is_said_of_the_gap_follows_what_was_measured(after, early, late, said):
+    result, _ = recorded.watched()
+    change = Change.of([100.0] * 8, [after] * 8)
+    gaps = [early + (late - early) * (at >= 40) + 0.1 * (at % 3) for at in range(80)]
+    grown = dataclasses.replace(result.baseline, step_ms=(9.0, *(1 + gap for gap in gaps)))
+    static = dataclasses.replace(result.selection, step_ms=(9.0, *(1.1 for _ in gaps)))
+    result = dataclasses.replace(result, baseline=grown, selection=static, changes={"total_ms": change})
+    assert memory_reuse._gap_words(result).startswith(said)
 
 
 def test_the_ladders_red_bar_is_explained_by_counted_launches():

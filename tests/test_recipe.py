@@ -282,7 +282,7 @@ PAGED = CPU.replace("reuse", "reuse:kv=paged:page=32")
         ("", "cuda", "baseline"),
         (CPU, "cpu", "all"),
         (CPU, "cuda", "pre-padding + mask removal + memory reuse + packed prefill"),
-        (PAGED, "cpu", "all + memory reuse (kv=paged, page=32)"),
+        (PAGED, "cpu", "all + memory reuse (KV layout: pages, page size: 32)"),
         ("pre_padding,memory_reuse", "cpu", "all - mask removal - packed prefill"),
         ("pre_padding", "cpu", "pre-padding"),
         ("pre_padding,int8_weights", "cpu", "pre-padding + int8 weights"),

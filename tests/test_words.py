@@ -20,7 +20,7 @@ from eet_lab.bench.measured import Spread, Verdict
 from eet_lab.bench.tables import spread
 from eet_lab.models import load
 from eet_lab.paths import PACKAGE
-from eet_lab.words import brief, counted, ms_words, params_words, percent, plain, signed, times
+from eet_lab.words import MiB, brief, counted, mib, ms_words, params_words, percent, plain, signed, signed_mib, times
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_difference_has_its_sign_and_no_exponent(value, says):
     assert signed(value) == says
 
 
-@given(st.floats(1e-6, 1e12))
+@given(st.floats(1e-4, 1e12))
 def test_plain_digits_say_the_number(value):
     assert float(plain(value).replace(",", "")) == float(f"{value:.4g}")
 
@@ -82,7 +82,8 @@ def test_one_prompt_is_told_as_one():
 
 BRIEF = {
     3413.53: "3,414", 1130.4: "1,130", 26.94: "26.9", 1.472: "1.47", 0.03118: "0.0312", 100.0: "100", 99.96: "100",
-    999.7: "1,000", 0.0: "0", -3361.47: "-3,361", -0.182: "-0.182", 2.0: "2", 1e-7: "0.0000001", 1e9: "1,000,000,000",
+    999.7: "1,000", 0.0: "0", -3361.47: "-3,361", -0.182: "-0.182", 2.0: "2", 1e9: "1,000,000,000", 1e-4: "0.0001",
+    1e-7: "1 × 10⁻⁷", -7.84e-6: "-7.84 × 10⁻⁶", 2.5e-12: "2.5 × 10⁻¹²",
     math.inf: "–", math.nan: "–",
 }  # fmt: skip
 
@@ -117,6 +118,13 @@ def test_the_page_writes_numbers_as_python_does():
         (percent(0.0042), "0.42 %"),
         (percent(1.204), "120 %"),
         (signed(-3361.47, 3), "-3,361"),
+        (signed(7.8e-6), "+7.8 × 10⁻⁶"),
+        (mib(3455.3 * MiB), "3,455.3 MiB"),
+        (mib(8), "8 bytes"),
+        (signed_mib(1024.46 * MiB), "+1,024.5"),
+        (signed_mib(-8), "-8 bytes"),
+        (signed_mib(8), "+8 bytes"),
+        (signed_mib(0), "0"),
     ],
 )
 def test_counts_times_and_shares_have_one_form(words, says):

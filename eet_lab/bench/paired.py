@@ -18,7 +18,7 @@ from functools import cache
 from statistics import median
 from typing import Literal
 
-from eet_lab.words import MiB, plain
+from eet_lab.words import MiB, counted, plain
 
 Verdict = Literal["better", "worse", "cannot tell apart"]
 Kind = Literal["good", "bad", "dim"]
@@ -200,7 +200,8 @@ def memory_words(before: int, after: int) -> str:
         return "the same"
     mib = abs(after - before) / MiB
     size = f"{mib:,.0f}" if mib >= 99.95 else f"{mib:.1f}" if mib >= 0.05 else plain(float(f"{mib:.1g}"))
-    return f"{size} MiB {'more' if after > before else 'less'}"
+    size = f"{size} MiB" if mib >= 0.001 else counted(abs(after - before), "byte")
+    return f"{size} {'more' if after > before else 'less'}"
 
 
 def _factors(*values: float) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from eet_lab.bench.measured import p50
 from eet_lab.bench.metrics import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
-from eet_lab.words import MiB, brief, counted, plain, signed, times, visible
+from eet_lab.words import MiB, brief, counted, mib, percent, plain, signed, signed_mib, times, visible
 
 if TYPE_CHECKING:
     from eet_lab.bench.measured import Environment, Measurement, Perplexity, Spread
@@ -76,7 +76,7 @@ def _run(result: Run) -> tuple[str, Rows, list[str]]:
     m = result.measurement
     rows: Rows = [["", m.recipe]]
     rows += [[each.name, spread(times, unit=each.unit)] for each in TIMES if (times := each.read(m)) is not None]
-    rows += [[name, _mib(m.memory[key])] for key, name in MEMORY_NAMES.items() if m.memory[key]]
+    rows += [[name, mib(m.memory[key])] for key, name in MEMORY_NAMES.items() if m.memory[key]]
     remarks = ["It was stopped; what had been generated stays."] if result.stopped else []
     remarks += ["One watched run: neither checked nor repeated. Compare measures."]
     return _title(result.environment, result.workload, None), rows, [*remarks, _how(m), _where(result.environment)]
@@ -93,20 +93,20 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     for key, name in MEMORY_NAMES.items():
         before, after = a.memory[key], b.memory[key]
         if before or after:
-            rows.append([name, _mib(before), _mib(after), memory_words(before, after)])
+            rows.append([name, mib(before), mib(after), memory_words(before, after)])
     if a.joules_per_token is not None and b.joules_per_token is not None:
         joules = a.joules_per_token, b.joules_per_token
         rows.append([ENERGY.name, *(f"{brief(j)} {ENERGY.unit}" for j in joules), _ratio(*joules)])
     before, after = PERPLEXITY.read(a), PERPLEXITY.read(b)
     if before is not None and after is not None:
-        rows.append([PERPLEXITY.name, f"{before:.2f}", f"{after:.2f}", _percent(before, after)])
+        rows.append([PERPLEXITY.name, f"{before:,.2f}", f"{after:,.2f}", _percent(before, after)])
     remarks = [f"Same output? {result.sameness.verdict}. {result.sameness.explanation}", *_quality(a, b)]
     if result.watching_cost_percent is not None:
         remarks.append(_watching(result.watching_cost_percent, result.watched, b))
     if b.cost is not None and b.cost.floor_ms is not None and b.tpot_ms is not None:
         remarks.append(
-            f"A decode step of {b.recipe} must read at least {_mib(b.cost.step_bytes)}: {plain(b.cost.floor_ms)} ms at "
-            f"the {b.cost.ceiling_gb_per_s:.0f} GB/s of a streaming read. It took "
+            f"A decode step of {b.recipe} must read at least {mib(b.cost.step_bytes)}: {plain(b.cost.floor_ms)} ms at "
+            f"the {brief(b.cost.ceiling_gb_per_s or 0.0)} GB/s of a streaming read. It took "
             f"{plain(b.tpot_ms.p50)} ms, "
             f"{_share(b.cost.floor_ms / b.tpot_ms.p50)}"
         )
@@ -211,7 +211,7 @@ def perplexities(before: Perplexity, after: Perplexity) -> str:
     if before.value is None or after.value is None:
         return f"Perplexity is not shown: {before.why_not or after.why_not}."
     return (
-        f"Perplexity {before.value:.2f} -> {after.value:.2f} ({_percent(before.value, after.value)}) on "
+        f"Perplexity {before.value:,.2f} -> {after.value:,.2f} ({_percent(before.value, after.value)}) on "
         f"{after.num_tokens:,} tokens of {after.text}; lower is better."
     )
 
@@ -221,7 +221,7 @@ def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
     along = f" (with {', '.join(rung.along)})" if rung.along else ""
     times = [plain(s.p50) if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
     own = "" if first else own_ms(rung)
-    peak, own_bytes = f"{m.memory['peak'] / MiB:.1f}", "" if first else _signed(rung.delta_bytes / MiB)
+    peak, own_bytes = f"{m.memory['peak'] / MiB:,.1f}", "" if first else signed_mib(rung.delta_bytes)
     return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.sameness.verdict]
 
 
@@ -282,7 +282,7 @@ def _where(environment: Environment) -> str:
 
 def _share(reached: float) -> str:
     if reached <= 1:
-        return f"{reached:.0%} of that rate."
+        return f"{percent(reached)} of that rate."
     return "faster than that: caches hold a part of it, or the processor was shared when the rate was measured."
 
 
@@ -306,17 +306,6 @@ def _ratio(before: float, after: float) -> str:
 
 def _percent(before: float, after: float) -> str:
     return f"{(after / before - 1) * 100:+.2f} %"
-
-
-def _mib(num_bytes: int) -> str:
-    return f"{num_bytes / MiB:.1f} MiB"
-
-
-def _signed(value: float) -> str:
-    """To one decimal; what would then be nothing keeps its first digit, so that a change is seen as one."""
-    if not value:
-        return "0"
-    return f"{value:+.1f}" if abs(value) >= 0.05 else signed(value, 1)
 
 
 def _html_row(tag: str, cells: list[str]) -> str:

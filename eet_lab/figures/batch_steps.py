@@ -15,7 +15,7 @@ from eet_lab.figures import theme
 from eet_lab.figures.packing import grid
 from eet_lab.figures.slider import with_slider
 from eet_lab.models import Model
-from eet_lab.technique import Recipe
+from eet_lab.technique import Recipe, in_titles
 from eet_lab.words import counted
 
 CELLS = {
@@ -55,7 +55,9 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
     words = [[model.decode([token]).replace("\n", "⏎") for token in row] for row in rows]
     found = [token_matrix(rows, recipe, num_new) for recipe in recipes]
     height = 210 + (60 + 34 * len(prompts)) * len(recipes)
-    fig = grid(len(recipes), 1, "", height, subplot_titles=recipes, vertical_spacing=0.3 / len(recipes))
+    fig = grid(
+        len(recipes), 1, "", height, subplot_titles=[*map(in_titles, recipes)], vertical_spacing=0.3 / len(recipes)
+    )
     fig.update_annotations(font={"size": 12})
     for place, matrix in enumerate(found, 1):
         fig.add_heatmap(
@@ -68,7 +70,9 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
     steps = {}
     for step in range(1, max(num_steps) + 1):
         now = [(matrix, min(step, last)) for matrix, last in zip(found, num_steps, strict=True)]
-        told = (f"{recipe} {_told(*each, step > each[1])}" for recipe, each in zip(recipes, now, strict=True))
+        told = (
+            f"{in_titles(recipe)} {_told(*each, step > each[1])}" for recipe, each in zip(recipes, now, strict=True)
+        )
         frame = [go.Heatmap(z=_cells(matrix, at)) for matrix, at in now]
         steps[step] = f"step {step}: {'; '.join(told)}", frame
     fig.update_yaxes(title="row", autorange="reversed", dtick=1, showgrid=False, zeroline=False)

@@ -22,8 +22,8 @@ LEAST_SHARE = 0.04
 class OwnTime:
     """A rung's time, end to end, against that of another: `ms` more, leading to between `low_level` and `high_level`.
 
-    `paired`: the interval is that of paired runs. Else it is the range that two blocks of repeats allow, which is no
-    guard against a machine that drifts between them.
+    The interval is that of `num_pairs` paired runs. Without any it is the range that two blocks of repeats allow, which
+    is no guard against a machine that drifts between them.
     """
 
     ms: float
@@ -31,7 +31,7 @@ class OwnTime:
     high_level: float
     verdict: Verdict
     words: str
-    paired: bool
+    num_pairs: int
 
     @classmethod
     def of(cls, rung: Rung, before: Measurement) -> OwnTime:
@@ -41,10 +41,10 @@ class OwnTime:
         change = rung.change
         if change is not None and change.num_pairs:  # a file of before runs were paired has none
             low, _, high = change.delta
-            return cls(ms, level + low, level + high, change.verdict, change.words("total_ms"), paired=True)
+            return cls(ms, level + low, level + high, change.verdict, change.words("total_ms"), change.num_pairs)
         low, high = (level + delta.p20, level + delta.p80) if delta else (level, level)
         verdict: Verdict = "cannot tell apart" if low <= level <= high else "better" if ms < 0 else "worse"
-        return cls(ms, low, high, verdict, _words(verdict, level, ms, low, high), paired=False)
+        return cls(ms, low, high, verdict, _words(verdict, level, ms, low, high), num_pairs=0)
 
     @property
     def color(self) -> str:

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from eet_lab.bench import Ladder, Rung
 from eet_lab.bench.measured import p50
+from eet_lab.bench.paired import LEAST_PAIRS, SURE_PAIRS
 from eet_lab.figures import theme
 from eet_lab.figures.effects import OwnTime
 from eet_lab.figures.theme import rounded
@@ -81,7 +82,7 @@ def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
     steps, level = [OwnTime.of(rung, full) for rung in rungs], p50(full.total_ms) or 0.0
     without = [p50(rung.measurement.total_ms) or 0.0 for rung in rungs]
     log = theme.is_far([level, *without]) if log is None else log
-    fig = theme.figure("The full recipe without one of them", height=90 + 30 * len(rungs), bargap=0.3)
+    fig = theme.figure("The full recipe without one of them", height=106 + 30 * len(rungs), bargap=0.3)
     names = [f"without {theme.words(name)}" for name in titles(rungs)]
     tips = [_tip(step, level, end) for step, end in zip(steps, without, strict=True)]
     fig.add_bar(
@@ -97,7 +98,8 @@ def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
     )  # fmt: skip
     fig.add_vline(x=level, line={"color": theme.INK, "width": 1})
     low = min(level, *without, *(step.low_level for step in steps)) if steps else level
-    title = f"ms, end to end; the line is the full recipe ({brief(level)})"
+    rule = f'<br><span style="font-size:11px">{_rule(steps, result)}</span>' if steps else ""
+    title = f"ms, end to end; the line is the full recipe ({brief(level)}){rule}"
     fig.update_xaxes(theme.axis(0.9 * low if log else 0.0, max([level, *ends]), title, log, room=1.3))
     fig.update_yaxes(autorange="reversed", showgrid=False, tickfont={"size": 11})
     return fig.update_layout(showlegend=False)
@@ -179,13 +181,26 @@ def _remark(fig: go.Figure, at: int, count: int, text: str, line: int) -> None:
 
 
 def _honesty(steps: Sequence[OwnTime], result: Ladder) -> dict[str, Any]:
-    """Below the names: what the whiskers are."""
+    """Below the names: what the whiskers are, and when grey says that they cannot be told apart."""
+    return {"text": _rule(steps, result), "font": {"size": 11}, "standoff": 4}
+
+
+def _rule(steps: Sequence[OwnTime], result: Ladder) -> str:
+    """By what rule a step is told from noise."""
     if not steps:
-        return {"text": ""}
-    repeats = counted(result.rungs[0].measurement.repeats, "repeat")
-    paired = "whiskers: interval of the paired differences; grey: cannot tell apart"
-    blocks = f"not paired: whiskers are the range that {repeats} of each allow; grey: cannot tell apart"
-    return {"text": paired if all(step.paired for step in steps) else blocks, "font": {"size": 11}, "standoff": 4}
+        return ""
+    fewest = min(step.num_pairs for step in steps)
+    if not fewest:
+        repeats = counted(result.rungs[0].measurement.repeats, "repeat")
+        return f"not paired: whiskers are the range that {repeats} of each allow; grey: cannot tell apart"
+    if fewest < LEAST_PAIRS:
+        return f"{counted(fewest, 'pair')} cannot tell anything apart: that takes {LEAST_PAIRS}"
+    if fewest < SURE_PAIRS:
+        return (
+            f"whiskers: range of all {fewest} pairs; grey: cannot tell apart, since the range holds 0 or is wider than "
+            "its distance from 0"
+        )
+    return "whiskers: interval of the paired differences; grey: cannot tell apart"
 
 
 def _launches(rung: Rung) -> float | None:

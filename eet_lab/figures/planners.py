@@ -56,7 +56,7 @@ def lines(placed: Sequence[Placed]) -> list[list[str]]:
         held, bound = each.plan.footprint_bytes, each.plan.lower_bound_bytes
         calls = each.calls.allocations + each.calls.frees
         asked, took = sized(each.calls.allocated_bytes), f"{plain(each.planning_ms)} ms"
-        rows.append([each.name, sized(held), f"{held / max(bound, 1):.3f}", f"{calls}", asked, took])
+        rows.append([each.name, sized(held), f"{held / max(bound, 1):,.3f}", f"{calls:,}", asked, took])
     return rows
 
 
@@ -66,9 +66,9 @@ def pool_lines(replays: Mapping[str, Replay]) -> list[list[str]]:
     for name, each in replays.items():
         most, bound = max(each.footprint_bytes, default=0), max(each.lower_bound_bytes, default=0)
         ended = f" (ended at request {len(each.served) + 1})" if each.ended else ""
-        calls = f"{each.calls.allocations} + {each.calls.frees}"
+        calls = f"{each.calls.allocations:,} + {each.calls.frees:,}"
         mean, new = (sized(each.mean_footprint_bytes), sized(each.new_bytes_per_request)) if each.served else ("", "")
-        rows.append([name + ended, mean, sized(most), f"{most / max(bound, 1):.2f}", calls, new])
+        rows.append([name + ended, mean, sized(most), f"{most / max(bound, 1):,.2f}", calls, new])
     return rows
 
 

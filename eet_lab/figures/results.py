@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import or_
 
 import plotly.graph_objects as go
 
@@ -13,9 +14,10 @@ from eet_lab.bench.metrics import MEMORY_PARTS
 from eet_lab.errors import ResultError, did_you_mean
 from eet_lab.figures import theme
 from eet_lab.figures.ladder import left_out, titles, waterfall
+from eet_lab.figures.race import tokens_by_step
 from eet_lab.figures.theme import DIGITS, rounded
 from eet_lab.technique import short_form
-from eet_lab.words import MiB, brief, counted, ms_words, plain, signed
+from eet_lab.words import MiB, brief, counted, mib, ms_words, signed_mib
 
 MEMORY_COLORS = ("#94a3b8", theme.SELECTION, "#93b8f8", "#d97706", "#a855f7")
 LONGEST = 48
@@ -107,18 +109,21 @@ def latency(result: Run | Comparison | Ladder, log: bool | None = None) -> go.Fi
     room = 1.0
     if isinstance(result, Comparison):
         for line, ((_, m), color) in enumerate(zip(measured, colors(result), strict=True)):
-            _first_token(fig, m, color, line, max(len(each.step_ms) for _, each in measured))
+            longest = max(len(each.step_ms) for _, each in measured)
+            _first_token(fig, m, color, line, longest, result.prompt_lengths)
         room = (high / low) ** 0.4 if log else 1.4  # the words stand above every line
     fig.update_xaxes(title="step of the run: one pass of the model", rangemode="tozero", tickformat=DIGITS)
     return fig.update_yaxes(theme.axis(low if log else 0.0, high, "ms per step", log, room=room))
 
 
-def _first_token(fig: go.Figure, m: Measurement, color: str, line: int, longest: int) -> None:
+def _first_token(
+    fig: go.Figure, m: Measurement, color: str, line: int, longest: int, prompt_lengths: Sequence[int]
+) -> None:
     """Shade the steps until the last row has its first token, and say how long they take, where there is room."""
     if m.ttft_ms is None or not m.step_ms:
         return
-    ends = list(accumulate(m.step_ms))
-    end = 1 + min(range(len(ends)), key=lambda i: abs(ends[i] - m.ttft_ms.p50))  # type: ignore[union-attr]
+    begun = accumulate(({row for row, _ in tokens} for tokens in tokens_by_step(m, prompt_lengths)), or_)
+    end = next((step for step, rows in enumerate(begun, 1) if len(rows) == len(m.tokens)), len(m.step_ms))
     words, late = f"first tokens: {ms_words(m.ttft_ms.p50)}, {counted(end, 'step')}", end > 0.6 * longest
     arrow = f"<span style='color:{color}'>{'▸' if late else '◂'}</span>"
     fig.add_vrect(x0=0, x1=end + 0.5, fillcolor=color, opacity=0.12, line_width=0, layer="below")
@@ -151,8 +156,8 @@ def memory(result: Run | Comparison | Ladder) -> go.Figure:
     measured = list(runs(result))
     source = {m.memory_source for _, m in measured}
     how = "measured by torch's counters" if source == {"measured"} else "as planned, on the CPU"
-    peaks = [m.memory["peak"] / MiB for _, m in measured]
-    wholes = [sum(m.memory.get(key, 0) for key in MEMORY_PARTS) / MiB for _, m in measured]
+    peaks = [m.memory["peak"] for _, m in measured]
+    wholes = [sum(m.memory.get(key, 0) for key in MEMORY_PARTS) for _, m in measured]
     ends = [max(pair) for pair in zip(peaks, wholes, strict=True)]
     why = "; parts beyond a mark are not alive at once" if ends != peaks else ""
     fig = theme.figure(
@@ -172,7 +177,7 @@ def memory(result: Run | Comparison | Ladder) -> go.Figure:
                 hovertemplate=f"%{{x:{DIGITS}}} MiB<extra>{title}</extra>",
             )
     fig.add_scatter(
-        x=rounded(peaks),
+        x=rounded(peak / MiB for peak in peaks),
         y=names,
         mode="markers",
         name="peak",
@@ -181,19 +186,18 @@ def memory(result: Run | Comparison | Ladder) -> go.Figure:
         hovertemplate=f"peak %{{x:{DIGITS}}} MiB<br>(not all of its parts are alive at once)<extra></extra>",
     )
     fig.add_scatter(
-        x=rounded(ends), y=names, mode="text", text=list(map(_peak, peaks, [None, *peaks])), textfont={"size": 10},
-        name="peak", legendgroup="peak",
+        x=rounded(end / MiB for end in ends), y=names, mode="text", text=list(map(_peak, peaks, [None, *peaks])),
+        textfont={"size": 10}, name="peak", legendgroup="peak",
         textposition="middle right", cliponaxis=False, hoverinfo="skip", showlegend=False,
     )  # fmt: skip
     size = 11 if len(measured) < 8 else 10
     fig.update_yaxes(autorange="reversed", showgrid=False, tickfont={"size": size}, dtick=1)
-    return fig.update_xaxes(range=[0, max(ends) * 1.2], tickformat=DIGITS)
+    return fig.update_xaxes(range=[0, max(ends) / MiB * 1.2], tickformat=DIGITS)
 
 
-def _peak(mib: float, before: float | None) -> str:
+def _peak(peak: int, before: int | None) -> str:
     """A peak, and what it is more or less than the one above it; memory is counted, so that every byte of it is one."""
-    change = "" if before is None else f" ({signed(round(mib - before, 1) or float(f'{mib - before:.1g}'))})"
-    return f"  {plain(mib)} MiB{change}"
+    return f"  {mib(peak)}" + ("" if before is None else f" ({signed_mib(peak - before)})")
 
 
 def sameness(result: Comparison | Ladder) -> go.Figure:

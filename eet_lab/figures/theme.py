@@ -53,7 +53,10 @@ def stylesheet() -> str:
     return f"<style>{(HERE / 'theme.css').read_text(encoding='utf-8')}</style>{outputs.stylesheet()}"
 
 
-AXIS = {"gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True}
+AXIS = {
+    "gridcolor": GRID, "zerolinecolor": GRID, "linecolor": GRID, "automargin": True, "separatethousands": True,
+    "exponentformat": "none",
+}  # fmt: skip
 GRID_AXES = {key: {"ticks": "", "title": {"standoff": 15}, "zerolinewidth": 2} for key in ("xaxis", "yaxis")}
 """Of plots in a grid. It stands in place of plotly's own template, 10 kB in every saved figure."""
 

@@ -37,6 +37,7 @@ LOW, LOW_TOP, LOW_BOTTOM = 400, 42, 62
 LONGEST_LINE = 72
 CAPTION_WIDTH, CAPTION_LINE = 96, 15
 """Characters and pixels of a line below the title."""
+ONE_EACH = "One step of each, and no measure of the difference: how long steps take is in Latency."
 SLOWED = 1.05
 """From here on the headline tells how much longer the step took under the profiler."""
 
@@ -110,13 +111,14 @@ def headline(timeline: Timeline) -> str:
 
 
 def _caption(timelines: Timelines) -> list[str]:
-    """Lines below the title: where it was taken, and what could not be seen."""
+    """Lines below the title."""
     return textwrap.wrap(" ".join(_remarks(timelines)), CAPTION_WIDTH)
 
 
 def _remarks(timelines: Timelines) -> list[str]:
+    """What it does not say, where it was taken, and what could not be seen."""
     each = (text for timeline in timelines for text in (f"Taken on {timeline.origin}.", timeline.remark))
-    return list(dict.fromkeys(text for text in each if text))
+    return [ONE_EACH, *dict.fromkeys(text for text in each if text)]
 
 
 def _title(timeline: Timeline, plain_text: bool = False) -> str:
@@ -178,7 +180,7 @@ def _bars(spans: list[Span], in_legend: bool) -> go.Bar:
         legendgroup=one.kind,
         showlegend=in_legend,
         customdata=_tenths(span.dur_us for span in spans),  # a bar's own x is where it ends
-        hovertemplate=f"<b>{_text(one.name)}</b>, %{{customdata:,}} us, from %{{base:,}} us<br>{_details(one)}"
+        hovertemplate=f"<b>{_text(one.name)}</b>, %{{customdata:,}} µs, from %{{base:,}} µs<br>{_details(one)}"
         "<extra></extra>",
     )
 

@@ -3,7 +3,9 @@
 function plain(value, digits = 4) {
   if (!Number.isFinite(value)) return "–";
   const shown = Number(value.toPrecision(digits));
-  const whole = shown ? Number(shown.toExponential().split("e")[1]) + 1 : 1;
+  const [digit, power] = shown.toExponential().split("e");
+  const whole = shown ? Number(power) + 1 : 1;
+  if (whole < -3) return `${digit} × 10⁻${Math.abs(power).toString().replace(/\d/g, (each) => "⁰¹²³⁴⁵⁶⁷⁸⁹"[each])}`;
   return shown.toLocaleString("en", { maximumFractionDigits: Math.min(Math.max(digits - whole, 0), 20) }).replace(/^-0$/, "0");
 }
 

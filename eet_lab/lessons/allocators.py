@@ -66,7 +66,7 @@ def on_the_engine(model: Model) -> Shown:
     """The same stream for real: one engine for each planner, whose pool lives from request to request."""
     truth = [_tokens(Engine(model.decoder), prompt) for prompt in requests(model)]
     served = [_ran(model, name, truth) for name in PLANNERS]
-    rows = [[ran.name, f"{ran.calls}", sized(ran.held_bytes), "yes" if ran.same else "no"] for ran in served]
+    rows = [[ran.name, f"{ran.calls:,}", sized(ran.held_bytes), "yes" if ran.same else "no"] for ran in served]
     return Shown(
         here(model),
         table(["memory_reuse:planner=", "driver calls", "held at the end", "same tokens as the baseline"], rows),
@@ -95,7 +95,7 @@ def torch_allocator() -> Shown:
         where = noted(f"Measured now on {found.device}, torch {found.torch}.", "gpu")
     elif (told := caching_allocator.recorded()) is not None:
         found, when = told, told.date[:10]
-        where = noted(f"Not this machine: recorded on a {found.device}, torch {found.torch}, {when}.", "recorded")
+        where = noted(f"Not this machine: recorded on an {found.device}, torch {found.torch}, {when}.", "recorded")
     else:
         return Shown(noted("This needs a GPU: torch's caching allocator serves nothing else.", "cpu"))
     rows = []

@@ -26,7 +26,7 @@ REQUESTS = (
 """(prompt tokens, new tokens): in each group of four, one answer is far longer than the others."""
 
 SLOTS, CHUNK = 4, 16
-GROUPS, JOINS = "joins=False", "joins=True"
+GROUPS, JOINS = "in groups", "joining"
 BASE = "pre_padding,mask_removal,memory_reuse,packed_prefill"
 RECIPE = f"{BASE},continuous_batching:rows={SLOTS}:chunk={CHUNK}"
 
@@ -86,7 +86,7 @@ def picture(guess: Prediction) -> Shown:
 BESIDE = ((4, 30), (4, 30), (4, 30), (160, 4))
 """Three short prompts, whose rows decode when a long one comes."""
 COMES = 6
-CHUNKS = {"chunk=16": 16, "chunk=64": 64, "no limit": None}
+CHUNKS = {"chunks of 16": 16, "chunks of 64": 64, "no limit": None}
 
 
 @cache
@@ -124,11 +124,11 @@ def chunks() -> Shown:
         ),
         "A row that decodes gets one token in each pass, so it waits as long as the pass takes. A bar's height is what "
         f"the pass costs. Without a limit, one pass is {brief(times)} times as high as with chunks of "
-        f"{CHUNKS['chunk=16']}: three readers see their text stop. With chunks it goes on, but the long prompt waits: "
-        f"its first token comes after {first_token(small)[0]} passes and not {first_token(whole)[0]}. Its tokens are "
-        f"the same; what it pays for is the decode tokens beside each chunk ({first_token(small)[1]} tokens in place "
-        f"of {first_token(whole)[1]}), and that each pass reads all weights once more. A budget limits the height of "
-        "all bars, however many prompts come at once.",
+        f"{CHUNKS['chunks of 16']}: three readers see their text stop. With chunks it goes on, but the long prompt "
+        f"waits: its first token comes after {first_token(small)[0]} passes and not {first_token(whole)[0]}. Its "
+        f"tokens are the same; what it pays for is the decode tokens beside each chunk ({first_token(small)[1]} tokens "
+        f"in place of {first_token(whole)[1]}), and that each pass reads all weights once more. A budget limits the "
+        "height of all bars, however many prompts come at once.",
     )  # fmt: skip
 
 
@@ -248,7 +248,7 @@ def preempted() -> Shown:
         left = f"{len(run.gave_way)}", f"{run.read_twice}", percent(run.read_twice / reads)
         rows.append([f"{num_pages}", f"{len(run.passes)}", *left, percent(run.idle_share)])
     (number, at), *_ = few.gave_way
-    others = ", ".join(f"{request + 1} in pass {when + 1}" for request, when in few.gave_way[1:])
+    others = ", ".join(f"request {request + 1} in pass {when + 1}" for request, when in few.gave_way[1:])
     return Shown(
         lanes({f"{FEW} pages of {PAGE} columns": few}),
         table(["pages", "passes", "preempted", "tokens read twice", "of all reads", "slots idle"], rows),

@@ -30,7 +30,7 @@ from eet_lab.models.on_device import on_its_device
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, registry
 from eet_lab.texts import Output
-from eet_lab.words import brief, plain
+from eet_lab.words import brief, percent, plain
 
 PROMPT = "An iterator is an object that represents a stream of data. Each call of its method returns"
 """One row: the plainest case there is, and the hardest to make fast."""
@@ -69,7 +69,7 @@ def floor(model: Model, output: Output) -> Shown:
         ["rate of a streaming read here (measured)", f"{plain(cost.ceiling_gb_per_s or 0)} GB/s"],
         ["floor: bytes / rate", f"{brief(cost.floor_ms or 0)} ms"],
         ["time per token (measured)", f"{brief(took)} ms"],
-        ["floor / measured", f"{(cost.floor_ms or 0) / took:.0%}"],
+        ["floor / measured", percent((cost.floor_ms or 0) / took)],
     ]
     return Shown(
         here(model),
@@ -84,17 +84,19 @@ def calls(model: Model) -> Shown:
     recipes = dict(zip(COLUMNS, (Recipe(), Recipe.parse(THREE, "cuda"), everything_on()), strict=True))
     found = {name: counted(recipe.parts, [8], model.config.num_layers) for name, recipe in recipes.items()}
     lines = [
-        [f"{part} ({op})", *(f"{each.layer[place][1]}" for each in found.values())]
+        [f"{part} ({op})", *(f"{each.layer[place][1]:,}" for each in found.values())]
         for place, (part, op) in enumerate(zip(PARTS, LAYER, strict=True))
     ]
-    lines.append(["beside them: embedding, head, choice, bookkeeping", *(f"{each.beside}" for each in found.values())])
-    lines.append([f"a step of {model.config.num_layers} layers", *(f"{each.total}" for each in found.values())])
+    lines.append(
+        ["beside them: embedding, head, choice, bookkeeping", *(f"{each.beside:,}" for each in found.values())]
+    )
+    lines.append([f"a step of {model.config.num_layers} layers", *(f"{each.total:,}" for each in found.values())])
     xl = [num_kernels(recipe.parts, (8,), recorded.CONFIG) for recipe in recipes.values()]
-    lines.append(["a step of GPT-2 XL, 48 layers", *map(str, xl)])
+    lines.append(["a step of GPT-2 XL, 48 layers", *(f"{number:,}" for number in xl)])
     return Shown(
         table(["launches, or calls on a CPU, one row", *found], lines),
         "Counted, not timed. On a GPU each launch has a start and an end, in which no byte moves. (GPT-2 XL's last "
-        "column has fewer than five per layer: there persistent_layers makes two of five.)",
+        "column has fewer than five per layer: there persistent layers make two of five.)",
     )
 
 
@@ -109,9 +111,9 @@ def step(model: Model) -> Shown:
     return Shown(
         here(model),
         step_figure(found, rate),
-        f"Look at attention: it reads hardly any bytes and takes {attention:.0%} of the time, because it makes the "
-        f"most calls. {_named(most.op)} has the most bytes, and they account for {own:.0%} of its time. "
-        f"{1 - busy / total:.0%} of the step lies between the ops: Python.",
+        f"Look at attention: it reads hardly any bytes and takes {percent(attention)} of the time, because it makes "
+        f"the most calls. {_named(most.op)} has the most bytes, and they account for {percent(own)} of its time. "
+        f"{percent(1 - busy / total)} of the step lies between the ops: Python.",
     )
 
 
@@ -144,7 +146,7 @@ def ladder_here(result: Ladder, model: Model) -> Shown:
         here(model),
         rungs.figure(found, "Time per token, rung by rung, on this machine"),
         rungs.listing(found),
-        f"{how} One row has no pads, so pre_padding and packed_prefill leave its steps as they are. "
+        f"{how} One row has no pads, so pre-padding and packed prefill leave its steps as they are. "
         f"{rungs.unsteady(found, 'this machine')}",
     )
 
@@ -159,18 +161,19 @@ def verdict(guess: Prediction) -> Shown:
     lines = [["you", str(guess), ""]]
     for row in rows:
         took = row.tpot_ms.p50 if row.tpot_ms else math.nan
-        lines.append([recorded.who(row), f"{brief(took)} ms", f"{(row.floor_ms or floor_ms) / took:.0%}"])
-    lines.append(["floor: bytes at the rate of a streaming read there", f"{brief(floor_ms)} ms", "100%"])
+        lines.append([recorded.who(row), f"{brief(took)} ms", percent((row.floor_ms or floor_ms) / took)])
+    lines.append(["floor: bytes at the rate of a streaming read there", f"{brief(floor_ms)} ms", "100 %"])
     return Shown(
         there(rows),
         table(["GPT-2 XL, one row, 128 + 128 tokens", "a token", "its own floor / measured"], lines),
         there(result),
         rungs.figure(found, "Time per token on an H200, GPT-2 XL, one row"),
         rungs.listing(found),
-        f"The prediction counts {brief(price.launch_us, 2)} us of host time for a launch and "
-        f"{brief(price.kernel_us, 2)} us of device time between two kernels. It is far off for the baseline, "
-        f"where Python takes {plain.measured.p50 / plain.launches * 1e3:.0f} us for each of {plain.launches:,} calls."
-        f"{rungs.early_start(result)} {rungs.unsteady(found, 'the host')}",
+        f"The prediction counts {brief(price.launch_us, 2)} µs of host time for a launch and "
+        f"{brief(price.kernel_us, 2)} µs of device time between two kernels. It is far off for the baseline, "
+        f"where Python takes {plain.measured.p50 / plain.launches * 1e3:.0f} µs for each of {plain.launches:,} calls."
+        f"{rungs.early_start(result)} {rungs.unsteady(found, 'the host')} (The floor above the figure and the one in "
+        "it are of two recordings, and each measured its own streaming read.)",
     )
 
 
@@ -207,7 +210,7 @@ def _together(best: Row, apart: Row, layers: int) -> list[str]:
         return []
     newer = "" if apart.commit == best.commit else " (It was measured with newer kernels than the table.)"
     return [
-        f"{TOGETHER} replaces those {5 * layers} kernels by {2 * layers + 1}, and a token takes "
+        f"Persistent layers replace those {5 * layers} kernels by {2 * layers + 1}, and a token takes "
         f"{brief(best.tpot_ms.p50)} ms. Most of the rest above the floor is blocks waiting for each other's results."
         f"{newer}"
     ]
@@ -217,8 +220,8 @@ def _account(alone_ms: float, step_ms: float, recipe: Recipe) -> str:
     """How far the ops timed alone are off from the whole step, and what that says."""
     off = alone_ms / step_ms - 1
     if abs(off) < AGREE:
-        return f"they agree to {abs(off):.0%}. No time is hidden between the kernels."
-    sides = f"the ops alone sum to {abs(off):.0%} {'more' if off > 0 else 'less'} than the whole step"
+        return f"they agree to {percent(abs(off))}. No time is hidden between the kernels."
+    sides = f"the ops alone sum to {percent(abs(off))} {'more' if off > 0 else 'less'} than the whole step"
     if off < 0:
         return f"{sides}, so {brief(step_ms - alone_ms, 2)} ms of the step are between the kernels."
     hidden = " are hidden by starting early" if "dependent_launch" in recipe.names else " are no part of it"
@@ -249,9 +252,9 @@ ATTACKS = (
 
 
 def _by(name: str, recipe: Recipe) -> str:
-    """The technique's name, marked if the recipe has it already; a dash where there is none of it here."""
+    """The technique's title, marked if the recipe has it already; a dash where there is none of it here."""
     if not name:
         return "more prompts"
     if name not in registry():
         return "–"
-    return f"{name} (on already)" if name in recipe.names else name
+    return f"{registry()[name].title}{' (on already)' if name in recipe.names else ''}"

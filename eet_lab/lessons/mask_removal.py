@@ -33,7 +33,7 @@ from eet_lab.parts.kv_cache import StaticKV
 from eet_lab.parts.mask import dense_mask
 from eet_lab.parts.prompts import right_aligned
 from eet_lab.technique import Recipe
-from eet_lab.words import MiB, brief, plain
+from eet_lab.words import MiB, brief, percent, plain
 
 
 def predict(model: Model) -> Prediction:
@@ -42,8 +42,8 @@ def predict(model: Model) -> Prediction:
     return Prediction(
         f"The batch is padded to {max(lengths(model))} columns. Of all attention scores that its first pass computes, "
         "how many percent does the mask throw away?",
-        reveal=f"{1 - seen / whole:.1%}: of {whole:,} scores a head, {seen:,} are used. The picture shows where they "
-        "lie. Will the run save as many percent of its time without them?",
+        reveal=f"{percent(1 - seen / whole)}: of {whole:,} scores a head, {seen:,} are used. The picture shows where "
+        "they lie. Will the run save as many percent of its time without them?",
         number=(0, 100),
         unit="%",
     )
@@ -143,7 +143,7 @@ def verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:
         ["attention alone, first pass (measured)", *_both(masked, bounded)],
         ["to the first token (measured)", *_both(a.ttft_ms.p50, b.ttft_ms.p50)],
         ["whole run (measured)", *_both(a.total_ms.p50, b.total_ms.p50)],
-        ["the mask of the first pass (counted)", f"{brief(mask_bytes / MiB)} MiB", "0", "100%"],
+        ["the mask of the first pass (counted)", f"{brief(mask_bytes / MiB)} MiB", "0", "100 %"],
     ]
     bars = {
         "scores: you said": float(guess.value),
@@ -152,7 +152,7 @@ def verdict(guess: Prediction, result: Comparison, model: Model) -> Shown:
         _named("first pass", result.all_changes.get("ttft_ms")): 100 * (1 - b.ttft_ms.p50 / a.ttft_ms.p50),
         _named("whole run", result.all_changes.get("total_ms")): 100 * (1 - b.total_ms.p50 / a.total_ms.p50),
     }
-    share, spans = f"{masked / a.ttft_ms.p50:.0%}", len(set(result.prompt_lengths))
+    share, spans = percent(masked / a.ttft_ms.p50), len(set(result.prompt_lengths))
     slower = " Left of zero it got slower." if min(bars.values()) < 0 else ""
     return Shown(
         here(model),
@@ -187,7 +187,7 @@ def _saved_figure(bars: Mapping[str, float]) -> go.Figure:
     ]
     fig.add_bar(
         y=list(bars), x=[round(v, 2) for v in bars.values()], orientation="h", hoverinfo="skip", marker_color=colors,
-        text=[f"{v:.0f} %" for v in bars.values()], textposition="outside", cliponaxis=False,
+        text=[percent(v / 100) for v in bars.values()], textposition="outside", cliponaxis=False,
     )  # fmt: skip
     fig.add_vline(x=0, line={"color": theme.INK})
     fig.update_xaxes(title="% of scores, % of time", range=[min(0, *bars.values()) * 1.2, 108])
@@ -199,7 +199,7 @@ def _both(before: float, after_: float) -> list[str]:
 
 
 def _saved(before: float, after_: float) -> str:
-    return f"{1 - after_ / before:.0%}"
+    return percent(1 - after_ / before)
 
 
 PREFILL = "prefill_{}attention/b8/s2048/h25/d64"
@@ -236,6 +236,6 @@ def on_the_h200(guess: Prediction) -> Shown:
         f"for that: a step needs {launches[1]:,.0f} launches without the mask and {launches[0]:,.0f} with it. Python "
         "issues each of them, and that takes longer than what is saved. This is the red bar in the ladder of the "
         "workbench. A kernel that takes `num_pad` needs one launch in both cases, and there removal saves time. "
-        "(packed_prefill cannot run with the mask, so `all techniques` includes its gain, too.)",
+        '(Packed prefill cannot run with the mask, so "all techniques" includes its gain, too.)',
         there(kernels),
     )

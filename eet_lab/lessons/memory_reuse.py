@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 import torch
 
 from eet_lab.bench import Comparison, Ladder, Measurement
+from eet_lab.bench.paired import median_interval
 from eet_lab.bench.timing import took_ms
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -26,9 +27,9 @@ from eet_lab.models.config import Config
 from eet_lab.models.load import RANDOM_LABEL
 from eet_lab.models.weights import random_decoder
 from eet_lab.parts.kv_cache import GrowingKV
-from eet_lab.technique import Recipe
+from eet_lab.technique import Recipe, in_titles
 from eet_lab.texts import Output
-from eet_lab.words import MiB, brief, plain
+from eet_lab.words import MiB, brief, ms_words, plain
 
 BASE = "pre_padding,mask_removal"
 PROMPT_TOKENS, NEW_TOKENS = 32, 352
@@ -51,7 +52,7 @@ def small_model(like: Model) -> Model:
     """Two layers with random weights, on the device and in the dtype of `like`."""
     config = LOADS[like.device].config
     decoder = random_decoder(config, 0, like.decoder.device, like.decoder.dtype)
-    return Model("two layers", f"{config.hidden_size} channels, {RANDOM_LABEL}", decoder, None, "random")
+    return Model("two layers", f"{config.hidden_size}-channel {RANDOM_LABEL}", decoder, None, "random")
 
 
 def prompts(small: Model) -> list[list[int]]:
@@ -145,15 +146,27 @@ def _lengthen_ms(cache: GrowingKV, extent: int) -> float:
 def steps_over_time(small: Model, output: Output) -> Shown:
     """Each decode step's time of one run."""
     steps = output.run.step_ms
-    fig = _steps_figure([_steps(str(output.recipe), steps, theme.BASELINE)])
-    eighth = len(steps) // 8
-    early, late = median(steps[1 : 1 + eighth]), median(steps[-eighth:])
+    fig = _steps_figure([_steps(in_titles(str(output.recipe)), steps, theme.BASELINE)])
+    early, late = _ends(steps[1:])
+    told = f"an early step took {ms_words(median(early))}, a late one {ms_words(median(late))}"
+    said = f"Look how the line rises: {told}." if grew(early, late) else f"No rise can be told from noise here: {told}."
     return Shown(
         here(small),
         fig,
-        f"Look how the line rises: an early step took {brief(early)} ms, a late one {brief(late)}. All steps compute "
-        "the same linear layers. Attention reads more keys and values at each step, and the cache copies more.",
+        f"{said} All steps compute the same linear layers. Attention reads more keys and values at each step, and the "
+        "cache copies more.",
     )
+
+
+def _ends(steps: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """The first eighth of a run's steps, and the last."""
+    eighth = len(steps) // 8
+    return steps[:eighth], steps[-eighth:]
+
+
+def grew(early: Sequence[float], late: Sequence[float]) -> bool:
+    """Whether late values are above early ones by more than noise: the intervals of their medians lie apart."""
+    return median_interval(late)[0] > median_interval(early)[1]
 
 
 @after_prediction
@@ -168,23 +181,37 @@ def verdict(guess: Prediction, result: Comparison, small: Model) -> Shown:
     lines = [
         ["cache copied, in final sizes: you", str(guess)],
         ["cache copied, in final sizes: counted", f"{copied / final:.0f}"],
-        ["bytes read and written for it (counted)", f"{2 * copied / MiB:,.0f} MiB"],
+        ["bytes read plus bytes written for it (counted)", f"{2 * copied / MiB:,.0f} MiB"],
         ["the copies alone (measured)", f"{plain(sum(alone))} ms"],
-        ["saved by memory_reuse in the run (measured)", f"{plain(saved_ms)} of {plain(a.total_ms.p50)} ms"],
+        ["saved by memory reuse in the run (measured)", f"{plain(saved_ms)} of {plain(a.total_ms.p50)} ms"],
     ]
-    grown, static = _steps(a.recipe, a.step_ms, theme.BASELINE), _steps(b.recipe, b.step_ms, theme.SELECTION)
+    grown = _steps(in_titles(a.recipe), a.step_ms, theme.BASELINE)
+    static = _steps(in_titles(b.recipe), b.step_ms, theme.SELECTION)
     predicted = static._replace(
-        name="predicted: memory_reuse + the copies alone", y=list(map(sum, zip(static.y, alone, strict=True))),
+        name="predicted: with memory reuse, and the copies alone", y=list(map(sum, zip(static.y, alone, strict=True))),
         color=theme.LOSS, dash="dot",
     )  # fmt: skip
     return Shown(
         here(small),
         table(["in the whole run", ""], lines),
         _steps_figure([grown, static, predicted]),
-        "Look at the gap between grey and blue: it grows with the cache. The dotted line is blue plus the time of the "
+        f"Look at the gap between grey and blue: {_gap_words(result)} The dotted line is blue plus the time of the "
         "copies alone. Grey may be above it: inside a step the copies also evict other data from the CPU's caches.",
         in_words(result, "total_ms", "The whole run"),
     )
+
+
+def _gap_words(result: Comparison) -> str:
+    """What became of the gap between the steps of both runs, as far as it can be told from noise."""
+    change = result.all_changes.get("total_ms")
+    if change and change.verdict == "cannot tell apart":
+        return "here it cannot be told from noise, since pairs of whole runs differ by more."
+    pairs = zip(result.baseline.step_ms[1:], result.selection.step_ms[1:], strict=False)
+    early, late = _ends([grown - static for grown, static in pairs])
+    told = f"from {ms_words(median(early))} in early steps to {ms_words(median(late))} in late ones"
+    if grew(early, late):
+        return f"it grows with the cache, {told}."
+    return f"whether it grows cannot be told from noise here. It goes {told}, and single steps vary by more."
 
 
 @after_prediction
@@ -202,11 +229,11 @@ def on_the_h200(guess: Prediction) -> Shown:
     launches = [m.cost.launches_per_token or 0 for m in _rungs(one) if m.cost]
     return Shown(
         there(one),
-        table(["GPT-2 XL, per token", "growing", "memory_reuse", "saved", "copies, from bytes and rate"], lines),
+        table(["GPT-2 XL, per token", "growing", "memory reuse", "saved", "copies, from bytes and rate"], lines),
         "On this GPU the reason is different. Its memory is so fast that the copies take almost no time, but each copy "
         "is a launch and a call to the allocator, both made by Python: "
         f"{launches[0]:,.0f} launches per step with a "
-        f"growing cache, {launches[1]:,.0f} with memory_reuse (one row). Lesson 4 is about that time.",
+        f"growing cache, {launches[1]:,.0f} with memory reuse (one row). Lesson 4 is about that time.",
     )
 
 

@@ -26,7 +26,7 @@ from eet_lab.models.on_device import on_its_device
 from eet_lab.monitor import free_bytes_of, open_source
 from eet_lab.parts.paged_kv import PAGE, Pages
 from eet_lab.technique import Recipe
-from eet_lab.words import GiB, MiB, counted, sized
+from eet_lab.words import GiB, MiB, counted, percent, sized
 from eet_lab.workbench.forecast import in_html
 from eet_lab.workbench.run_memory import KVUse
 
@@ -125,7 +125,7 @@ def _grown_figure(found: dict[str, Grown]) -> go.Figure:
 def _cells(found: dict[str, Grown]) -> list[list[str]]:
     uses = {name: each.use for name, each in found.items()}
     return [
-        [name, sized(u.held_bytes), sized(u.used_bytes), f"{u.wasted_bytes / u.held_bytes:.0%}", sized(u.copied_bytes)]
+        [name, sized(u.held_bytes), sized(u.used_bytes), percent(u.wasted_bytes / u.held_bytes), sized(u.copied_bytes)]
         for name, u in uses.items()
     ]
 

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
 import plotly.graph_objects as go
 
 from eet_lab.bench import Comparison, Measurement
+from eet_lab.bench.measured import p50
 from eet_lab.figures import theme
 from eet_lab.figures.batch_steps import token_steps
 from eet_lab.lessons import recorded
@@ -16,8 +18,9 @@ from eet_lab.lessons.batch import PROMPTS, SHORT, clipped, lengths
 from eet_lab.lessons.prediction import Prediction, after, after_prediction
 from eet_lab.lessons.show import Shown, here, in_words, table, there
 from eet_lab.models import Model
+from eet_lab.technique import in_titles
 from eet_lab.texts import Output
-from eet_lab.words import brief, plain
+from eet_lab.words import brief, plain, times
 
 
 def prompts(model: Model) -> Shown:
@@ -61,7 +64,7 @@ def rows_over_time(model: Model, *outputs: Output, guess: Prediction | None = No
         return after(guess, lambda: rows_over_time(model, *outputs))
     runs = [
         _Rows(
-            str(output.recipe),
+            in_titles(str(output.recipe)),
             len(output.run.step_ms),
             [ms or output.run.total_ms for ms in output.run.first_ms],
             [ms or output.run.total_ms for ms in output.run.last_ms],
@@ -75,17 +78,19 @@ def rows_over_time(model: Model, *outputs: Output, guess: Prediction | None = No
 def rows_on_the_h200(guess: Prediction) -> Shown:
     """The same picture of GPT-2 XL on an H200."""
     result = recorded.batch()
-    runs = [
-        _recorded_rows(recorded.rung(name).measurement, result.prompt_lengths, name == "")
-        for name in ("", "pre_padding")
-    ]
-    return Shown(there(result), *_figures(runs))
+    measured = [recorded.rung(name).measurement for name in ("", "pre_padding")]
+    runs = [_recorded_rows(m, result.prompt_lengths, at == 0) for at, m in enumerate(measured)]
+    told = f"First tokens and ends are medians of {measured[0].repeats} runs; the rest is drawn from one of them."
+    return Shown(there(result), *_figures(runs), told)
 
 
 def _recorded_rows(m: Measurement, prompt_lengths: Sequence[int], token_by_token: bool) -> _Rows:
-    ends, first = list(accumulate(m.step_ms)), [n if token_by_token else 1 for n in prompt_lengths]
+    """One run, stretched so that its first tokens and its end are where the medians of all runs have them."""
+    ends, first = [0.0, *accumulate(m.step_ms)], [n if token_by_token else 1 for n in prompt_lengths]
     last = [n + len(tokens) - 1 for n, tokens in zip(first, m.tokens, strict=True)]
-    return _Rows(m.recipe or "baseline", len(ends), [ends[n - 1] for n in first], [ends[n - 1] for n in last])
+    known, medians = [0.0, ends[max(first)], ends[-1]], [0.0, p50(m.ttft_ms), p50(m.total_ms)]
+    ends = np.interp(ends, known, [at if ms is None else ms for at, ms in zip(known, medians, strict=True)]).tolist()
+    return _Rows(in_titles(m.recipe), len(m.step_ms), [ends[n] for n in first], [ends[n] for n in last])
 
 
 def _figures(runs: Sequence[_Rows]) -> list[Any]:
@@ -105,8 +110,9 @@ def _rows_figure(run: _Rows, end: float) -> go.Figure:
         ("generates", run.first_ms, run.last_ms, theme.GAIN),
     ):
         fig.add_bar(
-            y=rows, x=[b - a for a, b in zip(start, stop, strict=True)], base=start, orientation="h", name=name,
-            marker_color=color, hovertemplate="row %{y}: " + name + " for %{x:,.4~r} ms<extra></extra>",
+            y=rows, x=theme.rounded(b - a for a, b in zip(start, stop, strict=True)), base=theme.rounded(start),
+            orientation="h", name=name, marker_color=color,
+            hovertemplate="row %{y}: " + name + " for %{x:" + theme.DIGITS + "} ms<extra></extra>",
         )  # fmt: skip
     fig.update_layout(barmode="overlay", bargap=0.25)
     fig.update_xaxes(title="ms since the run began", range=[0, end * 1.02])
@@ -127,10 +133,10 @@ def verdict(guess: Prediction, result: Comparison) -> Shown:
     far_ms = [m.ttft_ms.p50 for m in (recorded.rung(n).measurement for n in ("", "pre_padding")) if m.ttft_ms]
     far, far_longest = far_ms[0] / far_ms[1], max(big.prompt_lengths)
     counted = table(
-        ["until every row has a token", "baseline", "pre_padding", "ratio"],
+        ["until every row has a token", "baseline", "pre-padding", "ratio"],
         [
             ["steps (counted)", f"{longest}", "1", f"{longest}"],
-            ["tokens computed, pads included (counted)", f"{tokens}", f"{tokens}", "1"],
+            ["tokens computed, pads included (counted)", f"{tokens:,}", f"{tokens:,}", "1"],
             ["time to first token (measured)", f"{plain(a.p50)} ms", f"{plain(b.p50)} ms", brief(measured)],
             ["GPT-2 XL on an H200: steps", f"{far_longest}", "1", f"{far_longest}"],
             ["GPT-2 XL on an H200: time to first token", *(f"{plain(ms)} ms" for ms in far_ms), brief(far)],
@@ -145,16 +151,16 @@ def verdict(guess: Prediction, result: Comparison) -> Shown:
     }
     fig = theme.figure("How many times sooner: predicted and measured", height=270)
     fig.add_bar(
-        y=list(bars), x=list(bars.values()), orientation="h", text=[f"{brief(v)}×" for v in bars.values()],
+        y=list(bars), x=list(bars.values()), orientation="h", text=[*map(times, bars.values())],
         marker_color=[theme.BASELINE] * 3 + [theme.GAIN] * 2, hoverinfo="skip", textposition="outside",
         cliponaxis=False,
     )  # fmt: skip
-    fig.update_xaxes(type="log", range=[-0.05, 3.1], title="times sooner (log scale)")
+    fig.update_xaxes(theme.log_axis(0.9, 1300, "times sooner"))
     fig.update_yaxes(autorange="reversed")
     why = (
         f"Why between the two? The arithmetic is the same: the baseline computes {longest} steps of {num_rows} tokens, "
-        f"pre_padding one pass of {tokens}. The one pass reads every weight once and not {longest} times, and calls "
-        f"every operation once and not {longest} times. It is not free: it took as long as {b.p50 / step_ms:.1f} "
+        f"pre-padding one pass of {tokens:,}. The one pass reads every weight once and not {longest} times, and calls "
+        f"every operation once and not {longest} times. The pass is not free: it took as long as {b.p50 / step_ms:.1f} "
         "decode steps here. On a CPU the arithmetic soon takes most of the time. A GPU has far more arithmetic to "
         f"spare: the H200 was {far:.0f} times sooner, where the count of steps gives {far_longest}."
     )

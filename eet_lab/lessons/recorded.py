@@ -13,7 +13,7 @@ from eet_lab.bench.measured import origin
 from eet_lab.bench.rows import Row, newest, read
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.paths import PACKAGE, benchmarks_dir
-from eet_lab.technique import Recipe
+from eet_lab.technique import Recipe, short_form
 
 MODEL = "gpt2-xl"
 CONFIG: Config = PRESETS[MODEL]
@@ -127,6 +127,6 @@ def context(workload: Workload) -> float:
 def who(row: Row) -> str:
     """Who ran, in words."""
     if row.provider == OURS:
-        return f"EET Lab: {row.recipe.replace(',', ', ') or 'baseline'}"
+        return f"EET Lab: {short_form(row.recipe, 'cuda')}"
     name = row.provider.removeprefix("recorded:")
     return name if name == row.provider else f"{name} (in a run of its own)"

@@ -21,7 +21,7 @@ from eet_lab.lessons.show import table
 from eet_lab.models.config import Config
 from eet_lab.technique import Recipe
 from eet_lab.techniques import DependentLaunch
-from eet_lab.words import brief
+from eet_lab.words import brief, percent
 
 H200 = LaunchCost(kernel_us=0.902, launch_us=7.34)
 """Measured by a run of its own, on another host than the recorded ladder's (benchmarks/h200-machine.json)."""
@@ -57,7 +57,7 @@ def rises(result: Ladder, config: Config, price: LaunchCost | None) -> list[Rise
 def unsteady(found: Sequence[Rise], what: str) -> str:
     """How far two times of one step are apart, whose every kernel Python launches: that is the measurement's error.
 
-    `what` was so unsteady.
+    `what` varied so much.
     """
     same = [
         (before, after)
@@ -70,8 +70,8 @@ def unsteady(found: Sequence[Rise], what: str) -> str:
     times = sorted(rise.measured.p50 for rise in apart)
     names = " and ".join(rise.title.removeprefix("+ ") for rise in apart)
     return (
-        f"{names} make the same calls in a step, and took {brief(times[0])} and {brief(times[1])} ms, because {what} "
-        f"was unsteady. A difference below a factor of {times[1] / times[0]:.2f} says nothing."
+        f"{names} make the same calls in a step, and took {brief(times[0])} and {brief(times[1])} ms: {what} varied by "
+        f"so much. A difference below a factor of {times[1] / times[0]:.2f} says nothing."
     )
 
 
@@ -90,7 +90,7 @@ def early_start(result: Ladder) -> str:
 
 def figure(found: Sequence[Rise], title: str) -> go.Figure:
     """For each rung a line from the predicted time (open) to the measured one (full), and the floor across all."""
-    fig = theme.figure(title, height=170 + 42 * len(found), legend=theme.LEGEND_BELOW)
+    fig = theme.figure(title, height=190 + 42 * len(found), legend=theme.LEGEND_BELOW, margin={"t": 58})
     names = [rise.title for rise in found]
     gaps = [(rise.predicted_ms, rise.measured.p50) for rise in found]
     fig.add_scatter(
@@ -130,10 +130,10 @@ def listing(found: Sequence[Rise]) -> HTML:
     rows = [
         [
             rise.title,
-            f"{rise.launches}" if rise.launches == rise.kernels else f"1 (a graph of {rise.kernels})",
+            f"{rise.launches:,}" if rise.launches == rise.kernels else f"1 (a graph of {rise.kernels:,})",
             brief(rise.predicted_ms),
             brief(rise.measured.p50),
-            f"{rise.floor_ms / rise.measured.p50:.0%}",
+            percent(rise.floor_ms / rise.measured.p50),
         ]
         for rise in found
     ]

@@ -57,7 +57,7 @@ def texts(output: Output) -> Shown:
     run = output.run
     return Shown(
         HTML(theme.stylesheet() + lines),
-        f"{run.num_tokens} tokens in {brief(run.total_ms)} ms, {run.tokens_per_s:,.0f} per second, {output.recipe}.",
+        f"{run.num_tokens:,} tokens in {brief(run.total_ms)} ms, {run.tokens_per_s:,.0f} per second, {output.recipe}.",
     )
 
 

@@ -123,7 +123,7 @@ def step_figure(step: Sequence[Timed], gb_per_s: float) -> go.Figure:
         fig.add_bar(
             y=[op.op for op in step], x=theme.rounded(widths), base=theme.rounded(starts), orientation="h", name=name,
             marker={"color": color, "line": {"width": 0}}, text=[f"{op.num_bytes / MiB:.2f} MiB" for op in step],
-            textposition="none", hovertemplate="%{y}: %{x} us of " + name + ", %{text}<extra></extra>",
+            textposition="none", hovertemplate="%{y}: %{x} µs of " + name + ", %{text}<extra></extra>",
         )  # fmt: skip
     fig.update_layout(barmode="overlay", bargap=0.3)
     fig.update_yaxes(autorange="reversed", categoryorder="array", categoryarray=names, showgrid=False)
@@ -156,14 +156,14 @@ def layer_figure() -> go.Figure:
         times = dict(zip(lanes, (floor_us(rows), ours_us(rows), _torch_us(rows)), strict=True))
         fig.add_bar(
             y=list(lanes), x=theme.rounded(times.values()), base=theme.rounded(ends.values()), orientation="h",
-            name=part, marker_color=color, hovertemplate="%{y}, " + part + ": %{x} us<extra></extra>",
+            name=part, marker_color=color, hovertemplate="%{y}, " + part + ": %{x} µs<extra></extra>",
             text=[f"{brief(us)}" if us > 1 else "" for us in times.values()], insidetextanchor="middle", textangle=0,
             textfont={"color": "white"},
         )  # fmt: skip
         ends = {lane: ends[lane] + times[lane] for lane in lanes}
     for lane, end in ends.items():
         fig.add_annotation(
-            x=end, y=lane, text=f" <b>{brief(end)} us</b>", xanchor="left", showarrow=False, font={"size": 12}
+            x=end, y=lane, text=f" <b>{brief(end)} µs</b>", xanchor="left", showarrow=False, font={"size": 12}
         )
     fig.update_layout(barmode="overlay", bargap=0.35, margin={"b": 90})
     fig.update_layout(legend={"x": 0, "xanchor": "left", "y": -0.3, "yanchor": "top", "traceorder": "normal"})

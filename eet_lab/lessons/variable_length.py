@@ -169,28 +169,28 @@ def figure_6() -> Shown:
 
 def eet_order() -> Shown:
     """The same prompts through EET's manager, in two orders, and what other pools hold in the end."""
-    rows, buffers = [], [_buffer_mib(sizes) for sizes in (SWEEP, SWEEP[::-1])]
+    rows, buffers = [], [_buffer_bytes(sizes) for sizes in (SWEEP, SWEEP[::-1])]
     for order, sizes in (("shortest first", SWEEP), ("longest first", SWEEP[::-1])):
         requests = eet_sweep(sizes)
         for name, found in compare(requests).items():
             if name in SHOWN_FOR_EET:
                 calls = found.calls.allocations + found.calls.frees
-                rows.append([order, name, sized(max(found.footprint_bytes)), f"{calls}"])
+                rows.append([order, name, sized(max(found.footprint_bytes)), f"{calls:,}"])
     return Shown(
         table(["prompts of 32 to 1,024", "pool", "most held", "driver calls"], rows),
         "EET takes the first buffer that is idle and large enough. If short prompts come first, each longer one "
-        f"finds all buffers a little too small: {buffers[0]:,.1f} MiB of buffers in the end. If the longest come "
-        f"first, {buffers[1]:,.1f} are enough. (The table also counts 18 MiB of caches in both.) The model is the "
+        f"finds all buffers a little too small: {sized(buffers[0])} of buffers in the end. If the longest come "
+        f"first, {sized(buffers[1])} are enough. (The table also counts 18 MiB of caches in both.) The model is the "
         "same; only the order of the requests differs. An arena holds the same in both orders, and only grows more "
         "often in one of them. Chunks hold more where lengths grow: old ones are kept while new ones are added.",
     )
 
 
-def _buffer_mib(lengths: tuple[int, ...]) -> float:
+def _buffer_bytes(lengths: tuple[int, ...]) -> int:
     """What EET's buffers come to for prompts of these lengths, its caches left out."""
     pool = FirstFitPool(repaired=False)
     replay(pool, eet_sweep(lengths))
-    return sum(chunk.num_bytes for chunk in pool.buffers) / MiB
+    return sum(chunk.num_bytes for chunk in pool.buffers)
 
 
 SHOWN_FOR_EET = ("EET", "EET, repaired", "chunks, arrival, immediate", "arena, grown", "arena, reserved")

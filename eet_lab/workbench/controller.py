@@ -295,7 +295,7 @@ class Controller:
         if setup:
             state, lengths, context = setup.state, setup.lengths, setup.context
         read_only, selected = setup is not None, self.choices.selected
-        effects, whose = self.results.effects()
+        effects, whose = self.results.effects(state.prompts, model)
         self.page.techniques.show(techniques_state(state, selected, effects, whose, state.recipe_label(), read_only))
         fits = NOTHING_FORESEEN if setup else {**self.fits.state(), "held": self.page.live.held()}
         self.page.inputs.show(inputs_state(state, lengths, context, fits, read_only))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from binascii import Error as NotBase64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -51,7 +51,7 @@ class Results:
         self._reading = False
         self._partial: Comparison | Ladder | None = None
         self._running = False
-        self._last_ladder: tuple[tuple[str, Stamp], dict[str, Effect]] = ("", (0, 0)), {}
+        self._last_ladder: tuple[tuple[str, Stamp], Ladder | None] = ("", (0, 0)), None
         self._ticked: list[str] = []
         self._pages = 1
         self._num_files = 0  # that were sent to the page
@@ -214,23 +214,32 @@ class Results:
             return None
         return {"parts": answer.headline(result), "about": answer.about(result)}
 
-    def effects(self) -> tuple[dict[str, Effect], str]:
-        """What each technique brought in the ladder that is shown, or in the last one; and which that was."""
+    def effects(self, prompts: Sequence[str], model: Model | None) -> tuple[dict[str, Effect], str]:
+        """What each technique brought in the ladder that is shown, or in the last one, and which that was.
+
+        The last one counts only if it was of this model and these prompts: others say nothing of what is on the page.
+        """
         shown = self.result
         if isinstance(shown, Ladder):
             return effects(shown), "what each saved in this ladder"
         own = (row for row in self.history.rows() if row.kind == "ladder" and not row.recorded and not row.problem)
         row = None if self.opened else next(own, None)
-        return ({}, "") if row is None else (self._brought(row), f"what each saved in the last ladder, {row.name}")
+        last = None if row is None else self._opened_once(row)
+        if row is None or last is None or model is None:
+            return {}, ""
+        of = last.environment.model, last.environment.model_label, last.prompts
+        if of != (model.name, model.label, tuple(prompts)):
+            return {}, ""
+        return effects(last), f"what each saved in the last ladder, {row.name}"
 
-    def _brought(self, row: Row) -> dict[str, Effect]:
-        """The effects of a kept ladder, which is opened once; none where its file has gone since."""
+    def _opened_once(self, row: Row) -> Ladder | None:
+        """A kept ladder; None where its file has gone since."""
         key = row.id, row.stamp
         if self._last_ladder[0] != key:
             found: Result | None = None
             with suppress(ResultError):
                 found = self.history.open(row.id)[0]
-            self._last_ladder = key, effects(found) if isinstance(found, Ladder) else {}
+            self._last_ladder = key, found if isinstance(found, Ladder) else None
         return self._last_ladder[1]
 
     def show(self, busy: bool) -> None:

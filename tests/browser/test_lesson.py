@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from browser.jupyter_pages import NOTEBOOKS, Lab, Server
 
 MAX_SAVED_BYTES = 300_000
-"""Of a lesson, less the pictures that plotly's extension puts beside each figure, and which the lab cannot keep out."""
+"""Of a lesson as JupyterLab saves it by itself, without the state of its widgets; and of one saved with that, less the
+pictures that plotly's extension puts beside each figure of a cell, and which the lab cannot keep out."""
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
 
@@ -36,6 +38,8 @@ def test_a_prediction_fills_in_the_verdict(lab: Lab, lab_server: Server, page: A
     outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
     pictures = [output.get("data", {}).get("image/png", "") for output in outputs]
     saved_bytes = (lab_server.root / "01_pre_padding.ipynb").stat().st_size
+    state = json.dumps(notebook["metadata"]["widgets"], indent=1, ensure_ascii=False)
+    assert saved_bytes - len(state.encode()) < MAX_SAVED_BYTES
     assert saved_bytes - sum(map(len, pictures)) < MAX_SAVED_BYTES
     assert page.failures == [] and page.external == []
 

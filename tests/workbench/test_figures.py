@@ -51,7 +51,7 @@ def p50(ladder: Ladder, at: int) -> float:
 def test_a_rung_without_pairs_goes_by_its_spread_and_says_so(delta_ms: Any, verdict: str) -> None:
     ladder = changed(recorded(SIX), 3, delta_ms)
     found = OwnTime.of(ladder.rungs[3], ladder.rungs[2].measurement)
-    assert (found.verdict, found.paired) == (verdict, False) and "not paired" in found.words
+    assert (found.verdict, found.num_pairs) == (verdict, 0) and "not paired" in found.words
     level = p50(ladder, 2)
     assert (found.low_level, found.high_level) == (level + delta_ms[0], level + delta_ms[2])
     fig = plot(ladder, "waterfall")
@@ -64,13 +64,24 @@ def test_the_paired_interval_is_believed_before_the_spread() -> None:
     change = Change(before, after, 0.2, 1.1, num_pairs=12)
     unsure = changed(ladder, 1, (after - before,) * 3, change)
     found = OwnTime.of(unsure.rungs[1], unsure.rungs[0].measurement)
-    assert (found.verdict, found.paired) == ("cannot tell apart", True)
+    assert (found.verdict, found.num_pairs) == ("cannot tell apart", 12)
     assert (found.low_level, found.high_level) == pytest.approx((0.2 * before, 1.1 * before))
     fig = plot(unsure, "waterfall")
     assert isinstance(fig, go.Figure)
     assert fig.data[0].marker.color[1] == theme.UNSURE and "tell apart" in labels(fig)[1]
     assert fig.data[1].error_y.array[0] == pytest.approx(1.1 * before - after, rel=1e-3)
-    assert "paired differences" in fig.layout.xaxis.title.text
+    assert "range of all 6 pairs" in fig.layout.xaxis.title.text, "the other rungs have no more"
+
+
+def test_a_ladder_of_few_pairs_says_by_which_rule_they_tell_apart() -> None:
+    """Memory reuse took -547 to -123 ms: the range leaves out 0 and is wider than it is far from it."""
+    ladder = recorded(SIX)
+    found = OwnTime.of(ladder.rungs[3], ladder.rungs[2].measurement)
+    assert found.verdict == "cannot tell apart" and found.high_level < p50(ladder, 2)
+    up, down = plot(ladder, "waterfall"), plot(ladder, "left_out")
+    assert isinstance(up, go.Figure) and isinstance(down, go.Figure)
+    for fig in (up, down):
+        assert "wider than its distance from 0" in fig.layout.xaxis.title.text.replace("<br>", " ")
 
 
 def labels(fig: go.Figure) -> list[str]:
@@ -112,6 +123,15 @@ def test_a_small_rung_beside_a_large_one_is_seen_with_its_number() -> None:
     assert fig.layout.yaxis.type == "log"
     assert labels(fig)[len(ladder.rungs) - 1] == "<b>-0.03</b>"
     assert fig.data[0].marker.line.width == 2, "a bar of no height is a line"
+
+
+def test_the_steps_to_the_first_tokens_are_counted() -> None:
+    """Of the run that is drawn, whatever it took: the time is a median of all."""
+    result = recorded("h200-compare-gpt2-xl")
+    fig = plot(result)
+    assert isinstance(fig, go.Figure)
+    told = [note.text for note in fig.layout.annotations]
+    assert f"{max(result.prompt_lengths)} steps" in told[0] and ", 1 step" in told[1]
 
 
 def test_every_label_stands_within_the_plot() -> None:
@@ -198,6 +218,7 @@ def test_text_in_figures_is_in_the_ink_that_follows_the_page(stem: str) -> None:
     assert isinstance(figs, dict)
     for fig in figs.values():
         assert fig.layout.font.color == theme.INK
+        assert fig.layout.xaxis.separatethousands and fig.layout.yaxis.exponentformat == "none"
         fonts = [note.font.color for note in fig.layout.annotations]
         fonts += [trace.textfont.color for trace in fig.data if trace.type == "scatter"]
         assert set(fonts) <= {None, theme.INK}

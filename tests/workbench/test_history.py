@@ -394,6 +394,8 @@ def test_the_last_ladder_is_opened_once_for_what_it_tells(bench: Workbench, monk
     turn(bench, 30)
     assert "last ladder" in shown(bench, "techniques")["effects_of"] and row(bench, "memory_reuse")["effect"]
     assert len(opened) == 1
+    do(bench, c.EditPrompt(0, "Other words"))
+    assert shown(bench, "techniques")["effects_of"] == "" and not row(bench, "memory_reuse")["effect"], "of others"
 
 
 def test_a_row_is_renamed_exported_replayed_and_deleted_and_what_is_shown_stays(

@@ -20,6 +20,7 @@ from eet_lab.figures import theme
 from eet_lab.figures.outputs import rendered
 from eet_lab.figures.race import tokens_by_step
 from eet_lab.models.load import demo_tokenizer, load
+from eet_lab.words import mib
 from eet_lab.workbench import export
 from eet_lab.workbench.history import SHIPPED, History
 from eet_lab.workbench.opened import Opened, as_ids
@@ -141,7 +142,7 @@ def test_the_peak_is_written_beside_the_longest_of_bar_and_mark() -> None:
         memory = rung.measurement.memory
         parts = sum(memory.get(key, 0) for key in MEMORY_PARTS)
         assert end == pytest.approx(max(memory["peak"], parts) / MiB, rel=1e-3)
-        assert f"{memory['peak'] / MiB:.4g}" in text
+        assert mib(memory["peak"]) in text
     assert "not alive at once" in fig.layout.title.text
 
 
@@ -165,12 +166,13 @@ def test_a_log_axis_has_ticks_within_its_ends(low: float, ratio: float) -> None:
     assert all(low <= tick <= low * ratio for tick in ticks)
 
 
-@pytest.mark.parametrize("ttft_share", [0.1, 0.9])
-def test_the_first_token_is_told_where_there_is_room(comparison: Comparison, ttft_share: float) -> None:
-    end = max(sum(m.step_ms) for m in (comparison.baseline, comparison.selection))
-    told = replace(comparison.baseline, ttft_ms=Spread(*[ttft_share * end] * 3))
+@pytest.mark.parametrize(("step", "side"), [(10, "left"), (90, "right")])
+def test_the_first_token_is_told_where_there_is_room(comparison: Comparison, step: int, side: str) -> None:
+    rows = len(comparison.baseline.tokens)
+    steps = tuple(rows * (at >= step) for at in range(1, 101))
+    told = replace(comparison.baseline, step_ms=(1.0,) * 100, step_tokens=steps)
     note = figures.plot(replace(comparison, baseline=told), "latency").layout.annotations[0]
-    assert note.xanchor == ("left" if ttft_share < 0.5 else "right")
+    assert note.xanchor == side and f", {step} steps" in note.text
 
 
 def test_prompts_whose_ids_are_not_known_stay_or_are_counted(comparison: Comparison) -> None:
