@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from check_kernels import HOME, cold_build_s, is_wrong
 
-from eet_lab.bench import caching_allocator, encoding
+from eet_lab.bench import accuracy, caching_allocator, encoding
 from eet_lab.bench.cost import launch_cost, streaming_gb_per_s
 from eet_lab.bench.ops import OpWorkload, race_op
 from eet_lab.bench.peers import PEERS
@@ -25,7 +25,7 @@ from eet_lab.bench.rows import append
 from eet_lab.bench.serving import HF, serve_all
 from eet_lab.bench.stream import row, run_stream
 from eet_lab.bench.workloads import Requests, Stream, Texts, Workload
-from eet_lab.commands.bench_tables import encode_table, model_table, op_tables, serve_table
+from eet_lab.commands.bench_tables import accuracy_table, encode_table, model_table, op_tables, serve_table
 from eet_lab.technique import registry
 from eet_lab.texts import as_recipe
 from h200.recorded import recorded_compare, recorded_ladder
@@ -173,6 +173,22 @@ def encoded(text: str, *recipes: str) -> Callable[[Session], Any]:
     return work
 
 
+def accuracy_of(text: str, *recipes: str) -> Callable[[Session], Any]:
+    """Recipes beside transformers on held-out text of a trained model."""
+
+    def work(session: Session) -> Any:
+        workload = "accuracy:demo/b2/p8/n4" if session.smoke else text
+        model = session.model("demo")
+        rows, remarks = accuracy.measure_accuracy(
+            model, workload, recipes, (OURS, accuracy.HF), cancel=session.deadline
+        )
+        append(rows, session.out)
+        print(accuracy_table(rows), *remarks, sep="\n", flush=True)
+        return {"kl": {row.name: row.kl for row in rows}, "nll": {row.name: row.nll for row in rows}}
+
+    return work
+
+
 def allocators(session: Session) -> Any:
     """What torch's caching allocator does with the streams of lesson 5, for those who have no GPU."""
     if session.smoke:
@@ -204,6 +220,9 @@ PARTS: dict[str, Part] = {
         ),
     ),
     "encode-bert": Part(60, encoded("encode:bert-base/t2048/p5-500", "pre_padding", "all")),
+    "accuracy-demo": Part(
+        20, accuracy_of("accuracy:demo/b16/p64/n64", "all", "all,-persistent_layers", "all,int8_weights")
+    ),
     "sweep-l16": Part(60, raced("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
     "ops-decode-b1": Part(8, ops("op:decode_attention/b1/kv1024/h25/d64")),
     "ops-decode": Part(60, ops("op:decode_attention")),
