@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from eet_lab.bench import accuracy
 from eet_lab.bench.accuracy import distance, measure_accuracy
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.commands.bench_tables import accuracy_table
 from eet_lab.errors import ModelError, PromptError
 from eet_lab.models import load
+from eet_lab.parts import Parts
 
 WORKLOAD = "accuracy:demo/b4/p24/n12"
 
@@ -45,11 +47,31 @@ def test_the_distance_is_that_of_the_definition():
 
 @pytest.mark.parametrize(
     ("workload", "says"),
-    [("demo/b4/p2-9/n4", "of one length"), ("demo/b4000/p60/n60", "held-out text, but there are"), ("demo", "form")],
+    [
+        ("demo/b1/p600/n600", "context"),
+        ("demo/b4/p2-9/n4", "of one length"),
+        ("demo/b4000/p60/n60", "held-out text, but there are"),
+        ("demo", "form"),
+    ],
 )
 def test_what_cannot_be_asked_is_told(demo, workload, says):
     with pytest.raises(PromptError, match=says.replace("form", "is no workload")):
         measure_accuracy(demo, workload)
+
+
+def test_a_small_error_is_no_rounding_in_fp32(monkeypatch):
+    demo = load("demo", device="cpu")
+    [baseline] = measure_accuracy(demo, WORKLOAD, "baseline")[0]
+    assert baseline.equality == "passed" and baseline.kl < 1e-10
+    by_steps = accuracy.by_steps
+    monkeypatch.setattr(
+        accuracy, "by_steps", lambda decoder, parts, *more: by_steps(decoder, parts, *more) + (parts != Parts()) * OFF
+    )
+    [_, off] = measure_accuracy(demo, WORKLOAD, "all")[0]
+    assert off.equality.startswith("KL")
+
+
+OFF = torch.randn(4096, generator=torch.Generator().manual_seed(0))[None, None] * 1e-3
 
 
 def test_random_weights_have_no_accuracy(tiny):

@@ -23,7 +23,13 @@ def test_names_and_workloads_are_inverse():
         assert str(Texts.parse(name)) == name
     lengths = [*map(len, Texts.parse("encode:bert-base/t2048/p5-500").prompts(50))]
     assert len(lengths) == 2048 and min(lengths) == 5 and max(lengths) == 500 and lengths != sorted(lengths)
-    for wrong in ("encode:bert-base/t0/p1", "encode:bert-base/t2/p9-3", "encode:bert-base/t2", "bert-base/t2/p3"):
+    for wrong in (
+        "encode:bert-base/t0/p1",
+        "encode:bert-base/t2/p9-3",
+        "encode:bert-base/t999999999/p500",
+        "encode:bert-base/t2",
+        "bert-base/t2/p3",
+    ):
         with pytest.raises(PromptError):
             Texts.parse(wrong)
 

@@ -278,10 +278,21 @@ def test_a_true_effect_is_found_and_not_a_larger_one(monkeypatch):
 
 
 @given(pairs)
-def test_who_divides_the_two_medians_finds_the_ratio(found):
+def test_who_divides_the_two_medians_finds_the_ratio_or_nearly_that_of_the_pairs(found):
     a, b = (list(series) for series in zip(*found, strict=True))
     change = Change.of(a, b)
-    assert change.ratio == (change.middle if change.is_of_pairs else change.after / change.before)
+    middle = math.exp(median(math.log(y / x) for x, y in found))
+    assert change.ratio in (median(b) / median(a), pytest.approx(middle))
+    assert abs(math.log(change.ratio / middle)) <= 0.1 * abs(math.log(middle)) + 1e-9
+    assert change.low <= change.ratio * (1 + 1e-9) and change.ratio <= change.high * (1 + 1e-9)
+
+
+def test_a_machine_with_two_paces_does_not_double_an_effect():
+    """Each round is at one of two paces; in one of ten it changes within the round. The true ratio is 1.09."""
+    before = [10, 20, 10, 20, 10, 20, 10, 20, 10, 10]
+    after = [10.9, 21.8, 10.9, 21.8, 10.9, 21.8, 10.9, 21.8, 21.8, 21.8]
+    change = Change.of(before, after)
+    assert median(after) / median(before) > 2 and change.is_of_pairs and change.ratio == pytest.approx(1.09)
 
 
 def test_medians_that_a_drift_has_moved_apart_give_way_to_the_pairs():

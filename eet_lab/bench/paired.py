@@ -1,7 +1,8 @@
 """paired: what changed between two recipes that were timed in turn, and whether that can be told from noise.
 
-How much it is, is the ratio of the two medians: who divides the two numbers of a table finds what stands beside them.
-Whether it can be told from noise, the pairs say.
+Whether a change can be told from noise, the pairs say. How much it is, is the ratio of the two medians where that of
+the pairs is near it: who divides the two numbers of a table finds what stands beside them. Where a drift has moved the
+medians, it is the median of the pairs' own ratios.
 
 Nothing is assumed of how noise is distributed. Each round gives a pair of runs and the ratio of their times. The sign
 test turns the sorted ratios into an interval for their median: of n pairs the k-th from either end, with k as large as
@@ -63,12 +64,16 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[floa
     return ordered[off], ordered[len(ordered) - 1 - off]
 
 
+NEAR = 0.1
+"""Of an effect, in logarithms: so far apart the ratios of the medians and of the pairs may be told as one."""
+
+
 @dataclass(frozen=True)
 class Change:
     """One number of two recipes: the medians `before` and `after`, and the interval of the paired ratio after/before.
 
-    `middle` is the median of the paired ratios. It is None without pairs, where `low` and `high` are the ratio of the
-    medians, and in files of before it was kept.
+    `middle` is the median of the paired ratios; None where it is not known: then the ratio of the medians stands for
+    it, and without pairs for `low` and `high` as well.
     ValueError for what no run gives, as a damaged file may hold.
     """
 
@@ -87,6 +92,8 @@ class Change:
         ratio = self.after / self.before if self.middle is None else self.middle
         if not self.low <= ratio <= self.high:
             raise ValueError(f"a change of {ratio} lies outside of its interval, {self.low} to {self.high}")
+        if (self.low > 1 and self.after <= self.before) or (self.high < 1 and self.after >= self.before):
+            raise ValueError(f"an interval from {self.low} to {self.high} contradicts {self.before} to {self.after}")
 
     @classmethod
     def of(
@@ -116,13 +123,19 @@ class Change:
 
     @property
     def ratio(self) -> float:
-        """After/before, of the medians; that of the pairs where a drift has moved the medians out of their interval."""
+        """After/before, of the medians; that of the pairs where a drift has moved the medians away from it."""
         return self.middle if self.middle is not None and self.is_of_pairs else self.after / self.before
 
     @property
     def is_of_pairs(self) -> bool:
-        """Whether `ratio` is the median of the pairs: a drift has moved the medians out of the interval of these."""
-        return not self.low <= self.after / self.before <= self.high
+        """Whether `ratio` is the median of the pairs: the medians are off by more than `NEAR` of the effect, or lie
+        outside of its interval.
+        """
+        ratio, middle = self.after / self.before, self.middle
+        if middle is None:
+            return False
+        is_off = abs(math.log(ratio / middle)) > NEAR * abs(math.log(middle))
+        return is_off or not self.low <= ratio <= self.high
 
     @property
     def is_enough(self) -> bool:

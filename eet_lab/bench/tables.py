@@ -125,13 +125,15 @@ def _how_paired(changes: Mapping[str, Change]) -> str:
     """What an interval is, and what is needed for one."""
     found = next(iter(changes.values()), None)
     if found is None:
-        return "Changes are those of the medians: this file is of before runs were paired, and has no intervals."
+        return "Changes are those of the medians: these runs were not paired, so there are no intervals."
     if not found.is_enough:
         return f"{counted(found.num_pairs, 'pair')} of runs cannot tell a change from noise: that takes {LEAST_PAIRS}."
     near = "" if found.num_pairs >= SURE_PAIRS else ", or is nearer to it than it is wide,"
+    moved = any(change.is_of_pairs for change in changes.values())
+    pairs = "; where a drift has moved the medians, the median of the pairs' own ratios" if moved else ""
     return (
-        f"Changes are ratios of the medians of {found.num_pairs} pairs, timed in turn, with the interval of a sign "
-        f"test of the pairs' own ratios, widened by {LEAST_EFFECT:.0%}: less is no technique's effect. What "
+        f"Changes are ratios of the medians of {found.num_pairs} pairs, timed in turn{pairs}. The interval is that of "
+        f"a sign test of the pairs' own ratios, widened by {LEAST_EFFECT:.0%}: less is no technique's effect. What "
         f"crosses 1 ×{near} cannot be told from noise."
     )
 
@@ -295,8 +297,8 @@ def _watching(cost_percent: float, watched: Measurement | None, unwatched: Measu
     if low <= 1:
         return NOT_TOLD
     return (
-        f"The one run that was watched live took {cost_percent:+.1f} % ({(low - 1) * 100:+.1f} to "
-        f"{(high - 1) * 100:+.1f} % beside the middle 60 % of the others): one run is too few to tell."
+        f"The one run that was watched live took {cost_percent:.1f} % longer than the median of the others "
+        f"({(low - 1) * 100:.1f} to {(high - 1) * 100:.1f} % by their middle 60 %): one run is too few to tell."
     )
 
 

@@ -60,12 +60,6 @@ class Workload:
 
     def __post_init__(self) -> None:
         check_sizes("workload", self.low, self.high, rows=self.batch, new_tokens=self.new_tokens)
-        tokens = self.batch * (self.low + self.high) // 2
-        if tokens > MOST_TOKENS:
-            raise PromptError(
-                f"{self.batch:,} prompts from {self.low:,} to {self.high:,} tokens are {tokens:,} in all, but a "
-                f"workload has at most {MOST_TOKENS:,}. Take fewer rows, or shorter prompts."
-            )
 
     @classmethod
     def parse(cls, text: str) -> Workload:
@@ -205,12 +199,18 @@ def _drawn(num: int, low: int, high: int, vocab_size: int, seed: int, first: int
 
 
 def check_sizes(what: str, low: int, high: int, **counts: int) -> None:
-    """PromptError where prompts of `low` to `high` tokens, or one of the counts, cannot be."""
+    """PromptError where prompts of `low` to `high` tokens, or a count, cannot be; the first counts prompts."""
     for name, value in (counts | {"prompt tokens": low}).items():
         if value < 1:
             raise PromptError(f"{name.replace('_', ' ')} of a {what}: {value}, but it must be at least 1.")
     if high < low:
         raise PromptError(f"Prompts from {low} to {high} tokens: the second must not be the smaller.")
+    name, num = next(iter(counts.items()))
+    if (tokens := num * (low + high) // 2) > MOST_TOKENS:
+        raise PromptError(
+            f"{num:,} prompts from {low:,} to {high:,} tokens are {tokens:,} in all, but a {what} has at most "
+            f"{MOST_TOKENS:,}. Take fewer {name}, or shorter prompts."
+        )
 
 
 def evenly_spaced(low: int, high: int, num: int) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,6 +54,9 @@ others PyTorch's own functions.
 """
 
 
+REPEATS = 5
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("workload", help="for example gpt2/b8/p16-512/n128, or op:norm_linear")
@@ -60,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--provider", action="append", metavar="NAME", help="may be given several times (default: eet_lab)"
     )
-    parser.add_argument("--repeats", type=int, default=5, metavar="N", help="measured runs of each (default: 5)")
+    parser.add_argument("--repeats", type=int, metavar="N", help=f"measured runs of each (default: {REPEATS})")
     parser.add_argument("--append", type=Path, metavar="DIR", help="add the rows to DIR/<gpu>.jsonl")
     add_model(parser, default=None)
 
@@ -74,7 +78,11 @@ def run(args: argparse.Namespace) -> int:
     from eet_lab.bench.turns import check_repeats
     from eet_lab.bench.workloads import ENCODE, SERVE
 
+    if args.repeats is not None and args.workload.startswith(ACCURACY):
+        raise PromptError(f"--repeats is {args.repeats}, but accuracy is not timed; leave it out.")
+    args.repeats = REPEATS if args.repeats is None else args.repeats
     check_repeats(args.repeats)
+    _check_recipes(args.recipe or (), args.provider or ("eet_lab",))
     if args.workload.partition("/")[0] in {case.name for case in TIMED_CASES}:
         raise PromptError(f"{args.workload!r} names an op. Did you mean '{PREFIX}{args.workload}'?")
     if args.append:
@@ -100,6 +108,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _check_recipes(recipes: Sequence[str], providers: Sequence[str]) -> None:
+    """RecipeError for recipes that nobody would run."""
+    for words in recipes:
+        if not words.strip(" ,"):  # such as of a variable that the shell does not know
+            raise RecipeError(f"--recipe is {words!r}, which names no technique. Write baseline to run without any.")
+    if recipes and "eet_lab" not in providers:
+        raise RecipeError(
+            f"--recipe is {recipes[0]!r}, but none of the providers ({', '.join(providers)}) has recipes. Add "
+            "--provider eet_lab, or leave --recipe out."
+        )
+
+
 def _race_model(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
     from eet_lab.bench.race import entered, race
     from eet_lab.bench.workloads import Workload
@@ -111,14 +131,6 @@ def _race_model(args: argparse.Namespace, progress: Progress, cancel: Cancel) ->
 
     workload = Workload.parse(args.workload)
     recipes, providers = args.recipe or ["all"], args.provider or ["eet_lab"]
-    for words in recipes:
-        if not words.strip(" ,"):  # such as of a variable that the shell does not know
-            raise RecipeError(f"--recipe is {words!r}, which names no technique. Write baseline to run without any.")
-    if args.recipe and "eet_lab" not in providers:
-        raise RecipeError(
-            f"--recipe is {args.recipe[0]!r}, but none of the providers ({', '.join(providers)}) has recipes. Add "
-            "--provider eet_lab, or leave --recipe out."
-        )
     if workload.model in PRESETS:  # their weights are drawn, which takes a while for those of what cannot run anyway
         device = checked_device(args.device)
         outline = load(workload.model, device="meta", dtype=checked_dtype(args.dtype, device))

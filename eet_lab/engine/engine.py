@@ -89,7 +89,7 @@ class Engine(BaseEngine[Decoder]):
         if forced is not None:
             forced = checked_forced(forced, len(rows), settings.max_new_tokens, self.model.config)
         clock.once(lambda: self._prepared(cancel))
-        with self._closed_on_error(rows, settings):
+        with self._closed_on_error(lambda: rows, settings):
             return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced, clock)
 
     @exclusive
@@ -114,10 +114,10 @@ class Engine(BaseEngine[Decoder]):
             self._slots.drain()
         if self._slots is None or self._slots.idle:
             self._prepared()
-            with self._closed_on_error([row], settings):
-                rows, columns = self._reserved if self._reserved[0] else (schedule.max_rows, COLUMNS)
-                columns = min(columns, self.model.config.context)
-                self._open_slots(schedule.of_at_most(rows), columns, settings, RequestClock())
+            rows, columns = self._reserved if self._reserved[0] else (schedule.max_rows, COLUMNS)
+            schedule, columns = schedule.of_at_most(rows), min(columns, self.model.config.context)
+            with self._closed_on_error(lambda: self._filling(schedule.max_rows, columns, settings), settings):
+                self._open_slots(schedule, columns, settings, RequestClock())
         slots = self._checked_slots("add")
         slots.check_alike(settings)
         request = Request(tuple(row), settings.max_new_tokens)
@@ -135,7 +135,8 @@ class Engine(BaseEngine[Decoder]):
         if self._slots is None:
             return []
         slots = self._checked_slots("step")
-        with self._closed_on_error([[self.model.config.bos_id] * max(slots.capacity - 1, 1)], slots.settings):
+        rows, columns, settings = slots.schedule.max_rows, slots.capacity, slots.settings
+        with self._closed_on_error(lambda: self._filling(rows, columns, settings), settings):
             return slots.step()
 
     @exclusive
@@ -147,6 +148,10 @@ class Engine(BaseEngine[Decoder]):
         if self._slots is None:
             raise ScheduleError(f"{request!r:.80} is unknown to this engine: no request is in flight. Add it first.")
         self._checked_slots("cancel").cancel(request)
+
+    def _filling(self, num_rows: int, columns: int, settings: Settings) -> list[list[int]]:
+        """Prompts that fill so many slots of so many columns, together with their new tokens."""
+        return [[self.model.config.bos_id] * max(columns - settings.max_new_tokens, 1)] * num_rows
 
     def _checked_slots(self, name: str) -> Slots:
         """What is in flight; EngineBusy for a call from another thread than the one that opened it."""
@@ -185,7 +190,7 @@ class Engine(BaseEngine[Decoder]):
         self._free()
         rows = checked_batch(num_rows, prompt_tokens, settings.max_new_tokens, self.model)
         self._prepared()
-        with self._closed_on_error(rows, settings):
+        with self._closed_on_error(lambda: rows, settings):
             self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
             self._allocating = "the arena of activations"
             if self.parts.schedule is None:
@@ -206,11 +211,11 @@ class Engine(BaseEngine[Decoder]):
         return self._libraries != before
 
     @contextmanager
-    def _closed_on_error(self, rows: list[list[int]], settings: Settings) -> Iterator[None]:
+    def _closed_on_error(self, rows: Callable[[], list[list[int]]], settings: Settings) -> Iterator[None]:
         """A run that broke off in the middle may have left anything behind. What does not fit is told what would."""
         try:
             with memory_for(
-                lambda: self._allocating, free=self._free, remedy=lambda: self.forecast(rows, settings).remedy
+                lambda: self._allocating, free=self._free, remedy=lambda: self.forecast(rows(), settings).remedy
             ):
                 yield
         except PromptError:  # it comes before any work

@@ -188,8 +188,10 @@ class Forecaster:
         """Bytes held once a step has been there whose columns are [0, extent), and those of the copy while it was."""
         cache, each = self._rehearser.new_cache(), torch.zeros(len(num_pad), dtype=torch.long)
         schedule = self._parts.schedule
-        cache.open(num_pad, capacity, whole=schedule is None)
-        if schedule is not None:
+        cache.open(num_pad, capacity)
+        if schedule is None:
+            cache.check_room(num_pad, capacity)
+        else:
             Scheduler(schedule.of_at_most(len(num_pad)), cache.ledger, capacity).check(longest)
         spans = tuple(Span(row, 1, pad) for row, pad in enumerate(num_pad))
         step = Step(each, each, each, each, each, each, each, each, spans, extent)

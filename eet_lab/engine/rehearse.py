@@ -28,7 +28,7 @@ TELLING = 3
 """Layers that tell what any number of the same does: a first one, a last one, and one between others."""
 
 
-class Outline(NamedTuple):
+class RequestShape(NamedTuple):
     """A request before anything is known of its tokens: its passes, {"prefill": ..., "decode": ...}, the latter the
     longest step; the pads of each row of its cache; how many columns this has, and how many the first pass reads.
     """
@@ -49,15 +49,17 @@ class Rehearser:
     def model(self) -> Decoder:
         return mapped(self._given, lambda tensor: tensor.to(META))
 
-    def request(self, prompts: Sequence[Sequence[int]], settings: Settings) -> Outline:
+    def request(self, prompts: Sequence[Sequence[int]], settings: Settings) -> RequestShape:
         """What a batch of such prompts does to memory, as `Engine.generate` runs it."""
         if (schedule := self._parts.schedule) is not None:
             schedule, capacity = schedule.of_at_most(len(prompts)), max(map(len, prompts)) + settings.max_new_tokens
             B, T = schedule.max_rows, schedule.most_tokens(capacity)
-            return Outline(self.joined(B, capacity, settings.sampling(B), T, capacity), [0] * B, capacity, capacity)
+            return RequestShape(
+                self.joined(B, capacity, settings.sampling(B), T, capacity), [0] * B, capacity, capacity
+            )
         state, first = self._parts.prompts(prompts, settings.max_new_tokens)
         passes = self.passes(state, first, settings.sampling(len(prompts)))
-        return Outline(passes, [span.num_pad for span in first.spans], state.tokens.shape[1], first.extent)
+        return RequestShape(passes, [span.num_pad for span in first.spans], state.tokens.shape[1], first.extent)
 
     def joined(self, B: int, capacity: int, sampling: Sampling, T: int, extent: int) -> dict[str, Rehearsal]:
         """Of B slots: a pass over T tokens, whosever they are, in columns [0, extent); and the longest decode step."""
@@ -96,7 +98,7 @@ class Rehearser:
         ops = parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
         mask = partial(parts.mask, empty=partial(trace.empty, op="mask"))
         cache, noise = new_cache(model, parts), sampling.noise.to(META)
-        cache.open([0] * len(step.spans), step.extent, whole=False)
+        cache.open([0] * len(step.spans), step.extent)
         with nullcontext() if parts.ops.kernels else NoArithmetic():  # ops over kernels know a rehearsal themselves
             on_meta = moved(step, META)
             hidden = parts.forward(model, ops, mask, list(cache), on_meta)

@@ -86,7 +86,9 @@ class Session(Runner):
     def _begin(self, state: State, first: Step, sampling: Sampling) -> tuple[State, Tensor, Tensor]:
         """Send a batch to the device: its state, pads and noise keys, at the same addresses each time."""
         engine = self._engine
-        engine.cache.open([span.num_pad for span in first.spans], self.capacity)
+        num_pads = [span.num_pad for span in first.spans]
+        engine.cache.check_room(num_pads, self.capacity)
+        engine.cache.open(num_pads, self.capacity)
         tensors = [part for part in first if isinstance(part, Tensor)]
         arrived: list[Any] = engine.inbox.receive(tensors)
         self._first = Step(*arrived, *first[len(tensors) :])  # tensors come first

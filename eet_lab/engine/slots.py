@@ -34,10 +34,11 @@ COLUMNS = 1024
 NOBODY = -1
 """The noise key of a slot that no request has."""
 
-EXTENTS, TOKENS = 256, 64
-"""Passes are rehearsed with the columns of the cache, and tokens beyond the second number, rounded up to a multiple, so
-that few shapes come up. Ops choose by how many tokens there are only where these are fewer.
-"""
+EXTENT_STEP = 256
+"""Passes are rehearsed with the columns of the cache rounded up to a multiple of this, so that few shapes come up."""
+
+TOKEN_STEP = 64
+"""The same of their tokens, where these are more: only below it do ops choose by how many there are."""
 
 
 class NewToken(NamedTuple):
@@ -60,7 +61,7 @@ class Slots(Runner):
         """For requests of at most `capacity` tokens. `settings` tell how all of them are drawn, but for the seed."""
         self.key, self.settings, self.schedule, self.thread = key, settings, schedule, current_thread()
         B, device = schedule.max_rows, engine.model.device
-        engine.cache.open([0] * B, capacity, whole=False)
+        engine.cache.open([0] * B, capacity)
         sampling = settings.sampling(B, device)
         sampling.noise.fill_(NOBODY)
         state, spans = nobody(B, capacity, device), [Span(row, 1, 0) for row in range(B)]
@@ -68,6 +69,7 @@ class Slots(Runner):
         self._owners: list[Request | None] = [None] * B  # as the device knows it: those that left are still there
         self.scheduler = Scheduler(schedule, engine.cache.ledger, engine.model.config.context)
         self._most_tokens = schedule.most_tokens(capacity)
+        engine._allocating = "the arena of activations"
         engine.memory.reserve(self._passes(self._most_tokens, capacity), like=engine.model.words)
 
     def begin(self, clock: RequestClock) -> None:
@@ -202,8 +204,8 @@ class Slots(Runner):
     def _placed(self, step: Step) -> Step:
         """The same, once its memory is planned."""
         memory, generation, T = self._engine.memory, self._engine.memory.generation, len(step.rows)
-        extent = min(_rounded(step.extent, EXTENTS), self.capacity)
-        T = T if T <= TOKENS else min(_rounded(T, TOKENS), self._most_tokens)
+        extent = min(_rounded(step.extent, EXTENT_STEP), self.capacity)
+        T = T if T <= TOKEN_STEP else min(_rounded(T, TOKEN_STEP), self._most_tokens)
         memory.plan(self._passes(T, extent), like=self._engine.model.words)  # it recurs, so it is no setup
         if memory.generation != generation:
             self.launch = self._new_launch()

@@ -39,7 +39,7 @@ class OwnTime:
         was, delta = before.total_ms, rung.delta_ms
         level, ms = was.p50 if was else 0.0, delta.p50 if delta else 0.0
         change = rung.change
-        if change is not None and change.num_pairs:  # a file of before runs were paired has none
+        if change is not None and change.num_pairs:  # else two medians stand alone
             low, _, high = change.delta
             return cls(ms, level + low, level + high, change.verdict, change.words("total_ms"), change.num_pairs)
         low, high = (level + delta.p20, level + delta.p80) if delta else (level, level)

@@ -11,6 +11,7 @@ import anywidget
 import traitlets as T
 
 from eet_lab.bench import Measurement
+from eet_lab.figures.script import compact
 from eet_lab.models.transcript import Decode, Transcript
 
 HERE = Path(__file__).parent
@@ -19,8 +20,8 @@ HERE = Path(__file__).parent
 class Race(anywidget.AnyWidget):
     """Lanes side by side with pause, scrub and one speed for all. `lanes` is plain data, so a reload shows it again."""
 
-    _esm = (HERE / "race.js").read_text(encoding="utf-8")
-    _css = (HERE / "race.css").read_text(encoding="utf-8")
+    _esm = compact(HERE / "race.js")
+    _css = compact(HERE / "race.css")
     race = T.Dict().tag(sync=True)
 
     def show(self, title: str, prompts: Sequence[str], lanes: Sequence[dict[str, Any]], begin: bool = True) -> None:

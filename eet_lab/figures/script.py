@@ -9,10 +9,23 @@ import ipywidgets as W
 import traitlets as T
 
 
+def compact(*paths: Path) -> str:
+    """Scripts or styles, one after the other, without indentation and comments on lines of their own.
+
+    They stand in each saved notebook with a widget's state.
+    """
+    lines = (line.strip() for path in paths for line in path.read_text(encoding="utf-8").splitlines())
+    return "\n".join(line for line in lines if line and not line.startswith("//"))
+
+
 class BaseScript(anywidget.AnyWidget):
-    """The script, or the first part of it, of all widgets that name it. It shows nothing, and is closed like them."""
+    """The script, or the first part of it, of all widgets that name it, and their style.
+
+    It shows nothing, and is closed like them.
+    """
 
     _esm = "export default {};"
+    _css = T.Unicode().tag(sync=True)
     source = T.Unicode().tag(sync=True)
 
 
@@ -22,7 +35,7 @@ class Shared(anywidget.AnyWidget):
     All views of a widget share what the script remembers.
     """
 
-    _esm = (Path(__file__).parent / "load.js").read_text(encoding="utf-8")
+    _esm = compact(Path(__file__).parent / "load.js")
     base = T.Instance(BaseScript).tag(sync=True, **W.widget_serialization)
     source = T.Unicode().tag(sync=True)
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import traitlets as T
 
-from eet_lab.figures.script import BaseScript, Shared
+from eet_lab.figures.script import BaseScript, Shared, compact
 
 HERE = Path(__file__).parent
 CAPACITY = 600
@@ -22,12 +22,13 @@ CAPACITY = 600
 Point = tuple[int, float, float]
 """(series, x, y)"""
 
-SCRIPT = "\n".join((HERE / name).read_text(encoding="utf-8") for name in ("words.js", "strip_chart.js"))
+SCRIPT = compact(HERE / "words.js", HERE / "strip_chart.js")
+STYLE = compact(HERE / "strip_chart.css")
 
 
 def chart_script() -> BaseScript:
     """The script of strip charts, for those that stand on one page."""
-    return BaseScript(source=SCRIPT)
+    return BaseScript(source=SCRIPT, _css=STYLE)
 
 
 class StripChart(Shared):
@@ -38,7 +39,6 @@ class StripChart(Shared):
     Points of one series must come in order of x. Charts of one page are given one `base`.
     """
 
-    _css = (HERE / "strip_chart.css").read_text(encoding="utf-8")
     title = T.Unicode().tag(sync=True)
     unit = T.Unicode().tag(sync=True)
     x_unit = T.Unicode("s").tag(sync=True)

@@ -10,6 +10,7 @@ from typing import Any
 import anywidget
 import traitlets as T
 
+from eet_lab.figures.script import compact
 from eet_lab.models.transcript import Decode, Transcript
 
 HERE = Path(__file__).parent
@@ -18,8 +19,8 @@ HERE = Path(__file__).parent
 class TokenStream(anywidget.AnyWidget):
     """Panes of streamed text. Text is set as text, never as HTML, so a model cannot write markup into the page."""
 
-    _esm = (HERE / "token_stream.js").read_text(encoding="utf-8")
-    _css = (HERE / "token_stream.css").read_text(encoding="utf-8")
+    _esm = compact(HERE / "token_stream.js")
+    _css = compact(HERE / "token_stream.css")
     snapshot = T.Unicode("{}").tag(sync=True)
 
     def __init__(self, **traits: Any) -> None:

@@ -49,17 +49,17 @@ class KVCache(ABC):
         self._num_pad: Sequence[int] = ()
         self._kept: Sequence[int] = ()
         self._extent = 0
-        self._whole = True
 
     def __iter__(self) -> Iterator[LayerKV]:
         return (LayerKV(self, layer) for layer in range(self.num_layers))
 
-    def open(self, num_pad: Sequence[int], capacity: int, *, whole: bool = True) -> None:
-        """Forget everything, for a batch whose rows have so many pads, and at most `capacity` columns.
+    def check_room(self, num_pad: Sequence[int], capacity: int) -> None:
+        """PromptError where not every row of such a batch could fill its columns at the same time."""
+        return  # what is allocated for a batch holds it
 
-        `whole`: every row may come to fill them. PromptError where there is no room for that.
-        """
-        self._num_pad, self._kept, self._extent, self._whole = num_pad, (), 0, whole
+    def open(self, num_pad: Sequence[int], capacity: int) -> None:
+        """Forget everything, for a batch whose rows have so many pads, and at most `capacity` columns."""
+        self._num_pad, self._kept, self._extent = num_pad, (), 0
         self.ledger = Slab(len(num_pad), capacity)
         self._open(len(num_pad), capacity)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,17 +45,20 @@ class Pages(KVCache):
         self._reached = 0  # columns whose pages are taken
         self.close()
 
-    def _open(self, num_rows: int, capacity: int) -> None:
-        num_blocks = -(-capacity // self.page)
-        self._hidden = [pad // self.page for pad in self._num_pad]
-        needed = num_rows * num_blocks - sum(self._hidden)
-        if self._whole and self._limit is not None and needed >= self._limit:
+    def check_room(self, num_pad: Sequence[int], capacity: int) -> None:
+        num_read = -(-(capacity - 1) // self.page)  # the last column is never read, and takes no page of its own
+        needed = sum(num_read - pad // self.page for pad in num_pad)
+        if self._limit is not None and needed >= self._limit:
             raise PromptError(
-                f"{counted(num_rows, 'row')} of {capacity:,} columns may need {needed:,} pages of {self.page}, but "
+                f"{counted(len(num_pad), 'row')} of {capacity:,} columns may need {needed:,} pages of {self.page}, but "
                 f"there are {self._limit - 1:,}. Allow more pages, ask for less, or add continuous_batching: requests "
                 "then wait for pages."
             )
-        self._hold(self._limit or 1 + needed, num_rows * num_blocks)
+
+    def _open(self, num_rows: int, capacity: int) -> None:
+        num_blocks = -(-capacity // self.page)
+        self._hidden = [pad // self.page for pad in self._num_pad]
+        self._hold(self._limit or 1 + num_rows * num_blocks - sum(self._hidden), num_rows * num_blocks)
         self.keys.zero_()  # a dense mask multiplies what it hides by 0, and 0 * NaN is NaN
         self.values.zero_()
         self.ledger = Ledger(self.num_pages, self.page, num_rows)  # what the batch before had is given back

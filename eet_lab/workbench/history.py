@@ -222,8 +222,11 @@ class History:
             path = _free(beside, path.stem, path.suffix)
             write_whole(path, content)
         except OSError:
-            path = Path(mkdtemp(prefix="eet-lab-")) / name
-            path.write_bytes(content)
+            try:
+                path = Path(mkdtemp(prefix="eet-lab-")) / name
+                path.write_bytes(content)
+            except OSError as error:
+                raise ResultError(f"{name} cannot be written anywhere: {error.strerror}. Free some space.") from error
         return path.absolute()
 
     def take(self, name: str, content: bytes) -> Row:
@@ -296,7 +299,10 @@ class History:
         """A result's file with the user's own name and note of it."""
         entry = self._sidecar.entries().get(id, Entry())
         words = {key: value for key, value in (("name", entry.name), ("note", entry.note)) if value}
-        return json.dumps({**json.loads(content), WORDS: words}).encode() if words else content
+        if not words:
+            return content
+        read_result(content, id)  # told where it is damaged
+        return json.dumps({**json.loads(content), WORDS: words}).encode()
 
     def _change(self, id: str, **words: Any) -> None:
         if id in self._shipped:

@@ -21,7 +21,7 @@ import traitlets as T
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.race import Race
-from eet_lab.figures.script import BaseScript, Shared, all_widgets
+from eet_lab.figures.script import BaseScript, Shared, all_widgets, compact
 from eet_lab.figures.strip_chart import chart_script
 from eet_lab.workbench.live import Charts, Live
 
@@ -32,7 +32,7 @@ Put = Callable[[dict[str, Any]], None]
 
 
 def _source(name: str) -> str:
-    return (SCRIPTS / name).read_text(encoding="utf-8")
+    return compact(SCRIPTS / name)
 
 
 DOM = _source("dom.js")

@@ -45,12 +45,17 @@ class TopRow:
         where, charts, begun = recording.result.environment, self._recorded, 0.0
         charts.watch(where.device_kind == "cuda", "recorded")
         charts.latency.clear()
-        for series, (name, m) in enumerate(_watched(recording.result).items()):
+        untold = list[str]()
+        for name, m in _watched(recording.result).items():
+            series = NAMES.index(name)
             ends = accumulate(ms / 1e3 for ms in m.step_ms)
             charts.push_steps([(series, t, ms) for t, ms in zip(ends, m.step_ms, strict=True)])
             samples = _samples(recording.monitor.get(name, {}), m, begun)
             charts.push_samples(samples, 0.0)
             begun = samples[-1].t + GAP_S if samples else begun
+            untold += [] if samples else [name]
+        for chart in (charts.memory, charts.load):
+            chart.note = f"{' and '.join(untold)}: over before anything was sampled" if untold else ""
         charts.snapshot()
         return True
 

@@ -235,6 +235,15 @@ def test_a_damaged_list_of_names_counts_as_none(comparison: Comparison, tmp_path
     assert own(History(tmp_path))[0].name == "again"
 
 
+@pytest.mark.parametrize("content", [b"{", b"[1]"])
+def test_a_damaged_run_that_has_a_name_cannot_be_exported(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "x.json").write_bytes(content)
+    history = History(tmp_path)
+    history.rename("x", "mine")
+    with pytest.raises(ResultError):
+        history.export("x", "json")
+
+
 @pytest.mark.parametrize("lie", [{"ttft_ms": "<b>"}, {"unknown": 1}, {"pinned": True}, {"id": "other"}, {"name": 5}])
 def test_a_summary_that_is_none_is_read_again(comparison: Comparison, tmp_path: Path, lie: dict[str, Any]) -> None:
     row = History(tmp_path).add(comparison, {})
@@ -562,6 +571,8 @@ def test_a_recording_has_its_own_charts_in_place_of_this_machines(bench: Workben
     assert all(chart.title.endswith("· recorded") and chart.points for chart in page.recorded.charts)
     lines = {series: [y for at, _, y in page.recorded.memory.points if at == series] for series in range(4)}
     assert all(lines.values()) and max(lines[0]) < max(lines[1]) < max(lines[3]), "plan, torch's, NVML"
+    do(bench, c.OpenRun("recorded:h200-compare-demo"))
+    assert {chart.note for chart in page.recorded.charts[1:]} == {"selection: over before anything was sampled"}
     do(bench, c.OpenRun("recorded:h200-ladder-demo"))
     assert hidden() == [True, True], "nothing was sampled"
     do(bench, c.CloseRun())

@@ -79,7 +79,6 @@ class StaticDecoder:
         if model.places is not None:
             x = x + F.embedding(positions + model.config.first_place, model.places)
         turn = None if model.inv_freq is None else _turn(positions, model.inv_freq, spec.rope_factor, x.dtype)
-        grouped: dict[str, Any] = {"enable_gqa": True} if spec.heads != spec.kv_heads else {}
         for w, cache in zip(model.layers, self.cache, strict=True):
             qkv = F.linear(_norm(x, w.norm_1), w.qkv.weight, w.qkv.bias).view(B, Q, -1, spec.head_dim).transpose(1, 2)
             q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
@@ -90,8 +89,7 @@ class StaticDecoder:
             keys, values = cache[0], cache[1]
             keys.index_copy_(2, columns, k)
             values.index_copy_(2, columns, v)
-            seen = keys[:, :, :extent], values[:, :, :extent]
-            mixed = F.scaled_dot_product_attention(q, *seen, mask, 0.0, causal, scale=spec.scale, **grouped)
+            mixed = _attention(q, keys[:, :, :extent], values[:, :, :extent], mask, causal, spec.scale)
             x = x + F.linear(mixed.transpose(1, 2).reshape(B, Q, -1), w.proj.weight, w.proj.bias)
             h = _activated(F.linear(_norm(x, w.norm_2), w.fc_1.weight, w.fc_1.bias), model.config.act)
             x = x + F.linear(h, w.fc_2.weight, w.fc_2.bias)
@@ -195,6 +193,22 @@ class TorchCompile(TorchGraphs):
 def compiled(batch: StaticDecoder, **how: Any) -> Callable[[], None]:
     """A batch's step, compiled as one graph; the first call takes a minute for a large model."""
     return torch.compile(batch.step, fullgraph=True, **(how or {"options": {"coordinate_descent_tuning": True}}))
+
+
+def _attention(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+) -> Tensor:
+    """Of queries [B,H,Q,D] and keys [B,G,S,D]. SDPA's fast kernels take a mask, or grouped heads, but not both."""
+    (B, H, Q, D), G = q.shape, keys.shape[1]
+    if H == G:
+        return F.scaled_dot_product_attention(q, keys, values, mask, 0.0, causal, scale=scale)
+    if Q == 1:  # the queries of a group are rows of one head
+        grouped = q.reshape(B, G, H // G, D)
+        return F.scaled_dot_product_attention(grouped, keys, values, mask, scale=scale).reshape(B, H, Q, D)
+    if mask is None:
+        return F.scaled_dot_product_attention(q, keys, values, None, 0.0, causal, scale=scale, enable_gqa=True)
+    keys, values = (part.repeat_interleave(H // G, 1) for part in (keys, values))
+    return F.scaled_dot_product_attention(q, keys, values, mask, scale=scale)
 
 
 def _turn(positions: Tensor, inv_freq: Tensor, factor: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
