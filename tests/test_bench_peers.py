@@ -6,10 +6,8 @@ import json
 import re
 import threading
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import families
 import pytest
 import torch
 from hypothesis import given
@@ -20,9 +18,8 @@ from eet_lab.bench import cost as costs
 from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
 from eet_lab.bench.launches import StepLaunches
-from eet_lab.bench.peers import HuggingFace, StaticDecoder, Timing, huggingface, make, to_hf
+from eet_lab.bench.peers import HuggingFace, Timing, huggingface, make, to_hf
 from eet_lab.bench.peers.peer import left_padded
-from eet_lab.bench.peers.static_decoder import compiled
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
 from eet_lab.bench.sameness import Witness, reference_logits
 from eet_lab.engine.engine import Engine
@@ -83,41 +80,6 @@ def test_peers_say_what_we_say_and_take_time(tiny, name, new_tokens):
     assert timing.tokens == Engine(tiny.decoder).generate(ROWS, Settings(max_new_tokens=new_tokens)).tokens
     assert 0 < timing.ttft_ms <= timing.total_ms
     assert (timing.tpot_ms is None) == (new_tokens == 1)
-
-
-@pytest.mark.parametrize("name", [name for name in families.CONFIGS if name != "llama-dynamic"])
-def test_plain_pytorch_says_what_we_say(name):
-    """The step that `torch-cuda-graphs` captures, run without a graph; prompts of one length need no mask."""
-    decoder = families.ours(name).decoder
-    for rows in (families.prompts(), [[5, 7, 2] * 3, [1, 2, 3] * 3]):
-        assert plain(decoder, rows, 6) == Engine(decoder).generate(rows, Settings(max_new_tokens=6)).tokens
-
-
-def test_a_step_is_one_graph_to_the_compiler():
-    decoder = families.ours("qwen3").decoder
-    assert plain(decoder, ROWS, 4, partial(compiled, backend="aot_eager")) == plain(decoder, ROWS, 4)
-    torch.compiler.reset()
-
-
-def plain(decoder, rows, new_tokens, step_of=lambda batch: batch.step):
-    batch = StaticDecoder(decoder, rows, new_tokens)
-    step = step_of(batch)
-    with torch.inference_mode():
-        batch.prefill()
-        for _ in range(new_tokens - 1):
-            step()
-    return tuple(map(tuple, batch.tokens[:, batch.width - 1 :][:, :new_tokens].tolist()))
-
-
-def test_plain_pytorch_takes_other_prompts_into_the_same_memory(tiny):
-    batch, others = StaticDecoder(tiny.decoder, ROWS, 1), [[token + 1 for token in row] for row in ROWS]
-    addresses = batch.ids.data_ptr(), batch.num_pad.data_ptr()
-    with torch.inference_mode():
-        batch.receive(others)
-        batch.prefill()
-    assert (batch.ids.data_ptr(), batch.num_pad.data_ptr()) == addresses
-    want = Engine(tiny.decoder).generate(others, Settings(max_new_tokens=1)).tokens
-    assert tuple(map(tuple, batch.token.tolist())) == want
 
 
 def test_laying_out_the_prompts_counts_for_peers_too(tiny, monkeypatch, pass_time):

@@ -288,7 +288,10 @@ def test_a_small_change_of_memory_is_seen_as_one():
     assert line.split()[2:] == ["3.7", "MiB", "3.8", "MiB", "0.02", "MiB", "more"]
 
 
-@pytest.mark.parametrize(("took", "told"), [(51.0, "noise"), (56.0, "noise"), (80.0, "60.0 % longer than the median of the others (41.2 to 83.1 %")])
+@pytest.mark.parametrize(
+    ("took", "told"),
+    [(51.0, "noise"), (56.0, "noise"), (80.0, "60.0 % longer than the median of the others (41.2 to 83.1 %")],
+)
 def test_what_watching_costs_has_a_range_and_is_of_one_run(took, told):
     watched = comparison(watched=measurement("memory_reuse", took), watching_cost_percent=2 * (took - 50))
     [said] = [line for line in watched.to_text().splitlines() if "watch" in line]

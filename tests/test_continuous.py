@@ -206,61 +206,6 @@ def test_a_request_can_be_cancelled_until_it_is_done_and_none_hangs(decoder, alo
         assert request.done
 
 
-@pytest.mark.parametrize("store", STORES)
-def test_a_forecast_knows_the_slots(decoder, store):
-    rows = [[1] * length for length in (5, 17, 9, 30)]
-    for policy in POLICIES:
-        engine = Engine(decoder, Recipe.parse(recipe(store, policy)).parts)
-        forecast, lifetimes = engine.forecast(rows, Settings(8)), engine.lifetimes(rows, Settings(8))
-        engine.generate(rows, Settings(8))
-        assert (forecast.kv_bytes, forecast.activation_bytes) == (engine.kv_bytes, engine.activation_bytes)
-        assert {name: plan.lifetimes for name, plan in engine.plans().items()} == lifetimes
-
-
-def test_passes_of_any_number_of_tokens_are_rehearsed_a_few_times(decoder):
-    engine, before = engine_of(decoder, policy="rows=8:chunk=200:budget=250", columns=200), 0
-    for length in range(66, 190, 7):
-        engine.generate([[1] * length, [2] * (length + 3), [3]], Settings(2))
-        before = before or engine.memory._num_rehearsed
-    assert engine.memory._num_rehearsed - before <= 6
-
-
-def test_what_is_reserved_serves_those_that_are_added(decoder):
-    engine = engine_of(decoder, columns=64)
-    slots, held_bytes = engine._slots, (engine.kv_bytes, engine.activation_bytes)
-    for number in range(5):
-        engine.add([1] * 50, Settings(9), number=number)
-    while engine.step() or not engine._slots.idle:
-        assert engine._slots is slots and (engine.kv_bytes, engine.activation_bytes) == held_bytes
-
-
-def test_few_pages_are_enough_with_it_and_an_error_without(decoder, alone):
-    rows, words = [[1] * 20, [2] * 30, [3] * 9], "memory_reuse:kv=paged:pages=5"
-    joined = Engine(decoder, Recipe.parse(recipe("paged:pages=5")).parts)
-    assert joined.generate(rows, Settings(40)).tokens == Engine(decoder).generate(rows, Settings(40)).tokens
-    together = Engine(decoder, Recipe.parse(f"{BASE},{words}").parts)
-    for attempt in (together.forecast, together.generate):
-        with pytest.raises(PromptError, match="3 rows of 70 columns may need 14 pages of 16, but there are 5"):
-            attempt(rows, Settings(40))
-    assert joined.forecast(rows, Settings(40)).largest_context == 80 + 1
-
-
-def test_what_no_page_pool_holds_is_told_before_any_work(decoder):
-    engine = engine_of(decoder, "paged", columns=30, kv_cache=PagedKV(page=16, num_pages=3))
-    held_bytes = engine.kv_bytes
-    with pytest.raises(PromptError, match="KV cache"):
-        engine.generate([[1], [2] * 36], Settings(4))
-    assert engine.kv_bytes == held_bytes > 0
-    assert len(engine.generate([[1, 2]], Settings(4)).tokens[0]) == 4
-    assert engine.add([1], Settings(2), number=2**31 - 1).done is False
-
-
-def test_where_pages_run_out_the_newest_is_read_again(decoder, alone):
-    engine = engine_of(decoder, "paged", columns=64, kv_cache=PagedKV(page=16, num_pages=6))
-    assert random_life(engine, alone, 1, 40, most=30) > 20
-    assert engine._slots.scheduler.num_preempted > 0 and engine.cache.ledger.free == 5
-
-
 def test_two_thousand_requests_leave_nothing_behind(decoder, alone):
     parts = replace(Recipe.parse(recipe("paged")).parts, kv_cache=PagedKV(page=16, num_pages=8))
     Engine(decoder, parts).generate([[1]], Settings(2))
