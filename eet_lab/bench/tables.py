@@ -121,14 +121,20 @@ def change_words(changes: Mapping[str, Change], key: str) -> str:
     return changes[key].words(key) if key in changes else "–"
 
 
-def _how_paired(changes: Mapping[str, Change]) -> str:
-    """What an interval is, and what is needed for one."""
+def _how_paired(changes: Mapping[str, Change], differences: bool = False) -> str:
+    """What an interval is, and what is needed for one; of a table of ratios, or of differences."""
     found = next(iter(changes.values()), None)
     if found is None:
         return "Changes are those of the medians: these runs were not paired, so there are no intervals."
     if not found.is_enough:
         return f"{counted(found.num_pairs, 'pair')} of runs cannot tell a change from noise: that takes {LEAST_PAIRS}."
     near = "" if found.num_pairs >= SURE_PAIRS else ", or is nearer to it than it is wide,"
+    if differences:
+        return (
+            f"What is its own is the difference of the medians of {found.num_pairs} pairs, timed in turn. The interval "
+            f"is that of a sign test of the pairs, widened by {LEAST_EFFECT:.0%}: less is no technique's effect. What "
+            f"crosses 0{near} cannot be told from noise."
+        )
     moved = any(change.is_of_pairs for change in changes.values())
     pairs = "; where a drift has moved the medians, the median of the pairs' own ratios" if moved else ""
     return (
@@ -154,7 +160,7 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
     title = _title(result.environment, result.workload, measured[0] if measured else None)
     if measured:
         paired = next((rung.changes for rung in result.rungs[1:]), result.changes)
-        remarks += [_how(measured[0]), _how_paired(paired)]
+        remarks += [_how(measured[0]), _how_paired(paired, differences=True)]
     return title, rows, [*remarks, _where(result.environment)]
 
 

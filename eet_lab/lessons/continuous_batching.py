@@ -205,12 +205,15 @@ def measured(guess: Prediction, model: Model, budget_s: float = 4.0) -> Shown:
         ["requests per second", *(brief(len(REQUESTS) * 1e3 / ms) for ms in (total.before, total.after)), ""],
         ["mean TTFT, ms", *_sides(ttft), ttft.words("ttft_ms")],
     ]
+    moved = ""
+    if total.is_of_pairs or ttft.is_of_pairs:
+        moved = "A drift has moved the medians apart, so a × that is not their ratio is the median of the pairs' own. "
     return Shown(
         here(model),
         table(["", GROUPS, JOINS, ""], rows),
-        f"Medians of {counted(total.num_pairs, 'pair')} of runs; in brackets, the interval of the paired ratio. Same "
-        f"tokens for each request? {'Yes' if same else 'No'}. You said {guess}, and {groups - joined} are saved. Time "
-        "does not follow the count exactly: a pass in which several prompts are read takes longer than one of "
+        f"Medians of {counted(total.num_pairs, 'pair')} of runs; in brackets, the interval of the paired ratio. {moved}"
+        f"Same tokens for each request? {'Yes' if same else 'No'}. You said {guess}, and {groups - joined} are saved. "
+        "Time does not follow the count exactly: a pass in which several prompts are read takes longer than one of "
         f"{SLOTS} tokens.{sooner}",
     )
 

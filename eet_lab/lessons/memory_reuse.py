@@ -147,9 +147,9 @@ def steps_over_time(small: Model, output: Output) -> Shown:
     """Each decode step's time of one run."""
     steps = output.run.step_ms
     fig = _steps_figure([_steps(in_titles(str(output.recipe)), steps, theme.BASELINE)])
-    early, late = _ends(steps[1:])
+    early, _, late = _eighths(steps[1:])
     told = f"an early step took {ms_words(median(early))}, a late one {ms_words(median(late))}"
-    said = f"Look how the line rises: {told}." if grew(early, late) else f"No rise can be told from noise here: {told}."
+    said = f"Look how the line rises: {told}." if grew(steps[1:]) else f"No steady rise can be told here: {told}."
     return Shown(
         here(small),
         fig,
@@ -158,15 +158,21 @@ def steps_over_time(small: Model, output: Output) -> Shown:
     )
 
 
-def _ends(steps: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
-    """The first eighth of a run's steps, and the last."""
+def _eighths(steps: Sequence[float]) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
+    """The first eighth of a run's steps, the one in the middle, and the last."""
     eighth = len(steps) // 8
-    return steps[:eighth], steps[-eighth:]
+    middle = (len(steps) - eighth) // 2
+    return steps[:eighth], steps[middle : middle + eighth], steps[-eighth:]
 
 
-def grew(early: Sequence[float], late: Sequence[float]) -> bool:
-    """Whether late values are above early ones by more than noise: the intervals of their medians lie apart."""
-    return median_interval(late)[0] > median_interval(early)[1]
+def grew(steps: Sequence[float]) -> bool:
+    """Whether a run's steps grow by more than noise: the intervals of the medians of its eighths lie apart.
+
+    They have to grow from the first to the middle and from there to the last: a machine that changes its pace once
+    shows one of both.
+    """
+    early, middle, late = map(median_interval, _eighths(steps))
+    return early[1] < middle[0] and middle[1] < late[0]
 
 
 @after_prediction
@@ -207,11 +213,12 @@ def _gap_words(result: Comparison) -> str:
     if change and change.verdict == "cannot tell apart":
         return "here it cannot be told from noise, since pairs of whole runs differ by more."
     pairs = zip(result.baseline.step_ms[1:], result.selection.step_ms[1:], strict=False)
-    early, late = _ends([grown - static for grown, static in pairs])
+    gaps = [grown - static for grown, static in pairs]
+    early, _, late = _eighths(gaps)
     told = f"from {ms_words(median(early))} in early steps to {ms_words(median(late))} in late ones"
-    if grew(early, late):
+    if grew(gaps):
         return f"it grows with the cache, {told}."
-    return f"whether it grows cannot be told from noise here. It goes {told}, and single steps vary by more."
+    return f"whether it grows cannot be told from noise here. It goes {told}, and not steadily."
 
 
 @after_prediction

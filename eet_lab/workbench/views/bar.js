@@ -104,11 +104,22 @@ function listen(bench, ui) {
     if (event.defaultPrevented || event.repeat || event.target.closest("input, textarea, select, [contenteditable]")) return;
     press(event, ui.local.state, ui);
   };
+  // Where the bench is all that the notebook runs, as on a page that has just been opened, the focus is on its cell:
+  // there a letter would turn the cell into raw text, or cut it.
+  const onPage = (event) => {
+    const { target, key } = event;
+    if (bench.contains(target) || (key.length > 1 && key !== "Escape") || key === " ") return;
+    if (!bench.closest(".jp-Cell") || document.querySelectorAll(".jp-CodeCell").length > 1) return;
+    if (target.closest("input, textarea, select, [contenteditable]")) return;
+    if (target === document.body || target.closest(".jp-Notebook")) onKey(event);
+  };
+  window.addEventListener("keydown", onPage, true);
   bench.tabIndex = -1; // so that a click beside the controls leaves the focus here, and the keys with it
   bench.addEventListener("keydown", onKey);
   comeBack(bench);
   return () => {
     bench.removeEventListener("keydown", onKey);
+    window.removeEventListener("keydown", onPage, true);
     if (!ui.alive) window.eetGoneSince = performance.now();
   };
 }
