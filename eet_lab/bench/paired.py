@@ -131,11 +131,11 @@ class Change:
         """Whether `ratio` is the median of the pairs: the medians are off by more than `NEAR` of the effect, or lie
         outside of its interval.
         """
-        ratio, middle = self.after / self.before, self.middle
-        if middle is None:
+        if self.middle is None:
             return False
-        is_off = abs(math.log(ratio / middle)) > NEAR * abs(math.log(middle))
-        return is_off or not self.low <= ratio <= self.high
+        effect = math.log(self.middle)
+        off = math.log(self.after) - math.log(self.before) - effect  # one by one: a file may hold the smallest number
+        return abs(off) > NEAR * abs(effect) or not self.low <= self.after / self.before <= self.high
 
     @property
     def is_enough(self) -> bool:
