@@ -418,7 +418,7 @@ def test_the_figure_says_where_it_was_taken_and_what_could_not_be_seen(recorded)
     fig = timeline_figure(Timelines(replace(baseline, origin="<b>here", remark="2 kernels " + "x " * 90), selection))
     said = below_title(fig)
     assert said.startswith("One step of each, and no measure of the difference")
-    assert "difference. Taken on &lt;b&gt;here. 2 kernels x x" in said
+    assert "Latency. Taken on &lt;b&gt;here. 2 kernels x x" in said
     assert said.endswith(f"Taken on {selection.origin}. {selection.remark}".strip())
     plain = timeline_figure(Timelines(*(replace(each, remark="") for each in recorded)))
     lines, fewer = (each.layout.title.text.count("<br>") for each in (fig, plain))

@@ -37,7 +37,7 @@ LOW, LOW_TOP, LOW_BOTTOM = 400, 42, 62
 LONGEST_LINE = 72
 CAPTION_WIDTH, CAPTION_LINE = 96, 15
 """Characters and pixels of a line below the title."""
-ONE_EACH = "One step of each, and no measure of the difference."
+ONE_EACH = "One step of each, and no measure of the difference: how long steps take is in Latency."
 SLOWED = 1.05
 """From here on the headline tells how much longer the step took under the profiler."""
 

@@ -82,9 +82,6 @@ def tabs(result: Result | None, has_arena: bool, has_timeline: bool) -> list[dic
     return [{"name": name, "title": TITLES[name]} for name in names]
 
 
-LAST = "Until the last of the prompts has its first token."
-
-
 def tiles(result: Result) -> list[dict[str, Any]]:
     """First token, time per token, peak memory, same output: each with how much, and whether noise explains it."""
     if isinstance(result, Run):
@@ -96,7 +93,7 @@ def tiles(result: Result) -> list[dict[str, Any]]:
     floor = after.cost.floor_ms if after.cost else None
     told = f"The floor, at the rate of a streaming read, is {brief(floor)} ms." if floor else ""
     return [
-        _timed("Time to first token", result, "ttft_ms", before.ttft_ms, after.ttft_ms, LAST),
+        _timed("Time to first token", result, "ttft_ms", before.ttft_ms, after.ttft_ms),
         _timed("Time per token", result, "tpot_ms", before.tpot_ms, after.tpot_ms, told),
         _memory(before.memory["peak"], after.memory["peak"]),
         _same(before, after, sameness(result)),
