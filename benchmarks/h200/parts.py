@@ -21,7 +21,7 @@ from eet_lab.bench.cost import launch_cost, streaming_gb_per_s
 from eet_lab.bench.ops import OpWorkload, race_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.race import OURS, race
-from eet_lab.bench.rows import append
+from eet_lab.bench.rows import Row, append
 from eet_lab.bench.serving import HF, serve_all
 from eet_lab.bench.stream import row, run_stream
 from eet_lab.bench.workloads import Requests, Stream, Texts, Workload
@@ -143,6 +143,12 @@ def streamed(text: str, *ways: tuple[str, bool]) -> Callable[[Session], Any]:
     return work
 
 
+def keep(session: Session, rows: Sequence[Row], remarks: Sequence[str], table: Callable[[Sequence[Row]], str]) -> None:
+    """Write rows, and show them."""
+    append(rows, session.out)
+    print(table(rows), *remarks, sep="\n", flush=True)
+
+
 def served(text: str, *recipes: str, providers: Sequence[str] = (OURS, HF)) -> Callable[[Session], Any]:
     """Recipes beside transformers' own continuous batching on one workload of requests."""
 
@@ -152,8 +158,7 @@ def served(text: str, *recipes: str, providers: Sequence[str] = (OURS, HF)) -> C
         rows, remarks = serve_all(
             model, requests, recipes, providers, repeats=1 if session.smoke else 2, cancel=session.deadline
         )
-        append(rows, session.out)
-        print(serve_table(rows), *remarks, sep="\n", flush=True)
+        keep(session, rows, remarks, serve_table)
         return {"rows": len(rows), "tok_s": {row.name: round(row.tok_s or 0) for row in rows}, "remarks": remarks}
 
     return work
@@ -166,8 +171,7 @@ def encoded(text: str, *recipes: str) -> Callable[[Session], Any]:
         texts = Texts.parse("encode:smoke-encoder/t9/p1-20" if session.smoke else text)
         model, providers = session.model(texts.model), (OURS, encoding.HF, encoding.SORTED)
         rows, remarks = encoding.encode_all(model, texts, recipes, providers, cancel=session.deadline)
-        append(rows, session.out)
-        print(encode_table(rows), *remarks, sep="\n", flush=True)
+        keep(session, rows, remarks, encode_table)
         return {"rows": len(rows), "tok_s": {row.name: round(row.tok_s or 0) for row in rows}, "remarks": remarks}
 
     return work
@@ -182,8 +186,7 @@ def accuracy_of(text: str, *recipes: str) -> Callable[[Session], Any]:
         rows, remarks = accuracy.measure_accuracy(
             model, workload, recipes, (OURS, accuracy.HF), cancel=session.deadline
         )
-        append(rows, session.out)
-        print(accuracy_table(rows), *remarks, sep="\n", flush=True)
+        keep(session, rows, remarks, accuracy_table)
         return {"kl": {row.name: row.kl for row in rows}, "nll": {row.name: row.nll for row in rows}}
 
     return work
