@@ -141,3 +141,19 @@ def test_what_it_cannot_do_is_told_with_a_remedy():
     packed = torch.cat((torch.arange(6), torch.arange(5)))[None]
     with pytest.raises(ModelError, match="hides keys by .*sdpa"):
         model.eval()(input_ids=ids[1:2], position_ids=packed, use_cache=False)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3"])
+def test_kernels_are_handed_what_the_op_wants(family, side, monkeypatch):
+    """The kernels' reference in their place. A kernel reads a tensor number by number from its first."""
+    from eet_lab.models import hf_attention
+    from eet_lab.ops import attention as reference
+
+    def attention(qkv, cache, step, spec, *, empty):
+        assert all(x.is_contiguous() for x in (qkv, *step) if isinstance(x, torch.Tensor))
+        return reference.attention(qkv, cache, step, spec, empty=empty)
+
+    monkeypatch.setattr(hf_attention.cuda, "attention", attention)
+    monkeypatch.setattr(hf_attention, "_kernels_take", lambda *tensors: True)
+    test_states_of_real_tokens_are_those_of_sdpa(family, side)

@@ -188,11 +188,12 @@ def _by_kernel(query: Tensor, key: Tensor, value: Tensor, keys: Keys, scaling: f
     newest = [x[:, :, K - Q :].transpose(1, 2) for x in (key, value)]
     qkv = torch.cat((query.transpose(1, 2) * scale if scale != 1.0 else query.transpose(1, 2), *newest), 2)
     spans = [_span(row, begin, end, K, Q) for row, (begin, end) in enumerate(zip(*keys, strict=True))]
-    host = torch.tensor([[*span, span.first + max(span.count, 1) - 1] for span in spans])
-    first, count, num_pad, last = host.to(query.device, non_blocking=True).unbind(1)
+    of_rows = (*zip(*spans, strict=True), [span.first + max(span.count, 1) - 1 for span in spans])
+    first, count, num_pad, last = torch.tensor(of_rows).to(query.device, non_blocking=True)  # each lies as ops read it
     token = torch.arange(B * Q, device=query.device)
     columns = token % Q + (K - Q)
-    step = Step(token, columns, token // Q, columns, last, num_pad, first, count, tuple(spans), K)
+    exact = all(end == K for end in keys.end)
+    step = Step(token, columns, token // Q, columns, last, num_pad, first, count, tuple(spans), K, exact)
     cache = _Cache(key, value, G, D)
     attended = cuda.attention(qkv.view(B * Q, (H + 2 * G) * D), cache, step, Spec(H, G, D), empty=fresh)
     return attended.view(B, Q, H, D)

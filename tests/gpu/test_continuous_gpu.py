@@ -53,7 +53,7 @@ def test_in_fp32_each_gets_the_tokens_that_it_would_get_alone(fp32, recipe, kv, 
     for settings in (Settings(24), Settings(24, temperature=0.9, top_k=50, seed=7)):
         want = [plain.generate([row], settings).tokens[0] for row in rows]
         engine = Engine(fp32, parts_of(recipe, kv, policy))
-        engine.reserve(1, 100, Settings(24))
+        engine.reserve(engine.parts.schedule.max_rows, 100, Settings(24))
         for seed in range(2):
             assert joined(engine, rows, settings, seed) == want
 
@@ -72,7 +72,7 @@ def test_teacher_forced_logits_stay_within_the_budget(dtype, recipe, kv, policy)
 @pytest.mark.parametrize("kv", ["static", "paged"])
 def test_one_capture_serves_whoever_comes(fp32, kv):
     engine = Engine(fp32, parts_of(RECIPES[1], kv, POLICIES[0]))
-    engine.reserve(1, 100, Settings(24))
+    engine.reserve(engine.parts.schedule.max_rows, 100, Settings(24))
     joined(engine, batch(12, 1, 70), Settings(24))
     captures = engine.captures
     joined(engine, batch(12, 1, 70, seed=1), Settings(24))
@@ -81,17 +81,17 @@ def test_one_capture_serves_whoever_comes(fp32, kv):
 
 def test_preempted_requests_get_the_same_tokens(fp32):
     rows, plain = batch(12, 30, 70), Engine(fp32)
-    want = [plain.generate([row], Settings(24)).tokens[0] for row in rows]
+    want = [plain.generate([row], Settings(48)).tokens[0] for row in rows]
     parts = replace(parts_of(RECIPES[1], "paged", POLICIES[0]), kv_cache=PagedKV(16, num_pages=14))
     engine = Engine(fp32, parts)
-    engine.reserve(1, 100, Settings(24))
-    assert joined(engine, rows, Settings(24)) == want
+    engine.reserve(engine.parts.schedule.max_rows, 100, Settings(48))
+    assert joined(engine, rows, Settings(48)) == want
     assert engine._slots.scheduler.num_preempted > 0 and engine.cache.ledger.free == 13
 
 
 def test_a_soak_leaves_the_allocator_where_it_was(fp32):
     engine, draw = Engine(fp32, parts_of(RECIPES[1], "paged", POLICIES[0])), random.Random(0)
-    engine.reserve(1, 60, Settings(12))
+    engine.reserve(engine.parts.schedule.max_rows, 60, Settings(12))
     joined(engine, batch(20, 1, 40), Settings(12))
     torch.cuda.synchronize()
     before, running = torch.cuda.memory_allocated(), []
