@@ -8,6 +8,7 @@
 #include "eet/key_warp.cuh"
 #include "eet/launch.cuh"
 #include "eet/merge.cuh"
+#include "eet/rotation.cuh"
 #include "eet/vec.cuh"
 
 namespace {
@@ -21,6 +22,9 @@ template <int kDim>
 constexpr int kResidentWarps = kDim <= 64 ? 16 : 8;
 template <int kDim>
 constexpr bool kAhead = kDim <= 128;
+// Heads whose pairs of numbers lie in one lane.
+template <int kDim, bool kExact>
+constexpr bool kRotates = kExact && kDim <= 128;
 
 template <typename T>
 struct DecodeArgs {
@@ -34,6 +38,7 @@ struct DecodeArgs {
   const T* mask;                         // [B,1,1,K] or null
   T* out;                                // [B,HD]
   eet::Pages pages;                      // of a multiple of 16 columns: a tile lies in one
+  eet::Rotation<T> rotation;
 };
 
 // Why      a new token reads all keys and values of its row once: the time is their bytes over the bandwidth, and for
@@ -51,6 +56,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   eet::let_next_begin();
   __shared__ float2 stats[kMaxWarps][kHeads];
   __shared__ uint64_t counter;
+  __shared__ float2 turns[kRotates<kDim, kExact> ? kDim / 2 : 1];
   const int b = blockIdx.z, kv = blockIdx.y, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
   const int cluster = 1 << a.log_cluster, rank = blockIdx.x & (cluster - 1);
   const int first_head = (blockIdx.x >> a.log_cluster) * kHeads, num_heads = min(kHeads, a.per_group - first_head);
@@ -85,9 +91,15 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   // Addresses are computed now, not after the wait.
   const T *key_from = new_key + w.input(0), *value_from = new_value + w.channel(0);
   asm volatile("" ::"l"(query + w.input(0)), "l"(key_from), "l"(value_from));
+  const bool rotates = kRotates<kDim, kExact> && a.rotation.exists();
+  if (rotates) {
+    a.rotation.template prepare<kDim>(b, turns);
+    __syncthreads();
+  }
   eet::wait_for_previous();
   w.load_query(query);
   if (kAhead<kDim>) w.load_newest(new_key, new_value);
+  if (rotates) w.rotate(a.rotation, turns);
   const T* mask = a.mask ? a.mask + int64_t(b) * a.K : nullptr;
   T bias[4];
   const auto load_mask = [&](int tile) {
@@ -176,10 +188,13 @@ cudaError_t launch_for(const DecodeArgs<T>& a, int B, int warps, int cluster, bo
 
 }  // namespace
 
-// One token a row, token b being row b's. Without a mask: keys num_pad .. column; with one: keys 0 .. K-1.
+// One token a row, token b being row b's; with `inv_freq` or norms, heads of 64 or 128 are rotated and normed first, those
+// of the newest key among them. Without a mask: keys num_pad .. column; with one: keys 0 .. K-1.
 // `warps` a block (4 or 8) and blocks a `cluster` (1, 2, 4 or 8) for each row and KV head; 0: chosen by their number.
 // `table` [B,blocks]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
-extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
+extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values, const void* qkv,
+                                            const int64_t* positions, const void* q_norm, const void* k_norm,
+                                            const void* inv_freq, float factor, float eps, const void* mask,
                                             const int64_t* num_pad, const int64_t* columns, const int* table,
                                             int64_t column_stride, int64_t row_stride, int64_t head_stride,
                                             int64_t key_stride, int blocks, int log_page, int dtype, int B, int H,
@@ -189,14 +204,29 @@ extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values,
   if ((warps || cluster) && (!divided || cluster & (cluster - 1))) return cudaErrorInvalidValue;
   if (row_stride > INT_MAX || head_stride > INT_MAX || key_stride > INT_MAX / 2) return cudaErrorInvalidValue;
   if (table && 1 << log_page < kTileKeys) return cudaErrorInvalidValue;
+  if ((inv_freq || q_norm) && D != 64 && D != 128) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    DecodeArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
-    a.column_stride = int(column_stride);
-    a.row = int(row_stride), a.head = int(head_stride), a.column = int(key_stride);
-    a.K = K, a.D = D, a.G = G, a.per_group = H / G, a.scale = eet::kLog2e / std::sqrt(float(D));
-    a.qkv = static_cast<const Type*>(qkv), a.mask = static_cast<const Type*>(mask), a.out = static_cast<Type*>(out);
-    a.pages = {table, blocks, log_page};
+    const eet::Rotation<Type> rotation(positions, q_norm, k_norm, inv_freq, factor, eps);
+    const DecodeArgs<Type> a{static_cast<Type*>(keys),
+                             static_cast<Type*>(values),
+                             columns,
+                             num_pad,
+                             int(column_stride),
+                             int(row_stride),
+                             int(head_stride),
+                             int(key_stride),
+                             K,
+                             D,
+                             G,
+                             H / G,
+                             0,
+                             eet::kLog2e / std::sqrt(float(D)),
+                             static_cast<const Type*>(qkv),
+                             static_cast<const Type*>(mask),
+                             static_cast<Type*>(out),
+                             {table, blocks, log_page},
+                             rotation};
     return table ? launch_for<Type, true>(a, B, warps, cluster, dependent, stream)
                  : launch_for<Type, false>(a, B, warps, cluster, dependent, stream);
   });

@@ -6,8 +6,6 @@
 
 namespace {
 
-enum Gate { kSilu = 0, kGeluTanh = 1 };
-
 // The fast exponential loses what 16 bits do not show.
 template <typename T>
 __device__ inline float silu(float x) {
@@ -34,14 +32,14 @@ __global__ void __launch_bounds__(256) gate_kernel(T* out, const T* x, int gate,
 #pragma unroll
   for (int i = 0; i < kVec; ++i) {
     const float g = gates[i];
-    values[i] *= gate == kSilu ? silu<T>(g) : eet::activate(g, eet::kGeluTanh);
+    values[i] *= gate == eet::kSilu ? silu<T>(g) : eet::activate(g, gate);
   }
   eet::store(out + token * F + c, eet::pack<T>(values));
 }
 
 }  // namespace
 
-// out [T,F] = act(x[:, :F]) * x[:, F:], x [T,2F]; `gate` 0: SiLU, 1: GELU by tanh.
+// out [T,F] = act(x[:, :F]) * x[:, F:], x [T,2F]; `gate`: kSilu or kGeluTanh.
 extern "C" cudaError_t eet_gate(void* out, const void* x, int gate, int dtype, int T, int F, int dependent,
                                 cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {

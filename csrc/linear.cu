@@ -86,7 +86,7 @@ template <typename T, int kTokens, typename Choice>
 __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, eet::kResident)
     linear_kernel(const eet::TileArgs<T, T> a, const Choice choice) {
   extern __shared__ __align__(128) uint4 shared[];  // stages at odd places take much longer (LOG)
-  constexpr int kChunks = std::is_same_v<Choice, eet::Largest> ? 2 : 1;  // noise takes registers too
+  constexpr int kChunks = std::is_same_v<Choice, eet::WithNoise> ? 1 : 2;  // noise takes registers too
   eet::multiply_tiles<kTokens, Product<T, kTokens>, eet::NoScales, kChunks>(a, shared, choice);
 }
 
@@ -96,6 +96,9 @@ cudaError_t launch_linear(eet::TileArgs<T, T> a, eet::WithNoise noise, int num_b
   const int bytes = eet::plan_tiles<kTokens>(a, eet::odd_stride(a.K * sizeof(T)) / sizeof(T), 32, true);
   if (!bytes) return cudaErrorInvalidValue;
   const eet::Launch how{dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent};
+  if constexpr (sizeof(T) == 2) {
+    if (a.unit == 2) return eet::launch(linear_kernel<T, kTokens, eet::Gated>, how, a, eet::Gated{});
+  }
   return noise.exists() ? eet::launch(linear_kernel<T, kTokens, eet::WithNoise>, how, a, noise)
                         : eet::launch(linear_kernel<T, kTokens, eet::Largest>, how, a, eet::Largest{});
 }
@@ -103,18 +106,21 @@ cudaError_t launch_linear(eet::TileArgs<T, T> a, eet::WithNoise noise, int num_b
 }  // namespace
 
 // out = act(norm(x) weight^T + bias) + residual, for at most 16 tokens; `best` gets each block's largest of a token, with
-// a temperature the one that is drawn.
+// a temperature the one that is drawn. `gated`, in 16 bits: weights are N/2 gates and N/2 that they let through, act(gate)
+// times which goes to out [T,N/2].
 extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
                                   const void* bias, const void* residual, const void* norm_weight,
                                   const void* norm_bias, const int64_t* positions, const int64_t* noise,
-                                  float temperature, int dtype, int T, int N, int K, int act, float eps, int blocks,
-                                  int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
+                                  float temperature, int dtype, int T, int N, int K, int act, int gated, float eps,
+                                  int blocks, int dependent, cudaStream_t stream) {
+  if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N || !eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
   const eet::WithNoise drawn{eet::draw_of(noise, positions, at, temperature)};
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const eet::TileArgs<Type, Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
-                                        blocks);
+    eet::TileArgs<Type, Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
+                                blocks);
+    if (gated && sizeof(Type) != 2) return cudaErrorInvalidValue;
+    if (gated) a.pair(blocks);
     return T <= 4   ? launch_linear<4>(a, drawn, blocks, dependent, stream)
            : T <= 8 ? launch_linear<8>(a, drawn, blocks, dependent, stream)
                     : launch_linear<16>(a, drawn, blocks, dependent, stream);

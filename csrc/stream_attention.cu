@@ -8,6 +8,7 @@
 #include "eet/launch.cuh"
 #include "eet/merge.cuh"
 #include "eet/ring.cuh"
+#include "eet/rotation.cuh"
 #include "eet/stream_warp.cuh"
 #include "eet/vec.cuh"
 
@@ -32,6 +33,7 @@ struct StreamArgs {
   const T* qkv;                                  // [B,(H+2G)D]
   T* out;                                        // [B,HD]
   eet::Pages pages;                              // of 16 columns or more
+  eet::Rotation<T> rotation;
 
   // Where column k of row b and KV head `kv` lies in `keys` and in `values`.
   template <int kDim, bool kPaged>
@@ -86,6 +88,22 @@ __device__ void put_newest(const StreamArgs<T>& a, const uint4* chunks, uint32_t
   if (stores) eet::store((is_key ? a.keys : a.values) + a.template offset<kDim, kPaged>(b, kv, newest) + part * 8, chunk);
 }
 
+// By one warp, which wrote them: the newest key's chunks, in place.
+template <typename T, int kDim>
+__device__ void rotate_newest(const eet::Rotation<T>& rotation, const float2* turns, uint4* chunks) {
+  const int t = threadIdx.x % 4;
+  uint4 key[kDim / 32];
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kDim / 32; ++i) key[i] = chunks[i * 4 + t];
+  rotation.apply(key, rotation.k_norm, turns, t);
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kDim / 32; ++i) {
+    if (threadIdx.x % 32 < 4) chunks[i * 4 + t] = key[i];
+  }
+}
+
 // Why      loads into registers keep too few bytes on their way, and begin only where a warp fits beside the kernel
 //          ahead: one warp asks for a hundred KiB of earlier keys and values a block before the query is there (two
 //          thirds of that with more than four query heads, whose parts take room too)
@@ -104,6 +122,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   eet::let_next_begin();
   __shared__ float2 stats[kWarps<kDim>][kHeads];
   __shared__ uint4 newest_chunks[2 * kChunks];  // of the newest key, then of its value
+  __shared__ float2 turns[kDim / 2];
   __shared__ uint64_t counter;
   const int b = blockIdx.z, kv = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int cluster = 1 << a.log_cluster, rank = blockIdx.x & (cluster - 1);
@@ -117,6 +136,8 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   const int newest = int(a.columns[int64_t(b) * a.column_stride]), begin = min(int(a.num_pad[b]), newest);
   merge.open();
   if (threadIdx.x == kReaders) ring.init(kWarps<kDim>);
+  const bool rotates = a.rotation.exists();
+  if (rotates) a.rotation.template prepare<kDim>(b, turns);
   __syncthreads();
 
   // Stages begin at multiples of their length; the blocks of a cluster take turns.
@@ -142,6 +163,10 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   w.load_query(query);
   if (has_newest && lane < 2 * kChunks) {
     newest_chunks[lane] = eet::load(new_key + lane / kChunks * a.G * kDim + lane % kChunks * 8);
+  }
+  if (rotates) {
+    w.rotate_query(a.rotation, turns);
+    if (has_newest) rotate_newest<T, kDim>(a.rotation, turns, newest_chunks);
   }
   if (cluster > 1) eet::cluster_wait();
 
@@ -209,25 +234,40 @@ cudaError_t launch_stream(StreamArgs<T> a, int B, int K, int cluster, bool depen
 
 }  // namespace
 
-// One token a row, token b being row b's; keys num_pad .. column. Blocks a `cluster` (1, 2, 4 or 8) for each row and KV
+// One token a row, token b being row b's; keys num_pad .. column. With `inv_freq` or norms, its queries and its key are
+// rotated and normed first. Blocks a `cluster` (1, 2, 4 or 8) for each row and KV
 // head; 0: chosen by their number and the columns, K at most. A head's columns lie D numbers apart.
 // `table` [B,blocks]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
 extern "C" cudaError_t eet_stream_attention(void* out, void* keys, void* values, const void* qkv,
-                                            const int64_t* num_pad, const int64_t* columns, const int* table,
-                                            int64_t column_stride, int64_t row_stride, int64_t head_stride, int blocks,
-                                            int log_page, int dtype, int B, int H, int G, int D, int K, int cluster,
-                                            int dependent, cudaStream_t stream) {
+                                            const int64_t* positions, const void* q_norm, const void* k_norm,
+                                            const void* inv_freq, float factor, float eps, const int64_t* num_pad,
+                                            const int64_t* columns, const int* table, int64_t column_stride,
+                                            int64_t row_stride, int64_t head_stride, int blocks, int log_page,
+                                            int dtype, int B, int H, int G, int D, int K, int cluster, int dependent,
+                                            cudaStream_t stream) {
   if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) return cudaErrorInvalidValue;
   if (cluster < 0 || cluster > kMaxCluster || cluster & (cluster - 1)) return cudaErrorInvalidValue;
   if (row_stride > INT_MAX || head_stride > INT_MAX || (D != 64 && D != 128)) return cudaErrorInvalidValue;
   if (table && 1 << log_page < kLeastPage) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    StreamArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
-    a.column_stride = int(column_stride), a.row = int(row_stride), a.head = int(head_stride);
-    a.G = G, a.per_group = H / G, a.log_cluster = 0, a.scale = eet::kLog2e / std::sqrt(float(D));
-    a.qkv = static_cast<const Type*>(qkv), a.out = static_cast<Type*>(out);
-    a.pages = {table, blocks, log_page};
+    const eet::Rotation<Type> rotation(positions, q_norm, k_norm, inv_freq, factor, eps);
+    const StreamArgs<Type> a{static_cast<Type*>(keys),
+                             static_cast<Type*>(values),
+                             columns,
+                             num_pad,
+                             int(column_stride),
+                             int(row_stride),
+                             int(head_stride),
+                             G,
+                             H / G,
+                             0,
+                             0,
+                             eet::kLog2e / std::sqrt(float(D)),
+                             static_cast<const Type*>(qkv),
+                             static_cast<Type*>(out),
+                             {table, blocks, log_page},
+                             rotation};
     const auto launch = D == 64 ? (table ? launch_stream<Type, 64, true> : launch_stream<Type, 64, false>)
                                 : (table ? launch_stream<Type, 128, true> : launch_stream<Type, 128, false>);
     return launch(a, B, K, cluster, dependent, stream);

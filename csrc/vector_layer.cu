@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
     for (int p = 0; p < a.num_phases; ++p) {
       const Phase<T>& f = a.phase[p];
       const eet::Share share(f);
-      stream.add(f.weight, f.K, share.begin, share.end, f.tile, f.steps);
+      stream.add(f.weight, f.N, f.K, share.begin, share.end, f.tile, f.steps);
     }
     return;
   }

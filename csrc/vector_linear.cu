@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   if (warp == kWarps) {
     eet::WeightStream stream(ring, a.stage_stride);
     for (int first = share.begin; first < share.end; first += a.num_tiles * a.tile) {
-      stream.add(a.weight, a.K, first, min(first + a.num_tiles * a.tile, share.end), a.tile, a.steps);
+      stream.add<Choice>(a.weight, a.N, a.K, first, min(first + a.num_tiles * a.tile, share.end), a.tile, a.steps);
     }
     return;
   }
@@ -83,13 +83,14 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
 
     eet::barrier(1, kReaders);
     const int n = first + output;
-    if (outputs.has(n) && n < last) outputs.finish(Products<T>::total(its_sums, a.steps.num, a.sums()), n);
+    const auto sum = [&] { return Products<T>::total(its_sums, a.steps.num, a.sums()); };
+    outputs.finish(outputs.has(n) && n < last, sum, n);
     if (last == share.end) break;
     outputs.request(n + batch);
     eet::barrier(1, kReaders);
   }
   uint64_t* scratch = reinterpret_cast<uint64_t*>(shared);
-  if (a.best) eet::leave_best(outputs.best, a.best, a.num_tokens, group, kReaders, scratch);
+  if (!Choice::kGated && a.best) eet::leave_best(outputs.best, a.best, a.num_tokens, group, kReaders, scratch);
 }
 
 // Cuts the stages so that they bring most bytes on their way in `room` bytes.
@@ -100,7 +101,7 @@ eet::RingPlan cut(VectorArgs<T>& a, int room, int least_copy) {
   const int x_bytes = (a.num_tokens * a.stride + (a.norm.weight ? 2 * a.K : 0)) * int(sizeof(T));
   const int num_chunks = eet::ceil_div(a.K, eet::kChunk);
   VectorArgs<T> c = a;
-  for (c.tile = eet::kStageRows; c.tile >= kLeastRows; --c.tile) {
+  for (c.tile = eet::kStageRows; c.tile >= kLeastRows; c.tile -= c.unit) {
     const int tiles = eet::ceil_div(c.most_outputs(), c.tile);
     for (int num = eet::ceil_div(num_chunks, kWarps * eet::kMostChunks); num <= num_chunks; ++num) {
       c.steps = eet::cut_inputs(c.K, num);
@@ -135,6 +136,7 @@ cudaError_t launch_vector_linear(VectorArgs<T> a, eet::WithNoise noise, int num_
   const int bytes = plan(a);
   if (!bytes) return cudaErrorInvalidValue;
   const eet::Launch how{dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent};
+  if (a.unit == 2) return eet::launch(vector_linear_kernel<T, eet::Gated>, how, a, eet::Gated{});
   return noise.exists() ? eet::launch(vector_linear_kernel<T, eet::WithNoise>, how, a, noise)
                         : eet::launch(vector_linear_kernel<T, eet::Largest>, how, a, eet::Largest{});
 }
@@ -142,18 +144,19 @@ cudaError_t launch_vector_linear(VectorArgs<T> a, eet::WithNoise noise, int num_
 }  // namespace
 
 // out = act(norm(x) weight^T + bias) + residual, for at most four tokens; `best` gets each block's largest of a token,
-// with a temperature the one that is drawn.
+// with a temperature the one that is drawn. `gated`: weights are N/2 gates and N/2 that they let through, act(gate) times
+// which goes to out [T,N/2].
 extern "C" cudaError_t eet_vector_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
                                          const void* bias, const void* residual, const void* norm_weight,
                                          const void* norm_bias, const int64_t* positions, const int64_t* noise,
-                                         float temperature, int dtype, int T, int N, int K, int act, float eps,
-                                         int blocks, int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kVectorTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
+                                         float temperature, int dtype, int T, int N, int K, int act, int gated,
+                                         float eps, int blocks, int dependent, cudaStream_t stream) {
+  if (T < 1 || T > eet::kVectorTokens || blocks < 1 || blocks > N || !eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
   const eet::WithNoise drawn{eet::draw_of(noise, positions, at, temperature)};
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const VectorArgs<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
-                             blocks);
+    VectorArgs<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);
+    if (gated) a.pair(blocks);
     return launch_vector_linear<Type>(a, drawn, blocks, dependent, stream);
   });
 }

@@ -32,7 +32,8 @@ struct LinearArgs {
   const T* residual;  // [T,N] or null; may be `out`
   Norm<T> norm;       // no weight: none
   int num_tokens, N, K, act;
-  int share, rest;  // outputs of a block; blocks that have one more
+  int share, rest;  // outputs of a block; blocks that have `unit` more
+  int unit = 1;     // outputs that a block has together
 
   LinearArgs(void* out, void* best, const void* x, const int64_t* at, const void* weight, const void* bias,
              const void* residual, const void* norm_weight, const void* norm_bias, int num_tokens, int N, int K, int act,
@@ -52,7 +53,14 @@ struct LinearArgs {
         share(N / num_blocks),
         rest(N % num_blocks) {}
 
-  int most_outputs() const { return share + (rest > 0); }  // of a block
+  int most_outputs() const { return share + (rest > 0) * unit; }  // of a block
+
+  // Gives blocks their outputs two at a time.
+  void pair(int num_blocks) {
+    share = N / 2 / num_blocks * 2;
+    rest = N / 2 % num_blocks;
+    unit = 2;
+  }
 };
 
 // The outputs of this block.
@@ -62,32 +70,52 @@ struct Share {
   template <typename T, typename W>
   __device__ explicit Share(const LinearArgs<T, W>& a) {
     const int block = blockIdx.x;
-    begin = block * a.share + min(block, a.rest);
-    end = begin + a.share + (block < a.rest);
+    begin = block * a.share + min(block, a.rest) * a.unit;
+    end = begin + a.share + (block < a.rest) * a.unit;
   }
 };
 
+// Outputs that are as many as rows of weights, in their order.
+struct Apart {
+  static constexpr bool kGated = false;
+  __device__ static int row(int n, int) { return n; }
+};
+
+// Outputs 2f and 2f + 1 are gate f and what it lets through: weights have all N/2 gates first.
+struct Gated {
+  static constexpr bool kGated = true;
+  __device__ static int row(int n, int N) { return n / 2 + n % 2 * (N / 2); }
+  __device__ void prepare(int) const {}
+};
+
+// Whether a launch can be as it was asked for.
+inline bool can_pair(bool gated, int N, const void* best, const void* residual) {
+  return !gated || (N % 2 == 0 && !best && !residual);
+}
+
 // By the warp that fills: the weights of the block's outputs, `tile` outputs and `stage_inputs` inputs at a time.
-template <typename T, typename W>
+template <typename Order, typename T, typename W>
 __device__ void stream_weights(const Ring& ring, const LinearArgs<T, W>& a, Share mine, int tile, int stage_inputs,
                                int stage_stride) {
   RingPlace place;
   for (int n = mine.begin; n < mine.end; n += tile) {
     for (int k = 0; k < a.K; k += stage_inputs, place.step(ring.num_stages)) {
-      ring.fill(place, reinterpret_cast<const char*>(a.weight + int64_t(n) * a.K + k), a.K * int64_t(sizeof(W)),
-                min(tile, mine.end - n), min(stage_inputs, a.K - k) * int(sizeof(W)), stage_stride);
+      const auto from = [&](int i) {
+        return reinterpret_cast<const char*>(a.weight + Order::row(n + i, a.N) * int64_t(a.K) + k);
+      };
+      ring.fill(place, from, min(tile, mine.end - n), min(stage_inputs, a.K - k) * int(sizeof(W)), stage_stride);
     }
   }
 }
 
 // What `best` compares: the outputs themselves.
-struct Largest {
+struct Largest : Apart {
   __device__ void prepare(int) const {}
   __device__ float value(float output, int, int) const { return output; }
 };
 
 // Outputs that are logits, with the noise of a draw.
-struct WithNoise : Draw {
+struct WithNoise : Draw, Apart {
   // By all threads, once what was before is there; they meet before they ask for a value.
   __device__ void prepare(int num_tokens) const {
     if (threadIdx.x < num_tokens) keys()[threadIdx.x] = key(threadIdx.x);
@@ -120,7 +148,7 @@ struct Outputs {
   __device__ bool has(int n) const { return token < a.num_tokens && n < end; }
   __device__ void request_bias(int n) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i, n += apart) bias[i] = a.bias && has(n) ? a.bias[n] : T(0.f);
+    for (int i = 0; i < kEach; ++i, n += apart) bias[i] = a.bias && has(n) ? a.bias[Choice::row(n, a.N)] : T(0.f);
   }
   // After what may have written it was waited for.
   __device__ void request_residual(int n) {
@@ -139,6 +167,20 @@ struct Outputs {
   // Of the i-th.
   __device__ T value(float sum, int i = 0) const {
     return from_float<T>(activate(sum + to_float(bias[i]), a.act) + to_float(residual[i]));
+  }
+
+  // By all of a warp, of which `mine` says who has output n; `sum()` is its sum.
+  template <typename Sum>
+  __device__ void finish(bool mine, Sum sum, int n) {
+    if constexpr (Choice::kGated) {
+      const float whole = mine ? sum() + to_float(bias[0]) : 0.f;
+      const float let_through = __shfl_down_sync(0xffffffffu, whole, 1);
+      if (mine && n % 2 == 0) {
+        a.out[token * int64_t(a.N / 2) + n / 2] = from_float<T>(activate(whole, a.act) * let_through);
+      }
+    } else if (mine) {
+      finish(sum(), n);
+    }
   }
 
   __device__ void finish(float sum, int n, int i = 0) {

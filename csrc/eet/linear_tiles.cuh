@@ -127,7 +127,7 @@ __device__ void multiply_tiles(const Args& a, uint4* shared, Choice choice = Cho
   if (threadIdx.x == kThreads) block.ring.init(kWarps);
   __syncthreads();
   if (warp == kWarps) {
-    stream_weights(block.ring, a, share, kTile, a.stage_inputs, a.stage_stride());
+    stream_weights<Choice>(block.ring, a, share, kTile, a.stage_inputs, a.stage_stride());
     return;
   }
   const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;
@@ -182,14 +182,14 @@ __device__ void multiply_tiles(const Args& a, uint4* shared, Choice choice = Cho
 
     barrier(1, kThreads);
     const int n = first + output;
-    if (outputs.has(n)) outputs.finish(block.sum(output, token, a.num_tokens) * scale, n);
+    outputs.finish(outputs.has(n), [&] { return block.sum(output, token, a.num_tokens) * scale; }, n);
     if (first + kGroup >= end) break;
     scale = scales.whole(n + kGroup, outputs.has(n + kGroup));
     outputs.request(n + kGroup);
     barrier(1, kThreads);
   }
   uint64_t* scratch = reinterpret_cast<uint64_t*>(shared);
-  if (a.best) leave_best(outputs.best, a.best, a.num_tokens, kGroup, kThreads, scratch);
+  if (!Choice::kGated && a.best) leave_best(outputs.best, a.best, a.num_tokens, kGroup, kThreads, scratch);
 }
 
 }  // namespace eet

@@ -63,18 +63,20 @@ struct Ring {
 #endif
   }
 
-  // By all of one warp: at most 32 rows of row_bytes (a multiple of 16), `pitch` bytes apart in memory and `stride` in the
-  // stage. It waits until the stage was emptied, and not for the copies.
-  __device__ void fill(RingPlace at, const char* from, int64_t pitch, int num_rows, int row_bytes, int stride) const {
+  // By all of one warp: at most 32 rows of row_bytes (a multiple of 16), which begin at `from(row)` and are `stride` bytes
+  // apart in the stage. It waits until the stage was emptied, and not for the copies.
+  template <typename From>
+  __device__ void fill(RingPlace at, From from, int num_rows, int row_bytes, int stride) const {
     const int lane = threadIdx.x % 32;
     char* to = stages + at.stage * stage_bytes;
     begin(at, num_rows * row_bytes);
 #if __CUDA_ARCH__ >= 900
-    if (lane < num_rows) copy(at, to + lane * stride, from + lane * pitch, row_bytes);
+    if (lane < num_rows) copy(at, to + lane * stride, from(lane), row_bytes);
 #else
     for (int row = 0; row < num_rows; ++row) {
+      const char* const its_from = from(row);
       for (int byte = lane * 16; byte < row_bytes; byte += 512) {
-        copy_async(to + row * stride + byte, from + row * pitch + byte, true);
+        copy_async(to + row * stride + byte, its_from + byte, true);
       }
     }
 #endif

@@ -37,9 +37,9 @@ class WeightStream {
   __device__ WeightStream(const Ring& ring, int stage_stride, int in_flight = INT_MAX)
       : ring(ring), stage_stride(stage_stride), allowed(min(ring.num_stages, max(2, in_flight / ring.stage_bytes))) {}
 
-  // The weights of outputs `begin` to `end`, `tile` outputs at a time: all tiles of a step, then those of the next.
-  template <typename T>
-  __device__ void add(const T* weight, int K, int begin, int end, int tile, const Steps& steps) {
+  // The weights of outputs `begin` to `end` of N, `tile` outputs at a time: all tiles of a step, then those of the next.
+  template <typename Order = Apart, typename T>
+  __device__ void add(const T* weight, int N, int K, int begin, int end, int tile, const Steps& steps) {
     for (int step = 0; step < steps.num; ++step) {
       const int from = steps.begin(step), row_bytes = steps.inputs(step, K) * int(sizeof(T));
       for (int n = begin; n < end; n += tile, next.step(ring.num_stages)) {
@@ -49,8 +49,10 @@ class WeightStream {
           barrier_wait(ring.filled(oldest), oldest.parity);
           oldest.step(ring.num_stages);
         }
-        ring.fill(next, reinterpret_cast<const char*>(weight + int64_t(n) * K + from), K * int64_t(sizeof(T)),
-                  min(tile, end - n), row_bytes, stage_stride);
+        const auto at = [&](int i) {
+          return reinterpret_cast<const char*>(weight + Order::row(n + i, N) * int64_t(K) + from);
+        };
+        ring.fill(next, at, min(tile, end - n), row_bytes, stage_stride);
       }
     }
   }

@@ -132,12 +132,17 @@ class Case:
 RAGGED = (37, 1, 130, 64)
 XL = (25, 25, 64)  # heads of GPT-2 XL
 GATED = tuple(
-    LinearShape(T, N, 64, act, bias)
-    for T, N, act, bias in (
-        (1, 96, "swiglu", False),
-        (5, 512, "swiglu", True),
-        (33, 528, "geglu", False),
-        (0, 96, "swiglu", False),
+    LinearShape(T, N, C, act, bias)
+    for T, N, C, act, bias in (
+        (1, 96, 64, "swiglu", False),
+        (5, 512, 64, "swiglu", True),
+        (33, 528, 64, "geglu", False),
+        (0, 96, 64, "swiglu", False),
+        (3, 48, 4096, "geglu", True),  # fewer gates than blocks, and steps of their inputs
+        (4, 1040, 1608, "swiglu", False),  # blocks with unequal shares
+        (2, 16384, 1200, "swiglu", False),  # in stages of 16 outputs, as are those of more tokens
+        (8, 1040, 1608, "geglu", True),
+        (16, 6416, 1600, "swiglu", False),
     )
 )
 LINEARS = (

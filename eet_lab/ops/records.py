@@ -14,6 +14,8 @@ from torch import Tensor
 from eet_lab.ops import reference
 from eet_lab.ops.cases import CASES, Case
 from eet_lab.ops.cuda import linear
+from eet_lab.ops.cuda.attention import rotates
+from eet_lab.ops.cuda.rotary import is_rotated
 from eet_lab.ops.encoder_cases import ENCODER_CASES
 from eet_lab.ops.int8_cases import INT8_CASES
 from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
@@ -127,8 +129,8 @@ def _more_of_next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampl
 def _more_of_attention(
     qkv: Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras = NO_EXTRAS, mask: Tensor | None = None
 ) -> int:
-    is_rotated = spec.rope or extras.q_norm is not None
-    return is_rotated + int(qkv.itemsize == 4)  # in fp32 it writes its cache in a launch of its own
+    apart = is_rotated(spec, extras) and not rotates(spec.head_dim, qkv.itemsize)
+    return apart + int(qkv.itemsize == 4)  # in fp32 it writes its cache in a launch of its own
 
 
 OPS = {

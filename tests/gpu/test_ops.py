@@ -26,6 +26,11 @@ DIVIDED = [
     for heads in ((2, 2, 64), (20, 1, 64), (4, 2, 128))
     for page in (0, 16, 64, 128)
 ]
+DIVIDED += [
+    AttentionShape((700, 1, 130), *heads, decode=True, rope=True, normed=heads[2] == 128, page=page)
+    for heads in ((20, 1, 64), (4, 2, 128))
+    for page in (0, 32)
+]
 
 
 @every_shape(CASES)

@@ -29,22 +29,26 @@ tile_library = _library_of(TILE_SOURCE)
 int8_library = _library_of(INT8_SOURCE)
 
 
-def planned(libraries, gpu, T: int, N: int, K: int, normed: bool) -> tuple[int, int, int, int] | None:
+def planned(
+    libraries, gpu, T: int, N: int, K: int, normed: bool, gated: bool = False
+) -> tuple[int, int, int, int] | None:
     """Bytes of shared memory, stages of the ring, bytes of one, and outputs of a block; None: it is cuBLAS's."""
-    kernel = linear.streaming_kernel(T, N, K, 2, normed=normed)
+    kernel = linear.streaming_kernel(T, N, K, 2, normed=normed, gated=gated)
     if kernel is None:
         return None
     assert {"vector_linear": 4, "register_linear": 8, "linear": 16}[kernel] >= T, "its launcher refuses more"
     assert kernel != "register_linear" or ceil(N / linear.num_blocks(N)) <= 64
     library = libraries[kernel]
     library.set_gpu(*gpu)
-    found, blocks = (ctypes.c_int * 2)(), linear.num_blocks(N)
-    return library.plan_of(T, N, K, normed, not normed, blocks, found), *found, ceil(N / blocks)
+    unit = 2 if gated else 1
+    found, blocks = (ctypes.c_int * 2)(), linear.num_blocks(N // unit)
+    num_bytes = library.plan_of(T, N, K, 2 if gated else normed, not normed, blocks, found)
+    return num_bytes, *found, ceil(N // unit / blocks) * unit
 
 
 @pytest.fixture
 def plans(library, register_library, tile_library, monkeypatch):
-    """A function (gpu, T, N, K, normed) that tells what `planned` does."""
+    """A function (gpu, T, N, K, normed, gated=False) that tells what `planned` does."""
     libraries = {"vector_linear": library, "register_linear": register_library, "linear": tile_library}
 
     def tell(gpu, *sizes):

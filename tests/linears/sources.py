@@ -26,6 +26,7 @@ extern "C" int plan_of(int T, int N, int K, int norm, int residual, int blocks, 
   static const __half one[1] = {};
   ARGS a(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, residual ? one : nullptr, norm ? one : nullptr, nullptr,
          T, N, K, 0, 0.f, blocks);
+  if (norm == 2) a.pair(blocks);  // gates, each beside what it lets through
   const int bytes = MAKE_PLAN;
   found[0] = a.num_stages, found[1] = STAGE_ROWS * ROW_BYTES;
   return bytes;
@@ -75,6 +76,7 @@ extern "C" int cut_of(int T, int N, int K, int norm, int blocks, int room, int* 
   static const __half one[1] = {};
   RegisterArgs<__half> a(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, norm ? one : nullptr, nullptr,
                          T, N, K, 0, 0.f, blocks);
+  if (norm == 2) a.pair(blocks);  // gates, each beside what it lets through
   const int bytes = cut(a, room).bytes;
   const int all[] = {a.steps.num, a.steps.chunks, a.steps.more, a.tile, a.stage_stride, a.num_stages, a.num_tiles};
   for (int i = 0; i < 7; ++i) found[i] = all[i];

@@ -77,13 +77,14 @@ def test_what_is_few_fits(plans, gpu):
     draw, num_few = random.Random(gpu[1]), 0
     for _ in range(4000):
         T, normed, most = draw.randint(1, 18), draw.choice((True, False)), draw.choice((512, 4096, 65_536))
-        sizes = T, draw.randint(1, draw.choice((300, 20_000, 60_000))), 8 * draw.randint(1, most // 8), normed
+        gated, N = normed and draw.random() < 0.3, draw.randint(1, draw.choice((300, 20_000, 60_000)))
+        sizes = T, N * (1 + gated), 8 * draw.randint(1, most // 8), normed, gated
         if found := plans(gpu, *sizes):
             num_bytes, stages, stage_bytes, outputs = found
             num_few += 1
             assert 0 < num_bytes <= gpu[0] - 1024 and stages > 0, sizes
-            T, N, K, normed = sizes
-            if linear.streaming_kernel(T, N, K, 2, normed=normed) == "linear" and N % 8 == 0:
+            T, N, K, normed, gated = sizes
+            if linear.streaming_kernel(T, N, K, 2, normed=normed, gated=gated) == "linear" and N % 8 == 0:
                 assert stages > 1 or stage_bytes >= 2 * outputs * K, "one stage is multiplied while the next arrives"
     assert num_few > 1500
 

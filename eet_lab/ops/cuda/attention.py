@@ -6,7 +6,7 @@ T tokens, B rows, Q queries a row, K columns of the cache, H heads, G KV heads, 
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, gpu, needs, stream_of
-from eet_lab.ops.cuda.rotary import rotary
+from eet_lab.ops.cuda.rotary import NO_ROTATION, is_rotated, rotary, rotation
 from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import NO_EXTRAS, Empty, Extras, KVLayer, Spec, Step
@@ -29,6 +29,7 @@ class Split(NamedTuple):
 
 
 STREAM_DIMS = (64, 128)
+ROTATED_DIMS = (64, 128)  # of heads that decode attention norms and rotates itself, in 16 bits
 STREAM_HEADS = 8  # of a KV head that a block serves
 STREAM_COLUMNS = 256  # fewer are read into registers at once
 STREAM_ALONE = 2048  # the same for one or two rows: `persistent_layers` leaves a stream no room to begin early
@@ -101,11 +102,12 @@ def attention(
 ) -> Tensor:
     """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; pads' own output is 0.
 
-    Norms of heads and rotary positions take a launch before, which changes qkv in place. One token a row: one launch,
-    which also writes the cache; in 16 bits `split` says how it divides rows. A `dependent`
+    One token a row: one launch, which also writes the cache; in 16 bits `split` says how it divides rows. A `dependent`
     one reads earlier columns at once, so they must stem from earlier steps: not for a cache that grows. More tokens: a
     launch that writes the cache, and one that attends; on Hopper one does both, where all that a query may see is new
     and no token is a pad. float32 takes a kernel without tensor cores. A row's new columns are consecutive.
+    Norms of heads and rotary positions belong to that launch for one token a row (`rotates`), and are one more before
+    all others, which changes qkv in place.
     """
     return _attend(qkv, kv, step, spec, extras, None, empty, dependent, split)
 
@@ -133,13 +135,17 @@ def _attend(
         return out
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
-    if spec.rope or extras.q_norm is not None:
-        rotary(qkv, step.positions, spec, extras, dependent=dependent)
+    one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
+    turned = NO_ROTATION
+    if is_rotated(spec, extras):
+        if one_each and rotates(D, qkv.itemsize):
+            turned = rotation(qkv, step.positions, spec, extras)
+        else:
+            rotary(qkv, step.positions, spec, extras, dependent=dependent)
     pages, paging = _pages(table, page, B, K)
     tensors, lies = (at(out), at(keys), at(values), at(qkv)), (step.columns.stride(0), *keys.stride()[:3])
     dtype, stream, heads = DTYPES[qkv.dtype], stream_of(qkv), (H, G, D)
     columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
-    one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
     if one_each and qkv.dtype != torch.float32:
         can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
         split = split or Split(can_stream and _streams(B, H, G, K))
@@ -149,14 +155,15 @@ def _attend(
                 f"{torch.cuda.get_device_name(qkv.device)}, the head dim is {D}, columns are {keys.stride(2)} numbers "
                 f"apart, and mask is {'' if mask is None else 'not '}None. Leave split out."
             )
+        read: tuple[Any, ...] = (*tensors, *turned.addresses, *turned.numbers)
         sizes: tuple[int, ...] = (dtype, B, *heads, K)
         if split.streams:
             launch = native.loaded("stream_attention").eet_stream_attention
-            launch(*tensors, num_pad, columns, pages, *lies[:3], *paging, *sizes, split.blocks, dependent, stream)
+            launch(*read, num_pad, columns, pages, *lies[:3], *paging, *sizes, split.blocks, dependent, stream)
         else:
             launch = native.loaded("decode_attention").eet_decode_attention
             sizes = (*sizes, split.warps, split.blocks, dependent)
-            launch(*tensors, at(mask), num_pad, columns, pages, *lies, *paging, *sizes, stream)
+            launch(*read, at(mask), num_pad, columns, pages, *lies, *paging, *sizes, stream)
         return out
     num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
     rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
@@ -181,6 +188,11 @@ def _attend(
         sizes = (dtype, B, longest if mask is None else T // B, *heads, K)
         attend(*tensors, at(mask), first, count, num_pad, columns, pages, *lies, *paging, *sizes, stream)
     return out
+
+
+def rotates(head_dim: int, itemsize: int) -> bool:
+    """Whether decode attention norms and rotates heads itself; the same answer without a GPU."""
+    return itemsize == 2 and head_dim in ROTATED_DIMS
 
 
 def _pages(table: Tensor | None, page: int, B: int, K: int) -> tuple[int | None, tuple[int, int]]:

@@ -47,22 +47,24 @@ def norm_linear(
     norm_rows: int = 1,
     dependent: bool = False,
 ) -> Tensor:
-    """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated, which takes one launch more.
+    """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated.
 
-    Few tokens (`takes_few`): one launch, which streams the weights once.
+    Few tokens (`takes_few`): one launch, which streams the weights once. A gated activation takes one more where that
+    kernel does not stream gates beside what they let through (`pairs_gates`).
     More: our norm (`norm_rows` at a time) and cuBLAS, a launch each; one more where the activation is not cuBLAS's
     (`_ends_apart`), and one for int8 weights, which expands them.
     """
-    if act in GATES:
+    pairs = act in GATES and pairs_gates(len(x), x, w)
+    if act in GATES and not pairs:
         both = norm_linear(x, norm_w, w, empty=empty, norm_rows=norm_rows, dependent=dependent)
         return gate(both, act, empty=empty, dependent=dependent)
     T, _, N = _check_linear(x, w)
-    if act not in ACTS:
+    if act not in ACTS and not pairs:
         raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
     few = takes_few(T, x, w)
     normed = x if few else norm(x, norm_w, empty=empty, rows=norm_rows, dependent=dependent)
     weight = w.weight if few else int8.expanded(w, x, empty=empty)
-    out = empty("linear", (T, N), x)
+    out = empty("activated", (T, N // 2), x) if pairs else empty("linear", (T, N), x)
     if x.is_meta or not T:
         return out
     if few:
@@ -174,10 +176,18 @@ def takes_few(T: int, x: Tensor, w: Linear, *, normed: bool = True, gathered: bo
     return streaming_kernel(T, N, C, itemsize, normed=normed, gathered=gathered) is not None
 
 
+def pairs_gates(T: int, x: Tensor, w: Linear) -> bool:
+    """Whether the kernel that streams such weights, with a norm, has each gate beside what it lets through."""
+    sizes = (T, *w.weight.shape, x.element_size())
+    return w.scale is None and streaming_kernel(*sizes, normed=True, gated=True) is not None
+
+
 def num_launches(
     T: int, x: Tensor, w: Linear, act: str | None = None, *, normed: bool = True, gathered: bool = False
 ) -> int:
     """Of a product of T tokens such as those of x, with what surrounds it: a norm, or else a residual."""
+    if act in GATES and pairs_gates(T, x, w):
+        return 1
     if act in GATES:
         return 1 + num_launches(T, x, w, normed=normed, gathered=gathered)
     if takes_few(T, x, w, normed=normed, gathered=gathered):
@@ -217,34 +227,44 @@ def _stream(
     around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
     drawn = (draw.positions.data_ptr(), draw.noise.data_ptr(), draw.temperature) if draw else (None, None, 0.0)
     sizes = (DTYPES[x.dtype], T, N, C)
-    how = (ACTS[act], norm_w.eps if norm_w else 0.0, num_blocks(N), dependent, stream_of(x))
+    gated = act in GATES
+    activation, blocks = GATES[act] if act in GATES else ACTS[act], num_blocks(N // 2 if gated else N)
+    end = (norm_w.eps if norm_w else 0.0, blocks, dependent, stream_of(x))
     if w.scale is not None:
         weights, groups = (at(w.weight), at(w.scale)), int8.groups(w, w.scale)
-        native.loaded("int8_linear").eet_int8_linear(*to, *weights, *around, *sizes, *groups, *how)
+        native.loaded("int8_linear").eet_int8_linear(*to, *weights, *around, *sizes, *groups, activation, *end)
         return
-    kernel = streaming_kernel(T, N, C, x.element_size(), normed=norm_w is not None, gathered=rows is not None)
+    how = dict(normed=norm_w is not None, gathered=rows is not None, gated=gated)
+    kernel = streaming_kernel(T, N, C, x.element_size(), **how)
     if kernel == "register_linear":
         addresses = (at(out), at(x), at(w.weight), *around)
-        native.loaded("register_linear").eet_register_linear(*addresses, *sizes, *how)
-    elif kernel == "vector_linear":
-        native.loaded("vector_linear").eet_vector_linear(*to, at(w.weight), *around, *drawn, *sizes, *how)
+        native.loaded("register_linear").eet_register_linear(*addresses, *sizes, activation, *end)
     else:
-        native.loaded("linear").eet_linear(*to, at(w.weight), *around, *drawn, *sizes, *how)
+        launch = getattr(native.loaded(kernel := kernel or "linear"), f"eet_{kernel}")
+        launch(*to, at(w.weight), *around, *drawn, *sizes, activation, gated, *end)
 
 
-def streaming_kernel(T: int, N: int, C: int, itemsize: int, *, normed: bool, gathered: bool = False) -> str | None:
-    """The kernel that streams the weights of such a product, none of them int8; None: cuBLAS takes it."""
-    return _streaming_kernel(T, N, C, itemsize, normed, gathered, gpu())
+def streaming_kernel(
+    T: int, N: int, C: int, itemsize: int, *, normed: bool, gathered: bool = False, gated: bool = False
+) -> str | None:
+    """The kernel that streams the weights of such a product, none of them int8; None: no kernel does.
+
+    `gated`: of N/2 gates and N/2 outputs that they let through, side by side.
+    """
+    return _streaming_kernel(T, N, C, itemsize, normed, gathered, gated, gpu())
 
 
 @cache
-def _streaming_kernel(T: int, N: int, C: int, itemsize: int, normed: bool, gathered: bool, on: Limits) -> str | None:
-    if T > FEW:
+def _streaming_kernel(
+    T: int, N: int, C: int, itemsize: int, normed: bool, gathered: bool, gated: bool, on: Limits
+) -> str | None:
+    is_half, unit = itemsize == 2, 2 if gated else 1
+    if T > FEW or (gated and (N % 2 or not is_half)):
         return None
-    is_half, outputs = itemsize == 2, -(-N // max(1, min(N, on.num_blocks)))  # of a block
+    outputs = -(-N // unit // max(1, min(N // unit, on.num_blocks))) * unit  # of a block
     choices: list[tuple[str, int, int]] = []  # with how many stages the ring must have, and outputs of one at most
     if _most_inputs(T, normed, gathered) >= C:
-        if is_half and not gathered and _suits_registers(T, outputs, C, normed):
+        if is_half and not gathered and not gated and _suits_registers(T, outputs, C, normed):
             return "register_linear"
         # With one stage nothing is on its way while that is multiplied; vector_linear cuts its stages smaller.
         vector = [("vector_linear", 1, OUTPUTS)] if is_half and T <= MOST_VECTOR_TOKENS else []
