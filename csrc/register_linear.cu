@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   __syncthreads();
   if (warp == kWarps) {
     eet::WeightStream stream(ring, a.stage_stride);
-    stream.add(a.weight, a.N, a.K, share.begin, share.end, a.tile, a.steps);
+    stream.add(eet::InOrder(), a.weight, a.N, a.K, share.begin, share.end, a.tile, a.steps);
     return;
   }
   // A warp finishes the outputs of one token.

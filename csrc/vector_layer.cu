@@ -1,6 +1,6 @@
 // What lies between two layers' attention, in one launch: output projection, feed-forward network, and the next layer's
-// queries, keys and values. For one or two tokens in 16 bits. T tokens, C channels, F channels inside, N outputs,
-// K inputs.
+// queries, keys and values. For one or two tokens in 16 bits. T tokens, A channels of what attention gave, C channels,
+// F channels inside, N outputs, K inputs.
 #include <algorithm>
 
 #include "eet/dependent.cuh"
@@ -23,6 +23,12 @@ using Products = eet::StageProducts<T, kWarps>;
 template <typename T>
 using Stager = eet::RowStager<kWarps, T, kMostTokens, true>;
 
+// Gated or InOrder.
+struct EitherOrder {
+  bool gated;
+  __device__ int row(int n, int N) const { return gated ? eet::Gated::row(n, N) : n; }
+};
+
 // One of the linears. Its inputs come from the phase before, its outputs go to the next, or to `out`, or to both.
 template <typename T>
 struct Phase : eet::LinearArgs<T, T> {
@@ -31,6 +37,8 @@ struct Phase : eet::LinearArgs<T, T> {
   int tile = 0;          // outputs of a stage
   eet::Steps steps{};    // that cut the inputs
 
+  __device__ bool gated() const { return this->unit == 2; }
+  __device__ EitherOrder order() const { return {gated()}; }
   int tiles() const { return eet::ceil_div(this->most_outputs(), tile); }
 };
 
@@ -49,7 +57,7 @@ struct LayerArgs {
 // Mapping  a block a multiprocessor, each with an equal share of every linear's outputs; one warp fills the ring, from
 //          before the kernel ahead has ended, and eight multiply; outputs go to all blocks through L2 and tell by
 //          themselves that they have arrived (exchange.cuh)
-// Traffic  every weight once; from L2 a block reads T * (3C + F) activations; 200 KiB a multiprocessor hold what comes
+// Traffic  every weight once; from L2 a block reads T * (A + 2C + F) activations; 200 KiB a multiprocessor hold what comes
 //          next, 48 of them on their way at a time: what is exchanged waits behind them
 // Needs    all blocks at once on the device: they wait for each other. Each has a multiprocessor, and what may hold it
 //          back are kernels launched before, which end by themselves
@@ -75,7 +83,7 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
     for (int p = 0; p < a.num_phases; ++p) {
       const Phase<T>& f = a.phase[p];
       const eet::Share share(f);
-      stream.add(f.weight, f.N, f.K, share.begin, share.end, f.tile, f.steps);
+      stream.add(f.order(), f.weight, f.N, f.K, share.begin, share.end, f.tile, f.steps);
     }
     return;
   }
@@ -92,7 +100,7 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
     const Phase<T>& f = a.phase[p];
     const eet::Share share(f);
     const int num_outputs = share.end - share.begin, n = share.begin + output;
-    eet::Outputs<T, T> outputs(f, token, share);
+    eet::Outputs<T, T, 1, EitherOrder> outputs(f, token, share, 0, f.order());
     outputs.request_bias(n);
     Stager<T> stager(a.num_tokens, a.log_team, f.K, f.stride, f.norm, norms);
     if (p + 1 < a.num_phases && !f.norm.weight) {  // the next norm's weights take the place of the one before
@@ -117,8 +125,13 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
     }
 
     eet::barrier(1, kReaders);
-    if (n < share.end && copy < copies) {
-      const T value = outputs.value(Products<T>::total(its_sums, f.steps.num, sums));
+    const bool has = n < share.end && copy < copies;
+    const float sum = has ? Products<T>::total(its_sums, f.steps.num, sums) : 0.f;
+    if (f.gated()) {
+      const T value = outputs.gated(sum);
+      if (has && n % 2 == 0) eet::send(to_home + f.to + token * (f.N / 2) + n / 2, value);
+    } else if (has) {
+      const T value = outputs.value(sum);
       if (f.to >= 0) eet::send(to_home + f.to + token * f.N + n, value);
       if (f.out && copy == 0) f.out[token * int64_t(f.N) + n] = value;
     }
@@ -133,7 +146,7 @@ int least_steps(int K) { return eet::ceil_div(eet::ceil_div(K, eet::kChunk), kWa
 // Cuts the stages, all of equal size, and says how many bytes a block takes; 0: it does not fit.
 template <typename T>
 int plan(LayerArgs<T>& a) {
-  const int C = a.phase[0].K, most_chunks = eet::cut_inputs(C, least_steps(C)).most_chunks();
+  const int C = a.phase[1].K, most_chunks = eet::cut_inputs(C, least_steps(C)).most_chunks();
   a.stage_stride = eet::odd_stride(most_chunks * eet::kChunk * int(sizeof(T)));
   a.log_team = kLogWarps + 1 - a.num_tokens;
   a.row_numbers = a.partial_floats = 0, a.norm_numbers = 2 * C;
@@ -171,13 +184,14 @@ cudaError_t launch_vector_layer(LayerArgs<T> a, int num_blocks, bool dependent, 
 }  // namespace
 
 // x += attended proj^T + bias; x += act(norm_2(x) fc_1^T + bias) fc_2^T + bias; qkv = next_norm(x) next_qkv^T + bias.
+// `gated`: fc_1 has F gates and F outputs that they let through, and act(gate) times those is what fc_2 gets.
 // `exchange` [2 * copies * T * (2C + F)] with all bits 1 and `turns` [1] with 0, as they are at first: the same for
 // every launch of these sizes. No more blocks than there are multiprocessors, since all wait for each other, nor than
 // the larger of C and F: who sends nothing is not waited for, and would be late. Each of `linears` is weight, bias,
 // norm's weight and bias; the last may have no weight: then no qkv.
 extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended, void* exchange, unsigned* turns,
-                                        int copies, const void* const* linears, int dtype, int T, int C, int F, int N,
-                                        int act, float eps_2, float next_eps, int blocks, int dependent,
+                                        int copies, const void* const* linears, int dtype, int T, int A, int C, int F,
+                                        int N, int act, int gated, float eps_2, float next_eps, int blocks, int dependent,
                                         cudaStream_t stream) {
   const int most_blocks = std::min(std::max(C, F), eet::device_attribute(cudaDevAttrMultiProcessorCount));
   if (T < 1 || T > kMostTokens || copies < 1 || blocks < 1 || blocks > most_blocks) return cudaErrorInvalidValue;
@@ -191,15 +205,16 @@ extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended
                          from, to};
     };
     const int last = linears[12] ? T * (C + F) : -1;
-    const LayerArgs<Type> a{{phase(0, x, attended, x, C, C, eet::kNone, 0.f, -1, 0),
-                             phase(1, nullptr, nullptr, nullptr, F, C, act, eps_2, 0, T * C),
-                             phase(2, x, nullptr, x, C, F, eet::kNone, 0.f, T * C, last),
-                             phase(3, qkv, nullptr, nullptr, N, C, eet::kNone, next_eps, last, -1)},
-                            linears[12] ? 4 : 3,
-                            T,
-                            0,
-                            0,
-                            {static_cast<uint16_t*>(exchange), turns, T * (2 * C + F), copies}};
+    LayerArgs<Type> a{{phase(0, x, attended, x, C, A, eet::kNone, 0.f, -1, 0),
+                       phase(1, nullptr, nullptr, nullptr, gated ? 2 * F : F, C, act, eps_2, 0, T * C),
+                       phase(2, x, nullptr, x, C, F, eet::kNone, 0.f, T * C, last),
+                       phase(3, qkv, nullptr, nullptr, N, C, eet::kNone, next_eps, last, -1)},
+                      linears[12] ? 4 : 3,
+                      T,
+                      0,
+                      0,
+                      {static_cast<uint16_t*>(exchange), turns, T * (2 * C + F), copies}};
+    if (gated) a.phase[1].pair(blocks);
     return launch_vector_layer(a, blocks, dependent, stream);
   });
 }

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   if (warp == kWarps) {
     eet::WeightStream stream(ring, a.stage_stride);
     for (int first = share.begin; first < share.end; first += a.num_tiles * a.tile) {
-      stream.add<Choice>(a.weight, a.N, a.K, first, min(first + a.num_tiles * a.tile, share.end), a.tile, a.steps);
+      stream.add(choice, a.weight, a.N, a.K, first, min(first + a.num_tiles * a.tile, share.end), a.tile, a.steps);
     }
     return;
   }

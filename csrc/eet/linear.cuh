@@ -75,8 +75,8 @@ struct Share {
   }
 };
 
-// Outputs that are as many as rows of weights, in their order.
-struct Apart {
+// Which row of the weights gives output n of N.
+struct InOrder {
   static constexpr bool kGated = false;
   __device__ static int row(int n, int) { return n; }
 };
@@ -109,13 +109,13 @@ __device__ void stream_weights(const Ring& ring, const LinearArgs<T, W>& a, Shar
 }
 
 // What `best` compares: the outputs themselves.
-struct Largest : Apart {
+struct Largest : InOrder {
   __device__ void prepare(int) const {}
   __device__ float value(float output, int, int) const { return output; }
 };
 
 // Outputs that are logits, with the noise of a draw.
-struct WithNoise : Draw, Apart {
+struct WithNoise : Draw, InOrder {
   // By all threads, once what was before is there; they meet before they ask for a value.
   __device__ void prepare(int num_tokens) const {
     if (threadIdx.x < num_tokens) keys()[threadIdx.x] = key(threadIdx.x);
@@ -148,7 +148,7 @@ struct Outputs {
   __device__ bool has(int n) const { return token < a.num_tokens && n < end; }
   __device__ void request_bias(int n) {
 #pragma unroll
-    for (int i = 0; i < kEach; ++i, n += apart) bias[i] = a.bias && has(n) ? a.bias[Choice::row(n, a.N)] : T(0.f);
+    for (int i = 0; i < kEach; ++i, n += apart) bias[i] = a.bias && has(n) ? a.bias[choice.row(n, a.N)] : T(0.f);
   }
   // After what may have written it was waited for.
   __device__ void request_residual(int n) {
@@ -169,15 +169,18 @@ struct Outputs {
     return from_float<T>(activate(sum + to_float(bias[i]), a.act) + to_float(residual[i]));
   }
 
+  // By all of a warp, which has gates and what they let through side by side: the result for a gate's lane.
+  __device__ T gated(float sum) const {
+    const float whole = sum + to_float(bias[0]), let_through = __shfl_down_sync(0xffffffffu, whole, 1);
+    return from_float<T>(activate(whole, a.act) * let_through);
+  }
+
   // By all of a warp, of which `mine` says who has output n; `sum()` is its sum.
   template <typename Sum>
   __device__ void finish(bool mine, Sum sum, int n) {
     if constexpr (Choice::kGated) {
-      const float whole = mine ? sum() + to_float(bias[0]) : 0.f;
-      const float let_through = __shfl_down_sync(0xffffffffu, whole, 1);
-      if (mine && n % 2 == 0) {
-        a.out[token * int64_t(a.N / 2) + n / 2] = from_float<T>(activate(whole, a.act) * let_through);
-      }
+      const T its_value = gated(mine ? sum() : 0.f);
+      if (mine && n % 2 == 0) a.out[token * int64_t(a.N / 2) + n / 2] = its_value;
     } else if (mine) {
       finish(sum(), n);
     }

@@ -38,8 +38,8 @@ class WeightStream {
       : ring(ring), stage_stride(stage_stride), allowed(min(ring.num_stages, max(2, in_flight / ring.stage_bytes))) {}
 
   // The weights of outputs `begin` to `end` of N, `tile` outputs at a time: all tiles of a step, then those of the next.
-  template <typename Order = Apart, typename T>
-  __device__ void add(const T* weight, int N, int K, int begin, int end, int tile, const Steps& steps) {
+  template <typename Order, typename T>
+  __device__ void add(Order order, const T* weight, int N, int K, int begin, int end, int tile, const Steps& steps) {
     for (int step = 0; step < steps.num; ++step) {
       const int from = steps.begin(step), row_bytes = steps.inputs(step, K) * int(sizeof(T));
       for (int n = begin; n < end; n += tile, next.step(ring.num_stages)) {
@@ -50,7 +50,7 @@ class WeightStream {
           oldest.step(ring.num_stages);
         }
         const auto at = [&](int i) {
-          return reinterpret_cast<const char*>(weight + Order::row(n + i, N) * int64_t(K) + from);
+          return reinterpret_cast<const char*>(weight + order.row(n + i, N) * int64_t(K) + from);
         };
         ring.fill(next, at, min(tile, end - n), row_bytes, stage_stride);
       }

@@ -1,4 +1,7 @@
-"""Cases of what lies between two layers' attention. T tokens, C channels, F channels inside."""
+"""Cases of what lies between two layers' attention.
+
+T tokens, A channels of what attention gave, C channels, F channels inside, N outputs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.ops.cases import Case
+from eet_lab.ops.reference import GATED
 from eet_lab.ops.shapes import Normal, Shape
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
@@ -25,10 +29,28 @@ class LayerShape(Shape):
     last: bool = False  # nothing follows
     rms: bool = False  # and no biases
     mean: float = 1  # of x
+    wide: tuple[int, int] | None = None  # A and N; None: C and 3C
+
+    @property
+    def gated(self) -> bool:
+        """Whether fc_1 has a gate for each of the F channels, and what it lets through."""
+        return self.act in GATED
+
+    @property
+    def fc_1_rows(self) -> int:
+        return self.F * (2 if self.gated else 1)
+
+    @property
+    def A(self) -> int:
+        return self.wide[0] if self.wide else self.C
+
+    @property
+    def N(self) -> int:
+        return self.wide[1] if self.wide else 3 * self.C
 
     def __str__(self) -> str:
         words = f"/{self.act}" * (self.act != "gelu_tanh") + "/last" * self.last + "/rms" * self.rms
-        words += f"/mean{self.mean:g}" * (self.mean != 1)
+        words += f"/mean{self.mean:g}" * (self.mean != 1) + (f"/a{self.A}/n{self.N}" if self.wide else "")
         return f"t{self.T}/c{self.C}/f{self.F}{words}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
@@ -43,16 +65,16 @@ class LayerShape(Shape):
 
         def layer() -> Layer:
             C, F = self.C, self.F
-            return Layer(norm(), linear(3 * C, C), linear(C, C), norm(), linear(F, C), linear(C, F))
+            return Layer(norm(), linear(self.N, C), linear(C, self.A), norm(), linear(self.fc_1_rows, C), linear(C, F))
 
-        attended, x = normal(self.T, self.C), normal(self.T, self.C) + self.mean
+        attended, x = normal(self.T, self.A), normal(self.T, self.C) + self.mean
         return attended, x, layer(), None if self.last else layer(), self.act
 
     def read_bytes(self, itemsize: int) -> int:
         """Weights, and activations of each op on its own; each once."""
-        N = 0 if self.last else 3 * self.C
-        weights = self.C * (self.C + 2 * self.F + N)
-        return itemsize * (weights + self.T * (6 * self.C + 2 * self.F + bool(N) * (self.C + N)))
+        N = 0 if self.last else self.N
+        weights = self.C * (self.A + self.fc_1_rows + self.F + N)
+        return itemsize * (weights + self.T * (self.A + 5 * self.C + 2 * self.F + bool(N) * (self.C + N)))
 
 
 @dataclass(frozen=True)
@@ -81,8 +103,16 @@ LAYER_CASES = (
             LayerShape(1, 1600, 6400),
             LayerShape(2, 1600, 6400, rms=True),
             LayerShape(2, 2048, 8192, last=True),
+            *(LayerShape(T, 72, 200, "swiglu", rms=True, wide=(128, 256)) for T in (1, 2)),
+            LayerShape(1, 64, 512, "geglu", wide=(32, 96)),
+            LayerShape(1, 1024, 3072, "swiglu", rms=True, wide=(2048, 4096)),
+            LayerShape(2, 2048, 4096, "swiglu", rms=True, last=True),
+            LayerShape(1, 2048, 8192, "swiglu", rms=True, wide=(2048, 3072)),
             LayerShape(1, 4096, 16384),  # stages of fewer outputs, and many times around the ring
         ),
-        tuple(LayerShape(T, 1600, 6400) for T in (1, 2)),
+        (
+            *(LayerShape(T, 1600, 6400) for T in (1, 2)),
+            LayerShape(1, 2048, 8192, "swiglu", rms=True, wide=(2048, 3072)),
+        ),
     ),
 )

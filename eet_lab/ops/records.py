@@ -72,7 +72,9 @@ def _linear_residual(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm | None
 
 def _rest_of_layer(attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str) -> int:
     T, C = x.shape
-    return LayerShape(T, C, len(w.fc_1.weight), act, last=following is None).read_bytes(x.itemsize)
+    wide = attended.shape[1], len(w.qkv.weight)
+    shape = LayerShape(T, C, w.fc_2.weight.shape[1], act, last=following is None, wide=wide)
+    return shape.read_bytes(x.itemsize)
 
 
 def _attention(qkv: Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras = NO_EXTRAS) -> int:

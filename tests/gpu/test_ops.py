@@ -180,7 +180,7 @@ def moved(tree, device):
 def test_a_launch_that_fails_names_the_launcher_and_the_sizes():
     launcher = native.load("linear").eet_linear
     with pytest.raises(KernelError, match=r"eet_linear failed: invalid argument.*T=17, N=8, K=8"):
-        launcher(*[None] * 11, 0.0, 0, 17, 8, 8, 0, 0.0, 1, 0, None)
+        launcher(*[None] * 11, 0.0, 0, 17, 8, 8, 0, 0, 0.0, 1, 0, None)
 
 
 def test_what_is_not_supported_is_said():

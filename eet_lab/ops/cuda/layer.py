@@ -1,4 +1,7 @@
-"""What lies between two layers' attention, in one launch. T tokens, C channels, F channels inside, N outputs."""
+"""What lies between two layers' attention, in one launch.
+
+T tokens, A channels of what attention gave, C channels, F channels inside, N outputs.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
+from eet_lab.ops.cuda.gate import GATES
 from eet_lab.ops.cuda.launching import ACTS, DTYPES, Limits, at, check, gpu, needs, odd_stride, stream_of, unfit_act
 from eet_lab.ops.fits import refuses
 from eet_lab.ops.pads import serves_any_pads
@@ -29,17 +33,23 @@ LEAVE_OUT = "Leave persistent_layers out."
 class Sizes(NamedTuple):
     """Of layers that are alike."""
 
+    A: int
     C: int
     F: int
     N: int
+    gated: bool  # twice as many rows of fc_1: all gates, then what they let through
+
+    @property
+    def fc_1_rows(self) -> int:
+        return self.F * (2 if self.gated else 1)
 
     @property
     def weight_bytes(self) -> int:
         """In 16 bits."""
-        return 2 * self.C * (self.C + 2 * self.F + self.N)
+        return 2 * self.C * (self.A + self.fc_1_rows + self.F + self.N)
 
 
-@refuses(unfit_act)
+@refuses(lambda model: None if model.act in GATES and model.spec.causal else unfit_act(model))
 @needs("vector_layer")
 @serves_any_pads
 def rest_of_layer(
@@ -52,21 +62,28 @@ def rest_of_layer(
     empty: Empty,
     dependent: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What follows a layer's attention, up to the next one's, written over x: [T,C], [T,C] -> x, qkv [T,N] or None.
+    """What follows a layer's attention, up to the next one's, written over x: [T,A], [T,C] -> x, qkv [T,N] or None.
 
     One launch, for one or two tokens in 16 bits. All its blocks have to be on the device at once, so two of these must
     not run at the same time: not on two streams, nor in two processes that share a GPU's multiprocessors (MPS).
     """
     T, C = x.shape
-    if act not in ACTS:
-        raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
+    if act not in (*ACTS, *GATES):
+        known = ", ".join(filter(None, (*ACTS, *GATES)))
+        raise KernelError(f"There is no activation {act!r}; there are {known}.")
     layers = (w,) if following is None else (w, following)
     if problem := _refused(layers, T, gpu()):
         raise KernelError(f"{problem} {LEAVE_OUT}")
     _check_layers(w, following, w.proj.weight.dtype)
     check(x, "x", w.proj.weight.dtype, (T, C))
-    check(attended, "attended", x.dtype, (T, C))
-    _, F, N = _sizes(w)
+    sizes = _sizes(w)
+    if sizes.gated != (act in GATES):
+        raise KernelError(
+            f"The activation is {act}, but fc_1 has {sizes.fc_1_rows:,} outputs for {sizes.F:,} channels inside; a "
+            f"gated activation ({', '.join(GATES)}) takes twice as many, all others as many."
+        )
+    A, _, F, N, _ = sizes
+    check(attended, "attended", x.dtype, (T, A))
     qkv = None if following is None else empty("linear", (T, N), x)
     if x.is_meta:
         return x, qkv
@@ -78,13 +95,13 @@ def rest_of_layer(
     )
     pointers = (ctypes.c_void_p * 16)(*(pointer for pair in linears for pointer in _pointers(*pair)))
     num_blocks = _num_blocks(C, F, gpu())
-    copies = _copies(T, C, F, N, num_blocks)
+    copies = _copies(T, sizes, num_blocks)
     numbers, turns = _exchange(x.device, T, C, F, copies)
     eps = w.norm_2.eps, following.norm_1.eps if following else 0.0
-    how = (ACTS[act], *eps, num_blocks, dependent, stream_of(x))
+    how = (GATES.get(act, ACTS.get(act)), sizes.gated, *eps, num_blocks, dependent, stream_of(x))
     native.loaded("vector_layer").eet_vector_layer(
         at(x), at(qkv), at(attended), at(numbers), turns.data_ptr(), copies, ctypes.addressof(pointers),
-        DTYPES[x.dtype], T, C, F, N, *how,
+        DTYPES[x.dtype], T, A, C, F, N, *how,
     )  # fmt: skip
     return x, qkv
 
@@ -105,9 +122,9 @@ def _refused(layers: Sequence[Layer], T: int, gpu: Limits) -> str | None:
         return f"One launch takes layers in 16 bits, and these are in {dtype}."
     if different := next((each for each in map(_sizes, layers) if each != sizes), None):
         return f"One launch takes layers that are alike: here are {sizes} and {different}."
-    if sizes.C % 8 or sizes.F % 8:
+    if sizes.A % 8 or sizes.C % 8 or sizes.F % 8:
         return f"One launch takes layers whose channels are multiples of 8: these have {sizes.C}, and {sizes.F} inside."
-    if not _fits(T, *sizes, gpu):
+    if not _fits(T, sizes, gpu):
         return (
             f"One launch takes no {T} tokens through layers of {sizes.C} channels and {sizes.F} inside: of "
             f"{gpu.shared_bytes:,} bytes of shared memory their activations leave too little to weights."
@@ -117,8 +134,8 @@ def _refused(layers: Sequence[Layer], T: int, gpu: Limits) -> str | None:
 
 def _check_layers(w: Layer, following: Layer | None, dtype: torch.dtype) -> None:
     """KernelError for a tensor that the kernel cannot read."""
-    C, F, N = _sizes(w)
-    linears = [("proj", w.proj, (C, C)), ("fc_1", w.fc_1, (F, C)), ("fc_2", w.fc_2, (C, F))]
+    A, C, F, N, _ = sizes = _sizes(w)
+    linears = [("proj", w.proj, (C, A)), ("fc_1", w.fc_1, (sizes.fc_1_rows, C)), ("fc_2", w.fc_2, (C, F))]
     norms = [("norm_2", w.norm_2)]
     if following is not None:
         linears.append(("the next qkv", following.qkv, (N, C)))
@@ -134,7 +151,8 @@ def _check_layers(w: Layer, following: Layer | None, dtype: torch.dtype) -> None
 
 
 def _sizes(w: Layer) -> Sizes:
-    return Sizes(w.fc_1.weight.shape[1], w.fc_1.weight.shape[0], w.qkv.weight.shape[0])
+    (rows, C), gated = w.fc_1.weight.shape, len(w.fc_1.weight) == 2 * w.fc_2.weight.shape[1]
+    return Sizes(w.proj.weight.shape[1], C, rows // 2 if gated else rows, len(w.qkv.weight), gated)
 
 
 def _linears(w: Layer) -> tuple[Linear, ...]:
@@ -142,22 +160,23 @@ def _linears(w: Layer) -> tuple[Linear, ...]:
 
 
 @cache
-def _fits(T: int, C: int, F: int, N: int, gpu: Limits) -> bool:
+def _fits(T: int, sizes: Sizes, gpu: Limits) -> bool:
     """As `plan` in vector_layer.cu."""
+    A, C, F, N, _ = sizes
     num_blocks, row_chunks = _num_blocks(C, F, gpu), _ceil(C, 32)
-    if not _copies(T, C, F, N, num_blocks):
+    if not _copies(T, sizes, num_blocks):
         return False
     most_chunks = _ceil(row_chunks, _ceil(row_chunks, 64))  # of a stage's rows
     for most_rows in range(8, 3, -1):
         num_stages = partial = rows = 0
-        for outputs, inputs in ((C, C), (F, C), (C, F), (N, C)):
-            its_outputs, steps = _ceil(outputs, num_blocks), _ceil(_ceil(inputs, 32), most_chunks)
+        for outputs, inputs in ((C, A), (sizes.fc_1_rows, C), (C, F), (N, C)):
+            its_outputs, steps = _of_a_block(outputs, sizes, num_blocks), _ceil(_ceil(inputs, 32), most_chunks)
             tiles = _ceil(its_outputs, most_rows)
             rows = max(rows, _ceil(its_outputs, tiles))
             num_stages += tiles * steps
             partial = max(partial, 4 * tiles * steps * 8 * 8 * T)
         stage_bytes = rows * odd_stride(64 * most_chunks) + 16
-        room = gpu.shared_bytes - ASIDE - partial - T * odd_stride(2 * max(C, F)) - 4 * C
+        room = gpu.shared_bytes - ASIDE - partial - T * odd_stride(2 * max(A, C, F)) - 4 * C
         if room // stage_bytes >= min(num_stages, FEWEST_STAGES):
             return True
     return False
@@ -173,10 +192,18 @@ def _ceil(a: int, b: int) -> int:
     return -(-a // b)
 
 
+def _of_a_block(outputs: int, sizes: Sizes, num_blocks: int) -> int:
+    """Outputs at most; a gate is in the block of what it lets through."""
+    unit = 2 if sizes.gated and outputs == sizes.fc_1_rows else 1
+    return _ceil(outputs // unit, num_blocks) * unit
+
+
 @cache
-def _copies(T: int, C: int, F: int, N: int, num_blocks: int) -> int:
+def _copies(T: int, sizes: Sizes, num_blocks: int) -> int:
     """Of what blocks send to each other: a group of threads, an output each, sends to one. 0: it does not fit."""
-    group = 1 << (_ceil(max(C, F, N), num_blocks) - 1).bit_length()
+    _, C, _, N, _ = sizes
+    most = max(_of_a_block(outputs, sizes, num_blocks) for outputs in (C, sizes.fc_1_rows, N))
+    group = 1 << (most - 1).bit_length()
     return min(MOST_COPIES, NUM_READERS // group // T)
 
 
