@@ -2,6 +2,7 @@
 // B rows, H heads, G KV heads, D head dim, K columns of the KV cache.
 #include <climits>
 #include <cmath>
+#include <type_traits>
 
 #include "eet/attention.cuh"
 #include "eet/dependent.cuh"
@@ -22,9 +23,6 @@ template <int kDim>
 constexpr int kResidentWarps = kDim <= 64 ? 16 : 8;
 template <int kDim>
 constexpr bool kAhead = kDim <= 128;
-// Heads whose pairs of numbers lie in one lane.
-template <int kDim, bool kExact>
-constexpr bool kRotates = kExact && kDim <= 128;
 
 template <typename T>
 struct DecodeArgs {
@@ -38,8 +36,9 @@ struct DecodeArgs {
   const T* mask;                         // [B,1,1,K] or null
   T* out;                                // [B,HD]
   eet::Pages pages;                      // of a multiple of 16 columns: a tile lies in one
-  eet::Rotation<T> rotation;
 };
+
+struct NoRotation {};  // of models that have neither norms of heads nor rotary positions
 
 // Why      a new token reads all keys and values of its row once: the time is their bytes over the bandwidth, and for
 //          short rows a chain of latencies, so each thread has few instructions to fetch and nothing to divide
@@ -49,14 +48,15 @@ struct DecodeArgs {
 // Needs    D a multiple of 8, at most 256; one token a row; bounds are read on the device, K only bounds what is read
 // Numerics scores, softmax and sums in fp32; weights are rounded to T for the tensor cores
 // Source   Dao et al. 2023, Flash-Decoding; the new key and value come from qkv, so nobody waits for the cache
-template <typename T, int kDim, bool kExact, bool kPaged>
+template <typename T, int kDim, bool kExact, bool kPaged, typename Rotation>
 __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWarps)
-    decode_kernel(const DecodeArgs<T> a) {
+    decode_kernel(const DecodeArgs<T> a, const Rotation rotation) {
+  constexpr bool kRotates = !std::is_same_v<Rotation, NoRotation>;
   extern __shared__ float4 shared[];
   eet::let_next_begin();
   __shared__ float2 stats[kMaxWarps][kHeads];
   __shared__ uint64_t counter;
-  __shared__ float2 turns[kRotates<kDim, kExact> ? kDim / 2 : 1];
+  __shared__ eet::Turns<T, kRotates ? kDim : 32> turns;
   const int b = blockIdx.z, kv = blockIdx.y, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
   const int cluster = 1 << a.log_cluster, rank = blockIdx.x & (cluster - 1);
   const int first_head = (blockIdx.x >> a.log_cluster) * kHeads, num_heads = min(kHeads, a.per_group - first_head);
@@ -91,15 +91,14 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   // Addresses are computed now, not after the wait.
   const T *key_from = new_key + w.input(0), *value_from = new_value + w.channel(0);
   asm volatile("" ::"l"(query + w.input(0)), "l"(key_from), "l"(value_from));
-  const bool rotates = kRotates<kDim, kExact> && a.rotation.exists();
-  if (rotates) {
-    a.rotation.template prepare<kDim>(b, turns);
+  if constexpr (kRotates) {
+    rotation.prepare(b, turns);
     __syncthreads();
   }
   eet::wait_for_previous();
   w.load_query(query);
   if (kAhead<kDim>) w.load_newest(new_key, new_value);
-  if (rotates) w.rotate(a.rotation, turns);
+  if constexpr (kRotates) w.rotate(rotation, turns);
   const T* mask = a.mask ? a.mask + int64_t(b) * a.K : nullptr;
   T bias[4];
   const auto load_mask = [&](int tile) {
@@ -166,19 +165,25 @@ void split(int tiles, int jobs, int& warps, int& cluster) {
   while (clusters && cluster < kMaxCluster && grows(8)) cluster *= 2;
 }
 
-template <typename T, int kDim, bool kExact, bool kPaged>
-cudaError_t launch_decode(DecodeArgs<T> a, int B, int warps, int cluster, bool dependent, cudaStream_t stream) {
+template <typename T, int kDim, bool kExact, bool kPaged, typename Rotation = NoRotation>
+cudaError_t launch_decode(DecodeArgs<T> a, int B, int warps, int cluster, bool dependent, cudaStream_t stream,
+                          Rotation rotation = {}) {
   const int parts = eet::ceil_div(a.per_group, kHeads);
   if (!warps) split<kDim>(eet::ceil_div(a.K, kTileKeys), B * a.G * parts, warps, cluster);
   while (1 << a.log_cluster < cluster) ++a.log_cluster;
   const int num_heads = a.per_group < kHeads ? a.per_group : kHeads;
   const int bytes = eet::Merge<T>::shared_bytes(warps, num_heads * a.D / 4, cluster);
-  const auto kernel = decode_kernel<T, kDim, kExact, kPaged>;
-  return eet::launch(kernel, {dim3(parts * cluster, a.G, B), warps * 32, bytes, stream, cluster, dependent}, a);
+  const auto kernel = decode_kernel<T, kDim, kExact, kPaged, Rotation>;
+  return eet::launch(kernel, {dim3(parts * cluster, a.G, B), warps * 32, bytes, stream, cluster, dependent}, a, rotation);
 }
 
 template <typename T, bool kPaged>
-cudaError_t launch_for(const DecodeArgs<T>& a, int B, int warps, int cluster, bool dependent, cudaStream_t stream) {
+cudaError_t launch_for(const DecodeArgs<T>& a, const eet::Rotation<T>& rotation, int B, int warps, int cluster,
+                       bool dependent, cudaStream_t stream) {
+  if (rotation.exists()) {  // pairs of numbers of such heads lie in one lane
+    return a.D == 64 ? launch_decode<T, 64, true, kPaged>(a, B, warps, cluster, dependent, stream, rotation)
+                     : launch_decode<T, 128, true, kPaged>(a, B, warps, cluster, dependent, stream, rotation);
+  }
   if (a.D == 64) return launch_decode<T, 64, true, kPaged>(a, B, warps, cluster, dependent, stream);
   if (a.D == 128) return launch_decode<T, 128, true, kPaged>(a, B, warps, cluster, dependent, stream);
   if (a.D < 64) return launch_decode<T, 64, false, kPaged>(a, B, warps, cluster, dependent, stream);
@@ -225,9 +230,8 @@ extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values,
                              static_cast<const Type*>(qkv),
                              static_cast<const Type*>(mask),
                              static_cast<Type*>(out),
-                             {table, blocks, log_page},
-                             rotation};
-    return table ? launch_for<Type, true>(a, B, warps, cluster, dependent, stream)
-                 : launch_for<Type, false>(a, B, warps, cluster, dependent, stream);
+                             {table, blocks, log_page}};
+    return table ? launch_for<Type, true>(a, rotation, B, warps, cluster, dependent, stream)
+                 : launch_for<Type, false>(a, rotation, B, warps, cluster, dependent, stream);
   });
 }

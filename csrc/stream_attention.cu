@@ -90,13 +90,13 @@ __device__ void put_newest(const StreamArgs<T>& a, const uint4* chunks, uint32_t
 
 // By one warp, which wrote them: the newest key's chunks, in place.
 template <typename T, int kDim>
-__device__ void rotate_newest(const eet::Rotation<T>& rotation, const float2* turns, uint4* chunks) {
+__device__ void rotate_newest(const eet::Rotation<T>& rotation, const eet::Turns<T, kDim>& turns, uint4* chunks) {
   const int t = threadIdx.x % 4;
   uint4 key[kDim / 32];
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kDim / 32; ++i) key[i] = chunks[i * 4 + t];
-  rotation.apply(key, rotation.k_norm, turns, t);
+  rotation.key(key, turns, t);
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kDim / 32; ++i) {
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   eet::let_next_begin();
   __shared__ float2 stats[kWarps<kDim>][kHeads];
   __shared__ uint4 newest_chunks[2 * kChunks];  // of the newest key, then of its value
-  __shared__ float2 turns[kDim / 2];
+  __shared__ eet::Turns<T, kDim> turns;
   __shared__ uint64_t counter;
   const int b = blockIdx.z, kv = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int cluster = 1 << a.log_cluster, rank = blockIdx.x & (cluster - 1);
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   merge.open();
   if (threadIdx.x == kReaders) ring.init(kWarps<kDim>);
   const bool rotates = a.rotation.exists();
-  if (rotates) a.rotation.template prepare<kDim>(b, turns);
+  if (rotates) a.rotation.prepare(b, turns);
   __syncthreads();
 
   // Stages begin at multiples of their length; the blocks of a cluster take turns.
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   }
   if (rotates) {
     w.rotate_query(a.rotation, turns);
-    if (has_newest) rotate_newest<T, kDim>(a.rotation, turns, newest_chunks);
+    if (has_newest) rotate_newest(a.rotation, turns, newest_chunks);
   }
   if (cluster > 1) eet::cluster_wait();
 

@@ -166,13 +166,11 @@ def on_a_gpu(monkeypatch):
 
 def test_techniques_whose_kernels_do_not_take_a_model_are_left_out_and_refused(on_a_gpu):
     llama, mistral, gpt2 = (ours(name).config for name in ("llama", "mistral", "gpt2"))
-    assert set(unfit("cuda", llama)) == {"persistent_layers"}
-    assert unfit("cuda", llama)["persistent_layers"].startswith("the kernels know the activations")
     left_out = unfit("cuda", mistral)
     assert set(left_out) == {"fused_kernels", "persistent_layers", "fused_sampling", "dependent_launch"}
     assert "a window" in left_out["fused_kernels"]
     assert "needs fused_kernels, and" in left_out["dependent_launch"]
-    assert not unfit("cuda", gpt2) and not unfit("cpu", mistral)
+    assert not any(unfit("cuda", each) for each in (gpt2, llama)) and not unfit("cpu", mistral)
     assert Recipe.parse("all", "cuda", mistral).names == tuple(
         name for name in Recipe.parse("all", "cuda", gpt2).names if name not in left_out
     )

@@ -84,11 +84,12 @@ struct KeyWarp {
     for (int i = 0; i < kBlocks; ++i) new_value[i] = load(its_value + channel(i));
   }
   // Query and newest key, which were loaded; only for exact heads of a multiple of 64.
-  template <typename Rotation>
-  __device__ void rotate(const Rotation& rotation, const float2* turns) {
-    rotation.apply(q, rotation.q_norm, turns, t);
-    rotation.apply(new_key, rotation.k_norm, turns, t);
+  template <typename Rotation, typename Turns>
+  __device__ void rotate(const Rotation& rotation, const Turns& turns) {
+    rotation.query(q, turns, t);
+    rotation.key(new_key, turns, t);
   }
+
   __device__ void store_newest(T* its_key, T* its_value) const {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {

@@ -19,6 +19,13 @@ __device__ inline float2 turn_of(float angle) {
   return quadrant & 2 ? make_float2(-turned.x, -turned.y) : turned;
 }
 
+// What a block keeps in shared memory of one token's rotation.
+template <typename T, int kDim>
+struct alignas(16) Turns {
+  T q_norm[kDim], k_norm[kDim];
+  float2 turns[kDim / 2];
+};
+
 template <typename T>
 struct Rotation {
   const int64_t* positions;  // [T]
@@ -34,7 +41,7 @@ struct Rotation {
         factor(factor),
         eps(eps) {}
 
-  __device__ bool exists() const { return inv_freq || q_norm; }
+  __host__ __device__ bool exists() const { return inv_freq || q_norm; }
 
   // Of the numbers c and c + D/2 of a head: how far a token's are turned.
   __device__ float2 turn(float position, int c) const {
@@ -43,13 +50,25 @@ struct Rotation {
     return make_float2(turned.x * factor, turned.y * factor);
   }
 
-  // By all of a block, for one token: those of a head's kDim / 2 pairs, in shared memory.
+  // By all of a block of kDim threads or more, for one token. Nothing of this step is read, so it needs no wait.
   template <int kDim>
-  __device__ void prepare(int64_t token, float2* turns) const {
-    if (threadIdx.x < kDim / 2) turns[threadIdx.x] = turn(float(positions[token]), threadIdx.x);
+  __device__ void prepare(int64_t token, Turns<T, kDim>& to) const {
+    const int c = threadIdx.x;
+    if (c < kDim / 2) to.turns[c] = turn(float(positions[token]), c);
+    if (q_norm && c < kDim) to.q_norm[c] = q_norm[c], to.k_norm[c] = k_norm[c];
   }
 
   // By four neighbouring lanes, each of which has the numbers 8t to 8t + 7 of every 32 of a head.
+  template <int kDim>
+  __device__ void query(uint4 (&x)[kDim / 32], const Turns<T, kDim>& by, int t) const {
+    apply(x, q_norm ? by.q_norm : nullptr, by.turns, t);
+  }
+  template <int kDim>
+  __device__ void key(uint4 (&x)[kDim / 32], const Turns<T, kDim>& by, int t) const {
+    apply(x, k_norm ? by.k_norm : nullptr, by.turns, t);
+  }
+
+ private:
   template <int kSteps>
   __device__ void apply(uint4 (&x)[kSteps], const T* weight, const float2* turns, int t) const {
     constexpr int kDim = 32 * kSteps, kHalf = kSteps / 2;
@@ -65,7 +84,7 @@ struct Rotation {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         float weights[8];
-        unpack<T>(load(weight + i * 32 + t * 8), weights);
+        unpack<T>(*reinterpret_cast<const uint4*>(weight + i * 32 + t * 8), weights);
 #pragma unroll
         for (int k = 0; k < 8; ++k) number[i][k] *= scale * weights[k];
       }

@@ -74,7 +74,7 @@ def test_what_is_said_to_fit_does_and_nothing_else(T, monkeypatch):
         config = Config(1, C, 1, 4 * C, 8, 8)
         one = weights.random_decoder(config, 0, torch.device("cuda"), torch.float16).layers[0]
         inputs = [torch.zeros(T, C, device="cuda", dtype=torch.float16) for _ in range(2)]
-        if layer._fits(T, C, 4 * C, 3 * C, layer.gpu()):
+        if layer._fits(T, layer._sizes(one), layer.gpu()):
             cuda.rest_of_layer(*inputs, one, one, "gelu", empty=fresh)
             torch.cuda.synchronize()
             continue
