@@ -1,6 +1,7 @@
 // Attention of many new tokens a row without a mask, on Hopper's own tensor cores and copy engine (sm_90a).
 // B rows, T tokens, H heads, G KV heads, D head dim, K columns of the KV cache.
 #include <algorithm>
+#include <type_traits>
 
 #include "eet/launch.cuh"
 #include "eet/mbarrier.cuh"
@@ -27,7 +28,7 @@ __global__ void __launch_bounds__(P::kThreads, 1) hopper_prefill_kernel(const __
       eet::barrier_init(&s.filled[stage], 1), eet::barrier_init(&s.emptied[stage], P::kWarps);
     }
     eet::publish_to_engines();
-    s.task = eet::PrefillTask(a, blockIdx.x, P::kQueries);
+    s.task = eet::PrefillTask(a, blockIdx.x, P::kQueries, P::kCausal);
   }
   if (threadIdx.x == 32) eet::prefetch_map(a.queries), eet::prefetch_map(a.keys), eet::prefetch_map(a.values);
   __syncthreads();
@@ -72,13 +73,14 @@ cudaError_t launch(eet::PrefillArgs<T> a, const T* qkv, void* keys, void* values
 
 }  // namespace
 
-// Causal: keys num_pad .. a query's own column. With `all_new` all of these are new and end with column K - 1; they are
+// Causal: keys num_pad .. a query's own column; else all new keys of its row. With `all_new` all of these are new and end with column K - 1; they are
 // read from qkv, and if the kernel `appends`, written to the cache.
 extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values, const void* qkv, const int64_t* first,
                                             const int64_t* count, const int64_t* num_pad, const int64_t* columns,
                                             int64_t column_stride, int64_t row_stride, int64_t head_stride,
                                             int64_t key_stride, int dtype, int T, int B, int longest, int H, int G,
-                                            int D, int K, int all_new, int appends, cudaStream_t stream) {
+                                            int D, int K, int all_new, int appends, int causal, cudaStream_t stream) {
+  if (!causal && (!all_new || appends)) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     eet::PrefillArgs<Type> a{};
@@ -91,8 +93,12 @@ extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values,
                                     {row_stride, head_stride, key_stride}, T, K, longest, stream);
     };
     // As many warpgroups as have room for tiles of 64 keys in registers: up to 128 channels they beat wider tiles (LOG).
-    if (D <= 64) return run(eet::PrefillPlan<64, 4, 64, 6>());
-    if (D <= 128) return run(eet::PrefillPlan<128, 3, 64, 5>());
-    return run(eet::PrefillPlan<256, 2, 64, 2>());
+    const auto sized = [&](auto is_causal) {
+      constexpr bool kCausal = decltype(is_causal)::value;
+      if (D <= 64) return run(eet::PrefillPlan<64, 4, 64, 6, kCausal>());
+      if (D <= 128) return run(eet::PrefillPlan<128, 3, 64, 5, kCausal>());
+      return run(eet::PrefillPlan<256, 2, 64, 2, kCausal>());
+    };
+    return causal ? sized(std::true_type()) : sized(std::false_type());
   });
 }

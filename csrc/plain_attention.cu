@@ -19,6 +19,7 @@ struct PlainArgs {
   int64_t column_stride;
   eet::Heads heads;
   int K;
+  bool causal;
 };
 
 // Why      tensor cores would round fp32 to tf32; this is for checking, not for speed
@@ -35,7 +36,7 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const PlainArgs a) {
   const int h = blockIdx.y, kv = h / (H / G), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t place = token - a.first[b];
   if (!a.mask && (place < 0 || place >= a.count[b])) return;  // a pad
-  const int begin = a.mask ? 0 : int(a.num_pad[b]), end = a.mask ? a.K : int(column) + 1;
+  const int begin = a.mask ? 0 : int(a.num_pad[b]), end = a.mask ? a.K : a.causal ? int(column) + 1 : begin + int(a.count[b]);
 
   const float scale = rsqrtf(float(D));
   for (int d = threadIdx.x; d < D; d += blockDim.x) query[d] = a.qkv[a.heads.query(token, h) + d] * scale;
@@ -89,18 +90,20 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const PlainArgs a) {
 
 }  // namespace
 
-// Keys num_pad .. a token's own column; with a mask: keys 0 .. K-1. Pads' outputs are left as they are.
+// Causal: keys num_pad .. a token's own column; else as many keys from num_pad on as the row has tokens. With a mask: keys
+// 0 .. K-1. Pads' outputs are left as they are.
 extern "C" cudaError_t eet_plain_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                            const int64_t* rows, const int64_t* columns, const int64_t* first,
                                            const int64_t* count, const int64_t* num_pad, const int* table,
                                            int64_t column_stride, int64_t row_stride, int64_t head_stride,
                                            int64_t key_stride, int blocks, int log_page, int T, int H, int G, int D,
-                                           int K, cudaStream_t stream) {
+                                           int K, int causal, cudaStream_t stream) {
   const auto cache = [&](void* p) {
     return eet::Cache<float>{static_cast<float*>(p), row_stride, head_stride, key_stride, {table, blocks, log_page}};
   };
   const PlainArgs a{static_cast<float*>(out), cache(keys), cache(values), static_cast<const float*>(qkv),
-                    static_cast<const float*>(mask), rows, columns, first, count, num_pad, column_stride, {H, G, D}, K};
+                    static_cast<const float*>(mask), rows, columns, first, count, num_pad, column_stride,
+                    {H, G, D}, K, causal != 0};
   plain_kernel<<<dim3(T, H), kWarps * 32, 0, stream>>>(a);
   return cudaGetLastError();
 }

@@ -25,7 +25,8 @@ struct PrefillArgs {
   const int64_t* columns;                   // [T], `column_stride` apart
   int64_t column_stride;
   eet::Heads heads;
-  int Q, K;  // for a mask
+  int Q, K;     // for a mask
+  bool causal;  // without one
 };
 
 template <typename T, int kDim>
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
   if (query >= count) return;
   const int column = int(a.columns[token * a.column_stride]) + query;  // of the block's first query
   const int begin = a.mask ? 0 : int(a.num_pad[b]);
-  const int end = a.mask ? a.K : column + min(kQueries, count - query);
+  const int end = a.mask ? a.K : a.causal ? column + min(kQueries, count - query) : begin + count;
 
   // A thread copies one vector of every kRowStep-th row.
   constexpr int kVecs = kDim / 8, kRowStep = kThreads / kVecs;
@@ -141,11 +142,11 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
         s[0] = k < end ? s[0] * scale + eet::to_float(pair[0]) : -INFINITY;
         s[1] = k + 1 < end ? s[1] * scale + eet::to_float(pair[1]) : -INFINITY;
       }
-    } else if (first_key + kTileKeys > column + row + 1) {  // some query of the warp must not see some key
+    } else if (first_key + kTileKeys > (a.causal ? column + row + 1 : end)) {  // a query of the warp must not see a key
 #pragma unroll
       for (int i = 0; i < kTileKeys / 2; ++i) {
         const int k = first_key + i / 4 * 8 + t * 2 + i % 2;
-        if (k > column + row + g + i % 4 / 2 * 8) score[i / 4][i % 4] = -INFINITY;
+        if (k > (a.causal ? column + row + g + i % 4 / 2 * 8 : end - 1)) score[i / 4][i % 4] = -INFINITY;
       }
     }
 
@@ -210,13 +211,14 @@ cudaError_t launch_prefill(const PrefillArgs<T>& a, int B, int longest, cudaStre
 
 }  // namespace
 
-// Causal, keys num_pad .. a query's own column; with a mask: all keys 0 .. K-1 for all B * Q tokens.
+// Causal: keys num_pad .. a query's own column; else as many keys from num_pad on as the row has tokens. With a mask: all
+// keys 0 .. K-1 for all B * Q tokens.
 extern "C" cudaError_t eet_prefill_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                              const int64_t* first, const int64_t* count, const int64_t* num_pad,
                                              const int64_t* columns, const int* table, int64_t column_stride,
                                              int64_t row_stride, int64_t head_stride, int64_t key_stride, int blocks,
                                              int log_page, int dtype, int B, int longest, int H, int G, int D, int K,
-                                             cudaStream_t stream) {
+                                             int causal, cudaStream_t stream) {
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto cache = [&](void* p) {
@@ -224,7 +226,7 @@ extern "C" cudaError_t eet_prefill_attention(void* out, void* keys, void* values
     };
     const PrefillArgs<Type> a{static_cast<Type*>(out), cache(keys), cache(values), static_cast<const Type*>(qkv),
                               static_cast<const Type*>(mask), first, count, num_pad, columns,
-                              column_stride, {H, G, D}, longest, K};
+                              column_stride, {H, G, D}, longest, K, causal != 0};
     if (D <= 32) return launch_prefill<Type, 32>(a, B, longest, stream);
     if (D <= 64) return launch_prefill<Type, 64>(a, B, longest, stream);
     if (D <= 128) return launch_prefill<Type, 128>(a, B, longest, stream);

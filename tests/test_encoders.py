@@ -160,7 +160,7 @@ def test_each_technique_equals_the_baseline_or_says_why_it_does_not_fit(name, te
     config = ours(name).config
     needed = [registry()[each]() for each in technique.requires]
     reason = technique().unfit(config)
-    if reason is None:
+    if reason is None and technique().unavailable("cpu") is None:
         recipe = Recipe((technique(), *needed))
         assert recipe.check("cpu", config) == recipe
         for task in (tasks.HIDDEN, tasks.CLS, tasks.MEAN):
@@ -168,6 +168,8 @@ def test_each_technique_equals_the_baseline_or_says_why_it_does_not_fit(name, te
             assert got.num_passes <= exact.num_passes
             for mine, baseline in zip(got.values, exact.values, strict=True):
                 close(mine, baseline)
+        return
+    if reason is None:  # a GPU's tests run it
         return
     assert len(reason) > 20 and "encode" not in technique.stages
     with pytest.raises(RecipeError, match="cannot run on"):

@@ -16,7 +16,7 @@ class PrefillAttender {
  public:
   __device__ PrefillAttender(const PrefillArgs<T>& a, PrefillShared<T, P>& s)
       : a(a), s(s), group(__shfl_sync(0xffffffffu, threadIdx.x / 128, 0)), lane(threadIdx.x % 32),
-        warp_row(threadIdx.x / 32 * 16), visible(s.task.visible + warp_row) {}
+        warp_row(threadIdx.x / 32 * 16), visible(s.task.visible + (P::kCausal ? warp_row : 0)) {}
 
   __device__ void attend() {
     const int all_tiles = s.task.num_tiles(P::kQueries, P::kKeys);
@@ -96,14 +96,14 @@ class PrefillAttender {
     products_commit();
   }
 
-  // Keys after a query's own.
+  // Keys after a query's own, or after the last.
   __device__ void hide(float (&score)[P::kKeys / 2], int tile) {
     const int seen = visible - tile * P::kKeys;  // of this tile, by the warp's first query
     if (seen >= P::kKeys) return;
-    const int mine = seen + lane / 4 - lane % 4 * 2;
+    const int mine = seen + (P::kCausal ? lane / 4 : 0) - lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < P::kKeys / 2; ++i) {
-      if (i / 4 * 8 + i % 2 >= mine + i / 2 % 2 * 8) score[i] = -INFINITY;
+      if (i / 4 * 8 + i % 2 >= mine + (P::kCausal ? i / 2 % 2 * 8 : 0)) score[i] = -INFINITY;
     }
   }
 

@@ -7,8 +7,9 @@
 namespace eet {
 
 // For a head dim, padded to kDim: warpgroups of 64 queries in a block, keys of a tile, tiles in shared memory.
-template <int kDim_, int kGroups_, int kKeys_, int kStages_>
+template <int kDim_, int kGroups_, int kKeys_, int kStages_, bool kCausal_>
 struct PrefillPlan {
+  static constexpr bool kCausal = kCausal_;  // else each query sees all keys of its row
   static constexpr int kDim = kDim_, kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_;
   static constexpr int kQueries = 64 * kGroups, kWarps = 4 * kGroups, kThreads = 32 * kWarps + 128;
   static constexpr int kPanels = kDim / 64;            // 64 numbers wide, side by side
@@ -39,13 +40,14 @@ struct PrefillTask {
   int64_t token;           // its first query
   int query, num_queries;  // the same in the row; how many of the row's there are from it on, perhaps none
   int begin, visible;      // the first key's column; how many keys the first query sees
+  int more;                // keys that each query sees more than the one before it: 1 or 0
 
   PrefillTask() = default;
 
   // Tasks are numbered by sections of `heads_together` heads, whose keys and values stay in L2, and there by length:
   // what takes longest begins first.
   template <typename T>
-  __device__ PrefillTask(const PrefillArgs<T>& a, int index, int queries) {
+  __device__ PrefillTask(const PrefillArgs<T>& a, int index, int queries, bool causal) {
     const int first_head = index / (a.heads_together * a.num_blocks) * a.heads_together;
     const int num_heads = min(a.heads_together, a.B * a.heads.H - first_head);
     const int rest = index - first_head * a.num_blocks, head = first_head + rest % num_heads;
@@ -53,12 +55,12 @@ struct PrefillTask {
     query = (a.num_blocks - 1 - rest / num_heads) * queries;
     const int64_t first = a.first[b];
     begin = int(a.num_pad[b]), num_queries = int(a.count[b]) - query;
-    token = first + query, visible = query + 1;
+    token = first + query, visible = causal ? query + 1 : query + num_queries, more = causal;
     if (!a.all_new && num_queries > 0) visible += int(a.columns[first * a.column_stride]) - begin;
   }
 
   // Keys that the first `queries` queries see between them, and the tiles that these fill.
-  __device__ int num_keys(int queries) const { return visible + min(queries, num_queries) - 1; }
+  __device__ int num_keys(int queries) const { return visible + more * (min(queries, num_queries) - 1); }
   __device__ int num_tiles(int queries, int keys) const { return (num_keys(queries) + keys - 1) / keys; }
 };
 

@@ -5,13 +5,14 @@ B texts of a pass, T tokens of it, N of them asked for, C channels.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ UNREAD = ("weights", "launch", "forward", "schedule")
 """Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
 AHEAD = 64
 """Passes that are laid out together, before the first of them is run."""
+MOST_IN_FLIGHT = 2
+"""Passes that are on the device while the host lays out and launches the next."""
 SIZES: tuple[Callable[[Pass], int], ...] = (
     lambda batch: len(batch.step.ids),
     lambda batch: len(batch.step.ids) * batch.step.extent,  # of masks and scores
@@ -68,6 +71,13 @@ class Run:
     @property
     def tokens_per_s(self) -> float:
         return self.num_tokens / self.total_ms * 1e3 if self.total_ms else 0.0
+
+
+class Arriving(NamedTuple):
+    """A tensor on the host, filled once the event is done; None: it is there."""
+
+    values: Tensor
+    event: torch.cuda.Event | None
 
 
 class EncoderEngine(BaseEngine[Encoder]):
@@ -106,6 +116,20 @@ class EncoderEngine(BaseEngine[Encoder]):
         self.prepare(cancel=cancel)
         found: list[Tensor | None] = [None] * len(texts)
         done = tokens = computed = num_passes = activations = 0
+        in_flight: deque[tuple[Pass, Arriving]] = deque()
+
+        def receive(most: int) -> None:
+            """Take what passes have made, until at most so many are in flight."""
+            nonlocal done, num_passes, tokens, computed
+            while len(in_flight) > most:
+                batch, arriving = in_flight.popleft()
+                for number, value in zip(batch.numbers, self._values(batch, task, arriving), strict=True):
+                    found[number] = value
+                done, num_passes = done + len(batch.numbers), num_passes + 1
+                tokens, computed = tokens + batch.num_tokens, computed + len(batch.step.ids)
+                if progress is not None:
+                    progress(done, len(texts), "texts")
+
         self._cancel = cancel
         try:
             with memory_for(lambda: self._allocating, free=self._free, remedy=REMEDY):
@@ -114,13 +138,9 @@ class EncoderEngine(BaseEngine[Encoder]):
                     self._plan(ahead, task)
                     activations = max(activations, self.memory.num_bytes)
                     for batch in ahead:
-                        values = self._values(batch, task)
-                        for number, value in zip(batch.numbers, values, strict=True):
-                            found[number] = value
-                        done, num_passes = done + len(batch.numbers), num_passes + 1
-                        tokens, computed = tokens + batch.num_tokens, computed + len(batch.step.ids)
-                        if progress is not None:
-                            progress(done, len(texts), "texts")
+                        in_flight.append((batch, self._launched(batch, task)))
+                        receive(most=MOST_IN_FLIGHT)
+                receive(most=0)
         except BaseException:
             self._free()
             raise
@@ -153,13 +173,25 @@ class EncoderEngine(BaseEngine[Encoder]):
         rehearsals = [self._rehearsal(batch, task) for batch in largest.values()]
         self.memory.plan({"encode": bounding(rehearsals)}, like=self.model.words)
 
-    def _values(self, batch: Pass, task: TextTask) -> Sequence[Tensor]:
-        """One pass, and the task's tensors of its texts on the host: one copy brings them all."""
+    def _launched(self, batch: Pass, task: TextTask) -> Arriving:
+        """One pass, and what the task makes of it on its way to the host: one copy brings it all."""
         self.memory.enter("encode")
         made = self._made(self.model, self.ops, self.mask, self._sent(batch), task, partial(self._empty, op="task"))
+        on_host = torch.empty(made.shape, dtype=torch.float32, pin_memory=made.is_cuda)
+        on_host.copy_(made, non_blocking=True)
+        if not made.is_cuda:
+            return Arriving(on_host, None)
+        event = torch.cuda.Event()
+        event.record()
+        return Arriving(on_host, event)
+
+    def _values(self, batch: Pass, task: TextTask, arriving: Arriving) -> Sequence[Tensor]:
+        """The task's tensors of a pass's texts, once they have arrived."""
+        if arriving.event is not None:
+            arriving.event.synchronize()
         with torch.inference_mode(False):  # a reader may train something on them
-            on_host = made.to("cpu", torch.float32, copy=True)
-        return on_host.unbind() if task.one_each else on_host.split(batch.sizes)
+            values = arriving.values.clone()
+        return values.unbind() if task.one_each else values.split(batch.sizes)
 
     def _sent(self, batch: Pass) -> Pass:
         """The same pass on the device."""

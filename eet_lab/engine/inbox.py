@@ -11,6 +11,10 @@ ALIGNED = 16
 """Numbers: tensors begin at multiples of 128 bytes."""
 
 
+MOST_PAGEABLE = 8192
+"""Numbers that the driver takes in before a copy returns: 64 KiB."""
+
+
 class Inbox:
     """A buffer of int64 on the device. It grows when more comes, and never shrinks."""
 
@@ -20,11 +24,13 @@ class Inbox:
     def receive(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The same tensors on the device, contiguous; they are overwritten by what comes next."""
         sizes = [-(-part.numel() // ALIGNED) * ALIGNED for part in parts]
-        sent = torch.zeros(sum(sizes), dtype=torch.long)
+        # For more than that the driver would wait until all before the copy is done, unless the memory is pinned.
+        pinned = self._data.is_cuda and sum(sizes) > MOST_PAGEABLE
+        sent = torch.zeros(sum(sizes), dtype=torch.long, pin_memory=pinned)
         for part, place in zip(parts, sent.split(sizes), strict=True):
             place[: part.numel()].view(part.shape).copy_(part)
         self.hold(len(sent))
-        # Not waited for: what is sent is copied from memory that the driver does not hold on to.
+        # Not waited for: the driver has a copy of what is sent, or PyTorch keeps the pinned memory until it is done.
         arrived = self._data[: len(sent)].copy_(sent, non_blocking=True).split(sizes)
         return [place[: part.numel()].view(part.shape) for part, place in zip(parts, arrived, strict=True)]
 

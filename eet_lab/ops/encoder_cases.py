@@ -1,7 +1,6 @@
 """Cases of what encoders ask of the ops: no cache, no norm before a linear, a norm behind a residual.
 
-They have no kernels yet, so they are not among `ALL_CASES`, whose ops run on a GPU. T tokens, B rows, C channels, N
-outputs, V words, S positions, H heads, G KV heads, D head dim.
+T tokens, B rows, C channels, N outputs, V words, S positions, H heads, G KV heads, D head dim.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Normal, Shape
 from eet_lab.ops.token_cases import EmbedShape
-from eet_lab.ops.types import Empty, Linear, Norm, fresh
+from eet_lab.ops.types import Empty, Linear, Norm, Step, fresh
 
 
 @dataclass(frozen=True)
@@ -90,18 +89,29 @@ class TextsCase(Case):
 
     def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
         """The outputs of real tokens."""
-        out, step = super().call(op, inputs, empty), inputs[2]
-        real = step.columns >= step.num_pad[step.rows]
-        pads = out[~real]
+        return super().call(op, inputs, empty)[_is_real(inputs[2])]
+
+    def check(
+        self, op: Callable[..., Tensor], shape: Shape, device: str, dtype: torch.dtype, seed: int = 0
+    ) -> tuple[float, float]:
+        """And what pads get."""
+        inputs = shape.inputs(device, dtype, seed)
+        self.poison(inputs)
+        pads = super().call(op, inputs, fresh)[~_is_real(inputs[2])]
         if not bool((pads.isfinite() if self.op == "masked_attention" else pads == 0).all()):
             raise CaseFailed(f"{self.name}: a pad's own output is {pads.abs().max()}.")
-        return out[real]
+        return super().check(op, shape, device, dtype, seed)
 
     def poison(self, inputs: tuple[Any, ...]) -> None:
         """Put NaN into pads, where attention without a mask must not look."""
         qkv, step = inputs[0], inputs[2]
         if self.op == "attention":
             qkv.masked_fill_((step.columns < step.num_pad[step.rows])[:, None], torch.nan)
+
+
+def _is_real(step: Step) -> Tensor:
+    """Which tokens are no pads."""
+    return step.columns >= step.num_pad[step.rows]
 
 
 RAGGED = (64, 37, 37, 37, 1, 1, 20)  # neighbours of the same length, and rows alone
@@ -112,9 +122,18 @@ TEXTS = tuple(
 )
 
 
-def _texts(**changes: Any) -> tuple[TextsShape, ...]:
-    more: tuple[dict[str, Any], ...] = ({}, {"causal": True}, {"window": 5}, {"causal": True, "window": 5})
-    return tuple(TextsShape(s.lengths, s.H, s.D, s.G, **{**changes, **each}) for s in TEXTS for each in more)
+def _texts(window: int | None = None, **changes: Any) -> tuple[TextsShape, ...]:
+    return tuple(
+        TextsShape(s.lengths, s.H, s.D, s.G, causal=causal, window=window, **changes)
+        for s in TEXTS
+        for causal in (False, True)
+    )
+
+
+def _long(**changes: Any) -> tuple[TextsShape, ...]:
+    """Several blocks of queries, tiles of keys that are full and that are not; other head dims."""
+    lengths = (300, 64, 65, 512, 1, 511)
+    return tuple(TextsShape(lengths, *heads, **changes) for heads in ((2, 64), (2, 80), (1, 256), (4, 40, 2), (2, 32)))
 
 
 WIDTHS = ((1, 64), (5, 96), (33, 768), (0, 64))
@@ -134,6 +153,10 @@ ENCODER_CASES = (
             for inner, rms, mean in ((C, False, 1), (4 * C, False, 100), (C, True, 1))
         ),
     ),
+    TextsCase("texts_attention", "attention", (*_texts(), *_texts(packed=True), *_long(), *_long(packed=True))),
+    TextsCase("texts_masked_attention", "masked_attention", (*_texts(masked=True), *_long(masked=True))),
+)
+PLAIN_ENCODER_CASES = (
     Case(
         "embed_norm",
         "embed_norm",
@@ -142,6 +165,7 @@ ENCODER_CASES = (
             *(EmbedNormShape(7, 64, types=types, told=False) for types in (0, 1, 2)),
         ),
     ),
-    TextsCase("texts_attention", "attention", (*_texts(), *_texts(packed=True))),
-    TextsCase("texts_masked_attention", "masked_attention", _texts(masked=True)),
+    TextsCase("texts_window_attention", "attention", (*_texts(5), *_texts(5, packed=True))),
+    TextsCase("texts_masked_window_attention", "masked_attention", _texts(5, masked=True)),
 )
+"""What has no kernels."""

@@ -16,7 +16,7 @@ from eet_lab.ops.cases import CASES, Case
 from eet_lab.ops.cuda import linear
 from eet_lab.ops.cuda.attention import rotates
 from eet_lab.ops.cuda.rotary import is_rotated
-from eet_lab.ops.encoder_cases import ENCODER_CASES
+from eet_lab.ops.encoder_cases import ENCODER_CASES, PLAIN_ENCODER_CASES
 from eet_lab.ops.int8_cases import INT8_CASES
 from eet_lab.ops.layer_cases import LAYER_CASES, LayerShape
 from eet_lab.ops.next_token_case import NextTokenShape
@@ -25,7 +25,7 @@ from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
 from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, EmbedShape
 from eet_lab.ops.types import NO_EXTRAS, Extras, KVLayer, Layer, Linear, Norm, Sampling, Spec, State, Step
 
-ALL_CASES = (*CASES, *INT8_CASES, *LAYER_CASES, *ROW_CASES, *TOKEN_CASES)
+ALL_CASES = (*CASES, *INT8_CASES, *LAYER_CASES, *ROW_CASES, *TOKEN_CASES, *ENCODER_CASES)
 """Every case of every op with kernels: what the checks on a GPU go through."""
 
 
@@ -47,7 +47,7 @@ class Op:
     @cached_property
     def cases(self) -> tuple[Case, ...]:
         """What it is tested and timed on."""
-        return tuple(case for case in (*ALL_CASES, *ENCODER_CASES) if case.op == self.name)
+        return tuple(case for case in (*ALL_CASES, *PLAIN_ENCODER_CASES) if case.op == self.name)
 
     @cached_property
     def launches(self) -> int | None:
@@ -62,7 +62,7 @@ def _linear_bytes(w: Linear, shape: Shape, itemsize: int) -> int:
     return shape.read_bytes(itemsize) - w.weight.numel() * itemsize + w.weight.nbytes + scale
 
 
-def _norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None) -> int:
+def _norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None) -> int:
     return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], act), x.itemsize)
 
 
@@ -116,12 +116,12 @@ def _advance(state: State, token: Tensor, count: Tensor) -> int:
     return AdvanceShape(len(state.ids)).read_bytes(state.ids.itemsize)
 
 
-def _more_of_norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None) -> int:
-    return linear.num_launches(len(x), x, w, act) - 1
+def _more_of_norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None) -> int:
+    return linear.num_launches(len(x), x, w, act, normed=norm_w is not None) - 1
 
 
 def _more_of_residual(x: Tensor, w: Linear, residual: Tensor) -> int:
-    return linear.num_launches(len(x), x, w, normed=False) - 1
+    return linear.num_launches(len(x), x, w, normed=False, residual=True) - 1
 
 
 def _more_of_next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:

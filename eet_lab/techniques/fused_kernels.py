@@ -26,6 +26,8 @@ class FusedKernels(Technique):
     latency of each row's reduction behind the others. On an H200 enough warps are active to hide it already: with more
     than one row some widths gain a little, and others lose more.
 
+    An encoder's layer is eight: its norms stand behind the residuals, and attention reads a whole pass at once.
+
     The attention kernel works with and without a mask, so that fusing is not credited with mask removal's gain.
 
     Expect the time per token to fall with the number of launches; more so for small models.
@@ -38,6 +40,7 @@ class FusedKernels(Technique):
     title: ClassVar[str] = "Fused kernels"
     lesson: ClassVar[str] = "04_decode_speed"
     numerics: ClassVar[str] = "reordered"
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode")
 
     norm_rows: int = knob(
         1,
@@ -52,6 +55,7 @@ class FusedKernels(Technique):
             parts.ops,
             norm_linear=with_options(cuda.norm_linear, norm_rows=self.norm_rows),
             linear_residual=cuda.linear_residual,
+            linear_residual_norm=cuda.linear_residual_norm,
             masked_attention=cuda.masked_attention,
             attention=cuda.attention,
             next_token=cuda.next_token_by_torch,

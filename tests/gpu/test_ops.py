@@ -12,6 +12,7 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native, reference
 from eet_lab.ops.cases import CASES
 from eet_lab.ops.cuda.attention import Split
+from eet_lab.ops.encoder_cases import ENCODER_CASES
 from eet_lab.ops.shapes import AttentionShape, LinearShape, copied
 from eet_lab.ops.types import Linear, fresh
 from gpu.launches import launches_of, replayed
@@ -33,7 +34,7 @@ DIVIDED += [
 ]
 
 
-@every_shape(CASES)
+@every_shape((*CASES, *ENCODER_CASES))
 def test_within_the_budget(case, shape, dtype):
     case.check(getattr(cuda, case.op), shape, "cuda", dtype)
 

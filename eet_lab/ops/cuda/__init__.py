@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from eet_lab.ops.cuda.attention import attention, masked_attention
 from eet_lab.ops.cuda.layer import rest_of_layer, takes_layers
-from eet_lab.ops.cuda.linear import linear_residual, norm_linear
+from eet_lab.ops.cuda.linear import linear_residual, linear_residual_norm, norm_linear
 from eet_lab.ops.cuda.norm import norm, softmax
 from eet_lab.ops.cuda.tokens import advance, choose, choose_top_k, embed, next_token, next_token_by_torch
 
@@ -22,6 +22,7 @@ __all__ = [
     "choose_top_k",
     "embed",
     "linear_residual",
+    "linear_residual_norm",
     "masked_attention",
     "next_token",
     "next_token_by_torch",

@@ -58,7 +58,6 @@ def _beyond(spec: Spec) -> str | None:
     beyond = {
         "a window": spec.window is not None,
         "a scale of its own": spec.scale is not None,
-        "queries that see what comes after them": not spec.causal,
     }
     found = [name for name, there in beyond.items() if there]
     return f"the attention kernels do not take {' or '.join(found)}" if found else None
@@ -69,7 +68,7 @@ def _beyond(spec: Spec) -> str | None:
 @serves_any_pads
 def masked_attention(
     qkv: Tensor,
-    kv: KVLayer,
+    kv: KVLayer | None,
     step: Step,
     spec: Spec,
     extras: Extras = NO_EXTRAS,
@@ -91,7 +90,7 @@ def masked_attention(
 @serves_any_pads
 def attention(
     qkv: Tensor,
-    kv: KVLayer,
+    kv: KVLayer | None,
     step: Step,
     spec: Spec,
     extras: Extras = NO_EXTRAS,
@@ -106,6 +105,7 @@ def attention(
     one reads earlier columns at once, so they must stem from earlier steps: not for a cache that grows. More tokens: a
     launch that writes the cache, and one that attends; on Hopper one does both, where all that a query may see is new
     and no token is a pad. float32 takes a kernel without tensor cores. A row's new columns are consecutive.
+    Without a cache, the tokens of a pass see each other: one launch, and one more where tokens are pads.
     Norms of heads and rotary positions belong to that launch for one token a row (`rotates`), and are one more before
     all others, which changes qkv in place.
     """
@@ -114,7 +114,7 @@ def attention(
 
 def _attend(
     qkv: Tensor,
-    kv: KVLayer,
+    kv: KVLayer | None,
     step: Step,
     spec: Spec,
     extras: Extras,
@@ -124,6 +124,10 @@ def _attend(
     split: Split | None,
 ) -> Tensor:
     _check_spec(spec)
+    if kv is None:
+        return _attend_within(qkv, step, spec, extras, mask, empty, dependent)
+    if not spec.causal:
+        raise KernelError(f"Queries that see what comes after them take no KV cache. {REMEDY}")
     (keys, values), table = kv.room(step), kv.block_table
     (T, width), (_, G, page, D) = qkv.shape, keys.shape
     H, B, K = width // D - 2 * G, len(step.spans), step.extent
@@ -168,8 +172,7 @@ def _attend(
     num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
     rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
     all_new = num_real == T and all(span.num_pad + span.count == K for span in step.spans)
-    on_hopper = mask is None and qkv.dtype != torch.float32 and D >= WIDE_HEAD_DIM and _is_hopper(qkv.device.index)
-    on_hopper = on_hopper and (all_new or table is None)  # its copy engine knows rectangles
+    on_hopper = mask is None and _takes_hopper(qkv, D) and (all_new or table is None)  # copied are rectangles
     appends = on_hopper and all_new and table is None
     if not appends:
         zeroed = tensors[0] if mask is None and num_real != T else None
@@ -178,15 +181,54 @@ def _attend(
     if on_hopper:
         attend = native.loaded("hopper_attention").eet_hopper_attention
         sizes = (dtype, T, B, longest, *heads, K, all_new, appends)
-        attend(*tensors, first, count, num_pad, columns, *lies, *sizes, stream)
+        attend(*tensors, first, count, num_pad, columns, *lies, *sizes, True, stream)
     elif qkv.dtype == torch.float32:
         attend = native.loaded("plain_attention").eet_plain_attention
         sizes = (T, *heads, K)
-        attend(*tensors, at(mask), rows, columns, first, count, num_pad, pages, *lies, *paging, *sizes, stream)
+        attend(*tensors, at(mask), rows, columns, first, count, num_pad, pages, *lies, *paging, *sizes, True, stream)
     else:
         attend = native.loaded("prefill_attention").eet_prefill_attention
         sizes = (dtype, B, longest if mask is None else T // B, *heads, K)
-        attend(*tensors, at(mask), first, count, num_pad, columns, pages, *lies, *paging, *sizes, stream)
+        attend(*tensors, at(mask), first, count, num_pad, columns, pages, *lies, *paging, *sizes, True, stream)
+    return out
+
+
+def _attend_within(
+    qkv: Tensor, step: Step, spec: Spec, extras: Extras, mask: Tensor | None, empty: Empty, dependent: bool
+) -> Tensor:
+    """Attention whose keys and values stay where they are, in qkv."""
+    (T, width), B, (H, G, D) = qkv.shape, len(step.spans), spec[:3]
+    out = empty("attended", (T, H * D), qkv)
+    if qkv.is_meta or not T:
+        return out
+    keys, values = (part.unflatten(-1, (G, D))[None].transpose(1, 2) for part in qkv[:, H * D :].chunk(2, 1))
+    _check_attention(qkv, keys, values, H, G, D)
+    if mask is not None:
+        check(mask, "mask", qkv.dtype, (B, 1, T // B, T // B))
+    elif sum(span.count for span in step.spans) != T:
+        out.zero_()
+    if is_rotated(spec, extras):
+        rotary(qkv, step.positions, spec, extras, dependent=dependent)
+    longest, on_hopper = max(span.count for span in step.spans), mask is None and _takes_hopper(qkv, D)
+    first, count, stream, sizes = step.first, step.count, stream_of(qkv), (H, G, D)
+    if on_hopper:
+        attend = native.loaded("hopper_attention").eet_hopper_attention
+        rows = (first.data_ptr(), count.data_ptr(), step.num_pad.data_ptr(), step.columns.data_ptr())
+        shape: tuple[int, ...] = (DTYPES[qkv.dtype], T, B, longest, *sizes, longest)
+        attend(at(out), None, None, at(qkv), *rows, 1, 0, 0, 0, *shape, True, False, spec.causal, stream)
+        return out
+    tensors, K = (at(out), at(keys), at(values), at(qkv), at(mask)), T // B
+    # A column is a token of the pass, or with a mask one of its row.
+    columns = step.columns if mask is not None else torch.arange(T, device=qkv.device)
+    lies = (1, width * K if mask is not None else 0, D, width, 0, 0)
+    begins = (first.data_ptr(), count.data_ptr(), first.data_ptr())
+    if qkv.dtype == torch.float32:
+        attend, owners = native.loaded("plain_attention").eet_plain_attention, step.rows.data_ptr()
+        attend(*tensors, owners, columns.data_ptr(), *begins, None, *lies, T, *sizes, K, spec.causal, stream)
+    else:
+        attend = native.loaded("prefill_attention").eet_prefill_attention
+        shape = (DTYPES[qkv.dtype], B, longest if mask is None else K, *sizes, K)
+        attend(*tensors, *begins, columns.data_ptr(), None, *lies, *shape, spec.causal, stream)
     return out
 
 
@@ -213,6 +255,10 @@ def _streams(B: int, H: int, G: int, K: int) -> bool:
     jobs = B * G * -(-(H // G) // STREAM_HEADS)
     fewest = STREAM_COLUMNS if B > 2 else STREAM_ALONE
     return fewest < K and (K <= STREAM_MOST or jobs <= gpu().num_blocks)
+
+
+def _takes_hopper(qkv: Tensor, head_dim: int) -> bool:
+    return qkv.dtype != torch.float32 and head_dim >= WIDE_HEAD_DIM and _is_hopper(qkv.device.index)
 
 
 @cache

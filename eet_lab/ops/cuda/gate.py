@@ -6,10 +6,8 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, GATES, REMEDY, at, needs, stream_of
 from eet_lab.ops.types import Empty
-
-GATES = {"swiglu": 4, "geglu": 1}  # the activation of the gates, as csrc/eet/activation.cuh numbers them
 
 
 @needs("gate")

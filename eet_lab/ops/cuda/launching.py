@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import KernelError
-from eet_lab.ops.fits import Shapes
+from eet_lab.ops.fits import Shapes, refuses, unfit
 from eet_lab.ops.pads import declared, serves_any_pads
 
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-ACTS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3}
+ACTS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4, "tanh": 5}
+GATES = {"swiglu": ACTS["silu"], "geglu": ACTS["gelu_tanh"]}
+"""Of gated activations, that of the gates. Numbers as in csrc/eet/activation.cuh."""
 REMEDY = "Plain PyTorch's ops take any: leave the fused kernels out."
 """For sizes of a model that kernels do not take."""
 
@@ -41,7 +43,13 @@ def with_options(op: Callable, **options: Any) -> Callable:
 
 def dependent(op: Callable) -> Callable:
     """The same op, whose kernels may begin while the kernel before them still runs (csrc/eet/dependent.cuh)."""
-    return with_options(op, dependent=True)
+    return refuses(partial(_no_decoder, op))(with_options(op, dependent=True))
+
+
+def _no_decoder(op: Callable, model: Shapes) -> str | None:
+    if not model.spec.causal:
+        return "kernels begin early in decode steps, and this model is an encoder"
+    return unfit(op, model)
 
 
 def can_be_dependent(op: Callable) -> bool:
@@ -50,12 +58,10 @@ def can_be_dependent(op: Callable) -> bool:
 
 
 def unfit_act(model: Shapes) -> str | None:
-    """Why the kernels do not take a model's layers, or None: the activation, or norms that follow a residual."""
-    if not model.spec.causal:
-        return "the kernels of linears begin with a norm, as in decoders, and this model is an encoder"
-    if model.act in ACTS:
+    """Why the kernels do not take a model's layers, or None: the activation."""
+    if model.act in (*ACTS, *GATES):
         return None
-    return f"the kernels know the activations {', '.join(filter(None, ACTS))}, not {model.act}"
+    return f"the kernels know the activations {', '.join(filter(None, (*ACTS, *GATES)))}, not {model.act}"
 
 
 class Limits(NamedTuple):

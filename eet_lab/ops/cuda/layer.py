@@ -15,9 +15,20 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.gate import GATES
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, Limits, at, check, gpu, needs, odd_stride, stream_of, unfit_act
-from eet_lab.ops.fits import refuses
+from eet_lab.ops.cuda.launching import (
+    ACTS,
+    DTYPES,
+    GATES,
+    Limits,
+    at,
+    check,
+    gpu,
+    needs,
+    odd_stride,
+    stream_of,
+    unfit_act,
+)
+from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
@@ -28,6 +39,11 @@ MOST_COPIES = 8  # of what blocks exchange
 ASIDE = 11 * 1024  # bytes of shared memory that are left to the kernels around it and to the system
 LEAST_BYTES = 48 << 20  # of a layer's weights: with fewer there is too little to hide (LOG)
 LEAVE_OUT = "Leave persistent_layers out."
+
+
+def unfit(model: Shapes) -> str | None:
+    """Why one launch does not take a model's layers, or None."""
+    return unfit_act(model) if model.spec.causal else "one launch takes norms before linears, and this is an encoder"
 
 
 class Sizes(NamedTuple):
@@ -49,7 +65,7 @@ class Sizes(NamedTuple):
         return 2 * self.C * (self.A + self.fc_1_rows + self.F + self.N)
 
 
-@refuses(lambda model: None if model.act in GATES and model.spec.causal else unfit_act(model))
+@refuses(unfit)
 @needs("vector_layer")
 @serves_any_pads
 def rest_of_layer(

@@ -11,9 +11,9 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
-from eet_lab.ops.cuda.gate import GATES, gate
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, REMEDY, Limits, at, check, gpu, needs, stream_of, unfit_act
-from eet_lab.ops.cuda.norm import norm
+from eet_lab.ops.cuda.gate import gate
+from eet_lab.ops.cuda.launching import ACTS, DTYPES, GATES, REMEDY, Limits, at, check, gpu, needs, stream_of, unfit_act
+from eet_lab.ops.cuda.norm import check_residual_norm, norm, residual_norm
 from eet_lab.ops.cuda.tiles import FEW, OUTPUTS, fits
 from eet_lab.ops.fits import refuses
 from eet_lab.ops.pads import serves_any_pads
@@ -34,12 +34,12 @@ REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
 REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
 
 
-@refuses(lambda model: None if model.act in GATES and model.spec.causal else unfit_act(model))
+@refuses(unfit_act)
 @needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "norm", "epilogue", "gate")
 @serves_any_pads
 def norm_linear(
     x: Tensor,
-    norm_w: Norm,
+    norm_w: Norm | None,
     w: Linear,
     act: str | None = None,
     *,
@@ -47,7 +47,7 @@ def norm_linear(
     norm_rows: int = 1,
     dependent: bool = False,
 ) -> Tensor:
-    """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated.
+    """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated. No norm: x is normed already.
 
     Few tokens (`takes_few`): one launch, which streams the weights once. A gated activation takes one more where that
     kernel does not stream gates beside what they let through (`pairs_gates`).
@@ -61,8 +61,8 @@ def norm_linear(
     T, _, N = _check_linear(x, w)
     if act not in ACTS and not pairs:
         raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
-    few = takes_few(T, x, w)
-    normed = x if few else norm(x, norm_w, empty=empty, rows=norm_rows, dependent=dependent)
+    few = takes_few(T, x, w, normed=norm_w is not None)
+    normed = x if few or norm_w is None else norm(x, norm_w, empty=empty, rows=norm_rows, dependent=dependent)
     weight = w.weight if few else int8.expanded(w, x, empty=empty)
     out = empty("activated", (T, N // 2), x) if pairs else empty("linear", (T, N), x)
     if x.is_meta or not T:
@@ -105,6 +105,31 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
     out, sizes = at(residual), (DTYPES[x.dtype], T, N, 0, stream_of(x))
     native.loaded("epilogue").eet_epilogue(out, at(product), at(w.bias), out, *sizes)
     return residual
+
+
+@needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "residual_norm")
+@serves_any_pads
+def linear_residual_norm(
+    x: Tensor, w: Linear, residual: Tensor, norm_w: Norm, *, empty: Empty, dependent: bool = False
+) -> Tensor:
+    """norm(linear(x) + residual), written over `residual`: [T,C], [T,N] -> [T,N]; N a multiple of 8.
+
+    Few tokens (as in `norm_linear`): a launch with the residual, and the norm. More: cuBLAS, and one for all the rest;
+    int8 weights take one more.
+    """
+    T, _, N = _check_linear(x, w)
+    check(residual, "residual", x.dtype, (T, N))
+    few = takes_few(T, x, w, normed=False)
+    weight = w.weight if few else int8.expanded(w, x, empty=empty)
+    product = None if few else empty("linear", (T, N), x)
+    check_residual_norm(residual, norm_w)
+    if x.is_meta or not T:
+        return residual
+    if few:
+        _stream(residual, None, x, None, w, residual, None, None, dependent)
+        return residual_norm(residual, norm_w, dependent=dependent)
+    torch.mm(x, weight.t(), out=product)
+    return residual_norm(residual, norm_w, product, w.bias)
 
 
 class Draw(NamedTuple):
@@ -183,16 +208,23 @@ def pairs_gates(T: int, x: Tensor, w: Linear) -> bool:
 
 
 def num_launches(
-    T: int, x: Tensor, w: Linear, act: str | None = None, *, normed: bool = True, gathered: bool = False
+    T: int,
+    x: Tensor,
+    w: Linear,
+    act: str | None = None,
+    *,
+    normed: bool = True,
+    residual: bool = False,
+    gathered: bool = False,
 ) -> int:
-    """Of a product of T tokens such as those of x, with what surrounds it: a norm, or else a residual."""
+    """Of a product of T tokens such as those of x, with what surrounds it."""
     if act in GATES and pairs_gates(T, x, w):
         return 1
     if act in GATES:
         return 1 + num_launches(T, x, w, normed=normed, gathered=gathered)
     if takes_few(T, x, w, normed=normed, gathered=gathered):
         return 1
-    return 2 + (normed and _ends_apart(x, w, act)) + (w.scale is not None)
+    return 1 + normed + (residual or _ends_apart(x, w, act)) + (w.scale is not None)
 
 
 def _ends_apart(x: Tensor, w: Linear, act: str | None) -> bool:

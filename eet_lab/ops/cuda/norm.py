@@ -9,6 +9,7 @@ from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
 from eet_lab.ops.types import Empty, Norm
 
+MOST_HELD = 8192  # channels of a row that stays in registers
 INTERLEAVED = (1, 2, 4)
 """Rows that a team of warps may reduce at a time, so that the shuffles of one hide behind those of the others."""
 
@@ -28,6 +29,29 @@ def norm(x: Tensor, w: Norm, *, empty: Empty, rows: int = 1, dependent: bool = F
     tensors = (at(out), at(x), at(w.weight), at(w.bias))
     native.loaded("norm").eet_norm(*tensors, DTYPES[x.dtype], T, C, rows, w.eps, dependent, stream_of(x))
     return out
+
+
+def residual_norm(
+    residual: Tensor, w: Norm, y: Tensor | None = None, bias: Tensor | None = None, *, dependent: bool = False
+) -> Tensor:
+    """norm(y + bias + residual), written over `residual`: all [T,C], bias [C]. One launch."""
+    T, C = residual.shape
+    tensors = (at(residual), at(y), at(bias), at(w.weight), at(w.bias))
+    launch = native.loaded("residual_norm").eet_residual_norm
+    launch(*tensors, DTYPES[residual.dtype], T, C, w.eps, dependent, stream_of(residual))
+    return residual
+
+
+def check_residual_norm(residual: Tensor, w: Norm) -> None:
+    """KernelError for what `residual_norm` does not take."""
+    C = residual.shape[1]
+    if C % 8 or C > MOST_HELD:
+        raise KernelError(
+            f"The residual has {C:,} channels; its norm takes a multiple of 8, at most {MOST_HELD:,}. {REMEDY}"
+        )
+    for name, part in (("weight", w.weight), ("bias", w.bias)):
+        if part is not None:
+            check(part, f"the norm's {name}", residual.dtype, (C,))
 
 
 @needs("softmax")

@@ -14,6 +14,7 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import native, reference
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
 from eet_lab.ops.cuda.linear import Draw, largest_outputs, norm_linear, num_blocks, outputs_and_largest, takes_few
+from eet_lab.ops.fits import refuses
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm, Sampling, State, Step
 
@@ -46,6 +47,7 @@ def embed(
     return out
 
 
+@refuses(lambda model: None if model.spec.causal else "tokens are drawn by decoders, and this model is an encoder")
 @needs(*norm_linear.kernels, "sampling", "top_k")  # type: ignore[attr-defined]
 @serves_any_pads
 def next_token(
