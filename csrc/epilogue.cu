@@ -30,7 +30,7 @@ __global__ void epilogue_kernel(T* out, const T* y, const T* bias, const T* resi
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) {
     float x = eet::to_float(value[i]) + (bias ? eet::to_float(shift[i]) : 0.f);
-    x = eet::activate(x, act);
+    x = sizeof(T) == 2 && act == eet::kGelu ? eet::gelu_of(x) : eet::activate(x, act);
     value[i] = eet::from_float<T>(residual ? x + eet::to_float(base[i]) : x);
   }
   if constexpr (kWidth == 1) {

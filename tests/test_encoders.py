@@ -33,7 +33,7 @@ from eet_lab.memory import live_bytes
 from eet_lab.models import ENCODER_PRESETS, load
 from eet_lab.models.families import FAMILIES, settings_of
 from eet_lab.models.weights import random_decoder
-from eet_lab.parts import Ops, Parts, passes
+from eet_lab.parts import Ops, Parts, passes, prompts
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.parts.trace import Trace
 from eet_lab.technique import Recipe, Technique, everything, register, registry
@@ -302,14 +302,20 @@ def test_passes_keep_to_the_budget_and_the_order(layout):
         numbers = [number for each in made for number in sorted(each.numbers)]
         assert numbers == list(range(len(LENGTHS))), "in order, each once"
         for each in made:
-            alone = len(each.numbers) == 1
-            assert alone or len(each.step.ids) <= batching.batch_tokens
+            alone, step = len(each.numbers) == 1, each.laid_out().step
+            assert alone or len(step.ids) <= batching.batch_tokens
+            assert (len(step.ids), step.extent) == (each.computed_tokens, each.longest), "told before it is laid out"
             assert len(each.numbers) <= (batching.batch_size or 99)
             lengths = [LENGTHS[number] for number in each.numbers]
-            assert lengths == sorted(lengths, reverse=True) == [span.count for span in each.step.spans]
-            ids = [each.step.ids[span.first : span.first + span.count].tolist() for span in each.step.spans]
+            assert lengths == sorted(lengths, reverse=True) == [span.count for span in step.spans]
+            ids = [step.ids[span.first : span.first + span.count].tolist() for span in step.spans]
             assert ids == [texts()[number].ids for number in each.numbers]
-    assert sum(len(each.step.ids) for each in passes.packed(texts(), Batching(45))) == sum(LENGTHS)
+    assert sum(each.computed_tokens for each in passes.packed(texts(), Batching(45))) == sum(LENGTHS)
+
+
+def test_texts_end_to_end_are_laid_out_as_packed_prompts_are():
+    for mine, packed in zip(prompts.end_to_end(rows()), prompts.packed(rows(), 1)[1], strict=True):
+        assert torch.equal(mine, packed) if isinstance(mine, torch.Tensor) else mine == packed
 
 
 def test_more_passes_than_are_laid_out_at_once():

@@ -28,10 +28,11 @@ from eet_lab.memory import Lifetime
 from eet_lab.models.config import EncoderConfig
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder, forward
+from eet_lab.ops.fits import FEW
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Step
 from eet_lab.parts import Ops, Parts
-from eet_lab.parts.passes import Batching, Pass, Text
+from eet_lab.parts.passes import Batching, Group, Pass, Text
 from eet_lab.parts.trace import Rehearsal, Trace, bounding
 from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
@@ -40,14 +41,14 @@ REMEDY = "Use a smaller batch_tokens, fewer texts at a time (batch_size), a smal
 UNREAD = ("weights", "launch", "forward", "schedule")
 """Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
 AHEAD = 64
-"""Passes that are laid out together, before the first of them is run."""
+"""Groups of texts whose passes are planned together, before the first of them is run."""
 MOST_IN_FLIGHT = 2
 """Passes that are on the device while the host lays out and launches the next."""
-SIZES: tuple[Callable[[Pass], int], ...] = (
-    lambda batch: len(batch.step.ids),
-    lambda batch: len(batch.step.ids) * batch.step.extent,  # of masks and scores
-    lambda batch: len(batch.numbers),
-    lambda batch: len(batch.asked),
+SIZES: tuple[Callable[[Group], int], ...] = (
+    lambda group: group.computed_tokens,
+    lambda group: group.computed_tokens * group.longest,  # of masks and scores
+    lambda group: len(group.texts),
+    lambda group: group.num_asked,
 )
 """What the buffers of a pass grow with."""
 
@@ -74,10 +75,19 @@ class Run:
 
 
 class Arriving(NamedTuple):
-    """A tensor on the host, filled once the event is done; None: it is there."""
+    """What a pass made, on the host once the event is done; None: it is there."""
 
     values: Tensor
+    sizes: tuple[int, ...]  # of each text, where the task makes a row for each of its tokens
     event: torch.cuda.Event | None
+
+    def received(self, task: TextTask) -> Sequence[Tensor]:
+        """The task's tensors of the pass's texts."""
+        if self.event is not None:
+            self.event.synchronize()
+        with torch.inference_mode(False):  # a reader may train something on them
+            values = self.values.clone()
+        return values.unbind() if task.one_each else values.split(self.sizes)
 
 
 class EncoderEngine(BaseEngine[Encoder]):
@@ -116,29 +126,29 @@ class EncoderEngine(BaseEngine[Encoder]):
         self.prepare(cancel=cancel)
         found: list[Tensor | None] = [None] * len(texts)
         done = tokens = computed = num_passes = activations = 0
-        in_flight: deque[tuple[Pass, Arriving]] = deque()
+        in_flight: deque[tuple[Group, Arriving]] = deque()
 
         def receive(most: int) -> None:
             """Take what passes have made, until at most so many are in flight."""
             nonlocal done, num_passes, tokens, computed
             while len(in_flight) > most:
-                batch, arriving = in_flight.popleft()
-                for number, value in zip(batch.numbers, self._values(batch, task, arriving), strict=True):
+                group, arriving = in_flight.popleft()
+                for number, value in zip(group.numbers, arriving.received(task), strict=True):
                     found[number] = value
-                done, num_passes = done + len(batch.numbers), num_passes + 1
-                tokens, computed = tokens + batch.num_tokens, computed + len(batch.step.ids)
+                done, num_passes = done + len(group.numbers), num_passes + 1
+                tokens, computed = tokens + group.num_tokens, computed + group.computed_tokens
                 if progress is not None:
                     progress(done, len(texts), "texts")
 
         self._cancel = cancel
         try:
             with memory_for(lambda: self._allocating, free=self._free, remedy=REMEDY):
-                batches = iter(self.parts.texts(texts, batching))
-                while ahead := list(islice(batches, AHEAD)):
+                groups = iter(self.parts.texts(texts, batching))
+                while ahead := list(islice(groups, AHEAD)):
                     self._plan(ahead, task)
                     activations = max(activations, self.memory.num_bytes)
-                    for batch in ahead:
-                        in_flight.append((batch, self._launched(batch, task)))
+                    for group in ahead:
+                        in_flight.append((group, self._launched(group, task)))
                         receive(most=MOST_IN_FLIGHT)
                 receive(most=0)
         except BaseException:
@@ -154,8 +164,8 @@ class EncoderEngine(BaseEngine[Encoder]):
     ) -> tuple[tuple[Lifetime, ...], ...]:
         """What each pass over the texts asks for, rehearsed on meta tensors: nothing is computed."""
         batching = batching or Batching()
-        batches = self.parts.texts(self._checked(texts, task, batching.truncate), batching)
-        return tuple(self.memory.traced(self._rehearsal(batch, task)) for batch in batches)
+        groups = self.parts.texts(self._checked(texts, task, batching.truncate), batching)
+        return tuple(self.memory.traced(self._rehearsal(group.laid_out(), task)) for group in groups)
 
     def _free(self) -> None:
         self.inbox.close()
@@ -166,32 +176,30 @@ class EncoderEngine(BaseEngine[Encoder]):
         task.check(self.model.config)
         return [task.asking(text) for text in readable(texts, self.model.config, truncate)]
 
-    def _plan(self, batches: Sequence[Pass], task: TextTask) -> None:
-        """One plan for all of these passes: whatever an op asks for grows with one of four numbers, or stays."""
+    def _plan(self, groups: Sequence[Group], task: TextTask) -> None:
+        """A plan for all passes in which ops ask for the same things: these grow with one of four numbers, or stay."""
         self._allocating = "the arena of activations"
-        largest = {max(batches, key=size).numbers: max(batches, key=size) for size in SIZES}
-        rehearsals = [self._rehearsal(batch, task) for batch in largest.values()]
-        self.memory.plan({"encode": bounding(rehearsals)}, like=self.model.words)
+        alike: dict[str, list[Group]] = {}
+        for group in groups:
+            alike.setdefault(_name(group), []).append(group)
+        bounds = {}
+        for name, same in alike.items():
+            largest = {group.numbers: group for group in (max(same, key=size) for size in SIZES)}
+            bounds[name] = bounding([self._rehearsal(group.laid_out(), task) for group in largest.values()])
+        self.memory.plan(bounds, like=self.model.words)
 
-    def _launched(self, batch: Pass, task: TextTask) -> Arriving:
+    def _launched(self, group: Group, task: TextTask) -> Arriving:
         """One pass, and what the task makes of it on its way to the host: one copy brings it all."""
-        self.memory.enter("encode")
+        batch = group.laid_out()
+        self.memory.enter(_name(group))
         made = self._made(self.model, self.ops, self.mask, self._sent(batch), task, partial(self._empty, op="task"))
         on_host = torch.empty(made.shape, dtype=torch.float32, pin_memory=made.is_cuda)
         on_host.copy_(made, non_blocking=True)
         if not made.is_cuda:
-            return Arriving(on_host, None)
+            return Arriving(on_host, batch.sizes, None)
         event = torch.cuda.Event()
         event.record()
-        return Arriving(on_host, event)
-
-    def _values(self, batch: Pass, task: TextTask, arriving: Arriving) -> Sequence[Tensor]:
-        """The task's tensors of a pass's texts, once they have arrived."""
-        if arriving.event is not None:
-            arriving.event.synchronize()
-        with torch.inference_mode(False):  # a reader may train something on them
-            values = arriving.values.clone()
-        return values.unbind() if task.one_each else values.split(batch.sizes)
+        return Arriving(on_host, batch.sizes, event)
 
     def _sent(self, batch: Pass) -> Pass:
         """The same pass on the device."""
@@ -229,11 +237,20 @@ class EncoderEngine(BaseEngine[Encoder]):
         return mapped(self.model, lambda tensor: tensor.to(META))
 
 
+def _name(group: Group) -> str:
+    """The same for passes in which ops ask for the same things."""
+    few = min(group.computed_tokens, FEW + 1), min(group.num_asked, FEW + 1)
+    return "encode" if min(few) > FEW else "encode {} tokens, {} asked for".format(*few)
+
+
 def readable(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> list[Text]:
     """The texts as an encoder can read them; PromptError. Either all of them have token types, or none."""
     rows = checked_texts([text.ids for text in texts], config, truncate)
     typed, found = config.num_types > 0 and any(text.types is not None for text in texts), []
     for number, (text, row) in enumerate(zip(texts, rows, strict=True), 1):
+        if not typed and len(row) == len(text.ids) and text.asked in ((0,), range(len(row))):
+            found.append(Text(row, None, text.asked))  # most are: the rest takes as long as the layout
+            continue
         types = [0] * len(text.ids) if text.types is None else [*text.types]
         if typed and (len(types) != len(text.ids) or not set(types) <= set(range(config.num_types))):
             raise PromptError(

@@ -122,22 +122,26 @@ def _checked_rows(name: str, each: str, rows: Sequence[Sequence[int]], config: C
     if not _is_list(rows):
         raise PromptError(f"{name} is {_named(rows)}, but it must be a list of lists of token ids{_listed(rows)}.")
     for number, row in enumerate(rows, 1):
+        if type(row) is list and set(map(type, row)) <= {int}:
+            continue
         who = each.format(number)
         if isinstance(row, str):
             raise PromptError(f"{who} is text, {told(row)}; an engine takes tokens: model.encode(text).")
         if not _is_list(row):
             alone = "; a single prompt is a list in a list: [[1, 2, 3]]" if isinstance(row, int) else ""
             raise PromptError(f"{who} is {_named(row)}, but it must be a list of token ids{_listed(row)}{alone}.")
-        if not row or (set(map(type, row)) == {int} and min(row) >= 0 and max(row) < config.vocab_size):
-            continue  # it is checked with every request, so not token by token
         for token in row:
             if not isinstance(token, int) or isinstance(token, bool):
                 raise PromptError(f"{who} holds {told(token)}, but token ids are ints; an array's tolist() gives them.")
-            if not 0 <= token < config.vocab_size:
-                raise PromptError(
-                    f"{who} holds the token {told(token)}, but the model's vocabulary ends at "
-                    f"{config.vocab_size - 1}; was it encoded with another tokenizer?"
-                )
+    distinct = set().union(*rows)  # they are checked with every request, so not token by token
+    if distinct and (min(distinct) < 0 or max(distinct) >= config.vocab_size):
+        number, token = next(
+            (number, token) for number, row in enumerate(rows, 1) for token in row if not 0 <= token < config.vocab_size
+        )
+        raise PromptError(
+            f"{each.format(number)} holds the token {told(token)}, but the model's vocabulary ends at "
+            f"{config.vocab_size - 1}; was it encoded with another tokenizer?"
+        )
     return list(map(list, rows))
 
 

@@ -58,7 +58,7 @@ class TextTask:
         """The text with the tokens that are wanted of it."""
         if self.tokens == "asked":
             return text
-        return text._replace(asked=(0,) if self.tokens == "first" else range(len(text.ids)))
+        return Text(text.ids, text.types, (0,) if self.tokens == "first" else range(len(text.ids)))
 
     def check(self, config: EncoderConfig) -> None:
         """ModelError where such a model cannot do it."""

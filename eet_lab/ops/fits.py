@@ -7,6 +7,8 @@ from typing import Protocol, TypeVar
 
 from eet_lab.ops.types import Spec
 
+FEW = 16
+"""Tokens up to which ops choose by their number what they ask memory for; with more they ask for the same things."""
 Called = TypeVar("Called", bound=Callable)
 
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from eet_lab.errors import PromptError
 from eet_lab.ops.types import Step
-from eet_lab.parts.prompts import packed as _packed
-from eet_lab.parts.prompts import right_aligned
+from eet_lab.parts.prompts import end_to_end, right_aligned
 from eet_lab.scheduling.whole import MOST, check_whole
 
 
@@ -31,16 +30,50 @@ class Text(NamedTuple):
 class Pass(NamedTuple):
     """Texts that are read together. Tensors are on the CPU until the pass is sent."""
 
-    numbers: tuple[int, ...]  # of the texts, row by row
-    sizes: tuple[int, ...]  # how many tokens of each are asked for
+    sizes: tuple[int, ...]  # how many tokens of each text are asked for
     step: Step
     asked: Tensor  # [N] int64  index in T
     types: Tensor | None = None  # [T] int64
 
+
+class Group(NamedTuple):
+    """Texts that shall share a pass, the longest first, and how their tokens are laid out."""
+
+    numbers: tuple[int, ...]  # of the texts, row by row
+    texts: tuple[Text, ...]
+    packed: bool = False  # end to end; else with pads on the left
+
     @property
     def num_tokens(self) -> int:
         """Without pads."""
-        return sum(span.count for span in self.step.spans)
+        return sum(len(text.ids) for text in self.texts)
+
+    @property
+    def longest(self) -> int:
+        return len(self.texts[0].ids)
+
+    @property
+    def computed_tokens(self) -> int:
+        """T: with pads."""
+        return self.num_tokens if self.packed else len(self.texts) * self.longest
+
+    @property
+    def num_asked(self) -> int:
+        return sum(len(text.asked) for text in self.texts)
+
+    def laid_out(self) -> Pass:
+        """Where each token sits."""
+        rows = [text.ids for text in self.texts]
+        step = end_to_end(rows) if self.packed else right_aligned(rows, 0)[1]
+        pairs = list(zip(self.texts, step.spans, strict=True))
+        asked = np.concatenate([np.asarray(text.asked, np.int64) + span.first for text, span in pairs])
+        types = None
+        if any(text.types is not None for text in self.texts):
+            types = torch.zeros_like(step.ids)
+            for text, span in pairs:
+                if text.types is not None:
+                    types[span.first : span.first + span.count] = torch.tensor(text.types)
+        return Pass(tuple(len(text.asked) for text in self.texts), step, torch.from_numpy(asked), types)
 
 
 @dataclass(frozen=True)
@@ -63,55 +96,43 @@ class Batching:
             raise PromptError(f"truncate is {self.truncate!r:.60}, but it must be True or False.")
 
 
-def text_by_text(texts: Sequence[Text], batching: Batching) -> Iterator[Pass]:
+def text_by_text(texts: Sequence[Text], batching: Batching) -> Iterator[Group]:
     """The baseline: each text is a pass of its own, so that none has pads."""
-    for number in range(len(texts)):
-        yield _laid_out(texts, [number], lambda rows: right_aligned(rows, 0)[1])
+    for number, text in enumerate(texts):
+        yield Group((number,), (text,))
 
 
-def padded(texts: Sequence[Text], batching: Batching) -> Iterator[Pass]:
+def padded(texts: Sequence[Text], batching: Batching) -> Iterator[Group]:
     """Texts in their order, as many as fit into a rectangle with pads on the left."""
-    for numbers in _grouped(texts, batching, lambda num, longest, total: num * longest):
-        yield _laid_out(texts, numbers, lambda rows: right_aligned(rows, 0)[1])
+    return _grouped(texts, batching, lambda num, longest, total: num * longest, packed=False)
 
 
-def packed(texts: Sequence[Text], batching: Batching) -> Iterator[Pass]:
+def packed(texts: Sequence[Text], batching: Batching) -> Iterator[Group]:
     """Texts in their order, as many as fit end to end, without pads."""
-    for numbers in _grouped(texts, batching, lambda num, longest, total: total):
-        yield _laid_out(texts, numbers, lambda rows: _packed(rows, 0)[1])
+    return _grouped(texts, batching, lambda num, longest, total: total, packed=True)
 
 
 def _grouped(
-    texts: Sequence[Text], batching: Batching, tokens_of: Callable[[int, int, int], int]
-) -> Iterator[list[int]]:
-    """Numbers of texts that share a pass; `tokens_of` tells its size from their number, the longest, and the sum."""
-    group: list[int] = []
+    texts: Sequence[Text], batching: Batching, tokens_of: Callable[[int, int, int], int], *, packed: bool
+) -> Iterator[Group]:
+    """Texts that share a pass; `tokens_of` tells its size from their number, the longest, and the sum.
+
+    Those of the same length are neighbours, which plain PyTorch attends to in one call.
+    """
+    numbers: list[int] = []
     longest = total = 0
+
+    def group() -> Group:
+        ordered = sorted(numbers, key=lambda number: -len(texts[number].ids))
+        return Group(tuple(ordered), tuple(texts[number] for number in ordered), packed)
+
     for number, text in enumerate(texts):
         length = len(text.ids)
-        size = tokens_of(len(group) + 1, max(longest, length), total + length)
-        if group and (size > batching.batch_tokens or len(group) == batching.batch_size):
-            yield group
-            group, longest, total = [], 0, 0
-        group.append(number)
+        size = tokens_of(len(numbers) + 1, max(longest, length), total + length)
+        if numbers and (size > batching.batch_tokens or len(numbers) == batching.batch_size):
+            yield group()
+            numbers, longest, total = [], 0, 0
+        numbers.append(number)
         longest, total = max(longest, length), total + length
-    if group:
-        yield group
-
-
-def _laid_out(texts: Sequence[Text], numbers: Sequence[int], lay_out: Callable[[list[list[int]]], Step]) -> Pass:
-    """Texts of a pass, the longest first: those of the same length are neighbours, which plain PyTorch attends to in
-    one call.
-    """
-    numbers = sorted(numbers, key=lambda number: -len(texts[number].ids))
-    chosen = [texts[number] for number in numbers]
-    step = lay_out([list(text.ids) for text in chosen])
-    asked = [np.asarray(text.asked, np.int64) + span.first for text, span in zip(chosen, step.spans, strict=True)]
-    types = None
-    if any(text.types is not None for text in chosen):
-        types = torch.zeros_like(step.ids)
-        for text, span in zip(chosen, step.spans, strict=True):
-            if text.types is not None:
-                types[span.first : span.first + span.count] = torch.tensor(text.types)
-    sizes = tuple(len(text.asked) for text in chosen)
-    return Pass(tuple(numbers), sizes, step, torch.from_numpy(np.concatenate(asked)), types)
+    if numbers:
+        yield group()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -102,6 +103,26 @@ def without_pads(step: Step) -> Step:
         last=_tensor(first + count - 1),
         first=_tensor(first),
         spans=tuple(span._replace(first=begin) for span, begin in zip(step.spans, first.tolist(), strict=True)),
+    )
+
+
+def end_to_end(rows: Prompts) -> Step:
+    """The first pass of `packed`, laid out at once: no canvas is made. On the CPU."""
+    count = np.array([len(row) for row in rows], np.int64)
+    first, pads, T = count.cumsum() - count, count.max() - count, int(count.sum())
+    owner = np.repeat(np.arange(len(count)), count)
+    positions = np.arange(T) - first[owner]
+    return Step(
+        ids=_tensor(np.fromiter(chain.from_iterable(rows), np.int64, T)),
+        positions=_tensor(positions),
+        rows=_tensor(owner),
+        columns=_tensor(positions + pads[owner]),
+        last=_tensor(first + count - 1),
+        num_pad=_tensor(pads),
+        first=_tensor(first),
+        count=_tensor(count),
+        spans=tuple(map(Span, first.tolist(), count.tolist(), pads.tolist())),
+        extent=int(count.max()),
     )
 
 

@@ -14,7 +14,7 @@ from eet_lab.models.decoder import Decoder
 from eet_lab.ops.types import Empty, Extras, KVLayer, Spec, State, Step
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.parts.memory import FreshMemory
-from eet_lab.parts.passes import Batching, Pass, Text
+from eet_lab.parts.passes import Batching, Group, Text
 
 
 class ChangesWeights(Protocol):
@@ -42,8 +42,8 @@ class LaysOutPrompts(Protocol):
 class LaysOutTexts(Protocol):
     """Which texts an encoder reads in one pass, and where their tokens sit."""
 
-    def __call__(self, texts: Sequence[Text], batching: Batching, /) -> Iterator[Pass]:
-        """Passes that together hold each text once."""
+    def __call__(self, texts: Sequence[Text], batching: Batching, /) -> Iterator[Group]:
+        """Groups that together hold each text once."""
 
 
 class Attend(Protocol):

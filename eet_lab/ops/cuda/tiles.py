@@ -6,8 +6,10 @@ T tokens, C channels.
 from __future__ import annotations
 
 from eet_lab.ops.cuda.launching import odd_stride
+from eet_lab.ops.fits import FEW
 
-FEW = 16  # tokens that such a kernel takes
+__all__ = ["FEW", "OUTPUTS", "fits"]
+
 OUTPUTS = 16  # of a stage, at most
 STAGE_ROW_BYTES = 2048  # weights of an output, at most, in a stage
 CHUNK, INT8_CHUNK = 32, 64  # inputs that a warp multiplies at a time; int8_linear pads activations to whole ones
