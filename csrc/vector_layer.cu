@@ -27,7 +27,21 @@ using Stager = eet::RowStager<kWarps, T, kMostTokens, true>;
 struct EitherOrder {
   bool gated;
   __device__ int row(int n, int N) const { return gated ? eet::Gated::row(n, N) : n; }
+  template <typename W>
+  __device__ auto rows(const W* weight, int n, int N, int K, int k) const {
+    return [=, *this](int i) { return reinterpret_cast<const char*>(weight + row(n + i, N) * int64_t(K) + k); };
+  }
 };
+
+// Of phase p. A kernel for layers without gates knows that there is nothing to ask: 0.4 us a layer (LOG).
+template <bool kGated>
+__device__ auto order_of(int p) {
+  if constexpr (kGated) {
+    return EitherOrder{p == 1};
+  } else {
+    return eet::InOrder();
+  }
+}
 
 // One of the linears. Its inputs come from the phase before, its outputs go to the next, or to `out`, or to both.
 template <typename T>
@@ -37,8 +51,6 @@ struct Phase : eet::LinearArgs<T, T> {
   int tile = 0;          // outputs of a stage
   eet::Steps steps{};    // that cut the inputs
 
-  __device__ bool gated() const { return this->unit == 2; }
-  __device__ EitherOrder order() const { return {gated()}; }
   int tiles() const { return eet::ceil_div(this->most_outputs(), tile); }
 };
 
@@ -64,7 +76,7 @@ struct LayerArgs {
 // Numerics as vector_linear.cu
 // Source   a persistent kernel with a continuous stream of weights: "Look Ma, No Bubbles!" (Hazy Research, 2025); data
 //          that is its own flag: NCCL's LL protocol
-template <typename T>
+template <typename T, bool kGated>
 __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __grid_constant__ LayerArgs<T> a) {
   extern __shared__ __align__(128) uint4 shared[];  // stages at odd places take much longer (LOG)
   eet::let_next_begin();
@@ -82,8 +94,8 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
     eet::WeightStream stream(ring, a.stage_stride, kInFlight);
     for (int p = 0; p < a.num_phases; ++p) {
       const Phase<T>& f = a.phase[p];
-      const eet::Share share(f);
-      stream.add(f.order(), f.weight, f.N, f.K, share.begin, share.end, f.tile, f.steps);
+      const eet::Share share(f, kGated && p == 1 ? 2 : 1);
+      stream.add(order_of<kGated>(p), f.weight, f.N, f.K, share.begin, share.end, f.tile, f.steps);
     }
     return;
   }
@@ -98,9 +110,10 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
   for (int p = 0; p < a.num_phases; ++p) {
     // All that does not depend on x, while it is waited for.
     const Phase<T>& f = a.phase[p];
-    const eet::Share share(f);
+    const auto order = order_of<kGated>(p);
+    const eet::Share share(f, kGated && p == 1 ? 2 : 1);
     const int num_outputs = share.end - share.begin, n = share.begin + output;
-    eet::Outputs<T, T, 1, EitherOrder> outputs(f, token, share, 0, f.order());
+    eet::Outputs<T, T, 1, decltype(order)> outputs(f, token, share, 0, order);
     outputs.request_bias(n);
     Stager<T> stager(a.num_tokens, a.log_team, f.K, f.stride, f.norm, norms);
     if (p + 1 < a.num_phases && !f.norm.weight) {  // the next norm's weights take the place of the one before
@@ -126,12 +139,11 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
 
     eet::barrier(1, kReaders);
     const bool has = n < share.end && copy < copies;
-    const float sum = has ? Products<T>::total(its_sums, f.steps.num, sums) : 0.f;
-    if (f.gated()) {
-      const T value = outputs.gated(sum);
+    if (kGated && p == 1) {
+      const T value = outputs.gated(has ? Products<T>::total(its_sums, f.steps.num, sums) : 0.f);
       if (has && n % 2 == 0) eet::send(to_home + f.to + token * (f.N / 2) + n / 2, value);
     } else if (has) {
-      const T value = outputs.value(sum);
+      const T value = outputs.value(Products<T>::total(its_sums, f.steps.num, sums));
       if (f.to >= 0) eet::send(to_home + f.to + token * f.N + n, value);
       if (f.out && copy == 0) f.out[token * int64_t(f.N) + n] = value;
     }
@@ -178,7 +190,8 @@ template <typename T>
 cudaError_t launch_vector_layer(LayerArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
   const int bytes = plan(a);
   if (!bytes) return cudaErrorInvalidValue;
-  return eet::launch(vector_layer_kernel<T>, {dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent}, a);
+  const auto kernel = a.phase[1].unit == 2 ? vector_layer_kernel<T, true> : vector_layer_kernel<T, false>;
+  return eet::launch(kernel, {dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent}, a);
 }
 
 }  // namespace

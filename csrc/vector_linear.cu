@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   const eet::Ring ring{stages, reinterpret_cast<uint64_t*>(stages + a.num_stages * stage_bytes), a.num_stages,
                        stage_bytes};
   const int warp = threadIdx.x / 32;
-  const eet::Share share(a);
+  const eet::Share share(a, Choice::kGated ? 2 : 1);
 
   if (threadIdx.x == kReaders) ring.init(kWarps);
   __syncthreads();

@@ -24,8 +24,8 @@ __device__ inline float activate(float x, int act) {
     case kGeluTanh: return 0.5f * x * (1.f + tanh_of(0.7978845608028654f * (x + 0.044715f * x * x * x)));
     case kGelu: return 0.5f * x * (1.f + erff(0.7071067811865476f * x));
     case kRelu: return fmaxf(x, 0.f);
-    case kTanh: return tanhf(x);
-    case kSilu: return x / (1.f + expf(-x));
+    case kTanh: return tanh_of(x);
+    case kSilu: return __fdividef(x, 1.f + exp_of(-x));
     default: return x;
   }
 }

@@ -67,24 +67,34 @@ struct LinearArgs {
 struct Share {
   int begin, end;
 
+  // `unit` is that of the arguments, where a kernel knows it: what is multiplied by 1 is not multiplied.
   template <typename T, typename W>
-  __device__ explicit Share(const LinearArgs<T, W>& a) {
+  __device__ explicit Share(const LinearArgs<T, W>& a, int unit = 1) {
     const int block = blockIdx.x;
-    begin = block * a.share + min(block, a.rest) * a.unit;
-    end = begin + a.share + (block < a.rest) * a.unit;
+    begin = block * a.share + min(block, a.rest) * unit;
+    end = begin + a.share + (block < a.rest) * unit;
   }
 };
 
-// Which row of the weights gives output n of N.
+// Which row of the weights gives output n of N, and where these of outputs n, n + 1, .. begin, from input k on.
 struct InOrder {
   static constexpr bool kGated = false;
   __device__ static int row(int n, int) { return n; }
+  template <typename W>
+  __device__ static auto rows(const W* weight, int n, int, int K, int k) {
+    const char* const first = reinterpret_cast<const char*>(weight + int64_t(n) * K + k);
+    return [first, pitch = K * int64_t(sizeof(W))](int i) { return first + i * pitch; };
+  }
 };
 
 // Outputs 2f and 2f + 1 are gate f and what it lets through: weights have all N/2 gates first.
 struct Gated {
   static constexpr bool kGated = true;
   __device__ static int row(int n, int N) { return n / 2 + n % 2 * (N / 2); }
+  template <typename W>
+  __device__ static auto rows(const W* weight, int n, int N, int K, int k) {
+    return [=](int i) { return reinterpret_cast<const char*>(weight + row(n + i, N) * int64_t(K) + k); };
+  }
   __device__ void prepare(int) const {}
 };
 
@@ -100,10 +110,8 @@ __device__ void stream_weights(const Ring& ring, const LinearArgs<T, W>& a, Shar
   RingPlace place;
   for (int n = mine.begin; n < mine.end; n += tile) {
     for (int k = 0; k < a.K; k += stage_inputs, place.step(ring.num_stages)) {
-      const auto from = [&](int i) {
-        return reinterpret_cast<const char*>(a.weight + Order::row(n + i, a.N) * int64_t(a.K) + k);
-      };
-      ring.fill(place, from, min(tile, mine.end - n), min(stage_inputs, a.K - k) * int(sizeof(W)), stage_stride);
+      ring.fill(place, Order::rows(a.weight, n, a.N, a.K, k), min(tile, mine.end - n),
+                min(stage_inputs, a.K - k) * int(sizeof(W)), stage_stride);
     }
   }
 }

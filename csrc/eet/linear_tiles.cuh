@@ -121,7 +121,7 @@ __device__ void multiply_tiles(const Args& a, uint4* shared, Choice choice = Cho
   constexpr int kGroup = kTiles<kTokens> * kTile;  // outputs between two reductions
   const TileBlock<T, kTokens> block(a, shared);
   const int warp = threadIdx.x / 32;
-  const Share share(a);
+  const Share share(a, Choice::kGated ? 2 : 1);
   const int begin = share.begin, end = share.end;
 
   if (threadIdx.x == kThreads) block.ring.init(kWarps);

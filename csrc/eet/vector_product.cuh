@@ -49,10 +49,7 @@ class WeightStream {
           barrier_wait(ring.filled(oldest), oldest.parity);
           oldest.step(ring.num_stages);
         }
-        const auto at = [&](int i) {
-          return reinterpret_cast<const char*>(weight + order.row(n + i, N) * int64_t(K) + from);
-        };
-        ring.fill(next, at, min(tile, end - n), row_bytes, stage_stride);
+        ring.fill(next, order.rows(weight, n, N, K, from), min(tile, end - n), row_bytes, stage_stride);
       }
     }
   }
