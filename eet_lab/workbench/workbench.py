@@ -39,9 +39,10 @@ _open: Workbench | None = None
 class Workbench:
     """Pick a model and prompts, switch techniques, run, compare, and see where the time and the memory go.
 
-    `model` is what `eet_lab.load` takes. `recipe` is what is switched on at first (all that can run here). `settings`
-    are those of a generation (max_new_tokens, temperature, top_k, top_p, seed). Runs are kept in `folder`. `result` is
-    the last one, and `report()` shows it as a cell's own output, which still shows when the kernel is gone.
+    `model` is what `eet_lab.load` takes. `recipe` is what is switched on at first (all that can run here); where it is
+    given, Compare begins with the baseline, whatever run is pinned. `settings` are those of a generation
+    (max_new_tokens, temperature, top_k, top_p, seed). Runs are kept in `folder`. `result` is the last one, and
+    `report()` shows it as a cell's own output, which still shows when the kernel is gone.
 
     Opening another workbench closes this one, unless it is busy and the new one is asked for with the same words: then
     the same workbench is shown again, as after a reload of the page. `close()` ends its threads. Errors: RecipeError,
@@ -62,7 +63,7 @@ class Workbench:
         self,
         model: Any = "demo",
         prompts: str | Sequence[str] | None = None,
-        recipe: RecipeLike = "all",
+        recipe: RecipeLike | None = None,
         *,
         device: str | torch.device | None = None,
         dtype: str | None = None,
@@ -78,9 +79,11 @@ class Workbench:
             state.prompts = _texts(prompts)
         state.generation = {**state.generation, **settings}
         with devices.present(state.device):
-            state.choose(read_recipe(recipe, state.kind))
+            state.choose(read_recipe("all" if recipe is None else recipe, state.kind))
         state.settle()
         history = History(folder)
+        if recipe is not None:
+            history.set_pin_aside()
         if _open is not None:
             _open.close()  # once nothing that was asked for can be wrong
         self.controller = Controller(state, devices.choices(), history)

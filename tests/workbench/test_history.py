@@ -97,6 +97,19 @@ def test_rows_of_one_name_are_told_apart_by_their_moment(tmp_path: Path) -> None
     ]
 
 
+def test_a_workbench_that_is_asked_for_a_recipe_counts_no_earlier_pin(comparison: Comparison, tmp_path: Path) -> None:
+    kept = History(tmp_path)
+    pinned = kept.add(comparison, {}).id
+    kept.pin(pinned)
+    for recipe in (None, "pre_padding"):
+        history = Workbench("demo", recipe=recipe, device="cpu", folder=tmp_path).controller.results.history
+        assert [row.id for row in history.rows() if row.pinned] == ([pinned] if recipe is None else [])
+        assert (history.pinned() is None) == (recipe is not None)
+    history.pin(pinned)
+    assert history.pinned().id == pinned == History(tmp_path).pinned().id, "a pin that is set here counts here"
+    history.pin(None)
+
+
 def test_names_notes_and_the_pin_survive(comparison: Comparison, tmp_path: Path) -> None:
     kept = History(tmp_path)
     a, b = kept.add(comparison, {}), kept.add(comparison, {})
