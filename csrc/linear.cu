@@ -113,7 +113,8 @@ extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const in
                                   const void* norm_bias, const int64_t* positions, const int64_t* noise,
                                   float temperature, int dtype, int T, int N, int K, int act, int gated, float eps,
                                   int blocks, int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N || !eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
+  if (!eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
   const eet::WithNoise drawn{eet::draw_of(noise, positions, at, temperature)};
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
