@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 
 import torch
 from torch import Tensor
@@ -19,21 +20,25 @@ from eet_lab.parts.trace import Rehearsal, covers
 class Slot:
     """Where one request of a pass lies, and the tensor that it got last, which is given again for the same shape."""
 
-    __slots__ = ("chunk_id", "life", "memory", "tensor")
+    __slots__ = ("chunk_id", "life", "memory", "numbers", "tensor")
 
     def __init__(self, life: Lifetime, chunk_id: int, memory: Tensor) -> None:
         self.life, self.chunk_id, self.memory = life, chunk_id, memory
+        self.numbers = memory  # the same bytes as numbers of the type that was asked for last
         self.tensor: Tensor | None = None
 
     def view(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        num_bytes = torch.Size(shape).numel() * dtype.itemsize
+        num = prod(shape)
+        num_bytes = num * dtype.itemsize
         if self.life.name != name or aligned(num_bytes) > self.life.num_bytes:
             raise RuntimeError(
                 f"request {self.life.first} of this pass is {name} with {num_bytes} bytes, but it was rehearsed as "
                 f"{self.life.name} with {self.life.num_bytes}: an op's requests must not depend on values, only on "
                 "shapes"
             )
-        self.tensor = self.memory[:num_bytes].view(dtype).view(shape)
+        if self.numbers.dtype != dtype:
+            self.numbers = self.memory.view(dtype)
+        self.tensor = self.numbers[:num].view(shape)
         return self.tensor
 
 

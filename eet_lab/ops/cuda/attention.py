@@ -197,38 +197,37 @@ def _attend_within(
     qkv: Tensor, step: Step, spec: Spec, extras: Extras, mask: Tensor | None, empty: Empty, dependent: bool
 ) -> Tensor:
     """Attention whose keys and values stay where they are, in qkv."""
-    (T, width), B, (H, G, D) = qkv.shape, len(step.spans), spec[:3]
+    (T, width), B, (H, G, D), Q = qkv.shape, len(step.spans), spec[:3], step.extent
     out = empty("attended", (T, H * D), qkv)
     if qkv.is_meta or not T:
         return out
-    keys, values = (part.unflatten(-1, (G, D))[None].transpose(1, 2) for part in qkv[:, H * D :].chunk(2, 1))
-    _check_attention(qkv, keys, values, H, G, D)
+    _check_heads(qkv, H, G, D)
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, T // B))
-    elif sum(span.count for span in step.spans) != T:
+    elif T == B * Q and any(span.num_pad for span in step.spans):
         out.zero_()
     if is_rotated(spec, extras):
         rotary(qkv, step.positions, spec, extras, dependent=dependent)
-    longest, on_hopper = max(span.count for span in step.spans), mask is None and _takes_hopper(qkv, D)
-    first, count, stream, sizes = step.first, step.count, stream_of(qkv), (H, G, D)
-    if on_hopper:
+    first, count, num_pad, columns = (part.data_ptr() for part in (step.first, step.count, step.num_pad, step.columns))
+    sizes, stream = (H, G, D), stream_of(qkv)
+    if mask is None and _takes_hopper(qkv, D):
         attend = native.loaded("hopper_attention").eet_hopper_attention
-        rows = (first.data_ptr(), count.data_ptr(), step.num_pad.data_ptr(), step.columns.data_ptr())
-        shape: tuple[int, ...] = (DTYPES[qkv.dtype], T, B, longest, *sizes, longest)
-        attend(at(out), None, None, at(qkv), *rows, 1, 0, 0, 0, *shape, True, False, spec.causal, stream)
+        shape: tuple[int, ...] = (DTYPES[qkv.dtype], T, B, Q, *sizes, Q)
+        lies: tuple[int, ...] = (1, 0, 0, 0)
+        attend(at(out), None, None, at(qkv), first, count, num_pad, columns, *lies, *shape, 1, 0, spec.causal, stream)
         return out
-    tensors, K = (at(out), at(keys), at(values), at(qkv), at(mask)), T // B
+    keys = qkv.data_ptr() + H * D * qkv.itemsize
+    tensors, K = (at(out), keys, keys + G * D * qkv.itemsize, at(qkv), at(mask)), T // B
     # A column is a token of the pass, or with a mask one of its row.
-    columns = step.columns if mask is not None else torch.arange(T, device=qkv.device)
+    each = step.columns if mask is not None else torch.arange(T, device=qkv.device)
     lies = (1, width * K if mask is not None else 0, D, width, 0, 0)
-    begins = (first.data_ptr(), count.data_ptr(), first.data_ptr())
     if qkv.dtype == torch.float32:
-        attend, owners = native.loaded("plain_attention").eet_plain_attention, step.rows.data_ptr()
-        attend(*tensors, owners, columns.data_ptr(), *begins, None, *lies, T, *sizes, K, spec.causal, stream)
+        attend, rows = native.loaded("plain_attention").eet_plain_attention, step.rows.data_ptr()
+        attend(*tensors, rows, each.data_ptr(), first, count, first, None, *lies, T, *sizes, K, spec.causal, stream)
     else:
         attend = native.loaded("prefill_attention").eet_prefill_attention
-        shape = (DTYPES[qkv.dtype], B, longest if mask is None else K, *sizes, K)
-        attend(*tensors, *begins, columns.data_ptr(), None, *lies, *shape, spec.causal, stream)
+        shape = (DTYPES[qkv.dtype], B, Q if mask is None else K, *sizes, K)
+        attend(*tensors, first, count, first, each.data_ptr(), None, *lies, *shape, spec.causal, stream)
     return out
 
 
@@ -300,15 +299,21 @@ def _check_attention(qkv: Tensor, keys: Tensor, values: Tensor, H: int, G: int, 
             f"qkv is {qkv.dtype} and the cache {keys.dtype}; kernels take one of {list(DTYPES)} for both. "
             "Load the model in one of these."
         )
+    _check_heads(qkv, H, G, D)
+    if keys.stride() != values.stride() or keys.stride(3) != 1 or any(stride % 8 for stride in keys.stride()[:3]):
+        raise KernelError(
+            f"Keys and values have strides {keys.stride()} and {values.stride()}; kernels need the same for both, "
+            "the last 1, the others multiples of 8. Make both contiguous."
+        )
+
+
+def _check_heads(qkv: Tensor, H: int, G: int, D: int) -> None:
+    if qkv.dtype not in DTYPES:
+        raise KernelError(f"qkv is {qkv.dtype}; kernels take one of {list(DTYPES)}. Load the model in one of these.")
     if D % 8 or D > MAX_HEAD_DIM:
         raise KernelError(f"The head dim is {D}; kernels need a multiple of 8, at most {MAX_HEAD_DIM}. {REMEDY}")
     if H <= 0 or H % G or qkv.shape[1] != (H + 2 * G) * D or not qkv.is_contiguous():
         raise KernelError(
             f"qkv {tuple(qkv.shape)} is not contiguous [T,(H+2G)D] with {G} KV heads of {D}, H a multiple of {G}. "
             f"Make it contiguous, with a width of {D} times a number of heads. {REMEDY}"
-        )
-    if keys.stride() != values.stride() or keys.stride(3) != 1 or any(stride % 8 for stride in keys.stride()[:3]):
-        raise KernelError(
-            f"Keys and values have strides {keys.stride()} and {values.stride()}; kernels need the same for both, "
-            "the last 1, the others multiples of 8. Make both contiguous."
         )
