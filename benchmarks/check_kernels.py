@@ -24,9 +24,9 @@ import torch
 from torch.nn.attention import sdpa_kernel
 
 from eet_lab.bench.ops import OpWorkload, race_op
-from eet_lab.bench.ops.judge import EXACT, NO_ROOM
+from eet_lab.bench.ops.provider import EXACT, NO_ROOM
 from eet_lab.bench.ops.workload import TIMED_CASES
-from eet_lab.bench.racers import OURS
+from eet_lab.bench.providers import OURS
 from eet_lab.bench.rows import Row, append
 from eet_lab.bench.timing import Timed
 from eet_lab.errors import EETError

@@ -16,10 +16,11 @@ import pytest
 
 from eet_lab.bench import Comparison, Ladder, compare, ladder, load_result, measure
 from eet_lab.bench.calls import num_kernels
+from eet_lab.bench.cost import streaming_gb_per_s
 from eet_lab.bench.ladder import rungs_down, rungs_up
 from eet_lab.bench.measure import Subject, _warnings
 from eet_lab.bench.paired import LEAST_PAIRS, SURE_PAIRS
-from eet_lab.bench.turns import MOST_ROUNDS, NARROW, Rounds
+from eet_lab.bench.timing import MOST_ROUNDS, NARROW, Rounds
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, PromptError, RecipeError
 from eet_lab.monitor import open_source
@@ -261,8 +262,9 @@ def given_times(monkeypatch, timed, firsts, seconds):
 
     By the budget's clock each run takes so many seconds.
     """
+    streaming_gb_per_s("cpu")  # measured once in a process: now, while the clock runs
     now = [0.0]
-    monkeypatch.setattr("eet_lab.bench.turns.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("eet_lab.bench.timing.time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     class Timed(Subject):
         def run(self, on_step=None):

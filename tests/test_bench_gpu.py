@@ -7,9 +7,9 @@ from conftest import make_gpt2
 from every_recipe import every_recipe
 
 from eet_lab.bench import Workload, compare, race
+from eet_lab.bench.calls import decode_calls, num_launches
 from eet_lab.bench.launches import launches_per_token
-from eet_lab.bench.sameness import Witness
-from eet_lab.bench.step import decode_calls, num_launches
+from eet_lab.bench.parity import Witness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load

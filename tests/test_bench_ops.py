@@ -11,16 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from eet_lab.bench.caches import MOST_BYTES, beyond_caches, last_cache_bytes
+from eet_lab.bench.cost import MOST_BYTES, beyond_caches, last_cache_bytes
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measure import SHARED
 from eet_lab.bench.ops import PROVIDERS, OpWorkload, race_op
-from eet_lab.bench.ops import race as op_race
+from eet_lab.bench.ops import benchmark as op_race
 from eet_lab.bench.ops.attention import _paged
-from eet_lab.bench.ops.judge import Judge
-from eet_lab.bench.ops.provider import Prepared, Provider
+from eet_lab.bench.ops.provider import Judge, Prepared, Provider
 from eet_lab.bench.ops.providers import names_for
-from eet_lab.bench.ops.room import host_free_bytes
 from eet_lab.bench.ops.workload import TIMED_CASES
 from eet_lab.bench.rows import append, read
 from eet_lab.cli import main
@@ -144,13 +142,6 @@ def test_inputs_beyond_memory_are_told_before_they_are_made(text, capsys):
     assert main(["bench", text, "--device", "cpu"]) == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert re.search(rf"{text} needs about [\d,.]+ GiB, but this machine has [\d,.]+ GiB free\. Give smaller", last)
-
-
-def test_what_is_free_is_read_where_linux_tells_it(tmp_path):
-    told = tmp_path / "meminfo"
-    assert host_free_bytes(told) is None
-    told.write_text("MemTotal:  9 kB\nMemAvailable:  3 kB\n")
-    assert host_free_bytes(told) == 3072
 
 
 def test_a_suggestion_is_made_once():

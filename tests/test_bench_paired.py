@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench.metrics import TIMES
+from eet_lab.bench.measured import TIMES
 from eet_lab.bench.paired import LEAST_PAIRS, LEVEL, Change, left_off, median_interval, memory_words
-from eet_lab.bench.turns import MOST_ROUNDS, Rounds, counterbalanced
+from eet_lab.bench.timing import MOST_ROUNDS, Rounds, counterbalanced
 
 times = st.floats(0.01, 1e5)
 pairs = st.lists(st.tuples(times, times), min_size=1, max_size=40)
@@ -195,7 +195,7 @@ class Machine:
 
     def __init__(self, monkeypatch, seconds, noise, effect=1.0, repeats=None, budget_s=4.0, seed=0):
         self.now, self._random, self._seconds, self._noise, self._effect = 0.0, Random(seed), seconds, noise, effect
-        monkeypatch.setattr("eet_lab.bench.turns.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("eet_lab.bench.timing.time.perf_counter", lambda: self.now)
         self.runs: tuple[list[float], list[float]] = ([], [])
         self.order: list[int] = []
         self.rounds = Rounds(repeats, budget_s, lambda: [Change.of(*self.runs)])

@@ -18,10 +18,10 @@ from eet_lab.bench import cost as costs
 from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
 from eet_lab.bench.launches import StepLaunches
+from eet_lab.bench.parity import Witness, reference_logits
 from eet_lab.bench.peers import HuggingFace, Timing, huggingface, make, to_hf
 from eet_lab.bench.peers.peer import left_padded
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
-from eet_lab.bench.sameness import Witness, reference_logits
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, OutOfMemory, PromptError, ResultError

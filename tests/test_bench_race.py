@@ -15,11 +15,11 @@ import torch
 from counted import Counted
 
 from eet_lab import models
-from eet_lab.bench import Workload, peers, race, room
+from eet_lab.bench import Workload, fit, peers, race
+from eet_lab.bench.benchmark import distinct
 from eet_lab.bench.cost import streaming_gb_per_s
-from eet_lab.bench.precise import reference_logits
-from eet_lab.bench.race import distinct
-from eet_lab.bench.sameness import Witness
+from eet_lab.bench.logits import reference_logits
+from eet_lab.bench.parity import Witness
 from eet_lab.cli import main
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -49,7 +49,7 @@ def needs(model, words: str, text: str) -> int:
 
 def holds(monkeypatch, model, num_bytes: int) -> None:
     """The machine has so much for the weights and all else."""
-    monkeypatch.setattr(room, "free_bytes_of", lambda device: num_bytes - model.decoder.weight_bytes)
+    monkeypatch.setattr(fit, "free_bytes_of", lambda device: num_bytes - model.decoder.weight_bytes)
 
 
 def test_what_does_not_fit_is_refused_in_the_words_of_its_forecast(tiny, monkeypatch, no_work):
@@ -65,7 +65,7 @@ def test_int8_copies_that_are_there_already_need_no_room_again(tiny, monkeypatch
     def refusal(num_bytes: int) -> str:
         holds(monkeypatch, model, num_bytes)
         with pytest.raises(OutOfMemory) as told:
-            room.check_room(model.decoder, "cpu", Workload.parse("tiny/b64/p90/n8"), [recipe])
+            fit.check_fit(model.decoder, "cpu", Workload.parse("tiny/b64/p90/n8"), [recipe])
         return str(told.value)
 
     other = replace(tiny, network=mapped(tiny.decoder, torch.clone))
@@ -82,18 +82,18 @@ def test_int8_copies_that_are_there_already_need_no_room_again(tiny, monkeypatch
 def test_copies_that_two_recipes_share_are_there_once(tiny):
     model = replace(tiny, network=mapped(tiny.decoder, torch.clone))
     both = [Recipe.parse("int8_weights"), Recipe.parse("int8_weights:head=False")]
-    assert room._held_bytes(model.decoder, both) == 0
+    assert fit._held_bytes(model.decoder, both) == 0
     for recipe in both:
         Engine(model.decoder, recipe.parts)
-    assert room._held_bytes(model.decoder, both) == room._held_bytes(model.decoder, both[:1]) > 0
-    assert room._held_bytes(model.decoder, [Recipe()]) == 0
+    assert fit._held_bytes(model.decoder, both) == fit._held_bytes(model.decoder, both[:1]) > 0
+    assert fit._held_bytes(model.decoder, [Recipe()]) == 0
 
 
 def test_a_recipe_that_does_not_fit_is_left_out_and_told(tiny, monkeypatch):
     text = "tiny/b64/p90/n8"
     small, large = sorted(("baseline", FAST), key=lambda words: needs(tiny, words, text))
     assert small == "baseline", "else there is nothing to hold the others against"
-    monkeypatch.setattr(room, "most_bytes", lambda *given: 0)
+    monkeypatch.setattr(fit, "most_bytes", lambda *given: 0)
     holds(monkeypatch, tiny, needs(tiny, large, text) - 1)
     rows, remarks = race(tiny, text, [small, large], repeats=1)
     assert [row.recipe for row in rows] == [small]
@@ -115,8 +115,8 @@ def test_a_race_takes_what_was_foreseen(recipes, monkeypatch):
     model = load("demo", device="cpu")
     streaming_gb_per_s("cpu")  # its buffer is needed once in a process: now
     told = []
-    monkeypatch.setattr(room, "most_bytes", lambda *given, most=room.most_bytes: told.append(most(*given)) or told[-1])
-    monkeypatch.setattr(import_module("eet_lab.bench.race"), "_quality", lambda *given: [])  # after all is closed
+    monkeypatch.setattr(fit, "most_bytes", lambda *given, most=fit.most_bytes: told.append(most(*given)) or told[-1])
+    monkeypatch.setattr(import_module("eet_lab.bench.benchmark"), "_quality", lambda *given: [])  # after all is closed
     Engine(model.decoder, Recipe.parse(recipes[-1]).parts)  # makes int8 weights, which stay
     with Counted() as counted:
         race(model, "demo/b8/p40/n4", recipes, repeats=1)
@@ -129,8 +129,8 @@ def test_what_was_timed_outlives_the_perplexities(tiny, monkeypatch, problem):
         if "head" in str(recipe):
             raise problem
 
-    monkeypatch.setattr(import_module("eet_lab.bench.race"), "held_out_perplexity", fails)
-    monkeypatch.setattr(import_module("eet_lab.bench.race"), "perplexities", lambda before, after: "as before")
+    monkeypatch.setattr(import_module("eet_lab.bench.benchmark"), "held_out_perplexity", fails)
+    monkeypatch.setattr(import_module("eet_lab.bench.benchmark"), "perplexities", lambda before, after: "as before")
     recipes = ["int8_weights:head=False", "int8_weights"]
     rows, remarks = race(tiny, "tiny/b1/p4/n4", recipes, repeats=1)
     assert [row.recipe for row in rows] == recipes
@@ -151,7 +151,7 @@ def test_nothing_of_what_was_timed_is_there_when_perplexities_are_read(tiny, mon
         return []
 
     monkeypatch.setattr(peers, "make", noted)
-    monkeypatch.setattr(import_module("eet_lab.bench.race"), "_quality", looks)
+    monkeypatch.setattr(import_module("eet_lab.bench.benchmark"), "_quality", looks)
     assert len(race(tiny, "tiny/b1/p4/n4", ["int8_weights"], ["eet_lab", "hf-sdpa"], repeats=1)[0]) == 2
 
 
@@ -205,7 +205,7 @@ def test_weights_of_what_cannot_run_are_not_drawn(monkeypatch, capsys):
         return given(name, device=device, **options)
 
     monkeypatch.setattr(models, "load", shapes_only)
-    monkeypatch.setattr(room, "free_bytes_of", lambda device: 2**34)
+    monkeypatch.setattr(fit, "free_bytes_of", lambda device: 2**34)
     assert main(["bench", "gpt2-xl/b512/p960/n64", "--device", "cpu"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "512 rows of 960 + 64 tokens: does not fit." in line

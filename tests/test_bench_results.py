@@ -10,20 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench import (
-    Change,
-    Comparison,
-    Environment,
-    Ladder,
-    Measurement,
-    Run,
-    Rung,
-    Sameness,
-    Spread,
-    load_result,
-)
+from eet_lab.bench import Change, Comparison, Environment, Ladder, Measurement, Run, Rung, Sameness, Spread, load_result
+from eet_lab.bench.environment import machine_id
 from eet_lab.bench.measured import MEMORY_KEYS, Cost
-from eet_lab.bench.provenance import machine_id
 from eet_lab.errors import ResultError
 from eet_lab.words import plain
 from eet_lab.workbench.history import SHIPPED

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench.codec import encode
-from eet_lab.bench.margins import drawn_margin, noise_at
-from eet_lab.bench.precise import reference_logits
-from eet_lab.bench.sameness import Witness, sameness
+from eet_lab.bench.logits import drawn_margin, noise_at, reference_logits
+from eet_lab.bench.parity import Witness, sameness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load

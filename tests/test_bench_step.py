@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eet_lab.bench.calls import num_kernels
+from eet_lab.bench.calls import decode_calls, num_bytes, num_kernels, num_launches
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.launches import launches_per_token
-from eet_lab.bench.step import decode_calls, num_bytes, num_launches
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings

@@ -12,7 +12,7 @@ import eet_lab
 from eet_lab import devices
 from eet_lab.bench import cost, timing
 from eet_lab.bench.ops import OpWorkload, race_op
-from eet_lab.bench.ops import race as op_race
+from eet_lab.bench.ops import benchmark as op_race
 from eet_lab.cli import main
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings

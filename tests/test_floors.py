@@ -158,4 +158,6 @@ def test_the_check_itself(module, source, wrong):
 def test_engines_and_techniques_do_not_know_each_other_even_for_a_type_checker():
     hidden = "if TYPE_CHECKING:\n    from eet_lab.engine.engine import Engine"
     assert acquaintances("eet_lab.techniques.own", imports_of(ast.parse(hidden), "eet_lab.techniques.own", False, True))
-    assert not acquaintances("eet_lab.bench.race", imports_of(ast.parse(hidden), "eet_lab.bench.race", False, True))
+    assert not acquaintances(
+        "eet_lab.bench.compare", imports_of(ast.parse(hidden), "eet_lab.bench.compare", False, True)
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from counted import Counted
 
-from eet_lab.bench import compare, foresee
+from eet_lab.bench import compare, fit
 from eet_lab.bench.cost import streaming_gb_per_s
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load
@@ -26,8 +26,8 @@ def test_a_comparison_takes_what_was_foreseen(
 ) -> None:
     model = load("demo", device="cpu")
     streaming_gb_per_s("cpu")  # its buffer is needed once in a process: now
-    monkeypatch.setitem(foresee.NUM_BYTES, "cpu", 0)
-    told = foresee.foresee_compare(model, lengths, Recipe.parse(words), Settings(num_new))
+    monkeypatch.setitem(fit.NUM_BYTES, "cpu", 0)
+    told = fit.foresee_compare(model, lengths, Recipe.parse(words), Settings(num_new))
     with Counted() as counted:
         compare(model, [[1] * length for length in lengths], words, repeats=1, watch=False, max_new_tokens=num_new)
     taken = model.decoder.weight_bytes + counted.peak_bytes
@@ -36,6 +36,6 @@ def test_a_comparison_takes_what_was_foreseen(
 
 def test_the_first_comparison_of_a_process_measures_how_fast_memory_is() -> None:
     model = load("demo", device="cpu")
-    told = foresee.foresee_compare(model, [5], Recipe.parse("memory_reuse"), Settings(4))
-    assert told.check_bytes == foresee.NUM_BYTES["cpu"]
+    told = fit.foresee_compare(model, [5], Recipe.parse("memory_reuse"), Settings(4))
+    assert told.check_bytes == fit.NUM_BYTES["cpu"]
     assert told.total_bytes > told.check_bytes + model.decoder.weight_bytes

@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 from gpu_traces import ADD, ATTENTION, GEMM, LINEAR, Trace, eager, graphed
 
+from eet_lab.bench.calls import Call
 from eet_lab.bench.launches import counting
-from eet_lab.bench.step import Call
 from eet_lab.bench.timeline import (
     Span,
     Timeline,
@@ -25,11 +25,9 @@ from eet_lab.bench.timeline import (
     timelines,
     write_trace,
 )
-from eet_lab.bench.timeline.names import copy_name, is_work_call, kernel_name, our_kernels
-from eet_lab.bench.timeline.op_bytes import with_bytes
-from eet_lab.bench.timeline.spans import covered_us
+from eet_lab.bench.timeline.spans import covered_us, with_bytes
 from eet_lab.bench.timeline.steps import NEW_TOKENS, SAMPLES, Probe, earliest
-from eet_lab.bench.timeline.trace import Step, read_steps
+from eet_lab.bench.timeline.trace import Step, copy_name, is_work_call, kernel_name, our_kernels, read_steps
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, MonitorError, PromptError, ResultError

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 from check_kernels import HOME, cold_build_s, is_wrong
 
 from eet_lab.bench import accuracy, caching_allocator, encoding
+from eet_lab.bench.benchmark import OURS, race
 from eet_lab.bench.cost import launch_cost, streaming_gb_per_s
 from eet_lab.bench.ops import OpWorkload, race_op
 from eet_lab.bench.peers import PEERS
-from eet_lab.bench.race import OURS, race
 from eet_lab.bench.rows import Row, append
 from eet_lab.bench.serving import HF, serve_all
 from eet_lab.bench.stream import row, run_stream

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from eet_lab.bench.benchmark import race
 from eet_lab.bench.compare import compare
 from eet_lab.bench.files import load_result
-from eet_lab.bench.job import Job
+from eet_lab.bench.job import Job, watched
 from eet_lab.bench.ladder import ladder
 from eet_lab.bench.measure import measure
 from eet_lab.bench.measured import MEMORY_KEYS, Cost, Environment, Measurement, Perplexity, Sameness, Spread
 from eet_lab.bench.paired import Change
+from eet_lab.bench.parity import sameness
 from eet_lab.bench.perplexity import perplexity
-from eet_lab.bench.race import race
 from eet_lab.bench.results import Comparison, Ladder, Run, Rung
-from eet_lab.bench.sameness import sameness
-from eet_lab.bench.watched import watched
 from eet_lab.bench.workloads import Workload, default_prompts
 
 __all__ = [

@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax, nll_loss
 
-from eet_lab.bench import turns
+from eet_lab.bench import timing
+from eet_lab.bench.benchmark import check_is_of, distinct
+from eet_lab.bench.logits import LogitsRecorder, reference_logits
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.perplexity import held_out, why_not
-from eet_lab.bench.precise import reference_logits
-from eet_lab.bench.race import check_is_of, distinct
-from eet_lab.bench.racers import OURS
+from eet_lab.bench.providers import OURS
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.sameness import Recorder
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts
@@ -104,7 +103,7 @@ def measure_accuracy(
     precise = reference_logits(decoder, pieces.prompts, pieces.following, workload.new_tokens, cancel)
     found: dict[str, Distance] = {}
     for done, each in enumerate(names):
-        turns.check(cancel)
+        timing.check(cancel)
         if progress is not None:
             progress(done, len(names), str(each) or "baseline")
         got = by_hf(decoder, pieces) if isinstance(each, str) else by_steps(decoder, each.parts, pieces, cancel)
@@ -118,7 +117,7 @@ def by_steps(decoder: Decoder, parts: Parts, pieces: Pieces, cancel: Cancel | No
     """The logits [B,N,V] of an engine's passes, with what follows forced on them."""
     prompts, following = pieces
     keys = None if parts.schedule is None else noise_keys(0, len(prompts), decoder.device)
-    recorder = Recorder(decoder, [len(row) for row in prompts], len(following[0]), keys)
+    recorder = LogitsRecorder(decoder, [len(row) for row in prompts], len(following[0]), keys)
     with closing(Engine(decoder, parts, recorder)) as engine:
         run = engine.generate(prompts, Settings(len(following[0])), forced=following, cancel=cancel)
     if run.cancelled:

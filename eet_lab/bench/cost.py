@@ -9,21 +9,57 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import torch
 
-from eet_lab.bench.caches import beyond_caches, last_cache_bytes
-from eet_lab.bench.calls import call_us, expansion_ns
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measured import Cost, Spread
 from eet_lab.bench.timing import Timed, took_ms
 from eet_lab.devices import once_per_device
 from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.monitor import free_bytes_of
+from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.oom import memory_for
 from eet_lab.words import MiB
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
+TIMES = 4
+"""So many times the last cache: of less, one that does not forget in order would still answer a part."""
+
+MOST_BYTES = 512 * 2**20
+"""Whatever the cache: what is read must not drive a small machine out of its memory."""
+
+
+def last_cache_bytes(folder: Path = CACHES) -> int | None:
+    """Of the largest cache that a core reads data through; None where that is not told."""
+    sizes = [_num_bytes(each / "size") for each in folder.glob("index*") if _text(each / "type") != "Instruction"]
+    return max(sizes, default=0) or None
+
+
+def beyond_caches(least: int, cache_bytes: int | None) -> int:
+    """Bytes beyond a cache of that size, at least `least`."""
+    return min(max(least, TIMES * (cache_bytes or 0)), max(least, MOST_BYTES))
+
+
+def _num_bytes(file: Path) -> int:
+    """Of `107520K`; 0 for what is no size."""
+    text = _text(file)
+    number, unit = text.rstrip("KMG"), UNITS.get(text[-1:], 1)
+    return int(number) * unit if number.isdecimal() else 0
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+
 
 NUM_BYTES = {"cuda": 4 * 2**30, "cpu": beyond_caches(128 * 2**20, last_cache_bytes())}
 """Of the streaming read: far beyond any cache."""
@@ -141,3 +177,28 @@ def streaming_gb_per_s(device: str) -> float:
             product = partial(torch.mv, rows, ones)
             best_ms = min(best_ms, *(took_ms(product, device) for _ in range(7)))
     return num_bytes / best_ms / 1e6
+
+
+@cache
+def call_us() -> float:
+    """What one call of PyTorch costs on the CPU when there is next to nothing to compute: the median of a few, once."""
+    number = torch.zeros(1)
+    tries = []
+    for _ in range(9):
+        start = time.perf_counter()
+        for _ in range(500):
+            number.add_(0)
+        tries.append((time.perf_counter() - start) / 500 * 1e6)
+    return median(tries)
+
+
+@cache
+def expansion_ns() -> float:
+    """What plain PyTorch takes on the CPU to make a weight of one int8 number: the median of a few matrices, once."""
+    whole, scale = torch.ones(1024, 1024, dtype=torch.int8), torch.ones(1024, 1)
+    tries = []
+    for _ in range(9):
+        start = time.perf_counter()
+        dequantized(whole, scale, out=torch.empty(whole.shape))
+        tries.append((time.perf_counter() - start) / whole.numel() * 1e9)
+    return median(tries)

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eet_lab.bench import turns
+from eet_lab.bench import timing
+from eet_lab.bench.benchmark import check_is_of, distinct
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.peers.huggingface import encoder_to_hf
-from eet_lab.bench.race import check_is_of, distinct
-from eet_lab.bench.racers import OURS
+from eet_lab.bench.providers import OURS
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.workloads import Texts
 from eet_lab.engine.encode import EncoderEngine
@@ -70,7 +70,7 @@ def encode_all(
     fp32, with the budget of the baseline's own rounding. Returns rows and remarks. Errors: RecipeError, PromptError,
     ModelError, OutOfMemory, Cancelled.
     """
-    turns.check_repeats(repeats)
+    timing.check_repeats(repeats)
     texts = Texts.parse(texts) if isinstance(texts, str) else texts
     check_is_of(texts, model)
     providers = [providers] if isinstance(providers, str) else list(providers)
@@ -88,7 +88,7 @@ def encode_all(
         hf = encoder_to_hf(encoder) if peers else None
         for name in peers:
             racers[name] = partial(encoded_by_hf, hf, rows, name == SORTED)
-        runs = turns.runs_in_turn(racers, repeats, progress, cancel)
+        runs = timing.runs_in_turn(racers, repeats, progress, cancel)
     total = sum(map(len, rows))
     return [_row(texts, name, model, total, each, budget) for name, each in runs.items()], remarks
 
@@ -170,7 +170,7 @@ def _plain(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:
 
 def _row(texts: Texts, name: str, model: Model, num_tokens: int, runs: Sequence[Read], budget: Budget) -> Row:
     is_peer = name in (HF, SORTED)
-    middle = turns.median_run(runs, lambda run: run.total_s)
+    middle = timing.median_run(runs, lambda run: run.total_s)
     nothing: dict[str, Any] = dict.fromkeys(
         ("ttft_ms", "tpot_ms", "floor_ms", "gb_per_s", "launches_per_token", "same_tokens")
     )

@@ -9,12 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from eet_lab.bench.codec import Unknown, decode, parse, shown
-from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Sameness, Spread
-from eet_lab.bench.provenance import placed
-from eet_lab.bench.ranges import Name
+from eet_lab.bench.codec import Name, Unknown, decode, parse, shown
+from eet_lab.bench.environment import placed
+from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Recording, Sameness, Spread
 from eet_lab.bench.results import SCHEMA, Comparison, Ladder, Run
-from eet_lab.bench.samples import Recording
 from eet_lab.errors import ResultError
 from eet_lab.words import sized, visible
 

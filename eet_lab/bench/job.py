@@ -1,4 +1,4 @@
-"""What Compare and Ladder are asked to do, checked once."""
+"""What Compare and Ladder are asked to do, checked once; and a single run of it that somebody watches."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from eet_lab.bench.environment import environment
-from eet_lab.bench.turns import check_repeats
+from eet_lab.bench.measure import OnStep, allocated_afresh, as_measurement, memory_of
+from eet_lab.bench.results import Run
+from eet_lab.bench.timing import check_repeats
 from eet_lab.bench.workloads import default_prompts, describe
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.models import Model
+from eet_lab.progress import Cancel
+from eet_lab.technique import Recipe
 from eet_lab.texts import Prompts, as_rows
 
 
@@ -43,3 +49,25 @@ class Job:
             "prompt_lengths": tuple(map(len, self.rows)),
             "settings": settings | {"stop": list(settings["stop"])},
         }
+
+
+def watched(
+    engine: Engine, recipe: Recipe, job: Job, on_step: OnStep, cancel: Cancel | None = None, prepare_s: float = 0.0
+) -> Run:
+    """Generate once, calling `on_step` for every step. Stopped by `cancel`, it gives what there is until then.
+
+    Errors: those of `Engine.generate`.
+    """
+    model, counts = job.model, list[int]()
+
+    def note(event: StepEvent) -> None:
+        counts.append(len(event.tokens))
+        on_step(event)
+
+    before = allocated_afresh(model.device)
+    run = engine.generate(job.rows, job.settings, on_step=note, cancel=cancel)
+    measurement = as_measurement(
+        model, recipe, job.settings, [(run, tuple(counts))], memory_of(engine, model.device, before),
+        prepare_s=prepare_s, captures=engine.captures,
+    )  # fmt: skip
+    return Run(**job.described(), measurement=measurement, stopped=run.cancelled)

@@ -13,11 +13,10 @@ from eet_lab.bench.job import Job
 from eet_lab.bench.measure import Run, Subject
 from eet_lab.bench.measured import Measurement, Perplexity, Sameness, Spread
 from eet_lab.bench.paired import Change
+from eet_lab.bench.parity import Witness
 from eet_lab.bench.perplexity import held_out_perplexity
-from eet_lab.bench.progress import Tally
 from eet_lab.bench.results import Ladder, Rung
-from eet_lab.bench.sameness import Witness
-from eet_lab.bench.turns import PAIR_BUDGET_S, Rounds, check_budget, counterbalanced
+from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Tally, check_budget, counterbalanced
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device

@@ -14,9 +14,8 @@ import torch
 
 from eet_lab.bench.calls import is_launched_by_python, num_kernels
 from eet_lab.bench.cost import step_cost
-from eet_lab.bench.measured import Measurement, Spread
-from eet_lab.bench.metrics import STEADY_RUNS
-from eet_lab.bench.turns import check_repeats
+from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread
+from eet_lab.bench.timing import check_repeats
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings

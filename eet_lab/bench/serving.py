@@ -13,13 +13,13 @@ from functools import partial
 from statistics import quantiles
 from typing import Any, NamedTuple
 
-from eet_lab.bench import turns
+from eet_lab.bench import timing
+from eet_lab.bench.benchmark import check_is_of, distinct
 from eet_lab.bench.measured import Spread
+from eet_lab.bench.parity import sameness
 from eet_lab.bench.peers import to_hf
-from eet_lab.bench.race import check_is_of, distinct
-from eet_lab.bench.racers import OURS
+from eet_lab.bench.providers import OURS
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.sameness import sameness
 from eet_lab.bench.workloads import Requests
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -73,7 +73,7 @@ def serve_all(
     tokens are compared with ours. Returns rows and remarks. Errors: RecipeError for a recipe without continuous
     batching, or whose tokens are wrong; PromptError; OutOfMemory; Cancelled.
     """
-    turns.check_repeats(repeats)
+    timing.check_repeats(repeats)
     requests = Requests.parse(requests) if isinstance(requests, str) else requests
     check_is_of(requests, model)
     providers = [providers] if isinstance(providers, str) else list(providers)
@@ -88,10 +88,10 @@ def serve_all(
             racers[str(recipe)] = partial(served, engine, prompts, settings, cancel)
         if HF in providers:
             racers[HF] = partial(served_by_hf, to_hf(model.decoder), prompts, settings)
-        runs = turns.runs_in_turn(racers, repeats, progress, cancel)
+        runs = timing.runs_in_turn(racers, repeats, progress, cancel)
     rows, first = [], next(iter(runs.values()))[0]
     for name, all_runs in runs.items():
-        run = turns.median_run(all_runs, lambda run: run.tok_s)
+        run = timing.median_run(all_runs, lambda run: run.tok_s)
         rows.append(_row(requests, "" if name == HF else name, name, model, run, first.tokens == run.tokens))
     return rows, remarks
 

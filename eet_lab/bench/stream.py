@@ -11,9 +11,9 @@ from itertools import pairwise
 import torch
 
 from eet_lab.bench.measured import Sameness, Spread
-from eet_lab.bench.racers import OURS, equality
+from eet_lab.bench.parity import Witness
+from eet_lab.bench.providers import OURS, equality
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.sameness import Witness
 from eet_lab.bench.workloads import Stream
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts

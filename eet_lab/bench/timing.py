@@ -1,12 +1,17 @@
-"""Timing of calls that take microseconds: captured into a CUDA graph and replayed, or looped over on the CPU."""
+"""How a time is taken: what one call takes, providers interleaved until enough is known, and Stop."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
+
+from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, Change
+from eet_lab.errors import Cancelled, PromptError, first_line
+from eet_lab.progress import Cancel, Progress
 
 REGION_MS = 100.0
 """A region of calls between two looks at the clock is at least about this long."""
@@ -75,3 +80,161 @@ class Timed:
         assert self._graph is not None
         for _ in range(self._rounds):
             self._graph.replay()
+
+
+MOST_REPEATS = 10_000
+
+MOST_ROUNDS = 64
+"""Of a series that nobody gave a number: beyond, an interval narrows by less than anyone would see."""
+
+PAIR_BUDGET_S = 4.0
+"""Seconds of timed runs that a pair of recipes may take, once there are `LEAST_PAIRS` pairs."""
+
+NARROW = 3 * math.log1p(LEAST_EFFECT)
+"""Width of an interval that need not be narrower: half of the least effect on either side, beside that effect."""
+
+Item = TypeVar("Item")
+Run = TypeVar("Run")
+
+
+class Runner(Protocol):
+    """One who is ready to be timed."""
+
+    @property
+    def name(self) -> str: ...
+
+    def time(self) -> None:
+        """One measured run."""
+
+
+def counterbalanced(items: Sequence[Item], number: int) -> Sequence[Item]:
+    """The order of a round: A B C, then C B A, so that whoever goes first, and a drift, cancel over two rounds."""
+    return items[::-1] if number % 2 else items
+
+
+class Rounds:
+    """Numbers of rounds until enough is known: `for number in rounds`.
+
+    `repeats`: exactly so many. None: at least `LEAST_PAIRS`, then two more at a time, in both orders, until every
+    interval of `changes` is `NARROW`, or two more would take the timed runs past `budget_s`. Whether a change is told
+    plays no part, since who stops once it is finds effects in noise; but for one that is doubtful, for which there are
+    `SURE_PAIRS` in any case.
+    """
+
+    def __init__(self, repeats: int | None, budget_s: float, changes: Callable[[], Collection[Change]]) -> None:
+        self._repeats, self._budget_s, self._changes = repeats, budget_s, changes
+        self._spent_s, self._done = 0.0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self._goes_on():
+            start = time.perf_counter()
+            yield self._done
+            self._done += 1
+            self._spent_s += time.perf_counter() - start
+
+    @property
+    def expected(self) -> int:
+        """How many there will be, at the pace so far; never fewer than there were."""
+        if self._repeats is not None:
+            return self._repeats
+        if not self._done or self._spent_s <= 0:
+            return LEAST_PAIRS
+        in_budget = math.floor(min(self._budget_s * self._done / self._spent_s, MOST_ROUNDS) / 2) * 2
+        return max(LEAST_PAIRS, in_budget, self._done)
+
+    def _goes_on(self) -> bool:
+        if self._repeats is not None:
+            return self._done < self._repeats
+        if self._done < LEAST_PAIRS or self._done % 2:
+            return True
+        found = self._changes()
+        if any(change.is_doubtful for change in found):
+            return True
+        return self._done < self.expected and any(change.width > NARROW for change in found)
+
+
+def check_repeats(repeats: int | None) -> None:
+    """PromptError unless something can be timed that often; None: until enough is known."""
+    if repeats is None:
+        return
+    if not isinstance(repeats, int) or not 1 <= repeats <= MOST_REPEATS:
+        raise PromptError(f"repeats is {repeats!r}, but it must be a whole number from 1 to {MOST_REPEATS:,}.")
+
+
+def check_budget(budget_s: float) -> None:
+    """PromptError for what are no seconds."""
+    if not isinstance(budget_s, int | float) or not 0 <= budget_s < math.inf:
+        raise PromptError(f"budget_s is {budget_s!r}, but it must be a finite number of seconds, 0 or more.")
+
+
+def check(cancel: Cancel | None) -> None:
+    """Raises Cancelled once someone has pressed Stop."""
+    if cancel is not None and cancel.is_set():
+        raise Cancelled("The benchmark was stopped.")
+
+
+def split(reasons: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
+    """The names that nothing speaks against, and a remark for each of the others."""
+    remarks = [f"{name} is left out: {why}" for name, why in reasons.items() if why]
+    return [name for name, why in reasons.items() if not why], remarks
+
+
+def failed(name: str, error: Exception) -> str:
+    """The remark on one who could not be made ready."""
+    return f"{name} failed: {type(error).__name__}: {first_line(error)}"
+
+
+def time_in_turn(runners: Sequence[Runner], repeats: int, tally: Tally, cancel: Cancel | None) -> None:
+    """Time A, B, ..., A, B, ..., so that a device that warms up or slows down does so for all of them."""
+    for repeat in range(repeats):
+        for runner in runners:
+            check(cancel)
+            tally.say(f"timing {runner.name}, {repeat + 1} of {repeats}")
+            runner.time()
+            tally.finish()
+
+
+def runs_in_turn(
+    racers: Mapping[str, Callable[[], Run]], repeats: int, progress: Progress | None, cancel: Cancel | None
+) -> dict[str, list[Run]]:
+    """`repeats` runs of each racer, A, B, ..., A, B, ..., after one of each that warms up and is not among them."""
+    runs: dict[str, list[Run]] = {name: [] for name in racers}
+    total = (1 + repeats) * len(racers)
+    for done, (turn, name) in enumerate((turn, name) for turn in range(1 + repeats) for name in racers):
+        check(cancel)
+        if progress is not None:
+            progress(done, total, name)
+        run = racers[name]()
+        if turn:
+            runs[name].append(run)
+    return runs
+
+
+def median_run(runs: Sequence[Run], key: Callable[[Run], float]) -> Run:
+    """The run in the middle; of an even number the upper one."""
+    return sorted(runs, key=key)[len(runs) // 2]
+
+
+class Tally:
+    """Counts finished units and passes them on. The time left is for whoever shows them to tell, with a `Clock`."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+
+    def say(self, message: str) -> None:
+        """What is being done now."""
+        if self._progress is not None:
+            self._progress(self._done, self._total, message)
+
+    def building(self, done: int, total: int, message: str) -> None:
+        """A `Progress` for building kernels: a count of its own, whose pace tells nothing of the units."""
+        if self._progress is not None:
+            self._progress(done, total, f"building kernels: {message}")
+
+    def expect(self, total: int) -> None:
+        """There are more units, or fewer, than was thought."""
+        self._total = total
+
+    def finish(self, units: int = 1) -> None:
+        """So many more units are done."""
+        self._done += units

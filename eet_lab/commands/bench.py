@@ -73,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
     """Race and print; 130 when stopped."""
     from eet_lab.bench.accuracy import PREFIX as ACCURACY
     from eet_lab.bench.ops.workload import PREFIX, TIMED_CASES
-    from eet_lab.bench.progress import Clock
     from eet_lab.bench.rows import append
-    from eet_lab.bench.turns import check_repeats
+    from eet_lab.bench.timing import check_repeats
     from eet_lab.bench.workloads import ENCODE, SERVE
+    from eet_lab.progress import Clock
 
     if args.repeats is not None and args.workload.startswith(ACCURACY):
         raise PromptError(f"--repeats is {args.repeats}, but accuracy is not timed; leave it out.")
@@ -121,7 +121,7 @@ def _check_recipes(recipes: Sequence[str], providers: Sequence[str]) -> None:
 
 
 def _race_model(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.race import entered, race
+    from eet_lab.bench.benchmark import entered, race
     from eet_lab.bench.workloads import Workload
     from eet_lab.commands.bench_tables import model_table
     from eet_lab.devices import checked_device, kind_of, present

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eet_lab.bench.calls import call_us
-from eet_lab.bench.cost import launch_cost
+from eet_lab.bench.cost import call_us, launch_cost
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import Row
 from eet_lab.bench.tables import aligned, spread

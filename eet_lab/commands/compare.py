@@ -96,9 +96,9 @@ def loaded(args: argparse.Namespace):  # type: ignore[no-untyped-def]
 def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The comparison or the ladder that the options ask for, and its timelines where a trace is wanted."""
     from eet_lab.bench import compare, ladder
-    from eet_lab.bench.progress import Clock
     from eet_lab.bench.timeline import timelines
-    from eet_lab.bench.turns import check_repeats
+    from eet_lab.bench.timing import check_repeats
+    from eet_lab.progress import Clock
 
     check_repeats(args.repeats)
     if args.ladder and args.baseline is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from eet_lab.errors import SetupError
 
 if TYPE_CHECKING:
-    from eet_lab.bench.progress import Clock
+    from eet_lab.progress import Clock
 
 
 def check_writable(*paths: Path | None) -> None:

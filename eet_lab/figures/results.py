@@ -10,7 +10,7 @@ from operator import or_
 import plotly.graph_objects as go
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Run
-from eet_lab.bench.metrics import MEMORY_PARTS
+from eet_lab.bench.measured import MEMORY_PARTS
 from eet_lab.errors import ResultError, did_you_mean
 from eet_lab.figures import theme
 from eet_lab.figures.ladder import left_out, titles, waterfall

@@ -7,7 +7,7 @@ from functools import cache
 from statistics import mean
 
 from eet_lab.bench import Change
-from eet_lab.bench.turns import Rounds, counterbalanced
+from eet_lab.bench.timing import Rounds, counterbalanced
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures.slot_lanes import lanes, lanes_by_slots, pass_tokens

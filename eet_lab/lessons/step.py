@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 import torch
 
+from eet_lab.bench.calls import around_each, decode_calls
 from eet_lab.bench.rows import Row
-from eet_lab.bench.step import around_each, decode_calls
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from eet_lab.bench.foresee import CompareForecast, foresee_compare
+from eet_lab.bench.fit import CompareForecast, foresee_compare
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import Forecast

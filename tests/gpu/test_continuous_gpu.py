@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eet_lab.bench.sameness import sameness
+from eet_lab.bench.parity import sameness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.parts.paged_kv import PagedKV

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from eet_lab.bench.sameness import Recorder
+from eet_lab.bench.logits import LogitsRecorder
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import weights
@@ -100,7 +100,7 @@ def test_logits_are_the_same_to_the_bit(model, recipe, batch):
     rows = prompts(*BATCHES[batch])
     found = []
     for parts in both(RECIPES[recipe]):
-        recorder = Recorder(model, [len(row) for row in rows], 64)
+        recorder = LogitsRecorder(model, [len(row) for row in rows], 64)
         Engine(model, parts, recorder).generate(rows, Settings(64))
         found.append(recorder.taken())
     plainly, early = found

@@ -7,7 +7,7 @@ import torch
 import transformers
 from families import CONFIGS, GPT2, IDS, SCALINGS, SIZES, prompts
 
-from eet_lab.bench.sameness import sameness
+from eet_lab.bench.parity import sameness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load

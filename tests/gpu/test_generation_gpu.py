@@ -62,7 +62,7 @@ def test_greedy_tokens_in_fp32_equal_the_baseline(fp32, recipe):
 @pytest.mark.parametrize("num_rows", [2, 5])
 @pytest.mark.usefixtures("layers_of_any_size")
 def test_teacher_forced_logits_stay_within_the_budget(dtype, head_dim, num_rows):
-    from eet_lab.bench.sameness import sameness
+    from eet_lab.bench.parity import sameness
 
     model, prompts = decoder(dtype, head_dim), batch(num_rows, 1, 70)
     headline = "pre_padding,mask_removal,memory_reuse"

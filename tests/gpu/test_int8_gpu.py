@@ -8,7 +8,7 @@ import pytest
 import torch
 from every_shape import every_shape
 
-from eet_lab.bench.sameness import sameness
+from eet_lab.bench.parity import sameness
 from eet_lab.engine.settings import Settings
 from eet_lab.models import weights
 from eet_lab.models.config import Config

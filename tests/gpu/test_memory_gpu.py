@@ -14,7 +14,7 @@ from test_soak import NUM_ENGINES, soaked
 from workbench.driving import PROMPTS, do, shown, turn_until
 
 from eet_lab.bench import compare
-from eet_lab.bench.foresee import foresee_compare
+from eet_lab.bench.fit import foresee_compare
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load, weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eet_lab.bench.sameness import sameness
+from eet_lab.bench.parity import sameness
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.technique import Recipe

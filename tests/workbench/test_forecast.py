@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from eet_lab.bench.foresee import CompareForecast
+from eet_lab.bench.fit import CompareForecast
 from eet_lab.engine.forecast import Forecast
 from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c

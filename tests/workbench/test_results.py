@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench import Comparison, Ladder, Spread, load_result
-from eet_lab.bench.metrics import MEMORY_PARTS, PEAK, TIMES, MiB
+from eet_lab.bench.measured import MEMORY_PARTS, PEAK, TIMES, MiB
 from eet_lab.errors import ResultError
 from eet_lab.figures import results as figures
 from eet_lab.figures import theme

@@ -149,7 +149,7 @@ def _gpu_only(device: str) -> str | None:
     return None if device == "cuda" else "this kernel of SDPA needs an NVIDIA GPU"
 
 
-ATTENTION = (
+ATTENTION: tuple[Provider, ...] = (
     Provider("torch-sdpa-flash", OPS, partial(sdpa, SDPBackend.FLASH_ATTENTION)),
     Provider("torch-sdpa-cudnn", OPS, partial(sdpa, SDPBackend.CUDNN_ATTENTION), _gpu_only),
     Provider("torch-sdpa-efficient", OPS, partial(sdpa, SDPBackend.EFFICIENT_ATTENTION), _gpu_only),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from eet_lab.bench.timeline.packed import decode, encode, read_timelines, timelines_of
-from eet_lab.bench.timeline.perfetto import trace_text, write_trace
+from eet_lab.bench.timeline.files import decode, encode, read_timelines, timelines_of, trace_text, write_trace
 from eet_lab.bench.timeline.spans import Span, Timeline, Timelines
 from eet_lab.bench.timeline.steps import step_timeline, timelines
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Run, Sameness, Spread
-from eet_lab.bench.metrics import MiB
+from eet_lab.bench.measured import MiB
 from eet_lab.bench.paired import Change, memory_words
 from eet_lab.bench.tables import layout
 from eet_lab.figures.results import kinds

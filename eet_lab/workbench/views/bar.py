@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.bench.progress import Clock
 from eet_lab.devices import kind_of
 from eet_lab.errors import EETError, first_line, name_in_words
 from eet_lab.models import PRESETS, Model
+from eet_lab.progress import Clock
 from eet_lab.words import params_words
 from eet_lab.workbench.state import State
 

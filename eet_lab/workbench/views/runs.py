@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from eet_lab.bench.metrics import MiB
+from eet_lab.bench.measured import MiB
 from eet_lab.words import brief
 from eet_lab.workbench.history import History
 from eet_lab.workbench.rows import Row

@@ -9,8 +9,8 @@ from eet_lab.bench.cost import expansion_ms, predicted_ms, step_cost
 from eet_lab.bench.launches import StepLaunches, launches_per_token
 from eet_lab.bench.measure import Run, Subject
 from eet_lab.bench.measured import Cost, Sameness, Spread
+from eet_lab.bench.parity import Witness
 from eet_lab.bench.peers import Peer, Timing
-from eet_lab.bench.sameness import Witness
 from eet_lab.models import Model
 from eet_lab.progress import Progress
 from eet_lab.technique import Recipe

@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import torch
 
-from eet_lab.bench import peers, turns
+from eet_lab.bench import peers, timing
+from eet_lab.bench.fit import check_fit
 from eet_lab.bench.measure import Subject
+from eet_lab.bench.parity import Witness
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.perplexity import held_out_perplexity
-from eet_lab.bench.progress import Tally
-from eet_lab.bench.racers import OURS, Ours, Racer, Theirs
-from eet_lab.bench.room import check_room
+from eet_lab.bench.providers import OURS, Ours, Racer, Theirs
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.sameness import Witness
 from eet_lab.bench.tables import perplexities
+from eet_lab.bench.timing import Tally
 from eet_lab.bench.workloads import Requests, Texts, Workload
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError, did_you_mean
@@ -52,7 +52,7 @@ def race(
     What lossy recipes did to the perplexity of a held-out text is a remark too, read once all is timed.
     Errors, before any work: RecipeError, PromptError, OutOfMemory where nothing fits; then OutOfMemory, Cancelled.
     """
-    turns.check_repeats(repeats)
+    timing.check_repeats(repeats)
     workload = Workload.parse(workload) if isinstance(workload, str) else workload
     check_is_of(workload, model)
     chosen, others, remarks, rows = entered(model, workload, recipes, providers, model.device)
@@ -91,11 +91,11 @@ def entered(
     chosen, repeated = distinct(recipes, device, model.config) if OURS in providers else ([], [])
     rows = checked_prompts(workload.prompts(model.config.vocab_size), workload.new_tokens, model.config)
     peers = {name: PEERS[name].unavailable(device, model.config) for name in providers if name in PEERS}
-    others, absent = turns.split(peers)
+    others, absent = timing.split(peers)
     if not chosen and not others:
         why = "; ".join(absent) or "no recipe is given"
         raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or others.")
-    fitting, too_large = check_room(model.decoder, device, workload, chosen)
+    fitting, too_large = check_fit(model.decoder, device, workload, chosen)
     return Entries(fitting, others, [*absent, *repeated, *too_large], rows)
 
 
@@ -148,14 +148,14 @@ def _timed(
         racers: list[Racer] = [*ours, *(Theirs(peer, model, rows) for peer in made)]
         try:
             ready, failed = _prepared(racers, witness, tally, cancel)
-            turns.time_in_turn(ready, repeats, tally, cancel)
+            timing.time_in_turn(ready, repeats, tally, cancel)
             shared = {"workload": str(workload), "dtype": model.dtype} | taken(model.device)
             found = [Row(**shared, **racer.figures()) for racer in ready]
         finally:
             for racer in racers:
                 racer.close()
     doubts = dict.fromkeys(f"{each.name}: {warning}" for each in ours for warning in each.warnings)
-    return found, [*turns.split(absent)[1], *failed], list(doubts)
+    return found, [*timing.split(absent)[1], *failed], list(doubts)
 
 
 def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Cancel | None) -> list[str]:
@@ -183,7 +183,7 @@ def _prepared(
     """Those that are ready, and why the others are not. Ours raise; a peer that fails is left out."""
     ready, failed = [], []
     for racer in racers:
-        turns.check(cancel)
+        timing.check(cancel)
         tally.say(f"preparing {racer.name}")
         try:
             racer.prepare(witness, tally.building)
@@ -191,7 +191,7 @@ def _prepared(
         except Exception as error:
             if not isinstance(racer, Theirs):
                 raise
-            failed.append(turns.failed(racer.name, error))
+            failed.append(timing.failed(racer.name, error))
             torch._dynamo.reset()
         tally.finish()
     return ready, failed

@@ -12,19 +12,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eet_lab.bench.margins import drawn_margin, greedy_margin, noise_at
+from eet_lab.bench.logits import LogitsRecorder, Rows, drawn_margin, greedy_margin, noise_at, reference_logits
 from eet_lab.bench.measured import Sameness, Verdict
-from eet_lab.bench.precise import Rows, reference_logits
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.tasks import next_tokens
 from eet_lab.errors import Cancelled
-from eet_lab.models.decoder import Decoder, logits
+from eet_lab.models.decoder import Decoder
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.reference import noise_keys
-from eet_lab.ops.types import Sampling, Step
-from eet_lab.parts import Ops, Parts
+from eet_lab.parts import Parts
 from eet_lab.progress import Cancel
 from eet_lab.words import brief, counted
 
@@ -175,7 +172,7 @@ class Witness:
 
         say(f"{READING}, {counted(len(self.rows), 'prompt')}")
         keys = None if parts.schedule is None else noise_keys(self.settings.seed, len(self.rows), self.model.device)
-        recorder = Recorder(self.model, [len(row) for row in self.rows], self.num_checked, keys)
+        recorder = LogitsRecorder(self.model, [len(row) for row in self.rows], self.num_checked, keys)
         engine = Engine(self.model, parts, recorder)
         run = engine.generate(self.rows, self.settings, forced=forced, cancel=self.cancel, on_step=on_step)
         engine.close()
@@ -233,43 +230,6 @@ class Witness:
 def num_checked(settings: Settings, num_rows: int) -> int:
     """N, of each row: all that are generated, unless there are very many."""
     return min(settings.max_new_tokens, max(1, MOST_LOGITS // num_rows))
-
-
-class Recorder:
-    """A task that keeps the logits of the first N generated tokens, and lets the recipe choose.
-
-    Where they go is computed on the device from a token's position, so that a replayed graph records as well. Where
-    requests join and leave, the key of a row's noise tells which prompt it has now: `keys` [B] are the prompts' own.
-    """
-
-    def __init__(self, model: Decoder, lengths: Sequence[int], num_tokens: int, keys: Tensor | None = None) -> None:
-        B, V = len(lengths), len(model.head.weight)
-        self._num_tokens, self._keys = num_tokens, keys
-        self._lengths = torch.tensor(lengths, device=model.device)
-        self._each = torch.arange(B, device=model.device)
-        with memory_for(f"the record of logits [{B} x {num_tokens + 1} x {V}]"):
-            self._kept = torch.zeros(B, num_tokens + 1, V, device=model.device, dtype=model.dtype)
-
-    def taken(self) -> Tensor:
-        """[B,N,V], given away: the engine that ran with this is a cycle, and would keep them until it is collected."""
-        kept, self._kept = self._kept, self._kept.new_empty(0)
-        return kept[:, : self._num_tokens]  # the place after N took what came before and after
-
-    def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, step: Step, sampling: Sampling) -> Tensor:
-        newest = logits(model, ops, hidden.index_select(0, step.last))
-        if not hidden.is_meta:
-            row, is_there = self._rows(step, sampling)
-            place = step.positions.index_select(0, step.last) + 1 - self._lengths[row]
-            is_asked = is_there & (place >= 0) & (place < self._num_tokens)
-            self._kept[row, place.masked_fill(~is_asked, self._num_tokens)] = newest
-        return next_tokens(model, ops, hidden, step, sampling)
-
-    def _rows(self, step: Step, sampling: Sampling) -> tuple[Tensor, Tensor]:
-        """Which prompt each row of the pass has, and whether it has one."""
-        if self._keys is None:
-            return self._each, step.count > 0
-        owns = (sampling.noise[:, None] == self._keys) & (step.count > 0)[:, None]
-        return owns.int().argmax(1), owns.any(1)
 
 
 def _parting(places: Sequence[int | None]) -> str:

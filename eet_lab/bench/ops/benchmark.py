@@ -9,21 +9,18 @@ from typing import Any
 
 import torch
 
-from eet_lab.bench import turns
-from eet_lab.bench.caches import TIMES, beyond_caches, last_cache_bytes
-from eet_lab.bench.cost import predicted_ms, streaming_gb_per_s
+from eet_lab.bench import timing
+from eet_lab.bench.cost import TIMES, beyond_caches, last_cache_bytes, predicted_ms, streaming_gb_per_s
+from eet_lab.bench.fit import check_op_fit
 from eet_lab.bench.launches import StepLaunches, counting
 from eet_lab.bench.measure import SHARED, UNDISTURBED
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.ops.judge import Judge
-from eet_lab.bench.ops.provider import LeftOut, Prepared
+from eet_lab.bench.ops.provider import Judge, LeftOut, Prepared
 from eet_lab.bench.ops.providers import PROVIDERS, names_for
-from eet_lab.bench.ops.room import check_room
 from eet_lab.bench.ops.workload import OpWorkload
-from eet_lab.bench.progress import Tally
-from eet_lab.bench.racers import OURS
+from eet_lab.bench.providers import OURS
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.timing import Timed
+from eet_lab.bench.timing import Tally, Timed
 from eet_lab.devices import checked_device, kind_of, present
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models.load import checked_dtype
@@ -37,7 +34,7 @@ from eet_lab.words import brief
 
 ROTATED_BYTES = {"cuda": 256 << 20, "cpu": beyond_caches(64 << 20, last_cache_bytes())}
 """Each call of a region reads a copy of its own; where all have so much together, all read from memory. Several times
-the last cache, as far as a machine has the memory for that (`caches.MOST_BYTES`).
+the last cache, as far as a machine has the memory for that (`cost.MOST_BYTES`).
 """
 
 MOST_COPIES = 48
@@ -59,7 +56,7 @@ def race_op(
     Returns a row for each, its time in `total_ms`, and remarks: who is left out and why. Each output is checked first.
     Errors: PromptError, ModelError (device, dtype), OutOfMemory, Cancelled.
     """
-    turns.check_repeats(repeats)
+    timing.check_repeats(repeats)
     there = checked_device(device)
     with present(there):
         where = kind_of(there)
@@ -81,11 +78,11 @@ def _raced(
         return [], absent
     size = workload.shape.read_bytes(kind.itemsize)
     num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[where] // size) + 1)
-    check_room(workload, where, kind, num_copies)
+    check_op_fit(workload, where, kind, num_copies)
     tally = Tally(2 + len(names) * (1 + repeats), progress)
     with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
         entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
-        turns.time_in_turn(entries, repeats, tally, cancel)
+        timing.time_in_turn(entries, repeats, tally, cancel)
         shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")} | taken(where)
         rows = [Row(**shared, **entry.figures(size)) for entry in entries]
         disturbed = [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
@@ -124,7 +121,7 @@ def _available(workload: OpWorkload, names: Sequence[str], device: str) -> tuple
             return native.available(device)
         return PROVIDERS[name].unavailable(device) or PROVIDERS[name].unfit(workload.shape)
 
-    return turns.split({name: reason(name) for name in names})
+    return timing.split({name: reason(name) for name in names})
 
 
 def _prepared(
@@ -146,7 +143,7 @@ def _prepared(
     tally.finish()
     entries, remarks = [], []
     for name in names:
-        turns.check(cancel)
+        timing.check(cancel)
         tally.say(f"preparing {name}")
         try:
             entries.append(Entry(name, workload, copies, judge, device, tally.building))
@@ -155,7 +152,7 @@ def _prepared(
         except Exception as error:
             if name == OURS:
                 raise
-            remarks.append(turns.failed(name, error))
+            remarks.append(timing.failed(name, error))
         tally.finish()
     return entries, remarks
 

@@ -1,0 +1,248 @@
+"""Does it fit? What a comparison, a benchmark of a model or one of an op needs, told before anything is made or run.
+
+B rows, S tokens of the longest prompt, N generated tokens that are checked, V words.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from eet_lab.bench.cost import NUM_BYTES
+from eet_lab.bench.logits import PeakBytes, reference_logits
+from eet_lab.bench.parity import num_checked
+from eet_lab.bench.perplexity import BATCH, CHUNK, WINDOW, Scorer, why_not
+from eet_lab.bench.workloads import Workload
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.forecast import LIBRARY_BYTES, Forecast, Forecaster, Peak
+from eet_lab.engine.rehearse import META, Rehearser
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import OutOfMemory
+from eet_lab.models import Model
+from eet_lab.models.decoder import Decoder, mapped, num_bytes, tensors
+from eet_lab.monitor import free_bytes_of
+from eet_lab.parts import KeepsWeights, Parts
+from eet_lab.parts.prompts import right_aligned
+from eet_lab.technique import Recipe
+from eet_lab.words import sized
+
+if TYPE_CHECKING:
+    from eet_lab.bench.ops.workload import OpWorkload
+
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class CompareForecast:
+    """Bytes of a comparison at its peak: `total_bytes` is the sum of the others.
+
+    `engine_bytes` is what both engines hold between runs, weights included; `check_bytes` the most that is held beside
+    them: by the check of the output, by reading held-out text where a recipe is lossy, or on a CPU by the buffer over
+    which the speed of memory is measured, once in a process.
+    """
+
+    engine_bytes: int
+    check_bytes: int
+    workspace_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.engine_bytes + self.check_bytes + self.workspace_bytes
+
+
+def foresee_compare(model: Model, lengths: Sequence[int], recipe: Recipe, settings: Settings) -> CompareForecast:
+    """What comparing `recipe` to the baseline will need, for prompts of these lengths.
+
+    Rehearsed on meta tensors, so that nothing is computed. What the engines keep is counted as what their runs take,
+    less the copies of a KV cache that grows: that is too much where activations are fresh tensors, and never too few.
+    """
+    engines = [Engine(model.decoder, each.parts) for each in (Recipe(), recipe)]
+    before, after = (Forecaster(each.rehearser, each.parts, settings).peak(lengths) for each in engines)
+    check = _check_bytes(engines, lengths, settings, (before, after))
+    if recipe.lossy and not why_not(model):
+        check = max(check, *(_text_bytes(each) for each in engines))
+    if model.device == "cpu":  # on a GPU it takes what is there
+        check = max(check, NUM_BYTES["cpu"])
+    weights = {str(each.parts.weights): each.model.weight_bytes for each in engines}  # shared where they are the same
+    return CompareForecast(
+        engine_bytes=sum(weights.values()) + sum(peak.kv + peak.activations for peak in (before, after)),
+        check_bytes=check,
+        workspace_bytes=0 if model.device == "cpu" else LIBRARY_BYTES,
+    )
+
+
+def _check_bytes(
+    engines: Sequence[Engine], lengths: Sequence[int], settings: Settings, peaks: tuple[Peak, Peak]
+) -> int:
+    """At the most of: the baseline that is recorded, the pass at higher precision, the recipe with forced tokens."""
+    check = witness_bytes(engines[0].rehearser.model, lengths, settings)
+    kept = check.reference if engines[1].parts.weights else 0  # other weights have a check of their own, inside this
+    return check.recorded + max(
+        kept + sum(peaks[0]),
+        kept + check.precise,
+        check.reference + max(check.widened, sum(peaks[1])),
+    )
+
+
+class WitnessBytes(NamedTuple):
+    """What the check of the output holds, beside the engines that run: the logits that it `recorded` of one, and of the
+    `precise` pass (its peak) the `reference` that stays; `widened` is taken while the two are held together.
+    """
+
+    recorded: int
+    precise: int
+    reference: int
+    widened: int
+
+
+def witness_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) -> WitnessBytes:
+    """Of a model on meta."""
+    B = len(lengths)
+    N, V = num_checked(settings, B), len(model.head.weight)
+    rows = [[model.config.bos_id] * length for length in lengths]
+    tokens = [[model.config.bos_id] * N] * B
+    with PeakBytes() as alive:
+        reference = reference_logits(model, rows, tokens, N)
+    row = 3 * reference[0].nbytes  # widened, subtracted, and its absolute values
+    return WitnessBytes(B * (N + 1) * V * model.dtype.itemsize, alive.peak, reference.nbytes, row)
+
+
+def _text_bytes(engine: Engine) -> int:
+    """Of reading held-out text, as `perplexity` does."""
+    model = engine.rehearser.model
+    window, V = min(model.config.context, WINDOW), len(model.head.weight)
+    parts = replace(engine.parts, prompts=right_aligned, schedule=None)
+    reading = Forecaster(
+        Rehearser(engine.model, parts, Scorer(parts.ops, torch.device("cpu"))), parts, Settings(max_new_tokens=1)
+    )
+    logits = CHUNK * V * (model.dtype.itemsize + 2 * FLOAT_BYTES)  # as the op gives them, widened, and their softmax
+    return sum(reading.peak([window - 1] * BATCH)) + logits
+
+
+class Foreseen(NamedTuple):
+    """A recipe's engine on meta tensors, and what its runs take beside the weights."""
+
+    recipe: Recipe
+    engine: Engine
+    peak: Peak
+    precise_bytes: int  # of the pass at higher precision with its own weights, which it is checked against; else 0
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the engine holds from one run to the next: its KV cache, and its arena if it has one."""
+        return self.peak.kv + (self.peak.activations if self.engine.memory.has_arena else 0)
+
+
+def check_fit(
+    model: Decoder, device: str, workload: Workload, recipes: Sequence[Recipe]
+) -> tuple[list[Recipe], list[str]]:
+    """The recipes whose runs fit into the memory of `device`, and a remark on each of the others.
+
+    `model` lies there, or on meta, if it is to be loaded. OutOfMemory, in the words of the forecast, where none of
+    them fits, where the baseline does not, which all are held against, or where they do not fit beside each other.
+    """
+    there = torch.device(device)
+    free = _free_bytes(there, model)
+    outline, settings = mapped(model, lambda tensor: tensor.to(META)), Settings(max_new_tokens=workload.new_tokens)
+    told = {
+        recipe: _foresee(outline, recipe, workload.lengths, settings, there, free + _held_bytes(model, [recipe]))
+        for recipe in (Recipe(), *recipes)
+    }
+    baseline, racers = told[Recipe()], {recipe: told[recipe] for recipe in recipes}
+    if isinstance(baseline, Forecast):
+        raise OutOfMemory(
+            f"{workload} cannot be timed, since the baseline, which every output is held against, does not run: "
+            f"{baseline}"
+        )
+    remarks = [f"{recipe} is left out: {each}" for recipe, each in racers.items() if isinstance(each, Forecast)]
+    fitting = [each for each in racers.values() if isinstance(each, Foreseen)]
+    if racers and not fitting:
+        raise OutOfMemory(f"{workload} cannot be timed. {' '.join(remarks)}")
+    weights = num_bytes([t for each in (baseline, *fitting) for t in tensors(each.engine.model)])
+    check = witness_bytes(outline, workload.lengths, settings)
+    needed = weights + _library_bytes(there) + most_bytes(baseline, fitting, check)
+    free += _held_bytes(model, [each.recipe for each in fitting])
+    if needed > free:
+        names = ", ".join(str(each.recipe) for each in fitting) or "its baseline"
+        raise OutOfMemory(
+            f"{workload} cannot be timed: {names}, kept side by side, and the check of the output take {sized(needed)} "
+            f"of {sized(free)} (weights {sized(weights)}). Give fewer recipes at once, fewer or shorter prompts, fewer "
+            "new tokens, or half precision."
+        )
+    return [each.recipe for each in fitting], remarks
+
+
+def _free_bytes(device: torch.device, model: Decoder) -> int:
+    """What there is for weights and runs: what is free, and the weights of `model` if they lie there already."""
+    gc.collect()  # engines that ended in an error or were stopped are cycles
+    return free_bytes_of(device) + (0 if model.device.type == "meta" else model.weight_bytes)
+
+
+def _held_bytes(model: Decoder, recipes: Sequence[Recipe]) -> int:
+    """What passes of these recipes keep of the model's weights in other forms, which then take no room again."""
+    changes = (change for recipe in recipes for change in recipe.parts.weights if isinstance(change, KeepsWeights))
+    return 0 if model.device.type == "meta" else num_bytes([t for change in changes for t in change.held(model)])
+
+
+def _library_bytes(device: torch.device) -> int:
+    return 0 if device.type == "cpu" else LIBRARY_BYTES
+
+
+def _foresee(
+    outline: Decoder, recipe: Recipe, lengths: Sequence[int], settings: Settings, device: torch.device, free: int
+) -> Foreseen | Forecast:
+    """The engine of a recipe that fits into `free` bytes alone; of another, the forecast that says so."""
+    engine = Engine(outline, recipe.parts)
+    forecaster = Forecaster(engine.rehearser, engine.parts, settings)
+    peak = forecaster.peak(lengths)
+    if engine.model.weight_bytes + _library_bytes(device) + sum(peak) > free:
+        return forecaster.forecast(lengths, device, free)
+    changed = bool(recipe.parts.weights)
+    return Foreseen(recipe, engine, peak, witness_bytes(engine.model, lengths, settings).precise if changed else 0)
+
+
+def most_bytes(baseline: Foreseen, racers: Sequence[Foreseen], check: WitnessBytes) -> int:
+    """The peak beside the weights: of the baseline that is recorded, of the check of each racer, or of a run of one.
+
+    Racers are prepared one after another, each is checked by an engine of its own, and all are kept.
+    """
+    found = [check.recorded + max(sum(baseline.peak), check.precise)]
+    kept = [each.kept_bytes for each in racers]
+    for place, each in enumerate(racers):
+        found.append(check.reference + sum(kept) - kept[place] + sum(each.peak))
+        if each.engine.parts != Parts():
+            beside = check.reference + check.recorded + sum(kept[: place + 1])
+            found.append(beside + max(check.widened, sum(each.peak), each.precise_bytes))
+    return max(found)
+
+
+DRAWN_BYTES = 4  # random numbers are drawn on the host in fp32
+EXACT_BYTES = 8  # the reference computes in fp64
+GIB = 2**30
+
+
+def check_op_fit(workload: OpWorkload, device: str, dtype: torch.dtype, num_copies: int) -> None:
+    """OutOfMemory where what is sure to be made is more than what is free.
+
+    That is the numbers as they are drawn, `num_copies` of the inputs, each again as a provider lays it out, and, on the
+    CPU, the reference in fp64: a GPU without room for that is timed unchecked.
+    """
+    numbers = workload.shape.held_bytes(1)
+    host, copies = numbers * (DRAWN_BYTES + dtype.itemsize), 2 * num_copies * numbers * dtype.itemsize
+    if device == "cpu":
+        _check(workload, "this machine", host + copies + 2 * numbers * EXACT_BYTES, free_bytes_of(torch.device("cpu")))
+    else:
+        _check(workload, "this machine", host, free_bytes_of(torch.device("cpu")))
+        _check(workload, "the GPU", copies, torch.cuda.mem_get_info()[0])
+
+
+def _check(workload: OpWorkload, where: str, needed: int, free: int) -> None:
+    if needed > free:
+        raise OutOfMemory(
+            f"{workload} needs about {needed / GIB:,.1f} GiB, but {where} has {free / GIB:,.1f} GiB free. "
+            "Give smaller sizes, or half precision."
+        )
