@@ -216,8 +216,8 @@ def _attend_within(
         lies: tuple[int, ...] = (1, 0, 0, 0)
         attend(at(out), None, None, at(qkv), first, count, num_pad, columns, *lies, *shape, 1, 0, spec.causal, stream)
         return out
-    keys = qkv.data_ptr() + H * D * qkv.itemsize
-    tensors, K = (at(out), keys, keys + G * D * qkv.itemsize, at(qkv), at(mask)), T // B
+    keys, values = at(qkv[:, H * D :]), at(qkv[:, (H + G) * D :])
+    tensors, K = (at(out), keys, values, at(qkv), at(mask)), T // B
     # A column is a token of the pass, or with a mask one of its row.
     each = step.columns if mask is not None else torch.arange(T, device=qkv.device)
     lies = (1, width * K if mask is not None else 0, D, width, 0, 0)
