@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from eet_lab.bench.ops import OpWorkload, race_op
+from eet_lab.bench.ops import OpWorkload, benchmark_op
 from eet_lab.bench.ops.provider import EXACT, NO_ROOM
 from eet_lab.bench.ops.workload import TIMED_CASES
 from eet_lab.bench.providers import OURS
@@ -120,7 +120,7 @@ def bench(folder: Path) -> list[str]:
     failed = []
     for case in TIMED_CASES:
         for shape in case.bench:
-            rows, remarks = race_op(OpWorkload(case, shape), device="cuda", dtype="float16")
+            rows, remarks = benchmark_op(OpWorkload(case, shape), device="cuda", dtype="float16")
             append(rows, folder)
             failed += [f"{each.workload}: {each.equality}" for each in rows if is_wrong(each)]
             told = (f"{row.provider} {row.total_ms.p50 * 1e3:.2f} us {row.gb_per_s:.0f} GB/s" for row in rows)

@@ -9,7 +9,7 @@ import torch
 from encoders import ours
 from families import ours as decoder
 
-from eet_lab.bench.encoding import HF, SORTED, Budget, encode_all
+from eet_lab.bench.encoding import HF, SORTED, ErrorBudget, encode_all
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.workloads import Texts
 from eet_lab.commands.bench_tables import encode_table
@@ -60,8 +60,8 @@ def texts() -> list[list[int]]:
 
 def test_vectors_that_are_off_do_not_pass():
     encoder = ours("bert").encoder
-    budget = Budget(encoder, texts())
-    assert budget.verdict(torch.zeros(20, encoder.config.hidden_size)).startswith("off by")
+    budget = ErrorBudget(encoder, texts())
+    assert budget.verdict(torch.zeros(20, encoder.config.hidden_size)).startswith("error ")
 
 
 def test_what_cannot_be_encoded_is_told():

@@ -6,10 +6,10 @@ import pytest
 from conftest import make_gpt2
 from every_recipe import every_recipe
 
-from eet_lab.bench import Workload, compare, race
+from eet_lab.bench import Workload, benchmark, compare
 from eet_lab.bench.calls import decode_calls, num_launches
 from eet_lab.bench.launches import launches_per_token
-from eet_lab.bench.parity import Witness
+from eet_lab.bench.parity import ParityCheck
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load
@@ -26,8 +26,10 @@ def model(request):
 
 
 def test_every_recipe_says_what_the_baseline_says(model):
-    witness = Witness(model.decoder, ROWS, Settings(max_new_tokens=24))
-    verdicts = {words: witness.judge(Recipe.parse(words).parts) for words in every_recipe(everything("cuda").names)}
+    parity_check = ParityCheck(model.decoder, ROWS, Settings(max_new_tokens=24))
+    verdicts = {
+        words: parity_check.judge(Recipe.parse(words).parts) for words in every_recipe(everything("cuda").names)
+    }
     assert not {name: found.explanation for name, found in verdicts.items() if found.verdict == "different"}
 
 
@@ -55,7 +57,7 @@ def test_graphs_launch_less(model):
 
 def test_captured_and_compiled_peers_run_beside_us():
     model, names = load(make_gpt2(), device="cuda"), ["eet_lab", "hf-static-compile", "torch-cuda-graphs"]
-    rows, remarks = race(model, Workload(model.name, 2, 3, 9, 12), ["all"], names, repeats=2)
+    rows, remarks = benchmark(model, Workload(model.name, 2, 3, 9, 12), ["all"], names, repeats=2)
     assert [row.provider for row in rows] == names, remarks
     for row in rows:
         assert row.equality == "passed"

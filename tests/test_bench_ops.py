@@ -1,4 +1,4 @@
-"""Ops timed alone: their names, the providers' outputs against the reference, and the race between them."""
+"""Ops timed alone: their names, the providers' outputs against the reference, and the benchmark of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from eet_lab.bench.cost import MOST_BYTES, beyond_caches, last_cache_bytes
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measure import SHARED
-from eet_lab.bench.ops import PROVIDERS, OpWorkload, race_op
+from eet_lab.bench.ops import PROVIDERS, OpWorkload, benchmark_op
 from eet_lab.bench.ops import benchmark as op_race
 from eet_lab.bench.ops.attention import _paged
 from eet_lab.bench.ops.provider import Judge, Prepared, Provider
@@ -102,7 +102,7 @@ def test_bad_names_are_told(text):
         (f"op:choose/b1/v9/temp1/k{'9' * 5000}", "k .top-k. is 99.* from 1 to 2,147,418,112"),
         (f"op:choose/b1/v9/temp{'9' * 5000}", "temperature is inf"),
         ("op:choose/b1/v9/temp1/k0", "k .top-k. is 0"),
-        ("op:choose/b1/v9/temp1/k9", "k .top-k. is 9, but it must be less than v .words., 9"),
+        ("op:choose/b1/v9/temp1/k9", "k .top-k. is 9, but it must be less than v .vocabulary., 9"),
         ("op:choose/b1/v9/temp0.80/p1.0", "has no sizes 'b1/v9/temp0.80/p1.0'. Write b1/v9/temp0.8.$"),
         ("op:choose/b1/v9/temp-1", "temperature is -1.0, but it must be 0 .greedy. or a finite number"),
         ("op:choose/b1/v9/tempnan/k3", "temperature is nan, but"),
@@ -116,9 +116,9 @@ def test_bad_names_are_told(text):
         ("op:next_token/b3/t3/v9/c8/k5", "without a temperature; give one, for example temp1"),
         ("op:choose/b1/v9/temp0.00001", "temperature is 1e-05, but it must be 0"),
         ("op:choose/b1/v9/temp1/p1.5", "top_p is 1.5, but it must be above 0 and at most 1"),
-        ("op:choose/b1/v0/greedy", "v .words. is 0, .* from 1"),
+        ("op:choose/b1/v0/greedy", "v .vocabulary. is 0, .* from 1"),
         ("op:choose_top_k/b17/v99/temp1/k5/blocks9", "b .rows. is 17, but this op takes at most 16; op:choose"),
-        ("op:choose_top_k/b1/v99/temp1/k5/blocks100", "blocks is 100, .* at most 512, .* v .words., 99"),
+        ("op:choose_top_k/b1/v99/temp1/k5/blocks100", "blocks is 100, .* at most 512, .* v .vocabulary., 99"),
         ("op:choose_top_k/b1/v99/temp1/k10/blocks9", "k .top-k. is 10, .* from 1 to the number of blocks, 9"),
         ("op:choose_top_k/b1/v99/temp1/blocks9", "k .top-k. is not given, .* from 1 to the number of blocks, 9"),
     ],
@@ -166,12 +166,12 @@ TEXTS = (
 
 def test_repeats_that_cannot_be_are_told_before_any_work():
     with pytest.raises(PromptError, match="repeats is -3, but it must be a whole number from 1 to 10,000"):
-        race_op(workload(TEXTS[0]), device="cpu", repeats=-3, progress=lambda *told: pytest.fail(f"began: {told}"))
+        benchmark_op(workload(TEXTS[0]), device="cpu", repeats=-3, progress=lambda *told: pytest.fail(f"began: {told}"))
 
 
 def test_what_was_faster_than_memory_is_remarked_upon(monkeypatch):
     monkeypatch.setattr(op_race, "streaming_gb_per_s", lambda device: 1e-3)
-    rows, remarks = race_op(workload(TEXTS[0]), device="cpu", repeats=1)
+    rows, remarks = benchmark_op(workload(TEXTS[0]), device="cpu", repeats=1)
     assert all(row.share_of_ceiling > 1 for row in rows)
     found = [remark for remark in remarks if "stayed in a cache, so the floor does not hold" in remark]
     assert [remark.split()[0] for remark in found] == [row.provider for row in rows]
@@ -181,10 +181,10 @@ def test_a_cache_is_named_only_where_the_copies_could_be_in_one(monkeypatch):
     monkeypatch.setattr(op_race, "streaming_gb_per_s", lambda device: 1e-3)
     monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 0)
     monkeypatch.setattr(op_race, "last_cache_bytes", lambda: 2**40)
-    _, remarks = race_op(workload(TEXTS[0]), device="cpu", repeats=1)
+    _, remarks = benchmark_op(workload(TEXTS[0]), device="cpu", repeats=1)
     assert not any("are beyond the caches" in remark for remark in remarks)
     monkeypatch.setattr(op_race, "last_cache_bytes", lambda: None)
-    _, remarks = race_op(workload(TEXTS[0]), device="cpu", repeats=1)
+    _, remarks = benchmark_op(workload(TEXTS[0]), device="cpu", repeats=1)
     assert not any("stayed in a cache" in remark for remark in remarks)
     assert any(f"MB of {TEXTS[0]} are beyond the caches, so the read that sets the" in remark for remark in remarks)
 
@@ -203,7 +203,7 @@ def test_the_cpus_caches_are_read_where_linux_tells_them(tmp_path):
 
 def test_an_op_tells_that_the_processor_was_shared(monkeypatch):
     monkeypatch.setattr(op_race, "UNDISTURBED", 2.0)  # more than there can be
-    rows, remarks = race_op(workload("op:norm/t5/c64"), device="cpu", repeats=1)
+    rows, remarks = benchmark_op(workload("op:norm/t5/c64"), device="cpu", repeats=1)
     for row in rows:
         assert f"{row.provider}: the processor was shared: other programs kept this one waiting." in remarks
 
@@ -212,7 +212,7 @@ def test_an_op_tells_that_the_processor_was_shared(monkeypatch):
     "sizes", ["next_token/b2/t7/v99/c24/temp1/k5", "choose/b2/v99/temp1/p0.25", "choose_top_k/b2/v99/temp1/k9/blocks33"]
 )
 def test_choices_of_any_size_are_timed(sizes):
-    [row], _ = race_op(workload(f"op:{sizes}"), device="cpu", repeats=1)
+    [row], _ = benchmark_op(workload(f"op:{sizes}"), device="cpu", repeats=1)
     assert row.equality == "not compared: it is the reference"
     assert row.total_ms.p50 > 0
 
@@ -220,7 +220,7 @@ def test_choices_of_any_size_are_timed(sizes):
 @pytest.mark.parametrize("text", TEXTS)
 def test_others_give_what_the_reference_gives(text):
     found = workload(text)
-    rows, remarks = race_op(found, device="cpu", repeats=1)
+    rows, remarks = benchmark_op(found, device="cpu", repeats=1)
     remarks = [remark for remark in remarks if SHARED not in remark]  # that is up to what else runs here
     if refused := [remark for remark in remarks if "SDPA's kernel does not take these sizes" in remark]:
         pytest.skip(f"torch {torch.__version__}: {refused[0]}")
@@ -262,10 +262,10 @@ def test_pages_hold_every_row_from_a_page_of_its_own():
 def test_one_that_fails_is_left_out_and_told(monkeypatch):
     broken = Provider("torch-norm-linear", ("norm_linear",), lambda shape, inputs: 1 / 0)
     monkeypatch.setitem(PROVIDERS, "torch-norm-linear", broken)
-    rows, remarks = race_op(workload("op:norm_linear/t1/n16/c8"), device="cpu", repeats=1)
+    rows, remarks = benchmark_op(workload("op:norm_linear/t1/n16/c8"), device="cpu", repeats=1)
     assert [row.provider for row in rows] == ["torch-linear"]
     assert "torch-norm-linear failed: ZeroDivisionError: division by zero" in remarks
-    rows, remarks = race_op(workload("op:norm_linear/t1/n16/c8"), ["torch-norm-linear"], device="cpu", repeats=1)
+    rows, remarks = benchmark_op(workload("op:norm_linear/t1/n16/c8"), ["torch-norm-linear"], device="cpu", repeats=1)
     assert (rows, len(remarks)) == ([], 1), "where nothing was timed no rate is doubted"
 
 
@@ -290,16 +290,16 @@ def test_what_a_blind_profiler_counts_is_not_believed(monkeypatch):
 def test_copies_that_a_cache_may_hold_are_told(monkeypatch):
     told = "% of ceiling"
     monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 1 << 30)
-    rows, remarks = race_op(workload("op:norm/t1/c8"), device="cpu", repeats=1)
+    rows, remarks = benchmark_op(workload("op:norm/t1/c8"), device="cpu", repeats=1)
     assert rows and sum(told in remark for remark in remarks) == 1
     assert any("48 copies" in remark and told in remark for remark in remarks)
     monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 1 << 8)
-    assert not [each for each in race_op(workload("op:norm/t1/c8"), device="cpu", repeats=1)[1] if told in each]
+    assert not [each for each in benchmark_op(workload("op:norm/t1/c8"), device="cpu", repeats=1)[1] if told in each]
 
 
 def test_who_does_not_do_an_op_is_told():
     with pytest.raises(PromptError, match="'torch-varlen' does not do norm_linear"):
-        race_op(workload("op:norm_linear/t1/n16/c8"), ["torch-varlen"], device="cpu")
+        benchmark_op(workload("op:norm_linear/t1/n16/c8"), ["torch-varlen"], device="cpu")
 
 
 def test_a_stop_ends_it():
@@ -308,7 +308,7 @@ def test_a_stop_ends_it():
             return True
 
     with pytest.raises(Cancelled):
-        race_op(workload("op:norm_linear/t1/n16/c8"), device="cpu", cancel=Stop())
+        benchmark_op(workload("op:norm_linear/t1/n16/c8"), device="cpu", cancel=Stop())
 
 
 def test_the_command_prints_and_appends(tmp_path, capsys, monkeypatch):
@@ -328,7 +328,7 @@ def test_the_command_prints_and_appends(tmp_path, capsys, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("text", TEXTS)
 def test_all_give_what_the_reference_gives_in_fp16(text):
-    rows, remarks = race_op(workload(text), device="cuda", repeats=1)
+    rows, remarks = benchmark_op(workload(text), device="cuda", repeats=1)
     wrong = [
         (row.provider, row.equality) for row in rows if row.equality != "passed" and "compared" not in row.equality
     ]

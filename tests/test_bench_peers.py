@@ -1,4 +1,4 @@
-"""Workloads, peers, the race between them, the cost model and the rows that come of it."""
+"""Workloads, peers, the benchmark of them, the cost model and the rows that come of it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench import Spread, Workload, launches, race
+from eet_lab.bench import Spread, Workload, benchmark, launches
 from eet_lab.bench import cost as costs
 from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
 from eet_lab.bench.launches import StepLaunches
-from eet_lab.bench.parity import Witness, reference_logits
+from eet_lab.bench.parity import ParityCheck, reference_logits
 from eet_lab.bench.peers import HuggingFace, Timing, huggingface, make, to_hf
 from eet_lab.bench.peers.peer import left_padded
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
@@ -104,13 +104,15 @@ def test_a_timing_is_read_from_its_marks():
 
 def test_a_race_without_repeats_is_refused(tiny):
     with pytest.raises(PromptError, match="repeats is 0"):
-        race(tiny, Workload(tiny.name, 1, 2, 2, 2), repeats=0, progress=lambda *told: pytest.fail(f"began: {told}"))
+        benchmark(
+            tiny, Workload(tiny.name, 1, 2, 2, 2), repeats=0, progress=lambda *told: pytest.fail(f"began: {told}")
+        )
 
 
 def test_a_race_makes_a_row_for_each_and_says_who_is_missing(tiny, tmp_path):
     workload = Workload(tiny.name, 3, 2, 9, 4)
     wanted = ["eet_lab", "hf-sdpa", "hf-max-autotune", "torch-cuda-graphs"]
-    rows, remarks = race(tiny, workload, ["baseline", "all"], wanted, repeats=2)
+    rows, remarks = benchmark(tiny, workload, ["baseline", "all"], wanted, repeats=2)
     assert [(row.provider, row.recipe) for row in rows] == [
         ("eet_lab", "baseline"),
         ("eet_lab", str(everything("cpu"))),
@@ -130,17 +132,17 @@ def test_a_race_makes_a_row_for_each_and_says_who_is_missing(tiny, tmp_path):
 
 def test_a_peer_that_fails_is_left_out_and_told(tiny, monkeypatch):
     monkeypatch.setattr(HuggingFace, "prepare", lambda self: 1 / 0)
-    rows, remarks = race(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], ["eet_lab", "hf-sdpa"], repeats=1)
+    rows, remarks = benchmark(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], ["eet_lab", "hf-sdpa"], repeats=1)
     assert [row.provider for row in rows] == ["eet_lab"]
     assert any("hf-sdpa failed: ZeroDivisionError" in remark for remark in remarks)
 
 
 def test_what_a_peer_calls_on_a_cpu_is_counted(tiny):
-    [row], _ = race(tiny, Workload(tiny.name, 2, 2, 4, 14), providers=["hf-sdpa"], repeats=1)
+    [row], _ = benchmark(tiny, Workload(tiny.name, 2, 2, 4, 14), providers=["hf-sdpa"], repeats=1)
     assert row.launches_per_token == row.kernels_per_token
     assert 20 < row.launches_per_token < 400
     assert row.predicted_ms > row.floor_ms
-    [short], _ = race(tiny, Workload(tiny.name, 2, 2, 4, 4), providers=["hf-sdpa"], repeats=1)
+    [short], _ = benchmark(tiny, Workload(tiny.name, 2, 2, 4, 4), providers=["hf-sdpa"], repeats=1)
     assert short.launches_per_token is None, "too few steps to take a mean of"
 
 
@@ -150,7 +152,7 @@ def test_a_peer_whose_weights_do_not_fit_is_left_out_and_told(tiny, monkeypatch)
 
     monkeypatch.setattr(torch.nn.Module, "load_state_dict", full)
     workload, named = Workload(tiny.name, 2, 2, 4, 2), ["eet_lab", "hf-eager", "hf-sdpa"]
-    rows, remarks = race(tiny, workload, ["all"], named, repeats=1)
+    rows, remarks = benchmark(tiny, workload, ["all"], named, repeats=1)
     assert [row.provider for row in rows] == ["eet_lab"]
     for name in ("hf-eager", "hf-sdpa"):
         assert any(f"{name} is left out: The GPU's memory is full: the copy of the weights" in each for each in remarks)
@@ -158,7 +160,7 @@ def test_a_peer_whose_weights_do_not_fit_is_left_out_and_told(tiny, monkeypatch)
 
 def test_an_unknown_provider_is_told(tiny):
     with pytest.raises(PromptError, match="Did you mean 'hf-sdpa'"):
-        race(tiny, Workload(tiny.name, 1, 2, 2, 2), ["all"], ["hf-sdp"])
+        benchmark(tiny, Workload(tiny.name, 1, 2, 2, 2), ["all"], ["hf-sdp"])
 
 
 def test_a_step_reads_all_weights_but_the_embeddings_and_every_key(tiny):
@@ -204,7 +206,7 @@ def test_expanding_int8_weights_is_predicted_and_told(monkeypatch):
     monkeypatch.setattr(costs, "call_us", lambda: 0.0)
     monkeypatch.setattr(costs, "streaming_gb_per_s", lambda device: 10.0)
     monkeypatch.setattr(costs, "expansion_ns", lambda: 2.0)
-    rows, remarks = race(load("demo", device="cpu"), "demo/b1/p4/n4", ["baseline", "int8_weights"], repeats=1)
+    rows, remarks = benchmark(load("demo", device="cpu"), "demo/b1/p4/n4", ["baseline", "int8_weights"], repeats=1)
     plain, int8 = (row.predicted_ms - row.floor_ms for row in rows)
     assert plain == pytest.approx(0, abs=1e-4)
     num_weights = 4 * 12 * 256**2 + 4096 * 256
@@ -223,13 +225,15 @@ def test_calls_are_counted_for_more_lengths_than_a_context_has():
 
 def test_a_lossy_recipe_shows_its_perplexity_or_why_not(tiny):
     workload = Workload(tiny.name, 1, 4, 4, 2)
-    _, remarks = race(tiny, workload, ["baseline", "int8_weights"], ["eet_lab"], repeats=1)
+    _, remarks = benchmark(tiny, workload, ["baseline", "int8_weights"], ["eet_lab"], repeats=1)
     [found] = [remark for remark in remarks if "erplexity" in remark]
     assert re.match(r"int8_weights: Perplexity is not shown: .* came without a tokenizer", found)
-    _, remarks = race(load("demo"), Workload("demo", 1, 4, 4, 2), ["int8_weights"], ["eet_lab"], repeats=1)
+    _, remarks = benchmark(load("demo"), Workload("demo", 1, 4, 4, 2), ["int8_weights"], ["eet_lab"], repeats=1)
     [found] = [remark for remark in remarks if "erplexity" in remark]
     assert re.match(r"int8_weights: Perplexity \d+\.\d+ -> \d+\.\d+ \(.*%\) on [\d,]+ tokens of", found)
-    assert not any("erplexity" in remark for remark in race(tiny, workload, ["baseline"], ["eet_lab"], repeats=1)[1])
+    assert not any(
+        "erplexity" in remark for remark in benchmark(tiny, workload, ["baseline"], ["eet_lab"], repeats=1)[1]
+    )
 
 
 def row(**changes) -> Row:
@@ -320,11 +324,18 @@ def test_a_full_gpu_names_what_did_not_fit(tiny, monkeypatch):
             with pytest.raises(OutOfMemory, match=f"{what}.*Tried to allocate 4.00 GiB"):
                 args[0](*args[1:])
 
-    witness = (Witness, tiny.decoder, ROWS, Settings(max_new_tokens=2))
+    parity_check = (ParityCheck, tiny.decoder, ROWS, Settings(max_new_tokens=2))
     check(torch, "ones", r"a buffer of \d+ MiB", streaming_gb_per_s.__wrapped__, "cpu")
-    check(torch, "zeros", r"record of logits \[3 x 3 x 499\]", *witness)
+    check(torch, "zeros", r"record of logits \[3 x 3 x 499\]", *parity_check)
     check(GrowingKV, "room", "pass at higher precision", reference_logits, tiny.decoder, ROWS, [[1], [2], [3]], 1)
-    check(torch, "stack", "difference of logits", Witness._error, Witness(*witness[1:]), torch.ones(3, 2, 499))
+    check(
+        torch,
+        "stack",
+        "difference of logits",
+        ParityCheck._error,
+        ParityCheck(*parity_check[1:]),
+        torch.ones(3, 2, 499),
+    )
     check(torch.nn.Module, "load_state_dict", "copy of the weights", to_hf, tiny.decoder)
     [peer], _ = make(["hf-sdpa"], tiny.decoder, ROWS, Settings(max_new_tokens=2))
     check(type(peer._model), "generate", "a buffer of transformers", peer.time)
@@ -334,14 +345,14 @@ def test_stop_before_a_peer_is_prepared_ends_the_race(tiny, monkeypatch):
     stop, prepared = threading.Event(), []
     monkeypatch.setattr(HuggingFace, "prepare", lambda self: prepared.append(self.name) or stop.set())
     with pytest.raises(Cancelled):
-        race(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], ["hf-eager", "hf-sdpa"], cancel=stop)
+        benchmark(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], ["hf-eager", "hf-sdpa"], cancel=stop)
     assert prepared == ["hf-eager"]
 
 
 def test_a_race_tells_how_far_kernels_are_built(tiny, monkeypatch):
     monkeypatch.setattr(Engine, "prepare", lambda self, progress=None, cancel=None: progress and progress(1, 3, "x.cu"))
     told = []
-    race(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], repeats=1, progress=lambda *args: told.append(args))
+    benchmark(tiny, Workload(tiny.name, 2, 2, 4, 2), ["all"], repeats=1, progress=lambda *args: told.append(args))
     assert (1, 3, "building kernels: x.cu") in told
 
 

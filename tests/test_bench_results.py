@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench import Change, Comparison, Environment, Ladder, Measurement, Run, Rung, Sameness, Spread, load_result
+from eet_lab.bench import Change, Comparison, Environment, Ladder, Measurement, Parity, Run, Rung, Spread, load_result
 from eet_lab.bench.environment import machine_id
 from eet_lab.bench.measured import MEMORY_KEYS, Cost
 from eet_lab.errors import ResultError
@@ -21,7 +21,7 @@ HERE = Environment(
     "Test CPU", "cpu", None, "2.0", "5.0", "0.1", None, "2025-01-02T03:04:05", "float32", "tiny", "a <tiny> model",
     machine=machine_id("cpu"),
 )  # fmt: skip
-SAME = Sameness(True, (None, None), (None, None), 1e-6, 1e-5, "identical", "Every token is the same.")
+SAME = Parity(True, (None, None), (None, None), 1e-6, 1e-5, "identical", "Every token is the same.")
 
 
 def measurement(recipe: str = "baseline", total: float = 100.0) -> Measurement:

@@ -11,7 +11,7 @@ import torch
 import eet_lab
 from eet_lab import devices
 from eet_lab.bench import cost, timing
-from eet_lab.bench.ops import OpWorkload, race_op
+from eet_lab.bench.ops import OpWorkload, benchmark_op
 from eet_lab.bench.ops import benchmark as op_race
 from eet_lab.cli import main
 from eet_lab.engine.engine import Engine
@@ -180,7 +180,7 @@ def test_an_op_is_raced_on_the_gpu_that_was_named(gpus, monkeypatch):
 
     monkeypatch.setattr(op_race, "_available", available)
     for device in ("cuda:1", "cuda"):
-        race_op(OpWorkload.parse("op:norm_linear/t1/n96/c64")[0], device=device)
+        benchmark_op(OpWorkload.parse("op:norm_linear/t1/n96/c64")[0], device=device)
     assert seen == [(1, "cuda"), (0, "cuda")]
 
 

@@ -11,7 +11,7 @@ import torch
 from conftest import make_gpt2
 
 import eet_lab
-from eet_lab.bench import perplexity, race
+from eet_lab.bench import benchmark, perplexity
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -25,7 +25,7 @@ from eet_lab.technique import Recipe
         lambda model: eet_lab.compare(model, ["a"]),
         lambda model: eet_lab.ladder(model, ["a"]),
         lambda model: eet_lab.generate(model, ["a"]),
-        lambda model: race(model, Workload.parse("demo/b1/p2/n2"), ["all"]),
+        lambda model: benchmark(model, Workload.parse("demo/b1/p2/n2"), ["all"]),
         lambda model: perplexity(model, ""),
     ],
     ids=["compare", "ladder", "generate", "race", "perplexity"],

@@ -27,7 +27,7 @@ def test_a_comparison_takes_what_was_foreseen(
     model = load("demo", device="cpu")
     streaming_gb_per_s("cpu")  # its buffer is needed once in a process: now
     monkeypatch.setitem(fit.NUM_BYTES, "cpu", 0)
-    told = fit.foresee_compare(model, lengths, Recipe.parse(words), Settings(num_new))
+    told = fit.forecast_compare(model, lengths, Recipe.parse(words), Settings(num_new))
     with Counted() as counted:
         compare(model, [[1] * length for length in lengths], words, repeats=1, watch=False, max_new_tokens=num_new)
     taken = model.decoder.weight_bytes + counted.peak_bytes
@@ -36,6 +36,6 @@ def test_a_comparison_takes_what_was_foreseen(
 
 def test_the_first_comparison_of_a_process_measures_how_fast_memory_is() -> None:
     model = load("demo", device="cpu")
-    told = fit.foresee_compare(model, [5], Recipe.parse("memory_reuse"), Settings(4))
+    told = fit.forecast_compare(model, [5], Recipe.parse("memory_reuse"), Settings(4))
     assert told.check_bytes == fit.NUM_BYTES["cpu"]
     assert told.total_bytes > told.check_bytes + model.decoder.weight_bytes

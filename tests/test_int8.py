@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench.parity import Witness
+from eet_lab.bench.parity import ParityCheck
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import KernelError
@@ -245,7 +245,7 @@ def test_it_is_not_among_all_and_says_so():
 
 @pytest.fixture(scope="module")
 def witness(tiny):
-    return Witness(tiny.decoder, ROWS, SETTINGS)
+    return ParityCheck(tiny.decoder, ROWS, SETTINGS)
 
 
 @pytest.mark.parametrize("technique", [Int8Weights(), Int8Weights(64), Int8Weights(128, False)], ids=str)
@@ -280,7 +280,7 @@ def test_a_wrong_kernel_does_not_hide_behind_the_bound(witness):
 
 def test_a_lossy_baseline_is_held_against_its_own_weights(tiny):
     baseline = Recipe((Int8Weights(),)).parts
-    both = Witness(tiny.decoder, ROWS, SETTINGS, baseline)
+    both = ParityCheck(tiny.decoder, ROWS, SETTINGS, baseline)
     more = Recipe((*Recipe.parse("all").techniques, Int8Weights()))
     assert both.judge(more.parts).verdict == "identical"
     assert both.judge(Parts(), tolerance=0.1).verdict == "lossy"

@@ -19,7 +19,7 @@ MEET = {
     "test_models.py": "live or folder_equals or shards or bin or not_finite or untied",
     "test_demo_model.py": "not loses_nothing",
     "test_bench_peers.py": "same_weights or laying_out or called or row_for_each or calls_on_a_cpu or full_gpu",
-    "test_bench_sameness.py": "transformers",
+    "test_bench_parity.py": "transformers",
     "test_perplexity.py": "transformers",
     "test_engine.py": "variants_of_gpt2",
     "test_prompts.py": "packed_tokens_equal",

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from eet_lab import threads
-from eet_lab.bench import compare, ladder, measure, race
+from eet_lab.bench import benchmark, compare, ladder, measure
 from eet_lab.bench.measure import Subject
 from eet_lab.bench.workloads import Workload
 from eet_lab.engine.settings import Settings
@@ -81,7 +81,7 @@ def test_everything_that_measures_or_generates_keeps_to_it(tiny, many_threads, m
     compared = compare(tiny, [[1, 2]], "pre_padding", watch=False, progress=progress, **few)
     assert "(3 threads)" in compared.environment.device
     ladder(tiny, [[1, 2]], "pre_padding", progress=progress, **few)
-    race(tiny, Workload.parse("tiny/b1/p2/n2"), ["pre_padding"], repeats=1, progress=progress)
+    benchmark(tiny, Workload.parse("tiny/b1/p2/n2"), ["pre_padding"], repeats=1, progress=progress)
     generate(tiny, [[1, 2]], "pre_padding", max_new_tokens=2, on_step=progress)
     monkeypatch.setattr(Subject, "prepare", lambda *args, prepare=Subject.prepare: (progress(), prepare(*args))[1])
     measure(tiny, [[1, 2]], Settings(max_new_tokens=2), repeats=1)

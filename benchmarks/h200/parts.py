@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from check_kernels import HOME, cold_build_s, is_wrong
 
 from eet_lab.bench import accuracy, caching_allocator, encoding
-from eet_lab.bench.benchmark import OURS, race
+from eet_lab.bench.benchmark import OURS, benchmark
 from eet_lab.bench.cost import launch_cost, streaming_gb_per_s
-from eet_lab.bench.ops import OpWorkload, race_op
+from eet_lab.bench.ops import OpWorkload, benchmark_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.rows import Row, append
 from eet_lab.bench.serving import HF, serve_all
@@ -96,7 +96,7 @@ def raced(
             model = session.model(workload.model)
             distinct = list(dict.fromkeys(str(as_recipe(each, model.device, model.config)) for each in recipes))
             providers = [OURS, *(name for name in peers if session.peers is None or name in session.peers)]
-            rows, remarks = race(model, workload, distinct, providers, repeats=repeats, **session.common())
+            rows, remarks = benchmark(model, workload, distinct, providers, repeats=repeats, **session.common())
             append(rows, session.out)
             print(model_table(rows), *remarks, sep="\n", flush=True)
             found[str(workload)] = {"rows": len(rows), "remarks": remarks}
@@ -114,7 +114,7 @@ def ops(*texts: str) -> Callable[[Session], Any]:
         if session.smoke:
             wanted = list(OpWorkload.parse("op:norm_linear/t2/n96/c64"))
         for workload in wanted:
-            rows, remarks = race_op(workload, device=session.device, cancel=session.deadline)
+            rows, remarks = benchmark_op(workload, device=session.device, cancel=session.deadline)
             append(rows, session.out)
             print(op_tables(rows), flush=True)
             found["rows"] += len(rows)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from eet_lab.bench.benchmark import race
+from eet_lab.bench.benchmark import benchmark
 from eet_lab.bench.compare import compare
 from eet_lab.bench.files import load_result
 from eet_lab.bench.job import Job, watched
 from eet_lab.bench.ladder import ladder
 from eet_lab.bench.measure import measure
-from eet_lab.bench.measured import MEMORY_KEYS, Cost, Environment, Measurement, Perplexity, Sameness, Spread
+from eet_lab.bench.measured import MEMORY_KEYS, Cost, Environment, Measurement, Parity, Perplexity, Spread
 from eet_lab.bench.paired import Change
-from eet_lab.bench.parity import sameness
+from eet_lab.bench.parity import parity
 from eet_lab.bench.perplexity import perplexity
 from eet_lab.bench.results import Comparison, Ladder, Run, Rung
 from eet_lab.bench.workloads import Workload, default_prompts
@@ -24,19 +24,19 @@ __all__ = [
     "Job",
     "Ladder",
     "Measurement",
+    "Parity",
     "Perplexity",
     "Run",
     "Rung",
-    "Sameness",
     "Spread",
     "Workload",
+    "benchmark",
     "compare",
     "default_prompts",
     "ladder",
     "load_result",
     "measure",
+    "parity",
     "perplexity",
-    "race",
-    "sameness",
     "watched",
 ]

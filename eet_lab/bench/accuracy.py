@@ -5,7 +5,7 @@ follow each of them are forced on the decode steps, so that all are asked the sa
 Kullback-Leibler divergence of the next token's distribution from that of fp32, `nll` the mean negative log-likelihood
 of the text's own token; both are nats.
 
-B pieces, N tokens of each, V words.
+B pieces, N tokens of each, V vocabulary.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from eet_lab.bench.benchmark import check_is_of, distinct
 from eet_lab.bench.logits import LogitsRecorder, reference_logits
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.perplexity import held_out, why_not
-from eet_lab.bench.providers import OURS
+from eet_lab.bench.providers import OURS, named
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.workloads import Workload
+from eet_lab.bench.workloads import ACCURACY, Workload
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import Cancelled, ModelError, PromptError
@@ -41,7 +41,6 @@ from eet_lab.texts import RecipeLike
 from eet_lab.words import plain
 
 HF = "hf-sdpa"
-PREFIX = "accuracy:"
 
 
 class Distance(NamedTuple):
@@ -87,14 +86,12 @@ def measure_accuracy(
 ) -> tuple[list[Row], list[str]]:
     """Each recipe's distance from fp32, and transformers': is its KL at most twice that of plain PyTorch?
 
-    The baseline is measured in any case, since it sets the bound, to which a few roundings of fp32 are added. Returns
+    The baseline is measured in any case, since it sets the bound, to which what fp32 itself may lose is added. Returns
     rows and remarks. Errors: ModelError for random weights; RecipeError, PromptError, OutOfMemory, Cancelled.
     """
-    workload = Workload.parse(workload.removeprefix(PREFIX)) if isinstance(workload, str) else workload
+    workload = Workload.parse(workload.removeprefix(ACCURACY)) if isinstance(workload, str) else workload
     check_is_of(workload, model)
-    providers = [providers] if isinstance(providers, str) else list(providers)
-    if unknown := [name for name in providers if name not in (OURS, HF)]:
-        raise PromptError(f"There is no provider {unknown[0]!r} of accuracy. Known ones: {OURS}, {HF}.")
+    providers = named(providers, (OURS, HF), "accuracy")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
     pieces, decoder = Pieces.of(model, workload), model.decoder
     checked_prompts(pieces.prompts, workload.new_tokens, model.config)
@@ -149,17 +146,13 @@ def distance(precise: Tensor, got: Tensor, following: Sequence[Sequence[int]]) -
 
 def _row(workload: Workload, name: str, model: Model, found: Distance, bound: float) -> Row:
     is_within = found.kl <= bound  # NaN is not
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("ttft_ms", "tpot_ms", "total_ms", "peak_bytes", "floor_ms", "gb_per_s", "launches_per_token", "same_tokens")
-    )
-    return Row(
-        workload=PREFIX + str(workload),
+    return taken(
+        model.device,
+        workload=ACCURACY + str(workload),
         provider=HF if name == HF else OURS,
         recipe="" if name == HF else name,
-        dtype=str(model.decoder.dtype).removeprefix("torch."),
-        equality="passed" if is_within else f"KL {plain(found.kl)}, where rounding explains {plain(bound)}",
+        dtype=model.dtype,
+        equality="passed" if is_within else f"KL {plain(found.kl)}, its bound is {plain(bound)}",
         kl=found.kl,
         nll=found.nll,
-        **nothing,
-        **taken(model.device),
     )

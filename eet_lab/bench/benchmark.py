@@ -1,4 +1,4 @@
-"""race: our recipes beside their peers on one workload, in one process, in turn."""
+"""benchmark: our recipes beside their peers on one workload, in one process, interleaved."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from eet_lab.bench import peers, timing
 from eet_lab.bench.fit import check_fit
 from eet_lab.bench.measure import Subject
-from eet_lab.bench.parity import Witness
+from eet_lab.bench.parity import ParityCheck
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.perplexity import held_out_perplexity
-from eet_lab.bench.providers import OURS, Ours, Racer, Theirs
+from eet_lab.bench.providers import OURS, PeerProvider, Provider, RecipeProvider, named
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.tables import perplexities
 from eet_lab.bench.timing import Tally
 from eet_lab.bench.workloads import Requests, Texts, Workload
 from eet_lab.engine.settings import Settings, checked_prompts
-from eet_lab.errors import PromptError, did_you_mean
+from eet_lab.errors import PromptError
 from eet_lab.models import Config, Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.monitor import open_source
@@ -34,7 +34,7 @@ PROVIDERS = (OURS, *PEERS)
 
 
 @on_its_device
-def race(
+def benchmark(
     model: Model,
     workload: Workload | str,
     recipes: RecipeLike | Sequence[RecipeLike] = ("all",),
@@ -80,14 +80,9 @@ def entered(
 ) -> Entries:
     """Who of those that are named takes part on `device`, told before any work; `model` may be shapes on meta.
 
-    Errors: those of `race` that come before any work.
+    Errors: those of `benchmark` that come before any work.
     """
-    providers = [providers] if isinstance(providers, str) else providers
-    for name in providers:
-        if name not in PROVIDERS:
-            hint = did_you_mean(name, PROVIDERS)
-            known = f"{', '.join(PROVIDERS)}; single ops (op:...) have others"
-            raise PromptError(f"There is no provider {name!r}.{hint} Known ones: {known}.")
+    providers = named(providers, PROVIDERS, beside="; single ops (op:...) have others")
     chosen, repeated = distinct(recipes, device, model.config) if OURS in providers else ([], [])
     rows = checked_prompts(workload.prompts(model.config.vocab_size), workload.new_tokens, model.config)
     peers = {name: PEERS[name].unavailable(device, model.config) for name in providers if name in PEERS}
@@ -140,20 +135,21 @@ def _timed(
 ) -> tuple[list[Row], list[str], list[str]]:
     """A row for each who could be prepared, why others could not, and what makes a time doubtful."""
     settings = Settings(max_new_tokens=workload.new_tokens)
-    witness = Witness(model.decoder, rows, settings, cancel=cancel, say=tally.say)
+    check = ParityCheck(model.decoder, rows, settings, cancel=cancel, say=tally.say)
     tally.finish()
     with closing(open_source(model.device)) as source:
-        ours = [Ours(Subject(model, recipe, rows, settings, source, cancel), recipe, model, rows) for recipe in recipes]
+        subjects = [Subject(model, recipe, rows, settings, source, cancel) for recipe in recipes]
+        ours = [RecipeProvider(each, recipe, model, rows) for each, recipe in zip(subjects, recipes, strict=True)]
         made, absent = peers.make(others, model.decoder, rows, settings)
-        racers: list[Racer] = [*ours, *(Theirs(peer, model, rows) for peer in made)]
+        providers: list[Provider] = [*ours, *(PeerProvider(peer, model, rows) for peer in made)]
         try:
-            ready, failed = _prepared(racers, witness, tally, cancel)
-            timing.time_in_turn(ready, repeats, tally, cancel)
-            shared = {"workload": str(workload), "dtype": model.dtype} | taken(model.device)
-            found = [Row(**shared, **racer.figures()) for racer in ready]
+            ready, failed = _prepared(providers, check, tally, cancel)
+            runs = timing.interleaved({each.name: each.time for each in ready}, repeats, tally, cancel)
+            shared = {"workload": str(workload), "dtype": model.dtype}
+            found = [taken(model.device, **shared, **each.figures(runs[each.name])) for each in ready]
         finally:
-            for racer in racers:
-                racer.close()
+            for each in providers:
+                each.close()
     doubts = dict.fromkeys(f"{each.name}: {warning}" for each in ours for warning in each.warnings)
     return found, [*timing.split(absent)[1], *failed], list(doubts)
 
@@ -178,20 +174,20 @@ def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Canc
 
 
 def _prepared(
-    racers: Sequence[Racer], witness: Witness, tally: Tally, cancel: Cancel | None
-) -> tuple[list[Racer], list[str]]:
+    providers: Sequence[Provider], check: ParityCheck, tally: Tally, cancel: Cancel | None
+) -> tuple[list[Provider], list[str]]:
     """Those that are ready, and why the others are not. Ours raise; a peer that fails is left out."""
     ready, failed = [], []
-    for racer in racers:
+    for each in providers:
         timing.check(cancel)
-        tally.say(f"preparing {racer.name}")
+        tally.say(f"preparing {each.name}")
         try:
-            racer.prepare(witness, tally.building)
-            ready.append(racer)
+            each.prepare(check, tally.building)
+            ready.append(each)
         except Exception as error:
-            if not isinstance(racer, Theirs):
+            if not isinstance(each, PeerProvider):
                 raise
-            failed.append(timing.failed(racer.name, error))
+            failed.append(timing.failed(each.name, error))
             torch._dynamo.reset()
         tally.finish()
     return ready, failed

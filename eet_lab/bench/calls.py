@@ -110,7 +110,7 @@ class CallRecorder(TorchDispatchMode):
 
 
 def around_each(ops: Ops, around: Callable[[str], AbstractContextManager]) -> Ops:
-    """The same ops, each run within `around(the name of its slot)`; a rehearsal on meta tensors is not."""
+    """The same ops, each run within `around(the name of its slot)`; a meta trace is not."""
 
     def within(name: str, op: Callable) -> Callable:
         @wraps(op)

@@ -9,9 +9,9 @@ from typing import Any
 
 from eet_lab.bench.job import Job
 from eet_lab.bench.measure import OnStep, Run, Subject
-from eet_lab.bench.measured import TIMES, Measurement, Perplexity, Sameness
+from eet_lab.bench.measured import TIMES, Measurement, Parity, Perplexity
 from eet_lab.bench.paired import Change
-from eet_lab.bench.parity import Witness
+from eet_lab.bench.parity import ParityCheck
 from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.results import Comparison
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Tally, check_budget, counterbalanced
@@ -89,8 +89,8 @@ def compare(
                 tokens = watched[-1].generation.tokens
                 tally.finish()
             enter("check", str(recipes[1]), "checking the output against the baseline")
-            witness = Witness(model.decoder, job.rows, job.settings, recipes[0].parts, cancel)
-            sameness = witness.judge(recipes[1].parts, tokens, sum(each.tolerance for each in recipes))
+            parity_check = ParityCheck(model.decoder, job.rows, job.settings, recipes[0].parts, cancel)
+            sameness = parity_check.judge(recipes[1].parts, tokens, sum(each.tolerance for each in recipes))
             quality: list[Perplexity | None] = [None, None]
             if any(each.lossy for each in recipes):
                 tally.say("comparing perplexities on held-out text")
@@ -124,7 +124,7 @@ class _Findings:
         timed: tuple[list[Run], list[Run]],
         watched: Sequence[Run],
         quality: Sequence[Perplexity | None],
-        sameness: Sameness,
+        sameness: Parity,
     ) -> None:
         self._job, self._subjects, self._timed, self._watched = job, subjects, timed, watched
         self._quality, self._sameness, self._described = quality, sameness, job.described()

@@ -19,12 +19,12 @@ from eet_lab.bench import timing
 from eet_lab.bench.benchmark import check_is_of, distinct
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.peers.huggingface import encoder_to_hf
-from eet_lab.bench.providers import OURS
+from eet_lab.bench.providers import OURS, named
 from eet_lab.bench.rows import Row, taken
+from eet_lab.bench.timing import Tally
 from eet_lab.bench.workloads import Texts
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.tasks import MEAN
-from eet_lab.errors import PromptError
 from eet_lab.models import Model
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder
@@ -64,31 +64,31 @@ def encode_all(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Encode all texts with each recipe and peer in turn, `repeats` times, after a run of each that warms up.
+    """Encode all texts with each recipe and peer interleaved, `repeats` times, after a run of each that warms up.
 
     `batch_tokens` is what a pass of ours reads. The vectors of some texts are held against those of the baseline in
-    fp32, with the budget of the baseline's own rounding. Returns rows and remarks. Errors: RecipeError, PromptError,
-    ModelError, OutOfMemory, Cancelled.
+    fp32, within an error budget that the baseline's own error sets. Returns rows and remarks.
+    Errors: RecipeError, PromptError, ModelError, OutOfMemory, Cancelled.
     """
     timing.check_repeats(repeats)
     texts = Texts.parse(texts) if isinstance(texts, str) else texts
     check_is_of(texts, model)
-    providers = [providers] if isinstance(providers, str) else list(providers)
-    if unknown := [name for name in providers if name not in (OURS, HF, SORTED)]:
-        raise PromptError(f"There is no provider {unknown[0]!r} of texts. Known ones: {OURS}, {HF}, {SORTED}.")
+    providers = named(providers, (OURS, HF, SORTED), "texts")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
     rows, encoder = texts.prompts(model.config.vocab_size), model.encoder
-    budget = Budget(encoder, rows)
-    racers: dict[str, Callable[[], Read]] = {}
+    budget = ErrorBudget(encoder, rows)
+    runs_of: dict[str, Callable[[], Read]] = {}
     with ExitStack() as open_engines:
         for recipe in chosen:
             engine = open_engines.enter_context(closing(EncoderEngine(encoder, recipe.parts)))
-            racers[str(recipe)] = partial(encoded, engine, rows, Batching(batch_tokens), cancel)
+            runs_of[str(recipe)] = partial(encoded, engine, rows, Batching(batch_tokens), cancel)
         peers = [name for name in providers if name != OURS]
         hf = encoder_to_hf(encoder) if peers else None
         for name in peers:
-            racers[name] = partial(encoded_by_hf, hf, rows, name == SORTED)
-        runs = timing.runs_in_turn(racers, repeats, progress, cancel)
+            runs_of[name] = partial(encoded_by_hf, hf, rows, name == SORTED)
+        tally = Tally((1 + repeats) * len(runs_of), progress)
+        timing.interleaved(runs_of, 1, tally, cancel, "warming up")
+        runs = timing.interleaved(runs_of, repeats, tally, cancel)
     total = sum(map(len, rows))
     return [_row(texts, name, model, total, each, budget) for name, each in runs.items()], remarks
 
@@ -142,7 +142,7 @@ def _timed(work: Callable[[], Tensor], device: torch.device, held_bytes: int = 0
     return Read(total_s, vectors, peak)
 
 
-class Budget:
+class ErrorBudget:
     """How far vectors may be from the baseline's in fp32: twice as far as the baseline's own in the model's dtype.
 
     For an fp32 model these are the same, and what remains is rounding in another order.
@@ -158,9 +158,9 @@ class Budget:
         self._most = 2 * float((low - self._precise).abs().max()) + 64 * torch.finfo(torch.float32).eps * largest
 
     def verdict(self, vectors: Tensor) -> str:
-        """ "passed", or how far off they are."""
+        """ "passed", or their largest error beside the budget."""
         off = float((vectors[self._numbers] - self._precise).abs().max())
-        return "passed" if off <= self._most else f"off by {plain(off)}, where rounding explains {plain(self._most)}"
+        return "passed" if off <= self._most else f"error {plain(off)}, the budget is {plain(self._most)}"
 
 
 def _plain(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:
@@ -168,21 +168,17 @@ def _plain(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:
         return torch.stack(engine.read([Text(row) for row in rows], MEAN).values)
 
 
-def _row(texts: Texts, name: str, model: Model, num_tokens: int, runs: Sequence[Read], budget: Budget) -> Row:
+def _row(texts: Texts, name: str, model: Model, num_tokens: int, runs: Sequence[Read], budget: ErrorBudget) -> Row:
     is_peer = name in (HF, SORTED)
     middle = timing.median_run(runs, lambda run: run.total_s)
-    nothing: dict[str, Any] = dict.fromkeys(
-        ("ttft_ms", "tpot_ms", "floor_ms", "gb_per_s", "launches_per_token", "same_tokens")
-    )
-    return Row(
+    return taken(
+        model.device,
         workload=str(texts),
         provider=name if is_peer else OURS,
         recipe="" if is_peer else name,
-        dtype=str(model.encoder.dtype).removeprefix("torch."),
+        dtype=model.dtype,
         total_ms=Spread.of([run.total_s * 1e3 for run in runs]),
         peak_bytes=middle.peak_bytes,
         equality=budget.verdict(middle.vectors),
         tok_s=num_tokens / middle.total_s,
-        **nothing,
-        **taken(model.device),
     )

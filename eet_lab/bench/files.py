@@ -11,7 +11,7 @@ from typing import Any
 
 from eet_lab.bench.codec import Name, Unknown, decode, parse, shown
 from eet_lab.bench.environment import placed
-from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Recording, Sameness, Spread
+from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Recording, Spread
 from eet_lab.bench.results import SCHEMA, Comparison, Ladder, Run
 from eet_lab.errors import ResultError
 from eet_lab.words import sized, visible
@@ -151,7 +151,7 @@ def _order(spread: Spread | None) -> Iterator[str]:
         yield f" is {spread.p20}, {spread.p50}, {spread.p80}, but p20, p50 and p80 must rise"
 
 
-def _rows(sameness: Sameness, num_rows: int) -> Iterator[str]:
+def _rows(sameness: Parity, num_rows: int) -> Iterator[str]:
     for name in ("first_difference", "margins"):
         rows = len(getattr(sameness, name))
         if rows != num_rows:

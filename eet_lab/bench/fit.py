@@ -1,6 +1,6 @@
 """Does it fit? What a comparison, a benchmark of a model or one of an op needs, told before anything is made or run.
 
-B rows, S tokens of the longest prompt, N generated tokens that are checked, V words.
+B rows, S tokens of the longest prompt, N generated tokens that are checked, V vocabulary.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class CompareForecast:
         return self.engine_bytes + self.check_bytes + self.workspace_bytes
 
 
-def foresee_compare(model: Model, lengths: Sequence[int], recipe: Recipe, settings: Settings) -> CompareForecast:
+def forecast_compare(model: Model, lengths: Sequence[int], recipe: Recipe, settings: Settings) -> CompareForecast:
     """What comparing `recipe` to the baseline will need, for prompts of these lengths.
 
-    Rehearsed on meta tensors, so that nothing is computed. What the engines keep is counted as what their runs take,
+    Traced on meta tensors, so that nothing is computed. What the engines keep is counted as what their runs take,
     less the copies of a KV cache that grows: that is too much where activations are fresh tensors, and never too few.
     """
     engines = [Engine(model.decoder, each.parts) for each in (Recipe(), recipe)]
@@ -79,7 +79,7 @@ def _check_bytes(
     engines: Sequence[Engine], lengths: Sequence[int], settings: Settings, peaks: tuple[Peak, Peak]
 ) -> int:
     """At the most of: the baseline that is recorded, the pass at higher precision, the recipe with forced tokens."""
-    check = witness_bytes(engines[0].rehearser.model, lengths, settings)
+    check = parity_bytes(engines[0].rehearser.model, lengths, settings)
     kept = check.reference if engines[1].parts.weights else 0  # other weights have a check of their own, inside this
     return check.recorded + max(
         kept + sum(peaks[0]),
@@ -88,7 +88,7 @@ def _check_bytes(
     )
 
 
-class WitnessBytes(NamedTuple):
+class ParityBytes(NamedTuple):
     """What the check of the output holds, beside the engines that run: the logits that it `recorded` of one, and of the
     `precise` pass (its peak) the `reference` that stays; `widened` is taken while the two are held together.
     """
@@ -99,7 +99,7 @@ class WitnessBytes(NamedTuple):
     widened: int
 
 
-def witness_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) -> WitnessBytes:
+def parity_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) -> ParityBytes:
     """Of a model on meta."""
     B = len(lengths)
     N, V = num_checked(settings, B), len(model.head.weight)
@@ -108,7 +108,7 @@ def witness_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) ->
     with PeakBytes() as alive:
         reference = reference_logits(model, rows, tokens, N)
     row = 3 * reference[0].nbytes  # widened, subtracted, and its absolute values
-    return WitnessBytes(B * (N + 1) * V * model.dtype.itemsize, alive.peak, reference.nbytes, row)
+    return ParityBytes(B * (N + 1) * V * model.dtype.itemsize, alive.peak, reference.nbytes, row)
 
 
 def _text_bytes(engine: Engine) -> int:
@@ -123,7 +123,7 @@ def _text_bytes(engine: Engine) -> int:
     return sum(reading.peak([window - 1] * BATCH)) + logits
 
 
-class Foreseen(NamedTuple):
+class RecipeFit(NamedTuple):
     """A recipe's engine on meta tensors, and what its runs take beside the weights."""
 
     recipe: Recipe
@@ -149,21 +149,21 @@ def check_fit(
     free = _free_bytes(there, model)
     outline, settings = mapped(model, lambda tensor: tensor.to(META)), Settings(max_new_tokens=workload.new_tokens)
     told = {
-        recipe: _foresee(outline, recipe, workload.lengths, settings, there, free + _held_bytes(model, [recipe]))
+        recipe: _fit_of(outline, recipe, workload.lengths, settings, there, free + _held_bytes(model, [recipe]))
         for recipe in (Recipe(), *recipes)
     }
-    baseline, racers = told[Recipe()], {recipe: told[recipe] for recipe in recipes}
+    baseline, entered = told[Recipe()], {recipe: told[recipe] for recipe in recipes}
     if isinstance(baseline, Forecast):
         raise OutOfMemory(
             f"{workload} cannot be timed, since the baseline, which every output is held against, does not run: "
             f"{baseline}"
         )
-    remarks = [f"{recipe} is left out: {each}" for recipe, each in racers.items() if isinstance(each, Forecast)]
-    fitting = [each for each in racers.values() if isinstance(each, Foreseen)]
-    if racers and not fitting:
+    remarks = [f"{recipe} is left out: {each}" for recipe, each in entered.items() if isinstance(each, Forecast)]
+    fitting = [each for each in entered.values() if isinstance(each, RecipeFit)]
+    if entered and not fitting:
         raise OutOfMemory(f"{workload} cannot be timed. {' '.join(remarks)}")
     weights = num_bytes([t for each in (baseline, *fitting) for t in tensors(each.engine.model)])
-    check = witness_bytes(outline, workload.lengths, settings)
+    check = parity_bytes(outline, workload.lengths, settings)
     needed = weights + _library_bytes(there) + most_bytes(baseline, fitting, check)
     free += _held_bytes(model, [each.recipe for each in fitting])
     if needed > free:
@@ -192,9 +192,9 @@ def _library_bytes(device: torch.device) -> int:
     return 0 if device.type == "cpu" else LIBRARY_BYTES
 
 
-def _foresee(
+def _fit_of(
     outline: Decoder, recipe: Recipe, lengths: Sequence[int], settings: Settings, device: torch.device, free: int
-) -> Foreseen | Forecast:
+) -> RecipeFit | Forecast:
     """The engine of a recipe that fits into `free` bytes alone; of another, the forecast that says so."""
     engine = Engine(outline, recipe.parts)
     forecaster = Forecaster(engine.rehearser, engine.parts, settings)
@@ -202,17 +202,17 @@ def _foresee(
     if engine.model.weight_bytes + _library_bytes(device) + sum(peak) > free:
         return forecaster.forecast(lengths, device, free)
     changed = bool(recipe.parts.weights)
-    return Foreseen(recipe, engine, peak, witness_bytes(engine.model, lengths, settings).precise if changed else 0)
+    return RecipeFit(recipe, engine, peak, parity_bytes(engine.model, lengths, settings).precise if changed else 0)
 
 
-def most_bytes(baseline: Foreseen, racers: Sequence[Foreseen], check: WitnessBytes) -> int:
-    """The peak beside the weights: of the baseline that is recorded, of the check of each racer, or of a run of one.
+def most_bytes(baseline: RecipeFit, entered: Sequence[RecipeFit], check: ParityBytes) -> int:
+    """The peak beside the weights: of the baseline that is recorded, of the check of each recipe, or of a run of one.
 
-    Racers are prepared one after another, each is checked by an engine of its own, and all are kept.
+    Providers are prepared one after another, each is checked by an engine of its own, and all are kept.
     """
     found = [check.recorded + max(sum(baseline.peak), check.precise)]
-    kept = [each.kept_bytes for each in racers]
-    for place, each in enumerate(racers):
+    kept = [each.kept_bytes for each in entered]
+    for place, each in enumerate(entered):
         found.append(check.reference + sum(kept) - kept[place] + sum(each.peak))
         if each.engine.parts != Parts():
             beside = check.reference + check.recorded + sum(kept[: place + 1])

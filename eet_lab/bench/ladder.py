@@ -11,9 +11,9 @@ from typing import Any
 from eet_lab.bench.compare import changes
 from eet_lab.bench.job import Job
 from eet_lab.bench.measure import Run, Subject
-from eet_lab.bench.measured import Measurement, Perplexity, Sameness, Spread
+from eet_lab.bench.measured import Measurement, Parity, Perplexity, Spread
 from eet_lab.bench.paired import Change
-from eet_lab.bench.parity import Witness
+from eet_lab.bench.parity import ParityCheck
 from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.results import Ladder, Rung
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Tally, check_budget, counterbalanced
@@ -109,7 +109,7 @@ class _Entry:
         self.recipe, self.subject = recipe, subject
         self.runs: dict[int, Run] = {}
         self.quality: Perplexity | None = None
-        self.sameness: Sameness | None = None
+        self.sameness: Parity | None = None
 
     def measurement(self, costed: bool) -> Measurement:
         return replace(self.subject.measurement(list(self.runs.values()), costed=costed), perplexity=self.quality)
@@ -134,9 +134,9 @@ class _Climb:
         job, num, entries = self._job, len(self.entries), list(self.entries.values())
         tally = Tally(num * (2 + rounds.expected), progress)
         tally.say("reading what the baseline says")
-        witness = Witness(job.model.decoder, job.rows, job.settings, cancel=self._cancel)
+        parity_check = ParityCheck(job.model.decoder, job.rows, job.settings, cancel=self._cancel)
         for each in entries:
-            self._check(each, witness, tally)
+            self._check(each, parity_check, tally)
         for number in rounds:
             tally.expect(num * (2 + rounds.expected))
             if number and on_partial is not None:
@@ -152,19 +152,19 @@ class _Climb:
         tally.expect(num * (2 + len(entries[0].runs)))
         tally.say("done")
 
-    def _check(self, entry: _Entry, witness: Witness, tally: Tally) -> None:
+    def _check(self, entry: _Entry, parity_check: ParityCheck, tally: Tally) -> None:
         recipe = entry.recipe
         tally.say(f"warming up {recipe}")
         tokens = entry.subject.prepare(tally.building)
         tally.finish()
         tally.say(f"checking {recipe}")
-        self._most_bytes = max(self._most_bytes, entry.subject.run_bytes + witness.recorded_bytes)
+        self._most_bytes = max(self._most_bytes, entry.subject.run_bytes + parity_check.recorded_bytes)
         if self._stays and free_bytes_of(self._job.model.decoder.device) < ROOM * self._most_bytes:
             self._stays = False
             self.close()
         if not self._stays:
             entry.subject.close()
-        entry.sameness = witness.judge(recipe.parts, tokens, recipe.tolerance)
+        entry.sameness = parity_check.judge(recipe.parts, tokens, recipe.tolerance)
         if self._full.lossy and (recipe.lossy or not recipe):
             entry.quality = held_out_perplexity(self._job.model, recipe, self._cancel)
         tally.finish()

@@ -27,6 +27,10 @@ class StepLaunches(NamedTuple):
     launches: float
     kernels: float
 
+    def per_step(self) -> StepLaunches | None:
+        """Of `STEPS` steps, those of one; None where launches or kernels cannot be seen."""
+        return StepLaunches(self.launches / STEPS, self.kernels / STEPS) if all(self) else None
+
 
 class Counter(Protocol):
     """Counts what is launched and run between `start` and `stop`."""

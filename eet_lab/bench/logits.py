@@ -1,6 +1,6 @@
 """Logits: those of a run, those at higher precision that it is held against, and how far a token lies below the best.
 
-B rows, N generated tokens that are checked, C channels, V words. Margins are in units of the logits, so that they
+B rows, N generated tokens that are checked, C channels, V vocabulary. Margins are in units of the logits, so that they
 can be held against what rounding does to those.
 """
 
@@ -48,9 +48,11 @@ def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int, 
             raise Cancelled("The check of the output was stopped.")
         return mapped(w, lambda tensor: tensor.to(high))
 
-    def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor | None, *, empty: Empty) -> Tensor:
-        x = words[ids].to(high)
-        return x if places is None else x + places[positions].to(high)
+    def embed(
+        ids: Tensor, positions: Tensor, token_emb: Tensor, position_emb: Tensor | None, *, empty: Empty
+    ) -> Tensor:
+        x = token_emb[ids].to(high)
+        return x if position_emb is None else x + position_emb[positions].to(high)
 
     def norm_linear(x: Tensor, norm_w: Norm, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
         return reference.norm_linear(x, wide(norm_w), wide(w), act, empty=empty)
@@ -76,14 +78,14 @@ def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int, 
 
 
 def greedy_margin(logits: Tensor, token: int) -> float:
-    """How far below the best word `token` lies; logits [V]."""
+    """How far below the best token `token` lies; logits [V]."""
     return (logits.max() - logits[token]).item()
 
 
 def drawn_margin(logits: Tensor, token: int, noise: Tensor, settings: Settings, slack: float) -> float:
-    """How far `token` lies below the word that a draw must take: logits [V], Gumbel noise [V].
+    """How far `token` lies below the token that a draw must take: logits [V], Gumbel noise [V].
 
-    Two logits may move against each other by `slack`. Words that this lets in or out of the top-k or the top-p are
+    Two logits may move against each other by `slack`. Tokens that this lets in or out of the top-k or the top-p are
     nobody's mistake: `token` has to beat those only that stay in, and must be able to be in itself.
     """
     T = settings.temperature
@@ -104,7 +106,7 @@ def noise_at(seed: int, row: int, position: int, like: Tensor) -> Tensor:
 
 
 def _kept(scores: Tensor, settings: Settings, slack: float) -> tuple[Tensor, Tensor]:
-    """Words [V] that top-k and top-p may keep, and those that they must, where scores may move by `slack`."""
+    """Tokens [V] that top-k and top-p may keep, and those that they must, where scores may move by `slack`."""
     V, k, p = len(scores), settings.top_k, settings.top_p
     possible = certain = torch.ones_like(scores, dtype=torch.bool)
     inside = scores
@@ -115,9 +117,9 @@ def _kept(scores: Tensor, settings: Settings, slack: float) -> tuple[Tensor, Ten
     if p < 1:
         ordered = inside.sort(descending=True).values
         mass = torch.cat([ordered.new_zeros(1), ordered.softmax(-1).cumsum(-1)])
-        least = mass[torch.searchsorted(-ordered, -(scores + slack))]  # of the words that are above in any case
+        least = mass[torch.searchsorted(-ordered, -(scores + slack))]  # of the tokens that are above in any case
         most = mass[torch.searchsorted(-ordered, -(scores - slack), right=True)] - inside.softmax(-1)
-        # A share P moves by P (1 - P) <= 1/4 of what its log odds move; twice, as words at the top-k's end come and go.
+        # A share P moves by P (1 - P) <= 1/4 of what its log odds move; twice: tokens at the top-k's end come and go.
         moved = slack / 2
         possible, certain = possible & (least - moved < p), certain & (most + moved < p)
     return possible, certain
@@ -141,15 +143,15 @@ class LogitsRecorder:
     def taken(self) -> Tensor:
         """[B,N,V], given away: the engine that ran with this is a cycle, and would keep them until it is collected."""
         kept, self._kept = self._kept, self._kept.new_empty(0)
-        return kept[:, : self._num_tokens]  # the place after N took what came before and after
+        return kept[:, : self._num_tokens]  # the slot after N took what came before and after
 
     def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, step: Step, sampling: Sampling) -> Tensor:
         newest = logits(model, ops, hidden.index_select(0, step.last))
         if not hidden.is_meta:
             row, is_there = self._rows(step, sampling)
-            place = step.positions.index_select(0, step.last) + 1 - self._lengths[row]
-            is_asked = is_there & (place >= 0) & (place < self._num_tokens)
-            self._kept[row, place.masked_fill(~is_asked, self._num_tokens)] = newest
+            index = step.positions.index_select(0, step.last) + 1 - self._lengths[row]
+            is_asked = is_there & (index >= 0) & (index < self._num_tokens)
+            self._kept[row, index.masked_fill(~is_asked, self._num_tokens)] = newest
         return next_tokens(model, ops, hidden, step, sampling)
 
     def _rows(self, step: Step, sampling: Sampling) -> tuple[Tensor, Tensor]:

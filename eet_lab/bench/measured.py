@@ -159,13 +159,8 @@ class Measurement:
     perplexity: Perplexity | None = None
 
 
-MEMORY_KEYS = ("weights", "kv", "kv_growth", "activations", "workspace", "peak")
-"""Of `Measurement.memory`: the final KV cache, the copy beside a growing one, activations, what libraries and graphs
-keep for themselves, and the most at once."""
-
-
 @dataclass(frozen=True)
-class Sameness:
+class Parity:
     """Whether a recipe computes what the baseline computes.
 
     `max_error` is the largest difference of its teacher-forced logits from a reference in higher precision, and
@@ -217,7 +212,11 @@ MEMORY_PARTS = {
     "activations": "activations",
     "workspace": "workspaces and graphs",
 }
-"""What the peak is made of, by the keys of `Measurement.memory`."""
+"""What the peak is made of, by the keys of `Measurement.memory`: the KV cache is the final one; workspaces and graphs
+are what libraries and graphs keep for themselves."""
+
+MEMORY_KEYS = (*MEMORY_PARTS, "peak")
+"""Of `Measurement.memory`; the peak is the most at once."""
 
 STEADY_RUNS = {"cpu": 1.5, "cuda": 1.25}
 """Above this ratio of the longest to the shortest run, a result carries a warning. A GPU's own times are steadier."""

@@ -1,6 +1,6 @@
 """Does a recipe compute what the baseline computes? The check that stands before every timing.
 
-B rows, T tokens of a pass, N generated tokens that are checked, C channels, V words.
+B rows, T tokens of a pass, N generated tokens that are checked, C channels, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.bench.logits import LogitsRecorder, Rows, drawn_margin, greedy_margin, noise_at, reference_logits
-from eet_lab.bench.measured import Sameness, Verdict
+from eet_lab.bench.measured import Parity, Verdict
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.settings import Settings
@@ -34,7 +34,7 @@ SAID = 8
 """How often a run tells how far it is."""
 
 
-def sameness(
+def parity(
     model: Decoder,
     parts: Parts,
     rows: Rows,
@@ -42,15 +42,15 @@ def sameness(
     *,
     baseline: Parts | None = None,
     tolerance: float = 0.0,
-) -> Sameness:
-    """Judge `parts` against the baseline on prompts `rows` (token ids); see `Witness` for how.
+) -> Parity:
+    """Judge `parts` against the baseline on prompts `rows` (token ids); see `ParityCheck` for how.
 
     Errors: those of `Engine.generate`.
     """
-    return Witness(model, rows, settings, baseline).judge(parts, tolerance=tolerance)
+    return ParityCheck(model, rows, settings, baseline).judge(parts, tolerance=tolerance)
 
 
-class Witness:
+class ParityCheck:
     """What the baseline answers on one workload: its tokens, and how far rounding alone takes its logits.
 
     A recipe runs with the baseline's tokens forced on it, so that logits stay comparable where a free run parts from
@@ -93,7 +93,7 @@ class Witness:
         """Of the logits that are recorded of a recipe while it is judged."""
         return len(self.rows) * (self.num_checked + 1) * len(self.model.head.weight) * self.model.dtype.itemsize
 
-    def judge(self, parts: Parts, tokens: Rows | None = None, tolerance: float = 0.0) -> Sameness:
+    def judge(self, parts: Parts, tokens: Rows | None = None, tolerance: float = 0.0) -> Parity:
         """Run a recipe's parts and compare. `tokens`: those of a free run, if there was one already.
 
         `tolerance`: how far a recipe with other weights may be off, as a share of the largest logit.
@@ -104,50 +104,50 @@ class Witness:
         else:
             tokens = tokens or self._recorded(parts)[0]
             error = self._error(self._recorded(parts, forced=self.tokens)[1])
-        places, margins = self.partings(tokens)
+        firsts, margins = self.first_differences(tokens)
         budget = self.budget
         if parts.weights == self._baseline.weights:
-            verdict, explanation = self._verdict(places, margins, error)
+            verdict, explanation = self._verdict(firsts, margins, error)
         else:
             budget += tolerance * self._largest if self.sound else 0.0
-            verdict, explanation = self._lossy_verdict(parts, tokens, places, error, budget)
-        same = not any(place is not None for place in places)
+            verdict, explanation = self._lossy_verdict(parts, tokens, firsts, error, budget)
+        same = not any(first is not None for first in firsts)
         known_error = error if math.isfinite(error) else None
-        return Sameness(same, places, margins, known_error, budget, verdict, explanation)
+        return Parity(same, firsts, margins, known_error, budget, verdict, explanation)
 
     def _lossy_verdict(
-        self, parts: Parts, tokens: Rows, places: Sequence[int | None], error: float, budget: float
+        self, parts: Parts, tokens: Rows, firsts: Sequence[int | None], error: float, budget: float
     ) -> tuple[Verdict, str]:
         """Of a recipe with other weights than the baseline's."""
         plain = Parts(weights=parts.weights)
-        own = Witness(self.model, self.rows, self.settings, plain, self.cancel).judge(parts, tokens)
+        own = ParityCheck(self.model, self.rows, self.settings, plain, self.cancel).judge(parts, tokens)
         if own.verdict == "different":
             return "different", f"It is not what plain PyTorch computes with its weights: {own.explanation}"
         if not self.sound:
             return "different", self._overflow
-        parted = [place for place in places if place is not None]
-        told = _parting(places) + (f", the first at new token {min(parted) + 1}" if parted else "")
+        parted = [first for first in firsts if first is not None]
+        told = _num_parted(firsts) + (f", the first at new token {min(parted) + 1}" if parted else "")
         told += f"; logits are off by up to {brief(error, 2)}, its stated bound is {brief(budget, 2)}"
         computed = "What it computes with its weights is what plain PyTorch computes with them, up to rounding."
         return ("lossy", f"{told}. {computed}") if error <= budget else ("different", f"Beyond its bound: {told}.")
 
-    def partings(self, tokens: Rows) -> tuple[tuple[int | None, ...], tuple[float | None, ...]]:
+    def first_differences(self, tokens: Rows) -> tuple[tuple[int | None, ...], tuple[float | None, ...]]:
         """For each row: where its tokens part from the baseline's, and its token's margin there; None if nowhere."""
-        places = tuple(_first_difference(a, b) for a, b in zip(self.tokens, tokens, strict=True))
-        parted = enumerate(zip(places, tokens, strict=True))
-        return places, tuple(
-            self._margin(row, place, new[place]) if place is not None and self.sound else None
-            for row, (place, new) in parted
+        firsts = tuple(_first_difference(a, b) for a, b in zip(self.tokens, tokens, strict=True))
+        parted = enumerate(zip(firsts, tokens, strict=True))
+        return firsts, tuple(
+            self._margin(row, first, new[first]) if first is not None and self.sound else None
+            for row, (first, new) in parted
         )
 
-    def doubt(self, places: Sequence[int | None], margins: Sequence[float | None]) -> str | None:
+    def doubt(self, firsts: Sequence[int | None], margins: Sequence[float | None]) -> str | None:
         """Why these tokens cannot be what the baseline computes, or None."""
         if not self.sound:
             return self._overflow
-        for row, (place, margin) in enumerate(zip(places, margins, strict=True)):
-            if place is not None and margin is not None and not margin <= 2 * self.budget:
+        for row, (first, margin) in enumerate(zip(firsts, margins, strict=True)):
+            if first is not None and margin is not None and not margin <= 2 * self.budget:
                 return (
-                    f"Prompt {row + 1} parts at new token {place + 1}, where its choice is {brief(margin, 2)} below "
+                    f"Prompt {row + 1} parts at new token {first + 1}, where its choice is {brief(margin, 2)} below "
                     f"the best, which is no near-tie: {self._allowed}."
                 )
         return None
@@ -189,37 +189,37 @@ class Witness:
         worst = torch.stack([(row.to(precise.dtype) - precise).abs().max() for row, precise in rows]).max().item()
         return worst if worst == worst else float("inf")
 
-    def _margin(self, row: int, place: int, token: int) -> float:
+    def _margin(self, row: int, index: int, token: int) -> float:
         """How far `token` lies below what the reference chooses there."""
-        logits = self._precise(row, place)
+        logits = self._precise(row, index)
         if self.settings.temperature == 0:
             return greedy_margin(logits, token)
-        noise = noise_at(self.settings.seed, row, len(self.rows[row]) + place - 1, logits)
+        noise = noise_at(self.settings.seed, row, len(self.rows[row]) + index - 1, logits)
         return drawn_margin(logits, token, noise, self.settings, 2 * self.budget)
 
-    def _precise(self, row: int, place: int) -> Tensor:
+    def _precise(self, row: int, index: int) -> Tensor:
         """The reference's logits [V] for one token; beyond N in a pass of their own."""
-        if place < self.num_checked:
-            return self._reference[row, place]
-        read = [*self.rows[row], *self.tokens[row][:place]]
+        if index < self.num_checked:
+            return self._reference[row, index]
+        read = [*self.rows[row], *self.tokens[row][:index]]
         return reference_logits(self._weighed, [read], [[]], 1)[0, 0]
 
     def _verdict(
-        self, places: Sequence[int | None], margins: Sequence[float | None], error: float
+        self, firsts: Sequence[int | None], margins: Sequence[float | None], error: float
     ) -> tuple[Verdict, str]:
-        parted = [(row, place) for row, place in enumerate(places) if place is not None]
-        doubt = self.doubt(places, margins)
+        parted = [(row, first) for row, first in enumerate(firsts) if first is not None]
+        doubt = self.doubt(firsts, margins)
         if self.sound and error > self.budget:
             size = f"by {brief(error, 2)}" if math.isfinite(error) else "without limit (NaN)"
-            same = _parting(places) if parted else "the chosen tokens still agree"
+            same = _num_parted(firsts) if parted else "the chosen tokens still agree"
             return "different", f"Its logits are off {size}, where {self._allowed}; {same}."
         if doubt is not None:
             return "different", doubt
         known = f"logits differ by at most {brief(error, 2)} from the precise ones, and {self._allowed}"
         if parted:
-            row, place = parted[0]
+            row, first = parted[0]
             return "within rounding", (
-                f"{_parting(places)}, the first at new token {place + 1} of prompt {row + 1}, at a near-tie of "
+                f"{_num_parted(firsts)}, the first at new token {first + 1} of prompt {row + 1}, at a near-tie of "
                 f"{brief(margins[row] or 0.0, 2)}; {known}."
             )
         num_tokens = sum(map(len, self.tokens))
@@ -232,10 +232,10 @@ def num_checked(settings: Settings, num_rows: int) -> int:
     return min(settings.max_new_tokens, max(1, MOST_LOGITS // num_rows))
 
 
-def _parting(places: Sequence[int | None]) -> str:
+def _num_parted(firsts: Sequence[int | None]) -> str:
     """How many prompts part. In words they and their tokens count from 1, in results from 0."""
-    parted = sum(place is not None for place in places)
-    return f"{parted} of {counted(len(places), 'prompt')} {'parts' if parted == 1 else 'part'}"
+    parted = sum(first is not None for first in firsts)
+    return f"{parted} of {counted(len(firsts), 'prompt')} {'parts' if parted == 1 else 'part'}"
 
 
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:

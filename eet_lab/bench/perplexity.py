@@ -1,6 +1,6 @@
 """perplexity: how well a recipe's weights predict a held-out text, by teacher forcing.
 
-B rows of a batch, S tokens of a window, T tokens of a pass, C channels, V words.
+B rows of a batch, S tokens of a window, T tokens of a pass, C channels, V vocabulary.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def _checked(ids: Sequence[int], window: int, stride: int, model: Model) -> tupl
 class Scorer:
     """A task that chooses nothing, and adds up how surprising the text's own next tokens are.
 
-    Its logits have memory of their own: no rehearsal knows how many tokens of a pass are scored.
+    Its logits have memory of their own: no meta trace knows how many tokens of a pass are scored.
     """
 
     def __init__(self, ops: Ops, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Who takes part in a race: a recipe of ours, or a peer; each is prepared, checked, timed and asked for its figures."""
+"""Providers of a benchmark: a recipe of ours, or a peer; each is prepared, checked, timed and asked for its figures."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, Protocol
 from eet_lab.bench.cost import expansion_ms, predicted_ms, step_cost
 from eet_lab.bench.launches import StepLaunches, launches_per_token
 from eet_lab.bench.measure import Run, Subject
-from eet_lab.bench.measured import Cost, Sameness, Spread
-from eet_lab.bench.parity import Witness
+from eet_lab.bench.measured import Cost, Parity, Spread
+from eet_lab.bench.parity import ParityCheck
 from eet_lab.bench.peers import Peer, Timing
+from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.progress import Progress
 from eet_lab.technique import Recipe
@@ -19,43 +20,56 @@ from eet_lab.words import brief
 OURS = "eet_lab"
 
 
-class Racer(Protocol):
-    """One provider with one recipe."""
+def named(providers: Sequence[str] | str, known: Sequence[str], what: str = "", beside: str = "") -> list[str]:
+    """The providers, one or several, by their names; PromptError for what is none of `known`.
+
+    The error says `what` they provide, and what there is `beside` those that are known.
+    """
+    names = [providers] if isinstance(providers, str) else list(providers)
+    for name in names:
+        if name not in known:
+            of, told = f" of {what}" if what else "", ", ".join(known) + beside
+            raise PromptError(f"There is no provider {name!r}{of}.{did_you_mean(name, known)} Known ones: {told}.")
+    return names
+
+
+class Provider(Protocol):
+    """One that takes part, ours with one recipe."""
 
     name: str
 
-    def prepare(self, witness: Witness, progress: Progress) -> None:
+    def prepare(self, check: ParityCheck, progress: Progress) -> None:
         """Build, compile, warm up, and check the output."""
 
-    def time(self) -> None:
+    def time(self) -> Any:
         """One measured run."""
 
-    def figures(self) -> dict[str, Any]:
-        """What a row holds of it."""
+    def figures(self, runs: Sequence[Any]) -> dict[str, Any]:
+        """What a row holds of these runs."""
+        ...
 
     def close(self) -> None:
         """Give the memory back."""
 
 
-class Ours:
+class RecipeProvider:
     """A recipe of this package."""
 
     def __init__(self, subject: Subject, recipe: Recipe, model: Model, rows: Sequence[Sequence[int]]) -> None:
         self.name, self.subject = subject.recipe, subject
         self._recipe, self._model, self._rows = recipe, model, rows
-        self._runs: list[Run] = []
-        self._sameness: Sameness | None = None
+        self._parity: Parity | None = None
         self.warnings: tuple[str, ...] = ()
 
-    def prepare(self, witness: Witness, progress: Progress) -> None:
+    def prepare(self, check: ParityCheck, progress: Progress) -> None:
         tokens = self.subject.prepare(progress)
-        self._sameness = witness.judge(self._recipe.parts, tokens, self._recipe.tolerance)
+        self._parity = check.judge(self._recipe.parts, tokens, self._recipe.tolerance)
 
-    def time(self) -> None:
-        self._runs.append(self.subject.run())
+    def time(self) -> Run:
+        return self.subject.run()
 
-    def figures(self) -> dict[str, Any]:
-        m, same = self.subject.measurement(self._runs), self._sameness
+    def figures(self, runs: Sequence[Run]) -> dict[str, Any]:
+        m, same = self.subject.measurement(runs), self._parity
         assert m.cost is not None and same is not None
         launches, extra_ms = self._launches(), expansion_ms(self.subject.engine.model)
         self.warnings = m.warnings
@@ -91,32 +105,31 @@ class Ours:
         return launches_per_token(self.subject.engine, len(self._rows))
 
 
-class Theirs:
+class PeerProvider:
     """A peer. Its logits cannot be had, so its tokens are checked: they may part from the baseline's at near-ties."""
 
     def __init__(self, peer: Peer, model: Model, rows: Sequence[Sequence[int]]) -> None:
         self.name, self._peer, self._model, self._rows = peer.name, peer, model, rows
-        self._timings: list[Timing] = []
         self._equality, self._same = "", False
 
-    def prepare(self, witness: Witness, progress: Progress) -> None:
-        places, margins = witness.partings(self._peer.prepare().tokens)
-        self._same = not any(place is not None for place in places)
-        self._equality = witness.doubt(places, margins) or "passed"
+    def prepare(self, check: ParityCheck, progress: Progress) -> None:
+        firsts, margins = check.first_differences(self._peer.prepare().tokens)
+        self._same = not any(first is not None for first in firsts)
+        self._equality = check.doubt(firsts, margins) or "passed"
 
-    def time(self) -> None:
-        self._timings.append(self._peer.time())
+    def time(self) -> Timing:
+        return self._peer.time()
 
-    def figures(self) -> dict[str, Any]:
-        tpot_ms = Spread.of([t.tpot_ms for t in self._timings])
-        tokens = len(self._timings[0].tokens[0])
+    def figures(self, runs: Sequence[Timing]) -> dict[str, Any]:
+        tpot_ms = Spread.of([t.tpot_ms for t in runs])
+        tokens = len(runs[0].tokens[0])
         cost = step_cost(self._model.decoder, self._rows, tokens, tpot_ms)
         return {
             "provider": self.name,
             "recipe": "",
-            "ttft_ms": Spread.of([t.ttft_ms for t in self._timings]),
+            "ttft_ms": Spread.of([t.ttft_ms for t in runs]),
             "tpot_ms": tpot_ms,
-            "total_ms": Spread.of([t.total_ms for t in self._timings]),
+            "total_ms": Spread.of([t.total_ms for t in runs]),
             "peak_bytes": self._peer.peak_bytes,
             "activation_bytes": self._activation_bytes(tokens),
             "equality": self._equality,
@@ -149,7 +162,7 @@ def costs(cost: Cost, counted: StepLaunches | None, device: str, extra_ms: float
     }
 
 
-def equality(same: Sameness) -> str:
+def equality(same: Parity) -> str:
     """What a row says of the check: "passed", how far a lossy recipe is off, or why it did not pass."""
     if same.verdict == "lossy":
         return f"lossy: logits off by {brief(same.max_error or 0.0, 2)}, stated bound {brief(same.budget, 2)}"

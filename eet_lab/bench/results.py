@@ -9,7 +9,7 @@ from typing import Any
 
 from eet_lab.bench import tables
 from eet_lab.bench.codec import Count, Many, Name, Real, Setting, SignedBytes, Some, Text, encode
-from eet_lab.bench.measured import TIMES, Environment, Measurement, Sameness, Spread
+from eet_lab.bench.measured import TIMES, Environment, Measurement, Parity, Spread
 from eet_lab.bench.paired import Change
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
@@ -101,7 +101,7 @@ class Comparison(Result):
 
     baseline: Measurement
     selection: Measurement
-    sameness: Sameness
+    sameness: Parity
     watched: Measurement | None = None
     watching_cost_percent: Real | None = None
     changes: dict[str, Change] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class Rung:
     title: Name
     along: Many[Name]
     measurement: Measurement
-    sameness: Sameness
+    sameness: Parity
     delta_ms: Spread | None = None  # end to end
     delta_ttft_ms: Spread | None = None
     delta_tpot_ms: Spread | None = None

@@ -80,9 +80,17 @@ RUN = uuid.uuid4().hex[:12]
 """One id per process."""
 
 
-def taken(device: str) -> dict[str, Any]:
-    """What a row that is taken now says of where: run, gpu, versions, commit and date."""
-    return {"run": RUN, "gpu": device_name(device), **versions(device)}
+UNTIMED = (
+    "ttft_ms", "tpot_ms", "total_ms", "peak_bytes", "floor_ms", "gb_per_s", "launches_per_token", "same_tokens",
+)  # fmt: skip
+"""What some rows have nothing to say of; older lines have it all the same."""
+
+
+def taken(device: str, **known: Any) -> Row:
+    """A row that is taken now on `device`: what is known of it, and run, gpu, versions, commit and date."""
+    untimed: dict[str, Any] = dict.fromkeys(UNTIMED)
+    where = {"run": RUN, "gpu": device_name(device), **versions(device)}
+    return Row(**untimed | where | known)
 
 
 def file_name(gpu: str) -> str:

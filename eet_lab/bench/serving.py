@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 from eet_lab.bench import timing
 from eet_lab.bench.benchmark import check_is_of, distinct
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.parity import sameness
+from eet_lab.bench.parity import parity
 from eet_lab.bench.peers import to_hf
-from eet_lab.bench.providers import OURS
+from eet_lab.bench.providers import OURS, named
 from eet_lab.bench.rows import Row, taken
+from eet_lab.bench.timing import Tally
 from eet_lab.bench.workloads import Requests
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import Cancelled, PromptError, RecipeError
+from eet_lab.errors import Cancelled, RecipeError
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.progress import Cancel, Progress
@@ -67,7 +68,7 @@ def serve_all(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Serve all requests with each recipe and peer in turn, `repeats` times, after a run of each that warms up.
+    """Serve all requests with each recipe and peer interleaved, `repeats` times, after a run of each that warms up.
 
     A row tells of the run with the median throughput. What our recipes say is checked on a sample before; a peer's
     tokens are compared with ours. Returns rows and remarks. Errors: RecipeError for a recipe without continuous
@@ -76,19 +77,19 @@ def serve_all(
     timing.check_repeats(repeats)
     requests = Requests.parse(requests) if isinstance(requests, str) else requests
     check_is_of(requests, model)
-    providers = [providers] if isinstance(providers, str) else list(providers)
-    if unknown := [name for name in providers if name not in (OURS, HF)]:
-        raise PromptError(f"There is no provider {unknown[0]!r} of requests. Known ones: {OURS}, {HF}.")
+    providers = named(providers, (OURS, HF), "requests")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
     prompts, settings = requests.prompts(model.config.vocab_size), Settings(requests.new_tokens)
-    racers: dict[str, Callable[[], Served]] = {}
+    runs_of: dict[str, Callable[[], Served]] = {}
     with ExitStack() as open_engines:
         for recipe in chosen:
             engine = open_engines.enter_context(closing(_ready(model, recipe, prompts, settings)))
-            racers[str(recipe)] = partial(served, engine, prompts, settings, cancel)
+            runs_of[str(recipe)] = partial(served, engine, prompts, settings, cancel)
         if HF in providers:
-            racers[HF] = partial(served_by_hf, to_hf(model.decoder), prompts, settings)
-        runs = timing.runs_in_turn(racers, repeats, progress, cancel)
+            runs_of[HF] = partial(served_by_hf, to_hf(model.decoder), prompts, settings)
+        tally = Tally((1 + repeats) * len(runs_of), progress)
+        timing.interleaved(runs_of, 1, tally, cancel, "warming up")
+        runs = timing.interleaved(runs_of, repeats, tally, cancel)
     rows, first = [], next(iter(runs.values()))[0]
     for name, all_runs in runs.items():
         run = timing.median_run(all_runs, lambda run: run.tok_s)
@@ -100,7 +101,7 @@ def _ready(model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], setti
     """An engine with room for all, whose tokens are right."""
     if recipe.parts.schedule is None:
         raise RecipeError(f"{recipe or 'The baseline'} serves no requests that join: add continuous_batching to it.")
-    found = sameness(model.decoder, recipe.parts, prompts[:CHECKED], Settings(min(CHECKED, settings.max_new_tokens)))
+    found = parity(model.decoder, recipe.parts, prompts[:CHECKED], Settings(min(CHECKED, settings.max_new_tokens)))
     if found.verdict == "different":
         raise RecipeError(f"{recipe} gives other tokens, so it is not timed: {found.explanation}")
     engine = Engine(model.decoder, recipe.parts)
@@ -142,12 +143,12 @@ def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Setting
 
 
 def _row(requests: Requests, recipe: str, name: str, model: Model, run: Served, same: bool) -> Row:
-    nothing: dict[str, Any] = dict.fromkeys(("peak_bytes", "floor_ms", "gb_per_s", "launches_per_token"))
-    return Row(
+    return taken(
+        model.device,
         workload=str(requests),
         provider=HF if name == HF else OURS,
         recipe=recipe,
-        dtype=str(model.decoder.dtype).removeprefix("torch."),
+        dtype=model.dtype,
         ttft_ms=Spread.of(run.first_ms),
         tpot_ms=Spread.of(run.tpot_ms),
         total_ms=Spread.of([run.total_s * 1e3]),
@@ -159,8 +160,6 @@ def _row(requests: Requests, recipe: str, name: str, model: Model, run: Served, 
             "tpot_ms": percentiles(run.tpot_ms),
             "e2e_ms": percentiles(run.last_ms),
         },
-        **nothing,
-        **taken(model.device),
     )
 
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import torch
 
-from eet_lab.bench.measured import Sameness, Spread
-from eet_lab.bench.parity import Witness
+from eet_lab.bench.measured import Parity, Spread
+from eet_lab.bench.parity import ParityCheck
 from eet_lab.bench.providers import OURS, equality
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.workloads import Stream
@@ -44,7 +44,7 @@ class StreamResult:
     lower_bound_bytes: int
     driver_allocations: int
     step_allocations: int | None
-    same: Sameness
+    same: Parity
 
     @property
     def tokens_per_s(self) -> float:
@@ -63,7 +63,7 @@ def run_stream(
     requests, chosen = stream.prompts(model.config.vocab_size), as_recipe(recipe, model.device, model.config)
     longest = max(requests, key=len)
     checked_prompts([[0] * stream.high], stream.new_tokens, model.config)
-    witness = Witness(model.decoder, requests[:WARM_UP], settings, cancel=cancel)
+    check = ParityCheck(model.decoder, requests[:WARM_UP], settings, cancel=cancel)
     before = _allocated(model.device)
     engine = Engine(model.decoder, chosen.parts)
     try:
@@ -87,7 +87,7 @@ def run_stream(
             lower_bound_bytes=_lower_bound(engine, longest, settings),
             driver_allocations=calls,
             step_allocations=_step_allocations(engine, longest, settings, model.device),
-            same=witness.judge(chosen.parts, first, chosen.tolerance),
+            same=check.judge(chosen.parts, first, chosen.tolerance),
         )
     finally:
         engine.close()
@@ -95,25 +95,20 @@ def run_stream(
 
 def row(model: Model, stream: Stream, recipe: str, result: StreamResult, reserved: bool) -> Row:
     """The line of a result file; a recipe with a reservation ends in " (reserved)"."""
-    return Row(
+    return taken(
+        model.device,
         workload=str(stream),
         provider=OURS,
         recipe=str(as_recipe(recipe, model.device, model.config)) + " (reserved)" * reserved,
         dtype=model.dtype,
-        ttft_ms=None,
-        tpot_ms=None,
         total_ms=Spread.of([result.total_ms]),
         peak_bytes=result.peak_bytes,
-        floor_ms=None,
-        gb_per_s=None,
-        launches_per_token=None,
         equality=equality(result.same),
         same_tokens=result.same.same_tokens,
         activation_bytes=result.activation_bytes,
         lower_bound_bytes=result.lower_bound_bytes,
         driver_allocations=result.driver_allocations,
         step_allocations=result.step_allocations,
-        **taken(model.device),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -97,16 +97,6 @@ Item = TypeVar("Item")
 Run = TypeVar("Run")
 
 
-class Runner(Protocol):
-    """One who is ready to be timed."""
-
-    @property
-    def name(self) -> str: ...
-
-    def time(self) -> None:
-        """One measured run."""
-
-
 def counterbalanced(items: Sequence[Item], number: int) -> Sequence[Item]:
     """The order of a round: A B C, then C B A, so that whoever goes first, and a drift, cancel over two rounds."""
     return items[::-1] if number % 2 else items
@@ -184,30 +174,21 @@ def failed(name: str, error: Exception) -> str:
     return f"{name} failed: {type(error).__name__}: {first_line(error)}"
 
 
-def time_in_turn(runners: Sequence[Runner], repeats: int, tally: Tally, cancel: Cancel | None) -> None:
-    """Time A, B, ..., A, B, ..., so that a device that warms up or slows down does so for all of them."""
-    for repeat in range(repeats):
-        for runner in runners:
-            check(cancel)
-            tally.say(f"timing {runner.name}, {repeat + 1} of {repeats}")
-            runner.time()
-            tally.finish()
-
-
-def runs_in_turn(
-    racers: Mapping[str, Callable[[], Run]], repeats: int, progress: Progress | None, cancel: Cancel | None
+def interleaved(
+    runs: Mapping[str, Callable[[], Run]], repeats: int, tally: Tally, cancel: Cancel | None, doing: str = "timing"
 ) -> dict[str, list[Run]]:
-    """`repeats` runs of each racer, A, B, ..., A, B, ..., after one of each that warms up and is not among them."""
-    runs: dict[str, list[Run]] = {name: [] for name in racers}
-    total = (1 + repeats) * len(racers)
-    for done, (turn, name) in enumerate((turn, name) for turn in range(1 + repeats) for name in racers):
-        check(cancel)
-        if progress is not None:
-            progress(done, total, name)
-        run = racers[name]()
-        if turn:
-            runs[name].append(run)
-    return runs
+    """Run A, B, ..., A, B, ..., so that a device that warms up or slows down does so for all; each one's runs by name.
+
+    Every run is a unit of `tally`, which is told what is being done. Cancelled between two runs.
+    """
+    found: dict[str, list[Run]] = {name: [] for name in runs}
+    for repeat in range(repeats):
+        for name, run in runs.items():
+            check(cancel)
+            tally.say(f"{doing} {name}, {repeat + 1} of {repeats}")
+            found[name].append(run())
+            tally.finish()
+    return found
 
 
 def median_run(runs: Sequence[Run], key: Callable[[Run], float]) -> Run:

@@ -1,30 +1,35 @@
-"""Workloads: what is run, under names such as `gpt2-xl/b8/p16-512/n128`."""
+"""Workloads: what is run, under names such as `gpt2-xl/b8/p16-512/n128`; those of single ops are in `ops.workload`."""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, ClassVar, NamedTuple, Self
 
 from eet_lab.errors import PromptError
 from eet_lab.models import Model
 
-SERVE, ENCODE = "serve:", "encode:"
-"""How workloads of requests to a server, and of texts for an encoder, begin."""
-PARTS = {
-    "model": r"(?P<model>.+)",
-    "b": r"b(?P<num>\d+)",
-    "r": r"r(?P<num>\d+)",
-    "t": r"t(?P<num>\d+)",
-    "p": r"p(?P<low>\d+)(?:-(?P<high>\d+))?",
-    "p-": r"p(?P<low>\d+)-(?P<high>\d+)",
-    "n": r"n(?P<new>\d+)",
-    "arrivals": r"(?P<arrivals>\w+)",
-}
-"""What a workload's name is made of, with slashes between."""
+OP, SERVE, ENCODE, ACCURACY = "op:", "serve:", "encode:", "accuracy:"
+"""How workloads of a single op, of requests to a server, of texts for an encoder, and of accuracy begin."""
 
-FIRST_WORD = 5
+PARTS = {
+    "model": (r"(?P<model>.+)", "{model}"),
+    "b": (r"b(?P<num>\d+)", "b{num}"),
+    "r": (r"r(?P<num>\d+)", "r{num}"),
+    "t": (r"t(?P<num>\d+)", "t{num}"),
+    "p": (r"p(?P<low>\d+)(?:-(?P<high>\d+))?", "p{span}"),
+    "p-": (r"p(?P<low>\d+)-(?P<high>\d+)", "p{low}-{high}"),
+    "n": (r"n(?P<new>\d+)", "n{new}"),
+    "arrivals": (r"(?P<arrivals>\w+)", "{arrivals}"),
+}
+"""What a workload's name is made of, with slashes between: how each is read, and how it is written."""
+
+VALUES = ("model", "num", "low", "high", "new", "arrivals")
+"""The fields of a workload, in order, by the names that `PARTS` give them; some have fewer."""
+
+FIRST_TOKEN = 5
 """Before it RoBERTa has special tokens; transformers numbers positions by where it finds the one for padding."""
 
 DEMO_PROMPTS = (
@@ -45,31 +50,75 @@ DEMO_PROMPTS = (
 MOST_TOKENS = 10_000_000  # of a workload's prompts: they are lists of Python's numbers
 
 
+class Form(NamedTuple):
+    """How one kind of workload is called: `parts` of `PARTS` after `prefix`, `shown` to people with an `example`."""
+
+    what: str
+    counted: str  # what there are so many of
+    parts: tuple[str, ...]
+    shown: str
+    example: str
+    prefix: str = ""
+
+    def read(self, text: str) -> list[Any]:
+        """The values in a name, in order; PromptError that shows the form."""
+        found = re.fullmatch(self.prefix + "/".join(PARTS[part][0] for part in self.parts), text.strip())
+        if found is None:
+            raise PromptError(
+                f"{text!r} is no {self.what}. Write {self.prefix}{self.shown}, for example {self.prefix}{self.example}."
+            )
+        given = found.groupdict()
+        given["high"] = given["high"] or given["low"]  # one length is both ends of the range
+        return [value if name in ("model", "arrivals") else int(value) for name, value in given.items()]
+
+    def write(self, values: Sequence[Any]) -> str:
+        """The name of these values."""
+        given = dict(zip(VALUES, values, strict=False))
+        low, high = given["low"], given["high"]
+        span = f"{low}" if low == high else f"{low}-{high}"
+        return self.prefix + "/".join(PARTS[part][1].format(span=span, **given) for part in self.parts)
+
+
 @dataclass(frozen=True)
-class Workload:
+class Named:
+    """What workloads share: sizes that are checked, and a name; `str` and `parse` are inverse."""
+
+    form: ClassVar[Form]
+
+    def __post_init__(self) -> None:
+        _, num, low, high, *new = astuple(self)
+        counts = {self.form.counted: num} | ({"new_tokens": new[0]} if new else {})
+        check_sizes(self.form.what, low, high, **counts)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """From its name; PromptError that shows the form."""
+        return cls(*cls.form.read(text))
+
+    def __str__(self) -> str:
+        return self.form.write(astuple(self))
+
+
+@dataclass(frozen=True)
+class Workload(Named):
     """A model, a batch of prompts of `low` to `high` tokens, evenly spaced, and new tokens for each.
 
-    `str` and `parse` are inverse; one length is written once: `gpt2/b1/p128/n128`.
+    One length is written once: `gpt2/b1/p128/n128`.
     """
+
+    form = Form(
+        "workload",
+        "rows",
+        ("model", "b", "p", "n"),
+        "model/b<rows>/p<prompt tokens, one number or from-to>/n<new tokens>",
+        "gpt2-xl/b8/p16-512/n128",
+    )
 
     model: str
     batch: int
     low: int
     high: int
     new_tokens: int
-
-    def __post_init__(self) -> None:
-        check_sizes("workload", self.low, self.high, rows=self.batch, new_tokens=self.new_tokens)
-
-    @classmethod
-    def parse(cls, text: str) -> Workload:
-        """From its name; PromptError that shows the form."""
-        form = "model/b<rows>/p<prompt tokens, one number or from-to>/n<new tokens>"
-        found = _parsed(text, "model/b/p/n", f"workload. Write {form}, for example gpt2-xl/b8/p16-512/n128")
-        return cls(found["model"], *_numbers(found, "num", "low", "high", "new"))
-
-    def __str__(self) -> str:
-        return f"{self.model}/b{self.batch}/p{_span(self)}/n{self.new_tokens}"
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -82,9 +131,31 @@ class Workload:
         return [[draw.randrange(vocab_size) for _ in range(length)] for length in self.lengths]
 
 
+class Drawn(Named):
+    """A workload whose prompts have random lengths."""
+
+    first_token: ClassVar[int] = 0
+
+    def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
+        """Random token ids of random lengths, both uniform, in order of arrival; the same for the same seed."""
+        _, num, low, high, *_ = astuple(self)
+        draw = random.Random(seed)
+        lengths = [draw.randint(low, high) for _ in range(num)]
+        return [[draw.randrange(self.first_token, vocab_size) for _ in range(length)] for length in lengths]
+
+
 @dataclass(frozen=True)
-class Requests:
-    """A model, and so many requests with prompts of `low` to `high` tokens. `str` and `parse` are inverse."""
+class Requests(Drawn):
+    """A model, and so many requests with prompts of `low` to `high` tokens."""
+
+    form = Form(
+        "serve workload",
+        "requests",
+        ("model", "r", "p", "n", "arrivals"),
+        "model/r<requests>/p<prompt tokens, one number or from-to>/n<new tokens>/all",
+        "llama-1b/r256/p100-1024/n512/all",
+        SERVE,
+    )
 
     model: str
     requests: int
@@ -94,33 +165,22 @@ class Requests:
     arrivals: str = "all"
 
     def __post_init__(self) -> None:
-        check_sizes("serve workload", self.low, self.high, requests=self.requests, new_tokens=self.new_tokens)
+        super().__post_init__()
         if self.arrivals != "all":
             raise PromptError(f"arrivals is {self.arrivals!r}, but it must be 'all': all requests are there at once.")
 
-    @classmethod
-    def parse(cls, text: str) -> Requests:
-        """From its name; PromptError that shows the form."""
-        form = "serve:model/r<requests>/p<prompt tokens, one number or from-to>/n<new tokens>/all"
-        told = f"serve workload. Write {form}, for example serve:llama-1b/r256/p100-1024/n512/all"
-        found = _parsed(text, "model/r/p/n/arrivals", told, SERVE)
-        requests, low, high, new_tokens = _numbers(found, "num", "low", "high", "new")
-        return cls(found["model"], requests, low, high, new_tokens, found["arrivals"])
-
-    def __str__(self) -> str:
-        return f"{SERVE}{self.model}/r{self.requests}/p{_span(self)}/n{self.new_tokens}/{self.arrivals}"
-
-    def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
-        """Random token ids, of random lengths; the same for the same seed."""
-        return _drawn(self.requests, self.low, self.high, vocab_size, seed)
-
 
 @dataclass(frozen=True)
-class Stream:
-    """Requests of one prompt each, one after the other: of `low` to `high` tokens, and `new_tokens` for each.
+class Stream(Drawn):
+    """Requests of one prompt each, one after the other: of `low` to `high` tokens, and `new_tokens` for each."""
 
-    `str` and `parse` are inverse: `gpt2-xl/r200/p1-960/n16`.
-    """
+    form = Form(
+        "stream",
+        "requests",
+        ("model", "r", "p-", "n"),
+        "model/r<requests>/p<prompt tokens, from-to>/n<new tokens>",
+        "gpt2-xl/r200/p1-960/n16",
+    )
 
     model: str
     requests: int
@@ -128,74 +188,25 @@ class Stream:
     high: int
     new_tokens: int
 
-    def __post_init__(self) -> None:
-        check_sizes("stream", self.low, self.high, requests=self.requests, new_tokens=self.new_tokens)
-
-    @classmethod
-    def parse(cls, text: str) -> Stream:
-        """From its name; PromptError that shows the form."""
-        form = "model/r<requests>/p<prompt tokens, from-to>/n<new tokens>"
-        found = _parsed(text, "model/r/p-/n", f"stream. Write {form}, for example gpt2-xl/r200/p1-960/n16")
-        return cls(found["model"], *_numbers(found, "num", "low", "high", "new"))
-
-    def __str__(self) -> str:
-        return f"{self.model}/r{self.requests}/p{self.low}-{self.high}/n{self.new_tokens}"
-
-    def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
-        """Random token ids of random lengths; the same for the same seed."""
-        return _drawn(self.requests, self.low, self.high, vocab_size, seed)
-
 
 @dataclass(frozen=True)
-class Texts:
-    """An encoder, and so many texts of `low` to `high` tokens. `str` and `parse` are inverse."""
+class Texts(Drawn):
+    """An encoder, and so many texts of `low` to `high` tokens."""
+
+    form = Form(
+        "workload of texts",
+        "texts",
+        ("model", "t", "p"),
+        "model/t<texts>/p<tokens of each, one number or from-to>",
+        "bert-base/t2048/p5-500",
+        ENCODE,
+    )
+    first_token = FIRST_TOKEN
 
     model: str
     texts: int
     low: int
     high: int
-
-    def __post_init__(self) -> None:
-        check_sizes("workload of texts", self.low, self.high, texts=self.texts)
-
-    @classmethod
-    def parse(cls, text: str) -> Texts:
-        """From its name; PromptError that shows the form."""
-        form = "encode:model/t<texts>/p<tokens of each, one number or from-to>"
-        told = f"workload of texts. Write {form}, for example encode:bert-base/t2048/p5-500"
-        found = _parsed(text, "model/t/p", told, ENCODE)
-        return cls(found["model"], *_numbers(found, "num", "low", "high"))
-
-    def __str__(self) -> str:
-        return f"{ENCODE}{self.model}/t{self.texts}/p{_span(self)}"
-
-    def prompts(self, vocab_size: int, seed: int = 0) -> list[list[int]]:
-        """Random token ids of random lengths, in order of arrival; the same for the same seed."""
-        return _drawn(self.texts, self.low, self.high, vocab_size, seed, first=FIRST_WORD)
-
-
-def _parsed(text: str, form: str, told: str, prefix: str = "") -> dict[str, str]:
-    """What each part of a workload's name says; PromptError that it is no such workload, and what is."""
-    found = re.fullmatch(prefix + "/".join(PARTS[part] for part in form.split("/")), text.strip())
-    if found is None:
-        raise PromptError(f"{text!r} is no {told}.")
-    return {name: value for name, value in found.groupdict().items() if value is not None}
-
-
-def _numbers(found: Mapping[str, str], *names: str) -> list[int]:
-    """The numbers of a name; where one length is written, it is both ends of the range."""
-    return [int(found.get(name, found["low"])) for name in names]
-
-
-def _span(workload: Workload | Requests | Texts) -> str:
-    return str(workload.low) if workload.low == workload.high else f"{workload.low}-{workload.high}"
-
-
-def _drawn(num: int, low: int, high: int, vocab_size: int, seed: int, first: int = 0) -> list[list[int]]:
-    """Token ids from `first` on; lengths and ids are uniform."""
-    draw = random.Random(seed)
-    lengths = [draw.randint(low, high) for _ in range(num)]
-    return [[draw.randrange(first, vocab_size) for _ in range(length)] for length in lengths]
 
 
 def check_sizes(what: str, low: int, high: int, **counts: int) -> None:

@@ -70,12 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Race and print; 130 when stopped."""
-    from eet_lab.bench.accuracy import PREFIX as ACCURACY
-    from eet_lab.bench.ops.workload import PREFIX, TIMED_CASES
+    """Benchmark and print; 130 when stopped."""
+    from eet_lab.bench.ops.workload import TIMED_CASES
     from eet_lab.bench.rows import append
     from eet_lab.bench.timing import check_repeats
-    from eet_lab.bench.workloads import ENCODE, SERVE
+    from eet_lab.bench.workloads import ACCURACY, ENCODE, OP, SERVE
     from eet_lab.progress import Clock
 
     if args.repeats is not None and args.workload.startswith(ACCURACY):
@@ -84,15 +83,15 @@ def run(args: argparse.Namespace) -> int:
     check_repeats(args.repeats)
     _check_recipes(args.recipe or (), args.provider or ("eet_lab",))
     if args.workload.partition("/")[0] in {case.name for case in TIMED_CASES}:
-        raise PromptError(f"{args.workload!r} names an op. Did you mean '{PREFIX}{args.workload}'?")
+        raise PromptError(f"{args.workload!r} names an op. Did you mean '{OP}{args.workload}'?")
     if args.append:
         append((), args.append)  # makes the folder: one that cannot be made is told before any work
     line = ProgressLine(Clock())
-    kinds = {PREFIX: _race_ops, SERVE: _serve, ENCODE: _encode, ACCURACY: _accuracy}
-    race = next((race for prefix, race in kinds.items() if args.workload.startswith(prefix)), _race_model)
+    kinds = {OP: _ops, SERVE: _serve, ENCODE: _encode, ACCURACY: _accuracy}
+    timed = next((timed for prefix, timed in kinds.items() if args.workload.startswith(prefix)), _models)
     try:
         with stoppable() as stop:
-            rows, remarks, shown = race(args, line, stop)
+            rows, remarks, shown = timed(args, line, stop)
     except Cancelled:
         print("Stopped.")
         return 130
@@ -120,8 +119,8 @@ def _check_recipes(recipes: Sequence[str], providers: Sequence[str]) -> None:
         )
 
 
-def _race_model(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.benchmark import entered, race
+def _models(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
+    from eet_lab.bench.benchmark import benchmark, entered
     from eet_lab.bench.workloads import Workload
     from eet_lab.commands.bench_tables import model_table
     from eet_lab.devices import checked_device, kind_of, present
@@ -137,7 +136,9 @@ def _race_model(args: argparse.Namespace, progress: Progress, cancel: Cancel) ->
         with present(device):
             entered(outline, workload, recipes, providers, kind_of(device))
     model = load_model(args, workload.model)
-    rows, remarks = race(model, workload, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel)
+    rows, remarks = benchmark(
+        model, workload, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel
+    )
     return rows, remarks, model_table(rows)
 
 
@@ -169,19 +170,19 @@ def _encode(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Fou
 
 
 def _accuracy(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.accuracy import PREFIX, measure_accuracy
-    from eet_lab.bench.workloads import Workload
+    from eet_lab.bench.accuracy import measure_accuracy
+    from eet_lab.bench.workloads import ACCURACY, Workload
     from eet_lab.commands.bench_tables import accuracy_table
 
-    workload = Workload.parse(args.workload.removeprefix(PREFIX))
+    workload = Workload.parse(args.workload.removeprefix(ACCURACY))
     model, recipes = load_model(args, workload.model), args.recipe or ["all"]
     providers = args.provider or ["eet_lab"]
     rows, remarks = measure_accuracy(model, workload, recipes, providers, progress=progress, cancel=cancel)
     return rows, remarks, accuracy_table(rows)
 
 
-def _race_ops(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.ops import OpWorkload, race_op
+def _ops(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
+    from eet_lab.bench.ops import OpWorkload, benchmark_op
     from eet_lab.commands.bench_tables import op_tables
 
     if args.recipe:
@@ -189,7 +190,7 @@ def _race_ops(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> F
     found: list[Row] = []
     said: dict[str, None] = {}
     for workload in OpWorkload.parse(args.workload):
-        rows, remarks = race_op(
+        rows, remarks = benchmark_op(
             workload,
             args.provider or (),
             device=args.device,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from eet_lab.bench.fit import CompareForecast, foresee_compare
+from eet_lab.bench.fit import CompareForecast, forecast_compare
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import Forecast
@@ -52,7 +52,7 @@ def foreseen(model: Model, recipe: Recipe, lengths: Sequence[int], settings: Set
     with present(model.decoder.device):
         engine = Engine(model.decoder, recipe.check(model.device, model.config).parts)
     run = engine.forecast([[model.config.bos_id] * length for length in lengths], settings)
-    return Foreseen(run, foresee_compare(model, lengths, recipe, settings) if len(recipe) else None)
+    return Foreseen(run, forecast_compare(model, lengths, recipe, settings) if len(recipe) else None)
 
 
 class Fits:

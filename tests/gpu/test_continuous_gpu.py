@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eet_lab.bench.parity import sameness
+from eet_lab.bench.parity import parity
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.parts.paged_kv import PagedKV
@@ -65,7 +65,7 @@ def test_in_fp32_each_gets_the_tokens_that_it_would_get_alone(fp32, recipe, kv, 
 @pytest.mark.usefixtures("layers_of_any_size")
 def test_teacher_forced_logits_stay_within_the_budget(dtype, recipe, kv, policy):
     model = decoder(dtype, 64)
-    found = sameness(model, parts_of(recipe, kv, policy), batch(13, 1, 70), Settings(16))
+    found = parity(model, parts_of(recipe, kv, policy), batch(13, 1, 70), Settings(16))
     assert found.verdict != "different", found.explanation
 
 

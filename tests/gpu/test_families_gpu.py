@@ -7,7 +7,7 @@ import torch
 import transformers
 from families import CONFIGS, GPT2, IDS, SCALINGS, SIZES, prompts
 
-from eet_lab.bench.parity import sameness
+from eet_lab.bench.parity import parity
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load
@@ -52,7 +52,7 @@ def test_it_computes_what_the_baseline_computes(models, name, dtype, recipe):
     parts = as_recipe(recipe, model.device, model.config).parts
     assert parts.ops.kernels, "or nothing is tested"
     tolerance = 0.2 if "int8" in recipe else 0.0
-    found = sameness(model.decoder, parts, prompts(), Settings(20), tolerance=tolerance)
+    found = parity(model.decoder, parts, prompts(), Settings(20), tolerance=tolerance)
     assert found.verdict != "different", found.explanation
 
 

@@ -62,12 +62,12 @@ def test_greedy_tokens_in_fp32_equal_the_baseline(fp32, recipe):
 @pytest.mark.parametrize("num_rows", [2, 5])
 @pytest.mark.usefixtures("layers_of_any_size")
 def test_teacher_forced_logits_stay_within_the_budget(dtype, head_dim, num_rows):
-    from eet_lab.bench.parity import sameness
+    from eet_lab.bench.parity import parity
 
     model, prompts = decoder(dtype, head_dim), batch(num_rows, 1, 70)
     headline = "pre_padding,mask_removal,memory_reuse"
     for recipe in (headline, "fused_kernels", "all", "all,-mask_removal", "all,-pre_padding"):
-        found = sameness(model, Recipe.parse(recipe, "cuda").parts, prompts, Settings(16))
+        found = parity(model, Recipe.parse(recipe, "cuda").parts, prompts, Settings(16))
         assert found.verdict != "different", f"{recipe}: {found.explanation}"
 
 

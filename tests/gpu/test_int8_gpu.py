@@ -8,7 +8,7 @@ import pytest
 import torch
 from every_shape import every_shape
 
-from eet_lab.bench.parity import sameness
+from eet_lab.bench.parity import parity
 from eet_lab.engine.settings import Settings
 from eet_lab.models import weights
 from eet_lab.models.config import Config
@@ -80,5 +80,5 @@ def test_a_run_is_what_plain_pytorch_computes_with_the_same_weights(words, dtype
     draw = random.Random(0)
     prompts = [[draw.randrange(1, 1000) for _ in range(draw.randint(1, 70))] for _ in range(5)]
     recipe = Recipe.parse(words, "cuda")
-    found = sameness(model, recipe.parts, prompts, Settings(16), tolerance=recipe.tolerance)
+    found = parity(model, recipe.parts, prompts, Settings(16), tolerance=recipe.tolerance)
     assert found.verdict == "lossy", found.explanation

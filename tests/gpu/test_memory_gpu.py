@@ -14,7 +14,7 @@ from test_soak import NUM_ENGINES, soaked
 from workbench.driving import PROMPTS, do, shown, turn_until
 
 from eet_lab.bench import compare
-from eet_lab.bench.fit import foresee_compare
+from eet_lab.bench.fit import forecast_compare
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load, weights
@@ -111,7 +111,7 @@ def test_a_comparison_takes_what_was_foreseen(words):
     """In torch's own count, beyond what libraries took before."""
     model, lengths, settings = load("gpt2", device="cuda"), [500, 300, 31, 300], Settings(24)
     prompts, recipe = batch(0, lengths), Recipe.parse(words, "cuda")
-    told = foresee_compare(model, lengths, recipe, settings)
+    told = forecast_compare(model, lengths, recipe, settings)
     compare(model, batch(0, [5]), words, repeats=1, watch=False, max_new_tokens=2)
     gc.collect()
     torch.cuda.empty_cache()

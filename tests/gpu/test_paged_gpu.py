@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eet_lab.bench.parity import sameness
+from eet_lab.bench.parity import parity
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.technique import Recipe
@@ -39,7 +39,7 @@ def test_tokens_do_not_depend_on_where_columns_lie(recipe, page, dtype):
         prompts = batch(rows, 1, 90, seed)
         slab, pages = (engine.generate(prompts, settings).tokens for engine in engines)
         if dtype == torch.float16 and recipe == UNPACKED:  # another kernel reads its prompts in pages: near ties part
-            found = sameness(model, parts[1], prompts, settings)
+            found = parity(model, parts[1], prompts, settings)
             assert found.verdict != "different", found.explanation
         else:
             assert slab == pages

@@ -1,4 +1,4 @@
-"""race_op: one op at one size, ours beside others, in one process, in turn."""
+"""benchmark_op: one op at one size, ours beside others, in one process, interleaved."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_COPIES = 48
 """A copy may hold far more than a call reads: `embed` a whole table, FlashInfer's wrapper a workspace of 128 MiB."""
 
 
-def race_op(
+def benchmark_op(
     workload: OpWorkload,
     providers: Sequence[str] = (),
     *,
@@ -60,10 +60,10 @@ def race_op(
     there = checked_device(device)
     with present(there):
         where = kind_of(there)
-        return _raced(workload, providers, where, checked_dtype(dtype, where), repeats, progress, cancel)
+        return _benchmarked(workload, providers, where, checked_dtype(dtype, where), repeats, progress, cancel)
 
 
-def _raced(
+def _benchmarked(
     workload: OpWorkload,
     providers: Sequence[str],
     where: str,
@@ -82,9 +82,9 @@ def _raced(
     tally = Tally(2 + len(names) * (1 + repeats), progress)
     with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
         entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
-        timing.time_in_turn(entries, repeats, tally, cancel)
-        shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")} | taken(where)
-        rows = [Row(**shared, **entry.figures(size)) for entry in entries]
+        runs = timing.interleaved({entry.name: entry.time for entry in entries}, repeats, tally, cancel)
+        shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")}
+        rows = [taken(where, **shared, **entry.figures(runs[entry.name], size)) for entry in entries]
         disturbed = [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
         return rows, [*absent, *remarks, *disturbed, *_doubts(rows, workload, where, num_copies, size)]
 
@@ -175,37 +175,32 @@ class Entry:
         self._equality = judge.ours() if name == OURS else judge.verdict(prepared[0], PROVIDERS[name].less)
         self._launches = _counted(prepared[0], device)
         self._timed = Timed([each.call for each in prepared], device)
-        self._ms: list[float] = []
         self.was_disturbed = False
 
-    def time(self) -> None:
-        """One region."""
+    def time(self) -> float:
+        """Milliseconds a call, over one region."""
         start, cpu_start = time.perf_counter(), time.thread_time()
-        self._ms.append(self._timed.ms())
+        ms = self._timed.ms()
         seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_start
         self.was_disturbed |= self._device == "cpu" and cpu_s < UNDISTURBED * seconds
+        return ms
 
-    def figures(self, size: int) -> dict[str, Any]:
-        """What a row holds of it; `size` bytes have to be moved."""
-        in_us = Spread.of([ms * 1e3 for ms in self._ms])
+    def figures(self, runs: Sequence[float], size: int) -> dict[str, Any]:
+        """What a row holds of these runs; `size` bytes have to be moved."""
+        in_us = Spread.of([ms * 1e3 for ms in runs])
         assert in_us is not None
         total_ms = Spread(*(round(us / 1e3, 7) for us in (in_us.p20, in_us.p50, in_us.p80)))
         ceiling, inside = streaming_gb_per_s(self._device), self._launches
         return {
             "provider": self.name,
             "recipe": "",
-            "ttft_ms": None,
-            "tpot_ms": None,
             "total_ms": total_ms,
-            "peak_bytes": None,
             "floor_ms": round(size / ceiling / 1e6, 6),
             "gb_per_s": round(size / total_ms.p50 / 1e6, 3),
             "ceiling_gb_per_s": round(ceiling, 2),
-            "launches_per_token": None,
             "kernels_per_token": inside and inside.kernels,
             "predicted_ms": inside and predicted_ms(size, inside, self._device),
             "equality": self._equality,
-            "same_tokens": None,
         }
 
 

@@ -58,8 +58,8 @@ def norm(shape: Any, inputs: Inputs) -> Prepared:
 
 def embed(shape: Any, inputs: Inputs) -> Prepared:
     """Two look-ups and a sum."""
-    ids, positions, words, places = inputs
-    return Prepared(lambda: F.embedding(ids, words) + F.embedding(positions, places))
+    ids, positions, token_emb, position_emb = inputs
+    return Prepared(lambda: F.embedding(ids, token_emb) + F.embedding(positions, position_emb))
 
 
 def choose(shape: Any, inputs: Inputs) -> Prepared:

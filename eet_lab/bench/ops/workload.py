@@ -2,7 +2,7 @@
 
 Sizes are read from the name and checked before any input is made.
 
-T tokens, B rows, N outputs, C channels, V words, H heads, G KV heads, D head dim.
+T tokens, B rows, N outputs, C channels, V vocabulary, H heads, G KV heads, D head dim.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from eet_lab.bench.ops.providers import ACTS
-from eet_lab.bench.workloads import evenly_spaced
+from eet_lab.bench.workloads import OP, evenly_spaced
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.ops.cases import Case
@@ -26,7 +26,6 @@ from eet_lab.ops.row_cases import NormShape, SoftmaxShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
 from eet_lab.ops.token_cases import ChooseShape, EmbedShape, TopKShape
 
-PREFIX = "op:"
 TIMED_CASES = tuple(case for case in ALL_CASES if case.op != "advance")
 """All but the one that moves its state on with each call, in the end beyond its canvas."""
 
@@ -39,7 +38,7 @@ class OpWorkload:
     shape: Shape
 
     def __str__(self) -> str:
-        return f"{PREFIX}{self.case.name}/{self.shape}"
+        return f"{OP}{self.case.name}/{self.shape}"
 
     @classmethod
     def parse(cls, text: str) -> tuple[OpWorkload, ...]:
@@ -50,10 +49,10 @@ class OpWorkload:
         rows ragged, evenly spaced; `/packed` leaves the pads out), and so on (`FORMS`); other ops the sizes that
         their case lists.
         """
-        name, _, sizes = text.strip().removeprefix(PREFIX).partition("/")
+        name, _, sizes = text.strip().removeprefix(OP).partition("/")
         cases = {case.name: case for case in TIMED_CASES}
-        if not text.startswith(PREFIX) or name not in cases:
-            hint = did_you_mean(name, cases).replace("'", f"'{PREFIX}", 1)
+        if not text.startswith(OP) or name not in cases:
+            hint = did_you_mean(name, cases).replace("'", f"'{OP}", 1)
             raise PromptError(f"There is no {text!r}.{hint} There are op:{', op:'.join(cases)}.")
         case = cases[name]
         if not sizes:
@@ -191,7 +190,7 @@ def _top_k(example: TopKShape, found: re.Match[str]) -> TopKShape:
     if shape.B > FEW:
         raise PromptError(f"b (rows) is {shape.B}, but this op takes at most {FEW}; op:choose takes more.")
     if num_blocks > min(shape.V, MOST_BLOCKS):
-        most = f"at most {MOST_BLOCKS}, and no more than v (words), {shape.V}"
+        most = f"at most {MOST_BLOCKS}, and no more than v (vocabulary), {shape.V}"
         raise PromptError(f"blocks is {num_blocks}, but it must be {most}.")
     if not 0 < shape.top_k <= num_blocks:
         told = shape.top_k or "not given"
@@ -199,12 +198,12 @@ def _top_k(example: TopKShape, found: re.Match[str]) -> TopKShape:
     return replace(shape, num_blocks=num_blocks, clumped=False)
 
 
-def _draw(found: re.Match[str], num_words: int) -> Settings:
+def _draw(found: re.Match[str], vocab_size: int) -> Settings:
     """The temperature, top-k and top-p that are given; PromptError as for a request, or where they do nothing."""
     given = {name: _real(name, text) for name, text in found.groupdict().items() if name in REALS and text is not None}
     draw = Settings.of(**given, **_numbers(found, ("top_k",)))
-    if draw.top_k >= num_words:
-        raise PromptError(f"{NAMES['top_k']} is {draw.top_k}, but it must be less than {NAMES['V']}, {num_words}.")
+    if draw.top_k >= vocab_size:
+        raise PromptError(f"{NAMES['top_k']} is {draw.top_k}, but it must be less than {NAMES['V']}, {vocab_size}.")
     if not draw.temperature and (draw.top_k or draw.top_p < 1):
         raise PromptError("k and p do nothing without a temperature; give one, for example temp1.")
     return draw
@@ -220,7 +219,7 @@ NAMES: Mapping[str, str] = {
     "H": "h (heads)",
     "G": "g (KV heads)",
     "D": "d (head dim)",
-    "V": "v (words)",
+    "V": "v (vocabulary)",
     "num_blocks": "blocks",
     "top_k": "k (top-k)",
     "group": "int8g (inputs that share a scale)",
@@ -264,12 +263,12 @@ FORMS: Mapping[type, Form] = {
     EmbedShape: Form(ROWS, "t<tokens>/c<channels>", _rows),
     NextTokenShape: Form(
         NEXT_TOKEN,
-        "b<rows>/t<tokens of all rows>/v<words>/c<channels>[/int8][/temp<temperature>][/k<top-k>]",
+        "b<rows>/t<tokens of all rows>/v<vocabulary>/c<channels>[/int8][/temp<temperature>][/k<top-k>]",
         _next_token,
     ),
     ChooseShape: Form(
-        CHOOSE, "b<rows>/v<words>/greedy or b<rows>/v<words>/temp<temperature>[/k<top-k>][/p<top-p>]", _choose
+        CHOOSE, "b<rows>/v<vocabulary>/greedy or b<rows>/v<vocabulary>/temp<temperature>[/k<top-k>][/p<top-p>]", _choose
     ),
-    TopKShape: Form(TOP_K, "b<rows>/v<words>/temp<temperature>/k<top-k>[/p<top-p>]/blocks<of the head>", _top_k),
+    TopKShape: Form(TOP_K, "b<rows>/v<vocabulary>/temp<temperature>/k<top-k>[/p<top-p>]/blocks<of the head>", _top_k),
 }
 """Others are timed at the sizes that their cases list."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
-from eet_lab.bench.peers.peer import Clock, Peer, Rows, Timing, left_padded
+from eet_lab.bench.peers.peer import Peer, Rows, Stopwatch, Timing, left_padded
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import ModelError
 from eet_lab.models.config import Config
@@ -73,7 +73,7 @@ class HuggingFace(Peer):
         return self.time()
 
     def time(self) -> Timing:
-        clock = Clock(self._model.device)
+        clock = Stopwatch(self._model.device)
         tokens = self._generate(_Calls(lambda index: clock.mark())).cpu()
         clock.mark()
         return Timing.of(clock.read_ms(), tokens)
@@ -92,7 +92,7 @@ class HuggingFace(Peer):
                     found.append(counter.stop())
 
             self._generate(_Calls(count))
-        return StepLaunches(*(number / STEPS for number in found[0])) if all(found[0]) else None
+        return found[0].per_step()
 
     def close(self) -> None:
         if self._mode.compiled:

@@ -72,7 +72,7 @@ class Peer(ABC):
     def _warm_up(self) -> Timing: ...
 
 
-class Clock:
+class Stopwatch:
     """Notes times without waiting for the device; the first mark is made at once."""
 
     def __init__(self, device: torch.device) -> None:

@@ -1,6 +1,6 @@
 """A decoder as a PyTorch user writes it to be fast: a KV cache of fixed length, SDPA, a decode step in a CUDA graph.
 
-B rows, Q queries a row, S columns of the cache, C channels, H heads, G KV heads, D head dim, V words.
+B rows, Q queries a row, S columns of the cache, C channels, H heads, G KV heads, D head dim, V vocabulary.
 Source of the idea: gpt-fast.
 """
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
-from eet_lab.bench.peers.peer import Clock, Peer, Rows, Timing, left_padded
+from eet_lab.bench.peers.peer import Peer, Rows, Stopwatch, Timing, left_padded
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
@@ -139,7 +139,7 @@ class TorchGraphs(Peer):
     @torch.inference_mode()
     def time(self) -> Timing:
         batch = self._captured()
-        clock = Clock(self._device)
+        clock = Stopwatch(self._device)
         batch.receive(self._rows)
         batch.prefill()
         clock.mark()
@@ -160,8 +160,7 @@ class TorchGraphs(Peer):
             counter.start()
             for _ in range(STEPS):
                 self._graph.replay()
-            found = counter.stop()
-        return StepLaunches(*(number / STEPS for number in found)) if all(found) else None
+            return counter.stop().per_step()
 
     def close(self) -> None:
         self._batch = None

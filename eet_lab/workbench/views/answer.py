@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from eet_lab.bench import Comparison, Ladder, Measurement, Run, Sameness, Spread
+from eet_lab.bench import Comparison, Ladder, Measurement, Parity, Run, Spread
 from eet_lab.bench.measured import MiB
 from eet_lab.bench.paired import Change, memory_words
 from eet_lab.bench.tables import layout
@@ -64,7 +64,7 @@ def ends(result: Comparison | Ladder) -> tuple[Measurement, Measurement] | None:
     return (rungs[0].measurement, rungs[-1].measurement) if len(rungs) > 1 else None
 
 
-def sameness(result: Comparison | Ladder) -> Sameness:
+def sameness(result: Comparison | Ladder) -> Parity:
     """The parity check of what a result is about."""
     return result.sameness if isinstance(result, Comparison) else result.rungs[-1].sameness
 
@@ -246,7 +246,7 @@ def _memory(before: int, after: int) -> dict[str, Any]:
     return _tile("Peak memory", after / MiB, "MiB", memory_change(before, after), was, tip)
 
 
-def _same(before: Measurement, after: Measurement, found: Sameness) -> dict[str, Any]:
+def _same(before: Measurement, after: Measurement, found: Parity) -> dict[str, Any]:
     pairs = [
         (a, b)
         for ours, theirs in zip(after.tokens, before.tokens, strict=True)

@@ -1,4 +1,4 @@
-"""What a race is told before any work: what fits into memory, which model it is, and which recipes are the same."""
+"""What a benchmark is told before any work: what fits into memory, whose model it is, and recipes that are the same."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import torch
 from counted import Counted
 
 from eet_lab import models
-from eet_lab.bench import Workload, fit, peers, race
+from eet_lab.bench import Workload, benchmark, fit, peers
 from eet_lab.bench.benchmark import distinct
 from eet_lab.bench.cost import streaming_gb_per_s
 from eet_lab.bench.logits import reference_logits
-from eet_lab.bench.parity import Witness
+from eet_lab.bench.parity import ParityCheck
 from eet_lab.cli import main
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -37,7 +37,7 @@ FAST = f"{NO_PADS},memory_reuse"
 @pytest.fixture
 def no_work(monkeypatch) -> None:
     """Fails where something is run."""
-    monkeypatch.setattr(Witness, "__init__", lambda *given, **options: pytest.fail("something was run"))
+    monkeypatch.setattr(ParityCheck, "__init__", lambda *given, **options: pytest.fail("something was run"))
 
 
 def needs(model, words: str, text: str) -> int:
@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_refused_in_the_words_of_its_forecast(tiny, monkeyp
     text = "tiny/b64/p90/n8"
     holds(monkeypatch, tiny, needs(tiny, "baseline", text) - 1)
     with pytest.raises(OutOfMemory, match=r"64 rows of 90 \+ 8 tokens: does not fit\. .* Would fit: \d+ rows of this"):
-        race(tiny, text, "baseline")
+        benchmark(tiny, text, "baseline")
 
 
 def test_int8_copies_that_are_there_already_need_no_room_again(tiny, monkeypatch):
@@ -95,19 +95,19 @@ def test_a_recipe_that_does_not_fit_is_left_out_and_told(tiny, monkeypatch):
     assert small == "baseline", "else there is nothing to hold the others against"
     monkeypatch.setattr(fit, "most_bytes", lambda *given: 0)
     holds(monkeypatch, tiny, needs(tiny, large, text) - 1)
-    rows, remarks = race(tiny, text, [small, large], repeats=1)
+    rows, remarks = benchmark(tiny, text, [small, large], repeats=1)
     assert [row.recipe for row in rows] == [small]
     [remark] = [remark for remark in remarks if "left out" in remark]
     assert remark.startswith(f"{large} is left out: 64 rows of 90 + 8 tokens: does not fit.")
     with pytest.raises(OutOfMemory, match=f"{large} is left out: 64 rows"):
-        race(tiny, text, [large], repeats=1)
+        benchmark(tiny, text, [large], repeats=1)
 
 
 def test_recipes_that_do_not_fit_beside_each_other_are_refused(tiny, monkeypatch, no_work):
     text, recipes = "tiny/b64/p90/n8", ["baseline", NO_PADS, FAST]
     holds(monkeypatch, tiny, max(needs(tiny, words, text) for words in recipes) + 1)
     with pytest.raises(OutOfMemory, match="side by side, and the check of the output take .* Give fewer recipes"):
-        race(tiny, text, recipes)
+        benchmark(tiny, text, recipes)
 
 
 @pytest.mark.parametrize("recipes", [["baseline", NO_PADS, FAST], ["int8_weights"]])
@@ -119,7 +119,7 @@ def test_a_race_takes_what_was_foreseen(recipes, monkeypatch):
     monkeypatch.setattr(import_module("eet_lab.bench.benchmark"), "_quality", lambda *given: [])  # after all is closed
     Engine(model.decoder, Recipe.parse(recipes[-1]).parts)  # makes int8 weights, which stay
     with Counted() as counted:
-        race(model, "demo/b8/p40/n4", recipes, repeats=1)
+        benchmark(model, "demo/b8/p40/n4", recipes, repeats=1)
     assert 0.95 * counted.peak_bytes <= told[0] <= 1.05 * counted.peak_bytes
 
 
@@ -132,7 +132,7 @@ def test_what_was_timed_outlives_the_perplexities(tiny, monkeypatch, problem):
     monkeypatch.setattr(import_module("eet_lab.bench.benchmark"), "held_out_perplexity", fails)
     monkeypatch.setattr(import_module("eet_lab.bench.benchmark"), "perplexities", lambda before, after: "as before")
     recipes = ["int8_weights:head=False", "int8_weights"]
-    rows, remarks = race(tiny, "tiny/b1/p4/n4", recipes, repeats=1)
+    rows, remarks = benchmark(tiny, "tiny/b1/p4/n4", recipes, repeats=1)
     assert [row.recipe for row in rows] == recipes
     assert [f"{recipes[0]}: perplexity is not told. {problem}", f"{recipes[1]}: as before"] == remarks[:2]
 
@@ -152,7 +152,7 @@ def test_nothing_of_what_was_timed_is_there_when_perplexities_are_read(tiny, mon
 
     monkeypatch.setattr(peers, "make", noted)
     monkeypatch.setattr(import_module("eet_lab.bench.benchmark"), "_quality", looks)
-    assert len(race(tiny, "tiny/b1/p4/n4", ["int8_weights"], ["eet_lab", "hf-sdpa"], repeats=1)[0]) == 2
+    assert len(benchmark(tiny, "tiny/b1/p4/n4", ["int8_weights"], ["eet_lab", "hf-sdpa"], repeats=1)[0]) == 2
 
 
 @dataclass
@@ -182,7 +182,9 @@ def embedding(part: Callable) -> Recipe:
 
 
 def test_parts_without_a_hash_are_timed_and_counted(tiny):
-    [row, plain], remarks = race(tiny, "tiny/b1/p4/n4", [embedding(Unhashable(reference.embed)), "baseline"], repeats=1)
+    [row, plain], remarks = benchmark(
+        tiny, "tiny/b1/p4/n4", [embedding(Unhashable(reference.embed)), "baseline"], repeats=1
+    )
     assert row.launches_per_token == plain.launches_per_token > 0
     assert not [remark for remark in remarks if "counted" in remark]
 
@@ -193,7 +195,7 @@ def test_calls_that_cannot_be_counted_lose_no_row(tiny):
             raise ValueError("too few channels")
         return reference.embed(ids, positions, words, places, empty=empty)
 
-    [row], remarks = race(tiny, "tiny/b1/p4/n4", [embedding(of_real_sizes)], repeats=1)
+    [row], remarks = benchmark(tiny, "tiny/b1/p4/n4", [embedding(of_real_sizes)], repeats=1)
     assert row.launches_per_token is None
     assert row.tpot_ms is not None
     assert any("could not be counted" in remark and "too few channels" in remark for remark in remarks)
@@ -214,7 +216,7 @@ def test_weights_of_what_cannot_run_are_not_drawn(monkeypatch, capsys):
 
 def test_reading_what_the_baseline_says_tells_how_far_it_is(tiny):
     told = []
-    race(tiny, "tiny/b2/p4/n40", "baseline", repeats=1, progress=lambda *given: told.append(given[2]))
+    benchmark(tiny, "tiny/b2/p4/n40", "baseline", repeats=1, progress=lambda *given: told.append(given[2]))
     said = [message for message in told if message.startswith("reading what the baseline says, ")]
     assert said[0].endswith("2 prompts")
     assert "reading what the baseline says, step 6 of 43" in said, "a row that is padded has its steps later"
@@ -232,17 +234,17 @@ def test_the_pass_at_higher_precision_can_be_stopped(tiny):
 def test_a_workload_of_another_model_is_refused(no_work):
     model = load("demo", device="cpu")
     with pytest.raises(PromptError, match="a workload of 'gpt2', but the model is 'demo'.* name demo/b1/p4/n4"):
-        race(model, Workload.parse("gpt2/b1/p4/n4"), repeats=1)
+        benchmark(model, Workload.parse("gpt2/b1/p4/n4"), repeats=1)
 
 
 def test_a_workload_and_a_recipe_can_be_given_as_text():
-    rows, _ = race(load("demo", device="cpu"), "demo/b1/p4/n4", "pre_padding", "eet_lab", repeats=1)
+    rows, _ = benchmark(load("demo", device="cpu"), "demo/b1/p4/n4", "pre_padding", "eet_lab", repeats=1)
     assert [(row.workload, row.recipe) for row in rows] == [("demo/b1/p4/n4", "pre_padding")]
 
 
 def test_the_same_recipe_in_other_words_is_timed_once(tiny):
     words = ["mask_removal,pre_padding", "pre_padding,mask_removal", "baseline"]
-    rows, remarks = race(tiny, "tiny/b1/p4/n4", words, repeats=1)
+    rows, remarks = benchmark(tiny, "tiny/b1/p4/n4", words, repeats=1)
     assert [row.recipe for row in rows] == [NO_PADS, "baseline"]
     told = f"{NO_PADS} was given 2 times, as '{words[0]}' and '{words[1]}': it is timed once."
     assert told in remarks

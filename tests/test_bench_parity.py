@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from eet_lab.bench.codec import encode
 from eet_lab.bench.logits import drawn_margin, noise_at, reference_logits
-from eet_lab.bench.parity import Witness, sameness
+from eet_lab.bench.parity import ParityCheck, parity
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load
@@ -30,13 +30,13 @@ RECIPES = [",".join(map(str, c)) for c in CHOICES if all({t.name for t in c}.iss
 
 
 @pytest.fixture(scope="module")
-def witness(tiny):
-    return Witness(tiny.decoder, ROWS, SETTINGS)
+def parity_check(tiny):
+    return ParityCheck(tiny.decoder, ROWS, SETTINGS)
 
 
 @pytest.mark.parametrize("words", [*RECIPES, "pre_padding:read=shortest", "memory_reuse:planner=first_fit"])
-def test_every_recipe_says_what_the_baseline_says(witness, words):
-    found = witness.judge(Recipe.parse(words).parts)
+def test_every_recipe_says_what_the_baseline_says(parity_check, words):
+    found = parity_check.judge(Recipe.parse(words).parts)
     assert found.same_tokens, found.explanation
     assert found.verdict == "identical"
     assert found.max_error <= found.budget
@@ -61,27 +61,27 @@ def spoiled(change) -> Parts:
     return replace(Parts(), ops=replace(Parts().ops, linear_residual=linear_residual))
 
 
-def test_a_wrong_kernel_is_caught_even_where_tokens_agree(witness):
-    slightly = witness.judge(spoiled(lambda y: y.mul_(1 + 3e-4)))
+def test_a_wrong_kernel_is_caught_even_where_tokens_agree(parity_check):
+    slightly = parity_check.judge(spoiled(lambda y: y.mul_(1 + 3e-4)))
     assert slightly.verdict == "different"
     assert slightly.max_error > slightly.budget
-    grossly = witness.judge(spoiled(lambda y: y.roll(1, -1)))
+    grossly = parity_check.judge(spoiled(lambda y: y.roll(1, -1)))
     assert grossly.verdict == "different"
     assert not grossly.same_tokens
     assert any(place is not None for place in grossly.first_difference)
 
 
-def test_nan_is_different(witness):
-    found = witness.judge(spoiled(lambda y: y.mul_(float("nan"))))
+def test_nan_is_different(parity_check):
+    found = parity_check.judge(spoiled(lambda y: y.mul_(float("nan"))))
     assert found.verdict == "different"
     assert found.max_error is None
 
 
-def test_a_wrong_choice_at_a_wide_margin_is_caught(witness):
+def test_a_wrong_choice_at_a_wide_margin_is_caught(parity_check):
     def second_best(x, step, norm_w, head, sampling, *, empty):
         return reference.newest_logits(x, step, norm_w, head, empty=empty).topk(2).indices[:, 1]
 
-    found = witness.judge(replace(Parts(), ops=replace(Parts().ops, next_token=second_best)))
+    found = parity_check.judge(replace(Parts(), ops=replace(Parts().ops, next_token=second_best)))
     assert found.verdict == "different"
     assert found.first_difference == (0, 0, 0, 0)
     assert max(found.margins) > 2 * found.budget
@@ -104,7 +104,7 @@ def test_a_near_tie_is_reported_and_not_hidden(hf_model):
         return torch.where(torch.isin(token, twins), twins.sum() - token, token)
 
     parts = replace(Parts(), ops=replace(Parts().ops, next_token=other_one))
-    found = sameness(decoder, parts, [[5]], SETTINGS)
+    found = parity(decoder, parts, [[5]], SETTINGS)
     assert found.verdict == "within rounding"
     assert found.first_difference == (0,)
     assert found.margins == (0.0,)
@@ -113,7 +113,7 @@ def test_a_near_tie_is_reported_and_not_hidden(hf_model):
 
 def test_draws_are_compared_too(tiny):
     drawn = Settings(max_new_tokens=9, temperature=0.9, top_k=20, seed=4)
-    found = sameness(tiny.decoder, Recipe.parse("all").parts, ROWS, drawn)
+    found = parity(tiny.decoder, Recipe.parse("all").parts, ROWS, drawn)
     assert found.verdict == "identical"
 
 
@@ -139,7 +139,7 @@ def wrong_seed(logits, step, sampling):
 )
 def test_wrong_draws_are_caught(tiny, choice, limits):
     drawn = Settings(max_new_tokens=9, temperature=0.9, seed=4, **limits)
-    found = sameness(tiny.decoder, choosing(choice), ROWS, drawn)
+    found = parity(tiny.decoder, choosing(choice), ROWS, drawn)
     assert found.verdict == "different", found.explanation
     assert max(margin for margin in found.margins if margin is not None) > 2 * found.budget
 
@@ -158,10 +158,10 @@ def test_half_precision_draws_may_part_at_near_ties_only(hf_model):
 
     for limits in ({}, {"top_k": 20}, {"top_p": 0.8}):
         settings = Settings(max_new_tokens=60, temperature=0.9, seed=4, **limits)
-        witness = Witness(model.decoder, ROWS, settings)
+        parity_check = ParityCheck(model.decoder, ROWS, settings)
         torch.manual_seed(0)
-        assert witness.judge(shaken(0.3 * witness.budget)).verdict in ("within rounding", "identical"), limits
-        assert witness.judge(shaken(30 * witness.budget)).verdict == "different", limits
+        assert parity_check.judge(shaken(0.3 * parity_check.budget)).verdict in ("within rounding", "identical"), limits
+        assert parity_check.judge(shaken(30 * parity_check.budget)).verdict == "different", limits
 
 
 @given(
@@ -183,12 +183,12 @@ def test_what_rounding_explains_is_never_called_wrong(seed, slack, temperature, 
 
 
 def test_what_comes_after_the_checked_logits_is_checked_too(tiny, monkeypatch):
-    monkeypatch.setattr(sys.modules[Witness.__module__], "MOST_LOGITS", 2 * len(ROWS))
+    monkeypatch.setattr(sys.modules[ParityCheck.__module__], "MOST_LOGITS", 2 * len(ROWS))
 
     def late_mistake(logits, step, sampling):
         return torch.where(step.positions[step.last] >= 10, logits.argmin(-1), logits.argmax(-1))
 
-    found = sameness(tiny.decoder, choosing(late_mistake), ROWS, SETTINGS)
+    found = parity(tiny.decoder, choosing(late_mistake), ROWS, SETTINGS)
     assert found.first_difference == (None, 7, 4, None)
     assert found.explanation.startswith("Prompt 2 parts at new token 8, ")
     assert found.verdict == "different"
@@ -201,7 +201,7 @@ def test_a_baseline_that_overflows_vouches_for_nothing(hf_model):
     layer = model.decoder.layers[0]._replace(fc_2=fc_2._replace(weight=fc_2.weight * 60_000))
     decoder = model.decoder._replace(layers=(layer, *model.decoder.layers[1:]))
     for words in ("", "all"):
-        found = sameness(decoder, Recipe.parse(words).parts, ROWS, SETTINGS)
+        found = parity(decoder, Recipe.parse(words).parts, ROWS, SETTINGS)
         assert found.verdict == "different"
         assert "baseline's own logits overflow in float16" in found.explanation
         assert json.loads(json.dumps(encode(found), allow_nan=False))
@@ -209,6 +209,6 @@ def test_a_baseline_that_overflows_vouches_for_nothing(hf_model):
 
 def test_half_precision_keeps_its_own_budget(hf_model):
     model = load(hf_model, device="cpu", dtype="bfloat16")
-    found = sameness(model.decoder, Recipe.parse("all").parts, ROWS, SETTINGS)
+    found = parity(model.decoder, Recipe.parse("all").parts, ROWS, SETTINGS)
     assert found.verdict in ("identical", "within rounding"), found.explanation
     assert found.budget > 1e-3
