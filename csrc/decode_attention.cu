@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   eet::let_next_begin();
   __shared__ float2 stats[kMaxWarps][kHeads];
   __shared__ uint64_t counter;
-  __shared__ eet::Turns<T, kRotates ? kDim : 32> turns;
+  __shared__ eet::PreparedRotation<T, kRotates ? kDim : 32> prepared;
   const int b = blockIdx.z, kv = blockIdx.y, warp = threadIdx.x / 32, num_warps = blockDim.x / 32;
   const int cluster = 1 << a.log_cluster, rank = blockIdx.x & (cluster - 1);
   const int first_head = (blockIdx.x >> a.log_cluster) * kHeads, num_heads = min(kHeads, a.per_group - first_head);
@@ -92,13 +92,13 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   const T *key_from = new_key + w.input(0), *value_from = new_value + w.channel(0);
   asm volatile("" ::"l"(query + w.input(0)), "l"(key_from), "l"(value_from));
   if constexpr (kRotates) {
-    rotation.prepare(b, turns);
+    rotation.prepare(b, prepared);
     __syncthreads();
   }
   eet::wait_for_previous();
   w.load_query(query);
   if (kAhead<kDim>) w.load_newest(new_key, new_value);
-  if constexpr (kRotates) w.rotate(rotation, turns);
+  if constexpr (kRotates) w.rotate(rotation, prepared);
   const T* mask = a.mask ? a.mask + int64_t(b) * a.K : nullptr;
   T bias[4];
   const auto load_mask = [&](int tile) {
@@ -213,24 +213,12 @@ extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values,
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const eet::Rotation<Type> rotation(positions, q_norm, k_norm, inv_freq, factor, eps);
-    const DecodeArgs<Type> a{static_cast<Type*>(keys),
-                             static_cast<Type*>(values),
-                             columns,
-                             num_pad,
-                             int(column_stride),
-                             int(row_stride),
-                             int(head_stride),
-                             int(key_stride),
-                             K,
-                             D,
-                             G,
-                             H / G,
-                             0,
-                             eet::kLog2e / std::sqrt(float(D)),
-                             static_cast<const Type*>(qkv),
-                             static_cast<const Type*>(mask),
-                             static_cast<Type*>(out),
-                             {table, blocks, log_page}};
+    DecodeArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
+    a.column_stride = int(column_stride);
+    a.row = int(row_stride), a.head = int(head_stride), a.column = int(key_stride);
+    a.K = K, a.D = D, a.G = G, a.per_group = H / G, a.scale = eet::kLog2e / std::sqrt(float(D));
+    a.qkv = static_cast<const Type*>(qkv), a.mask = static_cast<const Type*>(mask), a.out = static_cast<Type*>(out);
+    a.pages = {table, blocks, log_page};
     return table ? launch_for<Type, true>(a, rotation, B, warps, cluster, dependent, stream)
                  : launch_for<Type, false>(a, rotation, B, warps, cluster, dependent, stream);
   });

@@ -90,13 +90,14 @@ __device__ void put_newest(const StreamArgs<T>& a, const uint4* chunks, uint32_t
 
 // By one warp, which wrote them: the newest key's chunks, in place.
 template <typename T, int kDim>
-__device__ void rotate_newest(const eet::Rotation<T>& rotation, const eet::Turns<T, kDim>& turns, uint4* chunks) {
+__device__ void rotate_newest(const eet::Rotation<T>& rotation, const eet::PreparedRotation<T, kDim>& prepared,
+                              uint4* chunks) {
   const int t = threadIdx.x % 4;
   uint4 key[kDim / 32];
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kDim / 32; ++i) key[i] = chunks[i * 4 + t];
-  rotation.key(key, turns, t);
+  rotation.key(key, prepared, t);
   __syncwarp();
 #pragma unroll
   for (int i = 0; i < kDim / 32; ++i) {
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   eet::let_next_begin();
   __shared__ float2 stats[kWarps<kDim>][kHeads];
   __shared__ uint4 newest_chunks[2 * kChunks];  // of the newest key, then of its value
-  __shared__ eet::Turns<T, kDim> turns;
+  __shared__ eet::PreparedRotation<T, kDim> prepared;
   __shared__ uint64_t counter;
   const int b = blockIdx.z, kv = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int cluster = 1 << a.log_cluster, rank = blockIdx.x & (cluster - 1);
@@ -137,7 +138,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   merge.open();
   if (threadIdx.x == kReaders) ring.init(kWarps<kDim>);
   const bool rotates = a.rotation.exists();
-  if (rotates) a.rotation.prepare(b, turns);
+  if (rotates) a.rotation.prepare(b, prepared);
   __syncthreads();
 
   // Stages begin at multiples of their length; the blocks of a cluster take turns.
@@ -165,8 +166,8 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
     newest_chunks[lane] = eet::load(new_key + lane / kChunks * a.G * kDim + lane % kChunks * 8);
   }
   if (rotates) {
-    w.rotate_query(a.rotation, turns);
-    if (has_newest) rotate_newest(a.rotation, turns, newest_chunks);
+    w.rotate_query(a.rotation, prepared);
+    if (has_newest) rotate_newest(a.rotation, prepared, newest_chunks);
   }
   if (cluster > 1) eet::cluster_wait();
 
@@ -251,23 +252,12 @@ extern "C" cudaError_t eet_stream_attention(void* out, void* keys, void* values,
   if (table && 1 << log_page < kLeastPage) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const eet::Rotation<Type> rotation(positions, q_norm, k_norm, inv_freq, factor, eps);
-    const StreamArgs<Type> a{static_cast<Type*>(keys),
-                             static_cast<Type*>(values),
-                             columns,
-                             num_pad,
-                             int(column_stride),
-                             int(row_stride),
-                             int(head_stride),
-                             G,
-                             H / G,
-                             0,
-                             0,
-                             eet::kLog2e / std::sqrt(float(D)),
-                             static_cast<const Type*>(qkv),
-                             static_cast<Type*>(out),
-                             {table, blocks, log_page},
-                             rotation};
+    StreamArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
+    a.column_stride = int(column_stride), a.row = int(row_stride), a.head = int(head_stride);
+    a.G = G, a.per_group = H / G, a.scale = eet::kLog2e / std::sqrt(float(D));
+    a.qkv = static_cast<const Type*>(qkv), a.out = static_cast<Type*>(out);
+    a.pages = {table, blocks, log_page};
+    a.rotation = {positions, q_norm, k_norm, inv_freq, factor, eps};
     const auto launch = D == 64 ? (table ? launch_stream<Type, 64, true> : launch_stream<Type, 64, false>)
                                 : (table ? launch_stream<Type, 128, true> : launch_stream<Type, 128, false>);
     return launch(a, B, K, cluster, dependent, stream);

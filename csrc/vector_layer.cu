@@ -25,12 +25,9 @@ using Stager = eet::RowStager<kWarps, T, kMostTokens, true>;
 
 // Gated or InOrder.
 struct EitherOrder {
+  static constexpr bool kInOrder = false;
   bool gated;
   __device__ int row(int n, int N) const { return gated ? eet::Gated::row(n, N) : n; }
-  template <typename W>
-  __device__ auto rows(const W* weight, int n, int N, int K, int k) const {
-    return [=, *this](int i) { return reinterpret_cast<const char*>(weight + row(n + i, N) * int64_t(K) + k); };
-  }
 };
 
 // Of phase p. A kernel for layers without gates knows that there is nothing to ask: 0.4 us a layer (LOG).

@@ -84,10 +84,10 @@ struct KeyWarp {
     for (int i = 0; i < kBlocks; ++i) new_value[i] = load(its_value + channel(i));
   }
   // Query and newest key, which were loaded; only for exact heads of a multiple of 64.
-  template <typename Rotation, typename Turns>
-  __device__ void rotate(const Rotation& rotation, const Turns& turns) {
-    rotation.query(q, turns, t);
-    rotation.key(new_key, turns, t);
+  template <typename Rotation, typename Prepared>
+  __device__ void rotate(const Rotation& rotation, const Prepared& prepared) {
+    rotation.query(q, prepared, t);
+    rotation.key(new_key, prepared, t);
   }
 
   __device__ void store_newest(T* its_key, T* its_value) const {

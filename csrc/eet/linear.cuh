@@ -67,7 +67,7 @@ struct LinearArgs {
 struct Share {
   int begin, end;
 
-  // `unit` is that of the arguments, where a kernel knows it: what is multiplied by 1 is not multiplied.
+  // `unit` is that of the arguments, for a kernel that is compiled for one.
   template <typename T, typename W>
   __device__ explicit Share(const LinearArgs<T, W>& a, int unit = 1) {
     const int block = blockIdx.x;
@@ -76,41 +76,43 @@ struct Share {
   }
 };
 
-// Which row of the weights gives output n of N, and where these of outputs n, n + 1, .. begin, from input k on.
+// Which row of the weights gives output n of N.
 struct InOrder {
-  static constexpr bool kGated = false;
+  static constexpr bool kInOrder = true, kGated = false;
   __device__ static int row(int n, int) { return n; }
-  template <typename W>
-  __device__ static auto rows(const W* weight, int n, int, int K, int k) {
-    const char* const first = reinterpret_cast<const char*>(weight + int64_t(n) * K + k);
-    return [first, pitch = K * int64_t(sizeof(W))](int i) { return first + i * pitch; };
-  }
 };
 
 // Outputs 2f and 2f + 1 are gate f and what it lets through: weights have all N/2 gates first.
 struct Gated {
-  static constexpr bool kGated = true;
+  static constexpr bool kInOrder = false, kGated = true;
   __device__ static int row(int n, int N) { return n / 2 + n % 2 * (N / 2); }
-  template <typename W>
-  __device__ static auto rows(const W* weight, int n, int N, int K, int k) {
-    return [=](int i) { return reinterpret_cast<const char*>(weight + row(n + i, N) * int64_t(K) + k); };
-  }
   __device__ void prepare(int) const {}
 };
 
-// Whether a launch can be as it was asked for.
+// A function of i: where the weights of output n + i begin, from input k on.
+template <typename Order, typename W>
+__device__ auto rows_from(Order order, const W* weight, int n, int N, int K, int k) {
+  if constexpr (Order::kInOrder) {
+    const char* const first = reinterpret_cast<const char*>(weight + int64_t(n) * K + k);
+    return [first, pitch = K * int64_t(sizeof(W))](int i) { return first + i * pitch; };
+  } else {
+    return [=](int i) { return reinterpret_cast<const char*>(weight + order.row(n + i, N) * int64_t(K) + k); };
+  }
+}
+
+// A gated launch has an even number of outputs, and neither chooses among them nor adds to them.
 inline bool can_pair(bool gated, int N, const void* best, const void* residual) {
   return !gated || (N % 2 == 0 && !best && !residual);
 }
 
 // By the warp that fills: the weights of the block's outputs, `tile` outputs and `stage_inputs` inputs at a time.
 template <typename Order, typename T, typename W>
-__device__ void stream_weights(const Ring& ring, const LinearArgs<T, W>& a, Share mine, int tile, int stage_inputs,
-                               int stage_stride) {
+__device__ void stream_weights(Order order, const Ring& ring, const LinearArgs<T, W>& a, Share mine, int tile,
+                               int stage_inputs, int stage_stride) {
   RingPlace place;
   for (int n = mine.begin; n < mine.end; n += tile) {
     for (int k = 0; k < a.K; k += stage_inputs, place.step(ring.num_stages)) {
-      ring.fill(place, Order::rows(a.weight, n, a.N, a.K, k), min(tile, mine.end - n),
+      ring.fill(place, rows_from(order, a.weight, n, a.N, a.K, k), min(tile, mine.end - n),
                 min(stage_inputs, a.K - k) * int(sizeof(W)), stage_stride);
     }
   }

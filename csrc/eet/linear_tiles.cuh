@@ -127,7 +127,7 @@ __device__ void multiply_tiles(const Args& a, uint4* shared, Choice choice = Cho
   if (threadIdx.x == kThreads) block.ring.init(kWarps);
   __syncthreads();
   if (warp == kWarps) {
-    stream_weights<Choice>(block.ring, a, share, kTile, a.stage_inputs, a.stage_stride());
+    stream_weights(choice, block.ring, a, share, kTile, a.stage_inputs, a.stage_stride());
     return;
   }
   const int token = threadIdx.x / kGroup, output = threadIdx.x % kGroup;

@@ -21,7 +21,7 @@ __device__ inline float2 turn_of(float angle) {
 
 // What a block keeps in shared memory of one token's rotation.
 template <typename T, int kDim>
-struct alignas(16) Turns {
+struct alignas(16) PreparedRotation {
   T q_norm[kDim], k_norm[kDim];
   float2 turns[kDim / 2];
 };
@@ -33,6 +33,7 @@ struct Rotation {
   const float* inv_freq;     // [D/2] or null: radians from one position to the next
   float factor, eps;         // of cosines and sines; of the norms
 
+  Rotation() = default;
   Rotation(const int64_t* positions, const void* q_norm, const void* k_norm, const void* inv_freq, float factor, float eps)
       : positions(positions),
         q_norm(static_cast<const T*>(q_norm)),
@@ -52,7 +53,7 @@ struct Rotation {
 
   // By all of a block of kDim threads or more, for one token. Nothing of this step is read, so it needs no wait.
   template <int kDim>
-  __device__ void prepare(int64_t token, Turns<T, kDim>& to) const {
+  __device__ void prepare(int64_t token, PreparedRotation<T, kDim>& to) const {
     const int c = threadIdx.x;
     if (c < kDim / 2) to.turns[c] = turn(float(positions[token]), c);
     if (q_norm && c < kDim) to.q_norm[c] = q_norm[c], to.k_norm[c] = k_norm[c];
@@ -60,11 +61,11 @@ struct Rotation {
 
   // By four neighbouring lanes, each of which has the numbers 8t to 8t + 7 of every 32 of a head.
   template <int kDim>
-  __device__ void query(uint4 (&x)[kDim / 32], const Turns<T, kDim>& by, int t) const {
+  __device__ void query(uint4 (&x)[kDim / 32], const PreparedRotation<T, kDim>& by, int t) const {
     apply(x, q_norm ? by.q_norm : nullptr, by.turns, t);
   }
   template <int kDim>
-  __device__ void key(uint4 (&x)[kDim / 32], const Turns<T, kDim>& by, int t) const {
+  __device__ void key(uint4 (&x)[kDim / 32], const PreparedRotation<T, kDim>& by, int t) const {
     apply(x, k_norm ? by.k_norm : nullptr, by.turns, t);
   }
 

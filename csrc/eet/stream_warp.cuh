@@ -55,9 +55,9 @@ class StreamWarp {
     for (int i = 0; i < kSteps; ++i) q[i] = load(from + i * 32 + t * 8);
   }
 
-  template <typename Rotation, typename Turns>
-  __device__ void rotate_query(const Rotation& rotation, const Turns& turns) {
-    rotation.query(q, turns, t);
+  template <typename Rotation, typename Prepared>
+  __device__ void rotate_query(const Rotation& rotation, const Prepared& prepared) {
+    rotation.query(q, prepared, t);
   }
 
   // At the edges of what a row sees: values of hidden keys become 0, since what lies there may be no number, and their

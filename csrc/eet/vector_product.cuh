@@ -49,7 +49,7 @@ class WeightStream {
           barrier_wait(ring.filled(oldest), oldest.parity);
           oldest.step(ring.num_stages);
         }
-        ring.fill(next, order.rows(weight, n, N, K, from), min(tile, end - n), row_bytes, stage_stride);
+        ring.fill(next, rows_from(order, weight, n, N, K, from), min(tile, end - n), row_bytes, stage_stride);
       }
     }
   }
