@@ -249,7 +249,8 @@ def readable(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> li
     typed, found = config.num_types > 0 and any(text.types is not None for text in texts), []
     for number, (text, row) in enumerate(zip(texts, rows, strict=True), 1):
         if not typed and len(row) == len(text.ids) and text.asked in ((0,), range(len(row))):
-            found.append(Text(row, None, text.asked))  # most are: the rest takes as long as the layout
+            # Most texts end here: what follows would cost the host as much as the layout of their pass.
+            found.append(Text(row, None, text.asked))
             continue
         types = [0] * len(text.ids) if text.types is None else [*text.types]
         if typed and (len(types) != len(text.ids) or not set(types) <= set(range(config.num_types))):

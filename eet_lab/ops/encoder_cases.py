@@ -152,6 +152,7 @@ ENCODER_CASES = (
             for T, C in WIDTHS
             for inner, rms, mean in ((C, False, 1), (4 * C, False, 100), (C, True, 1))
         ),
+        launches=2,
     ),
     TextsCase("texts_attention", "attention", (*_texts(), *_texts(packed=True), *_long(), *_long(packed=True))),
     TextsCase("texts_masked_attention", "masked_attention", (*_texts(masked=True), *_long(masked=True))),

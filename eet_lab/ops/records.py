@@ -124,6 +124,10 @@ def _more_of_residual(x: Tensor, w: Linear, residual: Tensor) -> int:
     return linear.num_launches(len(x), x, w, normed=False, residual=True) - 1
 
 
+def _more_of_residual_norm(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm) -> int:
+    return linear.num_launches(len(x), x, w, normed=False) - 1  # the norm is one, or cuBLAS's epilogue
+
+
 def _more_of_next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
     return linear.num_launches(len(step.last), x, head, gathered=True) - 1
 
@@ -147,7 +151,7 @@ OPS = {
         Op("next_token", _next_token, _more_of_next_token),
         Op("advance", _advance),
         Op("embed_norm", _embed_norm),
-        Op("linear_residual_norm", _linear_residual),
+        Op("linear_residual_norm", _linear_residual, _more_of_residual_norm),
     )
 }
 """By name, which is also that of a field of `Ops`."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, gpu, needs, stream_of
-from eet_lab.ops.cuda.rotary import NO_ROTATION, is_rotated, rotary, rotation
+from eet_lab.ops.cuda.rotary import NO_ROTATION, Rotation, is_rotated, rotary, rotation
 from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import NO_EXTRAS, Empty, Extras, KVLayer, Spec, Step
@@ -140,57 +140,92 @@ def _attend(
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
     one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
-    turned = NO_ROTATION
-    if is_rotated(spec, extras):
-        if one_each and rotates(D, qkv.itemsize):
-            turned = rotation(qkv, step.positions, spec, extras)
-        else:
-            rotary(qkv, step.positions, spec, extras, dependent=dependent)
+    inside = one_each and rotates(D, qkv.itemsize)
+    if is_rotated(spec, extras) and not inside:
+        rotary(qkv, step.positions, spec, extras, dependent=dependent)
     pages, paging = _pages(table, page, B, K)
-    tensors, lies = (at(out), at(keys), at(values), at(qkv)), (step.columns.stride(0), *keys.stride()[:3])
-    dtype, stream, heads = DTYPES[qkv.dtype], stream_of(qkv), (H, G, D)
-    columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
+    cached = _Cached(out, keys, values, qkv, mask, step, (H, G, D), K, pages, paging)
     if one_each and qkv.dtype != torch.float32:
-        can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
-        split = split or Split(can_stream and _streams(B, H, G, K))
-        if split.streams and not can_stream:
-            raise KernelError(
-                f"{split} needs Hopper, no mask, a head dim of {STREAM_DIMS} and its columns side by side, but this is "
-                f"{torch.cuda.get_device_name(qkv.device)}, the head dim is {D}, columns are {keys.stride(2)} numbers "
-                f"apart, and mask is {'' if mask is None else 'not '}None. Leave split out."
-            )
-        read: tuple[Any, ...] = (*tensors, *turned.addresses, *turned.numbers)
-        sizes: tuple[int, ...] = (dtype, B, *heads, K)
-        if split.streams:
-            launch = native.loaded("stream_attention").eet_stream_attention
-            launch(*read, num_pad, columns, pages, *lies[:3], *paging, *sizes, split.blocks, dependent, stream)
-        else:
-            launch = native.loaded("decode_attention").eet_decode_attention
-            sizes = (*sizes, split.warps, split.blocks, dependent)
-            launch(*read, at(mask), num_pad, columns, pages, *lies, *paging, *sizes, stream)
-        return out
-    num_real, longest = sum(span.count for span in step.spans), max(span.count for span in step.spans)
+        heads = rotation(qkv, step.positions, spec, extras) if inside and is_rotated(spec, extras) else NO_ROTATION
+        _decode(cached, heads, split, dependent)
+    else:
+        _append_and_attend(cached)
+    return out
+
+
+class _Cached(NamedTuple):
+    """A launch over a KV cache: what it reads and writes, and where that lies."""
+
+    out: Tensor
+    keys: Tensor
+    values: Tensor
+    qkv: Tensor
+    mask: Tensor | None
+    step: Step
+    heads: tuple[int, int, int]  # H, G, D
+    K: int
+    pages: int | None  # the address of the block table
+    paging: tuple[int, int]
+
+    @property
+    def addresses(self) -> tuple[int | None, ...]:
+        return at(self.out), at(self.keys), at(self.values), at(self.qkv)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        return self.step.columns.stride(0), *self.keys.stride()[:3]
+
+
+def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bool) -> None:
+    """One token a row, in 16 bits: a launch that also writes the cache."""
+    qkv, keys, mask, step, (H, G, D), K = cached.qkv, cached.keys, cached.mask, cached.step, cached.heads, cached.K
+    B, strides = len(qkv), cached.strides
+    can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
+    split = split or Split(can_stream and _streams(B, H, G, K))
+    if split.streams and not can_stream:
+        raise KernelError(
+            f"{split} needs Hopper, no mask, a head dim of {STREAM_DIMS} and its columns side by side, but this is "
+            f"{torch.cuda.get_device_name(qkv.device)}, the head dim is {D}, columns are {keys.stride(2)} numbers "
+            f"apart, and mask is {'' if mask is None else 'not '}None. Leave split out."
+        )
+    read: tuple[Any, ...] = (*cached.addresses, *heads.addresses, *heads.numbers)
+    row, sizes = (step.num_pad.data_ptr(), step.columns.data_ptr(), cached.pages), (DTYPES[qkv.dtype], B, H, G, D, K)
+    if split.streams:
+        launch = native.loaded("stream_attention").eet_stream_attention
+        launch(*read, *row, *strides[:3], *cached.paging, *sizes, split.blocks, dependent, stream_of(qkv))
+    else:
+        launch = native.loaded("decode_attention").eet_decode_attention
+        how = (split.warps, split.blocks, dependent, stream_of(qkv))
+        launch(*read, at(mask), *row, *strides, *cached.paging, *sizes, *how)
+
+
+def _append_and_attend(cached: _Cached) -> None:
+    """Any tokens: a launch that writes the cache, and one that attends; Hopper's own kernel does both where it can."""
+    qkv, mask, step, pages, K = cached.qkv, cached.mask, cached.step, cached.pages, cached.K
+    T, B, (H, G, D), spans = len(qkv), len(step.spans), cached.heads, step.spans
+    num_real, longest = sum(span.count for span in spans), max(span.count for span in spans)
     rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
-    all_new = num_real == T and all(span.num_pad + span.count == K for span in step.spans)
-    on_hopper = mask is None and _takes_hopper(qkv, D) and (all_new or table is None)  # copied are rectangles
-    appends = on_hopper and all_new and table is None
+    columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
+    dtype, stream, lies = DTYPES[qkv.dtype], stream_of(qkv), (*cached.strides, *cached.paging)
+    all_new = num_real == T and all(span.num_pad + span.count == K for span in spans)
+    on_hopper = mask is None and _takes_hopper(qkv, D) and (all_new or pages is None)  # copied are rectangles
+    appends = on_hopper and all_new and pages is None
     if not appends:
-        zeroed = tensors[0] if mask is None and num_real != T else None
-        append = native.loaded("append").eet_append
-        append(zeroed, *tensors[1:], rows, columns, first, count, pages, *lies, *paging, dtype, T, *heads, stream)
+        zeroed = at(cached.out) if mask is None and num_real != T else None
+        where = (rows, columns, first, count, pages, *lies)
+        native.loaded("append").eet_append(zeroed, *cached.addresses[1:], *where, dtype, T, H, G, D, stream)
     if on_hopper:
         attend = native.loaded("hopper_attention").eet_hopper_attention
-        sizes = (dtype, T, B, longest, *heads, K, all_new, appends)
-        attend(*tensors, first, count, num_pad, columns, *lies, *sizes, True, stream)
+        sizes: tuple[int, ...] = (dtype, T, B, longest, H, G, D, K, all_new, appends)
+        attend(*cached.addresses, first, count, num_pad, columns, *cached.strides, *sizes, True, stream)
     elif qkv.dtype == torch.float32:
         attend = native.loaded("plain_attention").eet_plain_attention
-        sizes = (T, *heads, K)
-        attend(*tensors, at(mask), rows, columns, first, count, num_pad, pages, *lies, *paging, *sizes, True, stream)
+        each = (at(mask), rows, columns, first, count, num_pad, pages, *lies)
+        attend(*cached.addresses, *each, T, H, G, D, K, True, stream)
     else:
         attend = native.loaded("prefill_attention").eet_prefill_attention
-        sizes = (dtype, B, longest if mask is None else T // B, *heads, K)
-        attend(*tensors, at(mask), first, count, num_pad, columns, pages, *lies, *paging, *sizes, True, stream)
-    return out
+        sizes = (dtype, B, longest if mask is None else T // B, H, G, D, K)
+        attend(*cached.addresses, at(mask), first, count, num_pad, columns, pages, *lies, *sizes, True, stream)
 
 
 def _attend_within(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda.launching import DTYPES, GATES, REMEDY, at, needs, stream_of
+from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, needs, number_of, stream_of
 from eet_lab.ops.types import Empty
 
 
@@ -19,5 +19,5 @@ def gate(x: Tensor, act: str, *, empty: Empty, dependent: bool = False) -> Tenso
     out = empty("activated", (T, F), x)
     if out.is_meta or not T:
         return out
-    native.loaded("gate").eet_gate(at(out), at(x), GATES[act], DTYPES[x.dtype], T, F, dependent, stream_of(x))
+    native.loaded("gate").eet_gate(at(out), at(x), number_of(act), DTYPES[x.dtype], T, F, dependent, stream_of(x))
     return out

@@ -15,9 +15,11 @@ from eet_lab.ops.fits import Shapes, refuses, unfit
 from eet_lab.ops.pads import declared, serves_any_pads
 
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
-ACTS = {None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4, "tanh": 5}
-GATES = {"swiglu": ACTS["silu"], "geglu": ACTS["gelu_tanh"]}
-"""Of gated activations, that of the gates. Numbers as in csrc/eet/activation.cuh."""
+ACTS: dict[str | None, int] = {
+    None: 0, "gelu_tanh": 1, "gelu": 2, "relu": 3, "silu": 4, "tanh": 5, "swiglu": 4, "geglu": 1,
+}  # fmt: skip
+"""Activations by name, numbered as in csrc/eet/activation.cuh; a gated one has the number of its gates' activation."""
+GATED = ("swiglu", "geglu")
 REMEDY = "Plain PyTorch's ops take any: leave the fused kernels out."
 """For sizes of a model that kernels do not take."""
 
@@ -59,9 +61,16 @@ def can_be_dependent(op: Callable) -> bool:
 
 def unfit_act(model: Shapes) -> str | None:
     """Why the kernels do not take a model's layers, or None: the activation."""
-    if model.act in (*ACTS, *GATES):
+    if model.act in ACTS:
         return None
-    return f"the kernels know the activations {', '.join(filter(None, (*ACTS, *GATES)))}, not {model.act}"
+    return f"the kernels know the activations {', '.join(filter(None, ACTS))}, not {model.act}"
+
+
+def number_of(act: str | None) -> int:
+    """An activation's number; KernelError where kernels have none of this name."""
+    if act not in ACTS:
+        raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}. {REMEDY}")
+    return ACTS[act]
 
 
 class Limits(NamedTuple):

@@ -16,14 +16,14 @@ from torch import Tensor
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import (
-    ACTS,
     DTYPES,
-    GATES,
+    GATED,
     Limits,
     at,
     check,
     gpu,
     needs,
+    number_of,
     odd_stride,
     stream_of,
     unfit_act,
@@ -83,20 +83,17 @@ def rest_of_layer(
     One launch, for one or two tokens in 16 bits. All its blocks have to be on the device at once, so two of these must
     not run at the same time: not on two streams, nor in two processes that share a GPU's multiprocessors (MPS).
     """
-    T, C = x.shape
-    if act not in (*ACTS, *GATES):
-        known = ", ".join(filter(None, (*ACTS, *GATES)))
-        raise KernelError(f"There is no activation {act!r}; there are {known}.")
+    (T, C), activation = x.shape, number_of(act)
     layers = (w,) if following is None else (w, following)
     if problem := _refused(layers, T, gpu()):
         raise KernelError(f"{problem} {LEAVE_OUT}")
     _check_layers(w, following, w.proj.weight.dtype)
     check(x, "x", w.proj.weight.dtype, (T, C))
     sizes = _sizes(w)
-    if sizes.gated != (act in GATES):
+    if sizes.gated != (act in GATED):
         raise KernelError(
             f"The activation is {act}, but fc_1 has {sizes.fc_1_rows:,} outputs for {sizes.F:,} channels inside; a "
-            f"gated activation ({', '.join(GATES)}) takes twice as many, all others as many."
+            f"gated activation ({', '.join(GATED)}) takes twice as many, all others as many."
         )
     A, _, F, N, _ = sizes
     check(attended, "attended", x.dtype, (T, A))
@@ -114,7 +111,7 @@ def rest_of_layer(
     copies = _copies(T, sizes, num_blocks)
     numbers, turns = _exchange(x.device, T, C, F, copies)
     eps = w.norm_2.eps, following.norm_1.eps if following else 0.0
-    how = (GATES.get(act, ACTS.get(act)), sizes.gated, *eps, num_blocks, dependent, stream_of(x))
+    how = (activation, sizes.gated, *eps, num_blocks, dependent, stream_of(x))
     native.loaded("vector_layer").eet_vector_layer(
         at(x), at(qkv), at(attended), at(numbers), turns.data_ptr(), copies, ctypes.addressof(pointers),
         DTYPES[x.dtype], T, A, C, F, N, *how,
@@ -139,7 +136,10 @@ def _refused(layers: Sequence[Layer], T: int, gpu: Limits) -> str | None:
     if different := next((each for each in map(_sizes, layers) if each != sizes), None):
         return f"One launch takes layers that are alike: here are {sizes} and {different}."
     if sizes.A % 8 or sizes.C % 8 or sizes.F % 8:
-        return f"One launch takes layers whose channels are multiples of 8: these have {sizes.C}, and {sizes.F} inside."
+        return (
+            f"One launch takes layers whose channels are multiples of 8: these have {sizes.A} of attention, {sizes.C}, "
+            f"and {sizes.F} inside."
+        )
     if not _fits(T, sizes, gpu):
         return (
             f"One launch takes no {T} tokens through layers of {sizes.C} channels and {sizes.F} inside: of "

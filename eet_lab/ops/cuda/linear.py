@@ -12,7 +12,19 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.cuda import int8
 from eet_lab.ops.cuda.gate import gate
-from eet_lab.ops.cuda.launching import ACTS, DTYPES, GATES, REMEDY, Limits, at, check, gpu, needs, stream_of, unfit_act
+from eet_lab.ops.cuda.launching import (
+    DTYPES,
+    GATED,
+    REMEDY,
+    Limits,
+    at,
+    check,
+    gpu,
+    needs,
+    number_of,
+    stream_of,
+    unfit_act,
+)
 from eet_lab.ops.cuda.norm import check_residual_norm, norm, residual_norm
 from eet_lab.ops.cuda.tiles import FEW, OUTPUTS, fits
 from eet_lab.ops.fits import refuses
@@ -54,32 +66,35 @@ def norm_linear(
     More: our norm (`norm_rows` at a time) and cuBLAS, a launch each; one more where the activation is not cuBLAS's
     (`_ends_apart`), and one for int8 weights, which expands them.
     """
-    pairs = act in GATES and pairs_gates(len(x), x, w)
-    if act in GATES and not pairs:
+    T, _, N = _check_linear(x, w, act)
+    if act in GATED and not pairs_gates(T, x, w):
         both = norm_linear(x, norm_w, w, empty=empty, norm_rows=norm_rows, dependent=dependent)
         return gate(both, act, empty=empty, dependent=dependent)
-    T, _, N = _check_linear(x, w)
-    if act not in ACTS and not pairs:
-        raise KernelError(f"There is no activation {act!r}; there are {', '.join(filter(None, ACTS))}.")
-    few = takes_few(T, x, w, normed=norm_w is not None)
-    normed = x if few or norm_w is None else norm(x, norm_w, empty=empty, rows=norm_rows, dependent=dependent)
-    weight = w.weight if few else int8.expanded(w, x, empty=empty)
-    out = empty("activated", (T, N // 2), x) if pairs else empty("linear", (T, N), x)
-    if x.is_meta or not T:
-        return out
-    if few:
+    if act not in GATED and not takes_few(T, x, w, normed=norm_w is not None):
+        normed = x if norm_w is None else norm(x, norm_w, empty=empty, rows=norm_rows, dependent=dependent)
+        return _by_cublas(normed, w, act, empty)
+    out = empty("activated", (T, N // 2), x) if act in GATED else empty("linear", (T, N), x)
+    if not x.is_meta and T:
         _stream(out, None, x, None, w, None, norm_w, act, dependent)
+    return out
+
+
+def _by_cublas(x: Tensor, w: Linear, act: str | None, empty: Empty) -> Tensor:
+    """act(linear(x)), of many tokens."""
+    (T, N), number = (len(x), len(w.weight)), number_of(act)
+    weight, out = int8.expanded(w, x, empty=empty), empty("linear", (T, N), x)
+    if x.is_meta or not T:
         return out
     ends_apart = _ends_apart(x, w, act)
     if w.bias is None:
-        torch.mm(normed, weight.t(), out=out)
+        torch.mm(x, weight.t(), out=out)
     elif act is None or ends_apart:
-        torch.addmm(w.bias, normed, weight.t(), out=out)
+        torch.addmm(w.bias, x, weight.t(), out=out)
     else:
-        torch._addmm_activation(w.bias, normed, weight.t(), use_gelu=True, out=out)
+        torch._addmm_activation(w.bias, x, weight.t(), use_gelu=True, out=out)
     if ends_apart:
         native.loaded("epilogue").eet_epilogue(
-            at(out), at(out), None, None, DTYPES[x.dtype], T, N, ACTS[act], stream_of(x)
+            at(out), at(out), None, None, DTYPES[x.dtype], T, N, number, stream_of(x)
         )
     return out
 
@@ -218,9 +233,9 @@ def num_launches(
     gathered: bool = False,
 ) -> int:
     """Of a product of T tokens such as those of x, with what surrounds it."""
-    if act in GATES and pairs_gates(T, x, w):
+    if act in GATED and pairs_gates(T, x, w):
         return 1
-    if act in GATES:
+    if act in GATED:
         return 1 + num_launches(T, x, w, normed=normed, gathered=gathered)
     if takes_few(T, x, w, normed=normed, gathered=gathered):
         return 1
@@ -259,8 +274,8 @@ def _stream(
     around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
     drawn = (draw.positions.data_ptr(), draw.noise.data_ptr(), draw.temperature) if draw else (None, None, 0.0)
     sizes = (DTYPES[x.dtype], T, N, C)
-    gated = act in GATES
-    activation, blocks = GATES[act] if act in GATES else ACTS[act], num_blocks(N // 2 if gated else N)
+    gated, activation = act in GATED, number_of(act)
+    blocks = num_blocks(N // 2 if gated else N)
     end = (norm_w.eps if norm_w else 0.0, blocks, dependent, stream_of(x))
     if w.scale is not None:
         weights, groups = (at(w.weight), at(w.scale)), int8.groups(w, w.scale)
@@ -330,8 +345,9 @@ def num_blocks(N: int) -> int:
     return min(N, gpu().num_blocks)
 
 
-def _check_linear(x: Tensor, w: Linear) -> tuple[int, int, int]:
+def _check_linear(x: Tensor, w: Linear, act: str | None = None) -> tuple[int, int, int]:
     """T, C, N."""
+    number_of(act)
     (T, C), (N, weight_C) = x.shape, w.weight.shape
     if x.dtype not in DTYPES:
         raise KernelError(f"x is {x.dtype}; kernels take {', '.join(map(str, DTYPES))}. {REMEDY}")
