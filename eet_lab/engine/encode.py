@@ -248,7 +248,7 @@ def readable(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> li
     rows = checked_texts([text.ids for text in texts], config, truncate)
     typed, found = config.num_types > 0 and any(text.types is not None for text in texts), []
     for number, (text, row) in enumerate(zip(texts, rows, strict=True), 1):
-        if not typed and len(row) == len(text.ids) and text.asked in ((0,), range(len(row))):
+        if not typed and len(row) == len(text.ids) and text.asked in ((), (0,), range(len(row))):
             # Most texts end here: what follows would cost the host as much as the layout of their pass.
             found.append(Text(row, None, text.asked))
             continue

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import sys
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import torch
 
 from eet_lab.errors import OutOfMemory, PromptError, did_you_mean
@@ -121,9 +123,9 @@ def _checked_rows(name: str, each: str, rows: Sequence[Sequence[int]], config: C
         raise PromptError(f"{name} is text, {told(rows)}; an engine takes tokens: [model.encode(text)].")
     if not _is_list(rows):
         raise PromptError(f"{name} is {_named(rows)}, but it must be a list of lists of token ids{_listed(rows)}.")
+    if _are_tokens(rows, config.vocab_size):
+        return [row[:] for row in rows]  # type: ignore[misc]
     for number, row in enumerate(rows, 1):
-        if type(row) is list and set(map(type, row)) <= {int}:
-            continue
         who = each.format(number)
         if isinstance(row, str):
             raise PromptError(f"{who} is text, {told(row)}; an engine takes tokens: model.encode(text).")
@@ -133,16 +135,28 @@ def _checked_rows(name: str, each: str, rows: Sequence[Sequence[int]], config: C
         for token in row:
             if not isinstance(token, int) or isinstance(token, bool):
                 raise PromptError(f"{who} holds {told(token)}, but token ids are ints; an array's tolist() gives them.")
-    distinct = set().union(*rows)  # they are checked with every request, so not token by token
-    if distinct and (min(distinct) < 0 or max(distinct) >= config.vocab_size):
-        number, token = next(
-            (number, token) for number, row in enumerate(rows, 1) for token in row if not 0 <= token < config.vocab_size
-        )
-        raise PromptError(
-            f"{each.format(number)} holds the token {told(token)}, but the model's vocabulary ends at "
-            f"{config.vocab_size - 1}; was it encoded with another tokenizer?"
-        )
+    for number, row in enumerate(rows, 1):
+        for token in row:
+            if not 0 <= token < config.vocab_size:
+                raise PromptError(
+                    f"{each.format(number)} holds the token {told(token)}, but the model's vocabulary ends at "
+                    f"{config.vocab_size - 1}; was it encoded with another tokenizer?"
+                )
     return list(map(list, rows))
+
+
+def _are_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> bool:
+    """Whether these are lists of ints of the vocabulary. Every request is asked, so it takes a row at a time."""
+    tokens = array("q")
+    try:
+        for row in rows:
+            if type(row) is not list or list(map(type, row)).count(int) != len(row):
+                return False
+            tokens.fromlist(row)
+    except OverflowError:
+        return False
+    numbers = np.frombuffer(tokens, np.int64) if tokens else np.zeros(1)
+    return bool(numbers.min() >= 0 and numbers.max() < vocab_size)
 
 
 def _is_list(value: object) -> bool:

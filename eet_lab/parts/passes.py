@@ -66,7 +66,7 @@ class Group(NamedTuple):
         rows = [text.ids for text in self.texts]
         step = end_to_end(rows) if self.packed else right_aligned(rows, 0)[1]
         pairs = list(zip(self.texts, step.spans, strict=True))
-        asked = np.concatenate([np.asarray(text.asked, np.int64) + span.first for text, span in pairs])
+        asked = np.concatenate([_numbers(text.asked) + span.first for text, span in pairs])
         types = None
         if any(text.types is not None for text in self.texts):
             types = torch.zeros_like(step.ids)
@@ -74,6 +74,12 @@ class Group(NamedTuple):
                 if text.types is not None:
                     types[span.first : span.first + span.count] = torch.tensor(text.types)
         return Pass(tuple(len(text.asked) for text in self.texts), step, torch.from_numpy(asked), types)
+
+
+def _numbers(places: Sequence[int]) -> np.ndarray:
+    if isinstance(places, range):  # of which numpy would ask each number
+        return np.arange(places.start, places.stop, places.step)
+    return np.asarray(places, np.int64)
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class Batching:
     error.
     """
 
-    batch_tokens: int = 8192
+    batch_tokens: int = 32_768
     batch_size: int | None = None
     truncate: bool = False
 
