@@ -99,7 +99,8 @@ def test_changes_are_kept_and_told_in_one_notation(tmp_path):
 
 def test_energy_is_compared_in_the_one_notation_of_ratios():
     one, other = (replace(measurement(), joules_per_token=joules) for joules in (2.0, 1.96))
-    assert "0.98 ×" in comparison(baseline=one, selection=other).to_text()
+    assert "1.02 × less" in comparison(baseline=one, selection=other).to_text()
+    assert "1.02 × more" in comparison(baseline=other, selection=one).to_text()
 
 
 def test_a_file_of_before_runs_were_paired_is_told_without_an_interval(tmp_path):
@@ -263,18 +264,18 @@ def test_the_recorded_ladders_of_xl_say_which_rungs_leave_a_step_as_it_is():
 
 def test_the_recorded_ladder_of_xl_says_what_mask_removal_launches():
     text = load_result(SHIPPED / "h200-ladder-gpt2-xl.json").to_text()
-    assert "+ Mask removal took 33.68 ms a token, the rung before 21.91: 1,600 launches" in text.replace("\n", " ")
+    assert "+ Mask removal took 33.7 ms a token, the rung before 21.9: 1,600 launches" in text.replace("\n", " ")
 
 
 def test_a_small_change_of_memory_is_seen_as_one():
-    """3.74 and 3.76 MiB are shown as 3.7 and 3.8: that these differ by 0.0 would be puzzling."""
+    """One decimal would show 3.7 and 3.8, and their difference as 0.02."""
     before, after = (
         replace(measurement(name), memory=dict.fromkeys(MEMORY_KEYS, int(mib * 2**20)))
         for name, mib in (("baseline", 3.74), ("memory_reuse", 3.76))
     )
     lines = comparison(baseline=before, selection=after).to_text().splitlines()
     [line] = [line for line in lines if line.startswith("  KV cache")]
-    assert line.split()[2:] == ["3.7", "MiB", "3.8", "MiB", "0.02", "MiB", "more"]
+    assert line.split()[2:] == ["3.74", "MiB", "3.76", "MiB", "0.02", "MiB", "more"]
 
 
 @pytest.mark.parametrize(

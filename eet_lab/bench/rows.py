@@ -65,6 +65,11 @@ class Row:
         return self.workload.startswith("op:")
 
     @property
+    def is_batch(self) -> bool:
+        """Whether it is a model that generates for a batch: `gpt2/b1/p128/n128`, without a word in front."""
+        return ":" not in self.workload
+
+    @property
     def name(self) -> str:
         """Who ran: our recipe, or the provider."""
         return self.recipe if self.provider == "eet_lab" and self.recipe else self.provider

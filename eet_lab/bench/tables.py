@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import html as markup
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.bench.measured import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, p50
+from eet_lab.bench.measured import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, Metric, p50
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
-from eet_lab.words import MiB, brief, counted, mib, percent, plain, signed, signed_mib, times, visible
+from eet_lab.words import (
+    LEAST_MIB,
+    MiB,
+    brief,
+    counted,
+    ms_words,
+    percent,
+    plain,
+    signed,
+    signed_mib,
+    sized,
+    times,
+    visible,
+)
 
 if TYPE_CHECKING:
     from eet_lab.bench.measured import Environment, Measurement, Perplexity, Spread
@@ -74,8 +87,12 @@ def html(result: Any) -> str:
 def _run(result: Run) -> tuple[str, Rows, list[str]]:
     m = result.measurement
     rows: Rows = [["", m.recipe]]
-    rows += [[each.name, spread(times, unit=each.unit)] for each in TIMES if (times := each.read(m)) is not None]
-    rows += [[name, mib(m.memory[key])] for key, name in MEMORY_NAMES.items() if m.memory[key]]
+    rows += [
+        [each.name, spread(times, unit=each.unit, number=brief)]
+        for each in TIMES
+        if (times := each.read(m)) is not None
+    ]
+    rows += [[name, _amount(m.memory[key])] for key, name in MEMORY_NAMES.items() if m.memory[key]]
     remarks = ["It was stopped; what had been generated stays."] if result.stopped else []
     remarks += ["One watched run: neither checked nor repeated. Compare measures."]
     return _title(result.environment, result.workload, None), rows, [*remarks, _how(m), _where(result.environment)]
@@ -87,12 +104,12 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     for metric in TIMES:
         before, after = metric.read(a), metric.read(b)
         if before is not None and after is not None:
-            cells = (spread(times, unit=metric.unit) for times in (before, after))
+            cells = (_time(times, metric) for times in (before, after))
             rows.append([metric.name, *cells, change_words(result.all_changes, metric.key)])
     for key, name in MEMORY_NAMES.items():
         before, after = a.memory[key], b.memory[key]
         if before or after:
-            rows.append([name, mib(before), mib(after), memory_words(before, after)])
+            rows.append([name, _amount(before), _amount(after), memory_words(before, after)])
     if a.joules_per_token is not None and b.joules_per_token is not None:
         joules = a.joules_per_token, b.joules_per_token
         rows.append([ENERGY.name, *(f"{brief(j)} {ENERGY.unit}" for j in joules), _ratio(*joules)])
@@ -104,10 +121,9 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
         remarks.append(_watching(result.watching_cost_percent, result.watched, b))
     if b.cost is not None and b.cost.floor_ms is not None and b.tpot_ms is not None:
         remarks.append(
-            f"A decode step of {b.recipe} must read at least {mib(b.cost.step_bytes)}: {plain(b.cost.floor_ms)} ms at "
-            f"the {brief(b.cost.ceiling_gb_per_s or 0.0)} GB/s of a streaming read. It took "
-            f"{plain(b.tpot_ms.p50)} ms, "
-            f"{_share(b.cost.floor_ms / b.tpot_ms.p50)}"
+            f"A decode step of {b.recipe} must read at least {_amount(b.cost.step_bytes)}: {ms_words(b.cost.floor_ms)} "
+            f"at the {brief(b.cost.ceiling_gb_per_s or 0.0)} GB/s of a streaming read. It took "
+            f"{ms_words(b.tpot_ms.p50)}, {_share(b.cost.floor_ms / b.tpot_ms.p50)}"
         )
     remarks += dict.fromkeys(f"Warning: {warning}" for m in (a, b) for warning in m.warnings)
     how = [_how(a), _how_paired(result.changes)]
@@ -190,7 +206,7 @@ def _slower(before: Rung, rung: Rung) -> str:
     steady = STEADY_RUNS["cuda"] * old_ms
     if ms <= steady:
         return ""
-    said = f"+ {rung.title} took {plain(ms)} ms a token, the rung before {plain(old_ms)}: "
+    said = f"+ {rung.title} took {ms_words(ms)} a token, the rung before {brief(old_ms)}: "
     if old is None or new is None:
         unknown = "it launches more, which was not counted, or the host slowed down"
         return f"Warning: {said}{unknown}. Measure again before you believe it."
@@ -226,9 +242,9 @@ def perplexities(before: Perplexity, after: Perplexity) -> str:
 def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
     m = rung.measurement
     along = f" (with {', '.join(rung.along)})" if rung.along else ""
-    times = [plain(s.p50) if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
+    times = [brief(s.p50) if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
     own = "" if first else own_ms(rung)
-    peak, own_bytes = f"{m.memory['peak'] / MiB:,.1f}", "" if first else signed_mib(rung.delta_bytes)
+    peak, own_bytes = brief(m.memory["peak"] / MiB), "" if first else signed_mib(rung.delta_bytes)
     return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.sameness.verdict]
 
 
@@ -236,13 +252,13 @@ def own_ms(rung: Rung) -> str:
     """What a rung takes away or adds: `-367 (-390 to -341)`, or that it cannot be told from noise."""
     delta, change = rung.delta_ms, rung.change
     if delta is None or change is None:  # the baseline, or a file without pairs
-        return "" if delta is None else signed(delta.p50)
+        return "" if delta is None else signed(delta.p50, 3)
     if not change.is_enough:
-        return f"{signed(delta.p50)}, too few rounds to tell"
-    ends = f"{signed(delta.p20)} to {signed(delta.p80)}"
+        return f"{signed(delta.p50, 3)}, too few rounds to tell"
+    ends = f"{signed(delta.p20, 3)} to {signed(delta.p80, 3)}"
     if change.verdict == "cannot tell apart":
         return f"cannot tell apart ({ends})"
-    return f"{signed(delta.p50)} ({ends})"
+    return f"{signed(delta.p50, 3)} ({ends})"
 
 
 def _record(m: Measurement) -> dict[str, Any]:
@@ -263,9 +279,13 @@ def _rung_record(how: str, rung: Rung) -> dict[str, Any]:
     return own | {"delta_bytes": rung.delta_bytes, "verdict": rung.sameness.verdict} | _record(rung.measurement)
 
 
-def spread(times: Spread, scale: float = 1, unit: str = "") -> str:
+def _time(times: Spread, metric: Metric) -> str:
+    return spread(times, unit=metric.unit, number=brief)
+
+
+def spread(times: Spread, scale: float = 1, unit: str = "", number: Callable[[float], str] = plain) -> str:
     """The median and the range, which a single repeat does not have."""
-    p20, p50, p80 = (plain(value * scale) for value in (times.p20, times.p50, times.p80))
+    p20, p50, p80 = (number(value * scale) for value in (times.p20, times.p50, times.p80))
     median = f"{p50} {unit}".rstrip()
     return median if p20 == p80 else f"{median} ({p20}–{p80})"
 
@@ -308,7 +328,13 @@ def _watching(cost_percent: float, watched: Measurement | None, unwatched: Measu
 
 
 def _ratio(before: float, after: float) -> str:
-    return times(after / before) if before else "–"
+    if not (before and after):
+        return "–"
+    return f"{times(after / before)} more" if after > before else f"{times(before / after)} less"
+
+
+def _amount(num_bytes: float) -> str:
+    return f"{brief(num_bytes / MiB)} MiB" if num_bytes >= LEAST_MIB else sized(num_bytes)
 
 
 def _percent(before: float, after: float) -> str:

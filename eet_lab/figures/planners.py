@@ -13,7 +13,7 @@ from eet_lab.errors import EETError, first_line
 from eet_lab.figures import theme
 from eet_lab.memory import POOLS, DriverCalls, Lifetime, Plan
 from eet_lab.memory.replays import Replay
-from eet_lab.words import MiB, plain, sized
+from eet_lab.words import MiB, ms_words, sized
 
 POOL_HEAD = ("pool", "mean held", "most held", "× lower bound", "allocations + frees", "new bytes per request")
 HEAD = ("planner", "held", "× lower bound", "driver calls", "bytes allocated", "planning")
@@ -55,7 +55,7 @@ def lines(placed: Sequence[Placed]) -> list[list[str]]:
             continue
         held, bound = each.plan.footprint_bytes, each.plan.lower_bound_bytes
         calls = each.calls.allocations + each.calls.frees
-        asked, took = sized(each.calls.allocated_bytes), f"{plain(each.planning_ms)} ms"
+        asked, took = sized(each.calls.allocated_bytes), ms_words(each.planning_ms)
         rows.append([each.name, sized(held), f"{held / max(bound, 1):,.3f}", f"{calls:,}", asked, took])
     return rows
 

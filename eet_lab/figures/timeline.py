@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from eet_lab.bench.timeline import Span, Timeline, Timelines
 from eet_lab.figures import theme
 from eet_lab.technique import short_form
-from eet_lab.words import counted, plain, sized
+from eet_lab.words import counted, ms_words, sized
 
 KINDS = {
     "op": ("op of the engine", "rgba(125, 133, 144, 0.35)"),
@@ -100,14 +100,14 @@ def caption(timelines: Timelines) -> str:
 def headline(timeline: Timeline) -> str:
     """The point of a step in a line: "baseline: 1,127 launches, device busy 31 % of 26.9 ms"."""
     name = _text(short_form(timeline.recipe, timeline.device_kind))
-    ms = f"{plain(timeline.unprofiled_us / 1e3)} ms"
+    ms = ms_words(timeline.unprofiled_us / 1e3)
     if timeline.busy_share is None:
         point = f"{counted(timeline.num_launches, 'call')} of PyTorch in {ms}"
     else:
         busy = f"device busy {100 * timeline.busy_share:.0f} % of {ms}"
         point = f"{timeline.num_launches:,} launch{'' if timeline.num_launches == 1 else 'es'}, {busy}"
     slowed = timeline.step_us > SLOWED * timeline.unprofiled_us
-    return f"<b>{name}</b>: {point}" + (f"; {plain(timeline.step_us / 1e3)} ms while watched" if slowed else "")
+    return f"<b>{name}</b>: {point}" + (f"; {ms_words(timeline.step_us / 1e3)} while watched" if slowed else "")
 
 
 def _caption(timelines: Timelines) -> list[str]:

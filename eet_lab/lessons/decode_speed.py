@@ -30,7 +30,7 @@ from eet_lab.models.on_device import on_its_device
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, registry
 from eet_lab.texts import Output
-from eet_lab.words import brief, percent, plain
+from eet_lab.words import brief, percent
 
 PROMPT = "An iterator is an object that represents a stream of data. Each call of its method returns"
 """One row: the plainest case there is, and the hardest to make fast."""
@@ -66,7 +66,7 @@ def floor(model: Model, output: Output) -> Shown:
     lines = [
         ["weights that a step reads", f"{cost.weight_bytes / 1e6:.2f} MB"],
         ["keys and values, half-way", f"{cost.kv_bytes / 1e6:.2f} MB"],
-        ["rate of a streaming read here (measured)", f"{plain(cost.ceiling_gb_per_s or 0)} GB/s"],
+        ["rate of a streaming read here (measured)", f"{brief(cost.ceiling_gb_per_s or 0)} GB/s"],
         ["floor: bytes / rate", f"{brief(cost.floor_ms or 0)} ms"],
         ["time per token (measured)", f"{brief(took)} ms"],
         ["floor / measured", percent((cost.floor_ms or 0) / took)],

@@ -33,7 +33,7 @@ from eet_lab.parts.kv_cache import StaticKV
 from eet_lab.parts.mask import dense_mask
 from eet_lab.parts.prompts import right_aligned
 from eet_lab.technique import Recipe
-from eet_lab.words import MiB, brief, percent, plain
+from eet_lab.words import MiB, brief, ms_words, percent
 
 
 def predict(model: Model) -> Prediction:
@@ -195,7 +195,7 @@ def _saved_figure(bars: Mapping[str, float]) -> go.Figure:
 
 
 def _both(before: float, after_: float) -> list[str]:
-    return [f"{plain(before)} ms", f"{plain(after_)} ms", _saved(before, after_)]
+    return [ms_words(before), ms_words(after_), _saved(before, after_)]
 
 
 def _saved(before: float, after_: float) -> str:

@@ -29,7 +29,7 @@ from eet_lab.models.weights import random_decoder
 from eet_lab.parts.kv_cache import GrowingKV
 from eet_lab.technique import Recipe, in_titles
 from eet_lab.texts import Output
-from eet_lab.words import MiB, brief, ms_words, plain
+from eet_lab.words import MiB, brief, ms_words
 
 BASE = "pre_padding,mask_removal"
 PROMPT_TOKENS, NEW_TOKENS = 32, 352
@@ -188,8 +188,8 @@ def verdict(guess: Prediction, result: Comparison, small: Model) -> Shown:
         ["cache copied, in final sizes: you", str(guess)],
         ["cache copied, in final sizes: counted", f"{copied / final:.0f}"],
         ["bytes read plus bytes written for it (counted)", f"{2 * copied / MiB:,.0f} MiB"],
-        ["the copies alone (measured)", f"{plain(sum(alone))} ms"],
-        ["saved by memory reuse in the run (measured)", f"{plain(saved_ms)} of {plain(a.total_ms.p50)} ms"],
+        ["the copies alone (measured)", f"{brief(sum(alone))} ms"],
+        ["saved by memory reuse in the run (measured)", f"{brief(saved_ms)} of {brief(a.total_ms.p50)} ms"],
     ]
     grown = _steps(in_titles(a.recipe), a.step_ms, theme.BASELINE)
     static = _steps(in_titles(b.recipe), b.step_ms, theme.SELECTION)

@@ -20,7 +20,7 @@ from eet_lab.lessons.show import Shown, here, in_words, table, there
 from eet_lab.models import Model
 from eet_lab.technique import in_titles
 from eet_lab.texts import Output
-from eet_lab.words import brief, plain, times
+from eet_lab.words import brief, ms_words, times
 
 
 def prompts(model: Model) -> Shown:
@@ -95,7 +95,7 @@ def _recorded_rows(m: Measurement, prompt_lengths: Sequence[int], token_by_token
 
 def _figures(runs: Sequence[_Rows]) -> list[Any]:
     end = max(max(run.last_ms) for run in runs)
-    words = " and ".join(f"{plain(max(run.first_ms))} ms ({run.recipe})" for run in runs)
+    words = " and ".join(f"{ms_words(max(run.first_ms))} ({run.recipe})" for run in runs)
     return [
         *(_rows_figure(run, end) for run in runs),
         f"Look at where green begins: the last row has its first new token after {words}.",
@@ -137,9 +137,9 @@ def verdict(guess: Prediction, result: Comparison) -> Shown:
         [
             ["steps (counted)", f"{longest}", "1", f"{longest}"],
             ["tokens computed, pads included (counted)", f"{tokens:,}", f"{tokens:,}", "1"],
-            ["time to first token (measured)", f"{plain(a.p50)} ms", f"{plain(b.p50)} ms", brief(measured)],
+            ["time to first token (measured)", ms_words(a.p50), ms_words(b.p50), brief(measured)],
             ["GPT-2 XL on an H200: steps", f"{far_longest}", "1", f"{far_longest}"],
-            ["GPT-2 XL on an H200: time to first token", *(f"{plain(ms)} ms" for ms in far_ms), brief(far)],
+            ["GPT-2 XL on an H200: time to first token", *map(ms_words, far_ms), brief(far)],
         ],
     )
     bars = {

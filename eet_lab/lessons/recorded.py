@@ -97,8 +97,8 @@ def ceiling_gb_per_s() -> float:
 
 
 def steps_of(model: str = MODEL) -> tuple[Row, ...]:
-    """Rows of that model whose time per token was measured, single ops left out."""
-    return tuple(row for row in rows() if not row.is_op and row.tpot_ms and Workload.parse(row.workload).model == model)
+    """Rows of that model whose time per token was measured, of batches alone."""
+    return tuple(row for row in rows() if row.is_batch and row.tpot_ms and Workload.parse(row.workload).model == model)
 
 
 def one_row() -> tuple[Row, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,9 +44,6 @@ VERDICTS = {
 RANDOM = "Random weights: token ids, the text means nothing."
 LEAST_SHARE = 0.02
 """Of the peak: a change below it decides nothing about what fits. It is neither good nor bad, and needs no reason."""
-AMOUNT = re.compile(r"[\d.,]+ (ms|MiB|tokens/s)( \(.*\))?$")
-"""Of a table's cell: a median and its range, or bytes."""
-NUMBER = re.compile(r"\d[\d,]*\.?\d*")
 HOW = (
     "A faster engine with a different output is no optimization. So each recipe is checked before any timing. Its "
     "logits, teacher-forced with the baseline's tokens, are compared with a reference in higher precision. They may "
@@ -155,21 +151,13 @@ def grown(result: Comparison) -> str:
 
 
 def table(result: Result) -> dict[str, Any]:
-    """The same table as in a cell or a terminal, its recipes as labels and its numbers with the tiles' digits."""
+    """The same table as in a cell or a terminal, its recipes as labels."""
     _, (head, *rows), notes = layout(result)
     if not isinstance(result, Ladder):
         device, of = result.environment.device_kind, [result] if isinstance(result, Run) else ends(result) or ()
         recipes = [each.recipe for each in of]
         head = ["", *(short_form(recipe, device) for recipe in recipes), *head[len(recipes) + 1 :]]
-        rows = [[name, *map(_as_in_tiles, cells)] for name, *cells in rows]
     return {"head": head, "rows": rows, "notes": notes}
-
-
-def _as_in_tiles(cell: str) -> str:
-    """ "3456.0 MiB" as "3,456 MiB"; what is no measured amount stays."""
-    if not AMOUNT.match(cell):
-        return cell
-    return NUMBER.sub(lambda number: brief(float(number[0].replace(",", ""))), cell)
 
 
 def words(result: Result, tab: str) -> list[dict[str, str]]:
