@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -211,12 +212,13 @@ class History:
     def export(self, id: str, format: str) -> tuple[str, bytes]:
         """A run as a file for another place, its name and content; as "json" it brings its name and note along."""
         if format == "json" and (path := self._files().get(id)) is not None:
-            return path.name, self._with_words(id, content_of(path, follow_links=False))
+            content = self._with_words(id, content_of(path, follow_links=False))
+            return f"{self._file_stem(id) or path.stem}.json", content
         return self.exported(*self.open(id), format, id)
 
     def exported(self, result: Result, beside: Mapping[str, Any], format: str, id: str = "") -> tuple[str, bytes]:
         """A result as a file, whether it is kept or not."""
-        stem = id.removeprefix(RECORDED) or _stem(result)
+        stem = self._file_stem(id) or id.removeprefix(RECORDED) or _stem(result)
         if format == "json":
             return f"{stem}.json", self._with_words(id, result.to_json(**_encoded(beside)).encode())
         ending, content = export.content(result, beside, format)
@@ -302,6 +304,10 @@ class History:
                 f"The folder {self.folder} cannot be created: {error.strerror}. Give another: Workbench(folder=...)."
             ) from error
         return _free(self.folder, stem)
+
+    def _file_stem(self, id: str) -> str:
+        """The user's name of a run as that of a file; "" where there is none."""
+        return re.sub(r"[^\w-]+", "-", self._sidecar.entries().get(id, Entry()).name).strip("-")
 
     def _with_words(self, id: str, content: bytes) -> bytes:
         """A result's file with the user's own name and note of it."""

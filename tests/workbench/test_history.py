@@ -344,6 +344,11 @@ def test_what_else_an_uploaded_file_holds_is_left_behind(comparison: Comparison,
     assert set(kept.open(whole.id)[1]) == {"monitor", "timeline"}
     (kept.folder / f"{row.id}.json").write_text(json.dumps(content))
     assert kept.export(row.id, "csv")[1].startswith(b"run,recipe,")
+    assert [kept.export(row.id, format)[0] for format in ("json", "csv", "html")] == [
+        f"{row.id}.{ending}" for ending in ("json", "csv", "html")
+    ]
+    kept.rename(row.id, "../mine: the best/")
+    assert [kept.export(row.id, format)[0] for format in ("json", "csv")] == ["mine-the-best.json", "mine-the-best.csv"]
     with pytest.raises(ResultError, match="There is no trace"):
         kept.export(row.id, "trace")
 
@@ -432,7 +437,7 @@ def test_a_row_is_renamed_exported_replayed_and_deleted_and_what_is_shown_stays(
     keep = lambda message, buffers: files.update({message["name"]: gzip.decompress(*buffers)})  # noqa: E731
     monkeypatch.setattr(bench.controller.page.runs, "send", keep)
     do(bench, c.Export(kept, "csv"))
-    assert shown(bench, "runs")["said"] == f"Exported: {kept}.csv"
+    assert shown(bench, "runs")["said"] == "Exported: mine.csv"
     do(bench, c.Replay(kept))
     assert shown(bench, "answer")["tab"] == "race" and bench.controller.page.race.race["begin"]
     do(bench, c.Delete(kept))
@@ -626,8 +631,8 @@ def test_what_is_exported_goes_to_the_browser_alone_and_comes_back_with_its_word
     do(bench, c.Rename(kept, "mine"), c.Annotate(kept, "cold"))
     for format in ("csv", "html", "json"):
         do(bench, c.Export(kept if format == "csv" else "", format))
-        assert files[-1][0] == {"kind": "file", "name": f"{kept}.{format}", "number": len(files)}
-        assert shown(bench, "runs")["said"] == f"Exported: {kept}.{format}" and len(files[-1][1]) > 100
+        assert files[-1][0] == {"kind": "file", "name": f"mine.{format}", "number": len(files)}
+        assert shown(bench, "runs")["said"] == f"Exported: mine.{format}" and len(files[-1][1]) > 100
     folder = bench.controller.results.history.folder
     assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == [f"{kept}.json"]
     do(bench, c.Upload("x.json", b64encode(files[-1][1]).decode()))
