@@ -23,6 +23,7 @@ from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.state import State, problem
+from eet_lab.workbench.views.techniques import techniques_state
 
 PACKED = "pre_padding,mask_removal,packed_prefill"
 
@@ -216,3 +217,12 @@ def test_a_pages_state_holds_every_script_once_and_all_of_it_is_closed(made: lis
     assert len(drawn) > 10 and len(scripts) == len(set(scripts)) > 5
     page.close()
     assert [widget for widget in drawn if widget.comm is not None] == []
+
+
+def test_the_label_all_says_what_it_leaves_out_and_needs_name_the_nearest() -> None:
+    state = State(device="cpu")
+    shown = techniques_state(state, "pre_padding", {}, "", "all - mask removal", read_only=False)
+    assert "but not: Continuous batching, Int8 weights" in shown["recipe_tip"]
+    needs = {row["name"]: row["needs"] for row in shown["list"]}
+    assert needs["continuous_batching"] == "needs Memory reuse, Packed prefill"
+    assert techniques_state(state, "", {}, "", "pre-padding", read_only=False)["recipe_tip"] == "pre-padding"

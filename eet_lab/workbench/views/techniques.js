@@ -1,10 +1,10 @@
 // The list of techniques, and under it the card of the selected one, at a place of fixed height.
-// state: list, effects_of, selected, card, recipe, read_only. sends: toggle, select, turn.
+// state: list, effects_of, selected, card, recipe, recipe_tip, read_only. sends: toggle, select, turn.
 
 export default view((s, ui) => [
   h("div", { class: "eet-head", key: "head" },
     h("h2", null, "Techniques"),
-    h("span", { class: "eet-recipe", title: s.recipe }, s.recipe),
+    h("span", { class: "eet-recipe", title: s.recipe_tip }, s.recipe),
     s.effects_of && h("span", { class: "eet-effects-of", title: s.effects_of }, s.effects_of.split(",")[0]) /* of which run: its tooltip */),
   list(s, ui),
   s.card && card(s, ui),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eet_lab.figures.effects import Effect
-from eet_lab.technique import Technique, registry
+from eet_lab.technique import Technique, is_in_all, registry
 from eet_lab.workbench.state import State
 
 NUMERICS = {
@@ -32,6 +32,7 @@ def techniques_state(
         "selected": selected,
         "card": _card(state, selected, read_only),
         "recipe": recipe,
+        "recipe_tip": _meaning(recipe),
         "read_only": read_only,
     }
 
@@ -39,17 +40,31 @@ def techniques_state(
 def _row(state: State, name: str, effect: Effect | None, read_only: bool) -> dict[str, Any]:
     technique = state.technique(name)
     text, kind, tip = NUMERICS[technique.numerics]
-    needed = [registry()[other].title for other in technique.requires if other in registry()]
+    needed = [registry()[other].title for other in _needed(technique)]
     return {
         "name": name,
         "title": technique.title,
         "on": state.is_on(name),
         "blocked": None if read_only else state.blocked(name),
         "numerics": {"text": text, "kind": kind, "tip": tip},
-        "needs": f"needs {' and '.join(needed)}" if needed else "",
+        "needs": f"needs {', '.join(needed)}" if needed else "",
         "summary": technique.summary.replace("`", ""),
         "effect": None if effect is None else vars(effect) | {},
     }
+
+
+def _needed(technique: Technique) -> list[str]:
+    """What it requires, without what these require themselves."""
+    needed = [name for name in technique.requires if name in registry()]
+    return [name for name in needed if not any(name in registry()[other].requires for other in needed)]
+
+
+def _meaning(recipe: str) -> str:
+    """A recipe's label with what its "all" leaves out."""
+    if not recipe.startswith("all"):
+        return recipe
+    apart = [technique.title for technique in registry().values() if not is_in_all(technique)]
+    return f"{recipe}. “all” is every technique that loses nothing and can run here, but not: {', '.join(apart)}."
 
 
 def _card(state: State, name: str, read_only: bool) -> dict[str, Any]:
