@@ -1,6 +1,7 @@
 // A race of recorded runs: every lane is played on one clock. All text goes in as text nodes.
 
 const SPEEDS = [0.1, 1, 10, 30];
+const FEW = 4; // prompts that have two lines each; more have one, so that all are in view
 const LONGEST_S = 20; // a race that takes longer starts at a higher speed
 
 function make(tag, className, text) {
@@ -29,7 +30,7 @@ function buildLane(lane, prompts) {
   done.style.background = lane.color;
   track.append(done);
   head.append(make("span", "eet-lane-name", lane.name), time, count);
-  const list = make("div", "eet-lane-texts");
+  const list = make("div", prompts.length > FEW ? "eet-lane-texts eet-lane-many" : "eet-lane-texts");
   const rows = prompts.map((prompt) => {
     const row = make("div", "eet-lane-text"), said = make("span", "eet-lane-said");
     row.append(make("span", "eet-lane-asked", prompt), said);
@@ -106,7 +107,7 @@ function render({ model, el }) {
     playing = false; now = 0;
     lanes = (race.lanes || []).map((lane) => buildLane(lane, race.prompts));
     field.replaceChildren(...lanes.map((lane) => lane.box));
-    title.textContent = race.title || "";
+    title.textContent = title.title = race.title || "";
     end = Math.max(0, ...lanes.map((lane) => lane.end));
     speed = SPEEDS.find((value) => value >= 1 && end / 1000 / value <= LONGEST_S) || SPEEDS[SPEEDS.length - 1];
     update();

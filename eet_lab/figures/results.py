@@ -86,7 +86,7 @@ def latency(result: Run | Comparison | Ladder, log: bool | None = None) -> go.Fi
 
     The steps until the last row has its first token are shaded. `log` is of the durations' axis.
     """
-    fig = theme.figure("Latency of every step", height=400, legend=theme.LEGEND_BELOW)
+    fig = theme.figure("Latency of every step, one run of each", height=400, legend=theme.LEGEND_BELOW)
     measured = list(runs(result))
     for (name, m), color in zip(measured, colors(result), strict=True):
         fig.add_scatter(
@@ -124,7 +124,7 @@ def _first_token(
         return
     begun = accumulate(({row for row, _ in tokens} for tokens in tokens_by_step(m, prompt_lengths)), or_)
     end = next((step for step, rows in enumerate(begun, 1) if len(rows) == len(m.tokens)), len(m.step_ms))
-    words, late = f"first tokens: {ms_words(m.ttft_ms.p50)}, {counted(end, 'step')}", end > 0.6 * longest
+    words, late = f"first tokens: {counted(end, 'step')}, median {ms_words(m.ttft_ms.p50)}", end > 0.6 * longest
     arrow = f"<span style='color:{color}'>{'▸' if late else '◂'}</span>"
     fig.add_vrect(x0=0, x1=end + 0.5, fillcolor=color, opacity=0.12, line_width=0, layer="below")
     fig.add_annotation(

@@ -97,6 +97,11 @@ def caption(timelines: Timelines) -> str:
     return f"{_title(timelines.selection, plain_text=True)}. {said}"
 
 
+def short_caption(timelines: Timelines) -> str:
+    """The same in a line."""
+    return f"{_title(timelines.selection, plain_text=True)}. One step of each: how long steps take is in Latency."
+
+
 def headline(timeline: Timeline) -> str:
     """The point of a step in a line: "baseline: 1,127 launches, device busy 31 % of 26.9 ms"."""
     name = _text(short_form(timeline.recipe, timeline.device_kind))

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from eet_lab.bench import Comparison, Run
 from eet_lab.figures.results import SCALED, plot
-from eet_lab.figures.timeline import caption, timeline_figure
+from eet_lab.figures.timeline import caption, short_caption, timeline_figure
 from eet_lab.workbench.memory_tab import MemoryTab
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.rows import Result
@@ -18,6 +18,8 @@ from eet_lab.workbench.views import answer
 
 STAGE_PX = 258
 """Of a figure: all of it is in view on the stage."""
+BELOW_WORDS_PX = 222
+"""Of one with words above it, which take their room from the stage."""
 NOTHING_ELSE: dict[str, Any] = {
     "note": None, "tabs": [], "picks": [], "tools": {"log": None, "exports": []}, "tables": [], "words": [],
 }  # fmt: skip
@@ -73,16 +75,20 @@ class Sheet:
 
     def _sheet(self, subject: Subject, tab: str) -> dict[str, Any]:
         """What stands around the figure, unless something runs."""
-        result, in_arena = subject.result, tab == "arena"
-        words = [] if result is None else answer.words(result, tab)
         return {
             "note": _note(subject, tab),
             "tabs": self._tabs(subject),
-            "picks": self._memory.picks() if in_arena else [],
+            "picks": self._memory.picks() if tab == "arena" else [],
             "tools": {"log": self._is_log if tab in SCALED else None, "exports": _exports(subject)},
             "tables": self._tables(subject, tab),
-            "words": [{"text": self._memory.story, "kind": "dim"}] if in_arena else words,
+            "words": self._words(subject, tab),
         }
+
+    def _words(self, subject: Subject, tab: str) -> list[dict[str, str]]:
+        """What stands above a figure, or on a tab without one."""
+        if tab == "arena":
+            return [{"text": self._memory.story, "kind": "dim"}]
+        return [] if subject.result is None else answer.words(subject.result, tab)
 
     def tab(self, subject: Subject) -> str:
         """The tab that is open: the one that was asked for, if there is such a one."""
@@ -126,7 +132,7 @@ class Sheet:
     def _figures(self, subject: Subject, tab: str) -> list[go.Figure]:
         result = subject.result
         if tab == "arena":
-            return [self._memory.figure(STAGE_PX)]
+            return [self._memory.figure(BELOW_WORDS_PX)]
         if tab == "timeline":
             return [timeline_figure(subject.timelines, STAGE_PX)] if subject.timelines else []
         if result is None or isinstance(result, Run) or tab in ("", "table", "texts", "planners"):
@@ -134,7 +140,7 @@ class Sheet:
         figure = plot(result, tab, log=self._log)
         assert isinstance(figure, go.Figure)  # one kind is one figure
         self._is_log = "log" in (figure.layout.xaxis.type, figure.layout.yaxis.type)
-        return [figure.update_layout(height=STAGE_PX)]
+        return [figure.update_layout(height=BELOW_WORDS_PX if tab == "sameness" else STAGE_PX)]
 
     def _tables(self, subject: Subject, tab: str) -> list[dict[str, Any]]:
         if subject.table is not None:
@@ -148,10 +154,10 @@ def _note(subject: Subject, tab: str) -> dict[str, Any] | None:
     result = subject.result
     if isinstance(result, Comparison) and tab != "timeline" and (told := answer.grown(result)):
         return {"text": told, "kind": "plain"}
+    if tab == "timeline" and subject.timelines:
+        return {"text": short_caption(subject.timelines), "tip": caption(subject.timelines), "kind": "plain"}
     if tab != "timeline":
         return {"text": KEPT, "kind": "plain"} if subject.kept and subject.result and not subject.newest else None
-    if subject.timelines:
-        return {"text": caption(subject.timelines), "kind": "plain"}
     action = {"label": "Record the timeline", "command": "take_timeline"}
     return {"text": "This runs both recipes once more, under a profiler. ", "kind": "plain", "action": action}
 

@@ -131,7 +131,7 @@ def test_the_steps_to_the_first_tokens_are_counted() -> None:
     fig = plot(result)
     assert isinstance(fig, go.Figure)
     told = [note.text for note in fig.layout.annotations]
-    assert f"{max(result.prompt_lengths)} steps" in told[0] and ", 1 step" in told[1]
+    assert f"{max(result.prompt_lengths)} steps, median" in told[0] and ": 1 step, median" in told[1]
 
 
 def test_every_label_stands_within_the_plot() -> None:

@@ -172,7 +172,7 @@ def test_the_first_token_is_told_where_there_is_room(comparison: Comparison, ste
     steps = tuple(rows * (at >= step) for at in range(1, 101))
     told = replace(comparison.baseline, step_ms=(1.0,) * 100, step_tokens=steps)
     note = figures.plot(replace(comparison, baseline=told), "latency").layout.annotations[0]
-    assert note.xanchor == side and f", {step} steps" in note.text
+    assert note.xanchor == side and f": {step} steps, median" in note.text
 
 
 def test_prompts_whose_ids_are_not_known_stay_or_are_counted(comparison: Comparison) -> None:

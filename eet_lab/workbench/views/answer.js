@@ -17,7 +17,7 @@ export default view((s, ui) => {
     h("div", { class: `eet-sheet ${closed ? "eet-closed" : ""}`, key: "sheet" },
       h("div", { class: "eet-sheet-head", key: "head" }, tabs(s, ui)),
       h("div", { class: `eet-sheet-note eet-is-${s.note?.kind || "plain"}`, key: "note" }, picks(s, ui),
-        h("span", { class: "eet-sheet-told", key: "told", title: s.note?.text || null }, s.note?.text || ""), action(s.note, ui), tools(s.tools, ui)),
+        h("span", { class: "eet-sheet-told", key: "told", title: s.note?.tip || s.note?.text || null }, s.note?.text || ""), action(s.note, ui), tools(s.tools, ui)),
       empty ? h("div", { class: "eet-nothing", key: "empty" }, EMPTY.map(([key, name, does]) => h("p", null, h("kbd", null, key), h("b", null, name), does)))
         : closed && h("div", { class: "eet-sheet-body", key: `body-${s.tab}`, id: `${ui.id}-panel`, role: "tabpanel", tabIndex: 0,
           "aria-label": s.tabs.find((t) => t.name === s.tab)?.title }, s.tables.map(table), words(s.words)),

@@ -182,14 +182,18 @@ def meaningless(result: Result) -> str:
 
 
 def _texts(result: Result) -> list[dict[str, str]]:
-    if isinstance(result, Run):
-        said: Sequence[str] = result.texts
+    pair = None if isinstance(result, Run) else ends(result)
+    m = result.measurement if isinstance(result, Run) else pair and pair[1]
+    if not m:
+        return []
+    if told := meaningless(result):
+        lengths = enumerate(result.prompt_lengths, 1)
+        heads = [f"Prompt {number}: {counted(length, 'token')}" for number, length in lengths]
+        texts: Sequence[str] = [" ".join(map(str, row)) for row in m.tokens]
     else:
-        pair = ends(result)
-        said = pair[1].texts if pair else ()
-    found = [{"heading": prompt, "text": text} for prompt, text in zip(result.prompts, said, strict=False)]
-    told = meaningless(result)
-    return [{"heading": "", "text": told, "kind": "warn"}, *found] if told and found else found
+        heads, texts = [*result.prompts], result.texts if isinstance(result, Run) else m.texts
+    found = [{"heading": head, "text": text} for head, text in zip(heads, texts, strict=False)]
+    return [{"heading": "", "text": told, "kind": "warn"}, *found] if told else found
 
 
 def _tile(
