@@ -137,8 +137,8 @@ def _refused(layers: Sequence[Layer], T: int, gpu: Limits) -> str | None:
         return f"One launch takes layers that are alike: here are {sizes} and {different}."
     if sizes.A % 8 or sizes.C % 8 or sizes.F % 8:
         return (
-            f"One launch takes layers whose channels are multiples of 8: these have {sizes.A} of attention, {sizes.C}, "
-            f"and {sizes.F} inside."
+            f"One launch takes layers whose channels are multiples of 8: these have {sizes.C}, and "
+            f"{sizes.F} inside, after {sizes.A} of attention."
         )
     if not _fits(T, sizes, gpu):
         return (
