@@ -8,8 +8,10 @@ from functools import cache
 import torch
 import transformers
 
+from eet_lab.engine.encode import EncoderEngine
 from eet_lab.models import load
 from eet_lab.parts.passes import Text
+from eet_lab.technique import Recipe
 
 V, CONTEXT, LABELS = 97, 40, 3
 LENGTHS = (3, 11, 1, 7, 14, 5, 7, 3, 40)
@@ -100,3 +102,11 @@ def padded_on_the_right(name: str, rows: list[list[int]]) -> list[torch.Tensor]:
     with torch.no_grad():
         hidden = theirs(name)(ids, attention_mask=real, output_hidden_states=True).hidden_states[-1]
     return [states[: len(row)] for states, row in zip(hidden, rows, strict=True)]
+
+
+def read(name, task, recipe="", batching=None, given=None):
+    return EncoderEngine(ours(name).encoder, Recipe.parse(recipe).parts).read(given or texts(), task, batching)
+
+
+def close(got, exact):
+    torch.testing.assert_close(got, exact, rtol=1e-4, atol=1e-5 * float(exact.abs().max()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from eet_lab.bench.timeline.trace import MARK, OP
+from eet_lab.bench.timeline import Span, Timeline
+from eet_lab.bench.timeline.trace import MARK, OP, Step
 
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::Half>, "
@@ -126,3 +127,7 @@ def graphed(num_layers: int) -> Trace:
             event["ts"] -= 0.5
             event["dur"] += 0.5
     return trace
+
+
+def of_kind(timeline: Timeline | Step, kind: str) -> list[Span]:
+    return [span for span in timeline.spans if span.kind == kind]

@@ -22,15 +22,11 @@ from eet_lab.lessons import (
     padding_exercises,
     pre_padding,
     recorded,
-    source,
-    start,
 )
 from eet_lab.lessons.exercise import Exercise, ask
 from eet_lab.lessons.prediction import after
-from eet_lab.lessons.show import note, table
 from eet_lab.memory import Plan
 from eet_lab.technique import Recipe
-from eet_lab.techniques import PrePadding
 
 
 @pytest.fixture
@@ -207,54 +203,6 @@ def test_poison_reaches_only_who_reads_it(words):
     [shown, _] = mask_removal.poisoned(words).things
     assert shown.data.count("destroyed") == len(_rows(words)) - 1  # the longest row has no pads
     assert shown.data.count("as before") == len(_rows(words)) + 1
-
-
-def test_parts_table_marks_what_changed():
-    [shown] = start.parts_table("pre_padding", "memory_reuse").things
-    assert (
-        "★ right_aligned" in shown.data
-        and "★ StaticKV" in shown.data
-        and "★ padded" in shown.data
-        and shown.data.count("★") == 4
-    )
-
-
-def test_tables_escape_and_align():
-    html = table(["a", "b"], [["<x>", "1"], ["y", "-2.5 ms"]]).data
-    assert "<x>" not in html and html.count("eet-number") == 3 + 1 * html.count(".eet-number")
-
-
-def test_what_is_shown_brings_the_style_that_it_needs_and_no_more():
-    fig, caption = Shown(theme.figure("a figure"), "words").outputs()
-    assert fig.layout.title.text == "a figure"
-    assert ".eet-caption {" in caption.data and caption.data.count("{") == 1
-    [good] = Shown(note("Right.", "good")).outputs()
-    assert [rule in good.data for rule in (".eet-say {", ".eet-say.eet-good {", ".eet-say.eet-warn {")] == [1, 1, 0]
-    html = source("pre_padding")._repr_html_()
-    assert html.count("<style>") == 1 and ".eet-source pre {" in html and "eet-say" not in html
-    assert '<span class="k">class</span>' in html, "which JupyterLab colours"
-    assert source("pre_padding")._repr_latex_() is None
-
-
-def test_source_shows_methods_without_their_indent():
-    assert source(PrePadding.apply).data.startswith("def apply(")
-    assert source("pre_padding").data == source(PrePadding()).data
-
-
-def test_a_docstring_is_folded_away_and_not_lost():
-    shown = source("pre_padding")
-    summary = PrePadding().card.split("\n")[0]
-    assert shown.doc == PrePadding().card and summary not in shown.data
-    assert shown.data.startswith("@dataclass(frozen=True)\nclass PrePadding(Technique):\n    name: ClassVar")
-    html = shown._repr_html_()
-    assert html.index("<details>") < html.index(summary) < html.index("</details>") < html.index("apply")
-    bare = source(memory_exercises.times_grown)
-    assert "<details>" not in bare._repr_html_() and bare.doc.startswith("A request") and bare.data.count("\n") == 2
-
-    def nothing_else():
-        """All there is."""
-
-    assert "All there is" in source(nothing_else).data
 
 
 # --- step by step

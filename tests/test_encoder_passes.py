@@ -1,0 +1,158 @@
+"""Passes of an encoder's engine: which texts share one, progress, refusals, presets."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+from encoders import CONTEXT, LENGTHS, V, close, ours, read, rows, texts, told
+
+from eet_lab.engine import tasks
+from eet_lab.engine.encode import EncoderEngine
+from eet_lab.errors import Cancelled, EngineBusy, ModelError, PromptError, RecipeError
+from eet_lab.models import ENCODER_PRESETS, load
+from eet_lab.models.families import FAMILIES, settings_of
+from eet_lab.models.weights import random_decoder
+from eet_lab.parts import Parts, passes, prompts
+from eet_lab.parts.passes import Batching, Text
+
+
+@pytest.mark.parametrize("layout", [passes.padded, passes.packed])
+def test_passes_keep_to_the_budget_and_the_order(layout):
+    for batching in (Batching(16), Batching(45), Batching(45, 2), Batching(1)):
+        made = list(layout(texts(), batching))
+        numbers = [number for each in made for number in sorted(each.numbers)]
+        assert numbers == list(range(len(LENGTHS))), "in order, each once"
+        for each in made:
+            alone, step = len(each.numbers) == 1, each.laid_out().step
+            assert alone or len(step.ids) <= batching.batch_tokens
+            assert (len(step.ids), step.extent) == (each.computed_tokens, each.longest), "told before it is laid out"
+            assert len(each.numbers) <= (batching.batch_size or 99)
+            lengths = [LENGTHS[number] for number in each.numbers]
+            assert lengths == sorted(lengths, reverse=True) == [span.count for span in step.spans]
+            ids = [step.ids[span.first : span.first + span.count].tolist() for span in step.spans]
+            assert ids == [texts()[number].ids for number in each.numbers]
+    assert sum(each.computed_tokens for each in passes.packed(texts(), Batching(45))) == sum(LENGTHS)
+
+
+def test_texts_end_to_end_are_laid_out_as_packed_prompts_are():
+    for mine, packed in zip(prompts.end_to_end(rows()), prompts.packed(rows(), 1)[1], strict=True):
+        assert torch.equal(mine, packed) if isinstance(mine, torch.Tensor) else mine == packed
+
+
+def test_more_passes_than_are_laid_out_at_once():
+    many = [Text([5 + number % 90] * (1 + number % 7)) for number in range(150)]
+    one, all_at_once = (read("bert", tasks.MEAN, "all", Batching(1 + big * 999), many) for big in (0, 1))
+    assert one.num_passes == 150 and all_at_once.num_passes == 1
+    torch.testing.assert_close(torch.stack(one.values), torch.stack(all_at_once.values), rtol=1e-4, atol=1e-5)
+
+
+def test_progress_is_told_and_a_run_can_be_stopped():
+    seen, stop = [], threading.Event()
+
+    def progress(done, total, what):
+        seen.append((done, total, what))
+        if done > 4:
+            stop.set()
+
+    engine = EncoderEngine(ours("bert").encoder)
+    with pytest.raises(Cancelled, match="stopped"):
+        engine.read(texts(), tasks.MEAN, progress=progress, cancel=stop)
+    assert seen == [(done, len(LENGTHS), "texts") for done in range(1, 6)]
+    assert len(engine.read(texts(), tasks.MEAN).values) == len(LENGTHS), "the engine goes on"
+
+    def meddle(done, total, what):
+        with pytest.raises(EngineBusy):
+            engine.close()
+
+    engine.read(texts()[:1], tasks.MEAN, progress=meddle)
+
+
+def test_nothing_to_read_is_nothing_read():
+    run = EncoderEngine(ours("bert").encoder).read([], tasks.MEAN)
+    assert run.values == () and run.num_passes == run.num_tokens == run.activation_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([Text([])], "Text 1 has no tokens"),
+        (
+            [Text([1]), Text([1] * (CONTEXT + 1))],
+            f"Text 2 has {CONTEXT + 1} tokens, .* at most {CONTEXT}.*truncate=True",
+        ),
+        ([Text([V])], f"Text 1 holds the token {V}, but the model's vocabulary ends at {V - 1}"),
+        ([Text([1, 2], [0])], "Text 1 has 2 tokens and 1 token types .*each token needs one, from 0 to 1"),
+        ([Text([1, 2], [0, 2])], "from 0 to 1"),
+    ],
+)
+def test_what_cannot_be_read_is_told(given, says):
+    with pytest.raises(PromptError, match=says):
+        EncoderEngine(ours("bert").encoder).read(given, tasks.MEAN)
+
+
+def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for():
+    long = [Text([2, *[7] * 60, 3], [0] * 30 + [1] * 32)]
+    cut = [2, *[7] * (CONTEXT - 2), 3]
+    run = read("bert", tasks.HIDDEN, "", Batching(truncate=True), long)
+    close(run.values[0], told("bert", cut, [0] * 30 + [1] * (CONTEXT - 30)).hidden_states[-1][0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("batch_tokens", 0), ("batch_size", 0), ("batch_size", "8"), ("truncate", 1)]
+)
+def test_batching_is_checked(name, value):
+    with pytest.raises(PromptError, match=f"{name} is {value!r}, but it must be"):
+        Batching(**{name: value})
+
+
+def test_a_missing_head_is_told():
+    for name, task, says in (
+        ("bert", tasks.WORDS, "lacks a head for masked words: it has a pooler"),
+        ("bert", tasks.CLASSES, "lacks a head for classes"),
+        ("distilbert", tasks.WORDS, "it has nothing on top of its layers"),
+    ):
+        with pytest.raises(ModelError, match=says):
+            read(name, task)
+
+
+def test_an_engine_takes_an_encoder_and_parts():
+    with pytest.raises(ModelError, match=r"takes an Encoder, not a Model: give it model\.encoder"):
+        EncoderEngine(ours("bert"))
+    with pytest.raises(ModelError, match=r"not 'bert-base': give it eet_lab\.load\('bert-base'\)\.encoder"):
+        EncoderEngine("bert-base")
+    with pytest.raises(RecipeError, match=r"takes Parts, not 'all'"):
+        EncoderEngine(ours("bert").encoder, "all")
+    with pytest.raises(RecipeError, match="change weights, which an encoder does not use"):
+        EncoderEngine(ours("bert").encoder, Parts(weights=(lambda model: model,)))
+    with pytest.raises(ModelError, match="shapes and no data"):
+        EncoderEngine(load("bert-base", device="meta").encoder).read([Text([1])], tasks.CLS)
+
+
+@pytest.mark.parametrize("name", ENCODER_PRESETS)
+def test_presets_have_the_shapes_of_transformers(name):
+    settings = settings_of(ENCODER_PRESETS[name])
+    assert settings["architectures"] == ["BertModel"]
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(
+            transformers.AutoConfig.for_model(settings.pop("model_type"), **settings)
+        )
+    assert ENCODER_PRESETS[name].num_params == sum(p.numel() for p in model.parameters())
+    again = FAMILIES["bert"].config(settings_of(ENCODER_PRESETS[name]))
+    assert replace(again, heads=("pooler",), labels=()) == ENCODER_PRESETS[name]
+    shapes = load(name, device="meta")
+    assert shapes.label == f"{name} shape, random weights: for timing only"
+    assert 2 * shapes.config.num_params <= shapes.encoder.weight_bytes + 512
+
+
+def test_a_preset_reads_texts(monkeypatch):
+    small = replace(ENCODER_PRESETS["bert-base"], num_layers=2, hidden_size=48, num_heads=4, ffn_size=64, head_dim=12)
+    monkeypatch.setitem(ENCODER_PRESETS, "bert-base", replace(small, num_kv_heads=4))
+    made = load("bert-base", device="cpu", seed=5)
+    assert made.config.hidden_size == 48 and "random weights" in made.label
+    assert made.encoder.words.equal(random_decoder(made.config, 5, torch.device("cpu"), torch.float32).words)
+    run = EncoderEngine(made.encoder).read([Text(made.encode("a text"))], tasks.CLS)
+    assert run.values[0].shape == (48,)
