@@ -6,11 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from chromium import FLAGS
+from conftest import CHROMIUM
 
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.workbench import Workbench
 from eet_lab.workbench.background import Background
 from workbench.driving import PROMPTS, threads, turn_until
+from workbench.page_harness import Open, html
+from workbench.page_states import States
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +56,30 @@ def climbed(tiny: Any) -> Ladder:
     from eet_lab.bench import ladder
 
     return ladder(tiny, [[5, 6, 7], [8, 9]], "pre_padding,mask_removal,memory_reuse", repeats=2, max_new_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def chromium(playwright: Any) -> Iterator[Any]:
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, headless=True)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def opened(chromium: Any) -> Iterator[Open]:
+    """Opens a page with these states; at the end it must have met no error."""
+    pages, failures = [], []
+
+    def opening(states: States, width: int = 1406, height: int = 786, theme: str = "light", large: bool = False) -> Any:
+        page = chromium.new_page(viewport={"width": width, "height": height})
+        pages.append(page)
+        page.set_default_timeout(5000)
+        page.on("pageerror", lambda error: failures.append(str(error)))
+        page.set_content(html(states, theme, large))
+        page.wait_for_selector("body[data-ready]")
+        return page
+
+    yield opening
+    for page in pages:
+        page.close()
+    assert failures == []

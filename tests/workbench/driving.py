@@ -9,6 +9,8 @@ from typing import Any
 from eet_lab.workbench import Workbench
 from eet_lab.workbench.background import Answer, Background
 from eet_lab.workbench.commands import Command
+from eet_lab.workbench.history import History
+from eet_lab.workbench.rows import Row
 
 PROMPTS = ["5 6 7", "8 9 10 11 12 13"]
 
@@ -73,3 +75,19 @@ def answers(background: Background, count: int, seconds: float = 5.0) -> list[An
         found += background.take()
         time.sleep(0.002)
     return found
+
+
+def own(history: History) -> list[Row]:
+    """Rows of the folder as it is now, without the recordings that come along."""
+    history.look()
+    return [row for row in history.rows() if not row.id.startswith("recorded:")]
+
+
+def read_all(history: History) -> None:
+    history.look()
+    while files := history.unread():
+        history.learn(history.read(files))
+
+
+def full(path: Any, content: Any) -> None:
+    raise OSError(28, "No space left on device")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 from eet_lab.workbench.page import DOM, Answer, Bar, Inputs, Runs, Techniques, View
 from workbench.page_states import States
@@ -76,6 +78,9 @@ BODY = """
 </div>"""
 
 
+Open = Callable[..., Any]
+
+
 def script(view: type[View]) -> str:
     """All that a view's page runs, as one module."""
     return DOM + view.script
@@ -98,3 +103,12 @@ def html(states: States, theme: str = "light", large: bool = False) -> str:
         f"<script>window.SOURCES={as_script(sources)};window.STATES={as_script(states)};</script>"
         f"<script type=module>{SCRIPT}</script>"
     )
+
+
+def sent(page: Any) -> list[dict[str, Any]]:
+    """The commands since the last look."""
+    return page.evaluate("window.sent.splice(0)")
+
+
+def show(page: Any, states: States) -> None:
+    page.evaluate("(states) => window.show(states)", states)

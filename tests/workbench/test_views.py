@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chromium import FLAGS
-from conftest import CHROMIUM
 
 from eet_lab.workbench.history import IN_MEMORY
-from eet_lab.workbench.views.answer import TITLES
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed
 from workbench import page_states
-from workbench.page_harness import VIEWS, html, script
-from workbench.page_states import States
+from workbench.page_harness import VIEWS, Open, script, sent, show
 
 pytestmark = pytest.mark.browser
 
@@ -24,45 +19,6 @@ RECORDED = "gpt2-xl, 8 prompts, H200"
 """The name of the recorded runs of GPT-2 XL."""
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'
 GONE = "The kernel was restarted. Run the cell again (Shift+Enter)"
-ON_ONE_SCREEN = {"width": 1390, "height": 770}
-
-Open = Callable[..., Any]
-
-
-@pytest.fixture(scope="module")
-def chromium(playwright: Any) -> Iterator[Any]:
-    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, headless=True)
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def opened(chromium: Any) -> Iterator[Open]:
-    """Opens a page with these states; at the end it must have met no error."""
-    pages, failures = [], []
-
-    def opening(states: States, width: int = 1406, height: int = 786, theme: str = "light", large: bool = False) -> Any:
-        page = chromium.new_page(viewport={"width": width, "height": height})
-        pages.append(page)
-        page.set_default_timeout(5000)
-        page.on("pageerror", lambda error: failures.append(str(error)))
-        page.set_content(html(states, theme, large))
-        page.wait_for_selector("body[data-ready]")
-        return page
-
-    yield opening
-    for page in pages:
-        page.close()
-    assert failures == []
-
-
-def sent(page: Any) -> list[dict[str, Any]]:
-    """The commands since the last look."""
-    return page.evaluate("window.sent.splice(0)")
-
-
-def show(page: Any, states: States) -> None:
-    page.evaluate("(states) => window.show(states)", states)
 
 
 def spoilt(value: Any) -> Any:
@@ -184,90 +140,6 @@ def test_choices_send_their_own_values(opened: Open) -> None:
     bucket.press("Enter")
     assert [c["value"] for c in sent(page)] == [512]  # and may be asked for again
     assert page.get_by_label("LM head").is_checked()
-
-
-def test_keys_act_inside_the_bench_only(opened: Open) -> None:
-    page = opened(page_states.compared())
-    page.evaluate("window.passed = []; document.addEventListener('keydown', (e) => window.passed.push(e.key))")
-    page.keyboard.press("c")  # nothing in the bench has the focus
-    assert sent(page) == []
-    page.evaluate("window.passed.splice(0)")
-    page.click(".eet-number >> nth=0")  # no control, and yet inside
-    for key in ("r", "c", "l", "d", "x"):
-        page.keyboard.press(key)
-    assert [c["command"] for c in sent(page)] == ["run", "compare", "ladder"]
-    assert page.evaluate("window.passed") == []  # JupyterLab would cut the cell
-    for key in ("Control+c", "Control+s", "Shift+Enter", "Escape"):
-        page.keyboard.press(key)
-    assert sent(page) == []  # Escape: nothing runs
-    assert page.evaluate("window.passed.filter((key) => key !== 'Control' && key !== 'Shift')") == ["c", "s", "Enter"]
-    show(page, page_states.busy())
-    page.keyboard.press("r")
-    page.keyboard.press("Escape")
-    assert [c["command"] for c in sent(page)] == ["stop"]
-
-
-def test_keys_are_text_where_text_is_typed(opened: Open) -> None:
-    page = opened(page_states.compared())
-    page.click("summary >> text=Prompts")
-    page.locator('[aria-label="Prompt 2"]').focus()
-    page.keyboard.type("crl")
-    assert {c["command"] for c in sent(page)} <= {"edit_prompt"}
-    page.focus('[aria-label="dtype"]')
-    sent(page)
-    page.keyboard.press("r")
-    assert sent(page) == []
-
-
-def test_escape_dismisses_an_error(opened: Open) -> None:
-    page = opened(page_states.failed())
-    assert page.locator("[role=alert]").inner_text().startswith("×\nPrompt error")
-    page.focus(".eet-do-run")
-    page.keyboard.press("Escape")
-    assert sent(page) == [{"view": "bar", "command": "dismiss_error"}]
-
-
-def test_a_pressed_button_keeps_its_focus_while_it_is_off(opened: Open) -> None:
-    page = opened(page_states.compared())
-    page.focus(".eet-do-compare")
-    page.keyboard.press("Enter")
-    show(page, page_states.busy())
-    assert page.evaluate("document.activeElement.textContent") == "Compare"
-    page.keyboard.press("Enter")
-    page.keyboard.press("Escape")
-    assert [c["command"] for c in sent(page)] == ["compare", "stop"]
-
-
-def test_arrows_move_through_the_list_and_space_toggles(opened: Open) -> None:
-    states = page_states.compared()
-    blocked, between, last = [row["name"] for row in states["techniques"]["list"]][-3:]
-    page = opened(states)
-    page.focus('[role=switch][tabindex="0"]')
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("Space")
-    assert [(c["command"], c["name"]) for c in sent(page)] == [("select", "mask_removal"), ("toggle", "mask_removal")]
-    page.keyboard.press("End")
-    page.keyboard.press("ArrowUp")
-    page.keyboard.press("ArrowUp")  # this one is blocked here
-    page.keyboard.press("Space")
-    assert [(c["command"], c["name"]) for c in sent(page)] == [
-        ("select", last),
-        ("select", between),
-        ("select", blocked),
-    ]
-    switch = page.locator(f'[data-name="{blocked}"]')
-    assert switch.get_attribute("aria-disabled") == "true" and "NVIDIA GPU" in switch.get_attribute("title")
-
-
-def test_arrows_move_through_the_tabs(opened: Open) -> None:
-    states = page_states.laddered()
-    _, second, *_, last = states["answer"]["tabs"]
-    page = opened(states)
-    page.focus("[role=tab][aria-selected=true]")
-    page.keyboard.press("ArrowLeft")
-    page.keyboard.press("ArrowRight")
-    assert [c["name"] for c in sent(page)] == [last["name"], second["name"]]  # of what is selected, and has not changed
-    assert page.evaluate("document.activeElement.textContent") == second["title"]
 
 
 def test_what_is_typed_is_not_overwritten(opened: Open) -> None:
@@ -454,144 +326,3 @@ def test_a_bench_that_comes_back_after_a_restart_is_scrolled_to(opened: Open) ->
     page.wait_for_selector("text=The kernel was restarted")
     assert page.evaluate(AGAIN) == 0
     assert page.evaluate(AGAIN) < -500, "once"
-
-
-def test_the_headline_leads_to_the_answer(opened: Open) -> None:
-    page = opened(page_states.compared(), width=600, height=500)
-    page.click(".eet-headline")
-    page.wait_for_function("document.querySelector('.eet-answer').getBoundingClientRect().top < 300")
-    assert page.evaluate("document.activeElement.textContent") == "Latency"
-
-
-def test_a_run_that_is_opened_comes_into_view_below_the_bar(opened: Open) -> None:
-    page = opened(page_states.laddered(), height=500)
-    page.locator(".eet-runs").evaluate("(runs) => runs.scrollIntoView({ block: 'end' })")
-    page.click('[aria-label^="Open ladder 1"]')
-    below = "document.querySelector('.eet-numbers').getBoundingClientRect().top - "
-    below += "document.querySelector('.eet-bar').getBoundingClientRect().bottom"
-    page.wait_for_function(f"{below} >= 0 && {below} < 20")
-    assert page.locator(".eet-numbers").bounding_box()["y"] < 500, "in the window"
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_the_headline_is_whole(opened: Open, large: bool) -> None:
-    page = opened(page_states.compared(), large=large)
-    for width in (500, 720, 900, 1000, 1256, 1410, 1920):
-        page.set_viewport_size({"width": width, "height": 800})
-        told = "(told) => [told.scrollHeight - told.clientHeight, told.scrollWidth - told.clientWidth]"
-        assert page.locator(".eet-told-block").evaluate(told) == [0, 0], width
-
-
-HIDDEN = """(names) => [...document.querySelectorAll(names)].filter((each) => {
-  const place = each.getBoundingClientRect();
-  const box = each.closest("td, th, .eet-sheet-head, .eet-tech-card").getBoundingClientRect();
-  const inside = place.left >= box.left - 1 && place.right <= box.right + 1;
-  return each.scrollWidth > each.clientWidth || !inside || place.top < box.top || place.bottom > box.bottom;
-}).map((each) => each.textContent)"""
-"""What is cut, or does not lie in its own cell, head or card."""
-
-
-@pytest.mark.parametrize("width", [1270, 1390, 2400])
-def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int) -> None:
-    page = opened(page_states.laddered(), width=width)  # 1270: JupyterLab at 1440 px
-    page.click('[aria-label^="More for no graphs"]')
-    assert page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth") <= 0
-    assert page.evaluate(HIDDEN, ".eet-name, .eet-row-tools > span, .eet-row-tools button") == []
-    page.click('[aria-label^="Delete no graphs"]')
-    assert page.locator("text=Delete?").is_visible()
-    assert page.evaluate(HIDDEN, ".eet-name, .eet-row-tools > span, .eet-row-tools button") == []
-    show(page, page_states.tabled())
-    body = page.locator(".eet-sheet-body")
-    assert body.evaluate("(body) => body.scrollWidth - body.clientWidth") <= 0, "nor is a ladder's table cut"
-
-
-@pytest.mark.parametrize("width, large", [(1270, False), (846, False), (500, False), (1270, True)])
-def test_every_tab_is_in_sight(opened: Open, width: int, large: bool) -> None:
-    states = page_states.compared()
-    states["answer"]["tabs"] = [{"name": name, "title": title} for name, title in TITLES.items()]
-    page = opened(states, width=width, large=large)
-    assert page.evaluate(HIDDEN, ".eet-tab-row button") == []
-    tools = page.locator(".eet-sheet-tools").bounding_box()
-    assert page.get_by_role("tab").last.bounding_box()["y"] < tools["y"] and tools["x"] + tools["width"] < width
-
-
-@pytest.mark.parametrize("width, height, large", [(846, 740, False), (1270, 640, True)])
-def test_the_answer_is_in_view_where_there_is_less_room(opened: Open, width: int, height: int, large: bool) -> None:
-    page = opened(page_states.compared(), width=width, height=height, large=large)
-    assert page.locator(".eet-numbers").bounding_box()["y"] > 0
-    assert page.locator(".eet-stage").bounding_box()["y"] < height, "the top of the figure"
-
-
-def test_what_a_card_unfolds_is_in_view(opened: Open) -> None:
-    page = opened(page_states.compared())
-    assert page.evaluate(HIDDEN, ".eet-tech-card small, .eet-tech-card summary") == [], "help of knobs"
-    page.click("summary >> text=How it works")
-    page.wait_for_function("document.querySelector('.eet-tech-card').scrollTop > 0")
-    assert page.evaluate(HIDDEN, ".eet-tech-card summary, .eet-tech-card summary + p") == []
-
-
-def test_a_view_that_ends_hears_no_more(opened: Open) -> None:
-    page = opened(page_states.compared())
-    page.evaluate("ends.bar()")
-    page.focus(".eet-do-run")
-    page.keyboard.press("c")
-    page.evaluate("(states) => show({ bar: states.bar })", page_states.busy())
-    assert sent(page) == [] and page.locator("text=Measuring pair").count() == 0
-
-
-@pytest.mark.parametrize("large", [False, True])
-def test_no_width_scrolls_sideways(opened: Open, large: bool) -> None:
-    page = opened(page_states.laddered(), large=large)
-    for name in ("laddered", "failed", "tabled", "busy"):
-        show(page, page_states.ALL[name]())
-        page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
-        for width in (500, 900, 1440, 2560):
-            page.set_viewport_size({"width": width, "height": 800})
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
-
-
-PLACES = [".eet-bar", ".eet-techniques", ".eet-tech-card", ".eet-inputs", ".eet-live", ".eet-numbers"]
-PLACES += [".eet-do-run", ".eet-do-compare", ".eet-do-ladder"]
-RECTS = """(names) => Object.fromEntries([...names, ".eet-runs"]
-    .map((name) => [name, document.querySelector(name).getBoundingClientRect()])
-    .map(([name, { x, y, width, height }]) => [name, name === ".eet-runs" ? [x, y] : [x, y, width, height]]))"""
-
-
-@pytest.mark.parametrize("width, large", [(1406, False), (1406, True), (1000, False), (500, False)])
-def test_nothing_moves_when_a_run_starts_or_ends(opened: Open, width: int, large: bool) -> None:
-    page = opened(page_states.empty(), width=width, large=large)
-    before = page.evaluate(RECTS, PLACES)
-    starting = page_states.busy()
-    starting["answer"] = page_states.empty()["answer"] | {"mode": "running"}
-    stopped = page_states.compared()
-    stopped["bar"]["headline"], stopped["bar"]["status"] = None, {"text": "Stopped. " * 30, "kind": "warn"}
-    noted = page_states.compared()
-    noted["answer"]["note"] = {"text": "A remark. " * 40, "kind": "warn"}
-    later = {"forecast": page_states.forecast(), "starting": starting, "busy": page_states.busy()}
-    later |= {"compared": page_states.compared(), "stopped": stopped, "noted": noted, "failed": page_states.failed()}
-    for name, states in later.items():
-        show(page, states)
-        assert page.evaluate(RECTS, PLACES) == before, name
-
-
-def test_all_of_it_is_on_one_screen(opened: Open) -> None:
-    width, height = ON_ONE_SCREEN["width"] + 16, ON_ONE_SCREEN["height"] + 16  # the harness's margin
-    page = opened(page_states.laddered(), width=width, height=height)
-    for name in (".eet-tech >> nth=9", ".eet-live", ".eet-numbers", ".eet-stage", ".eet-runs tbody tr >> nth=1"):
-        box = page.locator(name).bounding_box()
-        assert box["y"] + box["height"] <= height, name
-
-
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_nothing_serious(opened: Open, theme: str) -> None:
-    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    page = opened(page_states.empty(), theme=theme)
-    for name in ("empty", "busy", "tabled", "gone"):
-        if name == "gone":
-            page.evaluate("gone()")
-        else:
-            show(page, page_states.ALL[name]())
-        page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
-        found = axe.Axe().run(page).response["violations"]
-        serious = [(v["id"], [n["html"] for n in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")]
-        assert serious == [], name

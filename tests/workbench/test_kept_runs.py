@@ -1,0 +1,295 @@
+"""Kept runs on the page: opened, ticked, pinned, exported, raced."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eet_lab.figures.results import runs
+from eet_lab.workbench import Workbench, history
+from eet_lab.workbench import commands as c
+from eet_lab.workbench.history import History
+from eet_lab.workbench.rows import Row
+from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, SHOWN, runs_state
+from workbench.driving import do, enabled, errors, full, read_all, row, shown, status, turn, turn_until
+
+
+def test_the_folder_is_looked_at_now_and_then_and_never_while_something_is_timed(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy: list[bool] = []
+    files = History._files
+    monkeypatch.setattr(History, "_files", lambda kept: (busy.append(bench.controller.busy), files(kept))[1])
+    do(bench, c.Setting("repeats", 2), c.Compare())
+    turn_until(bench, lambda: bench.controller.background.idle)
+    assert not any(busy)
+    busy.clear()
+    turn(bench, 30)
+    assert 1 <= len(busy) <= 3, "once a second"
+
+
+def test_the_last_ladder_is_opened_once_for_what_it_tells(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    inner = History.open
+    monkeypatch.setattr(History, "open", lambda kept, id: (opened.append(id), inner(kept, id))[1])
+    do(bench, c.Setting("repeats", 1), c.Ladder(), c.Run())
+    turn(bench, 30)
+    assert "last ladder" in shown(bench, "techniques")["effects_of"] and row(bench, "memory_reuse")["effect"]
+    assert len(opened) == 1
+    do(bench, c.EditPrompt(0, "Other words"))
+    assert shown(bench, "techniques")["effects_of"] == "" and not row(bench, "memory_reuse")["effect"], "of others"
+
+
+def test_a_row_is_renamed_exported_replayed_and_deleted_and_what_is_shown_stays(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do(bench, c.Setting("repeats", 1), c.Compare())
+    kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
+    do(bench, c.Rename(kept, "mine"), c.Annotate(kept, "a note"))
+    [found] = [row for row in shown(bench, "runs")["rows"] if row["id"] == kept]
+    assert (found["name"], found["note"]) == ("mine", "a note")
+    files: dict[str, bytes] = {}
+    keep = lambda message, buffers: files.update({message["name"]: gzip.decompress(*buffers)})  # noqa: E731
+    monkeypatch.setattr(bench.controller.page.runs, "send", keep)
+    do(bench, c.Export(kept, "csv"))
+    assert shown(bench, "runs")["said"] == "Exported: mine.csv"
+    do(bench, c.Replay(kept))
+    assert shown(bench, "answer")["tab"] == "race" and bench.controller.page.race.race["begin"]
+    do(bench, c.Delete(kept))
+    assert shown(bench, "runs")["said"].startswith("Deleted: mine, "), "nothing is said of files that are gone"
+    assert not bench.controller.results.opened and bench.controller.page.race.race == {}
+    assert kept not in [row["id"] for row in shown(bench, "runs")["rows"]]
+    do(bench, c.TakeTimeline(), c.Export("", "csv"), c.Export("", "trace"))
+    assert errors(bench) == "", "it is here as long as it is shown"
+    assert shown(bench, "runs")["said"].endswith("-trace.json")
+    do(bench, c.Export("", "json"))
+    name = shown(bench, "runs")["said"].removeprefix("Exported: ")
+    do(bench, c.Upload(name, b64encode(files[name]).decode()))
+    again = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
+    assert set(bench.controller.results.history.open(again)[1]) == {"monitor", "timeline"}
+    do(bench, c.OpenRun(again), c.Delete(again), c.OpenRun(again))
+    assert "no longer kept" in errors(bench)
+
+
+def test_every_job_is_kept_and_shown(bench: Workbench) -> None:
+    do(bench, c.Setting("repeats", 1), c.Run(), c.Compare())
+    rows = [row for row in shown(bench, "runs")["rows"] if row["writable"]]
+    assert {row["kind"] for row in rows} == {"run", "compare"}
+    assert [row["shown"] for row in rows].count(True) == 1
+    latest = next(row for row in rows if row["shown"])
+    assert latest["kind"] == "compare" and latest["ttft"].endswith(" ms") and latest["same"]
+
+
+def test_a_kept_run_opens_with_its_own_choices_and_goes_again(bench: Workbench) -> None:
+    do(bench, c.Setting("repeats", 1), c.Compare())
+    kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
+    do(bench, c.Toggle("mask_removal", False), c.EditPrompt(0, "9 9 9 9"), c.OpenRun(kept))
+    assert errors(bench) == ""
+    assert shown(bench, "bar")["read_only"] and shown(bench, "techniques")["read_only"]
+    assert "kept run" in shown(bench, "bar")["banner"]["text"]
+    assert next(row for row in shown(bench, "techniques")["list"] if row["name"] == "mask_removal")["on"]
+    assert shown(bench, "inputs")["prompts"]["rows"][0]["text"] == "5 6 7"
+    assert shown(bench, "answer")["mode"] == "recording"
+    do(bench, c.CloseRun())
+    assert not shown(bench, "bar")["read_only"]
+    assert shown(bench, "inputs")["prompts"]["rows"][0]["text"] == "9 9 9 9"
+
+
+def test_the_text_of_a_kept_run_is_what_it_opens_on(bench: Workbench) -> None:
+    do(bench, c.Run())
+    kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
+    assert [tab["name"] for tab in shown(bench, "answer")["tabs"]] == ["texts", "arena", "planners", "table"]
+    texts = bench.result.texts
+    do(bench, c.Run(), c.OpenRun(kept))
+    assert [tab["name"] for tab in shown(bench, "answer")["tabs"]] == ["texts", "table"]
+    assert [each["text"] for each in shown(bench, "answer")["words"]] == list(texts)
+
+
+def test_the_recorded_gpu_races(bench: Workbench) -> None:
+    read_all(bench.controller.results.history)
+    do(bench, c.Run())
+    turn_until(bench, lambda: shown(bench, "bar")["banner"]["action"])
+    bench.controller.put(shown(bench, "bar")["banner"]["action"]["command"])
+    turn_until(bench, lambda: bench.controller.results.opened)
+    assert errors(bench) == ""
+    assert "GPT-2 XL" in shown(bench, "bar")["banner"]["text"] or "gpt2-xl" in shown(bench, "bar")["banner"]["text"]
+    assert shown(bench, "answer")["tab"] == "race"
+    race = bench.controller.page.race.race
+    slow, fast = race["lanes"]
+    assert slow["ends_ms"][-1] > 10 * fast["ends_ms"][-1], "on one clock, as it was"
+    for lane in (slow, fast):
+        assert lane["tokens"][-1] == len(lane["pieces"]) or lane["pieces"][-1][0] == len(lane["ends_ms"]) - 1
+        assert all(0 <= row < len(race["prompts"]) for _, row, _ in lane["pieces"])
+    assert shown(bench, "bar")["device"] == "NVIDIA H200"
+
+
+def test_every_recording_opens_on_all_of_its_tabs(bench: Workbench) -> None:
+    read_all(bench.controller.results.history)
+    for recording in bench.controller.results.history.rows():
+        do(bench, c.OpenRun(recording.id))
+        for tab in [each["name"] for each in shown(bench, "answer")["tabs"]]:
+            do(bench, c.Tab(tab))
+            assert errors(bench) == "", (recording.id, tab)
+
+
+def test_two_ticked_runs_stand_side_by_side_without_a_claim(bench: Workbench) -> None:
+    do(bench, c.Setting("repeats", 1), c.Compare(), c.Toggle("memory_reuse", False), c.Compare())
+    first, second = [row["id"] for row in shown(bench, "runs")["rows"] if row["writable"]]
+    do(bench, c.CompareTicked())
+    assert "tick two" in errors(bench)
+    do(bench, c.Tick(first, True), c.Tick(second, True))
+    assert shown(bench, "runs")["can_compare"]
+    do(bench, c.Replay(first), c.EditPrompt(0, "9 9"), c.CompareTicked())
+    [table] = shown(bench, "answer")["tables"]
+    assert "not timed in turn" in table["notes"][0]
+    assert bench.controller.page.race.race == {}, "no race goes on unseen"
+    banner = shown(bench, "bar")["banner"]["text"]
+    assert "side by side" in banner and "(all)" in banner and "(all - memory reuse)" in banner
+    labels = {row["id"]: row["label"] for row in shown(bench, "runs")["rows"]}
+    assert labels[first] in banner and labels[second].removesuffix(" (2)") in banner
+    assert table["head"][1] == labels[first]
+    assert not any(shown(bench, view)["read_only"] for view in ("bar", "techniques", "inputs"))
+    assert shown(bench, "inputs")["prompts"]["rows"][0]["text"] == "9 9", "the reader's own choices stay"
+    assert not row(bench, "memory_reuse")["on"] and row(bench, "mask_removal")["on"]
+    do(bench, c.MeasureTicked())
+    assert errors(bench) == ""
+    recipes = {bench.result.baseline.recipe, bench.result.selection.recipe}
+    assert {"memory_reuse" in recipe for recipe in recipes} == {True, False}
+
+
+def test_one_recipe_twice_is_two_runs(bench: Workbench) -> None:
+    do(bench, c.Setting("repeats", 1), c.Run(), c.Run())
+    for kept in [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]:
+        do(bench, c.Tick(kept, True))
+    do(bench, c.MeasureTicked())
+    assert errors(bench) == "" and bench.result.baseline.recipe == bench.result.selection.recipe
+    watching, latency = bench.controller.watching, bench.controller.page.live.latency
+    assert set(watching.monitor) == set(watching.memory) == {"baseline", "selection"}
+    assert {series for series, _, _ in latency.points} == {0, 1}
+    assert [name for name, _ in runs(bench.result)] == ["all (first)", "all (second)"]
+
+
+def test_words_of_what_is_over_are_taken_down(bench: Workbench) -> None:
+    do(bench, c.Run(), c.Run())
+    assert "run done in" in bench.controller.status.text
+    for kept in [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]:
+        do(bench, c.Tick(kept, True))
+    do(bench, c.CompareTicked())
+    assert shown(bench, "bar")["headline"] is None and status(bench) == "ready"
+    do(bench, c.Export(kept, "csv"))
+    assert shown(bench, "runs")["said"].startswith("Exported: ")
+    do(bench, c.Upload("x.json", "!!"))
+    assert errors(bench) and shown(bench, "runs")["said"] == "", "a card that tells of a failure stands alone"
+
+
+def test_nothing_starts_while_a_kept_run_is_open(bench: Workbench) -> None:
+    do(bench, c.OpenRun("recorded:h200-compare-gpt2-xl"))
+    assert not any(enabled(bench).values())
+    assert "Back to my model" in status(bench), "which stands in the banner"
+    assert "Back to my model" in shown(bench, "bar")["actions"]["compare"]["tip"]
+    do(bench, c.Tab("texts"))
+    assert "text means nothing" in shown(bench, "answer")["words"][0]["text"]
+    assert "text means nothing" in bench.controller.page.race.race["title"]
+    do(bench, c.CloseRun())
+    assert enabled(bench)["run"]
+    do(bench, c.OpenRun("recorded:h200-compare-demo"))
+    assert "text means nothing" not in bench.controller.page.race.race["title"], "its weights are trained"
+
+
+def test_a_recording_has_its_own_charts_in_place_of_this_machines(bench: Workbench) -> None:
+    page = bench.controller.page
+    hidden = lambda: [each.box.layout.display == "none" for each in (page.live, page.recorded)]  # noqa: E731
+    do(bench, c.OpenRun("recorded:h200-compare-gpt2-xl"))
+    assert hidden() == [True, False]
+    assert all(chart.title.endswith("· recorded") and chart.points for chart in page.recorded.charts)
+    lines = {series: [y for at, _, y in page.recorded.memory.points if at == series] for series in range(4)}
+    assert all(lines.values()) and max(lines[0]) < max(lines[1]) < max(lines[3]), "plan, torch's, NVML"
+    do(bench, c.OpenRun("recorded:h200-compare-demo"))
+    assert {chart.note for chart in page.recorded.charts[1:]} == {"selection: over before anything was sampled"}
+    do(bench, c.OpenRun("recorded:h200-ladder-demo"))
+    assert hidden() == [True, True], "nothing was sampled"
+    do(bench, c.CloseRun())
+    assert hidden() == [False, True]
+
+
+def test_compare_is_held_against_the_pinned_run(bench: Workbench) -> None:
+    do(bench, c.Setting("repeats", 1), c.Toggle("memory_reuse", False), c.Run())
+    kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
+    do(bench, c.Pin(kept, True), c.Toggle("memory_reuse", True))
+    assert shown(bench, "bar")["against"] == "all - memory reuse"
+    do(bench, c.Compare())
+    assert bench.result.baseline.recipe == "pre_padding,mask_removal,packed_prefill"
+    do(bench, c.Pin(kept, False))
+    assert shown(bench, "bar")["against"] == "baseline"
+
+
+def test_what_cannot_be_exported_or_loaded_says_why(bench: Workbench) -> None:
+    do(bench, c.Export("", "csv"))
+    assert "no result to export yet" in errors(bench)
+    do(bench, c.Run(), c.Export("", "pdf"))
+    assert "formats are" in errors(bench)
+    do(bench, c.Upload("x.json", "!!"))
+    assert "is incomplete" in errors(bench)
+    do(bench, c.Upload("x.json", b64encode(b" " * (MOST_UPLOAD_BYTES + 1)).decode()))
+    assert "x.json has more than 7 MiB" in errors(bench) and "Copy it into" in errors(bench)
+
+
+def test_what_is_exported_goes_to_the_browser_alone_and_comes_back_with_its_words(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: list[tuple[dict[str, Any], bytes]] = []
+    monkeypatch.setattr(
+        bench.controller.page.runs, "send", lambda message, buffers: files.append((message, gzip.decompress(*buffers)))
+    )
+    do(bench, c.Setting("repeats", 1), c.Compare())
+    kept = next(each["id"] for each in shown(bench, "runs")["rows"] if each["shown"])
+    do(bench, c.Rename(kept, "mine"), c.Annotate(kept, "cold"))
+    for format in ("csv", "html", "json"):
+        do(bench, c.Export(kept if format == "csv" else "", format))
+        assert files[-1][0] == {"kind": "file", "name": f"mine.{format}", "number": len(files)}
+        assert shown(bench, "runs")["said"] == f"Exported: mine.{format}" and len(files[-1][1]) > 100
+    folder = bench.controller.results.history.folder
+    assert [path.name for path in folder.iterdir() if not path.name.startswith(".")] == [f"{kept}.json"]
+    do(bench, c.Upload("x.json", b64encode(files[-1][1]).decode()))
+    assert errors(bench) == "" and shown(bench, "runs")["said"] == "x.json is kept as mine."
+    loaded = next(each for each in shown(bench, "runs")["rows"] if each["shown"])
+    assert (loaded["name"], loaded["note"], loaded["id"] == kept) == ("mine", "cold", False)
+    assert "mine" in shown(bench, "bar")["banner"]["text"]
+    odd = json.dumps({**json.loads(files[-1][1]), "words": {"name": 5, "note": "x" * 9999}}).encode()
+    do(bench, c.Upload("y.json", b64encode(odd).decode()))
+    assert errors(bench) == ""
+    monkeypatch.setattr("eet_lab.workbench.views.runs.MOST_DOWNLOAD_BYTES", 10)
+    for where in (folder / "exports", None):
+        do(bench, c.Export(kept, "csv"))
+        told, written = shown(bench, "runs")["said"].split(": ")
+        assert len(files) == 3 and told.startswith("Too large") and Path(written).read_bytes() == files[0][1]
+        assert where is None or Path(written).parent == where
+        monkeypatch.setattr("eet_lab.workbench.history.write_whole", full)
+
+
+def test_recordings_stay_in_a_list_that_is_cut_and_older_runs_come_on_demand(tmp_path: Path) -> None:
+    kept = History(tmp_path)
+    recordings = [Row(id=f"recorded:{i}", writable=False) for i in range(6)]
+    rows = [*(Row(id=f"{i:03}") for i in range(2 * SHOWN + 3)), *recordings]
+
+    def listed(pages: int) -> dict[str, Any]:
+        return runs_state(rows, ["100"], "", kept, "", busy=False, pages=pages)
+
+    ids = [row["id"] for row in listed(1)["rows"]]
+    assert ids == [row.id for row in (*rows[:SHOWN], rows[100], *recordings)], "nor is one hidden that is ticked"
+    assert listed(1)["more"] == SHOWN + 2
+    assert [row["id"] for row in listed(3)["rows"]] == [row.id for row in rows]
+
+
+def test_older_runs_are_a_click_away(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eet_lab.workbench.views.runs.SHOWN", 1)
+    do(bench, c.Setting("repeats", 1), c.Run(), c.Run(), c.Run())
+    recordings = len(list(history.SHIPPED.glob("*.json")))
+    assert (len(shown(bench, "runs")["rows"]), shown(bench, "runs")["more"]) == (1 + recordings, 2)
+    do(bench, c.ShowOlder())
+    assert (len(shown(bench, "runs")["rows"]), shown(bench, "runs")["more"]) == (2 + recordings, 1)

@@ -1,0 +1,152 @@
+"""What is in view of the page, at which width, type size and theme; what stays in its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from eet_lab.workbench.views.answer import TITLES
+from workbench import page_states
+from workbench.page_harness import Open, sent, show
+
+pytestmark = pytest.mark.browser
+
+ON_ONE_SCREEN = {"width": 1390, "height": 770}
+HIDDEN = """(names) => [...document.querySelectorAll(names)].filter((each) => {
+  const place = each.getBoundingClientRect();
+  const box = each.closest("td, th, .eet-sheet-head, .eet-tech-card").getBoundingClientRect();
+  const inside = place.left >= box.left - 1 && place.right <= box.right + 1;
+  return each.scrollWidth > each.clientWidth || !inside || place.top < box.top || place.bottom > box.bottom;
+}).map((each) => each.textContent)"""
+"""What is cut, or does not lie in its own cell, head or card."""
+
+
+PLACES = [".eet-bar", ".eet-techniques", ".eet-tech-card", ".eet-inputs", ".eet-live", ".eet-numbers"]
+PLACES += [".eet-do-run", ".eet-do-compare", ".eet-do-ladder"]
+RECTS = """(names) => Object.fromEntries([...names, ".eet-runs"]
+    .map((name) => [name, document.querySelector(name).getBoundingClientRect()])
+    .map(([name, { x, y, width, height }]) => [name, name === ".eet-runs" ? [x, y] : [x, y, width, height]]))"""
+
+
+def test_the_headline_leads_to_the_answer(opened: Open) -> None:
+    page = opened(page_states.compared(), width=600, height=500)
+    page.click(".eet-headline")
+    page.wait_for_function("document.querySelector('.eet-answer').getBoundingClientRect().top < 300")
+    assert page.evaluate("document.activeElement.textContent") == "Latency"
+
+
+def test_a_run_that_is_opened_comes_into_view_below_the_bar(opened: Open) -> None:
+    page = opened(page_states.laddered(), height=500)
+    page.locator(".eet-runs").evaluate("(runs) => runs.scrollIntoView({ block: 'end' })")
+    page.click('[aria-label^="Open ladder 1"]')
+    below = "document.querySelector('.eet-numbers').getBoundingClientRect().top - "
+    below += "document.querySelector('.eet-bar').getBoundingClientRect().bottom"
+    page.wait_for_function(f"{below} >= 0 && {below} < 20")
+    assert page.locator(".eet-numbers").bounding_box()["y"] < 500, "in the window"
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_the_headline_is_whole(opened: Open, large: bool) -> None:
+    page = opened(page_states.compared(), large=large)
+    for width in (500, 720, 900, 1000, 1256, 1410, 1920):
+        page.set_viewport_size({"width": width, "height": 800})
+        told = "(told) => [told.scrollHeight - told.clientHeight, told.scrollWidth - told.clientWidth]"
+        assert page.locator(".eet-told-block").evaluate(told) == [0, 0], width
+
+
+@pytest.mark.parametrize("width", [1270, 1390, 2400])
+def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int) -> None:
+    page = opened(page_states.laddered(), width=width)  # 1270: JupyterLab at 1440 px
+    page.click('[aria-label^="More for no graphs"]')
+    assert page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth") <= 0
+    assert page.evaluate(HIDDEN, ".eet-name, .eet-row-tools > span, .eet-row-tools button") == []
+    page.click('[aria-label^="Delete no graphs"]')
+    assert page.locator("text=Delete?").is_visible()
+    assert page.evaluate(HIDDEN, ".eet-name, .eet-row-tools > span, .eet-row-tools button") == []
+    show(page, page_states.tabled())
+    body = page.locator(".eet-sheet-body")
+    assert body.evaluate("(body) => body.scrollWidth - body.clientWidth") <= 0, "nor is a ladder's table cut"
+
+
+@pytest.mark.parametrize("width, large", [(1270, False), (846, False), (500, False), (1270, True)])
+def test_every_tab_is_in_sight(opened: Open, width: int, large: bool) -> None:
+    states = page_states.compared()
+    states["answer"]["tabs"] = [{"name": name, "title": title} for name, title in TITLES.items()]
+    page = opened(states, width=width, large=large)
+    assert page.evaluate(HIDDEN, ".eet-tab-row button") == []
+    tools = page.locator(".eet-sheet-tools").bounding_box()
+    assert page.get_by_role("tab").last.bounding_box()["y"] < tools["y"] and tools["x"] + tools["width"] < width
+
+
+@pytest.mark.parametrize("width, height, large", [(846, 740, False), (1270, 640, True)])
+def test_the_answer_is_in_view_where_there_is_less_room(opened: Open, width: int, height: int, large: bool) -> None:
+    page = opened(page_states.compared(), width=width, height=height, large=large)
+    assert page.locator(".eet-numbers").bounding_box()["y"] > 0
+    assert page.locator(".eet-stage").bounding_box()["y"] < height, "the top of the figure"
+
+
+def test_what_a_card_unfolds_is_in_view(opened: Open) -> None:
+    page = opened(page_states.compared())
+    assert page.evaluate(HIDDEN, ".eet-tech-card small, .eet-tech-card summary") == [], "help of knobs"
+    page.click("summary >> text=How it works")
+    page.wait_for_function("document.querySelector('.eet-tech-card').scrollTop > 0")
+    assert page.evaluate(HIDDEN, ".eet-tech-card summary, .eet-tech-card summary + p") == []
+
+
+def test_a_view_that_ends_hears_no_more(opened: Open) -> None:
+    page = opened(page_states.compared())
+    page.evaluate("ends.bar()")
+    page.focus(".eet-do-run")
+    page.keyboard.press("c")
+    page.evaluate("(states) => show({ bar: states.bar })", page_states.busy())
+    assert sent(page) == [] and page.locator("text=Measuring pair").count() == 0
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_no_width_scrolls_sideways(opened: Open, large: bool) -> None:
+    page = opened(page_states.laddered(), large=large)
+    for name in ("laddered", "failed", "tabled", "busy"):
+        show(page, page_states.ALL[name]())
+        page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+        for width in (500, 900, 1440, 2560):
+            page.set_viewport_size({"width": width, "height": 800})
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (name, width)
+
+
+@pytest.mark.parametrize("width, large", [(1406, False), (1406, True), (1000, False), (500, False)])
+def test_nothing_moves_when_a_run_starts_or_ends(opened: Open, width: int, large: bool) -> None:
+    page = opened(page_states.empty(), width=width, large=large)
+    before = page.evaluate(RECTS, PLACES)
+    starting = page_states.busy()
+    starting["answer"] = page_states.empty()["answer"] | {"mode": "running"}
+    stopped = page_states.compared()
+    stopped["bar"]["headline"], stopped["bar"]["status"] = None, {"text": "Stopped. " * 30, "kind": "warn"}
+    noted = page_states.compared()
+    noted["answer"]["note"] = {"text": "A remark. " * 40, "kind": "warn"}
+    later = {"forecast": page_states.forecast(), "starting": starting, "busy": page_states.busy()}
+    later |= {"compared": page_states.compared(), "stopped": stopped, "noted": noted, "failed": page_states.failed()}
+    for name, states in later.items():
+        show(page, states)
+        assert page.evaluate(RECTS, PLACES) == before, name
+
+
+def test_all_of_it_is_on_one_screen(opened: Open) -> None:
+    width, height = ON_ONE_SCREEN["width"] + 16, ON_ONE_SCREEN["height"] + 16  # the harness's margin
+    page = opened(page_states.laddered(), width=width, height=height)
+    for name in (".eet-tech >> nth=9", ".eet-live", ".eet-numbers", ".eet-stage", ".eet-runs tbody tr >> nth=1"):
+        box = page.locator(name).bounding_box()
+        assert box["y"] + box["height"] <= height, name
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(opened: Open, theme: str) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
+    page = opened(page_states.empty(), theme=theme)
+    for name in ("empty", "busy", "tabled", "gone"):
+        if name == "gone":
+            page.evaluate("gone()")
+        else:
+            show(page, page_states.ALL[name]())
+        page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+        found = axe.Axe().run(page).response["violations"]
+        serious = [(v["id"], [n["html"] for n in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")]
+        assert serious == [], name
