@@ -28,6 +28,12 @@ MODELS = (
     ("l16-h1024/b4/p896/n128", "total_ms"),
     ("l24-h2048/b4/p512/n512", "total_ms"),
     ("gpt2-xl/b16/p16-960/n64", "ttft_ms"),
+    ("gpt2-xl/b32/p64-500/n64", "tpot_ms"),
+    ("llama-1b/b1/p128/n128", "tpot_ms"),
+    ("llama-1b/b16/p1024/n128", "tpot_ms"),
+    ("qwen3-0.6b/b1/p128/n128", "tpot_ms"),
+    ("serve:llama-1b/r256/p100-1024/n512/all", "total_ms"),
+    ("encode:bert-base/t2048/p5-500", "total_ms"),
 )
 OPS = (
     "decode_attention/b1/kv1024/h25/d64",
@@ -130,7 +136,7 @@ def _line(name: str, rows: Sequence[Row], metric: str, scale: float) -> str | No
     best, row = ours[0]
     others = (f"{other.provider} {digits(each)}" for each, other in took if not other.provider.startswith(OURS))
     is_decode = metric != "ttft_ms" and "prefill" not in name  # the floor is that of a decode step's reads
-    share = percent(row.share_of_ceiling) if is_decode else "–"
+    share = percent(row.share_of_ceiling) if is_decode and row.share_of_ceiling else "–"
     return f"| {name} | **{digits(best)}** | {share} | {', '.join(others)} |"
 
 
