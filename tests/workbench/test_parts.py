@@ -226,3 +226,10 @@ def test_the_label_all_says_what_it_leaves_out_and_needs_name_the_nearest() -> N
     needs = {row["name"]: row["needs"] for row in shown["list"]}
     assert needs["continuous_batching"] == "needs Memory reuse, Packed prefill"
     assert techniques_state(state, "", {}, "", "pre-padding", read_only=False)["recipe_tip"] == "pre-padding"
+
+
+def test_a_reason_is_told_in_short_and_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "it needs compute capability 9.0 (Hopper) or newer; this GPU has 8.0."
+    monkeypatch.setattr(State, "blocked", lambda state, name: why)
+    row, *_ = techniques_state(State(device="cpu"), "", {}, "", "", read_only=False)["list"]
+    assert row["blocked"] == why and row["blocked_short"] == "it needs compute capability 9.0 (Hopper) or newer"

@@ -140,13 +140,15 @@ def _attend(
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
     one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
-    inside = one_each and rotates(D, qkv.itemsize)
-    if is_rotated(spec, extras) and not inside:
-        rotary(qkv, step.positions, spec, extras, dependent=dependent)
+    heads = NO_ROTATION
+    if is_rotated(spec, extras):
+        if one_each and rotates(D, qkv.itemsize):
+            heads = rotation(qkv, step.positions, spec, extras)
+        else:
+            rotary(qkv, step.positions, spec, extras, dependent=dependent)
     pages, paging = _pages(table, page, B, K)
     cached = _Cached(out, keys, values, qkv, mask, step, (H, G, D), K, pages, paging)
     if one_each and qkv.dtype != torch.float32:
-        heads = rotation(qkv, step.positions, spec, extras) if inside and is_rotated(spec, extras) else NO_ROTATION
         _decode(cached, heads, split, dependent)
     else:
         _append_and_attend(cached)

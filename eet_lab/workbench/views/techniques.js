@@ -30,8 +30,7 @@ function row(t, here, axis, s, ui) {
 }
 
 function effect(t, axis) {
-  // In short: what stands behind the first mark is for the tooltip and the card.
-  if (t.blocked) return h("span", { class: "eet-effect-words", key: "words", title: t.blocked }, t.blocked.split(/[;:.]/)[0]);
+  if (t.blocked) return h("span", { class: "eet-effect-words", key: "words", title: t.blocked }, t.blocked_short);
   if (!t.effect) return h("span", { class: "eet-effect-words", key: "words", title: t.needs || null }, t.needs);
   const { text, kind, share, tip } = t.effect;
   const left = axis.zero + Math.min(share, 0) / axis.span, width = Math.abs(share) / axis.span;

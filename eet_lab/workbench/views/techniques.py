@@ -20,6 +20,9 @@ NUMERICS = {
     "lossy": ("lossy", "warn", "Changes the numbers, within a stated bound."),
 }
 
+SENTENCE_END = re.compile(r"[;:.](?:\s|$)")
+"""Of the first part of a reason, which is what a line has room for; the point in "9.0" is none."""
+
 
 def techniques_state(
     state: State, selected: str, effects: Mapping[str, Effect], effects_of: str, recipe: str, read_only: bool
@@ -41,11 +44,13 @@ def _row(state: State, name: str, effect: Effect | None, read_only: bool) -> dic
     technique = state.technique(name)
     text, kind, tip = NUMERICS[technique.numerics]
     needed = [registry()[other].title for other in _needed(technique)]
+    blocked = None if read_only else state.blocked(name)
     return {
         "name": name,
         "title": technique.title,
         "on": state.is_on(name),
-        "blocked": None if read_only else state.blocked(name),
+        "blocked": blocked,
+        "blocked_short": blocked and SENTENCE_END.split(blocked)[0],
         "numerics": {"text": text, "kind": kind, "tip": tip},
         "needs": f"needs {', '.join(needed)}" if needed else "",
         "summary": technique.summary.replace("`", ""),
