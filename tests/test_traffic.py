@@ -6,6 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torch._functorch.config
+from torch._subclasses import FakeTensorMode
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 TABLE = """\
@@ -44,6 +47,13 @@ def test_each_launch_is_held_against_its_case(traffic, monkeypatch):
     assert all(each.is_as_declared for each in traffic.traffic())
     told(monkeypatch, traffic, [str(2 * size) for size in declared.values()])
     assert not any(each.is_as_declared for each in traffic.traffic())
+
+
+def test_tensors_of_others_that_have_no_memory_do_no_harm(traffic, monkeypatch):
+    with torch._functorch.config.patch(fake_tensor_allow_unsafe_data_ptr_access=False), FakeTensorMode():
+        theirs = torch.empty(4)  # noqa: F841  it lives while memory is searched for what a pointer points to
+    told(monkeypatch, traffic, ["0"] * 11)
+    assert len(list(traffic.traffic())) == 11
 
 
 def test_counters_that_cannot_be_read_are_no_failure_of_a_kernel(traffic, monkeypatch):

@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 from play import At, Call, Launch, Record
 from torch import Tensor
+from torch.nn import Parameter
 
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cases import Case
@@ -171,7 +172,7 @@ class _Memory:
                 if begin <= pointer < begin + size:
                     return begin, size
             for each in gc.get_objects():  # what stays from call to call, or is made on the way
-                if issubclass(type(each), Tensor):
+                if type(each) in (Tensor, Parameter):  # not fake ones, which have no memory
                     self.add(each)
         raise LookupError(f"{name} points to no tensor.")
 
