@@ -93,7 +93,7 @@ def test_bad_names_are_told(text):
         ("op:decode_attention/b1/kv16/h1/d300", "is 300, but kernels need at most 256"),
         ("op:decode_attention/b1/kv16/h1/d264", "is 264, but kernels need at most 256, a multiple of 8."),
         ("op:norm/t4", "Write t<tokens>/c<channels>, for example t64/c1600"),
-        ("op:rest_of_layer/t3/c8", "It is timed at: t1/c1600/f6400"),
+        ("op:fused_layer/t3/c8", "It is timed at: t1/c1600/f6400"),
         ("op:int8_norm_linear/t3/n8/c8", "Write .*/int8.*, for example t1/n4800/c1600/int8"),
         ("op:int8_linear_residual/t1/n64/c64/relu/int8", "this op adds a residual .* give t1/n64/c64/int8"),
         ("op:int8_norm_linear/t3/n8/c64/int8g48", "is 48, but it must be a power of two, at least 64"),

@@ -49,7 +49,7 @@ def test_one_or_two_rows_of_a_large_model_are_two_launches_a_layer_and_five_besi
     calls = decode_calls(PRESETS["gpt2-xl"], parts(ALL), batch, 256)
     assert num_launches(calls) == 101 == 2 * 48 + 5
     names = [call.op for call in calls]
-    assert names == ["embed", "norm_linear", *["attention", "rest_of_layer"] * 48, "next_token", "advance"]
+    assert names == ["embed", "norm_linear", *["attention", "fused_layer"] * 48, "next_token", "advance"]
 
 
 def test_plain_pytorch_decides_for_itself():

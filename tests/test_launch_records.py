@@ -45,7 +45,7 @@ def test_every_source_is_launched_from(sanitize):
     found = sanitize.record({})
     assert {launch.kernel for call in found.calls for launch in call.launches} == set(all_names())
     assert pickle.loads(pickle.dumps(found)) == found
-    assert any(call.name.startswith("rest_of_layer/") and "8 blocks" in call.name for call in found.calls)
+    assert any(call.name.startswith("fused_layer/") and "8 blocks" in call.name for call in found.calls)
 
 
 def test_the_fused_choice_is_recorded(sanitize):
@@ -110,7 +110,7 @@ def test_nothing_of_a_pretended_gpu_stays(sanitize):
         return linear.gpu(), layer.gpu(), linear.streaming_kernel(12, 40, 1600, 4, normed=True)
 
     before = answers()
-    recorded(sanitize, "rest_of_layer", "t1/c64/f256", 1)
+    recorded(sanitize, "fused_layer", "t1/c64/f256", 1)
     assert answers() == before
 
 
@@ -160,7 +160,7 @@ class FakeGpu:
 
 @pytest.mark.parametrize("error", [0, 700])
 def test_a_launch_is_made_with_the_same_arguments(sanitize, monkeypatch, error):
-    call, made, gpu = recorded(sanitize, "rest_of_layer", "t1/c64/f256"), [], FakeGpu()
+    call, made, gpu = recorded(sanitize, "fused_layer", "t1/c64/f256"), [], FakeGpu()
     play = sys.modules["play"]
 
     def launcher(*args):
@@ -172,7 +172,7 @@ def test_a_launch_is_made_with_the_same_arguments(sanitize, monkeypatch, error):
     monkeypatch.setattr(ctypes, "CDLL", lambda path: {"eet_vector_layer": launcher})
     record = play.Record({"vector_layer": "a.so"}, [call])
     if error:
-        with pytest.raises(RuntimeError, match="rest_of_layer/t1/c64/f256 .*eet_vector_layer failed: CUDA error 700"):
+        with pytest.raises(RuntimeError, match="fused_layer/t1/c64/f256 .*eet_vector_layer failed: CUDA error 700"):
             play.play(record)
         return
     assert play.play(record) == 1 and play.play(record, "linear") == 0

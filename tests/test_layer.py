@@ -40,13 +40,13 @@ def test_tokens_are_those_of_one_op_after_the_other(tiny, words, most):
 
 @pytest.mark.parametrize("shape", [s for s in CASE.shapes if s.read_bytes(4) < 1_000_000], ids=str)
 def test_the_reference_is_within_its_own_budget(shape):
-    CASE.check(reference.rest_of_layer, shape, "cpu", torch.float32)
+    CASE.check(reference.fused_layer, shape, "cpu", torch.float32)
 
 
 @pytest.mark.parametrize("scales", [(1 + 1e-3, 1), (1, 1 + 1e-3)])
 def test_the_case_notices_what_is_wrong_in_either_tensor(scales):
     def wrong(*args, empty):
-        return [part * scale for part, scale in zip(reference.rest_of_layer(*args, empty=empty), scales, strict=True)]
+        return [part * scale for part, scale in zip(reference.fused_layer(*args, empty=empty), scales, strict=True)]
 
     with pytest.raises(CaseFailed, match="error"):
         CASE.check(wrong, CASE.shapes[0], "cpu", torch.float32)
@@ -92,7 +92,7 @@ def test_tensors_that_the_kernel_cannot_read_are_named(part, field, change, says
     which = 3 if part in ("norm_1", "qkv") else 2  # what it reads of the next layer, and of this one
     inputs[which] = changed(inputs[which], part, field, change)
     with pytest.raises(KernelError, match=says):
-        cuda.rest_of_layer(*inputs, empty=fresh)
+        cuda.fused_layer(*inputs, empty=fresh)
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_tensors_that_the_kernel_cannot_read_are_named(part, field, change, says
 def test_what_it_does_not_take_is_told(T, C, F, dtype, says):
     inputs = LayerShape(T, C, F).inputs("cpu", getattr(torch, dtype), 0)
     with pytest.raises(KernelError, match=f"{says}.* Leave persistent_layers out"):
-        cuda.rest_of_layer(*inputs, empty=fresh)
+        cuda.fused_layer(*inputs, empty=fresh)
 
 
 def test_layers_that_are_not_alike_are_told():
     inputs, other = (LayerShape(1, 64, F).inputs("cpu", torch.float16, 0) for F in (256, 512))
     with pytest.raises(KernelError, match=r"alike: here are Sizes\(A=64, C=64, F=256, .* and Sizes\(A=64, C=64, F=512"):
-        cuda.rest_of_layer(*inputs[:3], other[2], "gelu", empty=fresh)
+        cuda.fused_layer(*inputs[:3], other[2], "gelu", empty=fresh)
 
 
 def test_a_decode_step_is_rehearsed_with_it_and_a_prefill_without():
@@ -124,5 +124,5 @@ def test_a_decode_step_is_rehearsed_with_it_and_a_prefill_without():
     )
     found = engine.lifetimes([[1] * 9], Settings(5))
     ops = {name: {life.op for life in trace} for name, trace in found.items()}
-    assert "rest_of_layer" in ops["decode"] and "linear_residual" not in ops["decode"]
-    assert "rest_of_layer" not in ops["prefill"]
+    assert "fused_layer" in ops["decode"] and "linear_residual" not in ops["decode"]
+    assert "fused_layer" not in ops["prefill"]

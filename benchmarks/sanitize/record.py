@@ -39,7 +39,7 @@ from eet_lab.ops.native.launchers import signatures
 from eet_lab.ops.records import ALL_CASES
 from eet_lab.ops.shapes import copied
 
-STREAMED = {"norm_linear", "linear_residual", "rest_of_layer"}  # ops whose weights go through a ring
+STREAMED = {"norm_linear", "linear_residual", "fused_layer"}  # ops whose weights go through a ring
 
 
 class Pass(NamedTuple):

@@ -164,7 +164,7 @@ def num_kernels(parts: Parts, lengths: Sequence[int], config: Config, dtype: tor
     """
     layers, found = config.num_layers, counted(parts, lengths, config.num_layers, config)
     one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1, dtype)
-    if "rest_of_layer" in (call.op for call in one_layer):
+    if "fused_layer" in (call.op for call in one_layer):
         return found.beside + 2 * layers + 1  # the first layer's queries, keys and values are on their own
     more = [(call.op, call.launches - (OPS[call.op].launches or 0)) for call in one_layer if call.launches is not None]
     return found.total + sum(count if op == "next_token" else count * layers for op, count in more)

@@ -30,7 +30,7 @@ from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder, forward
 from eet_lab.ops.fits import FEW
 from eet_lab.ops.oom import memory_for
-from eet_lab.ops.types import Step
+from eet_lab.ops.types import Batch
 from eet_lab.parts import Ops, Parts
 from eet_lab.parts.passes import Batching, Group, Pass, Text
 from eet_lab.parts.trace import Rehearsal, Trace, bounding
@@ -38,7 +38,7 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
 
 REMEDY = "Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision."
-UNREAD = ("weights", "launch", "forward", "schedule")
+UNREAD = ("weights", "launch", "layers")
 """Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
 AHEAD = 64
 """Groups of texts whose passes are planned together, before the first of them is run."""
@@ -192,7 +192,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         """One pass, and what the task makes of it on its way to the host: one copy brings it all."""
         batch = group.laid_out()
         self.memory.enter(_name(group))
-        made = self._made(self.model, self.ops, self.mask, self._sent(batch), task, partial(self._empty, op="task"))
+        made = self._made(self.model, self.ops, self.attend, self._sent(batch), task, partial(self._empty, op="task"))
         on_host = torch.empty(made.shape, dtype=torch.float32, pin_memory=made.is_cuda)
         on_host.copy_(made, non_blocking=True)
         if not made.is_cuda:
@@ -203,23 +203,25 @@ class EncoderEngine(BaseEngine[Encoder]):
 
     def _sent(self, batch: Pass) -> Pass:
         """The same pass on the device."""
-        tensors = [part for part in batch.step if isinstance(part, Tensor)]
+        read = batch.batch
+        tensors = [part for part in read if isinstance(part, Tensor)]
         types = [] if batch.types is None else [batch.types]
-        arrived: list[Any] = self.inbox.receive([*tensors, batch.asked, *types])
-        step = Step(*arrived[: len(tensors)], *batch.step[len(tensors) :])  # tensors come first
-        asked, *sent_types = arrived[len(tensors) :]
-        return batch._replace(step=step, asked=asked, types=sent_types[0] if types else None)
+        arrived: list[Any] = self.inbox.receive([*tensors, read.keys.begin, batch.asked, *types])
+        begin, asked, *sent_types = arrived[len(tensors) :]
+        sent = Batch(*arrived[: len(tensors)], *read[len(tensors) :])  # tensors come first
+        sent = sent._replace(keys=read.keys._replace(begin=begin))
+        return batch._replace(batch=sent, asked=asked, types=sent_types[0] if types else None)
 
     @staticmethod
-    def _made(model: Encoder, ops: Ops, mask: Callable, batch: Pass, task: TextTask, empty: Callable) -> Tensor:
-        hidden = forward(model, ops, mask, batch.step, batch.types)
+    def _made(model: Encoder, ops: Ops, attend: Callable, batch: Pass, task: TextTask, empty: Callable) -> Tensor:
+        hidden = forward(model, ops, attend(batch.batch, None), batch.batch, batch.types)
         shape = len(batch.asked), hidden.shape[1]
         states = torch.index_select(hidden, 0, batch.asked, out=empty("asked", shape, hidden))
         return task.make(model, ops, states, batch, empty)
 
     def _rehearsal(self, batch: Pass, task: TextTask) -> Rehearsal:
-        step = batch.step
-        key = len(step.ids), len(step.spans), step.extent, len(batch.asked), batch.types is None, task.name
+        read = batch.batch
+        key = len(read.ids), read.num_rows, read.max_kv, len(batch.asked), batch.types is None, task.name
         run = partial(self._rehearse, batch, task)
         return Rehearsal(key, partial(run, None), partial(run, TELLING if are_alike(self.model) else None))
 
@@ -227,10 +229,10 @@ class EncoderEngine(BaseEngine[Encoder]):
     def _rehearse(self, batch: Pass, task: TextTask, num_layers: int | None, trace: Trace) -> None:
         model = self._on_meta._replace(layers=self._on_meta.layers[:num_layers])
         ops = self.parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
-        mask = partial(self.parts.mask, empty=partial(trace.empty, op="mask"))
+        attend = partial(self.parts.attend, ops, empty=partial(trace.empty, op="mask"))
         with nullcontext() if self.parts.ops.kernels else NoArithmetic():
             there = mapped(batch, lambda tensor: tensor.to(META))
-            self._made(model, ops, mask, there, task, partial(trace.empty, op="task"))
+            self._made(model, ops, attend, there, task, partial(trace.empty, op="task"))
 
     @cached_property
     def _on_meta(self) -> Encoder:
@@ -274,7 +276,9 @@ def readable(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> li
 def _check_read(parts: Parts) -> None:
     """RecipeError for parts that would be on and do nothing."""
     plain = Parts()
-    if unread := [name for name in UNREAD if getattr(parts, name) != getattr(plain, name)]:
+    unread = [name for name in UNREAD if getattr(parts, name) != getattr(plain, name)]
+    unread += ["schedule"] * (parts.schedule.max_rows is not None)
+    if unread:
         raise RecipeError(
             f"These parts change {' and '.join(unread)}, which an encoder does not use. Leave out what changes them."
         )

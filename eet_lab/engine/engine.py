@@ -1,4 +1,4 @@
-"""Engine: prefill, then decode. It knows Parts, and no technique."""
+"""Engine: requests in, tokens out. It knows Parts, and no technique."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.forecast import Forecast, Forecaster
-from eet_lab.engine.generation import Generation, StepEvent, Transcript
+from eet_lab.engine.generation import Generation, Record, StepEvent
 from eet_lab.engine.inbox import Inbox
-from eet_lab.engine.joined import joined
 from eet_lab.engine.rehearse import Rehearser, new_cache
-from eet_lab.engine.session import MOST_SESSIONS, Runner, Session, libraries, session_key
 from eet_lab.engine.settings import (
     Settings,
     checked_batch,
@@ -26,19 +24,22 @@ from eet_lab.engine.settings import (
     checked_prompts,
     checked_settings,
 )
-from eet_lab.engine.slots import COLUMNS, NewToken, RequestSettings, Slots
-from eet_lab.engine.stream import open_stream
+from eet_lab.engine.slots import COLUMNS, NewToken, Slots
 from eet_lab.engine.tasks import Task, next_tokens
+from eet_lab.engine.token_buffer import RequestSettings
 from eet_lab.errors import Cancelled, EngineBusy, PromptError, RecipeError, ScheduleError
 from eet_lab.memory import Lifetime
 from eet_lab.models.decoder import Decoder
+from eet_lab.ops import native
 from eet_lab.ops.oom import memory_for
-from eet_lab.ops.types import State, Step
 from eet_lab.parts import Parts
-from eet_lab.parts.prompts import force
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Request, Schedule
 from eet_lab.scheduling.whole import MOST, check_whole
+
+
+MOST_SLOTS = 16
+"""Numbers of rows whose slots, and captured steps, a reservation keeps."""
 
 
 class Engine(BaseEngine[Decoder]):
@@ -61,9 +62,8 @@ class Engine(BaseEngine[Decoder]):
         self.inbox, self.canvas = Inbox(self.model.device), Inbox(self.model.device)
         self._reserved = 0, 0
         self._libraries: tuple = ()
-        self._sessions: dict[tuple, Session] = {}
-        self._session: Runner | None = None
-        self._slots: Slots | None = None
+        self._slots: Slots | None = None  # those that ran last
+        self._all_slots: dict[tuple, Slots] = {}
 
     @exclusive
     @torch.inference_mode()
@@ -108,7 +108,7 @@ class Engine(BaseEngine[Decoder]):
         settings = checked_settings(settings)
         [row] = checked_prompts([prompt], settings.max_new_tokens, self.model.config)
         check_whole(PromptError, "number", number, 0, MOST)
-        if (schedule := self.parts.schedule) is None:
+        if (schedule := self.parts.schedule).max_rows is None:
             raise RecipeError("Requests join one by one with continuous_batching: add it to the recipe, or `generate`.")
         if self._slots is not None and self._slots.is_deserted:
             self._slots.drain()
@@ -116,8 +116,8 @@ class Engine(BaseEngine[Decoder]):
             self._prepared()
             rows, columns = self._reserved if self._reserved[0] else (schedule.max_rows, COLUMNS)
             schedule, columns = schedule.of_at_most(rows), min(columns, self.model.config.context)
-            with self._closed_on_error(lambda: self._filling(schedule.max_rows, columns, settings), settings):
-                self._open_slots(schedule, columns, settings, RequestClock())
+            with self._closed_on_error(lambda: self._filling(rows, columns, settings), settings):
+                self._open_slots(schedule, [columns] * rows, columns, settings, RequestClock())
         slots = self._checked_slots("add")
         slots.check_alike(settings)
         request = Request(tuple(row), settings.max_new_tokens)
@@ -135,9 +135,9 @@ class Engine(BaseEngine[Decoder]):
         if self._slots is None:
             return []
         slots = self._checked_slots("step")
-        rows, columns, settings = slots.schedule.max_rows, slots.capacity, slots.settings
+        rows, columns, settings = slots.num_slots, slots.capacity, slots.settings
         with self._closed_on_error(lambda: self._filling(rows, columns, settings), settings):
-            return slots.step()
+            return [NewToken(*new, told.t_ms) for told in slots.step() for new in told.tokens]
 
     @exclusive
     def cancel(self, request: Request) -> None:
@@ -193,8 +193,9 @@ class Engine(BaseEngine[Decoder]):
         with self._closed_on_error(lambda: rows, settings):
             self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
             self._allocating = "the arena of activations"
-            if self.parts.schedule is None:
-                self.memory.reserve(self.rehearser.request(rows, settings).passes, like=self.model.words)
+            if self.parts.schedule.max_rows is None:
+                passes = self.rehearser.request([len(row) for row in rows], settings).passes
+                self.memory.reserve(passes, like=self.model.words)
             enough = Event()
 
             def stop_after_two(event: StepEvent) -> None:
@@ -233,79 +234,61 @@ class Engine(BaseEngine[Decoder]):
         forced: Sequence[Sequence[int]] | None,
         clock: RequestClock,
     ) -> Generation:
-        if (schedule := self.parts.schedule) is not None:
-            longest = max(map(len, prompts)) + settings.max_new_tokens
-            columns = max(longest, self._reserved[1])
-            slots = self._open_slots(schedule.of_at_most(len(prompts)), columns, settings, clock)
-            return joined(slots, prompts, settings, on_step, cancel, forced)
-        state, first = self.parts.prompts(prompts, settings.max_new_tokens)
-        ends, width, capacity = state.end.tolist(), first.extent, state.tokens.shape[1]
-        if forced is not None:
-            force(state, forced, settings.max_new_tokens)
-        stream = open_stream(clock, self.model.device, len(prompts))
-        session = self._opened(state, first, settings, clock)
-        stop = settings.stop if forced is None else ()
-        transcript = Transcript(ends, width, settings.max_new_tokens, capacity - width, stop)
-
-        def read(steps: list) -> None:
-            for step in steps:
-                if not transcript.finished:
-                    on_step(transcript.read(step))
-
+        requests = [Request(tuple(prompt), settings.max_new_tokens) for prompt in prompts]
+        longest = max(request.full_length for request in requests)
+        schedule, lengths = self.parts.schedule.of_at_most(len(prompts)), [len(prompt) for prompt in prompts]
+        slots = self._open_slots(schedule, lengths, longest, settings, clock)
+        slots.check(requests)
+        for row, request in enumerate(requests):
+            slots.add(request, RequestSettings.of(settings, row, forced[row] if forced is not None else ()))
+        record = Record(requests, slots.num_passes(requests), on_step)
         try:
-            self._cancel = cancel  # looked at between two ops of the prefill, and once a step from there on
-            session.prefill()
-            self._cancel = None
-            read(stream.push(session.state))
-            for extent in range(width + 1, capacity):
-                if transcript.finished or (cancel is not None and cancel.is_set()):
-                    break
-                session.decode(extent)
-                read(stream.push(session.state))
+            while not slots.idle and not record.finished and not (cancel is not None and cancel.is_set()):
+                record.read(slots.step(cancel))
+            for request in requests:
+                if request.status != "finished":
+                    slots.cancel(request)
+            record.read(slots.drain())
         except Cancelled:
-            self._drop_sessions()
-        finally:
-            self._cancel = None
-        read(stream.drain())
-        done = transcript.result(clock.setup_ms)
-        self.cache.keep([len(row) + max(len(new) - 1, 0) for row, new in zip(prompts, done.tokens, strict=True)])
+            record.read(slots.drain())
+            self._drop_slots()
+        done = record.result(clock.setup_ms)
+        if slots.is_batch:
+            self.cache.keep([len(row) + max(len(new) - 1, 0) for row, new in zip(prompts, done.tokens, strict=True)])
         return done
 
-    def _opened(self, state: State, first: Step, settings: Settings, clock: RequestClock) -> Session:
-        """A session for this batch, which is on the host: one that has served such a batch, else a new one.
+    def _open_slots(
+        self, schedule: Schedule, lengths: Sequence[int], columns: int, settings: Settings, clock: RequestClock
+    ) -> Slots:
+        """Slots with nobody in them, for prompts of such lengths: ones that are there, if they suit, else new ones.
 
-        There is one at a time, but for those that a reservation covers: they share what is reserved.
+        Only those that a reservation covers are kept beside each other: they share what is reserved.
         """
-        num_rows, capacity = state.tokens.shape
-        sampling = settings.sampling(num_rows)
-        is_covered = num_rows <= self._reserved[0] and capacity <= self._reserved[1]
+        assert schedule.max_rows is not None, "the number of slots"
+        is_covered = schedule.max_rows <= self._reserved[0] and columns <= self._reserved[1]
         if is_covered:
-            capacity = self._reserved[1]
-        key, generation = session_key(self, num_rows, capacity, sampling), self.memory.generation
-        if key not in self._sessions and (not is_covered or len(self._sessions) == MOST_SESSIONS):
-            self._drop_sessions()
+            columns = self._reserved[1]
+        is_batch, last = self.parts.schedule.max_rows is None, self._slots
+        if not is_batch and last is not None and last.schedule == schedule:
+            columns = max(columns, last.capacity)
+        pads = schedule.pads(lengths) if is_batch else [0] * schedule.max_rows
+        shared = settings.sampling(1)[:3], any(pads), libraries(self.parts.ops.kernels)
+        key, generation = (schedule, columns, *shared), self.memory.generation
+        if key not in self._all_slots and (not is_covered or len(self._all_slots) == MOST_SLOTS):
+            self._drop_slots()
         self._allocating = "the arena of activations"
-        passes = self.rehearser.passes(state, first, sampling, capacity)
-        clock.once(lambda: self.memory.plan(passes, like=self.model.words))
+        if is_batch or key not in self._all_slots:
+            passes = self.rehearser.request(lengths, settings, columns).passes
+            keep: Any = self.memory.plan if is_batch else self.memory.reserve
+            keep = self.memory.plan if is_batch else self.memory.reserve
+            clock.once(lambda: keep(passes, like=self.model.words))
         if self.memory.generation != generation:
-            self._drop_sessions()
-        self._allocating = f"the KV cache [{num_rows} rows x {capacity} columns]"
-        if key in self._sessions:
-            self._session = self._sessions[key]
-            self._session.restart(state, first, sampling)
-        else:
-            self._session = self._sessions[key] = Session(self, key, state, first, sampling)
-        return self._session
-
-    def _open_slots(self, schedule: Schedule, columns: int, settings: Settings, clock: RequestClock) -> Slots:
-        """Slots with nobody in them: those that are there, if they suit, else new ones."""
-        key = schedule, settings.sampling(1)[:3], libraries(self.parts.ops.kernels)
-        slots = self._slots
-        if slots is None or slots.key != key or slots.capacity < columns:
-            self._drop_sessions()
-            self._allocating = f"the KV cache [{schedule.max_rows} rows x {columns} columns]"
-            self._session = self._slots = slots = Slots(self, key, schedule, columns, settings)
-        slots.begin(clock)
+            self._drop_slots()
+        self._allocating = f"the KV cache [{schedule.max_rows} rows x {columns} columns]"
+        if key not in self._all_slots:
+            self._all_slots[key] = Slots(self, key, schedule, columns, settings)
+        slots = self._slots = self._all_slots[key]
+        slots.begin(clock, pads, settings, ran_last=slots is last)
         return slots
 
     def lifetimes(
@@ -317,7 +300,7 @@ class Engine(BaseEngine[Decoder]):
         """
         settings = checked_settings(settings)
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
-        passes = self.rehearser.request(rows, settings).passes
+        passes = self.rehearser.request([len(row) for row in rows], settings).passes
         return {name: self.memory.traced(rehearsal) for name, rehearsal in passes.items()}
 
     def forecast(
@@ -348,19 +331,21 @@ class Engine(BaseEngine[Decoder]):
     @property
     def captures(self) -> int:
         """Decode steps captured so far; 0 where the launch part captures nothing."""
-        session = self._session
-        return 0 if session is None else getattr(session.launch, "captures", 0)
+        return 0 if self._slots is None else getattr(self._slots.launch, "captures", 0)
 
     def _free(self) -> None:
-        self._drop_sessions()
+        self._drop_slots()
         for held in (self.cache, self.inbox, self.canvas):
             held.close()
         super()._free()
         self._reserved = 0, 0
 
-    def _drop_sessions(self) -> None:
-        for session in self._sessions.values():
-            session.close()
-        if self._slots is not None:
-            self._slots.close()
-        self._session, self._sessions, self._slots = None, {}, None
+    def _drop_slots(self) -> None:
+        for slots in self._all_slots.values():
+            slots.close()
+        self._slots, self._all_slots = None, {}
+
+
+def libraries(kernels: Sequence[str]) -> tuple:
+    """What is loaded for these sources; something else once one was edited."""
+    return tuple(native.loaded(name).path for name in kernels)

@@ -9,14 +9,15 @@ from typing import NamedTuple
 
 import torch
 
-from eet_lab.engine.rehearse import Rehearser
+from eet_lab.engine.rehearse import META, Rehearser
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError
 from eet_lab.memory import live_bytes
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.oom import REMEDY
-from eet_lab.ops.types import Span, Step
+from eet_lab.ops.types import Keys
 from eet_lab.parts import Parts
+from eet_lab.parts.batches import decode_batch, empty_buffer
 from eet_lab.scheduling import Request, Scheduler
 from eet_lab.words import counted, sized
 
@@ -170,33 +171,32 @@ class Forecaster:
 
         `outline`: as a few layers tell it.
         """
-        bos = self._rehearser.model.config.bos_id
         num_new = self._settings.max_new_tokens if num_new is None else num_new
         settings = replace(self._settings, max_new_tokens=num_new)
-        passes, num_pad, capacity, extent = self._rehearser.request([[bos] * length for length in lengths], settings)
+        passes, num_pad, capacity, max_kv = self._rehearser.request(lengths, settings)
         if outline:
             passes = {name: rehearsal.outlines() for name, rehearsal in passes.items()}
         memory, found = self._parts.memory(), []
         memory.plan(passes, like=self._rehearser.model.words)
-        for columns, rehearsal in zip((extent, capacity - 1), passes.values(), strict=True):
-            kv, growth = self._cache_bytes(num_pad, columns, capacity, Request((bos,) * max(lengths), num_new))
+        longest = Request((0,) * max(lengths), num_new)
+        for columns, rehearsal in zip((max_kv, capacity - 1), passes.values(), strict=True):
+            kv, growth = self._cache_bytes(num_pad, columns, capacity, longest)
             activations = memory.held_bytes or max(live_bytes(rehearsal.outlined()), default=0)
             found.append(Peak(kv, activations, growth))
         return max(found, key=sum)
 
-    def _cache_bytes(self, num_pad: Sequence[int], extent: int, capacity: int, longest: Request) -> tuple[int, int]:
-        """Bytes held once a step has been there whose columns are [0, extent), and those of the copy while it was."""
-        cache, each = self._rehearser.new_cache(), torch.zeros(len(num_pad), dtype=torch.long)
-        schedule = self._parts.schedule
+    def _cache_bytes(self, num_pad: Sequence[int], max_kv: int, capacity: int, longest: Request) -> tuple[int, int]:
+        """Bytes held once a step has been there whose columns are [0, max_kv), and those of the copy while it was."""
+        cache, schedule = self._rehearser.new_cache(), self._parts.schedule
         cache.open(num_pad, capacity)
-        if schedule is None:
+        if schedule.max_rows is None:
             cache.check_room(num_pad, capacity)
         else:
             Scheduler(schedule.of_at_most(len(num_pad)), cache.ledger, capacity).check(longest)
-        spans = tuple(Span(row, 1, pad) for row, pad in enumerate(num_pad))
-        step = Step(each, each, each, each, each, each, each, each, spans, extent)
+        buffer = empty_buffer(len(num_pad), 1, META)
+        batch = decode_batch(buffer, Keys(buffer.columns), max_kv)
         for layer in range(cache.num_layers):
-            cache.room(layer, step)
+            cache.layer(layer, batch)
         return cache.num_bytes, cache.growth_bytes
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from eet_lab.engine.stream import StepTokens
+from eet_lab.engine.stream import PassTokens
+from eet_lab.scheduling import Request
 
 
 class StepEvent(NamedTuple):
@@ -69,53 +70,43 @@ class Generation:
         return self.num_tokens / self.total_ms * 1e3 if self.total_ms else 0.0
 
 
-class Transcript:
-    """Gathers a run's tokens from its steps, and trims what the device generated beyond a row's end."""
+class Record:
+    """What came when, request by request, of those that begin together."""
 
-    def __init__(self, ends: list[int], first_column: int, limit: int, num_steps: int, stop: Sequence[int]) -> None:
-        """Row b generates from column ends[b], at most `limit` tokens or up to one of `stop`.
-
-        The first step writes `first_column`.
-        """
-        self._ends, self._column, self._limit, self._num_steps = ends, first_column, limit, num_steps
-        self._stop = frozenset(stop)
-        rows = len(ends)
-        self._tokens: list[list[int]] = [[] for _ in range(rows)]
-        self._finish: list[str | None] = [None] * rows
-        self._first: list[float | None] = [None] * rows
-        self._last: list[float | None] = [None] * rows
+    def __init__(self, requests: Sequence[Request], num_steps: int, on_step: Callable[[StepEvent], None]) -> None:
+        self._requests, self._num_steps, self._on_step = requests, num_steps, on_step
+        self._rows = {request: row for row, request in enumerate(requests)}
+        self._times: list[list[float]] = [[] for _ in requests]
         self._step_ms: list[float] = []
         self._t_ms = 0.0
 
     @property
     def finished(self) -> bool:
-        return None not in self._finish
+        """Whether all that will ever come is here."""
+        return all(request.done for request in self._requests)
 
-    def read(self, step: StepTokens) -> StepEvent:
-        """Take in the next step."""
-        new = []
-        for row, token in enumerate(step.ids):
-            if self._finish[row] is not None or self._column < self._ends[row]:
+    def read(self, passes: Sequence[PassTokens]) -> None:
+        """Take in what passes have told; those that were launched beyond the last request's end tell nothing."""
+        for t_ms, tokens in passes:
+            if not tokens and self.finished:
                 continue
-            self._tokens[row].append(token)
-            self._first[row] = step.t_ms if self._first[row] is None else self._first[row]
-            self._last[row] = step.t_ms
-            if token in self._stop or len(self._tokens[row]) == self._limit:
-                self._finish[row] = "stop" if token in self._stop else "length"
-            new.append((row, token))
-        self._column += 1
-        self._step_ms.append(step.t_ms - self._t_ms)
-        self._t_ms = step.t_ms
-        return StepEvent(len(self._step_ms) - 1, self._num_steps, step.t_ms, self._step_ms[-1], tuple(new))
+            new = tuple((self._rows[request], token) for request, token in tokens)
+            for row, _ in new:
+                self._times[row].append(t_ms)
+            self._step_ms.append(t_ms - self._t_ms)
+            self._t_ms = t_ms
+            num_steps = max(self._num_steps, len(self._step_ms))
+            self._on_step(StepEvent(len(self._step_ms) - 1, num_steps, t_ms, self._step_ms[-1], new))
 
     def result(self, setup_ms: float) -> Generation:
-        """What has been read so far; a row that is not finished was cancelled."""
+        """All of it; a request that is not done was cancelled."""
+        last_ms = tuple(times[-1] if times else None for times in self._times)
         return Generation(
-            tokens=tuple(map(tuple, self._tokens)),
-            finish=tuple(reason or "cancelled" for reason in self._finish),
-            first_ms=tuple(self._first),
-            last_ms=tuple(self._last),
+            tokens=tuple(tuple(request.generated) for request in self._requests),
+            finish=tuple(request.finish_reason or "cancelled" for request in self._requests),
+            first_ms=tuple(times[0] if times else None for times in self._times),
+            last_ms=last_ms,
             step_ms=tuple(self._step_ms),
-            total_ms=max((t for t in self._last if t is not None), default=self._t_ms),
+            total_ms=max((t for t in last_ms if t is not None), default=self._t_ms),
             setup_ms=setup_ms,
         )

@@ -13,15 +13,17 @@ from torch.overrides import TorchFunctionMode
 
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.tasks import Task
-from eet_lab.models.decoder import Decoder, mapped, tensors
+from eet_lab.models.decoder import Decoder, forward, mapped, tensors
 from eet_lab.models.encoder import Encoder
-from eet_lab.ops.types import Sampling, Span, State, Step
+from eet_lab.ops.types import Batch, Keys, Sampling, TokenBuffer
 from eet_lab.parts import Parts
+from eet_lab.parts.batches import batch_of, decode_batch, empty_buffer
 from eet_lab.parts.kv_cache import KVCache
-from eet_lab.parts.prompts import decode_step, nobody
 from eet_lab.parts.trace import Rehearsal, Trace
+from eet_lab.scheduling import Schedule
+from eet_lab.scheduling.scheduler import first_rows
 
-Moved = TypeVar("Moved", State, Step)
+Moved = TypeVar("Moved", TokenBuffer, Batch)
 META = torch.device("meta")
 
 TELLING = 3
@@ -30,13 +32,13 @@ TELLING = 3
 
 class RequestShape(NamedTuple):
     """A request before anything is known of its tokens: its passes, {"prefill": ..., "decode": ...}, the latter the
-    longest step; the pads of each row of its cache; how many columns this has, and how many the first pass reads.
+    longest step; the pads of each slot; how many columns a slot has, and how many the first pass reads.
     """
 
     passes: dict[str, Rehearsal]
     num_pad: list[int]
     capacity: int
-    extent: int
+    max_kv: int
 
 
 class Rehearser:
@@ -49,42 +51,51 @@ class Rehearser:
     def model(self) -> Decoder:
         return mapped(self._given, lambda tensor: tensor.to(META))
 
-    def request(self, prompts: Sequence[Sequence[int]], settings: Settings) -> RequestShape:
-        """What a batch of such prompts does to memory, as `Engine.generate` runs it."""
-        if (schedule := self._parts.schedule) is not None:
-            schedule, capacity = schedule.of_at_most(len(prompts)), max(map(len, prompts)) + settings.max_new_tokens
-            B, T = schedule.max_rows, schedule.most_tokens(capacity)
-            return RequestShape(
-                self.joined(B, capacity, settings.sampling(B), T, capacity), [0] * B, capacity, capacity
-            )
-        state, first = self._parts.prompts(prompts, settings.max_new_tokens)
-        passes = self.passes(state, first, settings.sampling(len(prompts)))
-        return RequestShape(passes, [span.num_pad for span in first.spans], state.tokens.shape[1], first.extent)
+    def request(self, lengths: Sequence[int], settings: Settings, capacity: int | None = None) -> RequestShape:
+        """What prompts of such lengths do to memory, as `Engine.generate` runs them.
 
-    def joined(self, B: int, capacity: int, sampling: Sampling, T: int, extent: int) -> dict[str, Rehearsal]:
-        """Of B slots: a pass over T tokens, whosever they are, in columns [0, extent); and the longest decode step."""
-        token, each = torch.zeros(T, dtype=torch.long), torch.zeros(B, dtype=torch.long)
-        spans = (Span(0, T, 0), *[Span(0, 0, 0)] * (B - 1))
-        step = Step(token, token, token, token, each, each, each, each, spans, extent, False)
-        return self.passes(nobody(B, 1, each.device), step, sampling._replace(noise=each), capacity)
+        `capacity`: the columns of a slot, if they are more than these prompts take.
+        """
+        capacity = capacity or max(lengths) + settings.max_new_tokens
+        schedule, B = self._parts.schedule.of_at_most(len(lengths)), len(lengths)
+        if self._parts.schedule.max_rows is not None:
+            B = schedule.max_rows or B
+            passes = self.mixed(schedule, capacity, settings, schedule.most_tokens(capacity), capacity)
+            return RequestShape(passes, [0] * B, capacity, capacity)
+        first = batch_of(first_rows(schedule, lengths), B, reads_pads=schedule.aligned)
+        passes = self._passes(first, capacity, settings)
+        return RequestShape(passes, schedule.pads(lengths), capacity, first.max_kv)
 
-    def passes(
-        self, state: State, first: Step, sampling: Sampling, capacity: int | None = None
+    def mixed(
+        self, schedule: Schedule, capacity: int, settings: Settings, T: int, max_kv: int
     ) -> dict[str, Rehearsal]:
-        """Of a batch on the host, in a session of `capacity` columns, if that is more than it takes itself."""
-        longest = (capacity or state.tokens.shape[1]) - 1  # the last column is never read
-        last = decode_step(state, first.num_pad, first.spans, longest)
-
-        def rehearsal(name: str, step: Step, repeated: bool) -> Rehearsal:
-            run = partial(self._rehearse, state, step, sampling)
-            key = name, step.spans, len(step.ids), step.extent, sampling[:3]
-            return Rehearsal(key, partial(run, None), partial(run, self._telling), repeated)
-
-        return {"prefill": rehearsal("prefill", first, False), "decode": rehearsal("decode", last, True)}
+        """A pass over T tokens, whichever slots they are of, in columns [0, max_kv); and the longest decode step."""
+        token, each = torch.zeros(T, dtype=torch.long), torch.zeros(schedule.max_rows or 1, dtype=torch.long)
+        spans, seen = ((0, T), *[(0, 0)] * (len(each) - 1)), ((0, max_kv),) * len(each)
+        batch = Batch(token, token, token, token, each, each, each, Keys(each, None, seen), T, max_kv, spans)
+        return self._passes(batch, capacity, settings)
 
     def new_cache(self) -> KVCache:
         """A KV cache without data."""
         return new_cache(self.model, self._parts)
+
+    def _passes(self, first: Batch, capacity: int, settings: Settings) -> dict[str, Rehearsal]:
+        """A first pass, and the longest decode step of slots of `capacity` columns, whose last one is never read."""
+        B, longest = first.num_rows, capacity - 1
+        buffer, keys = empty_buffer(B, 1, META), first.keys._replace(spans=((0, longest),) * B)
+        last = decode_batch(buffer, keys, longest)._replace(spans=tuple((slot, 1) for slot in range(B)))
+        if self._parts.is_captured:
+            last = last._replace(spans=None, keys=keys._replace(spans=None))
+        sampling = settings.sampling(B)
+
+        def rehearsal(name: str, batch: Batch, repeated: bool) -> Rehearsal:
+            run = partial(self._rehearse, buffer, batch, sampling)
+            sizes = len(batch.ids), batch.max_q, batch.max_kv
+            return Rehearsal(
+                (name, B, *sizes, keys.padded, sampling[:3]), partial(run, None), partial(run, self._telling), repeated
+            )
+
+        return {"prefill": rehearsal("prefill", first, False), "decode": rehearsal("decode", last, True)}
 
     @cached_property
     def _telling(self) -> int | None:
@@ -92,18 +103,21 @@ class Rehearser:
         return TELLING if are_alike(self._given) else None
 
     @torch.inference_mode()
-    def _rehearse(self, state: State, step: Step, sampling: Sampling, num_layers: int | None, trace: Trace) -> None:
+    def _rehearse(
+        self, buffer: TokenBuffer, batch: Batch, sampling: Sampling, num_layers: int | None, trace: Trace
+    ) -> None:
         """Run one pass; what its ops ask for comes from `trace`."""
         parts, model = self._parts, self.model._replace(layers=self.model.layers[:num_layers])
         ops = parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
-        mask = partial(parts.mask, empty=partial(trace.empty, op="mask"))
         cache, noise = new_cache(model, parts), sampling.noise.to(META)
-        cache.open([0] * len(step.spans), step.extent)
+        cache.open([0] * batch.num_rows, batch.max_kv)
         with nullcontext() if parts.ops.kernels else NoArithmetic():  # ops over kernels know a rehearsal themselves
-            on_meta = moved(step, META)
-            hidden = parts.forward(model, ops, mask, list(cache), on_meta)
-            token = self._task(model, ops, hidden, on_meta, sampling._replace(noise=noise))
-            ops.advance(moved(state, META), token, on_meta.count)
+            there = moved(batch, META)
+            there = there._replace(keys=there.keys._replace(table=cache.block_table))
+            attend = parts.attend(ops, there, cache, empty=partial(trace.empty, op="mask"))
+            hidden = forward(model, ops, attend, there, parts.layers)
+            token = self._task(model, ops, hidden, there, sampling._replace(noise=noise))
+            ops.advance(buffer, token, there.count)
 
 
 class NoArithmetic(TorchFunctionMode):
@@ -136,5 +150,5 @@ def are_alike(model: Decoder | Encoder) -> bool:
 
 
 def moved(tree: Moved, device: torch.device) -> Moved:
-    """The same state or step on another device."""
+    """The same token buffer or batch on another device."""
     return mapped(tree, lambda tensor: tensor.to(device))

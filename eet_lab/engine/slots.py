@@ -1,6 +1,6 @@
-"""Requests that join and leave while others run: rows of one state, which they come to and go from.
+"""Slots on the device, the scheduler that says who reads what in them, and the passes that do so.
 
-T tokens of a pass, B slots, S columns of the canvas.
+T tokens of a pass, B slots.
 """
 
 from __future__ import annotations
@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from threading import current_thread
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from eet_lab.engine.clock import RequestClock
-from eet_lab.engine.session import Runner
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.stream import StepTokens, open_stream
+from eet_lab.engine.stream import PassTokens, StepTokens, open_stream
+from eet_lab.engine.token_buffer import Arrival, RequestSettings, SlotTable
 from eet_lab.errors import PromptError
-from eet_lab.ops.reference import noise_keys
-from eet_lab.ops.types import Span, Step
-from eet_lab.parts.prompts import nobody
-from eet_lab.parts.trace import Rehearsal
-from eet_lab.scheduling import Request, Row, Schedule, Scheduler
+from eet_lab.models.decoder import forward
+from eet_lab.ops.types import Batch, Keys
+from eet_lab.parts.batches import batch_of, decode_batch
+from eet_lab.progress import Cancel
+from eet_lab.scheduling import Held, Request, Row, Schedule, Scheduler
 
 if TYPE_CHECKING:
     from eet_lab.engine.engine import Engine
@@ -31,14 +29,13 @@ if TYPE_CHECKING:
 COLUMNS = 1024
 """Of a slot, where nothing says how long requests will be."""
 
-NOBODY = -1
-"""The noise key of a slot that no request has."""
-
-EXTENT_STEP = 256
-"""Passes are rehearsed with the columns of the cache rounded up to a multiple of this, so that few shapes come up."""
+COLUMN_STEP = 256
+"""Mixed passes are traced with the columns of the cache rounded up to a multiple of this, so that few shapes come up."""
 
 TOKEN_STEP = 64
 """The same of their tokens, where these are more: only below it do ops choose by how many there are."""
+
+Spans = tuple[tuple[int, int], ...]
 
 
 class NewToken(NamedTuple):
@@ -49,37 +46,52 @@ class NewToken(NamedTuple):
     t_ms: float
 
 
-class Slots(Runner):
-    """A state of B rows, its KV cache, and the scheduler that says which request reads what in the next pass.
+class Slots:
+    """Slots for requests that run side by side: those of a batch, which begin together, or such that join and leave.
 
     A slot that nobody has is an ordinary row whose limit is its first column: it reads that one again and again, and
-    what it says is for nobody. So a captured step serves requests that come and go. Where every row reads one token,
-    the pass is a decode step; else it reads each row's tokens end to end.
+    what it says is for nobody. So a captured step serves requests that come and go. Where every row reads one token
+    that is on the device already, the pass is a decode step; else it is sent from the host.
     """
 
     def __init__(self, engine: Engine, key: tuple, schedule: Schedule, capacity: int, settings: Settings) -> None:
         """For requests of at most `capacity` tokens. `settings` tell how all of them are drawn, but for the seed."""
-        self.key, self.settings, self.schedule, self.thread = key, settings, schedule, current_thread()
-        B, device = schedule.max_rows, engine.model.device
-        engine.cache.open([0] * B, capacity)
-        sampling = settings.sampling(B, device)
-        sampling.noise.fill_(NOBODY)
-        state, spans = nobody(B, capacity, device), [Span(row, 1, 0) for row in range(B)]
-        super().__init__(engine, state, torch.zeros_like(sampling.noise), sampling, spans, capacity)
-        self._owners: list[Request | None] = [None] * B  # as the device knows it: those that left are still there
-        self.scheduler = Scheduler(schedule, engine.cache.ledger, engine.model.config.context)
-        self._most_tokens = schedule.most_tokens(capacity)
-        engine._allocating = "the arena of activations"
-        engine.memory.reserve(self._passes(self._most_tokens, capacity), like=engine.model.words)
+        assert schedule.max_rows is not None, "the number of slots"
+        self._engine, self.key, self.schedule, self.capacity, self.settings = engine, key, schedule, capacity, settings
+        self.num_slots, self.thread = schedule.max_rows, current_thread()
+        self.is_batch = engine.parts.schedule.max_rows is None
+        self.table = SlotTable(engine.canvas, self.num_slots, capacity)
+        self.launch: Any = None
+        self._generation = -1
+        self._unfinished: dict[Request, RequestSettings] = {}
 
-    def begin(self, clock: RequestClock) -> None:
-        """Start to count time and passes, where nothing runs and nothing is on its way."""
-        self.clock = clock
-        self.state.num_passes.zero_()
-        self._stream = open_stream(self.clock, self._engine.model.device, self.schedule.max_rows)
+    def begin(self, clock: RequestClock, pads: Sequence[int], settings: Settings, ran_last: bool) -> None:
+        """Start to count time and passes, where nothing runs and nothing is on its way.
+
+        `pads` are the columns before each slot's first token; `settings` may have another seed and other stop tokens.
+        `ran_last`: no others have used the same memory since.
+        """
+        engine, cache = self._engine, self._engine.cache
+        if self.is_batch:
+            cache.check_room(pads, self.capacity)
+        self.settings, self.clock, self._stream = settings, clock, open_stream(clock, engine.model.device, self.num_slots)
+        if self.is_batch or not ran_last:
+            cache.open(pads, self.capacity)
+        if not ran_last:
+            self.table.fill([])
+            self.sampling = self.settings.sampling(self.num_slots)._replace(noise=self.table.noise)
+        elif not self.is_batch:
+            self.table.buffer.num_passes.zero_()
+        if cache.generation != self._generation:  # what was captured is void
+            keys = Keys(self.table.begin, cache.block_table, padded=any(pads))
+            self._generation, self._next = cache.generation, decode_batch(self.table.buffer, keys, self.capacity)
+            self.launch = self._new_launch()
+        ledger = Held(cache.ledger) if self.is_batch else cache.ledger
+        self.scheduler = Scheduler(self.schedule, ledger, engine.model.config.context)
+        self._pads, self._owners = pads, list[Request | None]([None] * self.num_slots)  # as the device knows them
         # Of each pass on its way to the host: who is told its tokens, and in which slot.
         self._in_flight: deque[list[tuple[Request, int]]] = deque()
-        self._unfinished: dict[Request, RequestSettings] = {}
+        self._unfinished, self._added = {}, list[Request]()
 
     @property
     def idle(self) -> bool:
@@ -106,6 +118,7 @@ class Slots(Runner):
         self.check([request])
         self.scheduler.add(request)
         self._unfinished[request] = settings
+        self._added.append(request)
 
     def check(self, requests: Sequence[Request]) -> None:
         """PromptError for one that is longer than a slot, or than all pages."""
@@ -127,160 +140,151 @@ class Slots(Runner):
             self.scheduler.cancel(request)
         request.finish_reason = "cancelled"
 
-    def step(self) -> list[NewToken]:
-        """One pass for all that are in flight; returns the tokens that have come to the host meanwhile.
+    def step(self, cancel: Cancel | None = None) -> list[PassTokens]:
+        """One pass for all that are in flight; returns what has come to the host meanwhile.
 
-        Where there is nothing to read, it waits for those that are on their way.
+        Where there is nothing to read, it waits for what is on its way. `cancel` ends a pass that is no decode step
+        between two ops: Cancelled, after which these slots are of no use.
         """
         rows = self.scheduler.next()
         if not rows:
             return self.drain()
-        self._engine.cache.mirror()
-        step = self._received(rows)
-        if step is None:
-            extent = max(row.start for row in rows) + 1
-            self.launch(extent)
+        engine = self._engine
+        engine.cache.mirror()
+        changes = self._changes(rows)
+        if self._is_decode(rows):
+            if changes:
+                self.table.change(engine.inbox.receive(changes))
+            self._decode_step(rows)
         else:
-            self._run("prefill", step._replace(ids=self.state.tokens[step.rows, step.columns]))
+            batch = self._sent(rows, changes)
+            engine._cancel = cancel
+            try:
+                self._run("prefill", batch)
+            finally:
+                engine._cancel = None
         self._in_flight.append([(row.request, row.slot) for row in rows if row.tells])
-        arrived = self._stream.push(self.state)
+        arrived = self._stream.push(self.table.buffer)
         self.scheduler.advance(rows)
-        self._engine.cache.keep([request.read for request in self.scheduler.running])
+        engine.cache.keep([request.read for request in (self._added if self.is_batch else self.scheduler.running)])
         return self._read(arrived)
 
     def close(self) -> None:
-        """Let go of graphs, and of all requests: nothing more will come for them."""
-        super().close()
+        """Let go of graphs, which refer to the slots as these do to them; and of all requests: nothing more comes."""
+        self.launch = None
         for request in self._unfinished:
             request.finish_reason = "cancelled"
         self._unfinished = {}
 
-    def drain(self) -> list[NewToken]:
+    def drain(self) -> list[PassTokens]:
         """Wait for all that is on its way to the host."""
         return self._read(self._stream.drain())
 
-    def num_steps(self, requests: Sequence[Request]) -> int:
-        """About how many passes tell tokens of these, if nobody else is here."""
-        waves = -(-len(requests) // self.schedule.max_rows)
-        return waves * max(request.max_new_tokens for request in requests)
+    def num_passes(self, requests: Sequence[Request]) -> int:
+        """About how many passes these take, if nobody else is here."""
+        lengths, schedule = [len(request.prompt) for request in requests], self.schedule
+        chunk = schedule.chunk or max(lengths)
+        at_once = min(lengths) if schedule.shortest_first else chunk
+        reads = 1 + -(-max(max(lengths) - at_once, 0) // chunk)
+        waves = -(-len(requests) // self.num_slots)
+        return waves * (reads - 1 + max(request.max_new_tokens for request in requests))
 
-    def _decode(self, extent: int, exact: bool = False) -> None:
-        super()._decode(extent, exact=False)  # rows end in columns of their own
+    def _is_decode(self, rows: Sequence[Row]) -> bool:
+        """Whether each that runs reads one token, which the device knows."""
+        return len(rows) == len(self.scheduler.running) and all(row.count == 1 and row.start for row in rows)
 
-    def _received(self, rows: Sequence[Row]) -> Step | None:
-        """Send what the pass needs that is not on the device: who joins and leaves, and the step.
+    def _decode_step(self, rows: Sequence[Row]) -> None:
+        """Launch the pass that reads one token in every slot."""
+        ends = {row.slot: row.request.pad + row.start + 1 for row in rows}
+        max_kv = max(ends.values())
+        self._seen: Spans | None = None
+        if not self._engine.parts.is_captured:  # a replay would show its ops the numbers of another step
+            self._seen = tuple((pad, ends.get(slot, max_kv)) for slot, pad in enumerate(self._pads))
+        self.launch(max_kv)
 
-        None for the step where every request that runs reads one token: that one is there already.
-        """
+    def _new_launch(self) -> Any:
+        return self._engine.parts.launch(self._decode, self.capacity - 1)  # the last column is never read
+
+    def _decode(self, max_kv: int) -> None:
+        batch = self._next._replace(max_kv=max_kv)
+        if self._seen is not None:
+            spans = tuple((slot, 1) for slot in range(self.num_slots))
+            batch = batch._replace(spans=spans, keys=batch.keys._replace(spans=self._seen))
+        self._run("decode", batch)
+
+    def _run(self, name: str, batch: Batch) -> None:
+        engine = self._engine
+        engine.memory.enter(name)
+        hidden = forward(engine.model, engine.ops, engine.attend(batch, engine.cache), batch, engine.parts.layers)
+        token = engine.task(engine.model, engine.ops, hidden, batch, self.sampling)
+        engine.ops.advance(self.table.buffer, token, batch.count)
+
+    def _changes(self, rows: Sequence[Row]) -> list[Tensor]:
+        """What the device has to know of those who come and leave, before this pass. A batch is sent whole."""
         came = [row for row in rows if row.start == 0]
-        left = [slot for slot, owner in enumerate(self._owners) if owner is not None and owner.slot != slot]
-        alike = len(rows) == len(self.scheduler.running) and all(row.count == 1 for row in rows)
-        moved = _moved(came, left, self._unfinished) if came or left else []
-        step = [] if alike else _step(rows, self.schedule.max_rows)
-        for slot in left:
-            self._owners[slot] = None
+        arrivals = [Arrival.of(row, self._unfinished[row.request]) for row in came]
         for row in came:
             self._owners[row.slot] = row.request
-        if not moved and not step:
-            return None
-        engine = self._engine
-        arrived = engine.inbox.receive([*moved, *step])
-        if moved:
-            slots, *values, where, columns, ids = arrived[: len(moved)]
-            state = self.state
-            kept = (state.end, state.limit, state.columns, state.ids, state.positions, self._sampling.noise)
-            for part, new in zip(kept, values, strict=True):
-                part.index_copy_(0, slots, new)
-            state.tokens.index_put_((where, columns), ids)
-        if alike:
-            return None
-        positions, owner, last, first, count = arrived[len(moved) :]
-        spans = tuple(Span(*span, 0) for span in zip(step[3].tolist(), step[4].tolist(), strict=True))
-        extent = max(row.start + row.count for row in rows)
-        return self._placed(
-            Step(positions, positions, owner, positions, last, self._next.num_pad, first, count, spans, extent, False)
-        )
+        if self.is_batch:
+            if arrivals:
+                self.table.fill(arrivals)
+            return []
+        left = [slot for slot, owner in enumerate(self._owners) if owner is not None and owner.slot != slot]
+        for slot in left:
+            self._owners[slot] = None
+        return self.table.changes(arrivals, left)
 
-    def _placed(self, step: Step) -> Step:
-        """The same, once its memory is planned."""
-        memory, generation, T = self._engine.memory, self._engine.memory.generation, len(step.rows)
-        extent = min(_rounded(step.extent, EXTENT_STEP), self.capacity)
-        T = T if T <= TOKEN_STEP else min(_rounded(T, TOKEN_STEP), self._most_tokens)
-        memory.plan(self._passes(T, extent), like=self._engine.model.words)  # it recurs, so it is no setup
-        if memory.generation != generation:
+    def _sent(self, rows: Sequence[Row], changes: Sequence[Tensor]) -> Batch:
+        """A pass that is no decode step, on the device, and what changes with it, in one copy."""
+        batch = batch_of(rows, self.num_slots, reads_pads=self.schedule.aligned)
+        self._plan(batch)
+        on_host = [part for part in batch if isinstance(part, Tensor)]
+        arrived = self._engine.inbox.receive([*changes, *on_host])
+        if changes:
+            self.table.change(arrived[: len(changes)])
+        ids, positions, owner, columns, last, first, count = arrived[len(changes) :]
+        if any(row.start + row.count > row.request.known for row in rows):  # the device alone knows some of them
+            ids = self.table.buffer.tokens[owner, columns]
+        keys = self._next.keys._replace(spans=batch.keys.spans)
+        return Batch(ids, positions, owner, columns, last, first, count, keys, *batch[8:])
+
+    def _plan(self, batch: Batch) -> None:
+        """Memory for a pass of such a size; that of a batch is planned before it begins."""
+        if self.is_batch:
+            return
+        engine, T = self._engine, len(batch.rows)
+        max_kv = min(_rounded(batch.max_kv, COLUMN_STEP), self.capacity)
+        T = T if T <= TOKEN_STEP else min(_rounded(T, TOKEN_STEP), self.schedule.most_tokens(self.capacity))
+        generation = engine.memory.generation
+        passes = engine.rehearser.mixed(self.schedule, self.capacity, self.settings, T, max_kv)
+        engine.memory.plan(passes, like=engine.model.words)  # it recurs, so it is no setup
+        if engine.memory.generation != generation:
             self.launch = self._new_launch()
-        return step
 
-    def _passes(self, T: int, extent: int) -> dict[str, Rehearsal]:
-        """A pass over so many tokens, whosever they are, and the longest decode step; to be rehearsed."""
-        return self._engine.rehearser.joined(self.schedule.max_rows, self.capacity, self._sampling, T, extent)
-
-    def _read(self, arrived: Sequence[StepTokens]) -> list[NewToken]:
+    def _read(self, arrived: Sequence[StepTokens]) -> list[PassTokens]:
         """What the passes that have arrived told, to those that are still interested."""
+        return [PassTokens(t_ms, self._told(ids)) for ids, t_ms in arrived]
+
+    def _told(self, ids: Sequence[int]) -> list[tuple[Request, int]]:
+        """The tokens of the next pass on its way."""
         found = []
-        for ids, t_ms in arrived:
-            for request, slot in self._in_flight.popleft():
-                settings = self._unfinished.get(request)
-                if settings is None:
-                    continue  # it has left: cancelled, or stopped by an earlier token
-                token = ids[slot]
-                request.generated.append(token)
-                found.append(NewToken(request, token, t_ms))
-                if token in settings.stop:
-                    request.finish_reason = "stop"
-                    self.scheduler.finish(request)
-                elif len(request.generated) == request.max_new_tokens:
-                    request.finish_reason = "length"
-                if request.done:
-                    del self._unfinished[request]
+        for request, slot in self._in_flight.popleft():
+            settings = self._unfinished.get(request)
+            if settings is None:
+                continue  # it has left: cancelled, or stopped by an earlier token
+            token = ids[slot]
+            request.generated.append(token)
+            found.append((request, token))
+            if token in settings.stop:
+                request.finish_reason = "stop"
+                self.scheduler.finish(request)
+            elif len(request.generated) == request.max_new_tokens:
+                request.finish_reason = "length"
+            if request.done:
+                del self._unfinished[request]
         return found
-
-
-class RequestSettings(NamedTuple):
-    """What a request asks for that the scheduler need not know."""
-
-    stop: frozenset[int]
-    noise: int  # key of its row's noise
-    forced: tuple[int, ...] = ()  # what it shall generate, whatever the model says
-
-    @classmethod
-    def of(cls, settings: Settings, number: int = 0, forced: Sequence[int] = ()) -> RequestSettings:
-        """Of the request of that number among those of one seed: as row `number` of a batch, it draws the same."""
-        noise = int(noise_keys(settings.seed, 1, first=number))
-        return cls(frozenset(() if forced else settings.stop), noise, tuple(forced))
-
-
-def _moved(came: Sequence[Row], left: Sequence[int], settings: dict[Request, RequestSettings]) -> list[Tensor]:
-    """Slots, and for each of them end, limit, column, id, position and noise key; then the prompts, token by token:
-    slots, columns and ids. On the host.
-    """
-    values = {slot: (slot, 0, 0, 0, 0, 0, NOBODY) for slot in left}
-    where, columns, ids = list[int](), list[int](), list[int]()
-    for request, slot, *_ in came:
-        known = (*request.prompt, *request.generated, *settings[request].forced[len(request.generated) :])
-        values[slot] = slot, len(known), request.full_length - 1, 0, known[0], 0, settings[request].noise
-        where += [slot] * len(known)
-        columns += range(len(known))
-        ids += known
-    return [*map(_tensor, zip(*values.values(), strict=True)), *map(_tensor, (where, columns, ids))]
-
-
-def _step(rows: Sequence[Row], num_slots: int) -> list[Tensor]:
-    """Positions and rows [T]; last, first and count [B]; on the host. A slot without a row reads no token."""
-    counts = np.array([row.count for row in rows], np.int64)
-    slots = np.array([row.slot for row in rows], np.int64)
-    starts = np.array([row.start for row in rows], np.int64)
-    begins = counts.cumsum() - counts
-    positions = np.arange(counts.sum()) + np.repeat(starts - begins, counts)
-    first, count, last = (np.zeros(num_slots, np.int64) for _ in range(3))
-    first[slots], count[slots], last[slots] = begins, counts, begins + counts - 1
-    return list(map(torch.from_numpy, (positions, np.repeat(slots, counts), last, first, count)))
 
 
 def _rounded(number: int, step: int) -> int:
     """Up to a multiple."""
     return -(-number // step) * step
-
-
-def _tensor(numbers: Sequence[int]) -> Tensor:
-    return torch.from_numpy(np.array(numbers, np.int64))

@@ -9,7 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from eet_lab.engine.clock import RequestClock
-from eet_lab.ops.types import State
+from eet_lab.ops.types import TokenBuffer
+from eet_lab.scheduling import Request
 
 
 class StepTokens(NamedTuple):
@@ -19,10 +20,17 @@ class StepTokens(NamedTuple):
     t_ms: float
 
 
+class PassTokens(NamedTuple):
+    """What a pass has told, once it has come to the host: nothing where it only read prompts."""
+
+    t_ms: float
+    tokens: list[tuple[Request, int]]
+
+
 class TokenStream(Protocol):
     """A queue of finished steps between the device and the host."""
 
-    def push(self, state: State) -> list[StepTokens]:
+    def push(self, buffer: TokenBuffer) -> list[StepTokens]:
         """After a step was launched: hand it over; returns the steps that have arrived meanwhile, oldest first."""
         ...
 
@@ -37,8 +45,8 @@ class HostStream:
     def __init__(self, clock: RequestClock) -> None:
         self._clock = clock
 
-    def push(self, state: State) -> list[StepTokens]:
-        return [StepTokens(state.ids.tolist(), self._clock.since_ms() - self._clock.setup_ms)]
+    def push(self, buffer: TokenBuffer) -> list[StepTokens]:
+        return [StepTokens(buffer.ids.tolist(), self._clock.since_ms() - self._clock.setup_ms)]
 
     def drain(self) -> list[StepTokens]:
         return []
@@ -48,11 +56,11 @@ class PinnedRing:
     """Pinned slots with an event each: the host runs at most `depth` steps ahead and never waits for the newest.
 
     A copy between two steps would hold up the second, so copies have a stream of their own.
-    What they read stays as it is: the state's log has more rows than the host may be steps behind.
+    What they read stays as it is: the buffer's log has more rows than the host may be steps behind.
     """
 
     def __init__(self, clock: RequestClock, device: torch.device, num_rows: int, depth: int = 8) -> None:
-        """The first step is the state's first pass.
+        """The first step is the token buffer's first pass.
 
         Nothing of the request is on the device yet, so both clocks agree where the stream has nothing else to do.
         """
@@ -64,12 +72,12 @@ class PinnedRing:
         self._waiting: deque[tuple[int, torch.cuda.Event]] = deque()
         self._copies = _copy_stream(device.index)
 
-    def push(self, state: State) -> list[StepTokens]:
+    def push(self, buffer: TokenBuffer) -> list[StepTokens]:
         arrived = self._collect(keep=self._depth - 1)
         slot, event = self._num_passes % self._depth, torch.cuda.Event(enable_timing=True)
         self._copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._copies):
-            self._slots[slot].copy_(state.log[self._num_passes % len(state.log)], non_blocking=True)
+            self._slots[slot].copy_(buffer.log[self._num_passes % len(buffer.log)], non_blocking=True)
             event.record()
         self._num_passes += 1
         self._waiting.append((slot, event))

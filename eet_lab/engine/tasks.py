@@ -17,8 +17,7 @@ from eet_lab.models import encoder
 from eet_lab.models.config import HEADS, EncoderConfig
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.encoder import Encoder
-from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import Sampling, Step
+from eet_lab.ops.types import Batch, Sampling
 from eet_lab.parts import Ops
 from eet_lab.parts.passes import Pass, Text
 
@@ -29,13 +28,12 @@ class Task(Protocol):
     It picks the states that it needs before it takes their logits. It sees rehearsals too, on meta tensors.
     """
 
-    def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, step: Step, sampling: Sampling) -> Tensor: ...
+    def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, batch: Batch, sampling: Sampling) -> Tensor: ...
 
 
-@serves_any_pads
-def next_tokens(model: Decoder, ops: Ops, hidden: Tensor, step: Step, sampling: Sampling) -> Tensor:
+def next_tokens(model: Decoder, ops: Ops, hidden: Tensor, batch: Batch, sampling: Sampling) -> Tensor:
     """Every row's next token: the task of generation."""
-    return ops.next_token(hidden, step, model.norm, model.head, sampling)
+    return ops.next_token(hidden, batch, model.norm, model.head, sampling)
 
 
 @dataclass(frozen=True)
@@ -76,7 +74,7 @@ def _mean(model: Encoder, ops: Ops, states: Tensor, batch: Pass, empty: Callable
     if out.is_meta:
         return out
     # "unsafe" does not look at the lengths, for which the host would wait until the whole pass is done.
-    return out.copy_(torch.segment_reduce(states.float(), "mean", lengths=batch.step.count, unsafe=True))
+    return out.copy_(torch.segment_reduce(states.float(), "mean", lengths=batch.batch.count, unsafe=True))
 
 
 HIDDEN = TextTask("hidden", "all", lambda model, ops, states, batch, empty: states, one_each=False)

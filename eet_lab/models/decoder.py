@@ -6,14 +6,13 @@ T tokens, B rows, C channels, V words, S positions, D head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from eet_lab.models.config import Config
-from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import Extras, KVLayer, Layer, Linear, Norm, Step
+from eet_lab.ops.types import Attend, Batch, Extras, Layer, Linear, Norm
 
 if TYPE_CHECKING:
     from eet_lab.parts import Ops
@@ -44,49 +43,42 @@ class Decoder(NamedTuple):
         return num_bytes(tensors(self))
 
 
-@serves_any_pads
-def forward(model: Decoder, ops: Ops, mask: Any, cache: Sequence[KVLayer], step: Step) -> Tensor:
+class Layers(Protocol):
+    """How a pass goes through the layers."""
+
+    def __call__(self, model: Decoder, ops: Ops, attend: Attend, x: Tensor, /) -> Tensor: ...
+
+
+def forward(model: Decoder, ops: Ops, attend: Attend, batch: Batch, layers: Layers) -> Tensor:
     """The hidden states [T,C], before the last norm: whoever needs few of them norms few."""
+    before = model.config.first_place
+    places = model.places[before:] if model.places is not None and before else model.places
+    return layers(model, ops, attend, ops.embed(batch.ids, batch.positions, model.words, places))
+
+
+def op_by_op(model: Decoder, ops: Ops, attend: Attend, x: Tensor) -> Tensor:
+    """The layers, each as five calls: x [T,C] -> [T,C]."""
     act, spec = model.config.act, model.config.spec
-    x = _embedded(model, ops, step)
-    attend = mask(ops, step, spec, like=x)
-    for w, kv in zip(model.layers, cache, strict=True):
+    for number, w in enumerate(model.layers):
         extras = Extras(w.q_norm, w.k_norm, model.inv_freq)
         # What one op makes for the next gets no name, which would keep its memory beyond that op.
-        x = ops.linear_residual(attend(ops.norm_linear(x, w.norm_1, w.qkv), kv, step, spec, extras), w.proj, x)
+        x = ops.linear_residual(attend(number, ops.norm_linear(x, w.norm_1, w.qkv), spec, extras), w.proj, x)
         x = ops.linear_residual(ops.norm_linear(x, w.norm_2, w.fc_1, act), w.fc_2, x)
     return x
 
 
-@serves_any_pads
-def forward_by_layer(
-    model: Decoder,
-    ops: Ops,
-    mask: Any,
-    cache: Sequence[KVLayer],
-    step: Step,
-    *,
-    takes: Callable[[Sequence[Layer], int], bool],
+def fused(
+    model: Decoder, ops: Ops, attend: Attend, x: Tensor, *, takes: Callable[[Sequence[Layer], int], bool]
 ) -> Tensor:
-    """The same, where `ops.rest_of_layer` takes as many tokens as the step has: what lies between two layers' attention
-    is one op.
-    """
-    if not takes(model.layers, len(step.ids)):
-        return forward(model, ops, mask, cache, step)
+    """The same, where `ops.fused_layer` takes so many tokens: what lies between two layers' attention is one op."""
+    if not takes(model.layers, len(x)):
+        return op_by_op(model, ops, attend, x)
     act, spec, first = model.config.act, model.config.spec, model.layers[0]
-    x = _embedded(model, ops, step)
-    attend = mask(ops, step, spec, like=x)
     qkv = ops.norm_linear(x, first.norm_1, first.qkv)
-    for w, kv, following in zip(model.layers, cache, (*model.layers[1:], None), strict=True):
+    for number, (w, following) in enumerate(zip(model.layers, (*model.layers[1:], None), strict=True)):
         extras = Extras(w.q_norm, w.k_norm, model.inv_freq)
-        x, qkv = ops.rest_of_layer(attend(qkv, kv, step, spec, extras), x, w, following, act)
+        x, qkv = ops.fused_layer(attend(number, qkv, spec, extras), x, w, following, act)
     return x
-
-
-def _embedded(model: Decoder, ops: Ops, step: Step) -> Tensor:
-    before = model.config.first_place
-    places = model.places[before:] if model.places is not None and before else model.places
-    return ops.embed(step.ids, step.positions, model.words, places)
 
 
 def logits(model: Decoder, ops: Ops, hidden: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eet_lab.models.config import EncoderConfig
 from eet_lab.models.decoder import num_bytes, tensors
-from eet_lab.ops.types import Layer, Linear, Norm, Step
+from eet_lab.ops.types import Attend, Batch, Layer, Linear, Norm
 
 if TYPE_CHECKING:
     from eet_lab.parts import Ops
@@ -49,14 +49,13 @@ class Encoder(NamedTuple):
         return num_bytes(tensors(self))
 
 
-def forward(model: Encoder, ops: Ops, mask: Any, step: Step, types: Tensor | None = None) -> Tensor:
+def forward(model: Encoder, ops: Ops, attend: Attend, batch: Batch, types: Tensor | None = None) -> Tensor:
     """The hidden states [T,C] of a pass; `types` [T] of its tokens, None where all are of type 0."""
     act, spec, places = model.config.act, model.config.spec, model.places[model.config.first_place :]
-    x = ops.embed_norm(step.ids, step.positions, types, model.words, places, model.types, model.norm)
-    attend = mask(ops, step, spec, like=x)
-    for w in model.layers:
+    x = ops.embed_norm(batch.ids, batch.positions, types, model.words, places, model.types, model.norm)
+    for number, w in enumerate(model.layers):
         # What one op makes for the next gets no name, which would keep its memory beyond that op.
-        x = ops.linear_residual_norm(attend(ops.norm_linear(x, None, w.qkv), None, step, spec), w.proj, x, w.norm_1)
+        x = ops.linear_residual_norm(attend(number, ops.norm_linear(x, None, w.qkv), spec), w.proj, x, w.norm_1)
         x = ops.linear_residual_norm(ops.norm_linear(x, None, w.fc_1, act), w.fc_2, x, w.norm_2)
     return x
 

@@ -9,7 +9,6 @@ name is registered with `AttentionMaskInterface`: without it, transformers passe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -19,7 +18,7 @@ from torch.nn.functional import pad, scaled_dot_product_attention
 
 from eet_lab.errors import ModelError
 from eet_lab.ops import cuda, native
-from eet_lab.ops.types import Span, Spec, Step, fresh
+from eet_lab.ops.types import Batch, Keys, Spec, fresh
 
 REMEDY = "Use attn_implementation='sdpa' for this model."
 
@@ -42,7 +41,7 @@ def register_attention(name: str = "eet") -> None:
     AttentionMaskInterface.register(name, real_tokens)
 
 
-class Keys(NamedTuple):
+class Bounds(NamedTuple):
     """What a row's queries may see: its keys `begin .. end - 1`; the newest query is key K - 1."""
 
     begin: list[int]  # B
@@ -52,7 +51,7 @@ class Keys(NamedTuple):
 class RealTokens(Tensor):
     """transformers' mask [B,K] as it came, True for real tokens. It brings the host's numbers: read once a pass."""
 
-    keys: Keys
+    bounds: Bounds
 
 
 def real_tokens(
@@ -83,7 +82,7 @@ def real_tokens(
             f"{REMEDY}"
         )
     told = real.as_subclass(RealTokens)
-    told.keys = Keys(*bounds)
+    told.bounds = Bounds(*bounds)
     return told
 
 
@@ -109,7 +108,7 @@ def attention(
             "transformers, or attn_implementation='sdpa'."
         )
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    keys, held = attention_mask.keys, attention_mask.shape[1]
+    keys, held = attention_mask.bounds, attention_mask.shape[1]
     key, value = key[:, :, :held], value[:, :, :held]  # a static cache is longer than its tokens
     if is_causal and sliding_window is None and _kernels_take(query, key, value):
         return _by_kernel(query, key, value, keys, scaling), None
@@ -124,7 +123,7 @@ def _refused(dropout: float, others: dict[str, Any]) -> list[str]:
 
 
 def _by_torch(
-    query: Tensor, key: Tensor, value: Tensor, keys: Keys, is_causal: bool, window: int | None, scaling: float | None
+    query: Tensor, key: Tensor, value: Tensor, keys: Bounds, is_causal: bool, window: int | None, scaling: float | None
 ) -> Tensor:
     """Rows that see the same keys take one call together."""
     (B, H, Q, D), K = query.shape, key.shape[2]
@@ -168,41 +167,27 @@ def _kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return laid_out and D % 8 == 0 and value.shape[-1] == D <= 256 and native.available(query.device) is None
 
 
-@dataclass
-class _Cache:
-    """A transformers layer's keys and values, for our ops."""
-
-    keys: Tensor
-    values: Tensor
-    num_heads: int
-    head_dim: int
-    block_table: None = None
-
-    def room(self, step: Step) -> tuple[Tensor, Tensor]:
-        return self.keys, self.values
-
-
-def _by_kernel(query: Tensor, key: Tensor, value: Tensor, keys: Keys, scaling: float | None) -> Tensor:
+def _by_kernel(query: Tensor, key: Tensor, value: Tensor, keys: Bounds, scaling: float | None) -> Tensor:
     (B, H, Q, D), (_, G, K, _) = query.shape, key.shape
     scale = 1.0 if scaling is None else scaling * D**0.5
     newest = [x[:, :, K - Q :].transpose(1, 2) for x in (key, value)]
     qkv = torch.cat((query.transpose(1, 2) * scale if scale != 1.0 else query.transpose(1, 2), *newest), 2)
     spans = [_span(row, begin, end, K, Q) for row, (begin, end) in enumerate(zip(*keys, strict=True))]
-    of_rows = (*zip(*spans, strict=True), [span.first + max(span.count, 1) - 1 for span in spans])
+    of_rows = (*zip(*spans, strict=True), keys.begin, [begin + max(count, 1) - 1 for begin, count in spans])
     first, count, num_pad, last = torch.tensor(of_rows).to(query.device, non_blocking=True)  # each lies as ops read it
     token = torch.arange(B * Q, device=query.device)
     columns = token % Q + (K - Q)
-    exact = all(end == K for end in keys.end)
-    step = Step(token, columns, token // Q, columns, last, num_pad, first, count, tuple(spans), K, exact)
-    cache = _Cache(key, value, G, D)
-    attended = cuda.attention(qkv.view(B * Q, (H + 2 * G) * D), cache, step, Spec(H, G, D), empty=fresh)
+    seen = Keys(num_pad, None, tuple(zip(*keys, strict=True)), padded=any(keys.begin))
+    longest = max(count for _, count in spans)
+    batch = Batch(token, columns, token // Q, columns, last, first, count, seen, longest, K, tuple(spans))
+    attended = cuda.attention(qkv.view(B * Q, (H + 2 * G) * D), (key, value), batch, Spec(H, G, D), empty=fresh)
     return attended.view(B, Q, H, D)
 
 
-def _span(row: int, begin: int, end: int, K: int, Q: int) -> Span:
-    """The queries of a row that are no pads."""
+def _span(row: int, begin: int, end: int, K: int, Q: int) -> tuple[int, int]:
+    """The first of the queries of a row that are no pads, and how many there are."""
     first, last = max(begin - (K - Q), 0), max(end - (K - Q), 0)
-    return Span(row * Q + first, max(last - first, 0), begin)
+    return row * Q + first, max(last - first, 0)
 
 
 def _is_known(function: Callable) -> bool:

@@ -6,27 +6,27 @@ columns of the KV cache or of the pass, H heads, G KV heads, D head dim, P pages
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from eet_lab.errors import KernelError
 from eet_lab.ops.norms import norm
-from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import NO_EXTRAS, Empty, Extras, KVLayer, Span, Spec, Step, fresh
+from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec, fresh
 
 
 def heads(
-    qkv: Tensor, step: Step, spec: Spec, extras: Extras = NO_EXTRAS, *, empty: Empty = fresh
+    qkv: Tensor, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS, *, empty: Empty = fresh
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[T,(H+2G)D] -> queries [T,H,D], keys and values [T,G,D], with the norms of heads and their rotation."""
     q, k, v = qkv.unflatten(-1, (-1, spec.head_dim)).split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
     if extras.q_norm is not None and extras.k_norm is not None:
         q, k = norm(q, extras.q_norm, empty=empty), norm(k, extras.k_norm, empty=empty)
     if spec.rope and extras.inv_freq is not None:
-        angles = step.positions[:, None, None] * extras.inv_freq
+        angles = batch.positions[:, None, None] * extras.inv_freq
         cos, sin = (
             empty(name, angles.shape, q).copy_(turn(angles) * spec.rope_factor)
             for name, turn in (("cos", torch.cos), ("sin", torch.sin))
@@ -45,29 +45,29 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, empty: Empty) -> Tensor:
 
 
 def append(
-    qkv: Tensor, kv: KVLayer | None, step: Step, spec: Spec, extras: Extras = NO_EXTRAS, *, empty: Empty = fresh
+    qkv: Tensor, kv: KV | None, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS, *, empty: Empty = fresh
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Write the new keys and values into the cache: [T,(H+2G)D] -> queries [T,H,D], all keys and values [B,G,K,D].
 
     Those of a cache in pages are copied together, since PyTorch's products take rectangles. Without a cache they are
     those of a pass that is a rectangle.
     """
-    q, k, v = heads(qkv, step, spec, extras, empty=empty)
+    q, k, v = heads(qkv, batch, spec, extras, empty=empty)
     if kv is None:
-        keys, values = (part.unflatten(0, (len(step.spans), -1)).transpose(1, 2) for part in (k, v))
+        keys, values = (part.unflatten(0, (batch.num_rows, -1)).transpose(1, 2) for part in (k, v))
         return q, keys, values
-    (keys, values), table = kv.room(step), kv.block_table
+    (keys, values), table = kv, batch.keys.table
     if table is None:
-        keys[step.rows, :, step.columns] = k
-        values[step.rows, :, step.columns] = v
+        keys[batch.rows, :, batch.columns] = k
+        values[batch.rows, :, batch.columns] = v
         return q, keys, values
     page = keys.shape[2]
-    pages, columns = table[step.rows, step.columns // page], step.columns % page
+    pages, columns = table[batch.rows, batch.columns // page], batch.columns % page
     keys[pages, :, columns] = k
     values[pages, :, columns] = v
-    blocks = table[:, : -(-step.extent // page)]
+    blocks = table[:, : -(-batch.max_kv // page)]
     keys, values = (gathered(part, blocks, name, empty) for part, name in ((keys, "keys"), (values, "values")))
-    return q, keys[:, :, : step.extent], values[:, :, : step.extent]
+    return q, keys[:, :, : batch.max_kv], values[:, :, : batch.max_kv]
 
 
 def gathered(pages: Tensor, blocks: Tensor, name: str, empty: Empty) -> Tensor:
@@ -79,32 +79,30 @@ def gathered(pages: Tensor, blocks: Tensor, name: str, empty: Empty) -> Tensor:
     return torch.index_select(pages.flatten(0, 1), 0, chosen, out=out).view(B, G, num_blocks * page, D)
 
 
-@serves_any_pads
-def dense_mask(step: Step, spec: Spec, like: Tensor, *, empty: Empty) -> Tensor:
+def dense_mask(batch: Batch, spec: Spec, like: Tensor, *, empty: Empty) -> Tensor:
     """An additive mask [B,1,Q,K]: 0 where a query may look, and half the lowest number elsewhere.
 
     Half of it, so that no sum with a score overflows: the row of a pad is hidden altogether, and would become NaN.
     """
-    B, K = len(step.num_pad), step.extent
-    mask = empty("mask", (B, 1, len(step.ids) // B, K), like).zero_()
+    B, K = batch.num_rows, batch.max_kv
+    mask = empty("mask", (B, 1, len(batch.ids) // B, K), like).zero_()
     key = torch.arange(K, device=like.device)
-    hidden = key < step.num_pad[step.rows, None]
+    hidden = key < batch.keys.begin[batch.rows, None]
     if spec.causal:
-        hidden = hidden | (key > step.columns[:, None])
+        hidden = hidden | (key > batch.columns[:, None])
     if spec.window is not None:
-        hidden = hidden | (key <= step.columns[:, None] - spec.window)
+        hidden = hidden | (key <= batch.columns[:, None] - spec.window)
     return mask.masked_fill_(hidden.view(mask.shape), torch.finfo(mask.dtype).min / 2)
 
 
-@serves_any_pads
 def masked_attention(
-    qkv: Tensor, kv: KVLayer | None, step: Step, spec: Spec, extras: Extras = NO_EXTRAS, *, mask: Tensor, empty: Empty
+    qkv: Tensor, kv: KV | None, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS, *, mask: Tensor, empty: Empty
 ) -> Tensor:
     """Attention as EET's baseline had it: every score is computed, then a mask [B,1,Q,K] is added.
 
     [T,(H+2G)D] -> [T,HD].
     """
-    q, keys, values = append(qkv, kv, step, spec, extras, empty=empty)
+    q, keys, values = append(qkv, kv, batch, spec, extras, empty=empty)
     (B, G, K, D), (T, H, _) = keys.shape, q.shape
     if H > G:
         keys, values = keys.repeat_interleave(H // G, 1), values.repeat_interleave(H // G, 1)
@@ -117,51 +115,94 @@ def masked_attention(
 
 
 def attention(
-    qkv: Tensor, kv: KVLayer | None, step: Step, spec: Spec, extras: Extras = NO_EXTRAS, *, empty: Empty
+    qkv: Tensor, kv: KV | None, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS, *, empty: Empty
 ) -> Tensor:
-    """Attention without a mask: a query sees columns num_pad .. its own, or the last of them. [T,(H+2G)D] -> [T,HD];
+    """Attention without a mask: a query sees columns begin .. its own, or the last of them. [T,(H+2G)D] -> [T,HD];
     a pad's own is 0.
 
-    Plain PyTorch has no call for rows with different numbers of pads: rows that differ get a call each, by the host's
-    `step.spans`. So a captured call serves the same pads alone.
+    Plain PyTorch has no call for rows that see different columns, so these get a call each. In a step that is captured
+    the host knows no row's columns: keys are gathered by what the device knows.
     """
     if kv is None:
-        return _attention_within(qkv, step, spec, extras, empty)
-    q, keys, values = append(qkv, kv, step, spec, extras, empty=empty)
-    out, B, (T, H, D) = empty("attended", q.shape, q), len(step.spans), q.shape
+        return _attention_within(qkv, batch, spec, extras, empty)
+    q, keys, values = append(qkv, kv, batch, spec, extras, empty=empty)
+    if batch.spans is None or batch.keys.spans is None:
+        return _attention_of_captured(q, keys, values, batch, spec, empty)
+    out, (T, H, D) = empty("attended", q.shape, q), q.shape
     if out.is_meta:  # a rehearsal only wants to know what was asked for
         return out.flatten(1)
-    if sum(span.count for span in step.spans) < T:
+    if sum(count for _, count in batch.spans) < T:
         out.zero_()
-    first, count, num_pad = step.spans[0]
-    alike = B * count == T and all(span == (row * count, count, num_pad) for row, span in enumerate(step.spans))
-    for rows in [slice(0, B)] if alike else [slice(row, row + 1) for row in range(B)]:
-        first, count, num_pad = step.spans[rows.start]
-        if not count:  # a row that this pass does not read
-            continue
-        begin = num_pad
-        if spec.window is not None and step.exact:
-            begin = max(begin, step.extent - count + 1 - spec.window)  # what the first of the queries sees
-        now, seen = slice(first, first + count * (rows.stop - rows.start)), slice(begin, step.extent)
-        bound = _bound(step.columns[now].view(-1, 1, count, 1), begin, step, spec)
-        out[now] = _attend(q[now].view(-1, count, H, D), keys[rows, :, seen], values[rows, :, seen], bound, spec)
+    for rows, (first, count), (begin, end) in _seeing_the_same(batch.spans, batch.keys.spans, T):
+        now = slice(first, first + count * (rows.stop - rows.start))
+        if spec.window is not None:
+            begin = max(begin, end - count + 1 - spec.window)  # what the first of the queries sees
+        bound = _bound(batch.columns[now].view(-1, 1, count, 1), begin, end, spec)
+        mine = (part[rows, :, begin:end] for part in (keys, values))
+        out[now] = _attend(q[now].view(-1, count, H, D), *mine, bound, spec)
     return out.flatten(1)
 
 
-def _bound(query: Tensor, begin: int, step: Step, spec: Spec) -> Tensor | None:
-    """Which of the columns [begin, step.extent) each query [R,1,Q,1] sees; None: all up to its own, the newest ones."""
-    windowed = spec.window is not None and step.extent - begin > spec.window
-    if step.exact and not windowed:
+def _seeing_the_same(
+    spans: Sequence[tuple[int, int]], seen: Sequence[tuple[int, int]], num_tokens: int
+) -> Iterator[tuple[slice, tuple[int, int], tuple[int, int]]]:
+    """Rows that one call serves: all, if they read as many tokens, end to end, and see the same columns; else each.
+
+    With the first token and the number of tokens of a row, and the columns that its last one sees. A row that reads
+    nothing is left out.
+    """
+    B, count = len(spans), spans[0][1]
+    in_order = all(span == (row * count, count) for row, span in enumerate(spans))
+    if B * count == num_tokens and in_order and len(set(seen)) == 1:
+        yield slice(0, B), spans[0], seen[0]
+        return
+    for row, (span, columns) in enumerate(zip(spans, seen, strict=True)):
+        if span[1]:
+            yield slice(row, row + 1), span, columns
+
+
+def _bound(query: Tensor, begin: int, end: int, spec: Spec) -> Tensor | None:
+    """Which of the columns begin .. end - 1 each query [R,1,Q,1] sees; None: all up to its own, the newest ones."""
+    if spec.window is None or end - begin <= spec.window:
         return None
-    column = torch.arange(begin, step.extent, device=query.device)
+    column = torch.arange(begin, end, device=query.device)
     newest = query if spec.causal else query[:, :, -1:]
-    bound = column <= newest
-    return bound if spec.window is None else bound & (column > query - spec.window)
+    return (column <= newest) & (column > query - spec.window)
+
+
+def _attention_of_captured(
+    q: Tensor, keys: Tensor, values: Tensor, batch: Batch, spec: Spec, empty: Empty
+) -> Tensor:
+    """One token a row, by device numbers alone: q [B,H,D], keys and values [B,G,K,D] -> [B,HD].
+
+    Where rows have pads, each row's keys are first moved to its front, so that no pad is read.
+    """
+    if not batch.one_each:
+        raise KernelError("A captured step reads one token a row. Call a pass over more of them without a capture.")
+    K, own = keys.shape[2], batch.columns[:, None]
+    column = torch.arange(K, device=q.device)
+    if batch.keys.padded:
+        column = batch.keys.begin[:, None] + column
+        there = torch.minimum(column, own)[:, None, :, None].expand(keys.shape)
+        keys, values = (
+            torch.gather(part, 2, there, out=empty(name, part.shape, part))
+            for part, name in ((keys, "own_keys"), (values, "own_values"))
+        )
+    out, bound = empty("attended", q.shape, q), column <= own
+    if out.is_meta:
+        return out.flatten(1)
+    if spec.window is not None:
+        bound = bound & (column > own - spec.window)
+    mixed = _attend(q[:, None], keys, values, bound[:, None, None], spec)
+    return out.copy_(mixed).flatten(1)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec) -> Tensor:
     """q [R,Q,H,D], k and v [R,G,K,D] -> [RQ,H,D]; the queries are the newest Q columns, or see what `bound` allows."""
     causal = bound is None and spec.causal and q.shape[1] > 1
+    if causal and q.shape[1] < k.shape[2]:  # PyTorch's causal mask ends at the corner of a square
+        ago = torch.arange(q.shape[1], device=q.device)[:, None] + (k.shape[2] - q.shape[1])
+        bound, causal = torch.arange(k.shape[2], device=q.device) <= ago, False
     grouped: dict[str, Any] = {"enable_gqa": True} if spec.heads > spec.kv_heads else {}
     if spec.scale is not None:
         grouped["scale"] = spec.scale
@@ -183,15 +224,16 @@ class _Rows(NamedTuple):
         return x[self.first : last].unfold(0, self.count, self.apart).movedim(-1, 1)
 
 
-def _attention_within(qkv: Tensor, step: Step, spec: Spec, extras: Extras, empty: Empty) -> Tensor:
+def _attention_within(qkv: Tensor, batch: Batch, spec: Spec, extras: Extras, empty: Empty) -> Tensor:
     """Attention among the real tokens of each row of the pass: one call for neighbours of the same length."""
-    q, k, v = heads(qkv, step, spec, extras, empty=empty)
+    q, k, v = heads(qkv, batch, spec, extras, empty=empty)
     out = empty("attended", q.shape, q)
     if out.is_meta:
         return out.flatten(1)
-    if sum(span.count for span in step.spans) < len(q):
+    assert batch.spans is not None, "a pass without a cache is not captured"
+    if sum(count for _, count in batch.spans) < len(q):
         out.zero_()
-    for rows in _alike(step.spans):
+    for rows in _alike(batch.spans):
         bound = None
         if spec.window is not None and spec.window < rows.count:
             place = torch.arange(rows.count, device=q.device)
@@ -203,10 +245,10 @@ def _attention_within(qkv: Tensor, step: Step, spec: Spec, extras: Extras, empty
     return out.flatten(1)
 
 
-def _alike(spans: Sequence[Span]) -> list[_Rows]:
+def _alike(spans: Sequence[tuple[int, int]]) -> list[_Rows]:
     """The rows of a pass in its order, neighbours of the same length together."""
     found: list[_Rows] = []
-    for first, count, _ in spans:
+    for first, count in spans:
         if found and found[-1].count == count:
             before = found[-1]
             apart = first - before.first if before.num == 1 else before.apart

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eet_lab.errors import EETError
 from eet_lab.ops import reference
-from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape, copied
+from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape, copied, num_columns, place
 from eet_lab.ops.types import Empty, fresh
 
 RED_ZONE = 512  # bytes on either side of what an op gets from `empty`
@@ -95,16 +95,16 @@ class Case:
         """Put NaN where attention without a mask must not look: pads, and columns after the newest."""
         if self.op != "attention":
             return
-        qkv, kv, step = inputs[:3]
-        column = torch.arange(kv.num_columns, device=qkv.device)
-        newest = step.columns[step.last]
-        rows, columns = ((column >= step.num_pad[:, None]) & (column <= newest[:, None])).nonzero(as_tuple=True)
-        visible = torch.zeros_like(kv.keys[:, 0, :, 0], dtype=torch.bool).index_put(
-            kv.place(rows, columns), torch.ones((), dtype=torch.bool, device=qkv.device)
+        qkv, kv, batch = inputs[:3]
+        keys, newest = batch.keys, batch.columns[batch.last]
+        column = torch.arange(num_columns(kv, keys), device=qkv.device)
+        rows, columns = ((column >= keys.begin[:, None]) & (column <= newest[:, None])).nonzero(as_tuple=True)
+        visible = torch.zeros_like(kv[0][:, 0, :, 0], dtype=torch.bool).index_put(
+            place(kv, keys, rows, columns), torch.ones((), dtype=torch.bool, device=qkv.device)
         )
-        for cache in (kv.keys, kv.values):
+        for cache in kv:
             cache.masked_fill_(~visible[:, None, :, None], torch.nan)
-        qkv.masked_fill_((step.columns < step.num_pad[step.rows])[:, None], torch.nan)
+        qkv.masked_fill_((batch.columns < keys.begin[batch.rows])[:, None], torch.nan)
 
     def real_tokens(
         self, shape: AttentionShape, outputs: tuple[Tensor, ...], inputs: tuple[tuple[Any, ...], ...]
@@ -113,18 +113,18 @@ class Case:
 
         Of the reference in fp64, of the reference, and of the op.
         """
-        (qkv, kv, step), got = inputs[-1][:3], outputs[-1]
-        real = step.columns >= step.num_pad[step.rows]
+        (qkv, kv, batch), got = inputs[-1][:3], outputs[-1]
+        real = batch.columns >= batch.keys.begin[batch.rows]
         pads = got[~real]
         if not bool((pads.isfinite() if shape.masked else pads == 0).all()):
             raise CaseFailed(f"{self.name}/{shape}: a pad's own output is {pads.abs().max()}.")
-        rows, columns = kv.place(step.rows[real], step.columns[real])
+        rows, columns = place(kv, batch.keys, batch.rows[real], batch.columns[real])
         new = qkv[real, shape.H * shape.D :].view(-1, 2, shape.G, shape.D)
-        exact, low, mine = (each[1].keys[rows, :, columns].double() for each in inputs)
+        exact, low, mine = (each[1][0][rows, :, columns].double() for each in inputs)
         slack = 0.0
         if shape.rope or shape.normed:  # which round
             slack = 2 * float((low - exact).abs().max()) + 4 * torch.finfo(qkv.dtype).eps * float(exact.abs().max())
-        if not torch.equal(kv.values[rows, :, columns], new[:, 1]) or not bool(((mine - exact).abs() <= slack).all()):
+        if not torch.equal(kv[1][rows, :, columns], new[:, 1]) or not bool(((mine - exact).abs() <= slack).all()):
             raise CaseFailed(f"{self.name}/{shape}: the cache does not hold the new keys and values.")
         return [output[real] for output in outputs]
 

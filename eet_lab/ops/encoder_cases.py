@@ -16,7 +16,7 @@ from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Normal, Shape
 from eet_lab.ops.token_cases import EmbedShape
-from eet_lab.ops.types import Empty, Linear, Norm, Step, fresh
+from eet_lab.ops.types import Batch, Empty, Linear, Norm, fresh
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class TextsShape(Shape):
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What attention takes without a cache, and with a mask what masked_attention takes besides."""
         shape = AttentionShape(self.lengths, self.H, self.G or self.H, self.D, packed=self.packed)
-        step, spec = shape.step(device), shape.spec._replace(causal=self.causal, window=self.window)
-        qkv = Normal(device, dtype, seed)(len(step.ids), (self.H + 2 * (self.G or self.H)) * self.D)
-        mask = (reference.dense_mask(step, spec, qkv, empty=fresh),) if self.masked else ()
-        return qkv, None, step, spec, *mask
+        batch, spec = shape.batch(device), shape.spec._replace(causal=self.causal, window=self.window)
+        qkv = Normal(device, dtype, seed)(len(batch.ids), (self.H + 2 * (self.G or self.H)) * self.D)
+        mask = (reference.dense_mask(batch, spec, qkv, empty=fresh),) if self.masked else ()
+        return qkv, None, batch, spec, *mask
 
     def read_bytes(self, itemsize: int) -> int:
         """Queries, keys and values in, and what is mixed out."""
@@ -104,14 +104,14 @@ class TextsCase(Case):
 
     def poison(self, inputs: tuple[Any, ...]) -> None:
         """Put NaN into pads, where attention without a mask must not look."""
-        qkv, step = inputs[0], inputs[2]
+        qkv, batch = inputs[0], inputs[2]
         if self.op == "attention":
-            qkv.masked_fill_((step.columns < step.num_pad[step.rows])[:, None], torch.nan)
+            qkv.masked_fill_(~_is_real(batch)[:, None], torch.nan)
 
 
-def _is_real(step: Step) -> Tensor:
+def _is_real(batch: Batch) -> Tensor:
     """Which tokens are no pads."""
-    return step.columns >= step.num_pad[step.rows]
+    return batch.columns >= batch.keys.begin[batch.rows]
 
 
 RAGGED = (64, 37, 37, 37, 1, 1, 20)  # neighbours of the same length, and rows alone

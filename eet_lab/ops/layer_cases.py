@@ -54,7 +54,7 @@ class LayerShape(Shape):
         return f"t{self.T}/c{self.C}/f{self.F}{words}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
-        """What rest_of_layer takes."""
+        """What fused_layer takes."""
         normal = Normal(device, dtype, seed)
 
         def norm() -> Norm:
@@ -91,8 +91,8 @@ class LayerCase(Case):
 
 LAYER_CASES = (
     LayerCase(
-        "rest_of_layer",
-        "rest_of_layer",
+        "fused_layer",
+        "fused_layer",
         (
             *(LayerShape(T, 64, 256) for T in (1, 2)),
             LayerShape(1, 8, 24, "relu"),  # fewer outputs than blocks

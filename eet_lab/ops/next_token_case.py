@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed, RedZones
 from eet_lab.ops.cuda.linear import takes_few
 from eet_lab.ops.int8 import quantized
-from eet_lab.ops.shapes import LinearShape, Normal, Shape, copied
-from eet_lab.ops.types import Linear, Norm, Sampling, Span, Step, fresh
+from eet_lab.ops.shapes import Batch, LinearShape, Normal, Shape, copied
+from eet_lab.ops.types import Batch, Linear, Norm, Sampling, fresh
 
 
 @dataclass(frozen=True)
@@ -49,14 +48,15 @@ class NextTokenShape(Shape):
             whole, scale = quantized(weight)
             head = Linear(whole, None, scale)
         sampling = Sampling(self.temperature, self.top_k, 1.0, reference.noise_keys(seed, self.B, device))
-        return x, self.step(device), norm, head, sampling
+        return x, self.batch(device), norm, head, sampling
 
-    def step(self, device: str) -> Step:
+    def batch(self, device: str) -> Batch:
         """What the op reads of one: where the newest tokens are, and which place each token has."""
         end = (torch.arange(self.B, device=device) + 1) * self.T // max(self.B, 1)
-        positions, ends = torch.arange(self.T, device=device), [0, *end.tolist()]
-        spans = tuple(Span(first, last - first, 0) for first, last in pairwise(ends))
-        return Step(*[None] * 10)._replace(last=end - 1, positions=positions, spans=spans)  # type: ignore[arg-type]
+        count = end.diff(prepend=end[:1] * 0)
+        token, max_q = torch.arange(self.T, device=device), int(count.max()) if self.B else 0
+        nothing = Batch(*[None] * 10)  # type: ignore[arg-type]
+        return nothing._replace(positions=token, rows=token, last=end - 1, first=end - count, count=count, max_q=max_q)
 
     def read_bytes(self, itemsize: int) -> int:
         """The head, its scales and activations, and, where they are written, the logits out and in again; each once."""
@@ -106,7 +106,7 @@ class NextTokenCase(Case):
         return error, budget
 
 
-def beaten(exact: Tensor, got: Tensor, step: Step, sampling: Sampling, slack: float) -> Tensor:
+def beaten(exact: Tensor, got: Tensor, batch: Batch, sampling: Sampling, slack: float) -> Tensor:
     """By how much, as logits, each row's word is beaten: exact logits [B,V] in fp64, words [B] -> [B].
 
     Two logits may part by `slack`: with a top-k, words that lie so far above its end are certainly in it.
@@ -114,7 +114,7 @@ def beaten(exact: Tensor, got: Tensor, step: Step, sampling: Sampling, slack: fl
     mine, noisy, below = got[:, None], exact, torch.zeros_like(exact[:, 0])
     certain, k = torch.ones_like(exact, dtype=torch.bool), sampling.most_words(exact.shape[-1])
     if not sampling.greedy:
-        positions = step.positions.index_select(0, step.last)
+        positions = batch.positions.index_select(0, batch.last)
         noisy = exact + sampling.temperature * reference.gumbel(sampling.noise, positions, exact.shape[-1])
     if k < exact.shape[-1]:
         end = exact.topk(k).values[:, -1:]

@@ -23,7 +23,7 @@ from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.row_cases import ROW_CASES
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
 from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, EmbedShape
-from eet_lab.ops.types import NO_EXTRAS, Extras, KVLayer, Layer, Linear, Norm, Sampling, Spec, State, Step
+from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Extras, Layer, Linear, Norm, Sampling, Spec, TokenBuffer
 
 ALL_CASES = (*CASES, *INT8_CASES, *LAYER_CASES, *ROW_CASES, *TOKEN_CASES, *ENCODER_CASES)
 """Every case of every op with kernels: what the checks on a GPU go through."""
@@ -70,28 +70,28 @@ def _linear_residual(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm | None
     return _linear_bytes(w, LinearShape(len(x), len(w.weight), x.shape[1], residual=True), x.itemsize)
 
 
-def _rest_of_layer(attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str) -> int:
+def _fused_layer(attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str) -> int:
     T, C = x.shape
     wide = attended.shape[1], len(w.qkv.weight)
     shape = LayerShape(T, C, w.fc_2.weight.shape[1], act, last=following is None, wide=wide)
     return shape.read_bytes(x.itemsize)
 
 
-def _attention(qkv: Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras = NO_EXTRAS) -> int:
-    most = spec.window or step.extent
-    lengths = tuple(min(step.extent - span.num_pad, most) for span in step.spans)
+def _attention(qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS) -> int:
+    most, seen = spec.window or batch.max_kv, batch.keys.spans or ((0, batch.max_kv),) * batch.num_rows
+    lengths = tuple(min(end - begin, most) for begin, end in seen)
     shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True)
     return shape.read_bytes(qkv.itemsize)
 
 
-def _masked_attention(qkv: Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras, mask: Tensor) -> int:
-    return _attention(qkv, kv, step, spec._replace(window=None), extras)  # a mask hides what is read all the same
+def _masked_attention(qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Extras, mask: Tensor) -> int:
+    return _attention(qkv, kv, batch, spec._replace(window=None), extras)  # a mask hides what is read all the same
 
 
-def _next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
+def _next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
     V, C = head.weight.shape
     top_k = sampling.most_words(V) % V  # 0: all of them
-    shape = NextTokenShape(len(step.last), len(x), V, C, temperature=sampling.temperature, top_k=top_k)
+    shape = NextTokenShape(len(batch.last), len(x), V, C, temperature=sampling.temperature, top_k=top_k)
     return _linear_bytes(head, shape, x.itemsize)
 
 
@@ -112,8 +112,8 @@ def _embed_norm(
     return _embed(ids, positions, words, places) + (0 if types is None else len(ids) * types.shape[1] * types.itemsize)
 
 
-def _advance(state: State, token: Tensor, count: Tensor) -> int:
-    return AdvanceShape(len(state.ids)).read_bytes(state.ids.itemsize)
+def _advance(buffer: TokenBuffer, token: Tensor, count: Tensor) -> int:
+    return AdvanceShape(len(buffer.ids)).read_bytes(buffer.ids.itemsize)
 
 
 def _more_of_norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None) -> int:
@@ -128,12 +128,12 @@ def _more_of_residual_norm(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm)
     return linear.num_launches(len(x), x, w, normed=False) - 1  # the norm is one, or cuBLAS's epilogue
 
 
-def _more_of_next_token(x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
-    return linear.num_launches(len(step.last), x, head, gathered=True) - 1
+def _more_of_next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
+    return linear.num_launches(len(batch.last), x, head, gathered=True) - 1
 
 
 def _more_of_attention(
-    qkv: Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras = NO_EXTRAS, mask: Tensor | None = None
+    qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS, mask: Tensor | None = None
 ) -> int:
     apart = is_rotated(spec, extras) and not rotates(spec.head_dim, qkv.itemsize)
     return apart + int(qkv.itemsize == 4)  # in fp32 it writes its cache in a launch of its own
@@ -145,7 +145,7 @@ OPS = {
         Op("embed", _embed),
         Op("norm_linear", _norm_linear, _more_of_norm_linear),
         Op("linear_residual", _linear_residual, _more_of_residual),
-        Op("rest_of_layer", _rest_of_layer),
+        Op("fused_layer", _fused_layer),
         Op("masked_attention", _masked_attention, _more_of_attention),
         Op("attention", _attention, _more_of_attention),
         Op("next_token", _next_token, _more_of_next_token),

@@ -14,8 +14,7 @@ from torch import Tensor
 from eet_lab.ops.attention import append, attention, dense_mask, gathered, heads, masked_attention
 from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.norms import norm, softmax
-from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import Empty, Layer, Linear, Norm, Sampling, State, Step
+from eet_lab.ops.types import Batch, Empty, Layer, Linear, Norm, Sampling, TokenBuffer
 
 __all__ = [
     "activate",
@@ -27,6 +26,7 @@ __all__ = [
     "dense_mask",
     "embed",
     "embed_norm",
+    "fused_layer",
     "gathered",
     "heads",
     "linear",
@@ -38,12 +38,10 @@ __all__ = [
     "noise_keys",
     "norm",
     "norm_linear",
-    "rest_of_layer",
     "softmax",
 ]
 
 
-@serves_any_pads
 def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor | None, *, empty: Empty) -> Tensor:
     """Word plus position embedding, if there is one: ids [T], positions [T], words [V,C], places [S,C] -> [T,C]."""
     x = torch.index_select(words, 0, ids, out=empty("embedded", (len(ids), words.shape[1]), words))
@@ -53,7 +51,6 @@ def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor | None, 
     return x.add_(place)
 
 
-@serves_any_pads
 def embed_norm(
     ids: Tensor,
     positions: Tensor,
@@ -108,28 +105,24 @@ def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
     return torch.ops.aten.gelu.out(x, approximate={"gelu_tanh": "tanh", "gelu": "none"}[act], out=out)
 
 
-@serves_any_pads
 def norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
     """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated. No norm: x is normed already."""
     y = linear(x if norm_w is None else norm(x, norm_w, empty=empty), w, empty=empty)
     return y if act is None else activate(y, act, empty=empty)
 
 
-@serves_any_pads
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:
     """linear(x) + residual: [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
     y = linear(x, w, empty=empty)
     return torch.add(y, residual, out=empty("residual", residual.shape, x))
 
 
-@serves_any_pads
 def linear_residual_norm(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm, *, empty: Empty) -> Tensor:
     """norm(linear(x) + residual): [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
     return norm(linear_residual(x, w, residual, empty=empty), norm_w, empty=empty)
 
 
-@serves_any_pads
-def rest_of_layer(
+def fused_layer(
     attended: Tensor, x: Tensor, w: Layer, following: Layer | None, act: str, *, empty: Empty
 ) -> tuple[Tensor, Tensor | None]:
     """What follows a layer's attention, up to the next one's: [T,C], [T,C] -> x [T,C], and the next layer's
@@ -141,17 +134,16 @@ def rest_of_layer(
 
 
 def newest_logits(
-    x: Tensor, step: Step, norm_w: Norm, head: Linear, *, empty: Empty, norm_linear: Callable = norm_linear
+    x: Tensor, batch: Batch, norm_w: Norm, head: Linear, *, empty: Empty, norm_linear: Callable = norm_linear
 ) -> Tensor:
     """The logits [B,V] of each row's newest token; x [T,C]."""
-    newest = torch.index_select(x, 0, step.last, out=empty("newest", (len(step.last), x.shape[1]), x))
+    newest = torch.index_select(x, 0, batch.last, out=empty("newest", (len(batch.last), x.shape[1]), x))
     return norm_linear(newest, norm_w, head, empty=empty)
 
 
-@serves_any_pads
 def next_token(
     x: Tensor,
-    step: Step,
+    batch: Batch,
     norm_w: Norm,
     head: Linear,
     sampling: Sampling,
@@ -160,8 +152,8 @@ def next_token(
     norm_linear: Callable = norm_linear,
 ) -> Tensor:
     """The next token of every row: x [T,C] -> [B]."""
-    logits = newest_logits(x, step, norm_w, head, empty=empty, norm_linear=norm_linear)
-    return choose(logits, step.positions.index_select(0, step.last), sampling)
+    logits = newest_logits(x, batch, norm_w, head, empty=empty, norm_linear=norm_linear)
+    return choose(logits, batch.positions.index_select(0, batch.last), sampling)
 
 
 def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
@@ -217,19 +209,18 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 15)
 
 
-@serves_any_pads
-def advance(state: State, token: Tensor, count: Tensor, *, empty: Empty) -> None:
+def advance(buffer: TokenBuffer, token: Tensor, count: Tensor, *, empty: Empty) -> None:
     """After a pass that read `count` [B] tokens of each row: write `token` [B] where they end, and go there.
 
     Where the prompt still stands, it stays. A row that is at its limit, or was not read, stays where it is.
     """
-    after = state.columns + count
-    moves = (count > 0) & (after <= state.limit)
-    column = torch.where(moves, after, state.columns)
-    known = state.tokens.gather(1, column[:, None])[:, 0]
-    state.ids.copy_(torch.where(moves & (column >= state.end), token, known))
-    state.tokens.scatter_(1, column[:, None], state.ids[:, None])
-    state.positions.add_(column - state.columns)
-    state.columns.copy_(column)
-    state.log.index_copy_(0, state.num_passes % len(state.log), state.ids[None])
-    state.num_passes.add_(1)
+    after = buffer.columns + count
+    moves = (count > 0) & (after <= buffer.limit)
+    column = torch.where(moves, after, buffer.columns)
+    known = buffer.tokens.gather(1, column[:, None])[:, 0]
+    buffer.ids.copy_(torch.where(moves & (column >= buffer.end), token, known))
+    buffer.tokens.scatter_(1, column[:, None], buffer.ids[:, None])
+    buffer.positions.add_(column - buffer.columns)
+    buffer.columns.copy_(column)
+    buffer.log.index_copy_(0, buffer.num_passes % len(buffer.log), buffer.ids[None])
+    buffer.num_passes.add_(1)

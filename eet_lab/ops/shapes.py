@@ -6,13 +6,13 @@ T tokens, B rows, K columns of the KV cache, C channels, N outputs, H heads, G K
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from eet_lab.ops import reference
-from eet_lab.ops.types import Extras, Linear, Norm, Span, Spec, Step, fresh
+from eet_lab.ops.types import KV, Batch, Extras, Keys, Linear, Norm, Spec, fresh
 
 
 class Shape(Protocol):
@@ -91,8 +91,8 @@ class AttentionShape(Shape):
     def spec(self) -> Spec:
         return Spec(self.H, self.G, self.D, rope=self.rope, rope_factor=1.2 if self.rope else 1.0)
 
-    def step(self, device: str) -> Step:
-        """Where the tokens sit; as the engine's layouts place them."""
+    def batch(self, device: str) -> Batch:
+        """Where the tokens sit: right-aligned in a rectangle of columns, as left padding places them."""
         B, longest = len(self.lengths), max(self.lengths)
         num_pad = torch.tensor([longest - length for length in self.lengths])
         begin = longest - 1 if self.decode else 0
@@ -105,40 +105,41 @@ class AttentionShape(Shape):
         first = is_first.nonzero()[:, 0]
         count = longest - columns[first]
         if self.decode:
-            columns = torch.tensor([longest - 1]).expand(B)  # as the engine has it: one number for all rows
-        spans = tuple(Span(*span) for span in zip(first.tolist(), count.tolist(), num_pad.tolist(), strict=True))
-        positions = torch.clamp(columns - num_pad[rows], min=0)
-        positions = positions.to(device)
-        return Step(
+            columns = torch.tensor([longest - 1]).expand(B)  # one number for all rows
+        spans = tuple(zip(first.tolist(), count.tolist(), strict=True))
+        seen = tuple((pad, longest) for pad in num_pad.tolist())
+        positions = torch.clamp(columns - num_pad[rows], min=0).to(device)
+        return Batch(
             ids=positions,
             positions=positions,
             rows=rows.to(device),
             columns=columns.to(device),
             last=(first + count - 1).to(device),
-            num_pad=num_pad.to(device),
             first=first.to(device),
             count=count.to(device),
+            keys=Keys(num_pad.to(device), None, seen, padded=len(set(self.lengths)) > 1),
+            max_q=int(count.max()),
+            max_kv=longest + self.slack,
             spans=spans,
-            extent=longest + self.slack,
-            exact=self.slack == 0,
         )
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What attention takes, and with a mask what masked_attention takes besides."""
-        normal, step = Normal(device, dtype, seed), self.step(device)
-        B, K, T = len(self.lengths), step.extent, len(step.rows)
+        normal, batch = Normal(device, dtype, seed), self.batch(device)
+        B, K, T = len(self.lengths), batch.max_kv, len(batch.rows)
         num_columns = -(-K // self.page) * self.page if self.page else K + 3
         keys, values = (normal(B, self.G, num_columns, self.D) for _ in range(2))
-        kv = Columns(keys, values, self.G, self.D)
+        kv: KV = (keys[:, :, :K], values[:, :, :K])
         if self.page:
-            kv = kv.in_pages(self.page, seed)
+            keys, values, table = in_pages(keys, values, self.page, seed)
+            kv, batch = (keys, values), batch._replace(keys=batch.keys._replace(table=table))
         qkv = normal(T, (self.H + 2 * self.G) * self.D)
         q_norm, k_norm = (Norm(normal(self.D) + 1, None, 1e-6) if self.normed else None for _ in range(2))
         inv_freq = 1e4 ** -(torch.arange(0, self.D, 2, device=device) / self.D) if self.rope else None
         extras = (Extras(q_norm, k_norm, inv_freq),) if self.rope or self.normed else ()
         if not self.masked:
-            return qkv, kv, step, self.spec, *extras
-        return qkv, kv, step, self.spec, *extras, reference.dense_mask(step, self.spec, qkv, empty=fresh)
+            return qkv, kv, batch, self.spec, *extras
+        return qkv, kv, batch, self.spec, *extras, reference.dense_mask(batch, self.spec, qkv, empty=fresh)
 
     def read_bytes(self, itemsize: int) -> int:
         """Keys, values and activations, each once."""
@@ -146,46 +147,32 @@ class AttentionShape(Shape):
         return itemsize * self.D * (2 * self.G * sum(self.lengths) + 2 * (self.H + self.G) * tokens)
 
 
-class Columns(NamedTuple):
-    """One layer's keys and values, with a few columns more than a step asks for, or in pages."""
+def num_columns(kv: KV, keys: Keys) -> int:
+    """How many columns of a row a cache has."""
+    return kv[0].shape[2] * (1 if keys.table is None else keys.table.shape[1])
 
-    keys: Tensor
-    values: Tensor
-    num_heads: int
-    head_dim: int
-    block_table: Tensor | None = None
 
-    def room(self, step: Step) -> tuple[Tensor, Tensor]:
-        if self.block_table is not None:
-            return self.keys, self.values
-        return self.keys[:, :, : step.extent], self.values[:, :, : step.extent]
+def place(kv: KV, keys: Keys, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Where columns of rows lie: the first and the third index of keys and of values."""
+    if keys.table is None:
+        return rows, columns
+    page = kv[0].shape[2]
+    return keys.table[rows, columns // page].long(), columns % page
 
-    @property
-    def num_columns(self) -> int:
-        """Of a row."""
-        num_blocks = 1 if self.block_table is None else self.block_table.shape[1]
-        return num_blocks * self.keys.shape[2]
 
-    def place(self, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Where columns of rows lie: the first and the third index of keys and of values."""
-        if self.block_table is None:
-            return rows, columns
-        page = self.keys.shape[2]
-        return self.block_table[rows, columns // page].long(), columns % page
+def in_pages(keys: Tensor, values: Tensor, page: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The same columns in pages, shuffled, among one that no row has, and the block table."""
+    B, G, num_columns, D = keys.shape
+    blocks = num_columns // page
+    order = torch.randperm(B * blocks + 1, generator=torch.Generator().manual_seed(seed))
+    table = order[1:].view(B, blocks).to(keys.device)
 
-    def in_pages(self, page: int, seed: int) -> Columns:
-        """The same columns in pages, shuffled, among one that no row has."""
-        B, G, num_columns, D = self.keys.shape
-        blocks = num_columns // page
-        order = torch.randperm(B * blocks + 1, generator=torch.Generator().manual_seed(seed))
-        table = order[1:].view(B, blocks).to(self.keys.device)
+    def shuffled(part: Tensor) -> Tensor:
+        pool = part.new_zeros(B * blocks + 1, G, page, D)
+        pool[table] = part.unflatten(2, (blocks, page)).transpose(1, 2)
+        return pool
 
-        def shuffled(part: Tensor) -> Tensor:
-            pool = part.new_zeros(B * blocks + 1, G, page, D)
-            pool[table] = part.unflatten(2, (blocks, page)).transpose(1, 2)
-            return pool
-
-        return Columns(shuffled(self.keys), shuffled(self.values), G, D, table.int())
+    return shuffled(keys), shuffled(values), table.int()
 
 
 class Normal:
@@ -200,8 +187,10 @@ class Normal:
 
 def copied(tree: Any, dtype: torch.dtype | None = None) -> Any:
     """The same inputs in memory of their own, floating-point numbers perhaps in another type."""
-    if isinstance(tree, Tensor):
-        return tree.to(dtype, copy=True) if dtype and tree.is_floating_point() else tree.clone()
+    if isinstance(tree, Tensor):  # with all that its memory holds, so that views of it lie as they lay
+        whole = tree.as_strided((tree.untyped_storage().nbytes() // tree.itemsize,), (1,), 0)
+        mine = whole.to(dtype, copy=True) if dtype and tree.is_floating_point() else whole.clone()
+        return mine.as_strided(tree.shape, tree.stride(), tree.storage_offset())
     if isinstance(tree, tuple):
         parts = [copied(part, dtype) for part in tree]
         return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)

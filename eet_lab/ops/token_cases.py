@@ -17,7 +17,7 @@ from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed, RedZones
 from eet_lab.ops.next_token_case import NEXT_TOKEN
 from eet_lab.ops.shapes import Normal, Shape, copied
-from eet_lab.ops.types import Empty, Sampling, State
+from eet_lab.ops.types import Empty, Sampling, TokenBuffer
 
 MASS_ROUNDING = 1e-5  # of a sum of fp32 chances: a word this close to the top-p's end may be in or out
 
@@ -129,7 +129,7 @@ def block_maxima(logits: Tensor, num_blocks: int) -> Tensor:
 
 @dataclass(frozen=True)
 class AdvanceShape(Shape):
-    """B rows in a canvas of S columns: some still stand in their prompts, some are done, some were not read."""
+    """B rows of S columns: some still stand in their prompts, some are done, some were not read."""
 
     B: int
     S: int = 40
@@ -138,14 +138,14 @@ class AdvanceShape(Shape):
         return f"b{self.B}/s{self.S}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
-        """A state, the tokens of a pass and how many each row read; the canvas lies in memory as the engine's does."""
+        """A token buffer, the tokens of a pass and how many each row read; it lies in memory as the engine's does."""
         source, middle = torch.Generator().manual_seed(seed), self.S // 2
 
         def draw(high: int, *shape: int) -> Tensor:
             return torch.randint(high, shape, generator=source)
 
         tokens, columns = draw(50257, self.S, self.B).t(), draw(middle, self.B)
-        state = State(
+        buffer = TokenBuffer(
             tokens=tokens,
             end=columns + draw(6, self.B),
             limit=columns + draw(8, self.B),
@@ -156,7 +156,7 @@ class AdvanceShape(Shape):
             num_passes=draw(9, 1),
         )
         count = draw(4, self.B)
-        return State(*(part.to(device) for part in state)), draw(50257, self.B).to(device), count.to(device)
+        return TokenBuffer(*(part.to(device) for part in buffer)), draw(50257, self.B).to(device), count.to(device)
 
     def read_bytes(self, itemsize: int) -> int:
         """Thirteen numbers of 8 bytes a row, read or written."""
@@ -235,7 +235,7 @@ class AdvanceCase(Case):
         mine, want = copied(inputs), copied(inputs)
         self.call(op, mine, RedZones())
         self.call(reference.advance, want, RedZones())
-        for name, got, expected in zip(State._fields, mine[0], want[0], strict=True):
+        for name, got, expected in zip(TokenBuffer._fields, mine[0], want[0], strict=True):
             if wrong := int((got != expected).sum()):
                 raise CaseFailed(f"{self.name}/{shape}: {wrong} of {got.numel()} numbers of {name} differ.")
         return 0.0, 0.0

@@ -69,20 +69,29 @@ class Extras(NamedTuple):
 NO_EXTRAS = Extras()
 
 
-class Span(NamedTuple):
-    """What the host knows of one row in a step: its real tokens are `first .. first + count - 1` of T."""
-
-    first: int
-    count: int  # type: ignore[assignment]  # not tuple.count
-    num_pad: int
+KV = tuple[Tensor, Tensor]
+"""A layer's keys and values. Without a block table, column c of row b is [b,:,c] of [B,G,K,D], where K is the pass's
+`max_kv`; with one they are the pool of pages [P,G,page,D].
+"""
 
 
-class Step(NamedTuple):
-    """What one forward pass reads. Tensors are on the device; the rest is known to the host.
+class Keys(NamedTuple):
+    """Which columns of the KV cache each row may see, and where they lie: from `begin` to the query's own column.
 
-    A decode step may be captured and replayed for batches with other pads. What the host reads then stays as it was:
-    an op that reads of `spans` more than how many there are is captured anew for them, one that is declared to
-    `ops.pads.serves_any_pads` is not. A KV cache's `room` reads `extent` alone.
+    Columns that no query sees may share a page; pages of a row are its own otherwise.
+    """
+
+    begin: Tensor  # [B] int64  columns before a row's first token: its pads
+    table: Tensor | None = None  # [B,blocks] int32: column c of row b is [table[b,c // page],:,c % page]
+    spans: tuple[tuple[int, int], ...] | None = None  # begin and end of each row, on the host
+    padded: bool = False  # whether any row of this batch has pads
+
+
+class Batch(NamedTuple):
+    """What one forward pass reads. Tensors are on the device; the host's `max_q` and `max_kv` bound a kernel's grid.
+
+    `spans` and `keys.spans` are what the host knows of each row. They are None in a step that is captured: its replays
+    serve other rows, so what an op needs to know of them it reads on the device.
     """
 
     ids: Tensor  # [T] int64
@@ -90,12 +99,29 @@ class Step(NamedTuple):
     rows: Tensor  # [T] int64  row of the batch
     columns: Tensor  # [T] int64  column of the KV cache
     last: Tensor  # [B] int64  index in T of each row's newest token
-    num_pad: Tensor  # [B] int64  columns before a row's first token
     first: Tensor  # [B] int64  index in T of each row's first real token
     count: Tensor  # type: ignore[assignment]  # [B] int64  number of each row's real tokens
-    spans: tuple[Span, ...]  # B times: first, count and num_pad, on the host
-    extent: int  # columns [0, extent) of the cache hold everything that a query may see
-    exact: bool = True  # False: extent was rounded up, only the device's `columns` tell where a query ends
+    keys: Keys
+    max_q: int  # most real tokens of a row
+    max_kv: int  # columns [0, max_kv) hold everything that a query may see
+    spans: tuple[tuple[int, int], ...] | None = None  # first and count of each row, on the host
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.first)
+
+    @property
+    def one_each(self) -> bool:
+        """Whether every row reads exactly one token, and there are no others."""
+        return self.max_q == 1 and len(self.rows) == self.num_rows
+
+
+class Attend(Protocol):
+    """Attention of one pass. It knows the batch and the KV cache, so that a model need not."""
+
+    def __call__(self, layer: int, qkv: Tensor, spec: Spec, extras: Extras = ..., /) -> Tensor:
+        """Queries, keys and values [T,(H+2G)D] of a layer -> [T,HD]."""
 
 
 class Sampling(NamedTuple):
@@ -115,35 +141,13 @@ class Sampling(NamedTuple):
         return self.top_k if 0 < self.top_k < num_words and not self.greedy else num_words
 
 
-class KVLayer(Protocol):
-    """One layer's keys and values: a rectangle of columns, or pages that lie anywhere."""
+class TokenBuffer(NamedTuple):
+    """The tokens of each slot, and how far it is: on the device, int64, updated in place from pass to pass.
 
-    num_heads: int
-    head_dim: int
-
-    @property
-    def block_table(self) -> Tensor | None:
-        """None: column c of row b is [b,:,c]. A table [B,blocks] int32: it is [table[b,c // page],:,c % page].
-
-        Columns that no query sees may share a page; pages of a row are its own otherwise.
-        """
-        ...
-
-    def room(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Keys and values, where the attention op writes the new columns and reads [0, step.extent).
-
-        Without a block table [B,G,K,D] with K = step.extent, with one the pool of pages [P,G,page,D].
-        """
-        ...
-
-
-class State(NamedTuple):
-    """What decoding carries from pass to pass, all of it on the device and int64, updated in place.
-
-    A row goes on to its limit and stays there. So one captured step serves rows that are done, or were never there.
+    A slot goes on to its limit and stays there. So one captured step serves slots that are done, or were never used.
     """
 
-    tokens: Tensor  # [B,S]  the canvas: prompts, then what was generated; a column's numbers are neighbours
+    tokens: Tensor  # [B,S]  prompts, then what was generated; a column's numbers are neighbours
     end: Tensor  # [B]  first column after the prompt
     limit: Tensor  # [B]  the last column that a row comes to
     columns: Tensor  # [B]  first column that the next pass reads

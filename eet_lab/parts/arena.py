@@ -76,11 +76,12 @@ class Arena(FreshMemory):
             self._place(request, traces, repeated, like)
         return self._num_rehearsed > before
 
-    def reserve(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
+    def reserve(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> bool:
         self._largest = {}
-        self.plan(rehearsals, like)
+        had_to = self.plan(rehearsals, like)
         self._reserved = self._request, {name: plan.lifetimes for name, plan in self._plans.items()}
         self._largest = {name: rehearsal.outlined() for name, rehearsal in rehearsals.items()}
+        return had_to
 
     def enter(self, name: str) -> None:
         self._current, self._cursor = self._slots[name], 0

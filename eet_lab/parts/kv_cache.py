@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from eet_lab.ops.types import Step
+from eet_lab.ops.types import KV, Batch
 from eet_lab.scheduling import Ledger, Slab
 
 
-class LayerKV:
-    """One layer of a cache, as the ops see it."""
-
-    __slots__ = ("_cache", "_layer", "head_dim", "num_heads")
-
-    def __init__(self, cache: KVCache, layer: int) -> None:
-        self._cache, self._layer = cache, layer
-        self.num_heads, self.head_dim = cache.num_heads, cache.head_dim
-
-    @property
-    def block_table(self) -> Tensor | None:
-        return self._cache.block_table
-
-    def room(self, step: Step) -> tuple[Tensor, Tensor]:
-        return self._cache.room(self._layer, step)
-
-
 class KVCache(ABC):
-    """A cache is opened for a batch, told how far each step reaches, and asked by the layers for room.
+    """A cache is opened for a batch, and asked for a layer's keys and values in each pass.
 
-    Opened again, it uses the memory that it holds if the new batch fits. Iterating it gives the layers.
+    Opened again, it uses the memory that it holds if the new batch fits.
     """
 
     block_table: Tensor | None = None
@@ -46,12 +29,7 @@ class KVCache(ABC):
 
     def __init__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor) -> None:
         self.num_layers, self.num_heads, self.head_dim, self.like = num_layers, num_heads, head_dim, like
-        self._num_pad: Sequence[int] = ()
         self._kept: Sequence[int] = ()
-        self._extent = 0
-
-    def __iter__(self) -> Iterator[LayerKV]:
-        return (LayerKV(self, layer) for layer in range(self.num_layers))
 
     def check_room(self, num_pad: Sequence[int], capacity: int) -> None:
         """PromptError where not every row of such a batch could fill its columns at the same time."""
@@ -59,24 +37,20 @@ class KVCache(ABC):
 
     def open(self, num_pad: Sequence[int], capacity: int) -> None:
         """Forget everything, for a batch whose rows have so many pads, and at most `capacity` columns."""
-        self._num_pad, self._kept, self._extent = num_pad, (), 0
+        self._kept = ()
         self.ledger = Slab(len(num_pad), capacity)
-        self._open(len(num_pad), capacity)
-
-    def reach(self, extent: int) -> None:
-        """Before a step is launched: columns [0, extent) of all rows will exist. Never part of what is captured."""
-        self._extent = extent
+        self._open(num_pad, capacity)
 
     def mirror(self) -> None:
         """Before a step is launched: what the ledger changed reaches the device. Never part of what is captured."""
         return  # a rectangle lies where it lies
 
     @abstractmethod
-    def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
-        """A layer's keys and values for `step`, as `KVLayer.room` says."""
+    def layer(self, number: int, batch: Batch) -> KV:
+        """Where a layer's attention writes the columns of a pass, and reads [0, batch.max_kv). It may be captured."""
 
     @abstractmethod
-    def _open(self, num_rows: int, capacity: int) -> None: ...
+    def _open(self, num_pad: Sequence[int], capacity: int) -> None: ...
 
     @abstractmethod
     def close(self) -> None:
@@ -93,17 +67,13 @@ class KVCache(ABC):
         return 0
 
     def keep(self, num_columns: Sequence[int]) -> None:
-        """How many columns of each row stand for a token of its prompt or of its answer, where a row may have ended."""
+        """How many columns of each row stand for a token of its prompt or of its answer by now."""
         self._kept = tuple(num_columns)
 
     @property
     def used_bytes(self) -> int:
-        """Bytes of them that stand for a token: neither pads, nor columns to come, nor what follows a row's end.
-
-        While a run goes on, rows are not known to have ended.
-        """
-        kept = self._kept or [max(self._extent - pad, 0) for pad in self._num_pad]
-        return self.column_bytes * sum(kept) if self.num_bytes else 0
+        """Bytes of them that stand for a token: neither pads, nor columns to come, nor what follows a row's end."""
+        return self.column_bytes * sum(self._kept) if self.num_bytes else 0
 
     @property
     def waste_bytes(self) -> int:
@@ -130,24 +100,23 @@ class GrowingKV(KVCache):
         self.values: list[Tensor] = []
         self._copied_bytes = 0
 
-    def _open(self, num_rows: int, capacity: int) -> None:
-        none = self.like.new_empty(num_rows, self.num_heads, 0, self.head_dim)
+    def _open(self, num_pad: Sequence[int], capacity: int) -> None:
+        none = self.like.new_empty(len(num_pad), self.num_heads, 0, self.head_dim)
         self.keys, self.values = [none] * self.num_layers, [none] * self.num_layers
         self._copied_bytes = 0
 
-    def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
-        """Keys and values [B,G,K,D] with K = step.extent; new columns are zero until the attention op writes them."""
+    def layer(self, number: int, batch: Batch) -> KV:
+        """[B,G,K,D] with K = batch.max_kv; new columns are zero until the attention op writes them."""
         for parts in (self.keys, self.values):
-            parts[layer] = self._lengthened(parts[layer], step.extent)
-        return self.keys[layer], self.values[layer]
+            parts[number] = self._lengthened(parts[number], batch.max_kv)
+        return self.keys[number], self.values[number]
 
-    def _lengthened(self, old: Tensor, extent: int) -> Tensor:
+    def _lengthened(self, old: Tensor, length: int) -> Tensor:
         self._copied_bytes += old.numel() * old.element_size()
-        return torch.cat((old, old.new_zeros(*old.shape[:2], extent - old.shape[2], old.shape[3])), 2)
+        return torch.cat((old, old.new_zeros(*old.shape[:2], length - old.shape[2], old.shape[3])), 2)
 
     def close(self) -> None:
         self.keys, self.values = [], []
-        self._num_pad = ()
 
     @property
     def num_bytes(self) -> int:
@@ -172,8 +141,8 @@ class StaticKV(KVCache):
         super().__init__(num_layers, num_heads, head_dim, like)
         self._slab: Tensor | None = None  # [2,N]
 
-    def _open(self, num_rows: int, capacity: int) -> None:
-        shape = (self.num_layers, num_rows, self.num_heads, capacity, self.head_dim)
+    def _open(self, num_pad: Sequence[int], capacity: int) -> None:
+        shape = (self.num_layers, len(num_pad), self.num_heads, capacity, self.head_dim)
         needed = torch.Size(shape).numel()
         if self._slab is None or self._slab.shape[1] < needed:
             self.close()  # free first: the old and the new together might not fit
@@ -182,9 +151,9 @@ class StaticKV(KVCache):
         # Zeros, since a dense mask multiplies what it hides by 0, and 0 * NaN is NaN.
         self.keys, self.values = self._slab[:, :needed].zero_().view(2, *shape)
 
-    def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
-        """Views of the columns [0, step.extent)."""
-        return self.keys[layer, :, :, : step.extent], self.values[layer, :, :, : step.extent]
+    def layer(self, number: int, batch: Batch) -> KV:
+        """Views of the columns [0, batch.max_kv)."""
+        return self.keys[number, :, :, : batch.max_kv], self.values[number, :, :, : batch.max_kv]
 
     def close(self) -> None:
         self._slab = None

@@ -1,4 +1,4 @@
-"""How a decode step is launched. A launch part turns `decode(extent, exact)` into a function of the extent."""
+"""How a decode step is launched. A launch part turns `decode(max_kv)` into a function of the columns that it sees."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from eet_lab.threads import no_collection
 
-Decode = Callable[..., None]
+Decode = Callable[[int], None]
 
 
 def eager(decode: Decode, longest: int) -> Decode:
@@ -21,7 +21,7 @@ def eager(decode: Decode, longest: int) -> Decode:
 
 @dataclass(frozen=True)
 class GraphLaunch:
-    """Capture a step once for each bucket of extents, then replay it: one launch a token.
+    """Capture a step once for each bucket of columns, then replay it: one launch a token.
 
     The replayed step reads its column from the device, so one graph serves every column of its bucket.
     """
@@ -39,7 +39,7 @@ class Graphs:
     """The captured steps of one session; `captures` counts them."""
 
     def __init__(self, decode: Decode, longest: int, bucket: int) -> None:
-        """`longest` is the largest extent that a step will have."""
+        """`longest` is the largest `max_kv` that a step will have."""
         self._decode, self._longest, self._bucket = decode, longest, bucket
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._warm = False
@@ -48,17 +48,17 @@ class Graphs:
     def captures(self) -> int:
         return len(self._graphs)
 
-    def __call__(self, extent: int) -> None:
-        extent = min(-(-extent // self._bucket) * self._bucket, self._longest)
+    def __call__(self, max_kv: int) -> None:
+        max_kv = min(-(-max_kv // self._bucket) * self._bucket, self._longest)
         if not self._warm:  # libraries make their handles and workspaces at the first call, which can't be captured
-            self._decode(extent, exact=False)
+            self._decode(max_kv)
             self._warm = True
             return
-        if extent not in self._graphs:
-            self._graphs[extent] = self._captured(extent)
-        self._graphs[extent].replay()
+        if max_kv not in self._graphs:
+            self._graphs[max_kv] = self._captured(max_kv)
+        self._graphs[max_kv].replay()
 
-    def _captured(self, extent: int) -> torch.cuda.CUDAGraph:
+    def _captured(self, max_kv: int) -> torch.cuda.CUDAGraph:
         current = torch.cuda.current_stream()
         graph, stream = torch.cuda.CUDAGraph(), _capture_stream(current.device_index)
         stream.wait_stream(current)
@@ -67,7 +67,7 @@ class Graphs:
             # Thread-local: the threads that watch the run may ask the driver things meanwhile.
             graph.capture_begin(capture_error_mode="thread_local")
             try:
-                self._decode(extent, exact=False)
+                self._decode(max_kv)
             finally:
                 graph.capture_end()
         current.wait_stream(stream)

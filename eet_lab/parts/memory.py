@@ -47,9 +47,12 @@ class FreshMemory:
         self._live_bytes = max(self._outline_bytes(rehearsal) for rehearsal in rehearsals.values())
         return self._num_rehearsed > before
 
-    def reserve(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> None:
-        """Hold what these passes need, so that no smaller request allocates; nothing, where tensors are fresh."""
-        self.plan(rehearsals, like)
+    def reserve(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> bool:
+        """Hold what these passes need, so that no smaller request allocates; nothing, where tensors are fresh.
+
+        Returns what `plan` does.
+        """
+        return self.plan(rehearsals, like)
 
     def enter(self, name: str) -> None:
         """The next calls of `empty` belong to this pass."""

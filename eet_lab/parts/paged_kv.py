@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import PromptError
-from eet_lab.ops.types import Step
+from eet_lab.ops.types import KV, Batch
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.scheduling import HIDDEN
 from eet_lab.scheduling import Pages as Ledger
@@ -41,8 +41,6 @@ class Pages(KVCache):
         self.page, self._limit = page, num_pages
         self._entries: Tensor
         self._host_entries: Tensor
-        self._hidden: list[int]  # blocks of each row that are nothing but pads
-        self._reached = 0  # columns whose pages are taken
         self.close()
 
     def check_room(self, num_pad: Sequence[int], capacity: int) -> None:
@@ -55,14 +53,13 @@ class Pages(KVCache):
                 "then wait for pages."
             )
 
-    def _open(self, num_rows: int, capacity: int) -> None:
-        num_blocks = -(-capacity // self.page)
-        self._hidden = [pad // self.page for pad in self._num_pad]
-        self._hold(self._limit or 1 + num_rows * num_blocks - sum(self._hidden), num_rows * num_blocks)
+    def _open(self, num_pad: Sequence[int], capacity: int) -> None:
+        num_rows, num_blocks = len(num_pad), -(-capacity // self.page)
+        skipped = sum(pad // self.page for pad in num_pad)
+        self._hold(self._limit or 1 + num_rows * num_blocks - skipped, num_rows * num_blocks)
         self.keys.zero_()  # a dense mask multiplies what it hides by 0, and 0 * NaN is NaN
         self.values.zero_()
         self.ledger = Ledger(self.num_pages, self.page, num_rows)  # what the batch before had is given back
-        self._reached = 0
         self._on_host = self._host_entries[: num_rows * num_blocks].fill_(HIDDEN).view(num_rows, num_blocks)
         self.block_table = self._entries[: num_rows * num_blocks].view(num_rows, num_blocks)
         self.block_table.copy_(self._on_host)
@@ -79,37 +76,27 @@ class Pages(KVCache):
             self.generation += 1
             self._host_entries = torch.empty(num_entries, dtype=torch.int32)
 
-    def reach(self, extent: int) -> None:
-        """Take pages for columns [0, extent): a row takes one for each block of columns that is not all pads."""
-        super().reach(extent)
-        if extent <= self._reached:
-            return
-        self._reached = -(-extent // self.page) * self.page
-        for row, hidden in enumerate(self._hidden):
-            self.ledger.reach(row, extent - hidden * self.page)
-        self.mirror()
-
     def mirror(self) -> None:
         changes = self.ledger.take_changes()
         if not changes:
             return
         entries = self._on_host.numpy()
         for row in changes:
-            pages, begin = self.ledger.table[row], self._hidden[row]
+            pages, begin = self.ledger.table[row], self.ledger.skipped[row]
             entries[row] = HIDDEN
             entries[row, begin : begin + len(pages)] = pages
         # The driver has taken the entries when the call returns, as this memory is not pinned: so they may change.
         self.block_table.copy_(self._on_host, non_blocking=True)
 
-    def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
+    def layer(self, number: int, batch: Batch) -> KV:
         """The layer's pages of keys and of values [P,G,page,D]; `block_table` tells which are whose."""
-        return self.keys[layer], self.values[layer]
+        return self.keys[number], self.values[number]
 
     def close(self) -> None:
         self.keys = self.values = self.like.new_empty(0)
         self._entries = self.block_table = self.like.new_empty(0, dtype=torch.int32)
         self._host_entries = self._on_host = torch.empty(0, dtype=torch.int32)
-        self.ledger, self._hidden, self._num_pad = Ledger(2, self.page, 1), [], ()
+        self.ledger = Ledger(2, self.page, 1)
 
     @property
     def num_pages(self) -> int:

@@ -9,11 +9,11 @@ from typing import Any
 
 from eet_lab.models import decoder
 from eet_lab.models.config import Config
-from eet_lab.ops import fits, pads, reference
+from eet_lab.ops import fits, reference
 from eet_lab.ops.types import Empty
-from eet_lab.parts import kv_cache, launch, mask, memory, passes, prompts
+from eet_lab.parts import attend, kv_cache, launch, memory, passes
 from eet_lab.parts import protocols as p
-from eet_lab.scheduling import Schedule
+from eet_lab.scheduling import TOKEN_BY_TOKEN, Schedule
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Ops:
     embed: Callable = reference.embed
     norm_linear: Callable = reference.norm_linear
     linear_residual: Callable = reference.linear_residual
-    rest_of_layer: Callable = reference.rest_of_layer
+    fused_layer: Callable = reference.fused_layer
     masked_attention: Callable = reference.masked_attention
     attention: Callable = reference.attention
     next_token: Callable = reference.next_token
@@ -57,20 +57,18 @@ class Parts:
 
     ops: Ops = field(default_factory=Ops)
     weights: tuple[p.ChangesWeights, ...] = ()  # applied in order
-    prompts: p.LaysOutPrompts = prompts.token_by_token
+    schedule: Schedule = TOKEN_BY_TOKEN  # which requests share a pass, and how much of their prompts it reads
     texts: p.LaysOutTexts = passes.text_by_text
-    mask: p.Masks = mask.dense_mask
+    attend: p.MakesAttend = attend.DenseMask
     kv_cache: p.MakesCache = kv_cache.GrowingKV
     memory: p.MakesMemory = memory.FreshMemory
     launch: p.Launches = launch.eager
-    forward: p.Forward = decoder.forward
-    schedule: Schedule | None = None  # how requests share passes; None: a batch begins together
+    layers: decoder.Layers = decoder.op_by_op
 
     @property
-    def serve_any_pads(self) -> bool:
-        """Whether a captured forward serves batches with other pads: all that it calls is declared to (`ops.pads`)."""
-        ops = (getattr(self.ops, f.name) for f in fields(self.ops))
-        return all(map(pads.declared, (*ops, self.mask, self.forward)))
+    def is_captured(self) -> bool:
+        """Whether a decode step is captured, and replayed for other rows: its ops then see no numbers of the host."""
+        return getattr(self.launch, "is_captured", False)
 
 
 def replaced(before: Any, after: Any, prefix: str = "") -> Iterator[str]:
@@ -95,8 +93,8 @@ def misfit(parts: Parts) -> str | None:
     if not isinstance(parts.weights, tuple):
         return f"weights is {parts.weights!r:.60}, but it must be a tuple of functions"
     slots = {f"ops.{f.name}": getattr(parts.ops, f.name) for f in fields(Ops)}
-    if not isinstance(parts.schedule, Schedule | None):
-        return f"schedule is {parts.schedule!r:.60}, but it must be a Schedule or None"
+    if not isinstance(parts.schedule, Schedule):
+        return f"schedule is {parts.schedule!r:.60}, but it must be a Schedule"
     others = ("ops", "weights", "schedule")
     slots |= {f.name: getattr(parts, f.name) for f in fields(Parts) if f.name not in others}
     slots |= {f"weights[{i}]": change for i, change in enumerate(parts.weights)}

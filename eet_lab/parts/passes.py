@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import PromptError
-from eet_lab.ops.types import Step
-from eet_lab.parts.prompts import end_to_end, right_aligned
+from eet_lab.ops.types import Batch
+from eet_lab.parts.batches import end_to_end, left_padded
 from eet_lab.scheduling.whole import MOST, check_whole
 
 
@@ -31,7 +31,7 @@ class Pass(NamedTuple):
     """Texts that are read together. Tensors are on the CPU until the pass is sent."""
 
     sizes: tuple[int, ...]  # how many tokens of each text are asked for
-    step: Step
+    batch: Batch
     asked: Tensor  # [N] int64  index in T
     types: Tensor | None = None  # [T] int64
 
@@ -64,16 +64,17 @@ class Group(NamedTuple):
     def laid_out(self) -> Pass:
         """Where each token sits."""
         rows = [text.ids for text in self.texts]
-        step = end_to_end(rows) if self.packed else right_aligned(rows, 0)[1]
-        pairs = list(zip(self.texts, step.spans, strict=True))
-        asked = np.concatenate([_numbers(text.asked) + span.first for text, span in pairs])
+        batch = end_to_end(rows) if self.packed else left_padded(rows)
+        assert batch.spans is not None
+        pairs = [(text, first) for text, (first, _) in zip(self.texts, batch.spans, strict=True)]
+        asked = np.concatenate([_numbers(text.asked) + first for text, first in pairs])
         types = None
         if any(text.types is not None for text in self.texts):
-            types = torch.zeros_like(step.ids)
-            for text, span in pairs:
+            types = torch.zeros_like(batch.ids)
+            for text, first in pairs:
                 if text.types is not None:
-                    types[span.first : span.first + span.count] = torch.tensor(text.types)
-        return Pass(tuple(len(text.asked) for text in self.texts), step, torch.from_numpy(asked), types)
+                    types[first : first + len(text.types)] = torch.tensor(text.types)
+        return Pass(tuple(len(text.asked) for text in self.texts), batch, torch.from_numpy(asked), types)
 
 
 def _numbers(places: Sequence[int]) -> np.ndarray:

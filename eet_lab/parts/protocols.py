@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from eet_lab.models.decoder import Decoder
-from eet_lab.ops.types import Empty, Extras, KVLayer, Spec, State, Step
+from eet_lab.ops.types import Attend, Batch, Empty
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.parts.memory import FreshMemory
 from eet_lab.parts.passes import Batching, Group, Text
@@ -32,13 +32,6 @@ class KeepsWeights(ChangesWeights, Protocol):
         """What is kept of this model already."""
 
 
-class LaysOutPrompts(Protocol):
-    """Where each prompt token sits, and how many are read at once."""
-
-    def __call__(self, prompts: Sequence[Sequence[int]], room: int, /) -> tuple[State, Step]:
-        """The state of a batch with `room` for new tokens, and its first pass; all on the CPU."""
-
-
 class LaysOutTexts(Protocol):
     """Which texts an encoder reads in one pass, and where their tokens sit."""
 
@@ -46,17 +39,11 @@ class LaysOutTexts(Protocol):
         """Groups that together hold each text once."""
 
 
-class Attend(Protocol):
-    """Attention for one pass: queries, keys and values [T,(H+2G)D] -> [T,HD]."""
-
-    def __call__(self, qkv: Tensor, kv: KVLayer | None, step: Step, spec: Spec, extras: Extras = ..., /) -> Tensor: ...
-
-
-class Masks(Protocol):
+class MakesAttend(Protocol):
     """How attention knows what a query may see."""
 
-    def __call__(self, ops: Any, step: Step, spec: Spec, like: Tensor, *, empty: Empty) -> Attend:
-        """Attention for a pass; what it needs beside the KV cache is made here, once for all layers."""
+    def __call__(self, ops: Any, batch: Batch, cache: KVCache | None, /, *, empty: Empty) -> Attend:
+        """The attention of one pass; without a cache its tokens see each other."""
 
 
 class MakesCache(Protocol):
@@ -76,14 +63,5 @@ class MakesMemory(Protocol):
 class Launches(Protocol):
     """How a decode step is launched. A part may declare `is_captured`: the host then launches a step as one thing."""
 
-    def __call__(self, decode: Callable[..., None], longest: int, /) -> Callable[[int], None]:
-        """A function of the step's extent, which is at most `longest`; `decode(extent, exact=...)` runs a step."""
-
-
-class Forward(Protocol):
-    """One pass over the model."""
-
-    def __call__(
-        self, model: Decoder, ops: Any, mask: Callable[..., Attend], cache: Sequence[KVLayer], step: Step, /
-    ) -> Tensor:
-        """The hidden states [T,C], before the last norm."""
+    def __call__(self, decode: Callable[[int], None], longest: int, /) -> Callable[[int], None]:
+        """A function of the step's `max_kv`, which is at most `longest`; `decode(max_kv)` runs a step."""

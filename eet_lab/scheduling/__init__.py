@@ -1,8 +1,22 @@
-"""Which requests share a pass, and what each of them reads: continuous batching, by counting. No torch in here."""
+"""Which requests share a pass, and what each of them reads, by counting. No torch in here."""
 
-from eet_lab.scheduling.pages import HIDDEN, Ledger, Pages, Slab
+from eet_lab.scheduling.pages import HIDDEN, Held, Ledger, Pages, Slab
 from eet_lab.scheduling.request import Request, Row
-from eet_lab.scheduling.schedule import Schedule
+from eet_lab.scheduling.schedule import LEFT_PADDED, PACKED, TOKEN_BY_TOKEN, UP_TO_THE_SHORTEST, Schedule
 from eet_lab.scheduling.scheduler import Scheduler
 
-__all__ = ["HIDDEN", "Ledger", "Pages", "Request", "Row", "Schedule", "Scheduler", "Slab"]
+__all__ = [
+    "HIDDEN",
+    "LEFT_PADDED",
+    "PACKED",
+    "TOKEN_BY_TOKEN",
+    "UP_TO_THE_SHORTEST",
+    "Held",
+    "Ledger",
+    "Pages",
+    "Request",
+    "Row",
+    "Schedule",
+    "Scheduler",
+    "Slab",
+]

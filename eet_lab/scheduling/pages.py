@@ -27,6 +27,9 @@ class Ledger(Protocol):
     def most_columns(self) -> int:
         """The longest sequence that fits if it is alone."""
 
+    def skip(self, slot: int, pads: int) -> None:
+        """The first `pads` columns of a slot that has nothing yet hold no token."""
+
     def reach(self, slot: int, columns: int, spare: int = 0) -> bool:
         """Make columns [0, columns) of a slot exist; False, with nothing changed, where pages are lacking.
 
@@ -40,7 +43,8 @@ class Ledger(Protocol):
 class Pages:
     """Pages of `page` columns, which a slot takes one by one, wherever one is free. The first page is never given out.
 
-    `table[slot]` are the slot's pages, in order of their columns: a row of the block table. A page that was given back
+    `table[slot]` are the slot's pages, in order of their columns: a row of the block table, from block `skipped[slot]`
+    on, since a page that would hold nothing but pads is not taken. A page that was given back
     may be given out at once: passes run in the order of their launches, so the new owner writes after the old one read.
     """
 
@@ -50,6 +54,7 @@ class Pages:
         check_whole(ScheduleError, "num_slots", num_slots, 1, MOST)
         self.num_pages, self.page, self.num_slots = num_pages, page, num_slots
         self.table: list[list[int]] = [[] for _ in range(num_slots)]
+        self.skipped = [0] * num_slots
         self.columns = [0] * num_slots
         self.changed: set[int] = set()  # slots whose pages are others than at the last `take_changes`
         self._free = list(range(num_pages - 1, HIDDEN, -1))  # the last one is given out first
@@ -63,28 +68,47 @@ class Pages:
     def most_columns(self) -> int:
         return (self.num_pages - 1) * self.page
 
+    def skip(self, slot: int, pads: int) -> None:
+        self.skipped[slot] = pads // self.page
+
     def reach(self, slot: int, columns: int, spare: int = 0) -> bool:
-        pages = self.table[slot]
-        missing = -(-columns // self.page) - len(pages)
+        pages, skipped = self.table[slot], self.skipped[slot]
+        missing = -(-columns // self.page) - skipped - len(pages)
         if missing <= 0:
             return True
         if missing + spare > len(self._free):
             return False
         pages += [self._free.pop() for _ in range(missing)]
-        self.columns[slot] = len(pages) * self.page
+        self.columns[slot] = (skipped + len(pages)) * self.page
         self.changed.add(slot)
         return True
 
     def release(self, slot: int) -> None:
         if pages := self.table[slot]:
             self._free += reversed(pages)
-            self.table[slot], self.columns[slot] = [], 0
+            self.table[slot], self.columns[slot], self.skipped[slot] = [], 0, 0
             self.changed.add(slot)
 
     def take_changes(self) -> Collection[int]:
         """The slots whose rows of the block table a store has to write again; from now on, later changes count."""
         changed, self.changed = self.changed, set()
         return changed
+
+
+class Held:
+    """Another ledger, whose slots keep what they have: those of a batch that begins together and is replaced whole."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.num_slots, self.most_columns = ledger.num_slots, ledger.most_columns
+        self.skip, self.reach = ledger.skip, ledger.reach
+
+    @property
+    def columns(self) -> Sequence[int]:
+        return self._ledger.columns
+
+    def release(self, slot: int) -> None:
+        """Nothing: the next batch opens the cache anew."""
 
 
 class Slab:
@@ -95,6 +119,9 @@ class Slab:
         check_whole(ScheduleError, "columns", columns, 1, MOST)
         self.num_slots, self.most_columns = num_slots, columns
         self.columns = (columns,) * num_slots
+
+    def skip(self, slot: int, pads: int) -> None:
+        """Nothing: its columns are there in any case."""
 
     def reach(self, slot: int, columns: int, spare: int = 0) -> bool:
         return columns <= self.most_columns

@@ -28,7 +28,8 @@ class Request:
     finish_reason: FinishReason | None = field(init=False, default=None)  # once nothing more will come to the host
     length: int = field(init=False)  # tokens that exist: the prompt, and what was told, on the device or here
     read: int = field(init=False, default=0)  # tokens whose keys and values are in the cache
-    slot: int | None = field(init=False, default=None)  # its row of the device's state, while it runs
+    slot: int | None = field(init=False, default=None)  # its row of the device's token buffer, while it runs
+    pad: int = field(init=False, default=0)  # columns of the KV cache before its first token
     status: Status = field(init=False, default="new")
     full_length: int = field(init=False)  # with all that may be told
 
@@ -56,6 +57,14 @@ class Request:
     def known(self) -> int:
         """Tokens whose values are on the host. To be read from the start again, all of them must be."""
         return len(self.prompt) + len(self.generated)
+
+    def known_tokens(self, start: int, count: int) -> Sequence[int]:
+        """The tokens `start .. start + count - 1`; 0 for those whose values are on the device alone."""
+        length = len(self.prompt)
+        if start + count <= length:
+            return self.prompt if count == length else self.prompt[start : start + count]
+        known = [*self.prompt[start:], *self.generated[max(start - length, 0) : start + count - length]]
+        return known + [0] * (count - len(known))
 
     @property
     def num_columns(self) -> int:

@@ -1,7 +1,8 @@
-"""The batching policy: how many requests share a pass, and how much of it each may read."""
+"""The batching policy: how many requests share a pass, how much of it each may read, and where their prompts lie."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from eet_lab.errors import ScheduleError
@@ -14,7 +15,7 @@ MOST_ROWS = 2**16 - 1
 
 @dataclass(frozen=True)
 class Schedule:
-    """Layouts are values of it: `chunk=1` reads prompts token by token, no limits at all read them in one pass.
+    """A value for each layout: no limits at all read whole prompts in one pass, `chunk=1` reads them token by token.
 
     Continuous batching is `joins=True`; with a chunk or a budget, a long prompt is read in pieces beside rows that
     decode, so that their next token does not wait for all of it.
@@ -22,29 +23,47 @@ class Schedule:
 
     chunk: int | None = None  # most tokens that a row reads in a step; None: all that it has
     budget: int | None = None  # most tokens of a step; None: any number
-    max_rows: int = 64  # slots: requests that run at the same time
+    max_rows: int | None = None  # slots: requests that run at the same time; None: as many as come together
     joins: bool = False  # requests join while others run; without it, a group starts when none runs
+    aligned: bool = False  # prompts of a group end in the same column, with pads on the left that its first pass reads
+    shortest_first: bool = False  # the first pass of a group reads as much of each prompt as the shortest one has
 
     def __post_init__(self) -> None:
         for name in ("chunk", "budget"):
             if (value := getattr(self, name)) is not None:
                 check_whole(ScheduleError, name, value, 1, MOST, ", or None for no limit")
-        check_whole(ScheduleError, "max_rows", self.max_rows, 1, MOST_ROWS)
-        if not isinstance(self.joins, bool):
-            raise ScheduleError(f"joins is {told(self.joins)}, but it must be True or False.")
+        if self.max_rows is not None:
+            check_whole(ScheduleError, "max_rows", self.max_rows, 1, MOST_ROWS, ", or None for all that come together")
+        for name in ("joins", "aligned", "shortest_first"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ScheduleError(f"{name} is {told(value)}, but it must be True or False.")
+        if self.aligned and (self.chunk or self.budget or self.joins or self.shortest_first):
+            raise ScheduleError(
+                "aligned is True, so the prompts of a group are read in one pass; leave out chunk, budget, joins and "
+                "shortest_first, or aligned."
+            )
+        if self.shortest_first and (self.budget or self.joins):
+            raise ScheduleError("shortest_first is True, so a group begins together; leave out budget and joins.")
+
+    def pads(self, lengths: Sequence[int]) -> list[int]:
+        """The columns before each prompt of a group."""
+        longest = max(lengths) if self.aligned else 0
+        return [longest - length if self.aligned else 0 for length in lengths]
 
     def most_tokens(self, capacity: int) -> int:
         """Of a step, where requests have at most `capacity` tokens each."""
-        return min(self.budget or MOST, self.max_rows * min(self.chunk or MOST, capacity))
+        return min(self.budget or MOST, (self.max_rows or MOST_ROWS) * min(self.chunk or MOST, capacity))
 
     def of_at_most(self, num_rows: int) -> Schedule:
         """The same with no more slots than so many."""
-        return replace(self, max_rows=min(self.max_rows, num_rows))
+        return replace(self, max_rows=min(self.max_rows or num_rows, num_rows))
 
-    @property
-    def most_running(self) -> int:
-        """Requests that run at the same time: no more than a step has tokens, since each is due one in every step.
 
-        One more would hold a slot and pages, and wait all the same.
-        """
-        return min(self.max_rows, self.budget or self.max_rows)
+TOKEN_BY_TOKEN = Schedule(chunk=1)
+"""The baseline: prompts are read one column a step, as FasterTransformer v3.1 did."""
+UP_TO_THE_SHORTEST = Schedule(chunk=1, shortest_first=True)
+"""As FasterTransformer v4.0: in parallel up to the shortest prompt, the rest token by token."""
+LEFT_PADDED = Schedule(aligned=True)
+"""As EET: all prompts end in the same column and are read in one parallel pass, pads and all."""
+PACKED = Schedule()
+"""Whole prompts end to end, without pads."""

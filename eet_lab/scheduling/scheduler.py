@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from eet_lab.errors import PromptError, ScheduleError
-from eet_lab.scheduling.pages import Ledger
+from eet_lab.scheduling.pages import Ledger, Slab
 from eet_lab.scheduling.request import Request, Row
 from eet_lab.scheduling.schedule import Schedule
 from eet_lab.scheduling.whole import MOST
@@ -24,16 +24,17 @@ class Scheduler:
     """
 
     def __init__(self, schedule: Schedule, ledger: Ledger, context: int) -> None:
-        if ledger.num_slots < schedule.max_rows:
+        self.num_slots = schedule.max_rows or ledger.num_slots
+        if ledger.num_slots < self.num_slots:
             raise ScheduleError(
-                f"max_rows is {schedule.max_rows:,}, but the KV cache has {ledger.num_slots:,} slots. Give it as many, "
+                f"max_rows is {self.num_slots:,}, but the KV cache has {ledger.num_slots:,} slots. Give it as many, "
                 "or ask for fewer rows."
             )
         self.schedule, self.ledger, self.context = schedule, ledger, context
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preempted = 0
-        self._free_slots = list(range(schedule.max_rows))  # a heap: low slots first, so that a small batch is compact
+        self._free_slots = list(range(self.num_slots))  # a heap: low slots first, so that a small batch is compact
 
     @property
     def idle(self) -> bool:
@@ -78,12 +79,12 @@ class Scheduler:
             slot: int = request.slot  # type: ignore[assignment]  # it runs, so it has one
             if length - start > 1:
                 prompts.append(request)
-            elif length <= columns[slot] or self._grow(request, slot):
+            elif request.pad + length <= columns[slot] or self._grow(request, slot):
                 rows.append(row_of((request, slot, start, 1, True)))
-        left = (self.schedule.budget or MOST) - len(rows)
+        left, chunk = (self.schedule.budget or MOST) - len(rows), self._chunk() if prompts else 0
         for request in prompts:
             start, missing = request.read, request.length - request.read
-            count = min(missing, self.schedule.chunk or MOST, left)
+            count = min(missing, chunk, left)
             if not count:
                 break
             rows.append(row_of((request, request.slot, start, count, count == missing)))
@@ -139,21 +140,41 @@ class Scheduler:
         A page for each that runs must remain, else the next row that grows would drive out the newcomer, and what it
         had read until then would have been in vain.
         """
-        if self.running and not self.schedule.joins:
+        joins = self.schedule.joins
+        if self.running and not joins:
             return
-        while self.waiting and len(self.running) < self.schedule.most_running:
+        if self.schedule.aligned:
+            group = [self.waiting[place] for place in range(min(len(self.waiting), self._most_running))]
+            for request, pad in zip(group, self.schedule.pads([each.length for each in group]), strict=True):
+                request.pad = pad
+        while self.waiting and len(self.running) < self._most_running:
             request, slot = self.waiting[0], self._free_slots[0]
             if request.known < request.length:  # preempted, and some of its tokens are on the device alone
                 return
-            if not self.ledger.reach(slot, request.length, spare=len(self.running)):
+            self.ledger.skip(slot, request.pad)
+            if not self.ledger.reach(slot, request.pad + request.length, spare=len(self.running) if joins else 0):
                 return
             heapq.heappop(self._free_slots)
             request.slot, request.status = slot, "running"
             self.running.append(self.waiting.popleft())
 
+    @property
+    def _most_running(self) -> int:
+        """Requests that run at the same time: no more than a step has tokens, since each is due one in every step.
+
+        One more would hold a slot and pages, and wait all the same.
+        """
+        return min(self.num_slots, self.schedule.budget or self.num_slots)
+
+    def _chunk(self) -> int:
+        """Most tokens of a prompt in the next pass."""
+        if self.schedule.shortest_first and all(request.read == 0 for request in self.running):
+            return min(request.length for request in self.running)
+        return self.schedule.chunk or MOST
+
     def _grow(self, request: Request, slot: int) -> bool:
         """Take a page for a row that decodes; False where it is itself the newest, and gives way."""
-        while not self.ledger.reach(slot, request.length):
+        while not self.ledger.reach(slot, request.pad + request.length):
             if self._preempt_newest() is request:
                 return False
         return True
@@ -171,6 +192,14 @@ class Scheduler:
         assert slot is not None
         self.ledger.release(slot)
         heapq.heappush(self._free_slots, slot)
+
+
+def first_rows(schedule: Schedule, lengths: Sequence[int]) -> list[Row]:
+    """What the first pass reads of prompts of such lengths, which begin together."""
+    scheduler = Scheduler(schedule, Slab(len(lengths), MOST), MOST)
+    for length in lengths:
+        scheduler.add(Request((0,) * length, 1))
+    return scheduler.next()
 
 
 def _named(request: object) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from eet_lab.parts import Parts
-from eet_lab.parts.mask import no_mask
+from eet_lab.parts.attend import Bounds
 from eet_lab.technique import Technique
 
 
@@ -34,4 +34,4 @@ class MaskRemoval(Technique):
     headline: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:
-        return replace(parts, mask=no_mask)
+        return replace(parts, attend=Bounds)

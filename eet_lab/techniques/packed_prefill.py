@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from eet_lab.errors import RecipeError
-from eet_lab.parts import Parts, passes, prompts
+from eet_lab.parts import Parts, passes
+from eet_lab.scheduling import PACKED, UP_TO_THE_SHORTEST
 from eet_lab.technique import Technique
 
 
@@ -16,8 +17,8 @@ class PackedPrefill(Technique):
 
     Without it, the first pass is a rectangle, batch times longest prompt: attention skips the pads (`mask_removal`),
     but every norm, matrix product and activation computes them, and their results are thrown away. With it, the pass
-    has as many tokens as the prompts together; attention gets the start and the length of each prompt. The KV cache
-    and every later step stay the same: a pad still has a column there, which nothing reads or writes.
+    has as many tokens as the prompts together; attention gets the start and the length of each prompt. No row has pads
+    any more: each begins in column 0 of the KV cache, and a later step reads as many columns of it as before.
 
     Expect the time to first token to fall by the pads' share of the rectangle, about a half where lengths are spread
     evenly from short to long, and the first pass's memory with it. Prompts of equal length have no pads, and gain
@@ -35,9 +36,9 @@ class PackedPrefill(Technique):
     stages: ClassVar[tuple[str, ...]] = ("generate", "encode")
 
     def apply(self, parts: Parts) -> Parts:
-        if parts.prompts is prompts.up_to_the_shortest:
+        if parts.schedule == UP_TO_THE_SHORTEST:
             raise RecipeError(
                 "packed_prefill leaves the pads out of a pass that reads whole prompts, and pre_padding:read=shortest "
                 "has none; choose read=whole, or leave packed_prefill out."
             )
-        return replace(parts, prompts=prompts.packed, texts=passes.packed)
+        return replace(parts, schedule=PACKED, texts=passes.packed)

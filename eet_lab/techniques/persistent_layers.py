@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from eet_lab.models.decoder import forward_by_layer
+from eet_lab.models import decoder
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cuda.launching import with_options
 from eet_lab.parts import Parts
@@ -41,8 +41,8 @@ class PersistentLayers(Technique):
     numerics: ClassVar[str] = "reordered"
 
     def apply(self, parts: Parts) -> Parts:
-        forward = with_options(forward_by_layer, takes=cuda.takes_layers)
-        return replace(parts, ops=replace(parts.ops, rest_of_layer=cuda.rest_of_layer), forward=forward)
+        layers = with_options(decoder.fused, takes=cuda.takes_layers)
+        return replace(parts, ops=replace(parts.ops, fused_layer=cuda.fused_layer), layers=layers)
 
     def unavailable(self, device: str = "cpu") -> str | None:
         return native.available(device)

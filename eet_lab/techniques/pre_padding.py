@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from eet_lab.models.config import Config
-from eet_lab.parts import Parts, prompts
+from eet_lab.parts import Parts
 from eet_lab.parts.passes import padded
+from eet_lab.scheduling import LEFT_PADDED, UP_TO_THE_SHORTEST
 from eet_lab.technique import Technique, knob
 
-READ = {"whole": prompts.right_aligned, "shortest": prompts.up_to_the_shortest}
+READ = {"whole": LEFT_PADDED, "shortest": UP_TO_THE_SHORTEST}
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class PrePadding(Technique):
     )
 
     def apply(self, parts: Parts) -> Parts:
-        return replace(parts, prompts=READ[self.read], texts=padded)
+        return replace(parts, schedule=READ[self.read], texts=padded)
 
     def unfit(self, config: Config) -> str | None:
         if config.stage == "encode" and self.read != "whole":

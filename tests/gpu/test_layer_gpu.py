@@ -22,17 +22,17 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("shape", CASE.shapes, ids=str)
 def test_within_the_budget(shape):
     for dtype in CASE.dtypes:
-        CASE.check(cuda.rest_of_layer, shape, "cuda", dtype)
+        CASE.check(cuda.fused_layer, shape, "cuda", dtype)
 
 
 @pytest.mark.parametrize("shape", CASE.shapes, ids=str)
 def test_every_launch_gives_the_same_bits(shape):
     """As the first of a process, as one of many, and after launches of other sizes in between."""
     inputs, other = (s.inputs("cuda", torch.float16, 1) for s in (shape, CASE.shapes[0]))
-    first = CASE.call(cuda.rest_of_layer, copied(inputs), fresh)
+    first = CASE.call(cuda.fused_layer, copied(inputs), fresh)
     for _ in range(50):
-        CASE.call(cuda.rest_of_layer, copied(other), fresh)
-        assert torch.equal(CASE.call(cuda.rest_of_layer, copied(inputs), fresh), first)
+        CASE.call(cuda.fused_layer, copied(other), fresh)
+        assert torch.equal(CASE.call(cuda.fused_layer, copied(inputs), fresh), first)
 
 
 @pytest.mark.parametrize("num_launches", [1, 2, 7])
@@ -41,12 +41,12 @@ def test_graphs_of_any_number_of_launches_repeat(num_launches):
     attended, x, *rest = LayerShape(2, 768, 3072).inputs("cuda", torch.float16, 2)
     expected = x.clone()
     for _ in range(num_launches):
-        expected, _ = cuda.rest_of_layer(attended, expected, *rest, empty=fresh)
+        expected, _ = cuda.fused_layer(attended, expected, *rest, empty=fresh)
     mine = x.clone()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(num_launches):
-            cuda.rest_of_layer(attended, mine, *rest, empty=fresh)
+            cuda.fused_layer(attended, mine, *rest, empty=fresh)
     for _ in range(100):
         mine.copy_(x)
         graph.replay()
@@ -56,15 +56,15 @@ def test_graphs_of_any_number_of_launches_repeat(num_launches):
 def test_a_nan_passes_and_nobody_waits_for_it():
     attended, x, *rest = LayerShape(2, 768, 3072).inputs("cuda", torch.float16, 3)
     attended[0, 5], x[1, 7] = torch.nan, torch.inf
-    got, qkv = cuda.rest_of_layer(attended, x, *rest, empty=fresh)
+    got, qkv = cuda.fused_layer(attended, x, *rest, empty=fresh)
     assert got.isnan().all() and qkv.isnan().all()
-    again = CASE.call(cuda.rest_of_layer, LayerShape(2, 768, 3072).inputs("cuda", torch.float16, 3), fresh)
+    again = CASE.call(cuda.fused_layer, LayerShape(2, 768, 3072).inputs("cuda", torch.float16, 3), fresh)
     assert again.isfinite().all()
 
 
 def test_it_is_one_launch():
     inputs = CASE.bench[0].inputs("cuda", torch.float16, 0)
-    assert len(launches_of(lambda: cuda.rest_of_layer(*inputs, empty=fresh))) == CASE.launches == 1
+    assert len(launches_of(lambda: cuda.fused_layer(*inputs, empty=fresh))) == CASE.launches == 1
 
 
 @pytest.mark.parametrize("T", [1, 2])
@@ -75,20 +75,20 @@ def test_what_is_said_to_fit_does_and_nothing_else(T, monkeypatch):
         one = weights.random_decoder(config, 0, torch.device("cuda"), torch.float16).layers[0]
         inputs = [torch.zeros(T, C, device="cuda", dtype=torch.float16) for _ in range(2)]
         if layer._fits(T, layer._sizes(one), layer.gpu()):
-            cuda.rest_of_layer(*inputs, one, one, "gelu", empty=fresh)
+            cuda.fused_layer(*inputs, one, one, "gelu", empty=fresh)
             torch.cuda.synchronize()
             continue
         with monkeypatch.context() as patched:
             patched.setattr(layer, "_fits", lambda *sizes: True)
             patched.setattr(layer, "_copies", lambda *sizes: 1)
             with pytest.raises(KernelError, match="eet_vector_layer failed"):
-                cuda.rest_of_layer(*inputs, one, one, "gelu", empty=fresh)
+                cuda.fused_layer(*inputs, one, one, "gelu", empty=fresh)
 
 
 def test_the_first_launch_cannot_be_captured():
     inputs = LayerShape(1, 136, 544).inputs("cuda", torch.float16, 0)
     with pytest.raises(KernelError, match="cannot be captured.*Run the step once"):
-        replayed(lambda: cuda.rest_of_layer(*inputs, empty=fresh))
+        replayed(lambda: cuda.fused_layer(*inputs, empty=fresh))
     torch.cuda.synchronize()
-    cuda.rest_of_layer(*inputs, empty=fresh)
-    replayed(lambda: cuda.rest_of_layer(*inputs, empty=fresh))
+    cuda.fused_layer(*inputs, empty=fresh)
+    replayed(lambda: cuda.fused_layer(*inputs, empty=fresh))

@@ -1,6 +1,6 @@
 """The same ops as `reference`, over the kernels in csrc/. Nothing here waits for the device, and nothing falls back.
 
-Types: float16, bfloat16, and but for rest_of_layer float32. C a multiple of 8; D a multiple of 8 and at most 256.
+Types: float16, bfloat16, and but for fused_layer float32. C a multiple of 8; D a multiple of 8 and at most 256.
 
 Our kernels sum in fp32. The product of more tokens than a linear streams for is cuBLAS's, to which PyTorch's
 settings apply: by default cuBLAS may reduce partial sums of 16 bits in 16 bits
@@ -10,7 +10,7 @@ settings apply: by default cuBLAS may reduce partial sums of 16 bits in 16 bits
 from __future__ import annotations
 
 from eet_lab.ops.cuda.attention import attention, masked_attention
-from eet_lab.ops.cuda.layer import rest_of_layer, takes_layers
+from eet_lab.ops.cuda.layer import fused_layer, takes_layers
 from eet_lab.ops.cuda.linear import linear_residual, linear_residual_norm, norm_linear
 from eet_lab.ops.cuda.norm import norm, softmax
 from eet_lab.ops.cuda.tokens import advance, choose, choose_top_k, embed, next_token, next_token_by_torch
@@ -28,7 +28,7 @@ __all__ = [
     "next_token_by_torch",
     "norm",
     "norm_linear",
-    "rest_of_layer",
+    "fused_layer",
     "softmax",
     "takes_layers",
 ]

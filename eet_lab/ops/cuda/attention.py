@@ -16,8 +16,7 @@ from eet_lab.ops import native
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, gpu, needs, stream_of
 from eet_lab.ops.cuda.rotary import NO_ROTATION, Rotation, is_rotated, rotary, rotation
 from eet_lab.ops.fits import Shapes, refuses
-from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import NO_EXTRAS, Empty, Extras, KVLayer, Spec, Step
+from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec
 
 
 class Split(NamedTuple):
@@ -65,11 +64,10 @@ def _beyond(spec: Spec) -> str | None:
 
 @refuses(unfit)
 @needs("rotary", "append", "decode_attention", "prefill_attention", "plain_attention")
-@serves_any_pads
 def masked_attention(
     qkv: Tensor,
-    kv: KVLayer | None,
-    step: Step,
+    kv: KV | None,
+    batch: Batch,
     spec: Spec,
     extras: Extras = NO_EXTRAS,
     *,
@@ -82,16 +80,15 @@ def masked_attention(
 
     The same kernels as `attention`; they read every column and the mask, pads included.
     """
-    return _attend(qkv, kv, step, spec, extras, mask, empty, dependent, split)
+    return _attend(qkv, kv, batch, spec, extras, mask, empty, dependent, split)
 
 
 @refuses(unfit)
 @needs(*masked_attention.kernels, "stream_attention", "hopper_attention")  # type: ignore[attr-defined]
-@serves_any_pads
 def attention(
     qkv: Tensor,
-    kv: KVLayer | None,
-    step: Step,
+    kv: KV | None,
+    batch: Batch,
     spec: Spec,
     extras: Extras = NO_EXTRAS,
     *,
@@ -109,13 +106,13 @@ def attention(
     Norms of heads and rotary positions belong to that launch for one token a row (`rotates`), and are one more before
     all others, which changes qkv in place.
     """
-    return _attend(qkv, kv, step, spec, extras, None, empty, dependent, split)
+    return _attend(qkv, kv, batch, spec, extras, None, empty, dependent, split)
 
 
 def _attend(
     qkv: Tensor,
-    kv: KVLayer | None,
-    step: Step,
+    kv: KV | None,
+    batch: Batch,
     spec: Spec,
     extras: Extras,
     mask: Tensor | None,
@@ -125,12 +122,12 @@ def _attend(
 ) -> Tensor:
     _check_spec(spec)
     if kv is None:
-        return _attend_within(qkv, step, spec, extras, mask, empty, dependent)
+        return _attend_within(qkv, batch, spec, extras, mask, empty, dependent)
     if not spec.causal:
         raise KernelError(f"Queries that see what comes after them take no KV cache. {REMEDY}")
-    (keys, values), table = kv.room(step), kv.block_table
+    (keys, values), table = kv, batch.keys.table
     (T, width), (_, G, page, D) = qkv.shape, keys.shape
-    H, B, K = width // D - 2 * G, len(step.spans), step.extent
+    H, B, K = width // D - 2 * G, batch.num_rows, batch.max_kv
     _check_attention(qkv, keys, values, H, G, D)
     if T == B and qkv.dtype != torch.float32:
         _check_decode(keys, split)
@@ -139,15 +136,15 @@ def _attend(
         return out
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
-    one_each = T == B and (mask is not None or all(span.count == 1 for span in step.spans))
+    one_each = batch.one_each or (T == B and mask is not None)
     heads = NO_ROTATION
     if is_rotated(spec, extras):
         if one_each and rotates(D, qkv.itemsize):
-            heads = rotation(qkv, step.positions, spec, extras)
+            heads = rotation(qkv, batch.positions, spec, extras)
         else:
-            rotary(qkv, step.positions, spec, extras, dependent=dependent)
+            rotary(qkv, batch.positions, spec, extras, dependent=dependent)
     pages, paging = _pages(table, page, B, K)
-    cached = _Cached(out, keys, values, qkv, mask, step, (H, G, D), K, pages, paging)
+    cached = _Cached(out, keys, values, qkv, mask, batch, (H, G, D), K, pages, paging)
     if one_each and qkv.dtype != torch.float32:
         _decode(cached, heads, split, dependent)
     else:
@@ -163,7 +160,7 @@ class _Cached(NamedTuple):
     values: Tensor
     qkv: Tensor
     mask: Tensor | None
-    step: Step
+    batch: Batch
     heads: tuple[int, int, int]  # H, G, D
     K: int
     pages: int | None  # the address of the block table
@@ -175,12 +172,12 @@ class _Cached(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        return self.step.columns.stride(0), *self.keys.stride()[:3]
+        return self.batch.columns.stride(0), *self.keys.stride()[:3]
 
 
 def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bool) -> None:
     """One token a row, in 16 bits: a launch that also writes the cache."""
-    qkv, keys, mask, step, (H, G, D), K = cached.qkv, cached.keys, cached.mask, cached.step, cached.heads, cached.K
+    qkv, keys, mask, batch, (H, G, D), K = cached.qkv, cached.keys, cached.mask, cached.batch, cached.heads, cached.K
     B, strides = len(qkv), cached.strides
     can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
     split = split or Split(can_stream and _streams(B, H, G, K))
@@ -191,7 +188,7 @@ def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bo
             f"apart, and mask is {'' if mask is None else 'not '}None. Leave split out."
         )
     read: tuple[Any, ...] = (*cached.addresses, *heads.addresses, *heads.numbers)
-    row, sizes = (step.num_pad.data_ptr(), step.columns.data_ptr(), cached.pages), (DTYPES[qkv.dtype], B, H, G, D, K)
+    row, sizes = (batch.keys.begin.data_ptr(), batch.columns.data_ptr(), cached.pages), (DTYPES[qkv.dtype], B, H, G, D, K)
     if split.streams:
         launch = native.loaded("stream_attention").eet_stream_attention
         launch(*read, *row, *strides[:3], *cached.paging, *sizes, split.blocks, dependent, stream_of(qkv))
@@ -203,17 +200,16 @@ def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bo
 
 def _append_and_attend(cached: _Cached) -> None:
     """Any tokens: a launch that writes the cache, and one that attends; Hopper's own kernel does both where it can."""
-    qkv, mask, step, pages, K = cached.qkv, cached.mask, cached.step, cached.pages, cached.K
-    T, B, (H, G, D), spans = len(qkv), len(step.spans), cached.heads, step.spans
-    num_real, longest = sum(span.count for span in spans), max(span.count for span in spans)
-    rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
-    columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
+    qkv, mask, batch, pages, K = cached.qkv, cached.mask, cached.batch, cached.pages, cached.K
+    T, B, (H, G, D), longest = len(qkv), batch.num_rows, cached.heads, batch.max_q
+    has_pads, all_new = _of_rows(batch)
+    rows, first, count = batch.rows.data_ptr(), batch.first.data_ptr(), batch.count.data_ptr()
+    columns, num_pad = batch.columns.data_ptr(), batch.keys.begin.data_ptr()
     dtype, stream, lies = DTYPES[qkv.dtype], stream_of(qkv), (*cached.strides, *cached.paging)
-    all_new = num_real == T and all(span.num_pad + span.count == K for span in spans)
     on_hopper = mask is None and _takes_hopper(qkv, D) and (all_new or pages is None)  # copied are rectangles
     appends = on_hopper and all_new and pages is None
     if not appends:
-        zeroed = at(cached.out) if mask is None and num_real != T else None
+        zeroed = at(cached.out) if mask is None and has_pads else None
         where = (rows, columns, first, count, pages, *lies)
         native.loaded("append").eet_append(zeroed, *cached.addresses[1:], *where, dtype, T, H, G, D, stream)
     if on_hopper:
@@ -230,22 +226,33 @@ def _append_and_attend(cached: _Cached) -> None:
         attend(*cached.addresses, at(mask), first, count, num_pad, columns, pages, *lies, *sizes, True, stream)
 
 
+def _of_rows(batch: Batch) -> tuple[bool, bool]:
+    """Whether some of the tokens are pads, and whether all that the rows may see is new: the host's knowledge."""
+    if batch.spans is None or batch.keys.spans is None:
+        return False, False
+    counts = [count for _, count in batch.spans]
+    has_pads = sum(counts) < len(batch.rows)
+    seen = (end - begin for begin, end in batch.keys.spans)
+    return has_pads, not has_pads and all(not new or new == old for new, old in zip(counts, seen, strict=True))
+
+
 def _attend_within(
-    qkv: Tensor, step: Step, spec: Spec, extras: Extras, mask: Tensor | None, empty: Empty, dependent: bool
+    qkv: Tensor, batch: Batch, spec: Spec, extras: Extras, mask: Tensor | None, empty: Empty, dependent: bool
 ) -> Tensor:
     """Attention whose keys and values stay where they are, in qkv."""
-    (T, width), B, (H, G, D), Q = qkv.shape, len(step.spans), spec[:3], step.extent
+    (T, width), B, (H, G, D), Q = qkv.shape, batch.num_rows, spec[:3], batch.max_kv
     out = empty("attended", (T, H * D), qkv)
     if qkv.is_meta or not T:
         return out
     _check_heads(qkv, H, G, D)
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, T // B))
-    elif T == B * Q and any(span.num_pad for span in step.spans):
+    elif T == B * Q and batch.keys.padded:
         out.zero_()
     if is_rotated(spec, extras):
-        rotary(qkv, step.positions, spec, extras, dependent=dependent)
-    first, count, num_pad, columns = (part.data_ptr() for part in (step.first, step.count, step.num_pad, step.columns))
+        rotary(qkv, batch.positions, spec, extras, dependent=dependent)
+    each = (batch.first, batch.count, batch.keys.begin, batch.columns)
+    first, count, num_pad, columns = (part.data_ptr() for part in each)
     sizes, stream = (H, G, D), stream_of(qkv)
     if mask is None and _takes_hopper(qkv, D):
         attend = native.loaded("hopper_attention").eet_hopper_attention
@@ -256,15 +263,15 @@ def _attend_within(
     keys, values = at(qkv[:, H * D :]), at(qkv[:, (H + G) * D :])
     tensors, K = (at(out), keys, values, at(qkv), at(mask)), T // B
     # A column is a token of the pass, or with a mask one of its row.
-    each = step.columns if mask is not None else torch.arange(T, device=qkv.device)
+    token = batch.columns if mask is not None else torch.arange(T, device=qkv.device)
     lies = (1, width * K if mask is not None else 0, D, width, 0, 0)
     if qkv.dtype == torch.float32:
-        attend, rows = native.loaded("plain_attention").eet_plain_attention, step.rows.data_ptr()
-        attend(*tensors, rows, each.data_ptr(), first, count, first, None, *lies, T, *sizes, K, spec.causal, stream)
+        attend, rows = native.loaded("plain_attention").eet_plain_attention, batch.rows.data_ptr()
+        attend(*tensors, rows, token.data_ptr(), first, count, first, None, *lies, T, *sizes, K, spec.causal, stream)
     else:
         attend = native.loaded("prefill_attention").eet_prefill_attention
         shape = (DTYPES[qkv.dtype], B, Q if mask is None else K, *sizes, K)
-        attend(*tensors, first, count, first, each.data_ptr(), None, *lies, *shape, spec.causal, stream)
+        attend(*tensors, first, count, first, token.data_ptr(), None, *lies, *shape, spec.causal, stream)
     return out
 
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops.fits import Shapes, refuses, unfit
-from eet_lab.ops.pads import declared, serves_any_pads
 
 DTYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}
 ACTS: dict[str | None, int] = {
@@ -39,8 +38,7 @@ def needs(*kernels: str) -> Callable[[Op], Op]:
 @cache
 def with_options(op: Callable, **options: Any) -> Callable:
     """The same op with some of its keywords set. Asked again it is the same object, so that Parts compare equal."""
-    turned = update_wrapper(partial(op, **options), op)
-    return serves_any_pads(turned) if declared(op) else turned
+    return update_wrapper(partial(op, **options), op)
 
 
 def dependent(op: Callable) -> Callable:

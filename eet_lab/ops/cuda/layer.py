@@ -29,7 +29,6 @@ from eet_lab.ops.cuda.launching import (
     unfit_act,
 )
 from eet_lab.ops.fits import Shapes, refuses
-from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
 MOST_TOKENS = 2
@@ -67,8 +66,7 @@ class Sizes(NamedTuple):
 
 @refuses(unfit)
 @needs("vector_layer")
-@serves_any_pads
-def rest_of_layer(
+def fused_layer(
     attended: Tensor,
     x: Tensor,
     w: Layer,
@@ -120,7 +118,7 @@ def rest_of_layer(
 
 
 def takes_layers(layers: Sequence[Layer], T: int) -> bool:
-    """Whether `rest_of_layer` takes T tokens through these layers, and gains by it; the same for meta tensors."""
+    """Whether `fused_layer` takes T tokens through these layers, and gains by it; the same for meta tensors."""
     return _refused(layers, T, gpu()) is None and _sizes(layers[0]).weight_bytes >= LEAST_BYTES
 
 
@@ -228,7 +226,7 @@ def _exchange(device: torch.device, T: int, C: int, F: int, copies: int) -> tupl
     """Where blocks pass their outputs on. Launches of these sizes share it, and leave it as the next one needs it."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise KernelError(
-            "The first launch of rest_of_layer for these sizes cannot be captured: it makes memory that stays. "
+            "The first launch of fused_layer for these sizes cannot be captured: it makes memory that stays. "
             "Run the step once before it is captured."
         )
     numbers = torch.full((2 * copies * T * (2 * C + F),), -1, dtype=torch.int16, device=device)

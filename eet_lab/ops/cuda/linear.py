@@ -28,7 +28,6 @@ from eet_lab.ops.cuda.launching import (
 from eet_lab.ops.cuda.norm import check_residual_norm, norm, residual_norm
 from eet_lab.ops.cuda.tiles import FEW, OUTPUTS, fits
 from eet_lab.ops.fits import refuses
-from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
 # Which kernel takes a product was measured by size in 16 bits on an H200, beside cuBLAS (benchmarks/kernel_choice.py)
@@ -48,7 +47,6 @@ REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
 
 @refuses(unfit_act)
 @needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "norm", "epilogue", "gate")
-@serves_any_pads
 def norm_linear(
     x: Tensor,
     norm_w: Norm | None,
@@ -100,7 +98,6 @@ def _by_cublas(x: Tensor, w: Linear, act: str | None, empty: Empty) -> Tensor:
 
 
 @needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "epilogue")
-@serves_any_pads
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dependent: bool = False) -> Tensor:
     """linear(x) + residual, written over `residual`: [T,C], [T,N] -> [T,N].
 
@@ -123,7 +120,6 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
 
 
 @needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "residual_norm")
-@serves_any_pads
 def linear_residual_norm(
     x: Tensor, w: Linear, residual: Tensor, norm_w: Norm, *, empty: Empty, dependent: bool = False
 ) -> Tensor:

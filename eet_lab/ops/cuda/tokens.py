@@ -15,14 +15,12 @@ from eet_lab.ops import native, reference
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
 from eet_lab.ops.cuda.linear import Draw, largest_outputs, norm_linear, num_blocks, outputs_and_largest, takes_few
 from eet_lab.ops.fits import refuses
-from eet_lab.ops.pads import serves_any_pads
-from eet_lab.ops.types import Empty, Linear, Norm, Sampling, State, Step
+from eet_lab.ops.types import Batch, Empty, Linear, Norm, Sampling, TokenBuffer
 
 MOST_BLOCKS = 512  # of a head, from whose largest logits choose_top_k begins
 
 
 @needs("tokens")
-@serves_any_pads
 def embed(
     ids: Tensor, positions: Tensor, words: Tensor, places: Tensor | None, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
@@ -49,9 +47,8 @@ def embed(
 
 @refuses(lambda model: None if model.spec.causal else "tokens are drawn by decoders, and this model is an encoder")
 @needs(*norm_linear.kernels, "sampling", "top_k")  # type: ignore[attr-defined]
-@serves_any_pads
 def next_token(
-    x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty, dependent: bool = False
+    x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
     """The next token of every row, [B]: our norm and head, and a choice.
 
@@ -61,31 +58,30 @@ def next_token(
     top-p alone, with a k of more than there are blocks, and for more rows, logits are written and one launch chooses;
     rows of more than one token take two more before, which pick the newest.
     """
-    B, V = len(step.last), len(head.weight)
-    positions, top_k = step.positions, sampling.most_words(V)
+    B, V = len(batch.last), len(head.weight)
+    positions, top_k = batch.positions, sampling.most_words(V)
     if takes_few(B, x, head, gathered=True):
         if sampling.greedy or (top_k == V and sampling.top_p == 1 and head.scale is None):
             draw = None if sampling.greedy else Draw(positions, sampling.noise, sampling.temperature)
-            best = largest_outputs(x, step.last, norm_w, head, draw, empty=empty, dependent=dependent)
+            best = largest_outputs(x, batch.last, norm_w, head, draw, empty=empty, dependent=dependent)
             return choose_best(best, empty=empty, dependent=dependent)
         if top_k < V and top_k <= num_blocks(V) <= MOST_BLOCKS:
-            logits, best = outputs_and_largest(x, step.last, norm_w, head, empty=empty, dependent=dependent)
-            return choose_top_k(logits, best, step.last, positions, sampling, empty=empty, dependent=dependent)
-    if len(x) != B or any(span.count != 1 for span in step.spans):  # else a row's only token is its newest
-        x = torch.index_select(x, 0, step.last, out=empty("newest", (B, x.shape[1]), x))
-        positions = torch.index_select(positions, 0, step.last, out=empty("newest_positions", (B,), positions))
+            logits, best = outputs_and_largest(x, batch.last, norm_w, head, empty=empty, dependent=dependent)
+            return choose_top_k(logits, best, batch.last, positions, sampling, empty=empty, dependent=dependent)
+    if not batch.one_each:  # else a row's only token is its newest
+        x = torch.index_select(x, 0, batch.last, out=empty("newest", (B, x.shape[1]), x))
+        positions = torch.index_select(positions, 0, batch.last, out=empty("newest_positions", (B,), positions))
     logits = norm_linear(x, norm_w, head, empty=empty, dependent=dependent)
     return choose(logits, positions, sampling, empty=empty, dependent=dependent)
 
 
 @needs(*norm_linear.kernels)  # type: ignore[attr-defined]
-@serves_any_pads
 def next_token_by_torch(
-    x: Tensor, step: Step, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty, dependent: bool = False
+    x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling, *, empty: Empty, dependent: bool = False
 ) -> Tensor:
     """The next token of every row, [B]: the reference's choice among the logits of our norm and head."""
     logits = partial(norm_linear, dependent=dependent)
-    return reference.next_token(x, step, norm_w, head, sampling, empty=empty, norm_linear=logits)
+    return reference.next_token(x, batch, norm_w, head, sampling, empty=empty, norm_linear=logits)
 
 
 @needs("sampling")
@@ -159,17 +155,16 @@ def choose_best(best: Tensor, *, empty: Empty, dependent: bool = False) -> Tenso
 
 
 @needs("tokens")
-@serves_any_pads
-def advance(state: State, token: Tensor, count: Tensor, *, empty: Empty, dependent: bool = False) -> None:
+def advance(buffer: TokenBuffer, token: Tensor, count: Tensor, *, empty: Empty, dependent: bool = False) -> None:
     """After a pass that read `count` [B] tokens of each row: write `token` [B] where they end, and go there.
 
     One launch.
     """
-    B = len(state.ids)
+    B = len(buffer.ids)
     check(token, "token", torch.int64, (B,))
     check(count, "count", torch.int64, (B,))
     if token.is_meta or not B:
         return
-    tensors = (part.data_ptr() for part in (*state, token, count))
-    sizes = (*state.tokens.stride(), B, len(state.log))
+    tensors = (part.data_ptr() for part in (*buffer, token, count))
+    sizes = (*buffer.tokens.stride(), B, len(buffer.log))
     native.loaded("tokens").eet_advance(*tensors, *sizes, dependent, stream_of(token))

@@ -1,0 +1,38 @@
+"""How attention knows what a query may see. An attend part makes the attention of one pass of its batch and KV cache."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from eet_lab.ops import reference
+from eet_lab.ops.types import NO_EXTRAS, Batch, Empty, Extras, Spec
+
+if TYPE_CHECKING:
+    from eet_lab.parts.kv_cache import KVCache
+
+
+class Bounds:
+    """A row's first column and the query's own bound the keys; nothing is built, and pads are never read."""
+
+    def __init__(self, ops: Any, batch: Batch, cache: KVCache | None, *, empty: Empty) -> None:
+        self.ops, self.batch, self.cache, self.empty = ops, batch, cache, empty
+
+    def __call__(self, layer: int, qkv: Tensor, spec: Spec, extras: Extras = NO_EXTRAS) -> Tensor:
+        kv = None if self.cache is None else self.cache.layer(layer, self.batch)
+        return self.ops.attention(qkv, kv, self.batch, spec, extras)
+
+
+class DenseMask(Bounds):
+    """The baseline: an additive mask [B,1,Q,K], built once a pass and added in every layer."""
+
+    def __init__(self, ops: Any, batch: Batch, cache: KVCache | None, *, empty: Empty) -> None:
+        super().__init__(ops, batch, cache, empty=empty)
+        self._masks: dict[Spec, Tensor] = {}
+
+    def __call__(self, layer: int, qkv: Tensor, spec: Spec, extras: Extras = NO_EXTRAS) -> Tensor:
+        if spec not in self._masks:
+            self._masks[spec] = reference.dense_mask(self.batch, spec, qkv, empty=self.empty)
+        kv = None if self.cache is None else self.cache.layer(layer, self.batch)
+        return self.ops.masked_attention(qkv, kv, self.batch, spec, extras, mask=self._masks[spec])
