@@ -16,15 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.bench.launches import is_work
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.rehearse import moved, new_cache
+from eet_lab.engine.rehearse import META, new_cache
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import PRESETS, Config
+from eet_lab.models.decoder import forward
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops import reference
 from eet_lab.ops.records import OPS
-from eet_lab.ops.types import State, Step, fresh
+from eet_lab.ops.types import Keys, TokenBuffer, fresh
 from eet_lab.parts import Ops, Parts
-from eet_lab.parts.prompts import decode_step
+from eet_lab.parts.batches import decode_batch, empty_buffer
 
 
 class Call(NamedTuple):
@@ -46,9 +47,7 @@ def decode_calls(
     Without a GPU the limits are an H200's.
     """
     engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)
-    state, first = parts.prompts([[0] * (context - 1)] * batch, 1)
-    step = moved(decode_step(state, first.num_pad, first.spans, context), torch.device("meta"))
-    return CallRecorder().decoded(engine, step, moved(state, torch.device("meta")))
+    return CallRecorder().decoded(engine, empty_buffer(batch, context, META), [(0, context)] * batch)
 
 
 def num_launches(calls: tuple[Call, ...]) -> int | None:
@@ -75,17 +74,24 @@ class CallRecorder(TorchDispatchMode):
         self.calls: list[Call] = []
         self._in_op = False
 
-    def decoded(self, engine: Engine, step: Step, state: State) -> tuple[Call, ...]:
-        """The ops of one decode step of an engine, with a KV cache that is as long as the step needs."""
-        parts, device = engine.parts, step.ids.device
+    def decoded(self, engine: Engine, buffer: TokenBuffer, seen: Sequence[tuple[int, int]]) -> tuple[Call, ...]:
+        """The ops of one decode step of an engine whose rows see these columns, which the KV cache has room for."""
+        parts, B, device = engine.parts, len(seen), buffer.ids.device
+        max_kv = max(end for _, end in seen)
         slots = {f.name: getattr(parts.ops, f.name) for f in fields(parts.ops)}
         ops: Any = Ops(**{name: partial(self.run, name, op) for name, op in slots.items()}).bind(fresh)
         cache = new_cache(engine.model, parts)
-        cache.open([0] * len(step.spans), step.extent)
-        sampling = Settings().sampling(len(step.spans), device)
+        cache.open([0] * B, max_kv)
+        begin = torch.tensor([begin for begin, _ in seen], device=device)
+        keys = Keys(begin, cache.block_table, tuple(seen), padded=any(first for first, _ in seen))
+        batch = decode_batch(buffer, keys, max_kv)._replace(spans=tuple((row, 1) for row in range(B)))
+        if parts.is_captured:
+            batch = batch._replace(spans=None, keys=keys._replace(spans=None))
+        sampling = Settings().sampling(B, device)
         with torch.inference_mode(), self:
-            hidden = parts.forward(engine.model, ops, partial(parts.mask, empty=fresh), list(cache), step)
-            ops.advance(state, engine.task(engine.model, ops, hidden, step, sampling), step.count)
+            attend = parts.attend(ops, batch, cache, empty=fresh)
+            hidden = forward(engine.model, ops, attend, batch, parts.layers)
+            ops.advance(buffer, engine.task(engine.model, ops, hidden, batch, sampling), batch.count)
         return tuple(self.calls)
 
     def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
@@ -172,7 +178,7 @@ def num_kernels(parts: Parts, lengths: Sequence[int], config: Config, dtype: tor
 
 def is_launched_by_python(parts: Parts) -> bool:
     """Kernel by kernel, and not as one graph."""
-    return not getattr(parts.launch, "is_captured", False)
+    return not parts.is_captured
 
 
 def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int, like: Config) -> Counts:
@@ -182,9 +188,11 @@ def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int, like: Config
     sizes |= {"num_heads": 2, "num_kv_heads": 1 if like.num_kv_heads < like.num_heads else 2, "head_dim": 16}
     config = replace(like, num_layers=num_layers, context=column + 2, tied_head=True, **sizes)
     engine = Engine(random_decoder(config, 0, device, torch.float32), parts)
-    state, first = parts.prompts([[1] * length for length in lengths], 2)
-    state.columns.fill_(column)
-    found = _Counter().decoded(engine, decode_step(state, first.num_pad, first.spans, column + 1), state)
+    pads = parts.schedule.pads(lengths)
+    ends = [pad + length for pad, length in zip(pads, lengths, strict=True)]
+    buffer = empty_buffer(len(lengths), column + 2, device)
+    buffer.columns.copy_(torch.tensor(ends))
+    found = _Counter().decoded(engine, buffer, [(pad, end + 1) for pad, end in zip(pads, ends, strict=True)])
     return tuple((call.op.removeprefix("masked_"), call.launches or 0) for call in found)
 
 

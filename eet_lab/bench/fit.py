@@ -26,7 +26,7 @@ from eet_lab.models import Model
 from eet_lab.models.decoder import Decoder, mapped, num_bytes, tensors
 from eet_lab.monitor import free_bytes_of
 from eet_lab.parts import KeepsWeights, Parts
-from eet_lab.parts.prompts import right_aligned
+from eet_lab.scheduling import LEFT_PADDED
 from eet_lab.technique import Recipe
 from eet_lab.words import sized
 
@@ -115,7 +115,7 @@ def _text_bytes(engine: Engine) -> int:
     """Of reading held-out text, as `perplexity` does."""
     model = engine.rehearser.model
     window, V = min(model.config.context, WINDOW), len(model.head.weight)
-    parts = replace(engine.parts, prompts=right_aligned, schedule=None)
+    parts = replace(engine.parts, schedule=LEFT_PADDED)
     reading = Forecaster(
         Rehearser(engine.model, parts, Scorer(parts.ops, torch.device("cpu"))), parts, Settings(max_new_tokens=1)
     )

@@ -7,7 +7,6 @@ can be held against what rounding does to those.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,15 +18,14 @@ from torch.utils._pytree import tree_leaves
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.tasks import next_tokens
 from eet_lab.errors import Cancelled
-from eet_lab.models.decoder import Decoder, forward, logits, mapped
+from eet_lab.models.decoder import Decoder, forward, logits, mapped, op_by_op
 from eet_lab.ops import reference
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.reference import gumbel, noise_keys
-from eet_lab.ops.types import Empty, Extras, KVLayer, Linear, Norm, Sampling, Spec, Step, fresh
+from eet_lab.ops.types import KV, Batch, Empty, Extras, Linear, Norm, Sampling, Spec, fresh
 from eet_lab.parts import Ops
-from eet_lab.parts.kv_cache import GrowingKV
-from eet_lab.parts.mask import no_mask
-from eet_lab.parts.prompts import right_aligned
+from eet_lab.parts.attend import Bounds
+from eet_lab.parts.batches import left_padded
 from eet_lab.progress import Cancel
 
 Rows = Sequence[Sequence[int]]
@@ -60,19 +58,14 @@ def reference_logits(model: Decoder, rows: Rows, tokens: Rows, num_tokens: int, 
     def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:
         return reference.linear_residual(x, wide(w), residual, empty=empty)
 
-    def attention(qkv: Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras, *, empty: Empty) -> Tensor:
+    def attention(qkv: Tensor, kv: KV | None, batch: Batch, spec: Spec, extras: Extras, *, empty: Empty) -> Tensor:
         extras = Extras(wide(extras.q_norm), wide(extras.k_norm), extras.inv_freq)
-        return reference.attention(qkv, kv, step, spec, extras, empty=empty)
+        return reference.attention(qkv, kv, batch, spec, extras, empty=empty)
 
     read = [[*row, *new[: num_tokens - 1]] for row, new in zip(rows, tokens, strict=True)]
-    _, step = right_aligned(read, room=1)
-    on_device: Any = (part.to(model.device) if isinstance(part, Tensor) else part for part in step)
-    step = Step(*on_device)
+    batch = mapped(left_padded(read), lambda part: part.to(model.device))
     ops = Ops(embed=embed, norm_linear=norm_linear, linear_residual=linear_residual, attention=attention).bind(fresh)
-    like, config = model.words.new_empty(0, dtype=high), model.config
-    cache = GrowingKV(len(model.layers), config.num_kv_heads, config.head_dim, like)
-    cache.open([0] * len(rows), step.extent)
-    hidden = forward(model, ops, partial(no_mask, empty=fresh), list(cache), step)
+    hidden = forward(model, ops, Bounds(ops, batch, None, empty=fresh), batch, op_by_op)
     newest = hidden.view(len(rows), -1, hidden.shape[1])[:, -num_tokens:]
     return logits(model, ops, newest.flatten(0, 1)).view(len(rows), num_tokens, -1)
 
@@ -145,20 +138,20 @@ class LogitsRecorder:
         kept, self._kept = self._kept, self._kept.new_empty(0)
         return kept[:, : self._num_tokens]  # the slot after N took what came before and after
 
-    def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, step: Step, sampling: Sampling) -> Tensor:
-        newest = logits(model, ops, hidden.index_select(0, step.last))
+    def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, batch: Batch, sampling: Sampling) -> Tensor:
+        newest = logits(model, ops, hidden.index_select(0, batch.last))
         if not hidden.is_meta:
-            row, is_there = self._rows(step, sampling)
-            index = step.positions.index_select(0, step.last) + 1 - self._lengths[row]
+            row, is_there = self._rows(batch, sampling)
+            index = batch.positions.index_select(0, batch.last) + 1 - self._lengths[row]
             is_asked = is_there & (index >= 0) & (index < self._num_tokens)
             self._kept[row, index.masked_fill(~is_asked, self._num_tokens)] = newest
-        return next_tokens(model, ops, hidden, step, sampling)
+        return next_tokens(model, ops, hidden, batch, sampling)
 
-    def _rows(self, step: Step, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    def _rows(self, batch: Batch, sampling: Sampling) -> tuple[Tensor, Tensor]:
         """Which prompt each row of the pass has, and whether it has one."""
         if self._keys is None:
-            return self._each, step.count > 0
-        owns = (sampling.noise[:, None] == self._keys) & (step.count > 0)[:, None]
+            return self._each, batch.count > 0
+        owns = (sampling.noise[:, None] == self._keys) & (batch.count > 0)[:, None]
         return owns.int().argmax(1), owns.any(1)
 
 

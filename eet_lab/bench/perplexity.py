@@ -22,10 +22,10 @@ from eet_lab.models import Model
 from eet_lab.models.decoder import Decoder, logits
 from eet_lab.models.load import DEMO
 from eet_lab.models.on_device import on_its_device
-from eet_lab.ops.types import Sampling, Step, fresh
+from eet_lab.ops.types import Batch, Sampling, fresh
 from eet_lab.parts import Ops
-from eet_lab.parts.prompts import right_aligned
 from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling import LEFT_PADDED
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
 
@@ -72,7 +72,7 @@ def perplexity(
     cut = list(windows(ids, *_checked(ids, window, window if stride is None else stride, model)))
     parts = as_recipe(recipe, model.device, model.config).parts
     scorer = Scorer(parts.ops, model.decoder.device)
-    engine = Engine(model.decoder, replace(parts, prompts=right_aligned, schedule=None), scorer)
+    engine = Engine(model.decoder, replace(parts, schedule=LEFT_PADDED), scorer)
     try:
         engine.prepare(progress, cancel)
         for start in range(0, len(cut), BATCH):
@@ -152,11 +152,11 @@ class Scorer:
             expected[row, first - 1 : len(ids) - 1] = torch.tensor(ids[first:])
         self._expected = expected.to(self.nats.device)
 
-    def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, step: Step, sampling: Sampling) -> Tensor:
+    def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, batch: Batch, sampling: Sampling) -> Tensor:
         if not hidden.is_meta:
-            expected = self._expected[step.rows, step.positions]
-            scored = ((expected >= 0) & (step.columns >= step.num_pad[step.rows])).nonzero()[:, 0]
+            expected = self._expected[batch.rows, batch.positions]
+            scored = ((expected >= 0) & (batch.columns >= batch.keys.begin[batch.rows])).nonzero()[:, 0]
             for chosen in scored.split(CHUNK):
                 found = logits(model, self._ops, hidden[chosen])
                 self.nats += cross_entropy(found.float(), expected[chosen], reduction="sum")
-        return torch.zeros_like(step.last)
+        return torch.zeros_like(batch.last)

@@ -99,7 +99,7 @@ def serve_all(
 
 def _ready(model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], settings: Settings) -> Engine:
     """An engine with room for all, whose tokens are right."""
-    if recipe.parts.schedule is None:
+    if recipe.parts.schedule.max_rows is None:
         raise RecipeError(f"{recipe or 'The baseline'} serves no requests that join: add continuous_batching to it.")
     found = parity(model.decoder, recipe.parts, prompts[:CHECKED], Settings(min(CHECKED, settings.max_new_tokens)))
     if found.verdict == "different":

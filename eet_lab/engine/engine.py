@@ -37,7 +37,6 @@ from eet_lab.progress import Cancel
 from eet_lab.scheduling import Request, Schedule
 from eet_lab.scheduling.whole import MOST, check_whole
 
-
 MOST_SLOTS = 16
 """Numbers of rows whose slots, and captured steps, a reservation keeps."""
 

@@ -66,9 +66,7 @@ class Rehearser:
         passes = self._passes(first, capacity, settings)
         return RequestShape(passes, schedule.pads(lengths), capacity, first.max_kv)
 
-    def mixed(
-        self, schedule: Schedule, capacity: int, settings: Settings, T: int, max_kv: int
-    ) -> dict[str, Rehearsal]:
+    def mixed(self, schedule: Schedule, capacity: int, settings: Settings, T: int, max_kv: int) -> dict[str, Rehearsal]:
         """A pass over T tokens, whichever slots they are of, in columns [0, max_kv); and the longest decode step."""
         token, each = torch.zeros(T, dtype=torch.long), torch.zeros(schedule.max_rows or 1, dtype=torch.long)
         spans, seen = ((0, T), *[(0, 0)] * (len(each) - 1)), ((0, max_kv),) * len(each)

@@ -74,7 +74,11 @@ class Slots:
         engine, cache = self._engine, self._engine.cache
         if self.is_batch:
             cache.check_room(pads, self.capacity)
-        self.settings, self.clock, self._stream = settings, clock, open_stream(clock, engine.model.device, self.num_slots)
+        self.settings, self.clock, self._stream = (
+            settings,
+            clock,
+            open_stream(clock, engine.model.device, self.num_slots),
+        )
         if self.is_batch or not ran_last:
             cache.open(pads, self.capacity)
         if not ran_last:

@@ -15,6 +15,7 @@ from eet_lab.figures import theme
 from eet_lab.figures.packing import grid
 from eet_lab.figures.slider import with_slider
 from eet_lab.models import Model
+from eet_lab.scheduling.scheduler import first_rows
 from eet_lab.technique import Recipe, in_titles
 from eet_lab.words import counted
 
@@ -32,21 +33,25 @@ MARKS = {UNUSED: "", PAD: "·", NEW: ""}
 
 
 class TokenMatrix(NamedTuple):
-    """Who sits in which column [B,K] once all is generated: UNUSED, PAD, READ or NEW. The first step reads `extent`."""
+    """Who sits in which column [B,K] once all is generated: UNUSED, PAD, READ or NEW. The first step reads columns up
+    to `ends` [B].
+    """
 
     kinds: list[list[int]]
-    extent: int
+    ends: list[int]
 
 
 def token_matrix(prompts: Sequence[Sequence[int]], recipe: str, num_new: int) -> TokenMatrix:
-    """As the recipe's own `prompts` part lays these token ids out; pads are those that the first pass computes."""
-    state, first = Recipe.parse(recipe).parts.prompts(prompts, num_new)
-    at_once, kinds = set(zip(first.rows.tolist(), first.columns.tolist(), strict=True)), []
-    for b, (prompt, span) in enumerate(zip(prompts, first.spans, strict=True)):
-        pads = [PAD if (b, column) in at_once else UNUSED for column in range(span.num_pad)]
-        row = [*pads, *[READ] * len(prompt), *[NEW] * num_new]
-        kinds.append(row + [UNUSED] * (state.tokens.shape[1] - len(row)))
-    return TokenMatrix(kinds, first.extent)
+    """As the recipe's schedule lays prompts of so many tokens out; pads are those that the first pass computes."""
+    schedule, lengths = Recipe.parse(recipe).parts.schedule, [len(prompt) for prompt in prompts]
+    rows = sorted(first_rows(schedule, lengths), key=lambda row: row.slot)
+    found = [
+        [*[PAD] * pad, *[READ] * length, *[NEW] * num_new]
+        for pad, length in zip(schedule.pads(lengths), lengths, strict=True)
+    ]
+    width = max(map(len, found))
+    kinds = [row + [UNUSED] * (width - len(row)) for row in found]
+    return TokenMatrix(kinds, [row.request.pad + row.count for row in rows])
 
 
 def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: int = 5) -> go.Figure:
@@ -66,7 +71,7 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
             text=_words(matrix, words), row=place, col=1,
         )  # fmt: skip
     _legend(fig, CELLS)
-    num_steps = [len(matrix.kinds[0]) - matrix.extent for matrix in found]
+    num_steps = [_num_steps(matrix) for matrix in found]
     steps = {}
     for step in range(1, max(num_steps) + 1):
         now = [(matrix, min(step, last)) for matrix, last in zip(found, num_steps, strict=True)]
@@ -82,9 +87,17 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
 
 def _cells(matrix: TokenMatrix, step: int) -> np.ndarray:
     """Kinds of all cells once step `step` is done."""
-    read = matrix.extent + step - 1
-    new_from = 0 if step == 1 else read - 1
-    return _small([[_cell(kind, column, read, new_from) for column, kind in enumerate(row)] for row in matrix.kinds])
+    cells = []
+    for row, end in zip(matrix.kinds, matrix.ends, strict=True):
+        read = end + step - 1
+        new_from = 0 if step == 1 else read - 1
+        cells.append([_cell(kind, column, read, new_from) for column, kind in enumerate(row)])
+    return _small(cells)
+
+
+def _num_steps(matrix: TokenMatrix) -> int:
+    """Until the last row has its last token."""
+    return max(len(row) - row.count(UNUSED) - end for row, end in zip(matrix.kinds, matrix.ends, strict=True))
 
 
 def _words(matrix: TokenMatrix, prompts: Sequence[Sequence[str]]) -> list[list[str]]:
@@ -112,8 +125,9 @@ def _cell(kind: int, column: int, read: int, new_from: int) -> int:
 def _told(matrix: TokenMatrix, step: int, is_done: bool) -> str:
     if is_done:
         return "is done"
-    read = matrix.extent + step - 1
-    generate = sum(row[read] == NEW for row in matrix.kinds)
+    each = [end + step - 1 for end in matrix.ends]
+    read = max(each)
+    generate = sum(row[end] == NEW for row, end in zip(matrix.kinds, each, strict=True) if end < len(row))
     columns = f"columns 0 to {read - 1}" if step == 1 and read > 1 else f"column {read - 1}"
     return f"reads {columns}, {generate} of {counted(len(matrix.kinds), 'row')} get a new token"
 

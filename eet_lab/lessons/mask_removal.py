@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
 import plotly.graph_objects as go
 import torch
-from torch import Tensor
 
 from eet_lab.bench import Change, Comparison
 from eet_lab.bench.timing import took_ms
@@ -26,12 +26,12 @@ from eet_lab.lessons.batch import PROMPTS, SHORT, lengths, rows
 from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.show import Shown, here, in_words, table, there
 from eet_lab.models import Model
-from eet_lab.ops import reference
-from eet_lab.ops.types import Extras, Step, fresh
+from eet_lab.ops.types import KV, Batch, Extras, fresh
 from eet_lab.parts import Parts
+from eet_lab.parts.attend import Bounds, DenseMask
+from eet_lab.parts.batches import left_padded
 from eet_lab.parts.kv_cache import StaticKV
-from eet_lab.parts.mask import dense_mask
-from eet_lab.parts.prompts import right_aligned
+from eet_lab.parts.protocols import MakesAttend
 from eet_lab.technique import Recipe
 from eet_lab.words import MiB, brief, ms_words, percent
 
@@ -88,38 +88,33 @@ def poisoned(model: Model) -> Shown:
 class PoisonedKV(StaticKV):
     """A KV cache that puts NaN into every pad's key and value before each decode step."""
 
-    def room(self, layer: int, step: Step) -> tuple[Tensor, Tensor]:
-        keys, values = super().room(layer, step)
-        if len(step.ids) == len(step.spans):  # a decode step, so the prompts have been read
-            for row, span in enumerate(step.spans):
-                keys[row, :, : span.num_pad] = values[row, :, : span.num_pad] = torch.nan
+    def layer(self, number: int, batch: Batch) -> KV:
+        keys, values = super().layer(number, batch)
+        if batch.one_each and batch.keys.spans is not None:  # a decode step, so the prompts have been read
+            for row, (begin, _) in enumerate(batch.keys.spans):
+                keys[row, :, :begin] = values[row, :, :begin] = torch.nan
         return keys, values
 
 
 def attention_ms(model: Model) -> tuple[float, float]:
     """Milliseconds of the first pass's attention, all layers, plain PyTorch: with a mask, and without."""
     config, spec = model.config, model.config.spec
-    _, first = right_aligned(rows(model), 0)
-    step = moved(first, model.decoder.device)
+    batch = moved(left_padded(rows(model)), model.decoder.device)
     like = model.decoder.words
     width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    qkv = torch.randn(len(step.ids), width, device=like.device, dtype=like.dtype)
+    qkv = torch.randn(len(batch.ids), width, device=like.device, dtype=like.dtype)
     extras = Extras(model.decoder.layers[0].q_norm, model.decoder.layers[0].k_norm, model.decoder.inv_freq)
     cache = StaticKV(1, config.num_kv_heads, config.head_dim, like)
-    cache.open([0] * len(PROMPTS), step.extent)
-    (kv,) = cache
+    cache.open([0] * len(PROMPTS), batch.max_kv)
     ops = Parts().ops.bind(fresh)
 
-    def masked() -> None:
-        attend = dense_mask(ops, step, spec, like, empty=fresh)
+    def run(kind: MakesAttend) -> None:
+        attend = kind(ops, batch, cache, empty=fresh)
         for _ in model.decoder.layers:
-            attend(qkv, kv, step, spec, extras)
+            attend(0, qkv, spec, extras)
 
-    def bounded() -> None:
-        for _ in model.decoder.layers:
-            reference.attention(qkv, kv, step, spec, extras, empty=fresh)
-
-    return _median_ms(masked, like.device.type), _median_ms(bounded, like.device.type)
+    masked, bounded = (_median_ms(partial(run, kind), like.device.type) for kind in (DenseMask, Bounds))
+    return masked, bounded
 
 
 @torch.inference_mode()

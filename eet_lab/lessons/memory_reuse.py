@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 import torch
@@ -133,14 +133,13 @@ def copy_ms(small: Model) -> list[float]:
     for _ in range(3):
         cache = GrowingKV(config.num_layers, config.num_kv_heads, config.head_dim, small.decoder.words)
         cache.open([0] * len(prompts(small)), PROMPT_TOKENS + NEW_TOKENS)
-        tries.append([_lengthen_ms(cache, extent) for extent in range(PROMPT_TOKENS, PROMPT_TOKENS + NEW_TOKENS)])
+        tries.append([_lengthen_ms(cache, max_kv) for max_kv in range(PROMPT_TOKENS, PROMPT_TOKENS + NEW_TOKENS)])
     return [median(each) for each in zip(*tries, strict=True)][1:]
 
 
-def _lengthen_ms(cache: GrowingKV, extent: int) -> float:
-    step = SimpleNamespace(extent=extent)  # all that a cache reads of one
-    cache.reach(extent)
-    return took_ms(lambda: [layer.room(step) for layer in cache], cache.like.device.type)  # type: ignore[arg-type]
+def _lengthen_ms(cache: GrowingKV, max_kv: int) -> float:
+    batch: Any = SimpleNamespace(max_kv=max_kv)  # all that a cache reads of one
+    return took_ms(lambda: [cache.layer(number, batch) for number in range(cache.num_layers)], cache.like.device.type)
 
 
 def steps_over_time(small: Model, output: Output) -> Shown:

@@ -7,7 +7,6 @@ from operator import index
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -15,10 +14,12 @@ from eet_lab.lessons.batch import SHORT, clipped
 from eet_lab.lessons.exercise import Exercise, Wrong, ask, formula, named
 from eet_lab.lessons.show import table
 from eet_lab.models import Model
+from eet_lab.models.decoder import Decoder, forward, logits, op_by_op
 from eet_lab.models.weights import placed
-from eet_lab.ops.types import State, Step
+from eet_lab.ops.types import fresh
 from eet_lab.parts import Parts
-from eet_lab.parts.prompts import right_aligned
+from eet_lab.parts.attend import DenseMask
+from eet_lab.parts.batches import left_padded
 
 
 def num_steps(lengths: Sequence[int], new_tokens: int) -> tuple[int, int]:
@@ -111,12 +112,12 @@ def _judge_padding(answer: LeftPad, model: Model) -> tuple[str, tuple[Any, ...]]
     decoder = placed(model.decoder, torch.device("cpu"), torch.float32)
     rows = [model.encode(prompt) for prompt in SHORT]
     settings = Settings(max_new_tokens=8)
-    yours = Engine(decoder, Parts(prompts=_layout_of(answer))).generate(rows, settings).tokens
+    yours = _continued(answer, decoder, rows, settings.max_new_tokens)
     ours = Engine(decoder).generate(rows, settings).tokens
     if yours != ours:
-        raise Wrong("the layout looks right, but the engine generated other tokens than the baseline with it.")
+        raise Wrong("the layout looks right, but the model generated other tokens than the baseline with it.")
     told = [[clipped(p), model.decode(tokens)] for p, tokens in zip(SHORT, yours, strict=True)]
-    message = "The engine just ran with your layout, and generated the same tokens as the baseline:"
+    message = "The model just read your layout, and generated the same tokens as the baseline:"
     return message, (table(["prompt", "continued through your function"], told),)
 
 
@@ -148,16 +149,18 @@ def _judge_layout(rows: Rows, tokens: Any, positions: Any) -> None:
             raise Wrong(f"{case}: positions[{b}] has a negative number; the embedding has none. Give pads position 0.")
 
 
-def _layout_of(answer: LeftPad) -> Callable[[Rows, int], tuple[State, Step]]:
-    """The learner's function as the engine's `prompts` part."""
-
-    def lay_out(rows: Rows, room: int) -> tuple[State, Step]:
-        state, first = right_aligned(rows, room)
-        tokens, positions = (torch.tensor(part) for part in answer(rows))
-        state.tokens[:, : tokens.shape[1]] = tokens
-        return state, first._replace(ids=tokens.flatten(), positions=positions.flatten())
-
-    return lay_out
+@torch.inference_mode()
+def _continued(answer: LeftPad, decoder: Decoder, rows: Rows, num_new: int) -> tuple[tuple[int, ...], ...]:
+    """Greedy tokens of passes that the learner's function lays out: each reads its rows whole, without a KV cache."""
+    ops, read = Parts().ops.bind(fresh), [list(row) for row in rows]
+    for _ in range(num_new):
+        tokens, positions = (torch.tensor(part).flatten() for part in answer([list(row) for row in read]))
+        batch = left_padded(read)._replace(ids=tokens, positions=positions)
+        hidden = forward(decoder, ops, DenseMask(ops, batch, None, empty=fresh), batch, op_by_op)
+        newest = logits(decoder, ops, hidden[batch.last]).argmax(-1)
+        for row, token in zip(read, newest.tolist(), strict=True):
+            row.append(token)
+    return tuple(tuple(row[len(prompt) :]) for row, prompt in zip(read, rows, strict=True))
 
 
 def first_pass_scores(lengths: Sequence[int]) -> tuple[int, int]:

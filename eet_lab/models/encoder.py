@@ -5,7 +5,7 @@ T tokens, B rows, C channels, V words, S positions, L classes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor

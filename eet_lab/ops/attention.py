@@ -170,9 +170,7 @@ def _bound(query: Tensor, begin: int, end: int, spec: Spec) -> Tensor | None:
     return (column <= newest) & (column > query - spec.window)
 
 
-def _attention_of_captured(
-    q: Tensor, keys: Tensor, values: Tensor, batch: Batch, spec: Spec, empty: Empty
-) -> Tensor:
+def _attention_of_captured(q: Tensor, keys: Tensor, values: Tensor, batch: Batch, spec: Spec, empty: Empty) -> Tensor:
     """One token a row, by device numbers alone: q [B,H,D], keys and values [B,G,K,D] -> [B,HD].
 
     Where rows have pads, each row's keys are first moved to its front, so that no pad is read.

@@ -11,7 +11,6 @@ from itertools import chain
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from eet_lab.ops.types import Batch, Keys, TokenBuffer
 from eet_lab.scheduling import Row

@@ -61,7 +61,9 @@ def serve(
     anything of it is counted. Errors: PromptError for a request that fits no cache.
     """
     requests = tuple(Request((0,) * prompt, new) for prompt, new in lengths)
-    room = ledger or Slab(schedule.max_rows, max(request.full_length for request in requests))
+    schedule = schedule.of_at_most(len(requests)) if schedule.max_rows is None else schedule
+    num_slots = schedule.max_rows or len(requests)
+    room = ledger or Slab(num_slots, max(request.full_length for request in requests))
     scheduler, passes = Scheduler(schedule, room, MOST), list[tuple[Row, ...]]()
     gave_way = list[tuple[int, int]]()
     coming = list(zip(arrivals or [0] * len(requests), requests, strict=True))
@@ -78,4 +80,4 @@ def serve(
             if row.tells:
                 row.request.generated.append(0)
         passes.append(tuple(rows))
-    return Served(requests, tuple(passes), schedule.max_rows, tuple(gave_way))
+    return Served(requests, tuple(passes), num_slots, tuple(gave_way))

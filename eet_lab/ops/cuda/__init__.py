@@ -21,6 +21,7 @@ __all__ = [
     "choose",
     "choose_top_k",
     "embed",
+    "fused_layer",
     "linear_residual",
     "linear_residual_norm",
     "masked_attention",
@@ -28,7 +29,6 @@ __all__ = [
     "next_token_by_torch",
     "norm",
     "norm_linear",
-    "fused_layer",
     "softmax",
     "takes_layers",
 ]

@@ -188,7 +188,10 @@ def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bo
             f"apart, and mask is {'' if mask is None else 'not '}None. Leave split out."
         )
     read: tuple[Any, ...] = (*cached.addresses, *heads.addresses, *heads.numbers)
-    row, sizes = (batch.keys.begin.data_ptr(), batch.columns.data_ptr(), cached.pages), (DTYPES[qkv.dtype], B, H, G, D, K)
+    row, sizes = (
+        (batch.keys.begin.data_ptr(), batch.columns.data_ptr(), cached.pages),
+        (DTYPES[qkv.dtype], B, H, G, D, K),
+    )
     if split.streams:
         launch = native.loaded("stream_attention").eet_stream_attention
         launch(*read, *row, *strides[:3], *cached.paging, *sizes, split.blocks, dependent, stream_of(qkv))
