@@ -278,7 +278,6 @@ class Engine(BaseEngine[Decoder]):
         self._allocating = "the arena of activations"
         if is_batch or key not in self._all_slots:
             passes = self.rehearser.request(lengths, settings, columns).passes
-            keep: Any = self.memory.plan if is_batch else self.memory.reserve
             keep = self.memory.plan if is_batch else self.memory.reserve
             clock.once(lambda: keep(passes, like=self.model.words))
         if self.memory.generation != generation:

@@ -30,7 +30,7 @@ COLUMNS = 1024
 """Of a slot, where nothing says how long requests will be."""
 
 COLUMN_STEP = 256
-"""Mixed passes are traced with the columns of the cache rounded up to a multiple of this, so that few shapes come up."""
+"""Mixed passes are traced with their columns of the cache rounded up to a multiple of this: few shapes come up."""
 
 TOKEN_STEP = 64
 """The same of their tokens, where these are more: only below it do ops choose by how many there are."""

@@ -7,6 +7,7 @@ from operator import index
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings

@@ -138,8 +138,8 @@ def attention(
         if spec.window is not None:
             begin = max(begin, end - count + 1 - spec.window)  # what the first of the queries sees
         bound = _bound(batch.columns[now].view(-1, 1, count, 1), begin, end, spec)
-        mine = (part[rows, :, begin:end] for part in (keys, values))
-        out[now] = _attend(q[now].view(-1, count, H, D), *mine, bound, spec)
+        k, v = (part[rows, :, begin:end] for part in (keys, values))
+        out[now] = _attend(q[now].view(-1, count, H, D), k, v, bound, spec)
     return out.flatten(1)
 
 

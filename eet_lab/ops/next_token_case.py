@@ -13,7 +13,7 @@ from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed, RedZones
 from eet_lab.ops.cuda.linear import takes_few
 from eet_lab.ops.int8 import quantized
-from eet_lab.ops.shapes import Batch, LinearShape, Normal, Shape, copied
+from eet_lab.ops.shapes import LinearShape, Normal, Shape, copied
 from eet_lab.ops.types import Batch, Linear, Norm, Sampling, fresh
 
 

@@ -1,4 +1,4 @@
-"""How attention knows what a query may see. An attend part makes the attention of one pass of its batch and KV cache."""
+"""How attention knows what a query may see: an attend part makes the attention of one pass."""
 
 from __future__ import annotations
 
