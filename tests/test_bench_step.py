@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from opened import opened
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.bench.calls import decode_calls, num_bytes, num_kernels, num_launches
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.launches import launches_per_token
-from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import weights
@@ -130,13 +130,13 @@ def decoded(parts: Parts, batch: int, launched: list[str], dtype: torch.dtype = 
     """Runs a decode step of a small model as the engine does; what PyTorch did in it. `launched` holds the rest."""
     engine = Engine(weights.random_decoder(SMALL, 0, torch.device("cpu"), dtype), parts)
     draw = random.Random(0)
-    state, first = parts.prompts([[draw.randrange(500) for _ in range(20)] for _ in range(batch)], 4)
+    slots = opened(engine, [[draw.randrange(500) for _ in range(20)] for _ in range(batch)], Settings(4))
     with torch.inference_mode():
-        session = engine._opened(state, first, Settings(4), RequestClock())
-        session.decode(21)  # the first launch of all makes what stays
+        slots.step()
+        slots.step()  # the first launch of all makes what stays
         launched.clear()
         with Torch() as torchs:
-            session.decode(21)
+            slots.step()
     return torchs.names
 
 

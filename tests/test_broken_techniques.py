@@ -11,7 +11,7 @@ from eet_lab.bench import compare
 from eet_lab.commands.techniques import table
 from eet_lab.errors import RecipeError
 from eet_lab.parts import Parts
-from eet_lab.parts.prompts import right_aligned
+from eet_lab.scheduling import LEFT_PADDED
 from eet_lab.technique import _REGISTRY, Recipe, Technique, everything, obstacle, register, registry, short_form
 from eet_lab.texts import as_recipe, generate
 from eet_lab.workbench.state import State
@@ -20,7 +20,7 @@ BEFORE = everything("cpu")
 
 
 def no_return(parts: Parts) -> Any:
-    replace(parts, prompts=right_aligned)
+    replace(parts, schedule=LEFT_PADDED)
 
 
 def raises(parts: Parts) -> Any:
@@ -120,7 +120,7 @@ def test_one_that_cannot_tell_whether_it_can_run(forgotten):
         title: ClassVar[str] = "Unsure"
 
         def apply(self, parts: Parts) -> Parts:
-            return replace(parts, prompts=right_aligned)
+            return replace(parts, schedule=LEFT_PADDED)
 
         def unavailable(self, device: str = "cpu") -> str | None:
             raise LookupError(device)

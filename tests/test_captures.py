@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections import Counter
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -14,17 +13,15 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.session import Session
 from eet_lab.engine.settings import Settings
+from eet_lab.engine.slots import Slots
 from eet_lab.memory import POOLS, RELEASES
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.ops import reference
-from eet_lab.ops.cuda.launching import with_options
-from eet_lab.ops.pads import declared, serves_any_pads
 from eet_lab.parts import Parts
+from eet_lab.parts.kv_cache import StaticKV
 from eet_lab.parts.launch import Decode
-from eet_lab.parts.mask import dense_mask
 from eet_lab.technique import Recipe
 
 BUCKET = 4
@@ -33,9 +30,8 @@ QUICK = [name for name in POOLS if name != "optimal"]
 
 
 class Captured(NamedTuple):
-    """What a graph knows for good: the host's numbers, and addresses."""
+    """What a graph knows for good: addresses."""
 
-    spans: tuple
     addresses: list
     kept: list[StorageWeakRef]
     activations: list[tuple[int, StorageWeakRef]]
@@ -46,23 +42,23 @@ class Emulated:
 
     def __init__(self, decode: Decode, longest: int, counts: Counter) -> None:
         self._decode, self._longest, self._counts = decode, longest, counts
-        self._session: Session = decode.__self__  # type: ignore[attr-defined]
+        self._slots: Slots = decode.__self__  # type: ignore[attr-defined]
         self._steps: dict[int, Captured] = {}
         self._warm = False
         counts["launches"] += 1
 
-    def __call__(self, extent: int) -> None:
-        extent = min(-(-extent // BUCKET) * BUCKET, self._longest)
-        if extent in self._steps:
-            self._replay(self._steps[extent], extent)
+    def __call__(self, max_kv: int) -> None:
+        max_kv = min(-(-max_kv // BUCKET) * BUCKET, self._longest)
+        if max_kv in self._steps:
+            self._replay(self._steps[max_kv], max_kv)
         elif self._warm:
-            self._steps[extent] = self._capture(extent)
+            self._steps[max_kv] = self._capture(max_kv)
         else:
-            self._decode(extent, exact=False)
+            self._decode(max_kv)
             self._warm = True
 
-    def _capture(self, extent: int) -> Captured:
-        memory, given = self._session._engine.memory, []
+    def _capture(self, max_kv: int) -> Captured:
+        memory, given = self._slots._engine.memory, []
 
         def empty(*args: Any, **keywords: Any) -> Tensor:
             out = type(memory).empty(memory, *args, **keywords)
@@ -71,39 +67,48 @@ class Emulated:
 
         memory.empty = empty  # type: ignore[method-assign]
         try:
-            self._decode(extent, exact=False)
+            self._decode(max_kv)
         finally:
             del memory.empty
         self._counts["captures"] += 1
         kept = [StorageWeakRef(tensor.untyped_storage()) for tensor in self._kept()]
-        return Captured(self._session._next.spans, self._addresses(), kept, given)
+        return Captured(self._addresses(), kept, given)
 
-    def _replay(self, step: Captured, extent: int) -> None:
-        session, now = self._session, self._session._next
-        chunks = {chunk.data_ptr(): chunk.numel() for chunk in session._engine.memory._chunks.values()}
+    def _replay(self, step: Captured, max_kv: int) -> None:
+        chunks = {chunk.data_ptr(): chunk.numel() for chunk in self._slots._engine.memory._chunks.values()}
         assert self._addresses() == step.addresses, "something moved"
         assert not any(storage.expired() for storage in step.kept), "what it read is gone"
         assert not any(storage.expired() for _, storage in step.activations), "a chunk is gone"
         assert all(any(at <= a < at + size for at, size in chunks.items()) for a, _ in step.activations)
-        session._next = now._replace(spans=step.spans)
-        self._decode(extent, exact=False)
-        session._next = now
+        self._decode(max_kv)
         self._counts["replays"] += 1
 
     def _addresses(self) -> list:
         return [(tensor.data_ptr(), tensor.stride()) for tensor in self._kept()]
 
     def _kept(self) -> list[Tensor]:
-        session, engine = self._session, self._session._engine
-        rooms = [room for layer in session.layers for room in layer.room(session._next._replace(extent=4))]
-        tables = [] if (table := engine.cache.block_table) is None else [table]
-        return [*session.state, session._sampling.noise, session._next.num_pad, *rooms, *tables]
+        slots, cache = self._slots, self._slots._engine.cache
+        batch = slots._next._replace(max_kv=4)
+        kv = [part for number in range(cache.num_layers) for part in cache.layer(number, batch)]
+        tables = [] if (table := cache.block_table) is None else [table]
+        return [*slots.table.buffer, slots.table.noise, slots.table.begin, *kv, *tables]
+
+
+@dataclass(frozen=True)
+class EmulatedLaunch:
+    """The part."""
+
+    counts: Counter = field(default_factory=Counter, hash=False)
+    is_captured: ClassVar[bool] = True
+
+    def __call__(self, decode: Decode, longest: int) -> Emulated:
+        return Emulated(decode, longest, self.counts)
 
 
 def emulated(parts: Parts) -> tuple[Parts, Counter]:
     """The parts with emulated captures, and how many launches were made, steps captured and replayed."""
-    counts: Counter = Counter()
-    return replace(parts, launch=functools.partial(Emulated, counts=counts)), counts
+    launch = EmulatedLaunch()
+    return replace(parts, launch=launch), launch.counts
 
 
 @pytest.fixture(scope="module")
@@ -156,50 +161,45 @@ def wrapped(qkv: Tensor, *others: Any, empty: Any) -> Tensor:
     return reference.attention(qkv, *others, empty=empty)
 
 
-ATTENTIONS = {
-    "reference": reference.attention,
-    "a learner's": wrapped,
-    "partial": functools.partial(reference.attention),
-    "dressed up": functools.wraps(reference.masked_attention)(functools.partial(wrapped)),
-}
-
-
-@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
-def test_other_pads_void_what_read_them_on_the_host(decoder, attention):
-    """Twice the same shape and other pads: a replay would leave out what the first batch had as pads."""
-    parts = Recipe.parse("pre_padding,mask_removal,memory_reuse").parts
+@pytest.mark.parametrize("attention", [reference.attention, wrapped], ids=["reference", "a learner's"])
+@pytest.mark.parametrize("layout", ["pre_padding", "pre_padding,mask_removal", "mask_removal"])
+def test_one_capture_serves_every_batch_of_its_shape(decoder, layout, attention):
+    """Other pads, and rows that end elsewhere: what a step knows of them stands on the device."""
+    parts = Recipe.parse(f"{layout},memory_reuse").parts
     plain = Engine(decoder, parts)
     parts, counts = emulated(replace(parts, ops=replace(parts.ops, attention=attention)))
-    assert not parts.serve_any_pads
     engine = Engine(decoder, parts)
     for short in ([4], [4, 5], [4, 5, 6, 7], [4]):
-        prompts = [[1, 2, 3, 9, 8], short]
-        assert engine.generate(prompts, Settings(8)).tokens == plain.generate(prompts, Settings(8)).tokens
-    assert counts["launches"] == 4 and counts["replays"] > 0
-
-
-def test_what_is_declared_to_serve_any_pads_is_captured_once(decoder):
-    parts = Recipe.parse("pre_padding,memory_reuse").parts
-    parts, counts = emulated(replace(parts, ops=replace(parts.ops, attention=reference.masked_attention)))
-    assert parts.serve_any_pads
-    engine, plain = Engine(decoder, parts), Engine(decoder)
-    for short in ([4], [4, 5], [4, 5, 6, 7]):
         prompts = [[1, 2, 3, 9, 8], short]
         assert engine.generate(prompts, Settings(8)).tokens == plain.generate(prompts, Settings(8)).tokens
     assert counts["launches"] == 1 and counts["replays"] > counts["captures"]
 
 
-def test_the_kernels_serve_any_pads_and_what_wraps_anything_does_not():
-    words = "pre_padding,mask_removal,memory_reuse,fused_kernels,fused_sampling,dependent_launch"
-    for recipe in (words, words.replace(",fused_sampling,dependent_launch", ""), words.replace("mask_removal,", "")):
-        assert Recipe.parse(recipe).parts.serve_any_pads
+def test_no_host_number_of_a_row_reaches_a_captured_step(decoder):
+    """So nothing can be baked in, whatever an op is wrapped in; a pass that is sent has them."""
+    seen = []
 
-    def mask(*args: Any, **keywords: Any) -> Any:
-        return dense_mask(*args, **keywords)
+    def nosy(qkv: Tensor, kv: Any, batch: Any, *others: Any, empty: Any) -> Tensor:
+        if not qkv.is_meta:
+            seen.append((batch.spans is None, batch.keys.spans is None, batch.one_each))
+        return reference.attention(qkv, kv, batch, *others, empty=empty)
 
-    parts = Recipe.parse("pre_padding,memory_reuse,fused_kernels").parts
-    assert not replace(parts, mask=mask).serve_any_pads and not replace(parts, forward=mask).serve_any_pads
-    assert serves_any_pads(mask) is mask and replace(parts, mask=mask).serve_any_pads
-    for copy in (functools.wraps(mask)(lambda *args: None), functools.partial(mask)):
-        assert not declared(copy)
-    assert declared(with_options(mask, like=1)) and not declared(with_options(wrapped, empty=1))
+    parts = Recipe.parse("pre_padding,mask_removal,memory_reuse").parts
+    parts, _ = emulated(replace(parts, ops=replace(parts.ops, attention=nosy)))
+    Engine(decoder, parts).generate([[1, 2, 3], [4]], Settings(4))
+    assert set(seen) == {(False, False, False), (True, True, True)}
+
+
+def test_nan_in_the_pads_changes_nothing_in_a_captured_step(decoder):
+    class Poisoned(StaticKV):
+        def layer(self, number: int, batch: Any) -> Any:
+            keys, values = super().layer(number, batch)
+            for row, begin in enumerate(batch.keys.begin.tolist() if batch.one_each and not keys.is_meta else []):
+                keys[row, :, :begin] = values[row, :, :begin] = torch.nan
+            return keys, values
+
+    parts, prompts = Recipe.parse("pre_padding,mask_removal,memory_reuse").parts, [[1, 2, 3, 4, 5], [6], [7, 8, 9]]
+    want = Engine(decoder, parts).generate(prompts, Settings(9)).tokens
+    poisoned, counts = emulated(replace(parts, kv_cache=Poisoned))
+    assert Engine(decoder, poisoned).generate(prompts, Settings(9)).tokens == want
+    assert counts["replays"] > 0

@@ -61,17 +61,17 @@ def test_a_write_beside_the_output_is_noticed(overrun):
 
 
 def test_attention_that_looks_at_pads_is_noticed():
-    def nosy(qkv, kv, step, spec, *, empty):
-        out = reference.attention(qkv, kv, step, spec, empty=empty)
-        return out + 0 * kv.keys[:, :, 0].sum()
+    def nosy(qkv, kv, batch, spec, *, empty):
+        out = reference.attention(qkv, kv, batch, spec, empty=empty)
+        return out + 0 * kv[0][:, :, 0].sum()
 
     with pytest.raises(CaseFailed):
         case_of("decode_attention").check(nosy, AttentionShape((3, 5), 2, 2, 8, decode=True), "cpu", torch.float32)
 
 
 def test_a_cache_that_is_not_written_is_noticed():
-    def forgetful(qkv, kv, step, spec, *, empty):
-        return reference.attention(qkv, kv._replace(keys=kv.keys.clone()), step, spec, empty=empty)
+    def forgetful(qkv, kv, batch, spec, *, empty):
+        return reference.attention(qkv, (kv[0].clone(), kv[1]), batch, spec, empty=empty)
 
     with pytest.raises(CaseFailed, match="cache does not hold"):
         case_of("decode_attention").check(forgetful, AttentionShape((5,), 2, 2, 8, decode=True), "cpu", torch.float32)
@@ -79,14 +79,16 @@ def test_a_cache_that_is_not_written_is_noticed():
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_steps_are_what_the_engine_makes(packed):
-    from eet_lab.parts.prompts import lay_out
+    from eet_lab.parts.batches import left_padded
 
-    step = AttentionShape((3, 1, 4), 2, 2, 8, packed=packed).step("cpu")
-    _, made = lay_out([[0] * 3, [0], [0] * 4], 2, [1, 3, 0], 4)
+    batch = AttentionShape((3, 1, 4), 2, 2, 8, packed=packed).batch("cpu")
+    made = left_padded([[0] * 3, [0], [0] * 4])
     if not packed:
-        assert all(torch.equal(a, b) for a, b in zip(step[1:8], made[1:8], strict=True))
-    assert step.count.tolist() == made.count.tolist() == [3, 1, 4]
-    assert step.spans[1] == (3 if packed else 7, 1, 3)
+        assert all(torch.equal(a, b) for a, b in zip(batch[1:7], made[1:7], strict=True))
+        assert batch.spans == made.spans
+    assert batch.count.tolist() == made.count.tolist() == [3, 1, 4]
+    assert (batch.keys.begin.tolist(), batch.keys.spans) == (made.keys.begin.tolist(), made.keys.spans)
+    assert batch.spans[1] == (3 if packed else 7, 1) and (batch.max_q, batch.max_kv) == (4, 4)
 
 
 def test_bytes_are_counted_once():

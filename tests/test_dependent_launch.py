@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import pytest
 import torch
+from opened import opened
 
 from eet_lab.bench.ladder import rungs_down, rungs_up
-from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import RecipeError
@@ -145,13 +145,12 @@ def passes(words: str, launched: list, settings: Settings, num_rows: int = 2) ->
     """What a prefill and a decode step launch."""
     model = weights.random_decoder(Config(2, 64, 2, 256, 504, 128), 0, torch.device("cpu"), torch.float16)
     made = parts(words)
-    state, first = made.prompts([[1 + row] * (20 + row) for row in range(num_rows)], 4)
+    slots = opened(Engine(model, made), [[1 + row] * (20 + row) for row in range(num_rows)], settings)
+    found = []
     with torch.inference_mode():
-        session = Engine(model, made)._opened(state, first, settings, RequestClock())
-        found = []
-        for run in (session.prefill, lambda: session.decode(first.extent + 1)):
+        for _ in range(2):
             launched.clear()
-            run()
+            slots.step()
             found.append(list(launched))
     return found[0], found[1]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from encoders import CONTEXT, LENGTHS, V, close, ours, read, rows, texts, told
+from encoders import CONTEXT, LENGTHS, V, close, ours, read, texts, told
 
 from eet_lab.engine import tasks
 from eet_lab.engine.encode import EncoderEngine
@@ -16,7 +16,7 @@ from eet_lab.errors import Cancelled, EngineBusy, ModelError, PromptError, Recip
 from eet_lab.models import ENCODER_PRESETS, load
 from eet_lab.models.families import FAMILIES, settings_of
 from eet_lab.models.weights import random_decoder
-from eet_lab.parts import Parts, passes, prompts
+from eet_lab.parts import Parts, passes
 from eet_lab.parts.passes import Batching, Text
 
 
@@ -27,20 +27,15 @@ def test_passes_keep_to_the_budget_and_the_order(layout):
         numbers = [number for each in made for number in sorted(each.numbers)]
         assert numbers == list(range(len(LENGTHS))), "in order, each once"
         for each in made:
-            alone, step = len(each.numbers) == 1, each.laid_out().step
-            assert alone or len(step.ids) <= batching.batch_tokens
-            assert (len(step.ids), step.extent) == (each.computed_tokens, each.longest), "told before it is laid out"
+            alone, batch = len(each.numbers) == 1, each.laid_out().batch
+            assert alone or len(batch.ids) <= batching.batch_tokens
+            assert (len(batch.ids), batch.max_kv) == (each.computed_tokens, each.longest), "told before it is laid out"
             assert len(each.numbers) <= (batching.batch_size or 99)
             lengths = [LENGTHS[number] for number in each.numbers]
-            assert lengths == sorted(lengths, reverse=True) == [span.count for span in step.spans]
-            ids = [step.ids[span.first : span.first + span.count].tolist() for span in step.spans]
+            assert lengths == sorted(lengths, reverse=True) == [count for _, count in batch.spans]
+            ids = [batch.ids[first : first + count].tolist() for first, count in batch.spans]
             assert ids == [texts()[number].ids for number in each.numbers]
     assert sum(each.computed_tokens for each in passes.packed(texts(), Batching(45))) == sum(LENGTHS)
-
-
-def test_texts_end_to_end_are_laid_out_as_packed_prompts_are():
-    for mine, packed in zip(prompts.end_to_end(rows()), prompts.packed(rows(), 1)[1], strict=True):
-        assert torch.equal(mine, packed) if isinstance(mine, torch.Tensor) else mine == packed
 
 
 def test_more_passes_than_are_laid_out_at_once():

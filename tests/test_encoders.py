@@ -30,6 +30,7 @@ from eet_lab.errors import OutOfMemory, RecipeError
 from eet_lab.memory import live_bytes
 from eet_lab.models import load
 from eet_lab.parts import Ops
+from eet_lab.parts.attend import DenseMask
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.parts.trace import Trace
 from eet_lab.technique import Recipe, Technique, everything, register, registry
@@ -201,10 +202,10 @@ def test_pads_that_are_not_numbers_change_nothing_without_a_mask(name):
     plain = EncoderEngine(ours(name).encoder, parts).read(texts(), tasks.HIDDEN)
     seen = []
 
-    def spoilt(qkv, kv, step, spec, *args, empty):
-        pads = step.columns < step.num_pad[step.rows]
+    def spoilt(qkv, kv, batch, spec, *args, empty):
+        pads = batch.columns < batch.keys.begin[batch.rows]
         seen.append(0 if pads.is_meta else int(pads.sum()))
-        return parts.ops.attention(qkv.masked_fill(pads[:, None], torch.nan), kv, step, spec, *args, empty=empty)
+        return parts.ops.attention(qkv.masked_fill(pads[:, None], torch.nan), kv, batch, spec, *args, empty=empty)
 
     engine = EncoderEngine(ours(name).encoder, replace(parts, ops=Ops(attention=spoilt)))
     run = engine.read(texts(), tasks.HIDDEN)
@@ -215,14 +216,13 @@ def test_pads_that_are_not_numbers_change_nothing_without_a_mask(name):
 def test_a_mask_that_hides_nothing_is_noticed():
     """The tests above can fail."""
 
-    def careless(ops, step, spec, like, *, empty):
-        from eet_lab.parts.mask import dense_mask
+    class Careless(DenseMask):
+        def __call__(self, layer, qkv, spec, *extras):
+            super().__call__(layer, qkv, spec, *extras)
+            self._masks[spec].zero_()
+            return super().__call__(layer, qkv, spec, *extras)
 
-        attend = dense_mask(ops, step, spec, like, empty=empty)
-        attend.keywords["mask"].zero_()
-        return attend
-
-    parts = replace(Recipe.parse("pre_padding").parts, mask=careless)
+    parts = replace(Recipe.parse("pre_padding").parts, attend=Careless)
     run = EncoderEngine(ours("bert").encoder, parts).read(texts(), tasks.HIDDEN)
     assert not torch.allclose(run.values[0], read("bert", tasks.HIDDEN).values[0], atol=1e-2)
 

@@ -127,13 +127,13 @@ def test_rows_stop_on_their_own(tiny, expected, recipe):
     assert "stop" in run.finish
 
 
-def test_a_session_is_used_again_for_the_same_shape(tiny):
+def test_slots_are_used_again_for_the_same_shape(tiny):
     engine = Engine(tiny.decoder, Recipe.parse("pre_padding,memory_reuse").parts)
     one, two = batch(4, 9, 9, seed=1), batch(4, 9, 9, seed=2)
     first = engine.generate(one, Settings(6))
-    session = engine._session
+    slots = engine._slots
     assert engine.generate(two, Settings(6)).tokens == Engine(tiny.decoder).generate(two, Settings(6)).tokens
-    assert engine._session is session
+    assert engine._slots is slots
     assert engine.generate(one, Settings(6)).tokens == first.tokens
 
 
@@ -193,15 +193,18 @@ def test_nan_in_the_pads_changes_nothing(tiny):
     from eet_lab.parts.kv_cache import StaticKV
 
     class Poisoned(StaticKV):
-        def room(self, layer, step):
-            keys, values = super().room(layer, step)
-            for row, span in enumerate(step.spans):
-                keys[row, :, : span.num_pad] = values[row, :, : span.num_pad] = float("nan")
+        def layer(self, number, batch):
+            keys, values = super().layer(number, batch)
+            for row, begin in enumerate(batch.keys.begin.tolist() if not keys.is_meta else []):
+                poisoned.add(begin)
+                keys[row, :, :begin] = values[row, :, :begin] = float("nan")
             return keys, values
 
-    parts, prompts = Recipe.parse("all").parts, batch(5, 1, 14)
+    poisoned: set[int] = set()
+    parts, prompts = Recipe.parse("pre_padding,mask_removal,memory_reuse").parts, batch(5, 1, 14)
     clean = Engine(tiny.decoder, parts).generate(prompts, Settings(9)).tokens
     assert Engine(tiny.decoder, replace(parts, kv_cache=Poisoned)).generate(prompts, Settings(9)).tokens == clean
+    assert len(poisoned) > 2
 
 
 def test_an_engine_is_cheap_to_build(tiny):

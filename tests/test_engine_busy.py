@@ -71,11 +71,11 @@ def test_an_engine_may_be_used_by_one_thread_after_another(engine):
 def test_a_refused_close_leaves_what_is_reserved(tiny):
     engine = Engine(tiny.decoder, Recipe.parse("all").parts)
     engine.reserve(3, 16, Settings(6))
-    sessions = engine._sessions.copy()
+    slots = engine._all_slots.copy()
 
     def on_step(event):
         with pytest.raises(EngineBusy):
             engine.close()
 
     engine.generate(PROMPTS, Settings(6), on_step=on_step)
-    assert engine._reserved == (3, 22) and sessions.items() <= engine._sessions.items()
+    assert engine._reserved == (3, 22) and slots.items() <= engine._all_slots.items()

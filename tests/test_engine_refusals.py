@@ -89,5 +89,5 @@ def test_out_of_memory_names_the_buffer_and_frees_the_rest(tiny, monkeypatch, fr
     with pytest.raises(OutOfMemory, match=r"activated.*3.00 GiB.*Use fewer") as caught:
         engine.generate(batch(20, 30, 50), Settings(4))
     assert ("of this shape" in str(caught.value)) is (free_bytes == 100_000)
-    assert engine._session is None and engine.activation_bytes == 0
+    assert engine._slots is None and engine.activation_bytes == 0
     assert engine.generate([[1, 2]], Settings(4)).num_tokens == 4

@@ -132,26 +132,27 @@ def test_frequencies_are_those_of_transformers_to_the_bit():
 def test_attention_looks_at_nothing_outside_of_a_window():
     """NaN in columns that are behind the window changes nothing once they are read no more."""
     shape = AttentionShape((20, 9), 4, 2, 8, decode=True)
-    qkv, kv, step, spec = shape.inputs("cpu", torch.float32, 0)
+    qkv, kv, batch, spec = shape.inputs("cpu", torch.float32, 0)
     spec = spec._replace(window=WINDOW)
-    out = reference.attention(qkv, kv, step, spec, empty=fresh)
-    mask = reference.dense_mask(step, spec, qkv, empty=fresh)
+    out = reference.attention(qkv, kv, batch, spec, empty=fresh)
+    mask = reference.dense_mask(batch, spec, qkv, empty=fresh)
     assert (mask == 0).sum().item() == 2 * WINDOW
-    torch.testing.assert_close(reference.masked_attention(qkv, kv, step, spec, mask=mask, empty=fresh), out)
-    kv.keys[:, :, : 20 - WINDOW] = kv.values[:, :, : 20 - WINDOW] = torch.nan
-    assert torch.equal(reference.attention(qkv, kv, step, spec, empty=fresh), out)
+    torch.testing.assert_close(reference.masked_attention(qkv, kv, batch, spec, mask=mask, empty=fresh), out)
+    for part in kv:
+        part[:, :, : 20 - WINDOW] = torch.nan
+    assert torch.equal(reference.attention(qkv, kv, batch, spec, empty=fresh), out)
 
 
 def test_attention_that_is_not_causal_sees_what_comes_after_a_query():
     shape = AttentionShape((20, 9), 4, 2, 8)
-    qkv, kv, step, spec = shape.inputs("cpu", torch.float32, 0)
+    qkv, kv, batch, spec = shape.inputs("cpu", torch.float32, 0)
     spec = spec._replace(causal=False, scale=0.3)
-    mask = reference.dense_mask(step, spec, qkv, empty=fresh)
-    real = step.columns >= step.num_pad[step.rows]
-    out = reference.attention(qkv, kv, step, spec, empty=fresh)
-    masked = reference.masked_attention(qkv, kv, step, spec, mask=mask, empty=fresh)
+    mask = reference.dense_mask(batch, spec, qkv, empty=fresh)
+    real = batch.columns >= batch.keys.begin[batch.rows]
+    out = reference.attention(qkv, kv, batch, spec, empty=fresh)
+    masked = reference.masked_attention(qkv, kv, batch, spec, mask=mask, empty=fresh)
     torch.testing.assert_close(masked[real], out[real])
-    assert not torch.allclose(out[real], reference.attention(qkv, kv, step, shape.spec, empty=fresh)[real])
+    assert not torch.allclose(out[real], reference.attention(qkv, kv, batch, shape.spec, empty=fresh)[real])
 
 
 # --- kernels

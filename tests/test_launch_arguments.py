@@ -17,7 +17,7 @@ from eet_lab.ops.native.build import source
 from eet_lab.ops.native.launchers import signatures
 from eet_lab.ops.records import ALL_CASES
 from eet_lab.ops.shapes import AttentionShape
-from eet_lab.ops.types import Linear, Norm, Sampling, Span, Step, fresh
+from eet_lab.ops.types import Batch, Linear, Norm, Sampling, fresh
 
 SMALL = 300_000  # bytes that a shape may read, so that the CPU is not kept busy
 SHAPES = [(case, shape) for case in ALL_CASES for shape in case.shapes if shape.read_bytes(4) < SMALL]
@@ -71,6 +71,12 @@ def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_
     assert ("eet_stream_attention" in launched) == streams
 
 
+def nothing_but(each: torch.Tensor, max_q: int) -> Batch:
+    """A batch of which an op may ask which tokens are the newest, and how many a row has."""
+    nothing = Batch(*[None] * 10)  # type: ignore[arg-type]
+    return nothing._replace(last=each, positions=each, rows=each, first=each, max_q=max_q)
+
+
 @pytest.mark.parametrize(
     ("how", "chooses"),
     [
@@ -87,9 +93,9 @@ def test_every_launch_has_the_arguments_that_its_launcher_takes(case, dtype, on_
 )
 def test_the_choice_of_a_token_too(how, chooses, launched):
     x, head, each = torch.ones(3, 16), Linear(torch.ones(300, 16), None), torch.arange(3)
-    step = Step(*[None] * 10)._replace(last=each, positions=each, spans=[Span(row, 1, 0) for row in range(3)])
+    batch = nothing_but(each, max_q=1)
     sampling = Sampling(*how, torch.arange(3))
-    cuda.next_token(x, step, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
+    cuda.next_token(x, batch, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
     assert launched == ["eet_linear", chooses]
 
 
@@ -97,9 +103,9 @@ def test_a_draw_on_a_gpu_of_more_blocks_than_threads_takes_the_other_way(launche
     module = import_module("eet_lab.ops.cuda.linear")
     monkeypatch.setattr(module, "gpu", lambda: Limits(227 * 1024, 513))
     x, head, each = torch.ones(3, 16), Linear(torch.ones(600, 16), None), torch.arange(3)
-    step = Step(*[None] * 10)._replace(last=each, positions=each, spans=[Span(row, 1, 0) for row in range(3)])
+    batch = nothing_but(each, max_q=1)
     sampling = Sampling(0.7, 9, 1.0, torch.arange(3))
-    cuda.next_token(x, step, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
+    cuda.next_token(x, batch, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
     assert launched == ["eet_linear", "eet_choose"]
 
 
@@ -114,10 +120,9 @@ def test_the_newest_of_as_many_tokens_as_rows_are_picked_where_a_row_has_several
         return fresh(name, *args, **options)
 
     for counts, picks in (([2, 0] * 10, True), ([1] * 20, False)):
-        spans = tuple(Span(0, count, 0) for count in counts)
-        step = Step(*[None] * 10)._replace(last=each, positions=each, spans=spans)
+        batch = nothing_but(each, max_q=max(counts))
         asked.clear()
-        cuda.next_token(x, step, norm, head, sampling, empty=empty)
+        cuda.next_token(x, batch, norm, head, sampling, empty=empty)
         assert ("newest" in asked) == picks
 
 
@@ -125,10 +130,10 @@ def test_the_newest_of_as_many_tokens_as_rows_are_picked_where_a_row_has_several
 def test_no_rows_need_no_launch(temperature, launched):
     """A grid of 0 blocks would be refused as an invalid configuration."""
     head, none = Linear(torch.ones(40, 16), None), torch.empty(0, dtype=torch.long)
-    step = Step(*[None] * 10)._replace(last=none, positions=none, spans=())
+    batch = nothing_but(none, max_q=0)
     sampling = Sampling(temperature, 0, 1.0, none)
     norm = Norm(torch.ones(16), None, 1e-5)
-    assert cuda.next_token(torch.ones(0, 16), step, norm, head, sampling, empty=fresh).shape == (0,)
+    assert cuda.next_token(torch.ones(0, 16), batch, norm, head, sampling, empty=fresh).shape == (0,)
     assert launched == []
 
 
@@ -153,15 +158,15 @@ def test_a_split_that_no_launcher_takes_is_told(split, says, launched):
 @pytest.mark.parametrize("columns", [1_300_000, 1_400_000])
 def test_a_cache_of_too_many_columns_for_decode_attention_is_told_in_the_rehearsal(columns):
     shape = AttentionShape((9, 20), 25, 25, 64, decode=True)
-    qkv, kv, step, spec = shape.inputs("cpu", torch.float16, 0)
+    qkv, _, batch, spec = shape.inputs("cpu", torch.float16, 0)
     keys = torch.empty(2, 25, columns, 64, dtype=torch.float16, device="meta")
-    call = partial(cuda.attention, qkv.to("meta"), kv._replace(keys=keys, values=keys), step, spec, empty=fresh)
+    call = partial(cuda.attention, qkv.to("meta"), (keys, keys), batch, spec, empty=fresh)
     if keys.stride(0) < 2**31:
         assert call().shape == (2, 25 * 64)
         return
     with pytest.raises(KernelError, match=r"2,240,000,000 .*2,147,483,647.*fewer columns.*kv=paged"):
         call()
-    cuda.attention(qkv.float().to("meta"), kv._replace(keys=keys.float(), values=keys.float()), step, spec, empty=fresh)
+    cuda.attention(qkv.float().to("meta"), (keys.float(), keys.float()), batch, spec, empty=fresh)
 
 
 def test_a_launch_with_an_argument_too_few_is_noticed(launched):

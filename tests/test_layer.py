@@ -13,7 +13,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import KernelError
 from eet_lab.models import weights
 from eet_lab.models.config import PRESETS, Config
-from eet_lab.models.decoder import forward_by_layer
+from eet_lab.models.decoder import fused
 from eet_lab.ops import cuda, reference
 from eet_lab.ops.cases import CaseFailed
 from eet_lab.ops.cuda.launching import with_options
@@ -30,11 +30,11 @@ META = torch.device("meta")
 def test_tokens_are_those_of_one_op_after_the_other(tiny, words, most):
     """Whether it takes no step, decode steps of two rows, or all."""
     parts = Recipe.parse(words).parts
-    by_layer = with_options(forward_by_layer, takes=lambda layers, T: most >= T)
+    by_layer = with_options(fused, takes=lambda layers, T: most >= T)
     for lengths in ([5, 9], [1, 2, 3]):
         prompts = batch(0, lengths)
         expected = Engine(tiny.decoder, parts).generate(prompts, Settings(6))
-        got = Engine(tiny.decoder, replace(parts, forward=by_layer)).generate(prompts, Settings(6))
+        got = Engine(tiny.decoder, replace(parts, layers=by_layer)).generate(prompts, Settings(6))
         assert got.tokens == expected.tokens
 
 

@@ -181,9 +181,9 @@ def test_kv_copies_agree_with_a_cache_that_grows(words, monkeypatch):
     small, copied = memory_reuse.small_model(words), []
 
     class Counting(GrowingKV):
-        def room(self, layer, step):
-            copied.append(sum(part[layer].numel() * part[layer].element_size() for part in (self.keys, self.values)))
-            return super().room(layer, step)
+        def layer(self, number, batch):
+            copied.append(sum(part[number].numel() * part[number].element_size() for part in (self.keys, self.values)))
+            return super().layer(number, batch)
 
     parts = replace(Recipe.parse(memory_reuse.BASE).parts, kv_cache=Counting)
     engine = Engine(small.decoder, parts)

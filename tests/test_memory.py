@@ -124,9 +124,7 @@ def test_a_growing_cache_tells_its_copy(tiny):
 def test_the_fused_recipe_is_rehearsed_without_a_gpu(tiny):
     """Launchers return early on meta tensors after asking for what they would; a layer asks for at most five."""
     engine = Engine(tiny.decoder, Recipe.parse("pre_padding,mask_removal,memory_reuse,fused_kernels").parts)
-    state, first = engine.parts.prompts([[1] * 40, [2] * 30], 8)
-    passes = engine.rehearser.passes(state, first, Settings().sampling(2))
-    engine.memory.plan(passes, tiny.decoder.words)
+    engine.memory.plan(engine.rehearser.request([40, 30], Settings(8)).passes, tiny.decoder.words)
     plans = engine.plans()
     assert [life.name for life in plans["decode"].lifetimes].count("attended") == 3
     assert len(plans["decode"].lifetimes) <= 5 * 3 + 4
@@ -178,7 +176,7 @@ def test_what_is_handed_out_does_not_lie_in_the_arena(tiny):
     engine = Engine(tiny.decoder, Recipe.parse(PLANNED).parts)
     run = engine.generate([[1, 2, 3], [4]], Settings(4))
     spans = [(chunk.data_ptr(), chunk.data_ptr() + chunk.numel()) for chunk in engine.memory._chunks.values()]
-    for part in engine._session.state:
+    for part in engine._slots.table.buffer:
         assert not any(begin <= part.data_ptr() < end for begin, end in spans)
     assert all(type(token) is int for row in run.tokens for token in row)
     for chunk in engine.memory._chunks.values():

@@ -33,8 +33,8 @@ class Shuffled(PagedKV):
 
     def __call__(self, *args) -> Pages:
         class Random(Pages):
-            def _open(self, num_rows, capacity):
-                super()._open(num_rows, capacity)
+            def _open(self, num_pad, capacity):
+                super()._open(num_pad, capacity)
                 random.Random(7).shuffle(self.ledger._free)
 
         return Random(*args, self.page)
@@ -61,10 +61,14 @@ def test_pages_hold_what_was_written_and_no_row_writes_into_anothers(lengths, mo
     cache = Pages(1, 1, 8, torch.empty(0), page)
     for _ in range(2):
         cache.open(pads, longest + more)
-        for extent in range(longest, longest + more):
-            cache.reach(extent)
+        for row, pad in enumerate(pads):
+            cache.ledger.skip(row, pad)
+        for end in range(longest, longest + more):
+            assert all(cache.ledger.reach(row, end) for row in range(len(pads)))
+            cache.mirror()
+        cache.keep([end - pad for pad in pads])
         table = cache.block_table
-        owned = [[table[row, column // page].item() for column in range(pad, extent)] for row, pad in enumerate(pads)]
+        owned = [[table[row, column // page].item() for column in range(pad, end)] for row, pad in enumerate(pads)]
         owners = [set(pages) for pages in owned]
         assert HIDDEN not in set().union(*owners)
         assert sum(map(len, owners)) == len(set().union(*owners)) == cache.num_pages - 1 - cache.num_free_pages
@@ -79,8 +83,8 @@ def test_pages_that_nothing_was_written_to_are_never_read(tiny):
     class Poisoned(PagedKV):
         def __call__(self, *args):
             class Pool(Pages):
-                def _open(self, num_rows, capacity):
-                    super()._open(num_rows, capacity)
+                def _open(self, num_pad, capacity):
+                    super()._open(num_pad, capacity)
                     self.keys.fill_(torch.nan)
                     self.values.fill_(torch.nan)
 
@@ -144,7 +148,6 @@ def test_a_smaller_batch_takes_what_is_held():
         held, at = cache.num_bytes, cache.keys.data_ptr()
         for rows, capacity in ((1, 100), (4, 100), (3, 17), (2, 99)):
             cache.open([0] * rows, capacity)
-            cache.reach(capacity)
             assert (cache.num_bytes, cache.keys.data_ptr()) == (held, at)
         cache.open([0] * 5, 100)
         assert cache.num_bytes > held

@@ -10,7 +10,7 @@ from every_recipe import every_recipe, every_set, is_whole
 
 from eet_lab.errors import RecipeError
 from eet_lab.parts import Parts, replaced
-from eet_lab.parts.prompts import up_to_the_shortest
+from eet_lab.scheduling import UP_TO_THE_SHORTEST
 from eet_lab.technique import (
     _REGISTRY,
     NUMERICS,
@@ -180,7 +180,7 @@ def own(forgotten):
         factor: int = knob(2, "Nothing.", low=1, high=4)
 
         def apply(self, parts: Parts) -> Parts:
-            return replace(parts, prompts=up_to_the_shortest)
+            return replace(parts, schedule=UP_TO_THE_SHORTEST)
 
     return Rival
 
@@ -199,12 +199,12 @@ def test_conflicts_are_computed_per_slot(own):
 
 def test_one_that_wraps_takes_no_slot(own):
     own.wraps = True
-    assert Recipe.parse("pre_padding,rival").parts.prompts is up_to_the_shortest
+    assert Recipe.parse("pre_padding,rival").parts.schedule is UP_TO_THE_SHORTEST
 
 
 def test_what_a_technique_requires_it_may_refine(own):
     own.requires = ("pre_padding",)
-    assert Recipe.parse("pre_padding,rival").parts.prompts is up_to_the_shortest
+    assert Recipe.parse("pre_padding,rival").parts.schedule is UP_TO_THE_SHORTEST
 
 
 def test_a_knob_keeps_its_type():

@@ -9,18 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eet_lab.engine import stream
+from eet_lab.engine import slots, stream
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.rehearse import Rehearser
-from eet_lab.engine.session import Session
 from eet_lab.engine.settings import Settings
+from eet_lab.engine.token_buffer import SlotTable
 from eet_lab.ops import native
-from eet_lab.ops.types import State
+from eet_lab.ops.types import TokenBuffer
 from eet_lab.parts import Parts
 from eet_lab.parts.arena import Arena
 from eet_lab.parts.memory import FreshMemory
-from eet_lab.parts.prompts import right_aligned
 from eet_lab.technique import Recipe
 
 LONG_S = 1e4  # longer than anything here can really take, however busy the machine
@@ -43,8 +42,9 @@ def slow(pass_time):
     return made
 
 
-def test_laying_out_the_prompts_counts(tiny, slow):
-    engine = Engine(tiny.decoder, replace(Parts(), prompts=slow(right_aligned)))
+def test_laying_out_the_prompts_counts(tiny, monkeypatch, slow):
+    monkeypatch.setattr(slots, "batch_of", slow(slots.batch_of))
+    engine = Engine(tiny.decoder)
     for _ in range(2):
         events = []
         run = engine.generate(PROMPTS, Settings(3), on_step=events.append)
@@ -58,7 +58,7 @@ def test_checking_the_prompts_counts(tiny, monkeypatch, slow):
 
 
 def test_uploading_and_emptying_the_cache_counts(tiny, monkeypatch, slow):
-    monkeypatch.setattr(Session, "_begin", slow(Session._begin))
+    monkeypatch.setattr(SlotTable, "fill", slow(SlotTable.fill))
     engine = Engine(tiny.decoder)
     runs = [engine.generate(PROMPTS, Settings(3)) for _ in range(2)]
     assert all(run.ttft_ms > LONG_MS and run.setup_ms < LONG_MS for run in runs)
@@ -159,12 +159,12 @@ def test_times_of_a_gpu_are_those_of_the_request(monkeypatch, slow, pass_time):
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(stream, "_copy_stream", lambda index: Stream())
     monkeypatch.setattr(torch, "empty", lambda *shape, **options: zeros)
-    clock, state = RequestClock(), State(*[torch.empty(0)] * 8)._replace(log=torch.ones(16, 2, dtype=torch.long))
+    clock, buffer = RequestClock(), TokenBuffer(*[torch.empty(0)] * 8)._replace(log=torch.ones(16, 2, dtype=torch.long))
     pass_time(LONG_S / 4)
     clock.once(slow(lambda: True))
     ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2)
     clock.once(slow(lambda: True))
     pass_time(LONG_S / 4)
-    [step] = [*ring.push(state), *ring.drain()]
+    [step] = [*ring.push(buffer), *ring.drain()]
     assert LONG_MS / 2 < step.t_ms < LONG_MS < 2 * LONG_MS < clock.setup_ms
     assert step.ids == [1, 1]

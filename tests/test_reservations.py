@@ -9,8 +9,8 @@ import pytest
 from test_memory import PLANNED, drawn
 
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.session import Session
 from eet_lab.engine.settings import Settings
+from eet_lab.engine.slots import Slots
 from eet_lab.errors import OutOfMemory, PromptError
 from eet_lab.ops import reference
 from eet_lab.technique import Recipe
@@ -33,8 +33,8 @@ def test_after_a_reservation_no_smaller_request_allocates(tiny, recipe):
 
 
 def test_a_reservation_runs_a_decode_step_whatever_stops_a_row(tiny, monkeypatch):
-    steps, decode = [], Session.decode
-    monkeypatch.setattr(Session, "decode", lambda self, extent: (steps.append(extent), decode(self, extent)))
+    steps, decode = [], Slots._decode
+    monkeypatch.setattr(Slots, "_decode", lambda self, max_kv: (steps.append(max_kv), decode(self, max_kv)))
     Engine(tiny.decoder, Recipe.parse(PLANNED).parts).reserve(2, 10, Settings(6, stop=tuple(range(499))))
     assert steps
 
@@ -45,20 +45,20 @@ def addresses(engine: Engine) -> list[int]:
     return [part.data_ptr() for part in (*chunks, engine.cache.keys, engine.inbox._data, engine.canvas._data)]
 
 
-def test_a_session_serves_every_batch_that_a_reservation_covers(tiny):
+def test_slots_serve_every_batch_that_a_reservation_covers(tiny):
     engine, draw = Engine(tiny.decoder, Recipe.parse(PLANNED).parts), random.Random(2)
     engine.reserve(2, 50, Settings(8))
-    session, state = engine._session, engine._session.state.tokens.data_ptr()
+    slots, tokens = engine._slots, engine._slots.table.buffer.tokens.data_ptr()
     for _ in range(5):
         engine.generate(drawn(draw, 2, 50), Settings(draw.randint(1, 8)))
-        assert engine._session is session and session.state.tokens.data_ptr() == state
+        assert engine._slots is slots and slots.table.buffer.tokens.data_ptr() == tokens
     engine.generate(drawn(draw, 1, 50), Settings(8))
-    assert engine._session is not session
+    assert engine._slots is not slots
     prompts = drawn(draw, 2, 50)
     assert engine.generate(prompts, Settings(8)).tokens == Engine(tiny.decoder).generate(prompts, Settings(8)).tokens
-    assert engine._session is session
+    assert engine._slots is slots
     engine.generate(drawn(draw, 3, 50), Settings(8))
-    assert list(engine._sessions.values()) == [engine._session]
+    assert list(engine._all_slots.values()) == [engine._slots]
 
 
 def test_a_request_that_asks_for_other_things_than_was_reserved_is_placed_in_the_same_memory(tiny):

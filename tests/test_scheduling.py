@@ -179,8 +179,10 @@ def test_a_policy_says_what_is_wrong(name, value):
 def test_a_policy_joins_or_does_not():
     with pytest.raises(ScheduleError, match="joins is 'no', but it must be True or False"):
         Schedule(joins="no")
-    with pytest.raises(ScheduleError, match="max_rows is None"):
-        Schedule(max_rows=None)
+    with pytest.raises(ScheduleError, match="aligned is True, so .* leave out chunk, budget, joins"):
+        Schedule(aligned=True, chunk=4)
+    with pytest.raises(ScheduleError, match="shortest_first is True, so .* leave out budget and joins"):
+        Schedule(shortest_first=True, joins=True)
 
 
 @pytest.mark.parametrize(

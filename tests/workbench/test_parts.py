@@ -153,8 +153,8 @@ def test_a_knob_switches_off_what_it_leaves_no_room_for() -> None:
 def test_a_packed_token_matrix_has_no_pads() -> None:
     padded, packed = (token_matrix([[1, 2, 3], [4]], words, num_new=1) for words in ("pre_padding", PACKED))
     assert padded.kinds == [[READ, READ, READ, NEW], [PAD, PAD, READ, NEW]]
-    assert packed.kinds == [[READ, READ, READ, NEW], [UNUSED, UNUSED, READ, NEW]]
-    assert padded.extent == packed.extent == 3
+    assert packed.kinds == [[READ, READ, READ, NEW], [READ, NEW, UNUSED, UNUSED]]
+    assert (padded.ends, packed.ends) == ([3, 3], [3, 1])
 
 
 def test_errors_made_for_users_are_shown_without_a_traceback() -> None:
