@@ -18,12 +18,29 @@ from eet_lab.errors import RecipeError
 from eet_lab.models import load
 from eet_lab.ops import reference
 from eet_lab.parts.batches import batch_of, end_to_end, left_padded, make_batch
-from eet_lab.scheduling import LEFT_PADDED, PACKED, TOKEN_BY_TOKEN, UP_TO_THE_SHORTEST
-from eet_lab.scheduling.scheduler import first_rows
+from eet_lab.scheduling import (
+    LEFT_PADDED,
+    PACKED,
+    TOKEN_BY_TOKEN,
+    UP_TO_THE_SHORTEST,
+    Request,
+    Row,
+    Schedule,
+    Scheduler,
+    Slab,
+)
 from eet_lab.technique import Recipe
 
 PADDED_RECIPE, PACKED_RECIPE = "pre_padding,mask_removal", "pre_padding,mask_removal,packed_prefill"
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=9)
+
+
+def first_rows(schedule: Schedule, lengths: list[int]) -> list[Row]:
+    """What a scheduler's first pass reads of prompts that begin together."""
+    scheduler = Scheduler(schedule, Slab(len(lengths), 2000), 2000)
+    for length in lengths:
+        scheduler.add(Request((0,) * length, 1))
+    return scheduler.next()
 
 
 def numbered(lengths: list[int]) -> list[list[int]]:
@@ -148,6 +165,6 @@ def test_a_layout_wakes_no_threads(schedule):
 )
 def test_what_the_first_pass_reads_follows_from_the_schedule(schedule, reads):
     batch = batch_of(first_rows(schedule, [2, 9, 4]), 3, reads_pads=schedule.aligned)
-    assert batch.count.tolist() == reads
+    assert batch.count.tolist() == reads == schedule.first_counts([2, 9, 4])
     assert batch.keys.begin.tolist() == ([7, 0, 5] if schedule.aligned else [0, 0, 0])
     assert len(batch.ids) == (27 if schedule.aligned else sum(reads))

@@ -33,8 +33,8 @@ class Shuffled(PagedKV):
 
     def __call__(self, *args) -> Pages:
         class Random(Pages):
-            def _open(self, num_pad, capacity):
-                super()._open(num_pad, capacity)
+            def _open(self, num_pad, capacity, ends):
+                super()._open(num_pad, capacity, ends)
                 random.Random(7).shuffle(self.ledger._free)
 
         return Random(*args, self.page)
@@ -83,8 +83,8 @@ def test_pages_that_nothing_was_written_to_are_never_read(tiny):
     class Poisoned(PagedKV):
         def __call__(self, *args):
             class Pool(Pages):
-                def _open(self, num_pad, capacity):
-                    super()._open(num_pad, capacity)
+                def _open(self, num_pad, capacity, ends):
+                    super()._open(num_pad, capacity, ends)
                     self.keys.fill_(torch.nan)
                     self.values.fill_(torch.nan)
 

@@ -48,7 +48,7 @@ def test_few_pages_are_enough_with_it_and_an_error_without(decoder, alone):
     assert joined.generate(rows, Settings(40)).tokens == Engine(decoder).generate(rows, Settings(40)).tokens
     together = Engine(decoder, Recipe.parse(f"{BASE},{words}").parts)
     for attempt in (together.forecast, together.generate):
-        with pytest.raises(PromptError, match="3 rows of 70 columns may need 14 pages of 16, but there are 5"):
+        with pytest.raises(PromptError, match="3 rows of 70 columns may need 12 pages of 16, but there are 5"):
             attempt(rows, Settings(40))
     assert joined.forecast(rows, Settings(40)).largest_context == 80 + 1
 

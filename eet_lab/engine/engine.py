@@ -270,23 +270,22 @@ class Engine(BaseEngine[Decoder]):
         is_batch, last = self.parts.schedule.max_rows is None, self._slots
         if not is_batch and last is not None and last.schedule == schedule:
             columns = max(columns, last.capacity)
-        pads = schedule.pads(lengths) if is_batch else [0] * schedule.max_rows
-        shared = settings.sampling(1)[:3], any(pads), libraries(self.parts.ops.kernels)
-        key, generation = (schedule, columns, *shared), self.memory.generation
+        shape = self.rehearser.request(lengths, settings, columns)
+        key = schedule, columns, settings.sampling(1)[:3], libraries(self.parts.ops.kernels)
+        generation = self.memory.generation
         if key not in self._all_slots and (not is_covered or len(self._all_slots) == MOST_SLOTS):
             self._drop_slots()
         self._allocating = "the arena of activations"
         if is_batch or key not in self._all_slots:
-            passes = self.rehearser.request(lengths, settings, columns).passes
             keep = self.memory.plan if is_batch else self.memory.reserve
-            clock.once(lambda: keep(passes, like=self.model.words))
+            clock.once(lambda: keep(shape.passes, like=self.model.words))
         if self.memory.generation != generation:
             self._drop_slots()
         self._allocating = f"the KV cache [{schedule.max_rows} rows x {columns} columns]"
         if key not in self._all_slots:
             self._all_slots[key] = Slots(self, key, schedule, columns, settings)
         slots = self._slots = self._all_slots[key]
-        slots.begin(clock, pads, settings, ran_last=slots is last)
+        slots.begin(clock, shape, settings, ran_last=slots is last)
         return slots
 
     def lifetimes(

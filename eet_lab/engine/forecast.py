@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from eet_lab.engine.rehearse import META, Rehearser
+from eet_lab.engine.rehearse import META, Rehearser, RequestShape
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError
 from eet_lab.memory import live_bytes
@@ -173,27 +173,29 @@ class Forecaster:
         """
         num_new = self._settings.max_new_tokens if num_new is None else num_new
         settings = replace(self._settings, max_new_tokens=num_new)
-        passes, num_pad, capacity, max_kv = self._rehearser.request(lengths, settings)
+        shape = self._rehearser.request(lengths, settings)
+        passes, max_kv = shape.passes, shape.max_kv
         if outline:
             passes = {name: rehearsal.outlines() for name, rehearsal in passes.items()}
         memory, found = self._parts.memory(), []
         memory.plan(passes, like=self._rehearser.model.words)
         longest = Request((0,) * max(lengths), num_new)
-        for columns, rehearsal in zip((max_kv, capacity - 1), passes.values(), strict=True):
-            kv, growth = self._cache_bytes(num_pad, columns, capacity, longest)
+        for columns, rehearsal in zip((max_kv, shape.capacity - 1), passes.values(), strict=True):
+            kv, growth = self._cache_bytes(shape, columns, longest)
             activations = memory.held_bytes or max(live_bytes(rehearsal.outlined()), default=0)
             found.append(Peak(kv, activations, growth))
         return max(found, key=sum)
 
-    def _cache_bytes(self, num_pad: Sequence[int], max_kv: int, capacity: int, longest: Request) -> tuple[int, int]:
+    def _cache_bytes(self, shape: RequestShape, max_kv: int, longest: Request) -> tuple[int, int]:
         """Bytes held once a step has been there whose columns are [0, max_kv), and those of the copy while it was."""
         cache, schedule = self._rehearser.new_cache(), self._parts.schedule
-        cache.open(num_pad, capacity)
+        num_rows = len(shape.num_pad)
+        cache.open(shape.num_pad, shape.capacity, shape.ends)
         if schedule.max_rows is None:
-            cache.check_room(num_pad, capacity)
+            cache.check_room(shape.num_pad, shape.ends)
         else:
-            Scheduler(schedule.of_at_most(len(num_pad)), cache.ledger, capacity).check(longest)
-        buffer = empty_buffer(len(num_pad), 1, META)
+            Scheduler(schedule.of_at_most(num_rows), cache.ledger, shape.capacity).check(longest)
+        buffer = empty_buffer(num_rows, 1, META)
         batch = decode_batch(buffer, Keys(buffer.columns), max_kv)
         for layer in range(cache.num_layers):
             cache.layer(layer, batch)

@@ -15,15 +15,14 @@ from eet_lab.engine.settings import Settings
 from eet_lab.engine.tasks import Task
 from eet_lab.models.decoder import Decoder, forward, mapped, tensors
 from eet_lab.models.encoder import Encoder
-from eet_lab.ops.types import Batch, Keys, Sampling, TokenBuffer
+from eet_lab.ops.types import Batch, Keys, Sampling
 from eet_lab.parts import Parts
-from eet_lab.parts.batches import batch_of, decode_batch, empty_buffer
+from eet_lab.parts.batches import empty_buffer
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.parts.trace import Rehearsal, Trace
 from eet_lab.scheduling import Schedule
-from eet_lab.scheduling.scheduler import first_rows
 
-Moved = TypeVar("Moved", TokenBuffer, Batch)
+Moved = TypeVar("Moved", bound=Batch)
 META = torch.device("meta")
 
 TELLING = 3
@@ -32,11 +31,12 @@ TELLING = 3
 
 class RequestShape(NamedTuple):
     """A request before anything is known of its tokens: its passes, {"prefill": ..., "decode": ...}, the latter the
-    longest step; the pads of each slot; how many columns a slot has, and how many the first pass reads.
+    longest step; the pads of each slot, and where it ends; how many columns it has, and how many the first pass reads.
     """
 
     passes: dict[str, Rehearsal]
     num_pad: list[int]
+    ends: list[int]
     capacity: int
     max_kv: int
 
@@ -57,43 +57,39 @@ class Rehearser:
         `capacity`: the columns of a slot, if they are more than these prompts take.
         """
         capacity = capacity or max(lengths) + settings.max_new_tokens
-        schedule, B = self._parts.schedule.of_at_most(len(lengths)), len(lengths)
+        schedule = self._parts.schedule.of_at_most(len(lengths))
         if self._parts.schedule.max_rows is not None:
-            B = schedule.max_rows or B
+            B = schedule.max_rows or 0
             passes = self.mixed(schedule, capacity, settings, schedule.most_tokens(capacity), capacity)
-            return RequestShape(passes, [0] * B, capacity, capacity)
-        first = batch_of(first_rows(schedule, lengths), B, reads_pads=schedule.aligned)
-        passes = self._passes(first, capacity, settings)
-        return RequestShape(passes, schedule.pads(lengths), capacity, first.max_kv)
+            return RequestShape(passes, [0] * B, [capacity] * B, capacity, capacity)
+        pads, counts = schedule.pads(lengths), schedule.first_counts(lengths)
+        T = sum(counts) + (sum(pads) if schedule.aligned else 0)
+        max_kv = max(pad + count for pad, count in zip(pads, counts, strict=True))
+        passes = self._passes(len(lengths), T, max(counts), max_kv, capacity, settings)
+        ends = [pad + length + settings.max_new_tokens for pad, length in zip(pads, lengths, strict=True)]
+        return RequestShape(passes, pads, ends, capacity, max_kv)
 
     def mixed(self, schedule: Schedule, capacity: int, settings: Settings, T: int, max_kv: int) -> dict[str, Rehearsal]:
         """A pass over T tokens, whichever slots they are of, in columns [0, max_kv); and the longest decode step."""
-        token, each = torch.zeros(T, dtype=torch.long), torch.zeros(schedule.max_rows or 1, dtype=torch.long)
-        spans, seen = ((0, T), *[(0, 0)] * (len(each) - 1)), ((0, max_kv),) * len(each)
-        batch = Batch(token, token, token, token, each, each, each, Keys(each, None, seen), T, max_kv, spans)
-        return self._passes(batch, capacity, settings)
+        return self._passes(schedule.max_rows or 0, T, T, max_kv, capacity, settings)
 
     def new_cache(self) -> KVCache:
         """A KV cache without data."""
         return new_cache(self.model, self._parts)
 
-    def _passes(self, first: Batch, capacity: int, settings: Settings) -> dict[str, Rehearsal]:
+    def _passes(
+        self, B: int, T: int, max_q: int, max_kv: int, capacity: int, settings: Settings
+    ) -> dict[str, Rehearsal]:
         """A first pass, and the longest decode step of slots of `capacity` columns, whose last one is never read."""
-        B, longest = first.num_rows, capacity - 1
-        buffer, keys = empty_buffer(B, 1, META), first.keys._replace(spans=((0, longest),) * B)
-        last = decode_batch(buffer, keys, longest)._replace(spans=tuple((slot, 1) for slot in range(B)))
-        if self._parts.is_captured:
-            last = last._replace(spans=None, keys=keys._replace(spans=None))
-        sampling = settings.sampling(B)
+        padded, sampling = self._parts.schedule.aligned and B > 1, settings.sampling(B)
+        sizes = {"prefill": (T, max_q, max_kv), "decode": (B, 1, capacity - 1)}
 
-        def rehearsal(name: str, batch: Batch, repeated: bool) -> Rehearsal:
-            run = partial(self._rehearse, buffer, batch, sampling)
-            sizes = len(batch.ids), batch.max_q, batch.max_kv
-            return Rehearsal(
-                (name, B, *sizes, keys.padded, sampling[:3]), partial(run, None), partial(run, self._telling), repeated
-            )
+        def rehearsal(name: str) -> Rehearsal:
+            run = partial(self._rehearse, B, *sizes[name], padded, name == "decode", sampling)
+            key = name, B, *sizes[name], padded, sampling[:3]
+            return Rehearsal(key, partial(run, None), partial(run, self._telling), repeated=name == "decode")
 
-        return {"prefill": rehearsal("prefill", first, False), "decode": rehearsal("decode", last, True)}
+        return {name: rehearsal(name) for name in sizes}
 
     @cached_property
     def _telling(self) -> int | None:
@@ -102,20 +98,31 @@ class Rehearser:
 
     @torch.inference_mode()
     def _rehearse(
-        self, buffer: TokenBuffer, batch: Batch, sampling: Sampling, num_layers: int | None, trace: Trace
+        self,
+        B: int,
+        T: int,
+        max_q: int,
+        max_kv: int,
+        padded: bool,
+        is_decode: bool,
+        sampling: Sampling,
+        num_layers: int | None,
+        trace: Trace,
     ) -> None:
         """Run one pass; what its ops ask for comes from `trace`."""
         parts, model = self._parts, self.model._replace(layers=self.model.layers[:num_layers])
         ops = parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
-        cache, noise = new_cache(model, parts), sampling.noise.to(META)
-        cache.open([0] * batch.num_rows, batch.max_kv)
+        cache, buffer = new_cache(model, parts), empty_buffer(B, 1, META)
+        cache.open([0] * B, max_kv)
+        spans = None if is_decode and parts.is_captured else ((0, 0),) * B
+        token, each = (torch.empty(num, dtype=torch.long, device=META) for num in (T, B))
+        keys = Keys(each, cache.block_table, spans, padded)
+        batch = Batch(token, token, token, token, each, each, each, keys, max_q, max_kv, spans)
         with nullcontext() if parts.ops.kernels else NoArithmetic():  # ops over kernels know a rehearsal themselves
-            there = moved(batch, META)
-            there = there._replace(keys=there.keys._replace(table=cache.block_table))
-            attend = parts.attend(ops, there, cache, empty=partial(trace.empty, op="mask"))
-            hidden = forward(model, ops, attend, there, parts.layers)
-            token = self._task(model, ops, hidden, there, sampling._replace(noise=noise))
-            ops.advance(buffer, token, there.count)
+            attend = parts.attend(ops, batch, cache, empty=partial(trace.empty, op="mask"))
+            hidden = forward(model, ops, attend, batch, parts.layers)
+            next_token = self._task(model, ops, hidden, batch, sampling._replace(noise=sampling.noise.to(META)))
+            ops.advance(buffer, next_token, batch.count)
 
 
 class NoArithmetic(TorchFunctionMode):

@@ -25,6 +25,7 @@ from eet_lab.scheduling import Held, Request, Row, Schedule, Scheduler
 
 if TYPE_CHECKING:
     from eet_lab.engine.engine import Engine
+    from eet_lab.engine.rehearse import RequestShape
 
 COLUMNS = 1024
 """Of a slot, where nothing says how long requests will be."""
@@ -65,34 +66,35 @@ class Slots:
         self._generation = -1
         self._unfinished: dict[Request, RequestSettings] = {}
 
-    def begin(self, clock: RequestClock, pads: Sequence[int], settings: Settings, ran_last: bool) -> None:
+    def begin(self, clock: RequestClock, shape: RequestShape, settings: Settings, ran_last: bool) -> None:
         """Start to count time and passes, where nothing runs and nothing is on its way.
 
-        `pads` are the columns before each slot's first token; `settings` may have another seed and other stop tokens.
-        `ran_last`: no others have used the same memory since.
+        `settings` may have another seed and other stop tokens. `ran_last`: no others have used the same memory since.
         """
         engine, cache = self._engine, self._engine.cache
         if self.is_batch:
-            cache.check_room(pads, self.capacity)
+            cache.check_room(shape.num_pad, shape.ends)
         self.settings, self.clock, self._stream = (
             settings,
             clock,
             open_stream(clock, engine.model.device, self.num_slots),
         )
         if self.is_batch or not ran_last:
-            cache.open(pads, self.capacity)
+            cache.open(shape.num_pad, self.capacity, shape.ends)
         if not ran_last:
             self.table.fill([])
             self.sampling = self.settings.sampling(self.num_slots)._replace(noise=self.table.noise)
         elif not self.is_batch:
             self.table.buffer.num_passes.zero_()
         if cache.generation != self._generation:  # what was captured is void
-            keys = Keys(self.table.begin, cache.block_table, padded=any(pads))
+            padded = self.schedule.aligned and self.num_slots > 1
+            keys = Keys(self.table.begin, cache.block_table, padded=padded)
             self._generation, self._next = cache.generation, decode_batch(self.table.buffer, keys, self.capacity)
             self.launch = self._new_launch()
         ledger = Held(cache.ledger) if self.is_batch else cache.ledger
         self.scheduler = Scheduler(self.schedule, ledger, engine.model.config.context)
-        self._pads, self._owners = pads, list[Request | None]([None] * self.num_slots)  # as the device knows them
+        self._pads = shape.num_pad
+        self._owners = list[Request | None]([None] * self.num_slots)  # as the device knows them
         # Of each pass on its way to the host: who is told its tokens, and in which slot.
         self._in_flight: deque[list[tuple[Request, int]]] = deque()
         self._unfinished, self._added = {}, list[Request]()

@@ -15,7 +15,6 @@ from eet_lab.figures import theme
 from eet_lab.figures.packing import grid
 from eet_lab.figures.slider import with_slider
 from eet_lab.models import Model
-from eet_lab.scheduling.scheduler import first_rows
 from eet_lab.technique import Recipe, in_titles
 from eet_lab.words import counted
 
@@ -44,14 +43,11 @@ class TokenMatrix(NamedTuple):
 def token_matrix(prompts: Sequence[Sequence[int]], recipe: str, num_new: int) -> TokenMatrix:
     """As the recipe's schedule lays prompts of so many tokens out; pads are those that the first pass computes."""
     schedule, lengths = Recipe.parse(recipe).parts.schedule, [len(prompt) for prompt in prompts]
-    rows = sorted(first_rows(schedule, lengths), key=lambda row: row.slot)
-    found = [
-        [*[PAD] * pad, *[READ] * length, *[NEW] * num_new]
-        for pad, length in zip(schedule.pads(lengths), lengths, strict=True)
-    ]
+    pads, counts = schedule.pads(lengths), schedule.first_counts(lengths)
+    found = [[*[PAD] * pad, *[READ] * length, *[NEW] * num_new] for pad, length in zip(pads, lengths, strict=True)]
     width = max(map(len, found))
     kinds = [row + [UNUSED] * (width - len(row)) for row in found]
-    return TokenMatrix(kinds, [row.request.pad + row.count for row in rows])
+    return TokenMatrix(kinds, [pad + count for pad, count in zip(pads, counts, strict=True)])
 
 
 def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: int = 5) -> go.Figure:

@@ -31,15 +31,18 @@ class KVCache(ABC):
         self.num_layers, self.num_heads, self.head_dim, self.like = num_layers, num_heads, head_dim, like
         self._kept: Sequence[int] = ()
 
-    def check_room(self, num_pad: Sequence[int], capacity: int) -> None:
-        """PromptError where not every row of such a batch could fill its columns at the same time."""
+    def check_room(self, num_pad: Sequence[int], ends: Sequence[int]) -> None:
+        """PromptError where not every row of such a batch could fill its columns up to `ends` at the same time."""
         return  # what is allocated for a batch holds it
 
-    def open(self, num_pad: Sequence[int], capacity: int) -> None:
-        """Forget everything, for a batch whose rows have so many pads, and at most `capacity` columns."""
+    def open(self, num_pad: Sequence[int], capacity: int, ends: Sequence[int] | None = None) -> None:
+        """Forget everything, for a batch whose rows have so many pads, and at most `capacity` columns.
+
+        Row b comes to column `ends[b]` at most; None: to the last one.
+        """
         self._kept = ()
         self.ledger = Slab(len(num_pad), capacity)
-        self._open(num_pad, capacity)
+        self._open(num_pad, capacity, ends or [capacity] * len(num_pad))
 
     def mirror(self) -> None:
         """Before a step is launched: what the ledger changed reaches the device. Never part of what is captured."""
@@ -50,7 +53,7 @@ class KVCache(ABC):
         """Where a layer's attention writes the columns of a pass, and reads [0, batch.max_kv). It may be captured."""
 
     @abstractmethod
-    def _open(self, num_pad: Sequence[int], capacity: int) -> None: ...
+    def _open(self, num_pad: Sequence[int], capacity: int, ends: Sequence[int]) -> None: ...
 
     @abstractmethod
     def close(self) -> None:
@@ -100,7 +103,7 @@ class GrowingKV(KVCache):
         self.values: list[Tensor] = []
         self._copied_bytes = 0
 
-    def _open(self, num_pad: Sequence[int], capacity: int) -> None:
+    def _open(self, num_pad: Sequence[int], capacity: int, ends: Sequence[int]) -> None:
         none = self.like.new_empty(len(num_pad), self.num_heads, 0, self.head_dim)
         self.keys, self.values = [none] * self.num_layers, [none] * self.num_layers
         self._copied_bytes = 0
@@ -141,7 +144,7 @@ class StaticKV(KVCache):
         super().__init__(num_layers, num_heads, head_dim, like)
         self._slab: Tensor | None = None  # [2,N]
 
-    def _open(self, num_pad: Sequence[int], capacity: int) -> None:
+    def _open(self, num_pad: Sequence[int], capacity: int, ends: Sequence[int]) -> None:
         shape = (self.num_layers, len(num_pad), self.num_heads, capacity, self.head_dim)
         needed = torch.Size(shape).numel()
         if self._slab is None or self._slab.shape[1] < needed:

@@ -43,26 +43,30 @@ class Pages(KVCache):
         self._host_entries: Tensor
         self.close()
 
-    def check_room(self, num_pad: Sequence[int], capacity: int) -> None:
-        num_read = -(-(capacity - 1) // self.page)  # the last column is never read, and takes no page of its own
-        needed = sum(num_read - pad // self.page for pad in num_pad)
+    def check_room(self, num_pad: Sequence[int], ends: Sequence[int]) -> None:
+        # The last column is never read, and takes no page of its own.
+        needed = sum(self._num_pages(pad, end - 1) for pad, end in zip(num_pad, ends, strict=True))
         if self._limit is not None and needed >= self._limit:
+            rows, pages = counted(len(num_pad), "row"), f"{needed:,} pages of {self.page}"
             raise PromptError(
-                f"{counted(len(num_pad), 'row')} of {capacity:,} columns may need {needed:,} pages of {self.page}, but "
-                f"there are {self._limit - 1:,}. Allow more pages, ask for less, or add continuous_batching: requests "
-                "then wait for pages."
+                f"{rows} of {max(ends):,} columns may need {pages}, but there are {self._limit - 1:,}. Allow more pages, "
+                "ask for less, or add continuous_batching: requests then wait for pages."
             )
 
-    def _open(self, num_pad: Sequence[int], capacity: int) -> None:
+    def _open(self, num_pad: Sequence[int], capacity: int, ends: Sequence[int]) -> None:
         num_rows, num_blocks = len(num_pad), -(-capacity // self.page)
-        skipped = sum(pad // self.page for pad in num_pad)
-        self._hold(self._limit or 1 + num_rows * num_blocks - skipped, num_rows * num_blocks)
+        needed = sum(self._num_pages(pad, end) for pad, end in zip(num_pad, ends, strict=True))
+        self._hold(self._limit or 1 + needed, num_rows * num_blocks)
         self.keys.zero_()  # a dense mask multiplies what it hides by 0, and 0 * NaN is NaN
         self.values.zero_()
         self.ledger = Ledger(self.num_pages, self.page, num_rows)  # what the batch before had is given back
         self._on_host = self._host_entries[: num_rows * num_blocks].fill_(HIDDEN).view(num_rows, num_blocks)
         self.block_table = self._entries[: num_rows * num_blocks].view(num_rows, num_blocks)
         self.block_table.copy_(self._on_host)
+
+    def _num_pages(self, pad: int, end: int) -> int:
+        """Of a row whose columns begin with pads, up to column `end`."""
+        return -(-end // self.page) - pad // self.page
 
     def _hold(self, num_pages: int, num_entries: int) -> None:
         """At least so many pages, and entries of the table, at the same addresses as before if there are enough."""

@@ -50,6 +50,11 @@ class Schedule:
         longest = max(lengths) if self.aligned else 0
         return [longest - length if self.aligned else 0 for length in lengths]
 
+    def first_counts(self, lengths: Sequence[int]) -> list[int]:
+        """How many tokens of each prompt of a group its first pass reads, where there is no budget."""
+        most = min(lengths) if self.shortest_first else self.chunk or MOST
+        return [min(length, most) for length in lengths]
+
     def most_tokens(self, capacity: int) -> int:
         """Of a step, where requests have at most `capacity` tokens each."""
         return min(self.budget or MOST, (self.max_rows or MOST_ROWS) * min(self.chunk or MOST, capacity))

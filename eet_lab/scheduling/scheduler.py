@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from eet_lab.errors import PromptError, ScheduleError
-from eet_lab.scheduling.pages import Ledger, Slab
+from eet_lab.scheduling.pages import Ledger
 from eet_lab.scheduling.request import Request, Row
 from eet_lab.scheduling.schedule import Schedule
 from eet_lab.scheduling.whole import MOST
@@ -192,14 +192,6 @@ class Scheduler:
         assert slot is not None
         self.ledger.release(slot)
         heapq.heappush(self._free_slots, slot)
-
-
-def first_rows(schedule: Schedule, lengths: Sequence[int]) -> list[Row]:
-    """What the first pass reads of prompts of such lengths, which begin together."""
-    scheduler = Scheduler(schedule, Slab(len(lengths), MOST), MOST)
-    for length in lengths:
-        scheduler.add(Request((0,) * length, 1))
-    return scheduler.next()
 
 
 def _named(request: object) -> str:
