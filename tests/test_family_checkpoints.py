@@ -128,18 +128,18 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}
         (
             "llama",
             {"rope_parameters": LONG},
-            "'longrope' is not supported; supported: default, linear, dynamic, llama3",
+            "'longrope' is not supported; supported: default, linear, dynamic, llama3, yarn. Use a model",
         ),
         (
             "llama",
             {"rope_parameters": {"rope_type": "yarn"}},
-            "factor is None.*'yarn' needs rope_theta, factor, orig",
+            "factor is None.*'yarn' needs rope_theta.*Mend config",
         ),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": -1}}, "factor is -1 .*positive number"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-            "rotated in part",
+            "rotated in part.*Use a",
         ),
         (
             "llama",
