@@ -34,7 +34,7 @@ def plain(value: float, digits: int = 4) -> str:
 
 
 FEWEST_WHOLE = -3
-"""From 0.0001 up, zeros behind the point are few enough to be counted at sight."""
+"""Zeros of 0.0001, as a negative number of digits: from there up they can be counted at sight."""
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

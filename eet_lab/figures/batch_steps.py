@@ -39,7 +39,7 @@ class TokenMatrix(NamedTuple):
 
 
 def token_matrix(prompts: Sequence[Sequence[int]], recipe: str, num_new: int) -> TokenMatrix:
-    """As the recipe's own `prompts` part lays these token ids out; pads are those that the first pass computes."""
+    """These token ids as the recipe's own `prompts` part lays them out. Pads are those that the first pass computes."""
     state, first = Recipe.parse(recipe).parts.prompts(prompts, num_new)
     at_once, kinds = set(zip(first.rows.tolist(), first.columns.tolist(), strict=True)), []
     for b, (prompt, span) in enumerate(zip(prompts, first.spans, strict=True)):
@@ -178,7 +178,7 @@ def _mask_told(Q: int, pads: Sequence[int], step: int) -> str:
 
 
 LEGEND_Y = 1.1
-"""Above the panels' own titles."""
+"""The legend's place, above the panels' own titles."""
 
 
 def _legend(fig: go.Figure, colors: dict[str, str]) -> None:

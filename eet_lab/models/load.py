@@ -25,7 +25,7 @@ from eet_lab.words import counted
 DEMO = Path(__file__).parent / "demo"
 DEMO_LABEL = "bundled demo model"
 RANDOM_LABEL = "shape, random weights: for timing only"
-"""After the shape's name."""
+"""The label's words after the shape's name."""
 Kind = Literal["demo", "random", "folder", "hub", "live"]
 NAMES = ("demo", *PRESETS, *ENCODER_PRESETS)
 SOME_MODEL = f"one of {', '.join(NAMES)}, a folder with config.json, or a hub name such as openai-community/gpt2"

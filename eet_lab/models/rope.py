@@ -62,7 +62,7 @@ class Rope(NamedTuple):
 
 
 def read_rope(settings: Mapping[str, Any]) -> Rope:
-    """Of a checkpoint's config: `rope_parameters`, or in older ones `rope_theta` and `rope_scaling`.
+    """Read a checkpoint's config: `rope_parameters`, or in older ones `rope_theta` and `rope_scaling`.
 
     Errors: ModelError.
     """

@@ -35,14 +35,14 @@ class Loaded(NamedTuple):
 
 
 def from_folder(folder: Path) -> Loaded:
-    """From a folder with config.json and model.safetensors (or shards, or a .bin), on the CPU in its own dtype."""
+    """Read a folder with config.json and model.safetensors (or shards, or a .bin), on the CPU in its own dtype."""
     settings = checkpoint.read_json(folder / "config.json")
     family_of(settings)  # before any tensor is read
     return _loaded(settings, checkpoint.read_tensors(folder), str(folder))
 
 
 def from_live(model: Any) -> Loaded:
-    """From a live model of transformers, with a copy of its weights: training it on changes nothing."""
+    """Take a live model of transformers, with a copy of its weights: training it on changes nothing."""
     if getattr(getattr(model, "config", None), "model_type", None) is None or not hasattr(model, "state_dict"):
         raise ModelError(
             f"load takes a name, a folder or a transformers model, not {type(model).__name__}. Supported: {SUPPORTED}."
