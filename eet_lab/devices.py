@@ -71,7 +71,7 @@ def kind_of(device: str) -> str:
 
 
 def present(device: str | torch.device) -> AbstractContextManager[object]:
-    """Within the block, this GPU is the one that torch takes: its streams, events, counters, and what "cuda" means.
+    """A block in which torch takes this GPU: its streams, events, counters, and what "cuda" means.
 
     No effect of a CPU, or of "cuda" without a number.
     """

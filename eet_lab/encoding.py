@@ -70,7 +70,7 @@ class Guess(NamedTuple):
 
 @dataclass(frozen=True)
 class Guesses:
-    """For each text, for each of its masked places, the likeliest words, best first."""
+    """The likeliest words, best first, for each masked place of each text."""
 
     words: tuple[tuple[tuple[Guess, ...], ...], ...]
     recipe: Recipe

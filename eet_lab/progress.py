@@ -17,7 +17,7 @@ class Cancel(Protocol):
 
 
 EARLY = 0.04
-"""Below this share of the whole, the pace so far says nothing."""
+"""The share of the whole below which the pace so far says nothing."""
 
 
 class Clock:
@@ -48,7 +48,7 @@ class Clock:
 
     @property
     def share(self) -> float:
-        """From 0 to 1."""
+        """What is done, from 0 to 1."""
         return min((self._done + self._within) / max(self._total, 1), 1.0)
 
     def left(self) -> str:

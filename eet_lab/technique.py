@@ -136,7 +136,7 @@ class Recipe:
 
     @classmethod
     def parse(cls, text: str, device: str = "cpu", config: Config | None = None) -> Recipe:
-        """From words such as "all,-cuda_graphs,memory_reuse:planner=first_fit"; "" and "baseline" are the empty one.
+        """Read words such as "all,-cuda_graphs,memory_reuse:planner=first_fit"; "" and "baseline" are the empty one.
 
         `all` is every technique that is available on `device`, `is_in_all`, and free of conflicts with an earlier one,
         and takes models such as `config`, if it is given; those of them that need a name with a minus go with it.
@@ -170,7 +170,7 @@ class Recipe:
         return sum(t.tolerance for t in self.techniques)
 
     def short(self, device: str) -> str:
-        """As a label, `short_form`: "all - mask removal" on a kind of device."""
+        """The label that `short_form` makes: "all - mask removal" on a kind of device."""
         return short_form(str(self), device)
 
     def __str__(self) -> str:
@@ -345,7 +345,7 @@ def is_in_all(technique: type[Technique] | Technique) -> bool:
 
 
 def names_in_all() -> tuple[str, ...]:
-    """Of all techniques that `all` means somewhere."""
+    """The names of all techniques that `all` means somewhere."""
     return tuple(name for name, technique in registry().items() if is_in_all(technique))
 
 

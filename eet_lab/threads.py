@@ -23,7 +23,7 @@ def num_cpu_threads() -> int:
 
 @contextmanager
 def cpu_threads(device: str) -> Iterator[None]:
-    """Within the block the calling thread runs torch's operations on `num_cpu_threads`, or fewer where fewer are set.
+    """A block in which the calling thread runs torch's operations on `num_cpu_threads`, or fewer where fewer are set.
 
     No effect where `device` is not "cpu". torch keeps the setting per thread, so that others are not touched.
     """

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import floor, isfinite, log10
 from reprlib import repr as shortened
 
@@ -13,6 +14,11 @@ from reprlib import repr as shortened
 def counted(number: int, noun: str) -> str:
     """`1 prompt`, `1,024 prompts`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def some(names: Sequence[str]) -> str:
+    """The first three of them: `a, b, c, ...`."""
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def plain(value: float, digits: int = 4) -> str:
@@ -28,7 +34,7 @@ def plain(value: float, digits: int = 4) -> str:
 
 
 FEWEST_WHOLE = -3
-"""From 0.0001 up, zeros behind the point are few enough to be counted at sight."""
+"""Zeros of 0.0001, as a negative number of digits: from there up they can be counted at sight."""
 RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from test_engine import batch
 
 from eet_lab.engine import forecast
+from eet_lab.engine import settings as engine_settings
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory, PromptError
@@ -91,3 +94,32 @@ def test_out_of_memory_names_the_buffer_and_frees_the_rest(tiny, monkeypatch, fr
     assert ("of this shape" in str(caught.value)) is (free_bytes == 100_000)
     assert engine._slots is None and engine.activation_bytes == 0
     assert engine.generate([[1, 2]], Settings(4)).num_tokens == 4
+
+
+def test_of_two_engines_on_a_gpu_with_room_for_one_the_other_says_who_may_hold_it(tiny, monkeypatch):
+    """And runs once the first is closed."""
+    first, second = (Engine(tiny.decoder, Recipe.parse("all").parts) for _ in range(2))
+    rows, new = batch(20, 30, 50), Settings(40)
+    total = int(1.5 * first.forecast(rows, new, 0).run_bytes)
+
+    def free(device=None) -> int:
+        return total - sum(engine.kv_bytes + engine.activation_bytes for engine in (first, second))
+
+    def opened(num_pad, capacity, original=second.cache.open):
+        if first.kv_bytes:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
+        original(num_pad, capacity)
+
+    for module in (forecast, engine_settings):
+        monkeypatch.setattr(module, "free_bytes_of", free)
+    monkeypatch.setattr(second.cache, "open", opened)
+    told = first.generate(rows, new)
+    assert first.forecast(rows, new, total + tiny.decoder.weight_bytes).fits
+    others = r"Another engine may hold memory.*close\(\)"
+    with pytest.raises(OutOfMemory, match=rf"KV cache.*{others}.*Would fit"):
+        second.generate(rows, new)
+    with pytest.raises(OutOfMemory, match=others):
+        second.reserve(40, 60, new)
+    assert not second.forecast(rows, new).fits and re.search(others, second.forecast(rows, new).remedy)
+    first.close()
+    assert second.forecast(rows, new).fits and second.generate(rows, new).tokens == told.tokens

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import transformers
+from every_recipe import every_recipe, needs, with_every_store
 from families import CONFIGS, NEW, WINDOW, V, expected, ours, prompts, theirs
 from test_captures import emulated
 
@@ -27,18 +28,12 @@ from eet_lab.models.weights import random_decoder
 from eet_lab.ops import cuda, reference
 from eet_lab.ops.shapes import AttentionShape
 from eet_lab.ops.types import fresh
-from eet_lab.technique import Recipe, known, obstacle, unfit
+from eet_lab.technique import Recipe, known, obstacle, registry, unfit
 from eet_lab.texts import as_recipe
 
-RECIPES = (
-    "baseline",
-    "mask_removal",
-    "pre_padding",
-    "pre_padding,mask_removal",
-    "pre_padding,mask_removal,memory_reuse",
-    "pre_padding,memory_reuse:kv=paged",
-    "pre_padding,mask_removal,memory_reuse:kv=paged",
-    "pre_padding,mask_removal,memory_reuse,packed_prefill",
+TECHNIQUES = registry()
+RECIPES = with_every_store(
+    every_recipe([*(name for name in TECHNIQUES if TECHNIQUES[name].headline), "packed_prefill"])
 )
 
 
@@ -87,10 +82,21 @@ def test_captured_steps_say_the_same(name):
     assert [tuple(row) for row in told.tokens] == expected(name) and counts["replays"] > 5
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen3", "opt"])
-def test_int8_weights_are_within_their_bound(name):
-    result = compare(ours(name), prompts(), "pre_padding,int8_weights", repeats=1, max_new_tokens=4, watch=False)
-    assert result.sameness.verdict == "lossy", result.sameness
+@pytest.mark.parametrize("technique", TECHNIQUES)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_technique_keeps_the_tokens_of_every_family_or_says_why_it_cannot_run(name, technique):
+    """A lossy one stays within its bound."""
+    model, recipe = ours(name), Recipe(tuple(TECHNIQUES[each]() for each in needs(technique)))
+    if reason := obstacle(TECHNIQUES[technique](), "cpu", model.config):
+        assert len(reason.split()) > 2
+        with pytest.raises(RecipeError, match=f"cannot run on .*Leave .*{technique}.* out"):
+            as_recipe(recipe, "cpu", model.config)
+    elif recipe.lossy:
+        result = compare(model, prompts(), recipe, repeats=1, max_new_tokens=4, watch=False)
+        assert result.sameness.verdict == "lossy", result.sameness
+    else:
+        told = Engine(model.decoder, recipe.parts).generate(prompts(), Settings(NEW))
+        assert [tuple(row) for row in told.tokens] == expected(name)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -128,11 +128,19 @@ LONG = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0}
         (
             "llama",
             {"rope_parameters": LONG},
-            "'longrope' is not supported; supported: default, linear, dynamic, llama3",
+            "'longrope' is not supported; supported: default, linear, dynamic, llama3, yarn. Use a model",
         ),
-        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "factor is None.*'yarn' needs rope_theta, factor, orig"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "factor is None.*'yarn' needs rope_theta.*Mend config",
+        ),
         ("llama", {"rope_parameters": {"rope_type": "linear", "factor": -1}}, "factor is -1 .*positive number"),
-        ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rotated in part"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "rotated in part.*Use a",
+        ),
         (
             "llama",
             {"num_hidden_layers": 10**7},
@@ -171,11 +179,24 @@ def test_what_a_config_cannot_be_is_told(name, changes, says, tmp_path):
         load(_folder(name, tmp_path, **changes), device="cpu")
 
 
-def test_a_missing_shard_is_named(tmp_path):
+def test_missing_shards_are_named_at_once(tmp_path):
     theirs("qwen3").save_pretrained(tmp_path, max_shard_size="20KB")
-    gone = sorted(tmp_path.glob("*.safetensors"))[1]
-    gone.unlink()
-    with pytest.raises(ModelError, match=f"{gone.name} is damaged or incomplete"):
+    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    gone = names[1:-1]
+    for name in gone:
+        (tmp_path / name).unlink()
+    missing = ", ".join(gone[:3]) + (", ..." if len(gone) > 3 else "")
+    with pytest.raises(ModelError) as caught:
+        load(tmp_path, device="cpu")
+    says = f"names {len(names)} files, of which these are missing: {missing}. Download"
+    assert says in str(caught.value) and str(caught.value).count(str(tmp_path)) == 1
+
+
+def test_an_index_may_name_a_file_that_is_not_there(tmp_path):
+    theirs("qwen3").save_pretrained(tmp_path)
+    index = {"weight_map": {"model.norm.weight": "model.safetensors", "lm_head.weight": "other.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match="names 2 files, of which these are missing: other.safetensors. Download"):
         load(tmp_path, device="cpu")
 
 

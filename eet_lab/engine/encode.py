@@ -29,7 +29,7 @@ from eet_lab.models.config import EncoderConfig
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder, forward
 from eet_lab.ops.fits import FEW
-from eet_lab.ops.oom import memory_for
+from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch
 from eet_lab.parts import Ops, Parts
 from eet_lab.parts.passes import Batching, Group, Pass, Text
@@ -37,7 +37,7 @@ from eet_lab.parts.trace import Rehearsal, Trace, bounding
 from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
 
-REMEDY = "Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision."
+REMEDY = f"Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision. {OTHERS}"
 UNREAD = ("weights", "launch", "layers")
 """Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
 AHEAD = 64

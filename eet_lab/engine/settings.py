@@ -16,6 +16,7 @@ from eet_lab.errors import OutOfMemory, PromptError, did_you_mean
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
 from eet_lab.monitor.free import free_bytes_of
+from eet_lab.ops.oom import OTHERS
 from eet_lab.ops.reference import noise_keys
 from eet_lab.ops.types import Sampling
 from eet_lab.words import counted, told
@@ -190,7 +191,7 @@ def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model:
         raise OutOfMemory(
             f"num_rows is {num_rows:,}, but the keys and values of each row take {row_bytes:,} bytes, and {free:,} are "
             f"free. That is room for {free // row_bytes:,} rows at the very most, before activations: Engine.forecast "
-            "tells how many would fit. Ask for fewer rows or tokens."
+            f"tells how many would fit. Ask for fewer rows or tokens. {OTHERS}"
         )
     return [[config.bos_id] * prompt_tokens] * num_rows
 

@@ -39,7 +39,7 @@ LOOKS: tuple[dict[str, Any], ...] = (
         "marker": {"size": 11, "color": theme.INK, "symbol": "diamond"},
     },
 )  # fmt: skip
-"""Of what moves, in the order of `_moving`."""
+"""The look of what moves, in the order of `_moving`."""
 
 
 def film(replay: Replay, title: str) -> go.Figure:

@@ -188,7 +188,7 @@ def _mask_told(Q: int, pads: Sequence[int], step: int) -> str:
 
 
 LEGEND_Y = 1.1
-"""Above the panels' own titles."""
+"""The legend's place, above the panels' own titles."""
 
 
 def _legend(fig: go.Figure, colors: dict[str, str]) -> None:

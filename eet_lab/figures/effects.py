@@ -15,7 +15,7 @@ from eet_lab.words import brief, ms_words, signed, times
 COLORS: dict[Verdict, str] = {"better": theme.GAIN, "worse": theme.LOSS, "cannot tell apart": theme.UNSURE}
 OPPOSITE: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}
 LEAST_SHARE = 0.04
-"""Of a bar's whole length: what there is can be seen."""
+"""The shortest bar, as a share of the longest: what there is can be seen."""
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ NAME_WIDTH = 11
 """Characters of a rung's name in a line: eleven columns share 800 pixels."""
 REMARK_WIDTH = 84
 LINE_PX, LINE_SHARE = 14, 0.1
-"""Of a line of text above the bars; its share is that of the least height, 260 pixels."""
+"""The height of a line of text above the bars; its share is that of the least height, 260 pixels."""
 GAP = 0.015
-"""Of the axis, between a bar and its label."""
+"""The share of the axis between a bar and its label."""
 
 
 def waterfall(result: Ladder, log: bool | None = None) -> go.Figure:
-    """From the baseline to the full recipe: what each technique takes away of the time, end to end. The steps add up.
+    """What each technique takes away of the time, end to end, from the baseline to the full recipe. The steps add up.
 
     `log`: on a logarithmic axis, where a step's height is a ratio; None: where the ends are more than theme.FAR apart.
     """

@@ -16,7 +16,7 @@ from eet_lab.memory import Lifetime, Plan, live_bytes
 from eet_lab.words import GiB, KiB, MiB, counted, sized, times
 
 GAP = 0.08
-"""Of a request: what is made next does not touch what died just now."""
+"""A share of a request: what is made next does not touch what died just now."""
 MOST_NAMED = 24
 """More chunks than this are drawn without their sizes."""
 SKY = 3.0

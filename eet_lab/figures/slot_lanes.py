@@ -26,7 +26,7 @@ LOOKS: dict[str, dict[str, Any]] = {
     GENERATES: {"color": theme.GAIN},
 }
 GAP = 0.15
-"""Of a pass: a request's box does not touch the next one's."""
+"""A share of a pass: a request's box does not touch the next one's."""
 
 
 SLIDER_PX = 150

@@ -32,7 +32,7 @@ SERIES = (SELECTION, "#d97706", GAIN, "#a855f7", "#ec4899", "#0891b2", "#96550f"
 INK = "#70757f"
 GRID = "rgba(125, 133, 144, 0.22)"
 UNSURE = "#9aa1ad"
-"""Of what cannot be told apart from noise."""
+"""The colour of what cannot be told apart from noise."""
 # d3's format: thousands separators, four digits, no exponent.
 DIGITS = ",.4~r"
 
@@ -58,7 +58,7 @@ AXIS = {
     "exponentformat": "none",
 }  # fmt: skip
 GRID_AXES = {key: {"ticks": "", "title": {"standoff": 15}, "zerolinewidth": 2} for key in ("xaxis", "yaxis")}
-"""Of plots in a grid. It stands in place of plotly's own template, 10 kB in every saved figure."""
+"""Axes of plots in a grid. It stands in place of plotly's own template, 10 kB in every saved figure."""
 
 
 def figure(title: str = "", *, height: int = 340, **layout: Any) -> Figure:
@@ -132,7 +132,7 @@ def rounded(values: Iterable[float]) -> list[float]:
 
 
 FAR = 8
-"""Above this ratio of the ends a linear axis hides the smaller one."""
+"""A ratio of the ends above which a linear axis hides the smaller one."""
 
 
 def is_far(values: Iterable[float]) -> bool:
@@ -161,7 +161,7 @@ def log_axis(low: float, high: float, title: str) -> dict[str, Any]:
 
 
 LOG_STEPS = ((2000, (1,)), (8, (1, 2, 5)), (3, (1, 1.5, 2, 3, 4, 5, 6, 8)))
-"""Above this ratio of an axis's ends, these places in every decade; no gap between them is as wide as the ratio."""
+"""Places of ticks in every decade, above a ratio of an axis's ends; no gap between them is as wide as the ratio."""
 CLOSE_STEPS = (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9)
 
 

@@ -25,10 +25,10 @@ KINDS = {
     "copy": ("copy or fill", theme.SERIES[6]),
     "other kernel": ("other kernel", theme.SERIES[5]),
 }
-"""Of spans, in the order of the legend: what each is called there, and its colour."""
+"""Kinds of spans, in the order of the legend: what each is called there, and its colour."""
 LANES = {"host": 2.6, "device": 1.6, "busy": 0.4}
 OP_WIDTH, WIDTH = 0.86, 0.56
-"""Of a bar in its lane: what runs within an op is drawn on it."""
+"""Heights of a bar in its lane: what runs within an op is drawn on it."""
 BUSY_HEIGHT, BUSY_BINS = 0.8, 120
 
 HEIGHT, TOP, BOTTOM = 520, 100, 84
@@ -39,7 +39,7 @@ CAPTION_WIDTH, CAPTION_LINE = 96, 15
 """Characters and pixels of a line below the title."""
 ONE_EACH = "One step of each, and no measure of the difference: how long steps take is in Latency."
 SLOWED = 1.05
-"""From here on the headline tells how much longer the step took under the profiler."""
+"""The least ratio of a step under the profiler to one without it that the headline tells."""
 
 
 def timeline_figure(timelines: Timelines, height: int | None = None) -> go.Figure:

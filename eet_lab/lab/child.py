@@ -18,7 +18,7 @@ from contextlib import suppress
 import psutil
 
 GRACE_S = 2.0
-"""For kernels to end by themselves, and once more for the server."""
+"""Time for kernels to end by themselves, and once more for the server."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""From the command to the page: start the server, have the workbench ready, tell the address, wait for the end."""
+"""The lab, from command to page: start the server, have the workbench ready, tell the address, wait for the end."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def served(joins: bool, slots: int = SLOTS) -> Served:
 
 
 def both(slots: int = SLOTS) -> dict[str, Served]:
-    """In groups, and joining."""
+    """The requests served in groups, and joining."""
     return {GROUPS: served(False, slots), JOINS: served(True, slots)}
 
 

@@ -32,7 +32,7 @@ ROOMY_PLAN = 1.5
 ROOMY = 2.2
 """Held on average by a policy, as a multiple of what the requests need on average: at most."""
 SPARING = 5
-"""At most one driver call for so many requests."""
+"""Requests for each driver call, at least."""
 ALL_THERE_IS = 2**50
 """Bytes: more than any machine has."""
 

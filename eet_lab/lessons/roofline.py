@@ -29,7 +29,7 @@ from eet_lab.texts import Output
 from eet_lab.words import brief
 
 H200_GB_PER_S = 4400.0
-"""Of a streaming read, in round numbers."""
+"""The rate of a streaming read, in round numbers."""
 H200_TFLOPS = 989.0
 """Dense fp16 with fp32 accumulation, from NVIDIA's data sheet; matrix products reach some three quarters of it."""
 
@@ -39,7 +39,7 @@ COLORS = {DECODE: theme.SELECTION, PREFILL: "#a855f7", PLAIN: theme.BASELINE, FU
 """What points stand for."""
 
 LEAST_TFLOPS = 10.0
-"""From here on a device's figure is in TFLOP/s, below in GFLOP/s: a thread of a CPU has some 50 of these."""
+"""The least figure of a device that is in TFLOP/s; others are in GFLOP/s, of which a thread of a CPU has some 50."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -111,7 +111,7 @@ def prefill_work(config: Config, batch: int, tokens: float, itemsize: int) -> Wo
 
 
 def measured_roof(device: str) -> Roof:
-    """Of the present machine, both sides measured: a streaming read, and a product of two big matrices."""
+    """The present machine's roof, both sides measured: a streaming read, and a product of two big matrices."""
     return Roof(streaming_gb_per_s(device), _matmul_tflops(device))
 
 

@@ -89,7 +89,7 @@ def early_start(result: Ladder) -> str:
 
 
 def figure(found: Sequence[Rise], title: str) -> go.Figure:
-    """For each rung a line from the predicted time (open) to the measured one (full), and the floor across all."""
+    """A line for each rung from the predicted time (open) to the measured one (full), and the floor across all."""
     fig = theme.figure(title, height=190 + 42 * len(found), legend=theme.LEGEND_BELOW, margin={"t": 58})
     names = [rise.title for rise in found]
     gaps = [(rise.predicted_ms, rise.measured.p50) for rise in found]

@@ -20,7 +20,7 @@ class Occupancy:
         self._taken: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def take(self, life: Lifetime, start: int) -> None:
-        """From now on, these bytes are taken while `life` lasts."""
+        """Take these bytes from now on, while `life` lasts."""
         if life.num_bytes:
             entry = start, start + aligned(life.num_bytes, self._alignment)
             for request in range(life.first, life.last + 1):

@@ -20,7 +20,7 @@ def greedy_by_size(lifetimes: Sequence[Lifetime]) -> Plan:
 
 
 def first_fit(lifetimes: Sequence[Lifetime]) -> Plan:
-    """In order of first use, each at the lowest offset that is free for as long as it lives."""
+    """Tensors in order of first use, each at the lowest offset that is free for as long as it lives."""
     return _place(lifetimes, sorted(range(len(lifetimes)), key=lambda i: lifetimes[i].first))
 
 

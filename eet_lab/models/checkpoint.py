@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import ModelError, first_line
-from eet_lab.words import sized
+from eet_lab.words import counted, sized, some
 
 PICKLED = "pytorch_model*.bin"
 """Weights of older checkpoints, read only where there are no safetensors, and as tensors only."""
@@ -103,13 +103,20 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _shards(index: Path) -> list[Path]:
+    """The files that an index names, all of which are there. Errors: ModelError."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
         raise ModelError(f"{index} has no weight_map from tensors to files; download or save the model again.")
     for name in names.values():
-        if Path(name).name != name:
+        if Path(name).name != name or "\0" in name:
             raise ModelError(f"{index} names the file {name[:100]!r}, but shards lie beside it: names only. {AGAIN}")
-    return sorted({index.parent / name for name in names.values()})
+    files = sorted({index.parent / name for name in names.values()})
+    if missing := [path.name for path in files if not path.exists()]:
+        raise ModelError(
+            f"{index} names {counted(len(files), 'file')}, of which these are missing: {some(missing)}. "
+            "Download what is missing into the same folder."
+        )
+    return files
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:

@@ -66,7 +66,7 @@ class Config:
         return self.rope is None
 
     def layer_shapes(self) -> dict[str, Shape]:
-        """Of each tensor of a layer, by its path in `Layer`."""
+        """The shape of each tensor of a layer, by its path in `Layer`."""
         C, D, F = self.hidden_size, self.head_dim, self.ffn_size
         width, inner = self.num_heads * D, F * (2 if self.act in GATED else 1)
         weights: dict[str, Shape] = {"norm_1": (C,), "qkv": (width + 2 * self.num_kv_heads * D, C), "proj": (C, width)}
@@ -76,7 +76,7 @@ class Config:
         return self._with_biases(weights)
 
     def outer_shapes(self) -> dict[str, Shape]:
-        """Of each tensor beside the layers, by its path in `Decoder`; a tied head is not there."""
+        """The shape of each tensor beside the layers, by its path in `Decoder`; a tied head is not there."""
         words = (self.vocab_size, self.hidden_size)
         shapes: dict[str, Shape] = {"words": words}
         if self.has_places:
@@ -127,7 +127,7 @@ class EncoderConfig(Config):
         return super().spec._replace(causal=False)
 
     def outer_shapes(self) -> dict[str, Shape]:
-        """Of each tensor beside the layers, by its path in `Encoder`; a tied head's weight is not there."""
+        """The shape of each tensor beside the layers, by its path in `Encoder`, without a tied head's weight."""
         words, C = (self.vocab_size, self.hidden_size), self.hidden_size
         shapes: dict[str, Shape] = {"words": words, "places": (self.first_place + self.context, C)}
         if self.num_types:
@@ -138,7 +138,7 @@ class EncoderConfig(Config):
         return shapes
 
     def head_shapes(self, head: str) -> dict[str, Shape]:
-        """Of each tensor of one of `HEADS`."""
+        """The shape of each tensor of one of `HEADS`."""
         V, C = self.vocab_size, self.hidden_size
         if head == "words":
             own = {} if self.tied_head else {"head.weight": (V, C)}

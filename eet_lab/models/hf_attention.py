@@ -63,7 +63,7 @@ def real_tokens(
     device: torch.device | str = "cpu",
     **others: Any,
 ) -> RealTokens:
-    """For `AttentionMaskInterface`, called once a pass: `attention_mask` [B,K], or all True.
+    """`attention_mask` [B,K], or all True, as `AttentionMaskInterface` asks for it once a pass.
 
     ModelError where a row's real tokens have gaps, or where keys are hidden in another way.
     """
@@ -98,7 +98,7 @@ def attention(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """As transformers calls it: query [B,H,Q,D], key and value [B,G,K,D] -> [B,Q,H,D], and no attention weights."""
+    """What transformers calls: query [B,H,Q,D], key and value [B,G,K,D] -> [B,Q,H,D], and no attention weights."""
     for reason in _refused(dropout, others):
         raise ModelError(f"eet attention takes no {reason}. {REMEDY}")
     if not isinstance(attention_mask, RealTokens):

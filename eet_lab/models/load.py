@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -24,7 +25,7 @@ from eet_lab.words import counted
 DEMO = Path(__file__).parent / "demo"
 DEMO_LABEL = "bundled demo model"
 RANDOM_LABEL = "shape, random weights: for timing only"
-"""After the shape's name."""
+"""The label's words after the shape's name."""
 Kind = Literal["demo", "random", "folder", "hub", "live"]
 NAMES = ("demo", *PRESETS, *ENCODER_PRESETS)
 SOME_MODEL = f"one of {', '.join(NAMES)}, a folder with config.json, or a hub name such as openai-community/gpt2"
@@ -134,8 +135,8 @@ def load(
     transformers model. Safetensors are preferred and code from a checkpoint is never run. `device` is "cuda", "cuda:1"
     or "cpu", also as a `torch.device` (default: the GPU where there is one), or "meta": shapes without data, whose
     needs can be told (`Engine.lifetimes`, `Engine.forecast`) and which cannot run. `dtype` is "float16", "bfloat16" or
-    "float32" (default: float32 on the CPU, else float16). Errors: ModelError, which names what is wrong and what would
-    do; OutOfMemory.
+    "float32" (default: float32 on the CPU, else float16). `tokenizer` is one of `tokenizers` or of transformers, used
+    instead of the checkpoint's. Errors: ModelError, which names what is wrong and what would do; OutOfMemory.
     """
     device = "meta" if str(device) == "meta" else checked_device(device)
     kind = checked_dtype(dtype, device)
@@ -151,7 +152,7 @@ def load(
     elif config := PRESETS.get(str(model)) or ENCODER_PRESETS.get(str(model)):
         network = weights.random_decoder(config, seed, torch.device(device), kind)
         label = f"{model} {RANDOM_LABEL}"
-        loaded = Model(str(model), label, network, demo_tokenizer(), "random")
+        loaded = Model(str(model), label, network, demo_tokenizer(config.vocab_size), "random")
     elif (folder := Path(os.path.expanduser(model))).is_dir():
         loaded = _from_folder(folder, folder.resolve().name, str(folder), "folder")
     elif "/" in str(model) and not Path(model).exists() and str(model).count("/") == 1 and str(model)[0] not in "./~":
@@ -162,6 +163,8 @@ def load(
         raise ModelError(f"There is no model {str(model)!r}.{did_you_mean(str(model), NAMES)} Give {SOME_MODEL}.")
     if tokenizer is not None:
         loaded = replace(loaded, tokenizer=Tokenizer.of(tokenizer))
+    if loaded.tokenizer is not None:
+        loaded.tokenizer.check_fits(loaded.config.vocab_size)
     placed = weights.placed(loaded.network, torch.device(device), kind)
     if loaded.kind != "random" and device != "meta":
         values.check_finite(placed, loaded.network)
@@ -178,9 +181,10 @@ def checked_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def demo_tokenizer() -> Tokenizer | None:
-    """The demo model's tokenizer, which the random presets borrow."""
-    return Tokenizer.from_folder(DEMO)
+def demo_tokenizer(vocab_size: float = math.inf) -> Tokenizer | None:
+    """The demo model's tokenizer, which random presets borrow; None for a vocabulary that is too small for it."""
+    tokenizer = Tokenizer.from_folder(DEMO)
+    return tokenizer if tokenizer and tokenizer.num_words <= vocab_size else None
 
 
 def _from_folder(folder: Path, name: str, label: str, kind: Kind) -> Model:

@@ -24,6 +24,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 """What a scaling must tell."""
 OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
 """What "yarn" may tell beside."""
+REMEDY = "Use a model whose rotary positions are supported, or run this one with transformers."
 
 
 class Rope(NamedTuple):
@@ -61,7 +62,7 @@ class Rope(NamedTuple):
 
 
 def read_rope(settings: Mapping[str, Any]) -> Rope:
-    """Of a checkpoint's config: `rope_parameters`, or in older ones `rope_theta` and `rope_scaling`.
+    """Read a checkpoint's config: `rope_parameters`, or in older ones `rope_theta` and `rope_scaling`.
 
     Errors: ModelError.
     """
@@ -71,9 +72,9 @@ def read_rope(settings: Mapping[str, Any]) -> Rope:
     kind = told.get("rope_type", told.get("type", "default"))
     if kind not in REQUIRED:
         hint = did_you_mean(str(kind), REQUIRED)
-        raise ModelError(f"The rope type {kind!r} is not supported; supported: {', '.join(REQUIRED)}.{hint}")
+        raise ModelError(f"The rope type {kind!r} is not supported; supported: {', '.join(REQUIRED)}.{hint} {REMEDY}")
     if told.get("partial_rotary_factor", settings.get("partial_rotary_factor", 1.0)) not in (None, 1):
-        raise ModelError("Heads are rotated in part (partial_rotary_factor); only whole ones are supported.")
+        raise ModelError(f"Heads are rotated in part (partial_rotary_factor); only whole ones are supported. {REMEDY}")
     own = settings.get("original_max_position_embeddings", settings.get("max_position_embeddings"))
     told = {"rope_theta": settings.get("rope_theta", 10000.0), "original_max_position_embeddings": own, **told}
     names = [*REQUIRED[kind], *(name for name in OPTIONAL if kind == "yarn" and told.get(name) is not None)]
@@ -93,7 +94,7 @@ def _number(told: Mapping[str, Any], name: str, kind: str) -> float:
         needed = ", ".join(("rope_theta", *REQUIRED[kind]))
         raise ModelError(
             f"{name} is {value!r} in the checkpoint's rope settings, but it must be a positive number; {kind!r} needs "
-            f"{needed}."
+            f"{needed}. Mend config.json, or download or save the model again."
         )
     return value
 

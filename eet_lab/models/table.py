@@ -44,7 +44,7 @@ class Entry(NamedTuple):
         return (tensor.t() if self.how == "t" else tensor,)
 
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Of theirs, where ours has `shape`."""
+        """The shapes of theirs, where ours has `shape`."""
         if self.how == "cat":
             return tuple((size, *shape[1:]) for size in self._sizes(shape[0]))
         if self.how == "twin":

@@ -53,9 +53,15 @@ class Tokenizer:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Tokenizer:
-        """From a `tokenizers` tokenizer, or one of transformers."""
+        """Cover a tokenizer of `tokenizers`, or one of transformers. Errors: ModelError for anything else."""
         if isinstance(tokenizer, cls):
             return tokenizer
+        needed = ("encode", "decode", "get_vocab")
+        if isinstance(tokenizer, type) or not all(callable(getattr(tokenizer, name, None)) for name in needed):
+            raise ModelError(
+                f"tokenizer is {tokenizer!r:.60}, but it must be a tokenizer of `tokenizers` or of transformers, such "
+                "as AutoTokenizer.from_pretrained(folder)."
+            )
         decode = partial(tokenizer.decode, skip_special_tokens=False)
         if hasattr(tokenizer, "get_vocab_size"):
 
@@ -77,6 +83,15 @@ class Tokenizer:
     def _beginning_with(self, first: list[int]) -> Tokenizer:
         """The same, but texts begin with these tokens."""
         return Tokenizer(lambda text: [*first, *self._encode(text)], self._decode, self.num_words) if first else self
+
+    def check_fits(self, vocab_size: int) -> None:
+        """ModelError where it has more tokens than a model's vocabulary, which may have more: many are padded."""
+        if self.num_words > vocab_size:
+            raise ModelError(
+                f"The tokenizer has {self.num_words:,} tokens, but the model's vocabulary has {vocab_size:,} "
+                "(vocab_size), so it is another model's. Give the model's own with tokenizer=, or put its files into "
+                "the model's folder."
+            )
 
     def encode(self, text: str) -> list[int]:
         return list(self._encode(text)) if text else []

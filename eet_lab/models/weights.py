@@ -19,7 +19,7 @@ from eet_lab.models.families import FAMILIES, SUPPORTED, TITLES, family_of
 from eet_lab.models.values import named
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.oom import memory_for
-from eet_lab.words import MiB
+from eet_lab.words import MiB, some
 
 REMEDY = "Close other models, or use half precision or a smaller model."
 HEAD = "lm_head.weight"
@@ -35,14 +35,14 @@ class Loaded(NamedTuple):
 
 
 def from_folder(folder: Path) -> Loaded:
-    """From a folder with config.json and model.safetensors (or shards, or a .bin), on the CPU in its own dtype."""
+    """Read a folder with config.json and model.safetensors (or shards, or a .bin), on the CPU in its own dtype."""
     settings = checkpoint.read_json(folder / "config.json")
     family_of(settings)  # before any tensor is read
     return _loaded(settings, checkpoint.read_tensors(folder), str(folder))
 
 
 def from_live(model: Any) -> Loaded:
-    """From a live model of transformers, with a copy of its weights: training it on changes nothing."""
+    """Take a live model of transformers, with a copy of its weights: training it on changes nothing."""
     if getattr(getattr(model, "config", None), "model_type", None) is None or not hasattr(model, "state_dict"):
         raise ModelError(
             f"load takes a name, a folder or a transformers model, not {type(model).__name__}. Supported: {SUPPORTED}."
@@ -161,8 +161,8 @@ def _check(tensors: Mapping[str, Tensor], wanted: list, config: Config, source: 
         shapes |= dict(zip(entry.names, entry.shapes(shape), strict=True))
     missing, extra = sorted(shapes.keys() - tensors.keys()), sorted(tensors.keys() - shapes.keys())
     kind = f"{'an' if title[0] in 'AEIO' else 'a'} {title}"
-    problems = [f"lacks {len(missing)} tensors ({_some(missing)})"] if missing else []
-    problems += [f"has {len(extra)} that {kind} has no place for ({_some(extra)})"] if extra else []
+    problems = [f"lacks {len(missing)} tensors ({some(missing)})"] if missing else []
+    problems += [f"has {len(extra)} that {kind} has no place for ({some(extra)})"] if extra else []
     for name in filter(tensors.__contains__, shapes):
         if tuple(tensors[name].shape) != shapes[name]:
             problems.append(
@@ -184,7 +184,3 @@ def _check(tensors: Mapping[str, Tensor], wanted: list, config: Config, source: 
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise ModelError(f"{name} in {source} holds {tensor.dtype}, but weights are floating-point numbers.")
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

@@ -11,7 +11,8 @@ import torch
 
 from eet_lab.errors import OutOfMemory
 
-REMEDY = "Use fewer or shorter prompts, fewer new tokens, a smaller model, or half precision."
+OTHERS = "Another engine may hold memory: its close() gives it back."
+REMEDY = f"Use fewer or shorter prompts, fewer new tokens, a smaller model, or half precision. {OTHERS}"
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # how torch's message about the CPU's memory names it
 
 

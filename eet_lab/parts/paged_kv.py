@@ -49,8 +49,8 @@ class Pages(KVCache):
         if self._limit is not None and needed >= self._limit:
             rows, pages = counted(len(num_pad), "row"), f"{needed:,} pages of {self.page}"
             raise PromptError(
-                f"{rows} of {max(ends):,} columns may need {pages}, but there are {self._limit - 1:,}. Allow more pages, "
-                "ask for less, or add continuous_batching: requests then wait for pages."
+                f"{rows} of {max(ends):,} columns may need {pages}, but there are {self._limit - 1:,}. Allow more "
+                "pages, ask for less, or add continuous_batching: requests then wait for pages."
             )
 
     def _open(self, num_pad: Sequence[int], capacity: int, ends: Sequence[int]) -> None:

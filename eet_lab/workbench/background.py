@@ -87,7 +87,7 @@ class Background:
             self._changed.notify_all()
 
     def wait_quiet(self, cancel: Cancel) -> bool:
-        """On any other thread, after `hold`: wait until nothing is being done; False if `cancel` was set before."""
+        """Wait on any other thread, after `hold`, until nothing is being done; False if `cancel` was set before."""
         with self._changed:
             while self._at_work and not cancel.is_set():
                 self._changed.wait(LOOK_S)

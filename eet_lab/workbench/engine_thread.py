@@ -113,7 +113,7 @@ class Feed:
 
     @property
     def probes(self) -> dict[str, Callable[[], float]]:
-        """For the sampler: what is planned of the memory that it sees."""
+        """What is planned of the memory that the sampler sees."""
         return {"planned_bytes": self.planned_bytes, "weights_bytes": self.weights_bytes}
 
     def weights_bytes(self) -> float:

@@ -87,7 +87,7 @@ class Fits:
 
     @property
     def warnings(self) -> tuple[str, str]:
-        """Of Run and of Compare: that it is not foreseen to fit; "" where it is, or where nothing is foreseen."""
+        """Warnings that Run, and Compare, are not foreseen to fit; "" where they are, or where nothing is foreseen."""
         if self._foreseen is None or self._stale:
             return "", ""
         run, compare = self._foreseen
@@ -96,7 +96,7 @@ class Fits:
         return run_words, compare_words
 
     def state(self) -> dict[str, Any]:
-        """For the page; a forecast that is asked for anew stays, marked as stale, so that nothing jumps."""
+        """What the page shows; a forecast that is asked for anew stays, marked as stale, so that nothing jumps."""
         if self._foreseen is None:
             return {**NOTHING_FORESEEN, "summary": self._error, "stale": self._stale}
         return {**told(*self._foreseen), "stale": self._stale}

@@ -43,7 +43,7 @@ RECORDED = "recorded:"
 EXPORTS = "exports"
 """A folder in that of the runs, of files that are too large for a page to save."""
 WORDS = "words"
-"""Under this an exported result has its name and note."""
+"""The key of an exported result's name and note."""
 UNREAD = "will be read in a moment"
 IN_MEMORY = "Runs are kept in memory until this kernel ends; export what you need."
 
@@ -95,7 +95,7 @@ class History:
         return dict(islice(self._unread.items(), BATCH))
 
     def read(self, files: Mapping[str, Path]) -> Read:
-        """On any thread: what these files hold, for `learn`."""
+        """What these files hold, for `learn`. Any thread may call it."""
         found: dict[str, tuple[Stamp, Summary]] = {}
         for id, path in files.items():
             with suppress(OSError):  # it is gone, and so will be its row

@@ -87,7 +87,7 @@ class Charts:
             chart.push(self._points(chart, whole, start))
 
     def snapshot(self) -> None:
-        """For a page that is reloaded, or opened a second time."""
+        """Send all charts to a page that is reloaded, or opened a second time."""
         for chart in self.charts:
             chart.snapshot_now()
 

@@ -17,9 +17,9 @@ from eet_lab.workbench.rows import Result
 from eet_lab.workbench.views import answer
 
 STAGE_PX = 258
-"""Of a figure: all of it is in view on the stage."""
+"""The height of a figure: all of it is in view on the stage."""
 BELOW_WORDS_PX = 222
-"""Of one with words above it, which take their room from the stage."""
+"""The height of one with words above it, which take their room from the stage."""
 NOTHING_ELSE: dict[str, Any] = {
     "note": None, "tabs": [], "picks": [], "tools": {"log": None, "exports": []}, "tables": [], "words": [],
 }  # fmt: skip

@@ -40,7 +40,7 @@ class Entry:
 
     @classmethod
     def of(cls, data: Any) -> Entry:
-        """As it stands in the file; a field that is damaged counts as not written."""
+        """The entry as it stands in the file; a field that is damaged counts as not written."""
         known: dict[str, Any] = {}
         for name in FIELDS.keys() & (data.keys() if isinstance(data, Mapping) else ()):
             with suppress(ValueError):
@@ -59,7 +59,7 @@ class Sidecar:
         self._known: tuple[Any, Mapping[str, Entry]] = None, {}
 
     def entries(self) -> Mapping[str, Entry]:
-        """As the file is now; it is decoded again only when it has changed."""
+        """The file's entries as they are now; it is decoded again only when it has changed."""
         try:
             status = (self._folder / SIDECAR).lstat()
         except OSError:

@@ -21,7 +21,7 @@ from eet_lab.words import counted
 OTHER_SETTINGS = ("stop_at_eos", "repeats")
 MOST_REPEATS = 50
 MOST_PROMPTS = 256
-"""On one page: each has an editor and an output of its own, and a browser is slow with thousands of them."""
+"""Prompts of one page: each has an editor and an output of its own, and a browser is slow with thousands of them."""
 DEFAULT_PROMPTS = DEMO_PROMPTS[1::2]
 
 

@@ -13,7 +13,7 @@ from eet_lab.workbench.opened import Opened
 from eet_lab.workbench.rows import Result
 
 GAP_S = 0.2
-"""Between the samples of two runs."""
+"""The time between the samples of two runs."""
 
 
 class TopRow:

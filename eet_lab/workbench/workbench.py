@@ -112,7 +112,7 @@ class Workbench:
             self._ui.start()
 
     def press(self, action: str) -> None:
-        """As if "run", "compare", "ladder" or "stop" had been pressed. Returns at once; the ui thread does it.
+        """Press "run", "compare", "ladder" or "stop". Returns at once; the ui thread does it.
 
         While the model is still loading, the action waits for it. EETError for another action, after `close`, and
         while something else runs.

@@ -10,15 +10,20 @@ from every_shape import every_shape
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native, reference
-from eet_lab.ops.cases import CASES
+from eet_lab.ops.cases import CASES, Case
 from eet_lab.ops.cuda.attention import Split
 from eet_lab.ops.encoder_cases import ENCODER_CASES
-from eet_lab.ops.shapes import AttentionShape, LinearShape, copied
-from eet_lab.ops.types import Linear, fresh
+from eet_lab.ops.records import OPS
+from eet_lab.ops.shapes import AttentionShape, copied
+from eet_lab.ops.types import Linear, Step, fresh
 from gpu.launches import launches_of, replayed
 
 pytestmark = pytest.mark.gpu
 
+MOST_BYTES = 50_000_000
+"""That a shape may read in fp32 where a test asks the same of every shape: larger ones only take longer."""
+MANY_WAYS = ("prefill_attention", "prefill_masked_attention", "texts_attention")
+"""Their launches depend on pads and head dims, and no step counts them."""
 DECODE = next(case for case in CASES if case.name == "decode_attention")
 SPLITS = [Split(streams=False, blocks=blocks, warps=warps) for warps in (4, 8) for blocks in (1, 2, 4, 8)]
 SPLITS += [Split(streams=True, blocks=blocks) for blocks in (1, 2, 4, 8)]
@@ -39,34 +44,55 @@ def test_within_the_budget(case, shape, dtype):
     case.check(getattr(cuda, case.op), shape, "cuda", dtype)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_second_run_gives_the_same_bits(case):
-    shape = case.shapes[0]
+def run(case, inputs):
+    """All outputs of the kernel, those of pads among them: a captured pass cannot select."""
+    return Case.call(case, getattr(cuda, case.op), inputs, fresh)
+
+
+def real(inputs):
+    """Which outputs are to be looked at: not those of pads."""
+    step = next((each for each in inputs if isinstance(each, Step)), None)
+    return slice(None) if step is None else step.columns >= step.num_pad[step.rows]
+
+
+@every_shape((*CASES, *ENCODER_CASES), MOST_BYTES)
+def test_a_second_run_gives_the_same_bits(case, shape):
     inputs = shape.inputs("cuda", torch.float16, 1)
-    first, second = (case.call(getattr(cuda, case.op), copied(inputs), fresh) for _ in range(2))
-    real = slice(None) if isinstance(shape, LinearShape) else inputs[2].columns >= inputs[2].num_pad[inputs[2].rows]
-    assert torch.equal(first[real], second[real])
+    first, second = (run(case, copied(inputs)) for _ in range(2))
+    assert torch.equal(first[real(inputs)], second[real(inputs)])
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_it_can_be_captured_and_replayed(case):
-    shape = case.shapes[0]
+@every_shape((*CASES, *ENCODER_CASES), MOST_BYTES)
+def test_it_can_be_captured_and_replayed(case, shape):
+    if not getattr(shape, "T", True):
+        pytest.skip("without tokens there is nothing to capture")
     inputs = shape.inputs("cuda", torch.float16, 2)
-    eager = case.call(getattr(cuda, case.op), copied(inputs), fresh)
+    eager = run(case, copied(inputs))
     mine = copied(inputs)
-    captured = replayed(lambda: case.call(getattr(cuda, case.op), mine, fresh))
-    if isinstance(shape, LinearShape):
-        assert torch.equal(captured, eager)
-    else:
-        real = mine[2].columns >= mine[2].num_pad[mine[2].rows]
-        assert torch.equal(captured[real], eager[real])
+    captured = replayed(lambda: run(case, mine))
+    assert torch.equal(captured[real(inputs)], eager[real(inputs)])
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_launches_are_as_many_as_declared(case):
     inputs = case.bench[0].inputs("cuda", torch.float16, 0)
-    launches = launches_of(lambda: case.call(getattr(cuda, case.op), inputs, fresh))
+    launches = launches_of(lambda: run(case, inputs))
     assert len(launches) == case.launches, launches
+
+
+@every_shape((case for case in (*CASES, *ENCODER_CASES) if case.name not in MANY_WAYS), MOST_BYTES)
+def test_launches_are_as_many_as_a_step_is_said_to_have(case, shape):
+    """Whatever kernel takes the shape; cuBLAS may add up the parts of a product in one more."""
+    if not getattr(shape, "T", True):
+        pytest.skip("without tokens there is nothing to launch")
+    inputs = shape.inputs("cuda", torch.float16, 0)
+
+    def more(*arguments, empty, **keywords):
+        return OPS[case.op].more_launches(*arguments, **keywords)
+
+    expected = case.launches + Case.call(case, more, inputs, fresh)
+    launches = [name for name in launches_of(lambda: run(case, inputs)) if "splitKreduce" not in name]
+    assert len(launches) == expected, launches
 
 
 @pytest.mark.parametrize("split", SPLITS, ids=str)

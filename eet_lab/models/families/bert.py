@@ -21,7 +21,7 @@ SIZES = (LAYERS, "hidden_size", "num_attention_heads", "intermediate_size", "voc
 
 
 def config(settings: Mapping[str, Any]) -> EncoderConfig:
-    """From a checkpoint's config. Errors: ModelError."""
+    """Read a checkpoint's config. Errors: ModelError."""
     return EncoderConfig(**sizes(settings), guess_act=activation(settings), family="bert")
 
 
@@ -51,7 +51,7 @@ def sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def activation(settings: Mapping[str, Any]) -> str:
-    """Of the layers, and of BERT's head for masked words."""
+    """The activation of the layers, and of BERT's head for masked words."""
     return reading.choice(settings, "hidden_act", "gelu", reading.ENCODER_ACTIVATIONS)
 
 

@@ -21,7 +21,7 @@ EPS = 1e-12  # its config has none
 
 
 def config(settings: Mapping[str, Any]) -> EncoderConfig:
-    """From a checkpoint's config. Errors: ModelError."""
+    """Read a checkpoint's config. Errors: ModelError."""
     hidden, heads = reading.heads(settings, "dim", "n_heads", SIZES)
     act = reading.choice(settings, "activation", "gelu", reading.ENCODER_ACTIVATIONS)
     return EncoderConfig(

@@ -29,7 +29,7 @@ ACTIVATIONS = {
 
 
 def config(settings: Mapping[str, Any]) -> Config:
-    """From a checkpoint's config. Errors: ModelError."""
+    """Read a checkpoint's config. Errors: ModelError."""
     reading.refuse(settings, {"cross-attention": bool(settings.get("add_cross_attention"))})
     act = reading.choice(settings, "activation_function", "gelu_new", ACTIVATIONS)
     hidden, heads = reading.heads(settings, "n_embd", "n_head", SIZES)

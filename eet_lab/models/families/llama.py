@@ -22,7 +22,7 @@ ACTIVATIONS = {"silu": "swiglu", "gelu_pytorch_tanh": "geglu", "gelu_new": "gegl
 
 
 def config(settings: Mapping[str, Any]) -> Config:
-    """From a checkpoint's config. Errors: ModelError."""
+    """Read a checkpoint's config. Errors: ModelError."""
     family, head_dim = settings["model_type"], settings.get("head_dim")
     hidden, heads = (reading.size(settings, name, SIZES) for name in ("hidden_size", "num_attention_heads"))
     if head_dim is None:

@@ -20,7 +20,7 @@ FIRST_PLACE = 2
 
 
 def config(settings: Mapping[str, Any]) -> Config:
-    """From a checkpoint's config. Errors: ModelError."""
+    """Read a checkpoint's config. Errors: ModelError."""
     hidden, heads = reading.heads(settings, "hidden_size", "num_attention_heads", SIZES)
     projected = settings.get("word_embed_proj_dim") or hidden
     beyond = {

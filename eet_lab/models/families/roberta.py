@@ -20,7 +20,7 @@ LAYERS = bert.LAYERS
 
 
 def config(settings: Mapping[str, Any]) -> EncoderConfig:
-    """From a checkpoint's config. Errors: ModelError."""
+    """Read a checkpoint's config. Errors: ModelError."""
     told, pad = bert.sizes(settings), reading.token_id(settings, "pad_token_id")
     first = 2 if pad is None else pad + 1  # fairseq counts positions from behind the pads' id
     context = told["context"] - first

@@ -40,10 +40,12 @@ VERDICTS = {
     "lossy": ("lossy", "output lossy, within its bound", "warn"),
     "different": ("different", "OUTPUT DIFFERENT", "bad"),
 }
-"""Of a parity check: the word of the tile, that of the headline, and the colour."""
+"""A parity check's verdicts: the word of the tile, that of the headline, and the colour."""
 RANDOM = "Random weights: token ids, the text means nothing."
 LEAST_SHARE = 0.02
-"""Of the peak: a change below it decides nothing about what fits. It is neither good nor bad, and needs no reason."""
+"""A share of the peak. A smaller change decides nothing about what fits: it is neither good nor bad, and needs no
+reason.
+"""
 HOW = (
     "A faster engine with a different output is no optimization. So each recipe is checked before any timing. Its "
     "logits, teacher-forced with the baseline's tokens, are compared with a reference in higher precision. They may "

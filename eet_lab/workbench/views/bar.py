@@ -70,7 +70,7 @@ class Buttons:
         }
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """For the page: each action, and what it does or why it may fail."""
+        """What the page shows: each action, and what it does or why it may fail."""
         warnings = {"run": self.tight[0], "compare": self.tight[1], "ladder": NOTHING_ON if self.nothing_on else ""}
         tips = {name: tip.format(against=self.against) for name, tip in TIPS.items()}
         told = {name: f"{tip}. {warnings[name]}" if warnings.get(name) else tip for name, tip in tips.items()}
@@ -128,7 +128,7 @@ class Status:
             self.forgive()
 
     def shown(self, busy: bool, stopping: bool, buttons: Buttons) -> dict[str, Any]:
-        """For the bar: words, how much of the job is done, and the time left."""
+        """What the bar shows: words, how much of the job is done, and the time left."""
         if busy:
             told = {"text": "stopping…", "kind": "warn"} if stopping else {"text": self.text, "kind": "plain"}
             return {"status": told, "share": round(self.clock.share, 3), "left": self.clock.left(), "error": self.error}
@@ -204,7 +204,7 @@ def banner(device: str, devices: Sequence[str], recording: str, busy: bool) -> d
 
 
 def kept_banner(text: str, back: str) -> dict[str, Any]:
-    """Above what was kept: which it is, and the way back."""
+    """The banner above what was kept: which it is, and the way back."""
     return {"text": text, "kind": "plain", "action": {"label": back, "command": {"command": "close_run"}}}
 
 

@@ -21,7 +21,7 @@ NUMERICS = {
 }
 
 SENTENCE_END = re.compile(r"[;:.](?:\s|$)")
-"""Of the first part of a reason, which is what a line has room for; the point in "9.0" is none."""
+"""The end of a reason's first part, which is what a line has room for; the point in "9.0" is none."""
 
 
 def techniques_state(

@@ -1,0 +1,55 @@
+"""Tokenizers that a model cannot use: of another vocabulary, or none at all."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from families import V, theirs
+
+from eet_lab.errors import ModelError
+from eet_lab.models import load
+from eet_lab.models.load import DEMO, demo_tokenizer
+
+OTHERS = f"has 4,096 tokens, but the model's vocabulary has {V}.*another model.*tokenizer="
+
+
+@pytest.fixture
+def with_the_demos(tmp_path):
+    """A checkpoint with the tokenizer of another model beside its weights."""
+    theirs("gpt2").save_pretrained(tmp_path)
+    shutil.copy(DEMO / "tokenizer.json", tmp_path)
+    return tmp_path
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused_when_loading(with_the_demos):
+    with pytest.raises(ModelError, match=OTHERS):
+        load(theirs("gpt2"), device="cpu", tokenizer=demo_tokenizer())
+    with pytest.raises(ModelError, match=OTHERS):
+        load(with_the_demos, device="cpu")
+
+
+def test_the_right_tokenizer_can_be_given_instead_of_a_wrong_one(with_the_demos):
+    small = small_tokenizer()
+    assert load(with_the_demos, device="cpu", tokenizer=small).encode("ab") == [1, 2]
+
+
+def test_a_vocabulary_may_be_padded():
+    """Rows beyond the tokenizer's words are padding, which many checkpoints have."""
+    small = small_tokenizer()
+    assert small.get_vocab_size() < V
+    model = load(theirs("gpt2"), device="cpu", tokenizer=small)
+    assert model.encode("ba") == [2, 1] and model.decode([1, V - 1]) == f"a⟨{V - 1}⟩"
+
+
+@pytest.mark.parametrize("wrong", [5, "nope", b"nope", object(), str])
+def test_what_is_no_tokenizer_is_told(wrong):
+    with pytest.raises(ModelError, match="tokenizer is .*, but it must be .*AutoTokenizer"):
+        load(theirs("gpt2"), device="cpu", tokenizer=wrong)
+
+
+def small_tokenizer():
+    """Of the `tokenizers` library, with three words."""
+    from tokenizers import Tokenizer, models
+
+    return Tokenizer(models.BPE({"<unk>": 0, "a": 1, "b": 2}, []))
