@@ -78,9 +78,8 @@ def _rest_of_layer(attended: Tensor, x: Tensor, w: Layer, following: Layer | Non
 
 
 def _attention(qkv: Tensor, kv: KVLayer, step: Step, spec: Spec, extras: Extras = NO_EXTRAS) -> int:
-    most = spec.window or step.extent
-    lengths = tuple(min(step.extent - span.num_pad, most) for span in step.spans)
-    shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True)
+    lengths = tuple(step.extent - span.num_pad for span in step.spans)
+    shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True, window=spec.window)
     return shape.read_bytes(qkv.itemsize)
 
 

@@ -56,8 +56,8 @@ def unfit(model: Shapes) -> str | None:
 def _beyond(spec: Spec) -> str | None:
     """What an attention asks of the kernels that they do not know, or None."""
     beyond = {
-        "a window": spec.window is not None,
-        "a scale of its own": spec.scale is not None,
+        "a window of tokens that see what comes after them": spec.window is not None and not spec.causal,
+        "a scale that is not positive": spec.scale is not None and spec.scale <= 0,
     }
     found = [name for name, there in beyond.items() if there]
     return f"the attention kernels do not take {' or '.join(found)}" if found else None
@@ -99,7 +99,9 @@ def attention(
     dependent: bool = False,
     split: Split | None = None,
 ) -> Tensor:
-    """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; pads' own output is 0.
+    """Attention without a mask: a query sees columns num_pad .. its own, or the last of them. [T,(H+2G)D] -> [T,HD].
+
+    A pad's own output is 0.
 
     One token a row: one launch, which also writes the cache; in 16 bits `split` says how it divides rows. A `dependent`
     one reads earlier columns at once, so they must stem from earlier steps: not for a cache that grows. More tokens: a
@@ -147,7 +149,7 @@ def _attend(
         else:
             rotary(qkv, step.positions, spec, extras, dependent=dependent)
     pages, paging = _pages(table, page, B, K)
-    cached = _Cached(out, keys, values, qkv, mask, step, (H, G, D), K, pages, paging)
+    cached = _Cached(out, keys, values, qkv, mask, step, (H, G, D), K, pages, paging, _scores(spec, step, mask))
     if one_each and qkv.dtype != torch.float32:
         _decode(cached, heads, split, dependent)
     else:
@@ -168,6 +170,7 @@ class _Cached(NamedTuple):
     K: int
     pages: int | None  # the address of the block table
     paging: tuple[int, int]
+    scores: tuple[int, float]
 
     @property
     def addresses(self) -> tuple[int | None, ...]:
@@ -183,7 +186,8 @@ def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bo
     qkv, keys, mask, step, (H, G, D), K = cached.qkv, cached.keys, cached.mask, cached.step, cached.heads, cached.K
     B, strides = len(qkv), cached.strides
     can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
-    split = split or Split(can_stream and _streams(B, H, G, K))
+    window, _ = cached.scores
+    split = split or Split(can_stream and _streams(B, H, G, window or K))
     if split.streams and not can_stream:
         raise KernelError(
             f"{split} needs Hopper, no mask, a head dim of {STREAM_DIMS} and its columns side by side, but this is "
@@ -194,11 +198,12 @@ def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bo
     row, sizes = (step.num_pad.data_ptr(), step.columns.data_ptr(), cached.pages), (DTYPES[qkv.dtype], B, H, G, D, K)
     if split.streams:
         launch = native.loaded("stream_attention").eet_stream_attention
-        launch(*read, *row, *strides[:3], *cached.paging, *sizes, split.blocks, dependent, stream_of(qkv))
+        how: tuple[int, ...] = (split.blocks, dependent)
+        launch(*read, *row, *strides[:3], *cached.paging, *sizes, *cached.scores, *how, stream_of(qkv))
     else:
         launch = native.loaded("decode_attention").eet_decode_attention
-        how = (split.warps, split.blocks, dependent, stream_of(qkv))
-        launch(*read, at(mask), *row, *strides, *cached.paging, *sizes, *how)
+        how = (split.warps, split.blocks, dependent)
+        launch(*read, at(mask), *row, *strides, *cached.paging, *sizes, *cached.scores, *how, stream_of(qkv))
 
 
 def _append_and_attend(cached: _Cached) -> None:
@@ -218,16 +223,30 @@ def _append_and_attend(cached: _Cached) -> None:
         native.loaded("append").eet_append(zeroed, *cached.addresses[1:], *where, dtype, T, H, G, D, stream)
     if on_hopper:
         attend = native.loaded("hopper_attention").eet_hopper_attention
-        sizes: tuple[int, ...] = (dtype, T, B, longest, H, G, D, K, all_new, appends)
-        attend(*cached.addresses, first, count, num_pad, columns, *cached.strides, *sizes, True, stream)
+        sizes: tuple[int, ...] = (dtype, T, B, longest, H, G, D, K)
+        how = (*cached.scores, all_new, appends, True)
+        attend(*cached.addresses, first, count, num_pad, columns, *cached.strides, *sizes, *how, stream)
     elif qkv.dtype == torch.float32:
         attend = native.loaded("plain_attention").eet_plain_attention
         each = (at(mask), rows, columns, first, count, num_pad, pages, *lies)
-        attend(*cached.addresses, *each, T, H, G, D, K, True, stream)
+        attend(*cached.addresses, *each, T, H, G, D, K, *cached.scores, True, stream)
     else:
         attend = native.loaded("prefill_attention").eet_prefill_attention
         sizes = (dtype, B, longest if mask is None else T // B, H, G, D, K)
-        attend(*cached.addresses, at(mask), first, count, num_pad, columns, pages, *lies, *sizes, True, stream)
+        attend(
+            *cached.addresses,
+            at(mask),
+            first,
+            count,
+            num_pad,
+            columns,
+            pages,
+            *lies,
+            *sizes,
+            *cached.scores,
+            True,
+            stream,
+        )
 
 
 def _attend_within(
@@ -241,17 +260,17 @@ def _attend_within(
     _check_heads(qkv, H, G, D)
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, T // B))
-    elif T == B * Q and any(span.num_pad for span in step.spans):
+    elif sum(span.count for span in step.spans) < T:
         out.zero_()
     if is_rotated(spec, extras):
         rotary(qkv, step.positions, spec, extras, dependent=dependent)
     first, count, num_pad, columns = (part.data_ptr() for part in (step.first, step.count, step.num_pad, step.columns))
-    sizes, stream = (H, G, D), stream_of(qkv)
+    sizes, how, stream = (H, G, D), (*_scores(spec, step, mask), spec.causal), stream_of(qkv)
     if mask is None and _takes_hopper(qkv, D):
         attend = native.loaded("hopper_attention").eet_hopper_attention
-        shape: tuple[int, ...] = (DTYPES[qkv.dtype], T, B, Q, *sizes, Q)
+        shape: tuple[int, ...] = (DTYPES[qkv.dtype], T, B, Q, *sizes, Q, *how[:2], True, False, spec.causal)
         lies: tuple[int, ...] = (1, 0, 0, 0)
-        attend(at(out), None, None, at(qkv), first, count, num_pad, columns, *lies, *shape, 1, 0, spec.causal, stream)
+        attend(at(out), None, None, at(qkv), first, count, num_pad, columns, *lies, *shape, stream)
         return out
     keys, values = at(qkv[:, H * D :]), at(qkv[:, (H + G) * D :])
     tensors, K = (at(out), keys, values, at(qkv), at(mask)), T // B
@@ -260,12 +279,18 @@ def _attend_within(
     lies = (1, width * K if mask is not None else 0, D, width, 0, 0)
     if qkv.dtype == torch.float32:
         attend, rows = native.loaded("plain_attention").eet_plain_attention, step.rows.data_ptr()
-        attend(*tensors, rows, each.data_ptr(), first, count, first, None, *lies, T, *sizes, K, spec.causal, stream)
+        attend(*tensors, rows, each.data_ptr(), first, count, first, None, *lies, T, *sizes, K, *how, stream)
     else:
         attend = native.loaded("prefill_attention").eet_prefill_attention
         shape = (DTYPES[qkv.dtype], B, Q if mask is None else K, *sizes, K)
-        attend(*tensors, first, count, first, each.data_ptr(), None, *lies, *shape, spec.causal, stream)
+        attend(*tensors, first, count, first, each.data_ptr(), None, *lies, *shape, *how, stream)
     return out
+
+
+def _scores(spec: Spec, step: Step, mask: Tensor | None) -> tuple[int, float]:
+    """For launchers: the window, 0 where it hides nothing or a mask does, and what scores are multiplied by."""
+    hides = mask is None and spec.window is not None and spec.window < step.extent
+    return (spec.window or 0) if hides else 0, spec.head_dim**-0.5 if spec.scale is None else spec.scale
 
 
 def rotates(head_dim: int, itemsize: int) -> bool:
