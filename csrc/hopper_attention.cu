@@ -79,7 +79,7 @@ extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values,
                                             const int64_t* count, const int64_t* num_pad, const int64_t* columns,
                                             int64_t column_stride, int64_t row_stride, int64_t head_stride,
                                             int64_t key_stride, int dtype, int T, int B, int longest, int H, int G,
-                                            int D, int K, int window, float scale, int all_new, int appends, int causal,
+                                            int D, int K, int all_new, int appends, int window, float scale, int causal,
                                             cudaStream_t stream) {
   if (!causal && (!all_new || appends || window)) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {

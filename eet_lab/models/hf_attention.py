@@ -112,7 +112,7 @@ def attention(
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     keys, held = attention_mask.keys, attention_mask.shape[1]
     key, value = key[:, :, :held], value[:, :, :held]  # a static cache is longer than its tokens
-    spec = Spec(query.shape[1], *key.shape[1::2], is_causal, sliding_window, scaling)
+    spec = Spec(query.shape[1], key.shape[1], key.shape[3], is_causal, sliding_window, scaling)
     if _kernels_take(query, key, value, spec):
         return _by_kernel(query, key, value, keys, spec), None
     return _by_torch(query, key, value, keys, is_causal, sliding_window, scaling), None

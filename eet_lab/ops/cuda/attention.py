@@ -170,7 +170,7 @@ class _Cached(NamedTuple):
     K: int
     pages: int | None  # the address of the block table
     paging: tuple[int, int]
-    scores: tuple[int, float]
+    scores: tuple[int, float]  # the window, and what they are multiplied by
 
     @property
     def addresses(self) -> tuple[int | None, ...]:
@@ -214,6 +214,7 @@ def _append_and_attend(cached: _Cached) -> None:
     rows, first, count = step.rows.data_ptr(), step.first.data_ptr(), step.count.data_ptr()
     columns, num_pad = step.columns.data_ptr(), step.num_pad.data_ptr()
     dtype, stream, lies = DTYPES[qkv.dtype], stream_of(qkv), (*cached.strides, *cached.paging)
+    how = (*cached.scores, True)
     all_new = num_real == T and all(span.num_pad + span.count == K for span in spans)
     on_hopper = mask is None and _takes_hopper(qkv, D) and (all_new or pages is None)  # copied are rectangles
     appends = on_hopper and all_new and pages is None
@@ -223,30 +224,16 @@ def _append_and_attend(cached: _Cached) -> None:
         native.loaded("append").eet_append(zeroed, *cached.addresses[1:], *where, dtype, T, H, G, D, stream)
     if on_hopper:
         attend = native.loaded("hopper_attention").eet_hopper_attention
-        sizes: tuple[int, ...] = (dtype, T, B, longest, H, G, D, K)
-        how = (*cached.scores, all_new, appends, True)
+        sizes: tuple[int, ...] = (dtype, T, B, longest, H, G, D, K, all_new, appends)
         attend(*cached.addresses, first, count, num_pad, columns, *cached.strides, *sizes, *how, stream)
     elif qkv.dtype == torch.float32:
         attend = native.loaded("plain_attention").eet_plain_attention
         each = (at(mask), rows, columns, first, count, num_pad, pages, *lies)
-        attend(*cached.addresses, *each, T, H, G, D, K, *cached.scores, True, stream)
+        attend(*cached.addresses, *each, T, H, G, D, K, *how, stream)
     else:
         attend = native.loaded("prefill_attention").eet_prefill_attention
         sizes = (dtype, B, longest if mask is None else T // B, H, G, D, K)
-        attend(
-            *cached.addresses,
-            at(mask),
-            first,
-            count,
-            num_pad,
-            columns,
-            pages,
-            *lies,
-            *sizes,
-            *cached.scores,
-            True,
-            stream,
-        )
+        attend(*cached.addresses, at(mask), first, count, num_pad, columns, pages, *lies, *sizes, *how, stream)
 
 
 def _attend_within(
@@ -268,9 +255,9 @@ def _attend_within(
     sizes, how, stream = (H, G, D), (*_scores(spec, step, mask), spec.causal), stream_of(qkv)
     if mask is None and _takes_hopper(qkv, D):
         attend = native.loaded("hopper_attention").eet_hopper_attention
-        shape: tuple[int, ...] = (DTYPES[qkv.dtype], T, B, Q, *sizes, Q, *how[:2], True, False, spec.causal)
+        shape: tuple[int, ...] = (DTYPES[qkv.dtype], T, B, Q, *sizes, Q, True, False)
         lies: tuple[int, ...] = (1, 0, 0, 0)
-        attend(at(out), None, None, at(qkv), first, count, num_pad, columns, *lies, *shape, stream)
+        attend(at(out), None, None, at(qkv), first, count, num_pad, columns, *lies, *shape, *how, stream)
         return out
     keys, values = at(qkv[:, H * D :]), at(qkv[:, (H + G) * D :])
     tensors, K = (at(out), keys, values, at(qkv), at(mask)), T // B
