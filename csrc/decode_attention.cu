@@ -65,10 +65,11 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   const int D = w.D, last = a.K - 1;
 
   // Tiles begin at multiples of 16, and warps of all the cluster's blocks take turns: a warp knows its first tile, and
-  // requests it, before it knows where the row begins and ends, and before the kernel ahead of this one has ended.
-  const auto newest_column = [&] { return int(a.columns[int64_t(b) * a.column_stride]); };
+  // requests it, before it knows where the row's pads end, and before the kernel ahead of this one has ended. A window's
+  // tiles begin with that of its first key.
+  const int newest = int(a.columns[int64_t(b) * a.column_stride]), num_pad = min(int(a.num_pad[b]), newest);
   int next = (warp * cluster + rank) * kTileKeys;
-  if (a.window < a.K) next += max(0, newest_column() + 1 - a.window) & -kTileKeys;  // only a window makes it wait for that
+  if (a.window < a.K) next += max(0, newest + 1 - a.window) & -kTileKeys;
   // Where column 0 would lie if all columns lay like those of this tile.
   const auto lies = [&](int tile) {
     int64_t at = int64_t(kPaged ? a.pages.page(b, tile) : b) * a.row + int64_t(kv) * a.head;
@@ -83,9 +84,6 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
     w.load_keys(next, key_at);
     w.load_values(next, value_at);
   }
-
-  const int newest = __shfl_sync(0xffffffffu, newest_column(), 0);  // the warp's: it takes no register of a thread
-  const int first_key = max(min(int(a.num_pad[b]), newest), newest + 1 - a.window);
 
   const eet::Merge<T> merge{shared, stats[0], &counter, num_warps, num_heads * D / 4, rank, a.log_cluster, D};
   merge.open();
@@ -113,7 +111,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   if (mask) load_mask(next);
   if (cluster > 1) eet::cluster_wait();
 
-  const int begin = mask ? 0 : first_key, end = mask ? a.K : newest + 1;
+  const int begin = mask ? 0 : max(num_pad, newest + 1 - a.window), end = mask ? a.K : newest + 1;
   const int stride = num_warps * kTileKeys << a.log_cluster, pads = begin - next - kTileKeys;
   int step = pads < 0 ? stride : (pads + stride) & -stride;  // after a tile of nothing but pads, to the first other one
   for (bool is_first = true; next < end; is_first = false) {

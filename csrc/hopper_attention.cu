@@ -63,6 +63,7 @@ cudaError_t launch(eet::PrefillArgs<T> a, const T* qkv, void* keys, void* values
   a.values = a.keys;
   if (!a.all_new) a.keys = a.new_keys, a.values = a.new_values;
   a.num_blocks = eet::ceil_div(longest, P::kQueries);
+  a.seen_whole = std::max(0, a.window - 14 - P::kKeys);  // the last of its 16 queries sees 15 more
   // Sections of about 16 MiB, a third of L2, and of about the same size: a small last one would keep few blocks busy.
   const int64_t num_heads = int64_t(a.B) * H, num_sections = std::max<int64_t>(1, num_heads * K * D * 4 >> 24);
   a.heads_together = int((num_heads + num_sections - 1) / num_sections);
@@ -73,8 +74,9 @@ cudaError_t launch(eet::PrefillArgs<T> a, const T* qkv, void* keys, void* values
 
 }  // namespace
 
-// Causal: keys num_pad .. a query's own column, with a window the last of them; else all new keys of its row. With `all_new` all of these are new and end
-// with column K - 1; they are read from qkv, and if the kernel `appends`, written to the cache.
+// Causal: keys num_pad .. a query's own column, with a window the last of them; else all new keys of its row. With
+// `all_new` all of these are new and end with column K - 1; they are read from qkv, and if the kernel `appends`, written to
+// the cache.
 extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values, const void* qkv, const int64_t* first,
                                             const int64_t* count, const int64_t* num_pad, const int64_t* columns,
                                             int64_t column_stride, int64_t row_stride, int64_t head_stride,

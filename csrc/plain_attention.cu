@@ -91,8 +91,8 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const PlainArgs a) {
 
 }  // namespace
 
-// Causal: keys num_pad .. a token's own column, with a window the last of them; else as many keys from num_pad on as the row
-// has tokens. With a mask: keys 0 .. K-1. Pads' outputs are left as they are.
+// Causal: keys num_pad .. a token's own column, with a window the last of them; else as many keys from num_pad on as the
+// row has tokens. With a mask: keys 0 .. K-1. Pads' outputs are left as they are.
 extern "C" cudaError_t eet_plain_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                            const int64_t* rows, const int64_t* columns, const int64_t* first,
                                            const int64_t* count, const int64_t* num_pad, const int* table,

@@ -47,7 +47,7 @@ __device__ inline uint32_t load_pair(const T* row, int k, int end, bool aligned)
 // Why      scores of a whole prompt do not fit into fast memory: tiles of keys pass by while a softmax is kept up to date
 // Mapping  4 warps of 16 queries each against tiles of 64 keys: grid (ceil(longest / 64), H, B), the longest work first
 // Traffic  q and out once; keys and values once for each 64 queries of a head, mostly from L2
-// Needs    D a multiple of 8, at most 256; a row's columns are consecutive; tiles wholly in pads or before a window are not read
+// Needs    D a multiple of 8, at most 256; a row's columns are consecutive; tiles of pads or before a window are not read
 // Numerics scores, softmax and sums in fp32; weights are rounded to T for the tensor cores
 // Source   Dao 2023, FlashAttention-2; the first key is num_pad itself, so pads take no part at all
 template <typename T, int kDim>
@@ -213,8 +213,8 @@ cudaError_t launch_prefill(const PrefillArgs<T>& a, int B, int longest, cudaStre
 
 }  // namespace
 
-// Causal: keys num_pad .. a query's own column, with a window the last of them; else as many keys from num_pad on as the row
-// has tokens. With a mask: all keys 0 .. K-1 for all B * Q tokens.
+// Causal: keys num_pad .. a query's own column, with a window the last of them; else as many keys from num_pad on as the
+// row has tokens. With a mask: all keys 0 .. K-1 for all B * Q tokens.
 extern "C" cudaError_t eet_prefill_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                              const int64_t* first, const int64_t* count, const int64_t* num_pad,
                                              const int64_t* columns, const int* table, int64_t column_stride,

@@ -237,9 +237,9 @@ cudaError_t launch_stream(StreamArgs<T> a, int B, int K, int cluster, bool depen
 
 }  // namespace
 
-// One token a row, token b being row b's; keys num_pad .. column, with a window the last of them. With `inv_freq` or norms, its queries and its key are
-// rotated and normed first. Blocks a `cluster` (1, 2, 4 or 8) for each row and KV
-// head; 0: chosen by their number and the columns, K at most. A head's columns lie D numbers apart.
+// One token a row, token b being row b's; keys num_pad .. column, with a window the last of them. With `inv_freq` or
+// norms, its queries and its key are rotated and normed first. Blocks a `cluster` (1, 2, 4 or 8) for each row and KV head;
+// 0: chosen by their number and the columns, K at most. A head's columns lie D numbers apart.
 // `table` [B,blocks]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
 extern "C" cudaError_t eet_stream_attention(void* out, void* keys, void* values, const void* qkv,
                                             const int64_t* positions, const void* q_norm, const void* k_norm,

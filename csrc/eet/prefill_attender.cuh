@@ -99,6 +99,7 @@ class PrefillAttender {
   // Keys after a query's own, or after the last, and those before its window.
   __device__ void hide(float (&score)[P::kKeys / 2], int tile) {
     const int seen = visible - tile * P::kKeys;  // of this tile, by the warp's first query
+    if (unsigned(seen - P::kKeys) < unsigned(a.seen_whole)) return;
     const int mine = seen + (P::kCausal ? lane / 4 : 0) - lane % 4 * 2;
     const auto hide_if = [&](auto hidden) {
 #pragma unroll
@@ -106,7 +107,7 @@ class PrefillAttender {
         if (hidden(i / 4 * 8 + i % 2 - (P::kCausal ? i / 2 % 2 * 8 : 0))) score[i] = -INFINITY;
       }
     };
-    if (seen < P::kKeys) hide_if([=](int k) { return k >= mine; });
+    hide_if([=](int k) { return k >= mine; });
     if (P::kCausal && seen + 15 > a.window) hide_if([=](int k) { return k < mine - a.window; });
   }
 

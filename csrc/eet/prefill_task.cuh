@@ -32,6 +32,8 @@ struct PrefillArgs {
   Heads heads;
   int B, num_blocks, heads_together;  // blocks of queries in the longest row; see PrefillTask
   int window;                         // keys that a query sees at most
+  // A tile is seen whole by a warp whose first query sees kKeys keys from its begin on, and fewer than so many more.
+  int seen_whole;
   float scale;                        // of scores
   bool all_new, appends;              // a row's columns begin with its first new token; they are written to the cache
 };
@@ -41,7 +43,7 @@ struct PrefillTask {
   int b, h, kv;
   int64_t token;           // its first query
   int query, num_queries;  // the same in the row; how many of the row's there are from it on, perhaps none
-  int begin, visible;      // the first key's column; how many keys from there on the first query sees, or did with no window
+  int begin, visible;      // the first key's column; how many keys from there on the first query sees, but for the window
   int skipped;             // keys of the row before that one, which no query sees
   int more;                // keys that each query sees more than the one before it: 1 or 0
 

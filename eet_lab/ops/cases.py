@@ -212,24 +212,21 @@ def _decode(masked: bool) -> Case:
     shapes += [decode(RAGGED, 16, 8, 128, rope=True, normed=True), decode((300, 1), 4, 2, 128, rope=True, page=16)]
     shapes += [decode((420, *(1,) * 66), 1, 1, 64, page=page) for page in (0, 16)]
     shapes += [decode((257, *(1,) * 66), 1, 1, 128, page=page) for page in (0, 64)]
-    # Windows that begin in a tile, where one does, with the pads, and of which the rows differ; then streams.
-    shapes += [decode(RAGGED, *heads, window=window) for heads in HEADS for window in (1, 33, 64)]
-    shapes += [
-        decode(RAGGED, 8, 2, 64, scale=0.3),
-        decode(RAGGED, 4, 4, 40, scale=0.3),
-        decode((300, 5), 4, 4, 128, scale=0.3),
-    ]
-    shapes += [decode(RAGGED, 8, 2, 64, window=40, slack=126), decode(RAGGED, 4, 4, 80, window=33, page=16)]
-    shapes += [decode(RAGGED, 16, 8, 128, window=33, rope=True, normed=True), decode((9, 20), 4, 2, 96, window=40)]
-    for page in (0, 16, 64):
-        shapes += [decode((1000, 3, 500), 4, 4, 64, window=300, page=page, slack=100)]
-        shapes += [decode((700, 1, 333), 12, 1, 64, window=257, page=page)]
-        shapes += [decode((600, 290, 1), 8, 2, 128, window=288, page=page, rope=True)]
+    shapes += [decode(RAGGED, 4, 4, D, scale=0.3) for D in (40, 64)]
+    shapes += [decode(RAGGED, 8, 2, 64, window=window) for window in (1, 33, 64)]
     bench = [decode((128,), 12, 12, 64), decode((256,), *XL), decode((512,) * 8, *XL)]
     bench += [decode((1024,), *XL), decode((4096,), *XL), decode((1024,), 32, 8, 128)]
     bench += [decode((1024,) * 16, *XL), decode((4096,) * 32, 32, 8, 128)]
-    op = "masked_attention" if masked else "attention"
-    return Case(f"decode_{op}", op, tuple(shapes), tuple(bench))
+    if masked:
+        return Case("decode_masked_attention", "masked_attention", tuple(shapes), tuple(bench))
+    shapes += [decode(RAGGED, *heads, window=40) for heads in HEADS] + [decode((300, 5), 4, 4, 128, scale=0.3)]
+    shapes += [decode(RAGGED, 8, 2, 64, window=40, slack=126), decode(RAGGED, 4, 4, 80, window=33, page=16)]
+    shapes += [decode(RAGGED, 16, 8, 128, window=33, rope=True, normed=True), decode((9, 20), 4, 2, 96, window=40)]
+    for page in (0, 16, 64):  # streams, whose stages a window cuts, or begins with
+        shapes += [decode((1000, 3, 500), 4, 4, 64, window=300, page=page, slack=100)]
+        shapes += [decode((700, 1, 333), 12, 1, 64, window=257, page=page)]
+        shapes += [decode((600, 290, 1), 8, 2, 128, window=288, page=page, rope=True)]
+    return Case("decode_attention", "attention", tuple(shapes), tuple(bench))
 
 
 def _prefill(masked: bool) -> Case:
@@ -240,7 +237,7 @@ def _prefill(masked: bool) -> Case:
     shapes += [prefill(RAGGED, 8, 2, 64, slack=126), prefill(RAGGED, 8, 2, 128, page=16)]
     shapes += [prefill((128, 127, 129), 12, 12, 64, page=32)]
     shapes += [prefill((333, 5, 40), 8, 2, 64, rope=True), prefill(RAGGED, 4, 2, 128, rope=True, normed=True)]
-    shapes += [prefill(RAGGED, *heads, window=33) for heads in HEADS]
+    shapes += [prefill(RAGGED, 8, 2, 64, window=33)]
     shapes += [prefill(RAGGED, 4, 2, D, scale=0.3) for D in (32, 64)]
     bench = [prefill((2048,) * 8, 16, 16, 64), prefill((2048,) * 8, *XL), prefill((2048,) * 4, 32, 32, 128)]
     if masked:
@@ -249,6 +246,7 @@ def _prefill(masked: bool) -> Case:
     shapes += [prefill((333, 5, 40), 8, 2, 64, rope=True, packed=True), prefill((333,), 4, 2, 128, rope=True)]
     shapes += [prefill((300, 1, 129, 515), 4, 2, D, packed=True) for D in (64, 128, 256)]
     shapes += [prefill((333, 300), 2, 2, D, slack=5) for D in (96, 200)]
+    shapes += [prefill(RAGGED, *heads, window=33) for heads in HEADS]
     shapes += [prefill(RAGGED, 4, 2, 64, packed=True, window=33), prefill((300, 1, 129), 4, 2, 128, page=16, window=65)]
     for window in (1, 63, 200):  # tiles that all queries skip, that some do, and one key alone
         shapes += [prefill((300, 1, 129, 515), 4, 2, D, window=window) for D in (32, 40, 64, 96, 128, 256)]
