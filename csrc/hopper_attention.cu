@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(P::kThreads, 1) hopper_prefill_kernel(const __
       eet::barrier_init(&s.filled[stage], 1), eet::barrier_init(&s.emptied[stage], P::kWarps);
     }
     eet::publish_to_engines();
-    s.task = eet::PrefillTask(a, blockIdx.x, P::kQueries, P::kCausal);
+    s.task = eet::PrefillTask(a, blockIdx.x, P::kQueries, P::kKeys, P::kCausal);
   }
   if (threadIdx.x == 32) eet::prefetch_map(a.queries), eet::prefetch_map(a.keys), eet::prefetch_map(a.values);
   __syncthreads();
@@ -63,6 +63,7 @@ cudaError_t launch(eet::PrefillArgs<T> a, const T* qkv, void* keys, void* values
   a.values = a.keys;
   if (!a.all_new) a.keys = a.new_keys, a.values = a.new_values;
   a.num_blocks = eet::ceil_div(longest, P::kQueries);
+  a.seen_whole = std::max(0, a.window - 14 - P::kKeys);  // the last of its 16 queries sees 15 more
   // Sections of about 16 MiB, a third of L2, and of about the same size: a small last one would keep few blocks busy.
   const int64_t num_heads = int64_t(a.B) * H, num_sections = std::max<int64_t>(1, num_heads * K * D * 4 >> 24);
   a.heads_together = int((num_heads + num_sections - 1) / num_sections);
@@ -73,21 +74,23 @@ cudaError_t launch(eet::PrefillArgs<T> a, const T* qkv, void* keys, void* values
 
 }  // namespace
 
-// Causal: keys num_pad .. a query's own column; else all new keys of its row. With `all_new` all of these are new and end
-// with column K - 1; they are read from qkv, and if the kernel `appends`, written to the cache.
+// Causal: keys num_pad .. a query's own column, with a window the last of them; else all new keys of its row. With
+// `all_new` all of these are new and end with column K - 1; they are read from qkv, and if the kernel `appends`, written to
+// the cache.
 extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values, const void* qkv, const int64_t* first,
                                             const int64_t* count, const int64_t* num_pad, const int64_t* columns,
                                             int64_t column_stride, int64_t row_stride, int64_t head_stride,
                                             int64_t key_stride, int dtype, int T, int B, int longest, int H, int G,
-                                            int D, int K, int all_new, int appends, int causal, cudaStream_t stream) {
-  if (!causal && (!all_new || appends)) return cudaErrorInvalidValue;
+                                            int D, int K, int all_new, int appends, int window, float scale, int causal,
+                                            cudaStream_t stream) {
+  if (!causal && (!all_new || appends || window)) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     eet::PrefillArgs<Type> a{};
     a.out = static_cast<Type*>(out);
     a.first = first, a.count = count, a.num_pad = num_pad, a.columns = columns, a.column_stride = column_stride;
     a.heads = {H, G, D}, a.B = B;
-    a.all_new = all_new, a.appends = appends;
+    a.all_new = all_new, a.appends = appends, a.window = eet::most_keys(window), a.scale = scale;
     const auto run = [&](auto plan) {
       return launch<decltype(plan)>(a, static_cast<const Type*>(qkv), keys, values,
                                     {row_stride, head_stride, key_stride}, T, K, longest, stream);

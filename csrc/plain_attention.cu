@@ -18,7 +18,8 @@ struct PlainArgs {
   const int64_t *first, *count, *num_pad;  // [B]
   int64_t column_stride;
   eet::Heads heads;
-  int K;
+  int K, window;  // keys that a causal query sees at most
+  float scale;    // of scores
   bool causal;
 };
 
@@ -36,10 +37,10 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const PlainArgs a) {
   const int h = blockIdx.y, kv = h / (H / G), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int64_t place = token - a.first[b];
   if (!a.mask && (place < 0 || place >= a.count[b])) return;  // a pad
-  const int begin = a.mask ? 0 : int(a.num_pad[b]), end = a.mask ? a.K : a.causal ? int(column) + 1 : begin + int(a.count[b]);
+  int begin = a.mask ? 0 : int(a.num_pad[b]), end = a.mask ? a.K : a.causal ? int(column) + 1 : begin + int(a.count[b]);
+  begin = max(begin, end - a.window);
 
-  const float scale = rsqrtf(float(D));
-  for (int d = threadIdx.x; d < D; d += blockDim.x) query[d] = a.qkv[a.heads.query(token, h) + d] * scale;
+  for (int d = threadIdx.x; d < D; d += blockDim.x) query[d] = a.qkv[a.heads.query(token, h) + d] * a.scale;
   __syncthreads();
 
   float max = eet::kLowest, sum = 0, out[kMaxDim / 32] = {};
@@ -90,20 +91,21 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const PlainArgs a) {
 
 }  // namespace
 
-// Causal: keys num_pad .. a token's own column; else as many keys from num_pad on as the row has tokens. With a mask: keys
-// 0 .. K-1. Pads' outputs are left as they are.
+// Causal: keys num_pad .. a token's own column, with a window the last of them; else as many keys from num_pad on as the
+// row has tokens. With a mask: keys 0 .. K-1. Pads' outputs are left as they are.
 extern "C" cudaError_t eet_plain_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                            const int64_t* rows, const int64_t* columns, const int64_t* first,
                                            const int64_t* count, const int64_t* num_pad, const int* table,
                                            int64_t column_stride, int64_t row_stride, int64_t head_stride,
                                            int64_t key_stride, int blocks, int log_page, int T, int H, int G, int D,
-                                           int K, int causal, cudaStream_t stream) {
+                                           int K, int window, float scale, int causal, cudaStream_t stream) {
+  if (window && (mask || !causal)) return cudaErrorInvalidValue;
   const auto cache = [&](void* p) {
     return eet::Cache<float>{static_cast<float*>(p), row_stride, head_stride, key_stride, {table, blocks, log_page}};
   };
   const PlainArgs a{static_cast<float*>(out), cache(keys), cache(values), static_cast<const float*>(qkv),
                     static_cast<const float*>(mask), rows, columns, first, count, num_pad, column_stride,
-                    {H, G, D}, K, causal != 0};
+                    {H, G, D}, K, eet::most_keys(window), scale, causal != 0};
   plain_kernel<<<dim3(T, H), kWarps * 32, 0, stream>>>(a);
   return cudaGetLastError();
 }

@@ -27,6 +27,8 @@ struct PrefillArgs {
   eet::Heads heads;
   int Q, K;     // for a mask
   bool causal;  // without one
+  int window;   // keys that a causal query sees at most
+  float scale;  // of scores
 };
 
 template <typename T, int kDim>
@@ -45,7 +47,7 @@ __device__ inline uint32_t load_pair(const T* row, int k, int end, bool aligned)
 // Why      scores of a whole prompt do not fit into fast memory: tiles of keys pass by while a softmax is kept up to date
 // Mapping  4 warps of 16 queries each against tiles of 64 keys: grid (ceil(longest / 64), H, B), the longest work first
 // Traffic  q and out once; keys and values once for each 64 queries of a head, mostly from L2
-// Needs    D a multiple of 8, at most 256; a row's columns are consecutive; tiles wholly in pads are not read
+// Needs    D a multiple of 8, at most 256; a row's columns are consecutive; tiles of pads or before a window are not read
 // Numerics scores, softmax and sums in fp32; weights are rounded to T for the tensor cores
 // Source   Dao 2023, FlashAttention-2; the first key is num_pad itself, so pads take no part at all
 template <typename T, int kDim>
@@ -59,7 +61,7 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
   const int count = a.mask ? a.Q : int(a.count[b]), query = int(gridDim.x - 1 - blockIdx.x) * kQueries;
   if (query >= count) return;
   const int column = int(a.columns[token * a.column_stride]) + query;  // of the block's first query
-  const int begin = a.mask ? 0 : int(a.num_pad[b]);
+  const int begin = a.mask ? 0 : max(int(a.num_pad[b]), column + 1 - a.window);
   const int end = a.mask ? a.K : a.causal ? column + min(kQueries, count - query) : begin + count;
 
   // A thread copies one vector of every kRowStep-th row.
@@ -88,12 +90,11 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, row = threadIdx.x / 32 * 16;  // the warp's first query
   const int low_row = lane % 16, low_d = lane / 16 * 8;                      // ldmatrix: rows first, then channels
   const int high_row = lane / 16 * 8 + lane % 8, high_d = lane / 8 % 2 * 8;  // channels first, then rows
-  const float scale = rsqrtf(float(D));
   // With a mask the scores are scaled before it is added.
-  const float exponent = (a.mask ? 1.f : scale) * eet::kLog2e;
+  const float exponent = (a.mask ? 1.f : a.scale) * eet::kLog2e;
   constexpr bool kHold = kDim <= 128;  // registers for all of the warp's queries
   uint32_t held[kHold ? kDim / 16 : 1][4];
-  float out[kDim / 8][4] = {}, max[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+  float out[kDim / 8][4] = {}, max[2] = {eet::kLowest, eet::kLowest}, sum[2] = {};
 
   const int num_tiles = (end - begin + kTileKeys - 1) / kTileKeys;
   for (int tile = 0; tile < num_tiles; ++tile) {
@@ -139,14 +140,16 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
         const int k = first_key + i / 2 * 8 + t * 2;
         float* s = &score[i / 2][i % 2 * 2];
         const T* pair = reinterpret_cast<const T*>(&bias[i]);
-        s[0] = k < end ? s[0] * scale + eet::to_float(pair[0]) : -INFINITY;
-        s[1] = k + 1 < end ? s[1] * scale + eet::to_float(pair[1]) : -INFINITY;
+        s[0] = k < end ? s[0] * a.scale + eet::to_float(pair[0]) : -INFINITY;
+        s[1] = k + 1 < end ? s[1] * a.scale + eet::to_float(pair[1]) : -INFINITY;
       }
-    } else if (first_key + kTileKeys > (a.causal ? column + row + 1 : end)) {  // a query of the warp must not see a key
+    } else if (first_key + kTileKeys > (a.causal ? column + row + 1 : end) || first_key < column + row + 16 - a.window) {
+      // A query of the warp must not see a key.
 #pragma unroll
       for (int i = 0; i < kTileKeys / 2; ++i) {
         const int k = first_key + i / 4 * 8 + t * 2 + i % 2;
-        if (k > (a.causal ? column + row + g + i % 4 / 2 * 8 : end - 1)) score[i / 4][i % 4] = -INFINITY;
+        const int newest = a.causal ? column + row + g + i % 4 / 2 * 8 : end - 1;
+        if (k > newest || k <= newest - a.window) score[i / 4][i % 4] = -INFINITY;
       }
     }
 
@@ -155,7 +158,6 @@ __global__ void __launch_bounds__(kThreads) prefill_kernel(const PrefillArgs<T> 
       float newest = -INFINITY;
 #pragma unroll
       for (int i = 0; i < kTileKeys / 8; ++i) newest = fmaxf(newest, fmaxf(score[i][2 * half], score[i][2 * half + 1]));
-      // Every query sees the first key of the first tile, so the maximum is finite from here on.
       const float new_max = fmaxf(max[half], eet::warp_max<4>(newest));
       const float shrink = eet::exp2_of((max[half] - new_max) * exponent);
       max[half] = new_max;
@@ -211,14 +213,15 @@ cudaError_t launch_prefill(const PrefillArgs<T>& a, int B, int longest, cudaStre
 
 }  // namespace
 
-// Causal: keys num_pad .. a query's own column; else as many keys from num_pad on as the row has tokens. With a mask: all
-// keys 0 .. K-1 for all B * Q tokens.
+// Causal: keys num_pad .. a query's own column, with a window the last of them; else as many keys from num_pad on as the
+// row has tokens. With a mask: all keys 0 .. K-1 for all B * Q tokens.
 extern "C" cudaError_t eet_prefill_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                              const int64_t* first, const int64_t* count, const int64_t* num_pad,
                                              const int64_t* columns, const int* table, int64_t column_stride,
                                              int64_t row_stride, int64_t head_stride, int64_t key_stride, int blocks,
                                              int log_page, int dtype, int B, int longest, int H, int G, int D, int K,
-                                             int causal, cudaStream_t stream) {
+                                             int window, float scale, int causal, cudaStream_t stream) {
+  if (window && (mask || !causal)) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto cache = [&](void* p) {
@@ -226,7 +229,7 @@ extern "C" cudaError_t eet_prefill_attention(void* out, void* keys, void* values
     };
     const PrefillArgs<Type> a{static_cast<Type*>(out), cache(keys), cache(values), static_cast<const Type*>(qkv),
                               static_cast<const Type*>(mask), first, count, num_pad, columns,
-                              column_stride, {H, G, D}, longest, K, causal != 0};
+                              column_stride, {H, G, D}, longest, K, causal != 0, eet::most_keys(window), scale};
     if (D <= 32) return launch_prefill<Type, 32>(a, B, longest, stream);
     if (D <= 64) return launch_prefill<Type, 64>(a, B, longest, stream);
     if (D <= 128) return launch_prefill<Type, 128>(a, B, longest, stream);

@@ -97,6 +97,8 @@ def test_bytes_are_counted_once():
     assert EmbedShape(2000, 8).read_bytes(2) == 2 * 8 * (2000 + 865 + 100) + 2000 * 16, "tokens share words and places"
     assert EmbedShape(1, 8).held_bytes(2) == 2 * 8 * (1 + 1000 + 100) + 16
     assert AttentionShape((5,), 4, 2, 8, decode=True).read_bytes(2) == 2 * 8 * (2 * 2 * 5 + 2 * (4 + 2))
+    windowed = AttentionShape((5, 9), 4, 2, 8, decode=True, window=6)
+    assert windowed.read_bytes(2) == 2 * 8 * (2 * 2 * (5 + 6) + 2 * (4 + 2) * 2)
 
 
 def test_every_op_that_models_call_has_a_record():

@@ -27,7 +27,7 @@ from eet_lab.models.families import FAMILIES, settings_of
 from eet_lab.models.weights import random_decoder
 from eet_lab.ops import cuda, reference
 from eet_lab.ops.shapes import AttentionShape
-from eet_lab.ops.types import fresh
+from eet_lab.ops.types import Spec, fresh
 from eet_lab.technique import Recipe, known, obstacle, registry, unfit
 from eet_lab.texts import as_recipe
 
@@ -172,23 +172,29 @@ def on_a_gpu(monkeypatch):
 
 
 def test_techniques_whose_kernels_do_not_take_a_model_are_left_out_and_refused(on_a_gpu):
-    llama, mistral, gpt2 = (ours(name).config for name in ("llama", "mistral", "gpt2"))
-    left_out = unfit("cuda", mistral)
+    taken = [ours(name).config for name in ("gpt2", "llama", "mistral", "qwen2-window")]
+    gpt2, qwen3 = taken[0], ours("qwen3").config
+    left_out = unfit("cuda", qwen3)
     assert set(left_out) == {"fused_kernels", "persistent_layers", "fused_sampling", "dependent_launch"}
-    assert "a window" in left_out["fused_kernels"]
+    assert "these have 12" in left_out["fused_kernels"]
     assert "needs fused_kernels, and" in left_out["dependent_launch"]
-    assert not any(unfit("cuda", each) for each in (gpt2, llama)) and not unfit("cpu", mistral)
-    assert Recipe.parse("all", "cuda", mistral).names == tuple(
+    assert not any(unfit("cuda", each) for each in taken) and not unfit("cpu", qwen3)
+    assert Recipe.parse("all", "cuda", qwen3).names == tuple(
         name for name in Recipe.parse("all", "cuda", gpt2).names if name not in left_out
     )
     assert not unfit("cuda", PRESETS["opt-1.3b"]), "learned positions, ReLU: as GPT-2 has them"
     with pytest.raises(
-        RecipeError, match="fused_kernels cannot run on this model: the attention kernels do not take a window"
+        RecipeError, match="fused_kernels cannot run on this model: the attention kernels take heads of"
     ):
-        as_recipe("fused_kernels", "cuda", mistral)
+        as_recipe("fused_kernels", "cuda", qwen3)
     assert as_recipe("pre_padding,fused_kernels", "cuda", gpt2).names == ("pre_padding", "fused_kernels")
     assert "these have 12" in cuda.attention.unfit(Config(1, 24, 2, 48, V, 8))
-    assert obstacle(known("mask_removal")(), "cuda", llama) is None
+    for spec, told in (
+        (Spec(4, 2, 8, causal=False, window=6), "window of tokens that"),
+        (Spec(4, 2, 8, scale=-1.0), "scale"),
+    ):
+        assert told in cuda.attention.unfit(SimpleNamespace(spec=spec))
+    assert obstacle(known("mask_removal")(), "cuda", qwen3) is None
 
 
 def test_the_command_line_says_what_all_leaves_out(on_a_gpu, capsys):
@@ -211,8 +217,8 @@ def test_the_page_greys_what_a_model_cannot_do(on_a_gpu):
 
     state = State(device="cuda")
     state.choose(Recipe.parse("all", "cuda"))
-    state.fit_to(ours("mistral").config)
-    assert "a window" in state.blocked("fused_kernels")
+    state.fit_to(ours("qwen3").config)
+    assert "these have 12" in state.blocked("fused_kernels")
     assert "fused_kernels" not in state.recipe().names and "mask_removal" in state.recipe().names
     state.fit_to(ours("gpt2").config)
     assert state.recipe() == Recipe.parse("all", "cuda") and state.blocked("fused_kernels") is None

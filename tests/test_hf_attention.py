@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import transformers as hf
@@ -144,16 +146,22 @@ def test_what_it_cannot_do_is_told_with_a_remedy():
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "qwen3"])
+@pytest.mark.parametrize("family", ["gpt2", "llama", "mistral", "qwen3", "bert"])
 def test_kernels_are_handed_what_the_op_wants(family, side, monkeypatch):
     """The kernels' reference in their place. A kernel reads a tensor number by number from its first."""
     from eet_lab.models import hf_attention
     from eet_lab.ops import attention as reference
+    from eet_lab.ops import cuda
+
+    unfit = cuda.attention.unfit
 
     def attention(qkv, cache, step, spec, *, empty):
+        assert not unfit(SimpleNamespace(spec=spec))
         assert all(x.is_contiguous() for x in (qkv, *step) if isinstance(x, torch.Tensor))
         return reference.attention(qkv, cache, step, spec, empty=empty)
 
     monkeypatch.setattr(hf_attention.cuda, "attention", attention)
     monkeypatch.setattr(hf_attention, "_kernels_take", lambda *tensors: True)
     test_states_of_real_tokens_are_those_of_sdpa(family, side)
+    if side == "left" and family in DECODERS:
+        test_ragged_prompts_go_on_as_with_sdpa(family, "dynamic")

@@ -1,6 +1,7 @@
 // What the attention kernels share: where things lie. B rows, H heads, G KV heads, D head dim, K columns of the KV cache.
 #pragma once
 
+#include <climits>
 #include <cstdint>
 
 #include "eet/reduce.cuh"
@@ -38,6 +39,10 @@ struct Heads {
   __device__ int64_t key(int64_t token, int g) const { return token * width() + (H + g) * D; }
   __device__ int64_t value(int64_t token, int g) const { return token * width() + (H + G + g) * D; }
 };
+
+// A query sees so many keys at most, its own and those before it. No window is one that subtracted from any column leaves
+// nothing of it.
+inline int most_keys(int window) { return window > 0 ? window : INT_MAX; }
 
 // The maximum of no scores: finite, so that differences of maxima are numbers, and below every score.
 constexpr float kLowest = -3.4028234e38f;

@@ -10,15 +10,18 @@ template <int kKeys>
 struct OnlineSoftmax {
   // A weight is 2^(exponent * score + offset): relative to an earlier maximum, which is replaced only once a score
   // exceeds `limit`, 2^8 times as heavy. A query's four lanes each look at their own scores, and share them only then.
-  float exponent, slack, offset[2] = {INFINITY, INFINITY}, limit[2], sum[2] = {}, shrink[2];
+  float exponent, slack, offset[2], limit[2], sum[2] = {}, shrink[2];
 
   // Of the warp's queries the first `num_queries` exist. The others never ask for a new maximum: no query's bits depend
   // on what lies after its row.
-  __device__ OnlineSoftmax(int D, int num_queries)
-      : exponent(rsqrtf(float(D)) * kLog2e), slack(8 / exponent) {
+  __device__ OnlineSoftmax(float scale, int num_queries) : exponent(scale * kLog2e), slack(8 / exponent) {
+    // Below every score, and finite: a query may have seen no key yet when another one asks for its first maximum. A power
+    // of two, so that its offset is exact, and slack is lost beside it.
+    constexpr float kNone = -0x1p120f;
     const int g = threadIdx.x % 32 / 4;
-    limit[0] = g < num_queries ? -INFINITY : INFINITY;
-    limit[1] = g + 8 < num_queries ? -INFINITY : INFINITY;
+    offset[0] = offset[1] = -kNone * exponent;
+    limit[0] = g < num_queries ? kNone : INFINITY;
+    limit[1] = g + 8 < num_queries ? kNone : INFINITY;
   }
 
   // Scores become weights. True if what was summed before has to be multiplied by `shrink`.

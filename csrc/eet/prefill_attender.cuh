@@ -33,7 +33,7 @@ class PrefillAttender {
  private:
   // Scores of a tile are computed while the values of the tile before are mixed.
   __device__ void attend(int num_tiles) {
-    OnlineSoftmax<P::kKeys> softmax(a.heads.D, s.task.num_queries - warp_row);
+    OnlineSoftmax<P::kKeys> softmax(a.scale, s.task.num_queries - warp_row);
     float score[P::kKeys / 2], out[P::kDim / 2] = {};
     uint32_t weights[P::kKeys / 16][4];
     barrier_wait(&s.filled[at.stage], at.parity);
@@ -96,15 +96,19 @@ class PrefillAttender {
     products_commit();
   }
 
-  // Keys after a query's own, or after the last.
+  // Keys after a query's own, or after the last, and those before its window.
   __device__ void hide(float (&score)[P::kKeys / 2], int tile) {
     const int seen = visible - tile * P::kKeys;  // of this tile, by the warp's first query
-    if (seen >= P::kKeys) return;
+    if (unsigned(seen - P::kKeys) < unsigned(a.seen_whole)) return;
     const int mine = seen + (P::kCausal ? lane / 4 : 0) - lane % 4 * 2;
+    const auto hide_if = [&](auto hidden) {
 #pragma unroll
-    for (int i = 0; i < P::kKeys / 2; ++i) {
-      if (i / 4 * 8 + i % 2 >= mine + (P::kCausal ? i / 2 % 2 * 8 : 0)) score[i] = -INFINITY;
-    }
+      for (int i = 0; i < P::kKeys / 2; ++i) {
+        if (hidden(i / 4 * 8 + i % 2 - (P::kCausal ? i / 2 % 2 * 8 : 0))) score[i] = -INFINITY;
+      }
+    };
+    hide_if([=](int k) { return k >= mine; });
+    if (P::kCausal && seen + 15 > a.window) hide_if([=](int k) { return k < mine - a.window; });
   }
 
   __device__ void pack(uint32_t (&weights)[P::kKeys / 16][4], const float (&score)[P::kKeys / 2]) {

@@ -17,7 +17,7 @@ class PrefillLoader {
     // Where the row's keys and values begin: in the cache, or among the tokens.
     key = value = {0, task.kv, task.begin, task.b};
     if (!a.all_new) return;
-    key = {0, a.heads.H + task.kv, int(task.token) - task.query, 0};
+    key = {0, a.heads.H + task.kv, int(task.token) - task.query + task.skipped, 0};
     value = {0, key.head + a.heads.G, key.position, 0};
   }
 
@@ -29,7 +29,7 @@ class PrefillLoader {
       }
     }
     const int num_tiles = task.num_tiles(P::kQueries, P::kKeys), num_keys = task.num_keys(task.num_queries);
-    const int first_own = task.query / P::kKeys;  // if all keys are new
+    const int first_own = (task.query - task.skipped) / P::kKeys;  // if all keys are new
     RingPlace at, own;
     for (int tile = 0; tile < num_tiles; ++tile, at.step(P::kStages)) {
       if (tile == first_own) own = at;

@@ -31,6 +31,10 @@ struct PrefillArgs {
   int64_t column_stride;
   Heads heads;
   int B, num_blocks, heads_together;  // blocks of queries in the longest row; see PrefillTask
+  int window;                         // keys that a query sees at most
+  // A tile is seen whole by a warp whose first query sees kKeys keys from its begin on, and fewer than so many more.
+  int seen_whole;
+  float scale;                        // of scores
   bool all_new, appends;              // a row's columns begin with its first new token; they are written to the cache
 };
 
@@ -39,7 +43,8 @@ struct PrefillTask {
   int b, h, kv;
   int64_t token;           // its first query
   int query, num_queries;  // the same in the row; how many of the row's there are from it on, perhaps none
-  int begin, visible;      // the first key's column; how many keys the first query sees
+  int begin, visible;      // the first key's column; how many keys from there on the first query sees, but for the window
+  int skipped;             // keys of the row before that one, which no query sees
   int more;                // keys that each query sees more than the one before it: 1 or 0
 
   PrefillTask() = default;
@@ -47,7 +52,7 @@ struct PrefillTask {
   // Tasks are numbered by sections of `heads_together` heads, whose keys and values stay in L2, and there by length:
   // what takes longest begins first.
   template <typename T>
-  __device__ PrefillTask(const PrefillArgs<T>& a, int index, int queries, bool causal) {
+  __device__ PrefillTask(const PrefillArgs<T>& a, int index, int queries, int keys, bool causal) {
     const int first_head = index / (a.heads_together * a.num_blocks) * a.heads_together;
     const int num_heads = min(a.heads_together, a.B * a.heads.H - first_head);
     const int rest = index - first_head * a.num_blocks, head = first_head + rest % num_heads;
@@ -57,6 +62,9 @@ struct PrefillTask {
     begin = int(a.num_pad[b]), num_queries = int(a.count[b]) - query;
     token = first + query, visible = causal ? query + 1 : query + num_queries, more = causal;
     if (!a.all_new && num_queries > 0) visible += int(a.columns[first * a.column_stride]) - begin;
+    skipped = causal ? max(0, visible - a.window) : 0;
+    if (a.all_new) skipped -= skipped % keys;  // so that a tile begins with the first query
+    begin += skipped, visible -= skipped;
   }
 
   // Keys that the first `queries` queries see between them, and the tiles that these fill.

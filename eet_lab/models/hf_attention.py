@@ -30,8 +30,9 @@ def register_attention(name: str = "eet") -> None:
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eet")
 
     Two numbers bound the keys of a row, so pads (left or right) are neither read nor computed with; a pad's own output
-    is zero. Causal, sliding-window and bidirectional attention, with and without a cache. On a GPU, causal passes in
-    inference take our kernels, all others PyTorch's attention over each row's own keys, which can be differentiated.
+    is zero. Causal, sliding-window and bidirectional attention, with and without a cache. On a GPU, passes in
+    inference take our kernels, but for windows that are not causal; all others take PyTorch's attention over each row's
+    own keys, which can be differentiated.
     Errors, when the model runs: ModelError for masks that two numbers cannot say, dropout, and attention weights.
     """
     from transformers import AttentionInterface
@@ -110,8 +111,9 @@ def attention(
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     keys, held = attention_mask.bounds, attention_mask.shape[1]
     key, value = key[:, :, :held], value[:, :, :held]  # a static cache is longer than its tokens
-    if is_causal and sliding_window is None and _kernels_take(query, key, value):
-        return _by_kernel(query, key, value, keys, scaling), None
+    spec = Spec(query.shape[1], key.shape[1], key.shape[3], is_causal, sliding_window, scaling)
+    if _kernels_take(query, key, value, spec):
+        return _by_kernel(query, key, value, keys, spec), None
     return _by_torch(query, key, value, keys, is_causal, sliding_window, scaling), None
 
 
@@ -158,8 +160,10 @@ def _by_torch(
     return out
 
 
-def _kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def _kernels_take(query: Tensor, key: Tensor, value: Tensor, spec: Spec) -> bool:
     """By what the kernels declare that they need; they write the newest keys where these already stand."""
+    if not spec.causal and (spec.window is not None or query.shape[2] != key.shape[2]):
+        return False
     if not query.is_cuda or (torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))):
         return False
     D = query.shape[-1]
@@ -167,11 +171,10 @@ def _kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
     return laid_out and D % 8 == 0 and value.shape[-1] == D <= 256 and native.available(query.device) is None
 
 
-def _by_kernel(query: Tensor, key: Tensor, value: Tensor, keys: Bounds, scaling: float | None) -> Tensor:
+def _by_kernel(query: Tensor, key: Tensor, value: Tensor, keys: Bounds, spec: Spec) -> Tensor:
     (B, H, Q, D), (_, G, K, _) = query.shape, key.shape
-    scale = 1.0 if scaling is None else scaling * D**0.5
     newest = [x[:, :, K - Q :].transpose(1, 2) for x in (key, value)]
-    qkv = torch.cat((query.transpose(1, 2) * scale if scale != 1.0 else query.transpose(1, 2), *newest), 2)
+    qkv = torch.cat((query.transpose(1, 2), *newest), 2)
     spans = [_span(row, begin, end, K, Q) for row, (begin, end) in enumerate(zip(*keys, strict=True))]
     of_rows = (*zip(*spans, strict=True), keys.begin, [begin + max(count, 1) - 1 for begin, count in spans])
     first, count, num_pad, last = torch.tensor(of_rows).to(query.device, non_blocking=True)  # each lies as ops read it
@@ -180,7 +183,8 @@ def _by_kernel(query: Tensor, key: Tensor, value: Tensor, keys: Bounds, scaling:
     seen = Keys(num_pad, None, tuple(zip(*keys, strict=True)), padded=any(keys.begin))
     longest = max(count for _, count in spans)
     batch = Batch(token, columns, token // Q, columns, last, first, count, seen, longest, K, tuple(spans))
-    attended = cuda.attention(qkv.view(B * Q, (H + 2 * G) * D), (key, value), batch, Spec(H, G, D), empty=fresh)
+    kv = (key, value) if Q < K else None  # else all keys are those of the pass
+    attended = cuda.attention(qkv.view(B * Q, (H + 2 * G) * D), kv, batch, spec, empty=fresh)
     return attended.view(B, Q, H, D)
 
 

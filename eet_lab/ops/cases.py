@@ -92,13 +92,15 @@ class Case:
         return error, budget
 
     def poison(self, inputs: tuple[Any, ...]) -> None:
-        """Put NaN where attention without a mask must not look: pads, and columns after the newest."""
+        """Put NaN where attention without a mask must not look: in pads, behind the newest column, before windows."""
         if self.op != "attention":
             return
-        qkv, kv, batch = inputs[:3]
-        keys, newest = batch.keys, batch.columns[batch.last]
+        qkv, kv, batch, spec = inputs[:4]
+        keys, begin, newest = batch.keys, batch.keys.begin, batch.columns[batch.last]
+        if spec.window is not None:
+            begin = begin.maximum(batch.columns[batch.first] + 1 - spec.window)
         column = torch.arange(num_columns(kv, keys), device=qkv.device)
-        rows, columns = ((column >= keys.begin[:, None]) & (column <= newest[:, None])).nonzero(as_tuple=True)
+        rows, columns = ((column >= begin[:, None]) & (column <= newest[:, None])).nonzero(as_tuple=True)
         visible = torch.zeros_like(kv[0][:, 0, :, 0], dtype=torch.bool).index_put(
             place(kv, keys, rows, columns), torch.ones((), dtype=torch.bool, device=qkv.device)
         )
@@ -187,7 +189,7 @@ XL_NORM_LINEARS = tuple(
     LinearShape(T, N, 1600, act) for T in (1, 8, 16) for N, act in ((4800, None), (6400, "gelu_tanh"), (50257, None))
 )
 XL_LINEAR_RESIDUALS = tuple(LinearShape(T, 1600, C, residual=True) for T in (1, 8, 16) for C in (1600, 6400))
-HEADS = (*((4, 4, D) for D in (8, 32, 40, 64, 80, 128, 256)), (8, 2, 64), (32, 2, 128), (12, 1, 64))
+HEADS = (*((4, 4, D) for D in (8, 32, 40, 64, 80, 96, 128, 256)), (8, 2, 64), (32, 2, 128), (12, 1, 64))
 
 
 def _linears(residual: bool) -> tuple[LinearShape, ...]:
@@ -206,15 +208,25 @@ def _decode(masked: bool) -> Case:
     # and so many rows that each has one block, whose ring goes round.
     shapes += [decode((257, 1, 1), 1, 1, 64), decode((384, 257, 256, 5), 2, 2, 64), decode((300, 5, 257), 12, 1, 64)]
     shapes += [decode((320, 1, 64), 2, 1, 128)]
-    shapes += [decode(RAGGED, *heads, rope=True) for heads in ((8, 2, 64), (4, 4, 80), (2, 1, 256))]
+    shapes += [decode(RAGGED, *heads, rope=True) for heads in ((8, 2, 64), (4, 4, 80), (4, 2, 96), (2, 1, 256))]
     shapes += [decode(RAGGED, 16, 8, 128, rope=True, normed=True), decode((300, 1), 4, 2, 128, rope=True, page=16)]
     shapes += [decode((420, *(1,) * 66), 1, 1, 64, page=page) for page in (0, 16)]
     shapes += [decode((257, *(1,) * 66), 1, 1, 128, page=page) for page in (0, 64)]
+    shapes += [decode(RAGGED, 4, 4, D, scale=0.3) for D in (40, 64)]
+    shapes += [decode(RAGGED, 8, 2, 64, window=window) for window in (1, 33, 64)]
     bench = [decode((128,), 12, 12, 64), decode((256,), *XL), decode((512,) * 8, *XL)]
     bench += [decode((1024,), *XL), decode((4096,), *XL), decode((1024,), 32, 8, 128)]
     bench += [decode((1024,) * 16, *XL), decode((4096,) * 32, 32, 8, 128)]
-    op = "masked_attention" if masked else "attention"
-    return Case(f"decode_{op}", op, tuple(shapes), tuple(bench))
+    if masked:
+        return Case("decode_masked_attention", "masked_attention", tuple(shapes), tuple(bench))
+    shapes += [decode(RAGGED, *heads, window=40) for heads in HEADS] + [decode((300, 5), 4, 4, 128, scale=0.3)]
+    shapes += [decode(RAGGED, 8, 2, 64, window=40, slack=126), decode(RAGGED, 4, 4, 80, window=33, page=16)]
+    shapes += [decode(RAGGED, 16, 8, 128, window=33, rope=True, normed=True), decode((9, 20), 4, 2, 96, window=40)]
+    for page in (0, 16, 64):  # streams, whose stages a window cuts, or begins with
+        shapes += [decode((1000, 3, 500), 4, 4, 64, window=300, page=page, slack=100)]
+        shapes += [decode((700, 1, 333), 12, 1, 64, window=257, page=page)]
+        shapes += [decode((600, 290, 1), 8, 2, 128, window=288, page=page, rope=True)]
+    return Case("decode_attention", "attention", tuple(shapes), tuple(bench))
 
 
 def _prefill(masked: bool) -> Case:
@@ -225,6 +237,8 @@ def _prefill(masked: bool) -> Case:
     shapes += [prefill(RAGGED, 8, 2, 64, slack=126), prefill(RAGGED, 8, 2, 128, page=16)]
     shapes += [prefill((128, 127, 129), 12, 12, 64, page=32)]
     shapes += [prefill((333, 5, 40), 8, 2, 64, rope=True), prefill(RAGGED, 4, 2, 128, rope=True, normed=True)]
+    shapes += [prefill(RAGGED, 8, 2, 64, window=33)]
+    shapes += [prefill(RAGGED, 4, 2, D, scale=0.3) for D in (32, 64)]
     bench = [prefill((2048,) * 8, 16, 16, 64), prefill((2048,) * 8, *XL), prefill((2048,) * 4, 32, 32, 128)]
     if masked:
         return Case("prefill_masked_attention", "masked_attention", tuple(shapes), tuple(bench), launches=2)
@@ -232,6 +246,12 @@ def _prefill(masked: bool) -> Case:
     shapes += [prefill((333, 5, 40), 8, 2, 64, rope=True, packed=True), prefill((333,), 4, 2, 128, rope=True)]
     shapes += [prefill((300, 1, 129, 515), 4, 2, D, packed=True) for D in (64, 128, 256)]
     shapes += [prefill((333, 300), 2, 2, D, slack=5) for D in (96, 200)]
+    shapes += [prefill(RAGGED, *heads, window=33) for heads in HEADS]
+    shapes += [prefill(RAGGED, 4, 2, 64, packed=True, window=33), prefill((300, 1, 129), 4, 2, 128, page=16, window=65)]
+    for window in (1, 63, 200):  # tiles that all queries skip, that some do, and one key alone
+        shapes += [prefill((300, 1, 129, 515), 4, 2, D, window=window) for D in (32, 40, 64, 96, 128, 256)]
+        shapes += [prefill((333, 600), 2, 2, 64, slack=5, window=window, page=page) for page in (0, 32)]
+        shapes += [prefill((333, 600), 2, 1, 128, rope=True, packed=True, window=window)]
     shapes += [prefill((300, 1, 129, 515), 4, 2, D, packed=True, page=16) for D in (40, 64, 256)]
     ragged = tuple(64 + 1984 * i // 7 for i in range(8))
     bench += [prefill(ragged, *XL, packed=True)]

@@ -5,7 +5,7 @@ T tokens, B rows, C channels, N outputs, V words, S positions, H heads, G KV hea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,12 +122,8 @@ TEXTS = tuple(
 )
 
 
-def _texts(window: int | None = None, **changes: Any) -> tuple[TextsShape, ...]:
-    return tuple(
-        TextsShape(s.lengths, s.H, s.D, s.G, causal=causal, window=window, **changes)
-        for s in TEXTS
-        for causal in (False, True)
-    )
+def _texts(causal: Sequence[bool] = (False, True), **changes: Any) -> tuple[TextsShape, ...]:
+    return tuple(TextsShape(s.lengths, s.H, s.D, s.G, causal=each, **changes) for s in TEXTS for each in causal)
 
 
 def _long(**changes: Any) -> tuple[TextsShape, ...]:
@@ -136,6 +132,11 @@ def _long(**changes: Any) -> tuple[TextsShape, ...]:
     return tuple(TextsShape(lengths, *heads, **changes) for heads in ((2, 64), (2, 80), (1, 256), (4, 40, 2), (2, 32)))
 
 
+BOTH_WAYS, CAUSAL = (False,), (True,)
+WINDOWED = (
+    *(shape for packed in (False, True) for shape in _texts(CAUSAL, window=5, packed=packed)),
+    *(shape for packed in (False, True) for shape in _long(causal=True, window=70, packed=packed)),
+)
 WIDTHS = ((1, 64), (5, 96), (33, 768), (0, 64))
 
 ENCODER_CASES = (
@@ -154,7 +155,9 @@ ENCODER_CASES = (
         ),
         launches=2,
     ),
-    TextsCase("texts_attention", "attention", (*_texts(), *_texts(packed=True), *_long(), *_long(packed=True))),
+    TextsCase(
+        "texts_attention", "attention", (*_texts(), *_texts(packed=True), *_long(), *_long(packed=True), *WINDOWED)
+    ),
     TextsCase("texts_masked_attention", "masked_attention", (*_texts(masked=True), *_long(masked=True))),
 )
 PLAIN_ENCODER_CASES = (
@@ -166,7 +169,9 @@ PLAIN_ENCODER_CASES = (
             *(EmbedNormShape(7, 64, types=types, told=False) for types in (0, 1, 2)),
         ),
     ),
-    TextsCase("texts_window_attention", "attention", (*_texts(5), *_texts(5, packed=True))),
-    TextsCase("texts_masked_window_attention", "masked_attention", _texts(5, masked=True)),
+    TextsCase(
+        "texts_window_attention", "attention", (*_texts(BOTH_WAYS, window=5), *_texts(BOTH_WAYS, window=5, packed=True))
+    ),
+    TextsCase("texts_masked_window_attention", "masked_attention", _texts(BOTH_WAYS, window=5, masked=True)),
 )
 """What has no kernels."""

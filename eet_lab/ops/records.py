@@ -78,9 +78,8 @@ def _fused_layer(attended: Tensor, x: Tensor, w: Layer, following: Layer | None,
 
 
 def _attention(qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS) -> int:
-    most, seen = spec.window or batch.max_kv, batch.keys.spans or ((0, batch.max_kv),) * batch.num_rows
-    lengths = tuple(min(end - begin, most) for begin, end in seen)
-    shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True)
+    lengths = tuple(end - begin for begin, end in batch.keys.spans or ((0, batch.max_kv),) * batch.num_rows)
+    shape = AttentionShape(lengths, spec.heads, spec.kv_heads, spec.head_dim, decode=True, window=spec.window)
     return shape.read_bytes(qkv.itemsize)
 
 

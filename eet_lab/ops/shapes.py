@@ -79,17 +79,21 @@ class AttentionShape(Shape):
     page: int = 0  # columns of a page of the cache; 0: it is not in pages
     rope: bool = False
     normed: bool = False  # the heads of queries and keys
+    window: int | None = None  # a query sees so many columns, its own among them
+    scale: float | None = None  # of scores
 
     def __str__(self) -> str:
         heads = f"h{self.H}" if self.H == self.G else f"h{self.H}g{self.G}"
         words = ("/packed" * self.packed) + ("/slack" * bool(self.slack)) + (f"/page{self.page}" * bool(self.page))
-        words += "/rope" * self.rope + "/normed" * self.normed
+        words += "/rope" * self.rope + "/normed" * self.normed + (f"/window{self.window}" if self.window else "")
+        words += f"/scale{self.scale}" if self.scale else ""
         span = "-".join(map(str, dict.fromkeys((min(self.lengths), max(self.lengths)))))
         return f"b{len(self.lengths)}/{'kv' if self.decode else 's'}{span}/{heads}/d{self.D}{words}"
 
     @property
     def spec(self) -> Spec:
-        return Spec(self.H, self.G, self.D, rope=self.rope, rope_factor=1.2 if self.rope else 1.0)
+        factor = 1.2 if self.rope else 1.0
+        return Spec(self.H, self.G, self.D, True, self.window, self.scale, self.rope, factor)
 
     def batch(self, device: str) -> Batch:
         """Where the tokens sit: right-aligned in a rectangle of columns, as left padding places them."""
@@ -142,9 +146,11 @@ class AttentionShape(Shape):
         return qkv, kv, batch, self.spec, *extras, reference.dense_mask(batch, self.spec, qkv, empty=fresh)
 
     def read_bytes(self, itemsize: int) -> int:
-        """Keys, values and activations, each once."""
+        """Keys, values and activations, each once; keys of a decode step from the window on."""
         tokens = len(self.lengths) if self.decode else sum(self.lengths)
-        return itemsize * self.D * (2 * self.G * sum(self.lengths) + 2 * (self.H + self.G) * tokens)
+        most = self.window if self.window and self.decode else max(self.lengths, default=0)
+        seen = sum(min(length, most) for length in self.lengths)
+        return itemsize * self.D * (2 * self.G * seen + 2 * (self.H + self.G) * tokens)
 
 
 def num_columns(kv: KV, keys: Keys) -> int:

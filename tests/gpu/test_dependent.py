@@ -84,7 +84,16 @@ def generated(shape, wrap):
     ids=str,
 )
 def test_dependent_launches_give_the_same_bits(lengths, heads, page, masked):
-    shape = AttentionShape(lengths, *heads, decode=True, masked=masked, slack=STEPS + 3, page=page)
+    assert_the_same_bits(AttentionShape(lengths, *heads, decode=True, masked=masked, slack=STEPS + 3, page=page))
+
+
+@pytest.mark.parametrize("lengths", [(130, 1), (700, 17, 1)], ids=str)
+@pytest.mark.parametrize("window", [20, 300])
+def test_and_so_they_do_with_a_window(lengths, window):
+    assert_the_same_bits(AttentionShape(lengths, 12, 12, 64, decode=True, slack=STEPS + 3, window=window))
+
+
+def assert_the_same_bits(shape):
     plainly, early = generated(shape, lambda op: op), generated(shape, dependent)
     assert plainly[0].isfinite().all()
     for one, other in zip(plainly, early, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from families import CONFIGS, GPT2, IDS, SCALINGS, SIZES, prompts
+from families import CONFIGS, GPT2, IDS, SCALINGS, SIZES, WINDOW, prompts
 
 from eet_lab.bench.parity import parity
 from eet_lab.engine.engine import Engine
@@ -18,9 +18,19 @@ pytestmark = pytest.mark.gpu
 WIDE = SIZES | {"hidden_size": 256, "intermediate_size": 512}  # heads of 64
 MODELS = {
     **{
-        name: CONFIGS[name] for name in ("llama", "llama-tied", "opt", "qwen2", *(f"llama-{kind}" for kind in SCALINGS))
+        name: CONFIGS[name]
+        for name in (
+            "llama",
+            "llama-tied",
+            "opt",
+            "qwen2",
+            "mistral",
+            "qwen2-window",
+            *(f"llama-{kind}" for kind in SCALINGS),
+        )
     },
     "gpt2": ("gpt2", GPT2),
+    "mistral-wide": ("mistral", WIDE | {"sliding_window": WINDOW}),
     "llama-wide": ("llama", WIDE | {"tie_word_embeddings": False}),
     "qwen3-wide": ("qwen3", WIDE | {"head_dim": 128}),
     "qwen3-geglu": ("qwen3", SIZES | {"head_dim": 16, "hidden_act": "gelu_pytorch_tanh"}),

@@ -37,6 +37,9 @@ DIVIDED += [
     for heads in ((20, 1, 64), (4, 2, 128))
     for page in (0, 32)
 ]
+DIVIDED += [
+    AttentionShape((700, 1, 130), 4, 2, D, decode=True, window=200, page=page) for D in (64, 128) for page in (0, 16)
+]
 
 
 @every_shape((*CASES, *ENCODER_CASES))
@@ -108,8 +111,9 @@ def test_however_decode_attention_is_divided(shape, split):
 
 @pytest.mark.parametrize("split", [Split(False, 2, 8), Split(True, 1), Split(True, 4)], ids=str)
 @pytest.mark.parametrize("page", [0, 32])
-def test_each_row_has_a_column_of_its_own(split, page):
-    shape = AttentionShape((700, 650, 300), 4, 2, 64, decode=True, page=page)
+@pytest.mark.parametrize("window", [None, 170])
+def test_each_row_has_a_column_of_its_own(split, page, window):
+    shape = AttentionShape((700, 650, 300), 4, 2, 64, decode=True, page=page, window=window)
     qkv, kv, step, spec = shape.inputs("cuda", torch.float16, 4)
     columns = torch.tensor([699, 511, 400], device="cuda")
     together, cache = step._replace(columns=columns), copied(kv)
@@ -125,8 +129,9 @@ def test_each_row_has_a_column_of_its_own(split, page):
 
 
 @pytest.mark.parametrize("split", [Split(False), Split(True, 1), Split(True, 4)], ids=str)
-def test_a_replayed_decode_goes_from_stage_to_stage(split):
-    shape = AttentionShape((300, 320), 4, 4, 64, decode=True, slack=300)
+@pytest.mark.parametrize("window", [None, 255])
+def test_a_replayed_decode_goes_from_stage_to_stage(split, window):
+    shape = AttentionShape((300, 320), 4, 4, 64, decode=True, slack=300, window=window)
     qkv, kv, step, spec = shape.inputs("cuda", torch.float16, 5)
     columns, plain = torch.tensor([382], device="cuda"), copied(kv)
     step = step._replace(columns=columns.expand(2))

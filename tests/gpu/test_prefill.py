@@ -37,15 +37,18 @@ def test_a_prompt_of_32k_tokens(dtype):
     assert (got[some] - exact).abs().max() <= budget
 
 
-@pytest.mark.parametrize("D", [64, 80, 128])
-def test_later_tokens_see_what_the_cache_holds(D):
+@pytest.mark.parametrize("D", [32, 64, 80, 128])
+@pytest.mark.parametrize("window", [None, 1, 50, 140, 300])
+def test_later_tokens_see_what_the_cache_holds(D, window):
     old, new = 200, 131
-    qkv, kv, step, spec = AttentionShape((old + new,), 4, 2, D).inputs("cuda", torch.float16, 3)
+    qkv, kv, step, spec = AttentionShape((old + new,), 4, 2, D, window=window).inputs("cuda", torch.float16, 3)
     whole = cuda.attention(qkv, copied(kv), step, spec, empty=fresh)
     part = qkv[:old], step._replace(**{n: getattr(step, n)[:old] for n in ("ids", "positions", "rows", "columns")})
     cuda.attention(part[0], kv, part[1]._replace(spans=(Span(0, old, 0),), count=step.count - new), spec, empty=fresh)
     late = step._replace(**{n: getattr(step, n)[old:] for n in ("ids", "positions", "rows", "columns")})
     late = late._replace(spans=(Span(0, new, 0),), count=step.count - old)
+    if window:  # what no later token sees is not read
+        kv.keys[:, :, : max(old + 1 - window, 0)] = kv.values[:, :, : max(old + 1 - window, 0)] = torch.nan
     got = cuda.attention(qkv[old:].contiguous(), kv, late, spec, empty=fresh)
     assert (got - whole[old:]).abs().max() <= 4 * torch.finfo(torch.float16).eps * whole.abs().max()
 

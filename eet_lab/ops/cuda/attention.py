@@ -55,8 +55,8 @@ def unfit(model: Shapes) -> str | None:
 def _beyond(spec: Spec) -> str | None:
     """What an attention asks of the kernels that they do not know, or None."""
     beyond = {
-        "a window": spec.window is not None,
-        "a scale of its own": spec.scale is not None,
+        "a window of tokens that see what comes after them": spec.window is not None and not spec.causal,
+        "a scale that is not positive": spec.scale is not None and spec.scale <= 0,
     }
     found = [name for name, there in beyond.items() if there]
     return f"the attention kernels do not take {' or '.join(found)}" if found else None
@@ -96,7 +96,9 @@ def attention(
     dependent: bool = False,
     split: Split | None = None,
 ) -> Tensor:
-    """Attention without a mask: a query sees columns num_pad .. its own. [T,(H+2G)D] -> [T,HD]; pads' own output is 0.
+    """Attention without a mask: a query sees columns num_pad .. its own, or the last of them. [T,(H+2G)D] -> [T,HD].
+
+    A pad's own output is 0.
 
     One token a row: one launch, which also writes the cache; in 16 bits `split` says how it divides rows. A `dependent`
     one reads earlier columns at once, so they must stem from earlier steps: not for a cache that grows. More tokens: a
@@ -144,7 +146,7 @@ def _attend(
         else:
             rotary(qkv, batch.positions, spec, extras, dependent=dependent)
     pages, paging = _pages(table, page, B, K)
-    cached = _Cached(out, keys, values, qkv, mask, batch, (H, G, D), K, pages, paging)
+    cached = _Cached(out, keys, values, qkv, mask, batch, (H, G, D), K, pages, paging, _scores(spec, batch, mask))
     if one_each and qkv.dtype != torch.float32:
         _decode(cached, heads, split, dependent)
     else:
@@ -165,6 +167,7 @@ class _Cached(NamedTuple):
     K: int
     pages: int | None  # the address of the block table
     paging: tuple[int, int]
+    scores: tuple[int, float]  # the window, and what they are multiplied by
 
     @property
     def addresses(self) -> tuple[int | None, ...]:
@@ -180,7 +183,8 @@ def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bo
     qkv, keys, mask, batch, (H, G, D), K = cached.qkv, cached.keys, cached.mask, cached.batch, cached.heads, cached.K
     B, strides = len(qkv), cached.strides
     can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
-    split = split or Split(can_stream and _streams(B, H, G, K))
+    window, _ = cached.scores
+    split = split or Split(can_stream and _streams(B, H, G, window or K))
     if split.streams and not can_stream:
         raise KernelError(
             f"{split} needs Hopper, no mask, a head dim of {STREAM_DIMS} and its columns side by side, but this is "
@@ -188,17 +192,16 @@ def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bo
             f"apart, and mask is {'' if mask is None else 'not '}None. Leave split out."
         )
     read: tuple[Any, ...] = (*cached.addresses, *heads.addresses, *heads.numbers)
-    row, sizes = (
-        (batch.keys.begin.data_ptr(), batch.columns.data_ptr(), cached.pages),
-        (DTYPES[qkv.dtype], B, H, G, D, K),
-    )
+    row = (batch.keys.begin.data_ptr(), batch.columns.data_ptr(), cached.pages)
+    sizes = (DTYPES[qkv.dtype], B, H, G, D, K)
     if split.streams:
         launch = native.loaded("stream_attention").eet_stream_attention
-        launch(*read, *row, *strides[:3], *cached.paging, *sizes, split.blocks, dependent, stream_of(qkv))
+        how: tuple[int, ...] = (split.blocks, dependent)
+        launch(*read, *row, *strides[:3], *cached.paging, *sizes, *cached.scores, *how, stream_of(qkv))
     else:
         launch = native.loaded("decode_attention").eet_decode_attention
-        how = (split.warps, split.blocks, dependent, stream_of(qkv))
-        launch(*read, at(mask), *row, *strides, *cached.paging, *sizes, *how)
+        how = (split.warps, split.blocks, dependent)
+        launch(*read, at(mask), *row, *strides, *cached.paging, *sizes, *cached.scores, *how, stream_of(qkv))
 
 
 def _append_and_attend(cached: _Cached) -> None:
@@ -209,6 +212,7 @@ def _append_and_attend(cached: _Cached) -> None:
     rows, first, count = batch.rows.data_ptr(), batch.first.data_ptr(), batch.count.data_ptr()
     columns, num_pad = batch.columns.data_ptr(), batch.keys.begin.data_ptr()
     dtype, stream, lies = DTYPES[qkv.dtype], stream_of(qkv), (*cached.strides, *cached.paging)
+    how = (*cached.scores, True)
     on_hopper = mask is None and _takes_hopper(qkv, D) and (all_new or pages is None)  # copied are rectangles
     appends = on_hopper and all_new and pages is None
     if not appends:
@@ -218,15 +222,15 @@ def _append_and_attend(cached: _Cached) -> None:
     if on_hopper:
         attend = native.loaded("hopper_attention").eet_hopper_attention
         sizes: tuple[int, ...] = (dtype, T, B, longest, H, G, D, K, all_new, appends)
-        attend(*cached.addresses, first, count, num_pad, columns, *cached.strides, *sizes, True, stream)
+        attend(*cached.addresses, first, count, num_pad, columns, *cached.strides, *sizes, *how, stream)
     elif qkv.dtype == torch.float32:
         attend = native.loaded("plain_attention").eet_plain_attention
         each = (at(mask), rows, columns, first, count, num_pad, pages, *lies)
-        attend(*cached.addresses, *each, T, H, G, D, K, True, stream)
+        attend(*cached.addresses, *each, T, H, G, D, K, *how, stream)
     else:
         attend = native.loaded("prefill_attention").eet_prefill_attention
         sizes = (dtype, B, longest if mask is None else T // B, H, G, D, K)
-        attend(*cached.addresses, at(mask), first, count, num_pad, columns, pages, *lies, *sizes, True, stream)
+        attend(*cached.addresses, at(mask), first, count, num_pad, columns, pages, *lies, *sizes, *how, stream)
 
 
 def _of_rows(batch: Batch) -> tuple[bool, bool]:
@@ -250,18 +254,18 @@ def _attend_within(
     _check_heads(qkv, H, G, D)
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, T // B))
-    elif T == B * Q and batch.keys.padded:
+    elif _of_rows(batch)[0]:
         out.zero_()
     if is_rotated(spec, extras):
         rotary(qkv, batch.positions, spec, extras, dependent=dependent)
     each = (batch.first, batch.count, batch.keys.begin, batch.columns)
     first, count, num_pad, columns = (part.data_ptr() for part in each)
-    sizes, stream = (H, G, D), stream_of(qkv)
+    sizes, how, stream = (H, G, D), (*_scores(spec, batch, mask), spec.causal), stream_of(qkv)
     if mask is None and _takes_hopper(qkv, D):
         attend = native.loaded("hopper_attention").eet_hopper_attention
-        shape: tuple[int, ...] = (DTYPES[qkv.dtype], T, B, Q, *sizes, Q)
+        shape: tuple[int, ...] = (DTYPES[qkv.dtype], T, B, Q, *sizes, Q, True, False)
         lies: tuple[int, ...] = (1, 0, 0, 0)
-        attend(at(out), None, None, at(qkv), first, count, num_pad, columns, *lies, *shape, 1, 0, spec.causal, stream)
+        attend(at(out), None, None, at(qkv), first, count, num_pad, columns, *lies, *shape, *how, stream)
         return out
     keys, values = at(qkv[:, H * D :]), at(qkv[:, (H + G) * D :])
     tensors, K = (at(out), keys, values, at(qkv), at(mask)), T // B
@@ -270,12 +274,18 @@ def _attend_within(
     lies = (1, width * K if mask is not None else 0, D, width, 0, 0)
     if qkv.dtype == torch.float32:
         attend, rows = native.loaded("plain_attention").eet_plain_attention, batch.rows.data_ptr()
-        attend(*tensors, rows, token.data_ptr(), first, count, first, None, *lies, T, *sizes, K, spec.causal, stream)
+        attend(*tensors, rows, token.data_ptr(), first, count, first, None, *lies, T, *sizes, K, *how, stream)
     else:
         attend = native.loaded("prefill_attention").eet_prefill_attention
         shape = (DTYPES[qkv.dtype], B, Q if mask is None else K, *sizes, K)
-        attend(*tensors, first, count, first, token.data_ptr(), None, *lies, *shape, spec.causal, stream)
+        attend(*tensors, first, count, first, token.data_ptr(), None, *lies, *shape, *how, stream)
     return out
+
+
+def _scores(spec: Spec, batch: Batch, mask: Tensor | None) -> tuple[int, float]:
+    """For launchers: the window, 0 where it hides nothing or a mask does, and what scores are multiplied by."""
+    hides = mask is None and spec.window is not None and spec.window < batch.max_kv
+    return (spec.window or 0) if hides else 0, spec.head_dim**-0.5 if spec.scale is None else spec.scale
 
 
 def rotates(head_dim: int, itemsize: int) -> bool:
