@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import torch
@@ -113,7 +112,7 @@ def end_to_end(rows: Prompts) -> Step:
     owner = np.repeat(np.arange(len(count)), count)
     positions = np.arange(T) - first[owner]
     return Step(
-        ids=_tensor(np.fromiter(chain.from_iterable(rows), np.int64, T)),
+        ids=_tensor(np.concatenate([np.asarray(row, np.int64) for row in rows])),
         positions=_tensor(positions),
         rows=_tensor(owner),
         columns=_tensor(positions + pads[owner]),
