@@ -17,28 +17,32 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(kBlock)
     epilogue_kernel(T* out, const T* y, const T* bias, const T* residual, int N, int act) {
   const int64_t token = int64_t(blockIdx.x) * N;
-  const auto get = [](T(&to)[kWidth], const T* from) {
-    if constexpr (kWidth == 1) {
-      to[0] = from[0];
-    } else {
-      *reinterpret_cast<uint4*>(to) = eet::load(from);
-    }
-  };
   for (int n = threadIdx.x * kWidth; n < N; n += kBlock * kWidth) {
-    alignas(16) T value[kWidth], shift[kWidth], base[kWidth];
-    get(value, y + token + n);
-    if (bias) get(shift, bias + n);
-    if (residual) get(base, residual + token + n);
+    float x[kWidth] = {};
+    const auto add = [&](const T* from) {
+      alignas(16) T part[kWidth];
+      if constexpr (kWidth == 1) {
+        part[0] = from[0];
+      } else {
+        *reinterpret_cast<uint4*>(part) = eet::load(from);
+      }
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      float x = eet::to_float(value[i]) + (bias ? eet::to_float(shift[i]) : 0.f);
-      x = sizeof(T) == 2 && act == eet::kGelu ? eet::gelu_of(x) : eet::activate(x, act);
-      value[i] = eet::from_float<T>(residual ? x + eet::to_float(base[i]) : x);
+      for (int i = 0; i < kWidth; ++i) x[i] += eet::to_float(part[i]);
+    };
+    add(y + token + n);
+    if (bias) add(bias + n);
+    if (sizeof(T) == 2 && act == eet::kGelu) {
+#pragma unroll
+      for (float& number : x) number = eet::gelu_of(number);
+    } else if (act) {
+#pragma unroll
+      for (float& number : x) number = eet::activate(number, act);
     }
+    if (residual) add(residual + token + n);
     if constexpr (kWidth == 1) {
-      out[token + n] = value[0];
+      out[token + n] = eet::from_float<T>(x[0]);
     } else {
-      eet::store(out + token + n, *reinterpret_cast<uint4*>(value));
+      eet::store(out + token + n, eet::pack<T>(x));
     }
   }
 }

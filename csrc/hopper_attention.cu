@@ -18,7 +18,8 @@ namespace {
 // Numerics scores, softmax and sums in fp32; weights, at most 2^8, are rounded to T for the tensor cores
 // Source   Shah et al. 2024, FlashAttention-3; the first key is num_pad itself, so pads take no part at all
 template <typename T, typename P>
-__global__ void __launch_bounds__(P::kThreads, 1) hopper_prefill_kernel(const __grid_constant__ eet::PrefillArgs<T> a) {
+__global__ void __launch_bounds__(P::kThreads, P::kBlocks)
+    hopper_prefill_kernel(const __grid_constant__ eet::PrefillArgs<T> a) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) char shared[];
   auto& s = *reinterpret_cast<eet::PrefillShared<T, P>*>(shared);
@@ -34,10 +35,10 @@ __global__ void __launch_bounds__(P::kThreads, 1) hopper_prefill_kernel(const __
   __syncthreads();
   if (s.task.num_queries <= 0) return;
   if (threadIdx.x / 128 == P::kGroups) {
-    eet::give_registers<P::kLoader>();
+    if constexpr (P::kAlone) eet::give_registers<P::kLoader>();
     if (threadIdx.x / 32 == P::kWarps) eet::PrefillLoader<T, P>(a, s).load();
   } else {
-    eet::take_registers<P::kAttender>();
+    if constexpr (P::kAlone) eet::take_registers<P::kAttender>();
     eet::PrefillAttender<T, P>(a, s).attend();
   }
 #endif
@@ -96,9 +97,11 @@ extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values,
                                     {row_stride, head_stride, key_stride}, T, K, longest, stream);
     };
     // As many warpgroups as have room for tiles of 64 keys in registers: up to 128 channels they beat wider tiles (LOG).
+    // Texts of an encoder are short: two blocks hide each other's waits.
     const auto sized = [&](auto is_causal) {
       constexpr bool kCausal = decltype(is_causal)::value;
-      if (D <= 64) return run(eet::PrefillPlan<64, 4, 64, 6, kCausal>());
+      if (D <= 64) return run(std::conditional_t<kCausal, eet::PrefillPlan<64, 4, 64, 6, true>,
+                                                 eet::PrefillPlan<64, 2, 64, 4, false, 2>>());
       if (D <= 128) return run(eet::PrefillPlan<128, 3, 64, 5, kCausal>());
       return run(eet::PrefillPlan<256, 2, 64, 2, kCausal>());
     };

@@ -204,7 +204,7 @@ def _read(
 
 
 def _stacked(run: Run, width: int) -> Tensor:
-    return torch.stack(run.values) if run.values else torch.empty(0, width)
+    return run.values if isinstance(run.values, Tensor) else torch.empty(0, width)
 
 
 def _guesses(model: Model, logits: Tensor, top_k: int) -> tuple[tuple[Guess, ...], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
+import numpy
 import pytest
 import torch
 import transformers
@@ -42,7 +43,7 @@ def test_more_passes_than_are_laid_out_at_once():
     many = [Text([5 + number % 90] * (1 + number % 7)) for number in range(150)]
     one, all_at_once = (read("bert", tasks.MEAN, "all", Batching(1 + big * 999), many) for big in (0, 1))
     assert one.num_passes == 150 and all_at_once.num_passes == 1
-    torch.testing.assert_close(torch.stack(one.values), torch.stack(all_at_once.values), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(one.values, all_at_once.values, rtol=1e-4, atol=1e-5)
 
 
 def test_progress_is_told_and_a_run_can_be_stopped():
@@ -94,6 +95,36 @@ def test_a_text_that_is_too_long_is_cut_where_that_is_asked_for():
     cut = [2, *[7] * (CONTEXT - 2), 3]
     run = read("bert", tasks.HIDDEN, "", Batching(truncate=True), long)
     close(run.values[0], told("bert", cut, [0] * 30 + [1] * (CONTEXT - 30)).hidden_states[-1][0])
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [True, 1.0, "7", None, [7], [[]], -1, V, 2**31, 2**40, 2**70, torch.tensor(7), numpy.int64(7)],
+    ids=repr,
+)
+def test_a_token_of_another_kind_is_told_wherever_it_stands(ids):
+    for row in ([ids], [7, ids], [ids, 7, 7, 7, 7]):
+        with pytest.raises(PromptError, match="Text 2 "):
+            EncoderEngine(ours("bert").encoder).read([Text([7]), Text(row), Text([7] * 5)], tasks.MEAN)
+
+
+def test_a_text_in_place_of_its_tokens_is_told():
+    for row in (7, [[7]], "7", None):
+        with pytest.raises(PromptError, match="Text 1 "):
+            EncoderEngine(ours("bert").encoder).read([Text(row), Text([7])], tasks.MEAN)
+
+
+def test_what_was_checked_is_what_is_read():
+    """Whatever the caller does to its lists meanwhile."""
+    mine = [Text([7] * length) for length in (5, 3, 4)]
+
+    def meddle(done, total, what):
+        for text in mine:
+            text.ids[:] = [10**6]
+
+    engine, batching = EncoderEngine(ours("bert").encoder), Batching(1)
+    exact = engine.read(mine, tasks.MEAN, batching).values
+    assert torch.equal(engine.read(mine, tasks.MEAN, batching, progress=meddle).values, exact)
 
 
 @pytest.mark.parametrize(

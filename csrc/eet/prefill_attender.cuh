@@ -22,7 +22,7 @@ class PrefillAttender {
     const int all_tiles = s.task.num_tiles(P::kQueries, P::kKeys);
     const int num_tiles = group * 64 < s.task.num_queries ? s.task.num_tiles(group * 64 + 64, P::kKeys) : 0;
     barrier_wait(&s.queries_filled, 0);
-    if (num_tiles) attend(num_tiles);
+    if (num_tiles) P::kAlone ? attend_ahead(num_tiles) : attend_in_turn(num_tiles);
     if (lane != 0) return;
     for (int tile = num_tiles; tile < all_tiles; ++tile, at.step(P::kStages)) {  // of use to later warpgroups alone
       barrier_wait(&s.filled[at.stage], at.parity);
@@ -32,7 +32,7 @@ class PrefillAttender {
 
  private:
   // Scores of a tile are computed while the values of the tile before are mixed.
-  __device__ void attend(int num_tiles) {
+  __device__ void attend_ahead(int num_tiles) {
     OnlineSoftmax<P::kKeys> softmax(a.scale, s.task.num_queries - warp_row);
     float score[P::kKeys / 2], out[P::kDim / 2] = {};
     uint32_t weights[P::kKeys / 16][4];
@@ -70,6 +70,33 @@ class PrefillAttender {
     settle(out);
     release(at.stage);
     at.step(P::kStages);
+    write(out, warp_sum<4>(softmax.sum[0]), warp_sum<4>(softmax.sum[1]));
+  }
+
+  // One product after the other: scores and weights never take registers at once.
+  __device__ void attend_in_turn(int num_tiles) {
+    OnlineSoftmax<P::kKeys> softmax(a.scale, s.task.num_queries - warp_row);
+    float out[P::kDim / 2] = {};
+#pragma unroll 1
+    for (int tile = 0; tile < num_tiles; ++tile, at.step(P::kStages)) {
+      float score[P::kKeys / 2];
+      uint32_t weights[P::kKeys / 16][4];
+      barrier_wait(&s.filled[at.stage], at.parity);
+      begin_scores(score, at.stage);
+      products_wait<0>();
+      settle(score);
+      hide(score, tile);
+      if (softmax.weigh(score)) {
+#pragma unroll
+        for (int i = 0; i < P::kDim / 2; ++i) out[i] *= softmax.shrink[i / 2 % 2];
+      }
+      pack(weights, score);
+      begin_mix(out, weights, at.stage);
+      products_wait<0>();
+      settle(out);
+      settle(weights);
+      release(at.stage);
+    }
     write(out, warp_sum<4>(softmax.sum[0]), warp_sum<4>(softmax.sum[1]));
   }
 

@@ -6,16 +6,21 @@
 
 namespace eet {
 
-// For a head dim, padded to kDim: warpgroups of 64 queries in a block, keys of a tile, tiles in shared memory.
-template <int kDim_, int kGroups_, int kKeys_, int kStages_, bool kCausal_>
+// For a head dim, padded to kDim: warpgroups of 64 queries in a block, keys of a tile, tiles in shared memory, blocks of a
+// multiprocessor. Several blocks hide each other's waits, which short rows are full of; one alone hides its own: scores of
+// a tile are computed while the values of the tile before are mixed, which takes more registers.
+template <int kDim_, int kGroups_, int kKeys_, int kStages_, bool kCausal_, int kBlocks_ = 1>
 struct PrefillPlan {
   static constexpr bool kCausal = kCausal_;  // else each query sees all keys of its row
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr bool kAlone = kBlocks == 1;
   static constexpr int kDim = kDim_, kGroups = kGroups_, kKeys = kKeys_, kStages = kStages_;
-  static constexpr int kQueries = 64 * kGroups, kWarps = 4 * kGroups, kThreads = 32 * kWarps + 128;
+  static constexpr int kQueries = 64 * kGroups, kWarps = 4 * kGroups;
+  static constexpr int kThreads = 32 * kWarps + (kAlone ? 128 : 32);
   static constexpr int kPanels = kDim / 64;            // 64 numbers wide, side by side
   static constexpr int kTileBytes = kKeys * kDim * 2;  // of keys, and of values
   static constexpr int kPanelBytes = kTileBytes / kPanels;
-  // Registers: the loader's warpgroup leaves most of its share to the others.
+  // Registers: the loader's warpgroup leaves most of its share to the others, where there is a whole one.
   static constexpr int kShare = 65536 / kThreads / 8 * 8, kLoader = 24;
   static constexpr int kAttender = (kShare * (kGroups + 1) - kLoader) / kGroups / 8 * 8;
   static_assert(kQueries % kKeys == 0 && kQueries / kKeys <= kStages, "a block's own keys end in shared memory");

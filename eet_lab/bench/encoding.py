@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -97,11 +97,17 @@ def encoded(
     engine: EncoderEngine, rows: Sequence[Sequence[int]], batching: Batching, cancel: Cancel | None = None
 ) -> Read:
     """All texts by an engine of ours."""
-
-    def work() -> Tensor:
-        return torch.stack(engine.read([Text(row) for row in rows], MEAN, batching, cancel=cancel).values)
-
+    work = partial(_vectors, engine, rows, batching, cancel)
     return _timed(work, engine.model.device, engine.memory.held_bytes)
+
+
+def _vectors(
+    engine: EncoderEngine,
+    rows: Sequence[Sequence[int]],
+    batching: Batching | None = None,
+    cancel: Cancel | None = None,
+) -> Tensor:
+    return cast(Tensor, engine.read([Text(row) for row in rows], MEAN, batching, cancel=cancel).values)
 
 
 def encoded_by_hf(model: Any, rows: Sequence[Sequence[int]], is_sorted: bool) -> Read:
@@ -165,7 +171,7 @@ class ErrorBudget:
 
 def _plain(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:
     with closing(EncoderEngine(encoder, Parts())) as engine:
-        return torch.stack(engine.read([Text(row) for row in rows], MEAN).values)
+        return _vectors(engine, rows)
 
 
 def _row(texts: Texts, name: str, model: Model, num_tokens: int, runs: Sequence[Read], budget: ErrorBudget) -> Row:

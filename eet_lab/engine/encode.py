@@ -57,12 +57,12 @@ SIZES: tuple[Callable[[Group], int], ...] = (
 class Run:
     """What a task made of texts, in their order, and how long it took.
 
-    `num_tokens` are those of the texts, `computed_tokens` the same with pads. `activation_bytes` is the arena, or the
-    most that were alive at once. `total_ms` is all but the reading of texts into tokens: checks, layout, passes, and
-    the way back.
+    `values` are a tensor [N,...] where the task makes one row of each text, else a tensor each. `num_tokens` are those
+    of the texts, `computed_tokens` the same with pads. `activation_bytes` is the arena, or the most that were alive at
+    once. `total_ms` is all but the reading of texts into tokens: checks, layout, passes, and the way back.
     """
 
-    values: tuple[Tensor, ...]
+    values: Tensor | tuple[Tensor, ...]
     num_tokens: int
     computed_tokens: int
     num_passes: int
@@ -81,13 +81,34 @@ class Arriving(NamedTuple):
     sizes: tuple[int, ...]  # of each text, where the task makes a row for each of its tokens
     event: torch.cuda.Event | None
 
-    def received(self, task: TextTask) -> Sequence[Tensor]:
-        """The task's tensors of the pass's texts."""
+    def received(self) -> Tensor:
+        """What it made, once it is there."""
         if self.event is not None:
             self.event.synchronize()
-        with torch.inference_mode(False):  # a reader may train something on them
-            values = self.values.clone()
-        return values.unbind() if task.one_each else values.split(self.sizes)
+        return self.values
+
+
+class Results:
+    """What passes made, in the order of the texts."""
+
+    def __init__(self, num_texts: int, task: TextTask) -> None:
+        self._num_texts, self._task = num_texts, task
+        self._rows: Tensor | None = None
+        self._each: dict[int, Tensor] = {}
+
+    @torch.inference_mode(False)  # a reader may train something on them
+    def put(self, numbers: Sequence[int], values: Tensor, sizes: Sequence[int]) -> None:
+        """Of a pass over the texts of these numbers; it may be overwritten afterwards."""
+        if not self._task.one_each:
+            self._each.update(zip(numbers, values.clone().split(sizes), strict=True))
+            return
+        if self._rows is None:
+            self._rows = torch.empty(self._num_texts, *values.shape[1:])
+        self._rows.numpy()[list(numbers)] = values.numpy()
+
+    def ordered(self) -> Tensor | tuple[Tensor, ...]:
+        """Of all texts."""
+        return tuple(self._each[number] for number in range(len(self._each))) if self._rows is None else self._rows
 
 
 class EncoderEngine(BaseEngine[Encoder]):
@@ -124,7 +145,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         begin, batching = perf_counter(), batching or Batching()
         texts = self._checked(texts, task, batching.truncate)
         self.prepare(cancel=cancel)
-        found: list[Tensor | None] = [None] * len(texts)
+        results = Results(len(texts), task)
         done = tokens = computed = num_passes = activations = 0
         in_flight: deque[tuple[Group, Arriving]] = deque()
 
@@ -133,8 +154,7 @@ class EncoderEngine(BaseEngine[Encoder]):
             nonlocal done, num_passes, tokens, computed
             while len(in_flight) > most:
                 group, arriving = in_flight.popleft()
-                for number, value in zip(group.numbers, arriving.received(task), strict=True):
-                    found[number] = value
+                results.put(group.numbers, arriving.received(), arriving.sizes)
                 done, num_passes = done + len(group.numbers), num_passes + 1
                 tokens, computed = tokens + group.num_tokens, computed + group.computed_tokens
                 if progress is not None:
@@ -156,8 +176,7 @@ class EncoderEngine(BaseEngine[Encoder]):
             raise
         finally:
             self._cancel = None
-        values = tuple(value for value in found if value is not None)
-        return Run(values, tokens, computed, num_passes, activations, (perf_counter() - begin) * 1e3)
+        return Run(results.ordered(), tokens, computed, num_passes, activations, (perf_counter() - begin) * 1e3)
 
     def lifetimes(
         self, texts: Sequence[Text], task: TextTask, batching: Batching | None = None
@@ -165,7 +184,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         """What each pass over the texts asks for, rehearsed on meta tensors: nothing is computed."""
         batching = batching or Batching()
         groups = self.parts.texts(self._checked(texts, task, batching.truncate), batching)
-        return tuple(self.memory.traced(self._rehearsal(group.laid_out(), task)) for group in groups)
+        return tuple(self.memory.traced(self._rehearsal(group, task)) for group in groups)
 
     def _free(self) -> None:
         self.inbox.close()
@@ -185,7 +204,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         bounds = {}
         for name, same in alike.items():
             largest = {group.numbers: group for group in (max(same, key=size) for size in SIZES)}
-            bounds[name] = bounding([self._rehearsal(group.laid_out(), task) for group in largest.values()])
+            bounds[name] = bounding([self._rehearsal(group, task) for group in largest.values()])
         self.memory.plan(bounds, like=self.model.words)
 
     def _launched(self, group: Group, task: TextTask) -> Arriving:
@@ -219,19 +238,19 @@ class EncoderEngine(BaseEngine[Encoder]):
         states = torch.index_select(hidden, 0, batch.asked, out=empty("asked", shape, hidden))
         return task.make(model, ops, states, batch, empty)
 
-    def _rehearsal(self, batch: Pass, task: TextTask) -> Rehearsal:
-        read = batch.batch
-        key = len(read.ids), read.num_rows, read.max_kv, len(batch.asked), batch.types is None, task.name
-        run = partial(self._rehearse, batch, task)
+    def _rehearsal(self, group: Group, task: TextTask) -> Rehearsal:
+        sizes = group.computed_tokens, len(group.texts), group.longest, group.num_asked
+        key = *sizes, group.is_typed, group.packed, task.name
+        run = partial(self._rehearse, group, task)
         return Rehearsal(key, partial(run, None), partial(run, TELLING if are_alike(self.model) else None))
 
     @torch.inference_mode()
-    def _rehearse(self, batch: Pass, task: TextTask, num_layers: int | None, trace: Trace) -> None:
+    def _rehearse(self, group: Group, task: TextTask, num_layers: int | None, trace: Trace) -> None:
         model = self._on_meta._replace(layers=self._on_meta.layers[:num_layers])
         ops = self.parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
         attend = partial(self.parts.attend, ops, empty=partial(trace.empty, op="mask"))
         with nullcontext() if self.parts.ops.kernels else NoArithmetic():
-            there = mapped(batch, lambda tensor: tensor.to(META))
+            there = mapped(group.laid_out(), lambda tensor: tensor.to(META))
             self._made(model, ops, attend, there, task, partial(trace.empty, op="task"))
 
     @cached_property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import marshal
 import math
 import sys
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ MOST = 2**31 - 1
 """Of tokens: kernels count them in ints."""
 COLDEST = 1e-4
 """The lowest temperature that still draws: far below it, scores overflow in fp32."""
+WRITTEN = np.dtype([("kind", "u1"), ("value", "<i4")])
+"""What marshal makes of an int of 32 bits, and of a list, whose items follow."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,7 @@ def _checked_rows(name: str, each: str, rows: Sequence[Sequence[int]], config: C
         raise PromptError(f"{name} is text, {told(rows)}; an engine takes tokens: [model.encode(text)].")
     if not _is_list(rows):
         raise PromptError(f"{name} is {_named(rows)}, but it must be a list of lists of token ids{_listed(rows)}.")
-    if _are_tokens(rows, config.vocab_size):
+    if _numbers(rows, config.vocab_size) is not None:
         return [row[:] for row in rows]  # type: ignore[misc]
     for number, row in enumerate(rows, 1):
         who = each.format(number)
@@ -146,18 +149,28 @@ def _checked_rows(name: str, each: str, rows: Sequence[Sequence[int]], config: C
     return list(map(list, rows))
 
 
-def _are_tokens(rows: Sequence[Sequence[int]], vocab_size: int) -> bool:
-    """Whether these are lists of ints of the vocabulary. Every request is asked, so it takes a row at a time."""
-    tokens = array("q")
+def _numbers(rows: Sequence[Sequence[int]], vocab_size: int) -> np.ndarray | None:
+    """All tokens of lists of ints of the vocabulary, end to end; None for anything else.
+
+    Every request is asked. One call tells the types of all numbers and what they are: marshal writes an int of 32 bits
+    in five bytes, the first of which says so, and a list as five bytes, with its length, before its items.
+    """
     try:
-        for row in rows:
-            if type(row) is not list or list(map(type, row)).count(int) != len(row):
-                return False
-            tokens.fromlist(row)
-    except OverflowError:
-        return False
-    numbers = np.frombuffer(tokens, np.int64) if tokens else np.zeros(1)
-    return bool(numbers.min() >= 0 and numbers.max() < vocab_size)
+        written = marshal.dumps([*rows], 2)
+    except ValueError:
+        return None
+    if len(written) % WRITTEN.itemsize:
+        return None
+    items = np.frombuffer(written, WRITTEN)
+    is_int, is_list = items["kind"] == ord("i"), items["kind"] == ord("[")
+    begins = np.flatnonzero(is_list)[1:]  # of the rows; the first list is that of all
+    counts = items["value"][begins].astype(np.int64)
+    ends = 1 + (counts + 1).cumsum()
+    flat = len(begins) == len(rows) and np.array_equal(begins, ends - counts - 1) and bool((is_int | is_list).all())
+    if not flat or len(items) != ends.max(initial=1):
+        return None
+    numbers = items["value"][is_int].astype(np.int64)
+    return numbers if numbers.min(initial=0) >= 0 and numbers.max(initial=0) < vocab_size else None
 
 
 def _is_list(value: object) -> bool:
@@ -196,14 +209,18 @@ def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model:
     return [[config.bos_id] * prompt_tokens] * num_rows
 
 
-def checked_texts(texts: Sequence[Sequence[int]], config: Config, truncate: bool = False) -> list[list[int]]:
-    """What an encoder reads, as lists of token ids; PromptError for what cannot be read.
+def checked_texts(texts: Sequence[Sequence[int]], config: Config, truncate: bool = False) -> list[Sequence[int]]:
+    """What an encoder reads, as lists or arrays of token ids that no one else has; PromptError for what it cannot read.
 
     `truncate` cuts what is longer than the context; its last token stays, which marks a text's end.
     """
-    rows = _checked_rows("texts", "Text {}", texts, config)
+    numbers = _numbers(texts, config.vocab_size)
+    if numbers is None:
+        rows: Sequence[Any] = _checked_rows("texts", "Text {}", texts, config)
+    else:
+        rows = [numbers[end - len(text) : end] for text, end in zip(texts, accumulate(map(len, texts)), strict=True)]
     for number, row in enumerate(rows, 1):
-        if not row:
+        if not len(row):
             raise PromptError(f"Text {number} has no tokens; give it one at least, such as the one that begins a text.")
         if len(row) > config.context and not truncate:
             raise PromptError(

@@ -141,6 +141,15 @@ WIDTHS = ((1, 64), (5, 96), (33, 768), (0, 64))
 
 ENCODER_CASES = (
     Case(
+        "embed_norm",
+        "embed_norm",
+        (
+            *(EmbedNormShape(T, C) for T, C in WIDTHS),
+            *(EmbedNormShape(7, 64, types=types, told=False) for types in (0, 1, 2)),
+        ),
+        launches=2,
+    ),
+    Case(
         "linear",
         "norm_linear",
         tuple(NormedLinearShape(T, 3 * C, C, act) for T, C in WIDTHS for act in (None, "gelu", "tanh", "relu")),
@@ -161,14 +170,6 @@ ENCODER_CASES = (
     TextsCase("texts_masked_attention", "masked_attention", (*_texts(masked=True), *_long(masked=True))),
 )
 PLAIN_ENCODER_CASES = (
-    Case(
-        "embed_norm",
-        "embed_norm",
-        (
-            *(EmbedNormShape(T, C) for T, C in WIDTHS),
-            *(EmbedNormShape(7, 64, types=types, told=False) for types in (0, 1, 2)),
-        ),
-    ),
     TextsCase(
         "texts_window_attention", "attention", (*_texts(BOTH_WAYS, window=5), *_texts(BOTH_WAYS, window=5, packed=True))
     ),

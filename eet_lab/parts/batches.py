@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ LOGGED = 16
 
 def make_batch(
     counts: Sequence[int],
-    ids: Iterable[int] | None = None,
+    ids: Iterable[Sequence[int]] | None = None,
     *,
     rows: Sequence[int] | None = None,
     starts: Sequence[int] | None = None,
@@ -34,8 +33,8 @@ def make_batch(
     """Rows end to end: of each `counts` tokens, the first of which is token `starts` of its row. On the CPU.
 
     `rows` are their numbers among `num_rows`, in rising order; None: all. Before a row's first token lie `pads`
-    columns; where the pass `reads_pads`, they are tokens of it too, and make it a rectangle. `ids` are all tokens but
-    pads, in order; None: they are not known here. It is made by numpy, whose few numbers no thread has to be woken for.
+    columns; where the pass `reads_pads`, they are tokens of it too, and make it a rectangle. `ids` are the tokens of
+    each; None: they are not known here. It is made by numpy, whose few numbers no thread has to be woken for.
     """
     count = np.array(counts, np.int64)
     row = np.arange(len(count)) if rows is None else np.array(rows, np.int64)
@@ -48,8 +47,7 @@ def make_batch(
     place = np.arange(T) - (first - start)[owner]
     columns, token = place + pad[owner], np.zeros(T, np.int64)
     if ids is not None:
-        known = np.fromiter(ids, np.int64, int(count.sum()))
-        token[place >= start[owner]] = known
+        token[place >= start[owner]] = np.concatenate([np.asarray(part, np.int64) for part in ids])
     end, B = pad + start + count, len(count) if num_rows is None else num_rows
 
     def of_all(values: np.ndarray) -> np.ndarray:
@@ -84,7 +82,7 @@ def end_to_end(texts: Sequence[Sequence[int]]) -> Batch:
     """Whole texts, one behind the other. With one more number at its end, `first` is what variable-length attention
     calls cu_seqlens.
     """
-    return make_batch([len(text) for text in texts], chain.from_iterable(texts))
+    return make_batch([len(text) for text in texts], texts)
 
 
 def left_padded(texts: Sequence[Sequence[int]]) -> Batch:
@@ -92,16 +90,15 @@ def left_padded(texts: Sequence[Sequence[int]]) -> Batch:
     counts = [len(text) for text in texts]
     longest = max(counts)
     pads = [longest - count for count in counts]
-    return make_batch(counts, chain.from_iterable(texts), pads=pads, reads_pads=True)
+    return make_batch(counts, texts, pads=pads, reads_pads=True)
 
 
 def batch_of(rows: Sequence[Row], num_rows: int, reads_pads: bool) -> Batch:
     """What a scheduler has planned. Tokens whose values are on the device alone have id 0."""
     rows = sorted(rows, key=_slot)
-    known = (row.request.known_tokens(row.start, row.count) for row in rows)
     return make_batch(
         [row.count for row in rows],
-        chain.from_iterable(known),
+        (row.request.known_tokens(row.start, row.count) for row in rows),
         rows=[row.slot for row in rows],
         starts=[row.start for row in rows],
         pads=[row.request.pad for row in rows],

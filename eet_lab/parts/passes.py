@@ -22,7 +22,7 @@ from eet_lab.scheduling.whole import MOST, check_whole
 class Text(NamedTuple):
     """A text's tokens, with the special ones around them."""
 
-    ids: Sequence[int]
+    ids: Sequence[int]  # an engine makes arrays of them
     types: Sequence[int] | None = None  # None: all are of type 0
     asked: Sequence[int] = ()  # places of the tokens whose states are wanted
 
@@ -61,6 +61,11 @@ class Group(NamedTuple):
     def num_asked(self) -> int:
         return sum(len(text.asked) for text in self.texts)
 
+    @property
+    def is_typed(self) -> bool:
+        """Whether a text tells the types of its tokens."""
+        return any(text.types is not None for text in self.texts)
+
     def laid_out(self) -> Pass:
         """Where each token sits."""
         rows = [text.ids for text in self.texts]
@@ -69,7 +74,7 @@ class Group(NamedTuple):
         pairs = [(text, first) for text, (first, _) in zip(self.texts, batch.spans, strict=True)]
         asked = np.concatenate([_numbers(text.asked) + first for text, first in pairs])
         types = None
-        if any(text.types is not None for text in self.texts):
+        if self.is_typed:
             types = torch.zeros_like(batch.ids)
             for text, first in pairs:
                 if text.types is not None:

@@ -26,8 +26,8 @@ class FusedKernels(Technique):
     latency of each row's reduction behind the others. On an H200 enough warps are active to hide it already: with more
     than one row some widths gain a little, and others lose more.
 
-    An encoder's layer is eight: four products by cuBLAS, attention over the whole pass, GELU, and twice the residual
-    with its norm.
+    An encoder's layer is eight: four products by cuBLAS, two of them with the residual, attention over the whole pass,
+    GELU, and two norms.
 
     The attention kernel works with and without a mask, so that fusing is not credited with mask removal's gain.
 
@@ -60,6 +60,7 @@ class FusedKernels(Technique):
             masked_attention=cuda.masked_attention,
             attention=cuda.attention,
             next_token=cuda.next_token_by_torch,
+            embed_norm=cuda.embed_norm,
         )
         return replace(parts, ops=ops)
 

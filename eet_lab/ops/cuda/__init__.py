@@ -13,7 +13,7 @@ from eet_lab.ops.cuda.attention import attention, masked_attention
 from eet_lab.ops.cuda.layer import fused_layer, takes_layers
 from eet_lab.ops.cuda.linear import linear_residual, linear_residual_norm, norm_linear
 from eet_lab.ops.cuda.norm import norm, softmax
-from eet_lab.ops.cuda.tokens import advance, choose, choose_top_k, embed, next_token, next_token_by_torch
+from eet_lab.ops.cuda.tokens import advance, choose, choose_top_k, embed, embed_norm, next_token, next_token_by_torch
 
 __all__ = [
     "advance",
@@ -21,6 +21,7 @@ __all__ = [
     "choose",
     "choose_top_k",
     "embed",
+    "embed_norm",
     "fused_layer",
     "linear_residual",
     "linear_residual_norm",

@@ -83,17 +83,16 @@ def _by_cublas(x: Tensor, w: Linear, act: str | None, empty: Empty) -> Tensor:
     weight, out = int8.expanded(w, x, empty=empty), empty("linear", (T, N), x)
     if x.is_meta or not T:
         return out
-    ends_apart = _ends_apart(x, w, act)
-    if w.bias is None:
+    if _ends_apart(x, w, act):
         torch.mm(x, weight.t(), out=out)
-    elif act is None or ends_apart:
+        sizes = (DTYPES[x.dtype], T, N, number, stream_of(x))
+        native.loaded("epilogue").eet_epilogue(at(out), at(out), at(w.bias), None, *sizes)
+    elif w.bias is None:
+        torch.mm(x, weight.t(), out=out)
+    elif act is None:
         torch.addmm(w.bias, x, weight.t(), out=out)
     else:
         torch._addmm_activation(w.bias, x, weight.t(), use_gelu=True, out=out)
-    if ends_apart:
-        native.loaded("epilogue").eet_epilogue(
-            at(out), at(out), None, None, DTYPES[x.dtype], T, N, number, stream_of(x)
-        )
     return out
 
 
@@ -125,22 +124,21 @@ def linear_residual_norm(
 ) -> Tensor:
     """norm(linear(x) + residual), written over `residual`: [T,C], [T,N] -> [T,N]; N a multiple of 8.
 
-    Few tokens (as in `norm_linear`): a launch with the residual, and the norm. More: cuBLAS, and one for all the rest;
-    int8 weights take one more.
+    Two launches: the product with the residual, streamed for few tokens (as in `norm_linear`) and else by cuBLAS, and
+    the norm, with the bias of cuBLAS's product. int8 weights take one more for cuBLAS.
     """
     T, _, N = _check_linear(x, w)
     check(residual, "residual", x.dtype, (T, N))
     few = takes_few(T, x, w, normed=False)
     weight = w.weight if few else int8.expanded(w, x, empty=empty)
-    product = None if few else empty("linear", (T, N), x)
     check_residual_norm(residual, norm_w)
     if x.is_meta or not T:
         return residual
     if few:
         _stream(residual, None, x, None, w, residual, None, None, dependent)
         return residual_norm(residual, norm_w, dependent=dependent)
-    torch.mm(x, weight.t(), out=product)
-    return residual_norm(residual, norm_w, product, w.bias)
+    residual.addmm_(x, weight.t())
+    return residual_norm(residual, norm_w, bias=w.bias)
 
 
 class Draw(NamedTuple):

@@ -14,6 +14,7 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import native, reference
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_of
 from eet_lab.ops.cuda.linear import Draw, largest_outputs, norm_linear, num_blocks, outputs_and_largest, takes_few
+from eet_lab.ops.cuda.norm import check_residual_norm, residual_norm
 from eet_lab.ops.fits import refuses
 from eet_lab.ops.types import Batch, Empty, Linear, Norm, Sampling, TokenBuffer
 
@@ -43,6 +44,31 @@ def embed(
     tensors = (at(out), ids.data_ptr(), positions.data_ptr(), at(words), at(places))
     native.loaded("tokens").eet_embed(*tensors, DTYPES[words.dtype], T, C, dependent, stream_of(words))
     return out
+
+
+@needs("tokens", "residual_norm")
+def embed_norm(
+    ids: Tensor,
+    positions: Tensor,
+    types: Tensor | None,
+    words: Tensor,
+    places: Tensor,
+    type_words: Tensor | None,
+    norm_w: Norm,
+    *,
+    empty: Empty,
+) -> Tensor:
+    """norm(word + position + token type embedding): ids, positions and types [T], type_words [types,C] -> [T,C].
+
+    Two launches, and one more where types are told: else all tokens are of type 0, which the norm takes for a bias.
+    """
+    x, kinds, bias = embed(ids, positions, words, places, empty=empty), None, None
+    check_residual_norm(x, norm_w)
+    if type_words is not None and types is not None:
+        kinds = torch.index_select(type_words, 0, types, out=empty("kind", x.shape, x))
+    elif type_words is not None:
+        bias = type_words[0]
+    return x if x.is_meta or not len(x) else residual_norm(x, norm_w, kinds, bias)
 
 
 @refuses(lambda model: None if model.spec.causal else "tokens are drawn by decoders, and this model is an encoder")
