@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,6 +42,34 @@ def test_attention_of_any_size_reads_back_from_its_name(batch, low, more, groups
     found = workload(text)
     assert str(found) == text
     assert (min(found.shape.lengths), len(found.shape.lengths)) == (low, batch)
+
+
+COUNT, EIGHTS = st.integers(1, 5000), st.integers(40, 600).map(lambda number: 8 * number)
+LINEAR = {"T": COUNT, "N": COUNT, "C": EIGHTS, "act": st.sampled_from([None, "relu", "gelu"])}
+DRAW = {"temperature": st.floats(0.01, 9).map(lambda t: float(f"{t:g}")), "top_k": st.integers(0, 40)}
+CHOOSE = {"B": st.integers(1, 16), "V": st.integers(99, 5000), **DRAW, "top_p": st.sampled_from([0.25, 0.9, 1.0])}
+SHAPES = {
+    "norm_linear": LINEAR,
+    "linear_residual": LINEAR | {"act": st.none()},
+    "int8_norm_linear": LINEAR | {"group": st.sampled_from([0, 64, 256])},
+    "norm": {"T": COUNT, "C": EIGHTS},
+    "softmax": {"T": COUNT, "C": COUNT},
+    "embed": {"T": COUNT, "C": EIGHTS},
+    "next_token": {"B": st.integers(1, 9), "T": st.integers(9, 99), "V": CHOOSE["V"], "C": EIGHTS, **DRAW}
+    | {"int8": st.booleans(), "rms": st.just(False)},
+    "choose": CHOOSE,
+    "choose_top_k": CHOOSE
+    | {"top_k": st.integers(1, 40), "num_blocks": st.integers(40, 99), "clumped": st.just(False)},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@given(st.data())
+def test_shapes_of_any_size_read_back_from_their_names(name, data):
+    [case] = (case for case in TIMED_CASES if case.name == name)
+    shape = replace(case.bench[0], **data.draw(st.fixed_dictionaries(SHAPES[name])))
+    [found] = OpWorkload.parse(f"op:{name}/{shape}")
+    assert found == OpWorkload(case, shape)
 
 
 def test_linears_of_any_size_and_listed_sizes_read_back():
