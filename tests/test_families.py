@@ -90,7 +90,7 @@ def test_captured_steps_say_the_same(name):
 @pytest.mark.parametrize("name", ["mistral", "qwen3", "opt"])
 def test_int8_weights_are_within_their_bound(name):
     result = compare(ours(name), prompts(), "pre_padding,int8_weights", repeats=1, max_new_tokens=4, watch=False)
-    assert result.sameness.verdict == "lossy", result.sameness
+    assert result.parity.verdict == "lossy", result.parity
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -109,7 +109,7 @@ class _Entry:
         self.recipe, self.subject = recipe, subject
         self.runs: dict[int, Run] = {}
         self.quality: Perplexity | None = None
-        self.sameness: Parity | None = None
+        self.parity: Parity | None = None
 
     def measurement(self, costed: bool) -> Measurement:
         return replace(self.subject.measurement(list(self.runs.values()), costed=costed), perplexity=self.quality)
@@ -164,7 +164,7 @@ class _Climb:
             self.close()
         if not self._stays:
             entry.subject.close()
-        entry.sameness = parity_check.judge(recipe.parts, tokens, recipe.tolerance)
+        entry.parity = parity_check.judge(recipe.parts, tokens, recipe.tolerance)
         if self._full.lossy and (recipe.lossy or not recipe):
             entry.quality = held_out_perplexity(self._job.model, recipe, self._cancel)
         tally.finish()
@@ -217,10 +217,10 @@ class _Climb:
         self, name: str, along: tuple[str, ...], recipe: Recipe, against: Recipe | None, timed: dict[str, Measurement]
     ) -> Rung:
         own, title = self.entries[str(recipe)], known(name).title if name else "Baseline"
-        measurement, sameness = timed[str(recipe)], own.sameness
-        assert sameness is not None, "what is timed has been checked"
+        measurement, parity = timed[str(recipe)], own.parity
+        assert parity is not None, "what is timed has been checked"
         if against is None:
-            return Rung(name, title, along, measurement, sameness)
+            return Rung(name, title, along, measurement, parity)
         before = timed[str(against)]
         found = changes(*self._paired(self.entries[str(against)], own))
         return Rung(
@@ -228,7 +228,7 @@ class _Climb:
             title,
             along,
             measurement,
-            sameness,
+            parity,
             delta_ms=_delta(found.get("total_ms"), before.total_ms, measurement.total_ms),
             delta_ttft_ms=_delta(found.get("ttft_ms"), before.ttft_ms, measurement.ttft_ms),
             delta_tpot_ms=_delta(found.get("tpot_ms"), before.tpot_ms, measurement.tpot_ms),

@@ -124,8 +124,8 @@ MEASURED: tuple[tuple[str, Callable[[Measurement], str | None]], ...] = (
 
 def _same(result: Result) -> str:
     if isinstance(result, Comparison):
-        return result.sameness.verdict
-    return result.rungs[-1].sameness.verdict if isinstance(result, Ladder) and result.rungs else ""
+        return result.parity.verdict
+    return result.rungs[-1].parity.verdict if isinstance(result, Ladder) and result.rungs else ""
 
 
 def _short_device(device: str) -> str:

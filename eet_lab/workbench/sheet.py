@@ -140,7 +140,7 @@ class Sheet:
         figure = plot(result, tab, log=self._log)
         assert isinstance(figure, go.Figure)  # one kind is one figure
         self._is_log = "log" in (figure.layout.xaxis.type, figure.layout.yaxis.type)
-        return [figure.update_layout(height=BELOW_WORDS_PX if tab == "sameness" else STAGE_PX)]
+        return [figure.update_layout(height=BELOW_WORDS_PX if tab == "parity" else STAGE_PX)]
 
     def _tables(self, subject: Subject, tab: str) -> list[dict[str, Any]]:
         if subject.table is not None:

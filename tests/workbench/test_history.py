@@ -32,7 +32,7 @@ def test_what_is_added_is_a_row_and_comes_back_in_another_kernel(
     assert rows[0] == ladder
     row = rows[1]
     assert (row.model, row.recipe, row.recorded, row.same) == (
-        comparison.environment.model, "all - packed prefill", False, comparison.sameness.verdict,
+        comparison.environment.model, "all - packed prefill", False, comparison.parity.verdict,
     )  # fmt: skip
     assert row.ttft_ms == comparison.selection.ttft_ms.p50 and row.peak_bytes == comparison.selection.memory["peak"]
     result, beside = History(tmp_path).open(row.id)
