@@ -221,7 +221,9 @@ def given_times(monkeypatch, timed, firsts, seconds):
     """
     streaming_gb_per_s("cpu")  # measured once in a process: now, while the clock runs
     now = [0.0]
-    monkeypatch.setattr("eet_lab.bench.timing.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(
+        "eet_lab.bench.timing.time", SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: now[0])
+    )
 
     class Timed(Subject):
         def run(self, on_step=None):

@@ -7,8 +7,7 @@ those bytes at the rate that a streaming read reaches on this device. A predicti
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +17,7 @@ import torch
 
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measured import Cost, Spread
-from eet_lab.bench.timing import Timed, took_ms
+from eet_lab.bench.timing import Timed, host_us, took_ms
 from eet_lab.devices import once_per_device
 from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.monitor import free_bytes_of
@@ -142,16 +141,11 @@ def launch_cost(device: str) -> LaunchCost | None:
 
     timed = Timed([launch] * NUM_LAUNCHES, device)
     kernel_us = min(timed.ms() for _ in range(3)) * 1e3
-    launch_us = min(_host_s(launch) for _ in range(7)) * 1e6 / NUM_LAUNCHES
-    return LaunchCost(round(kernel_us, 4), round(launch_us, 4))
-
-
-def _host_s(launch: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(NUM_LAUNCHES):
-        launch()
-    return time.perf_counter() - start
+    launch_us = []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        launch_us.append(host_us(launch, NUM_LAUNCHES))
+    return LaunchCost(round(kernel_us, 4), round(min(launch_us), 4))
 
 
 def step_weight_bytes(model: Decoder) -> int:
@@ -182,23 +176,15 @@ def streaming_gb_per_s(device: str) -> float:
 @cache
 def call_us() -> float:
     """What one call of PyTorch costs on the CPU when there is next to nothing to compute: the median of a few, once."""
-    number = torch.zeros(1)
-    tries = []
-    for _ in range(9):
-        start = time.perf_counter()
-        for _ in range(500):
-            number.add_(0)
-        tries.append((time.perf_counter() - start) / 500 * 1e6)
-    return median(tries)
+    call = partial(torch.zeros(1).add_, 0)
+    return median(host_us(call, 500) for _ in range(9))
 
 
 @cache
 def expansion_ns() -> float:
     """What plain PyTorch takes on the CPU to make a weight of one int8 number: the median of a few matrices, once."""
     whole, scale = torch.ones(1024, 1024, dtype=torch.int8), torch.ones(1024, 1)
-    tries = []
-    for _ in range(9):
-        start = time.perf_counter()
-        dequantized(whole, scale, out=torch.empty(whole.shape))
-        tries.append((time.perf_counter() - start) / whole.numel() * 1e9)
-    return median(tries)
+    return median(
+        host_us(lambda: dequantized(whole, scale, out=torch.empty(whole.shape)), 1) * 1e3 / whole.numel()
+        for _ in range(9)
+    )

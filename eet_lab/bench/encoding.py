@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -135,11 +134,9 @@ def _timed(work: Callable[[], Tensor], device: torch.device, held_bytes: int = 0
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device) - held_bytes
         torch.cuda.reset_peak_memory_stats(device)
-    start = perf_counter()
-    vectors = work()
-    total_s = perf_counter() - start
+    run = timing.on_host(work)
     peak = None if before is None else torch.cuda.max_memory_allocated(device) - before
-    return Read(total_s, vectors, peak)
+    return Read(run.seconds, run.value, peak)
 
 
 class ErrorBudget:

@@ -15,7 +15,7 @@ import torch
 from eet_lab.bench.calls import is_launched_by_python, num_kernels
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread
-from eet_lab.bench.timing import check_repeats
+from eet_lab.bench.timing import SHARED, check_repeats, on_host
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
@@ -36,13 +36,6 @@ SHORTEST_ENERGY_S = 0.5
 
 STEADY_CLOCK = 0.95
 """Below this ratio of the lowest to the highest SM clock between repeats, a result carries a warning."""
-
-UNDISTURBED = 0.9
-"""CPU seconds of the engine's thread for each second of a run on the CPU, below which others took it away.
-
-Its own seconds only: those of torch's other threads would make up for what it lost."""
-
-SHARED = "the processor was shared: other programs kept this one waiting"
 
 
 class Run(NamedTuple):
@@ -128,17 +121,15 @@ class Subject:
 
         before = self._source.read()
         with no_collection():  # a page full of widgets takes the collector long, and it would fall into any run
-            start, cpu_start = time.perf_counter(), time.thread_time()
-            generation = self._generate(note)
-            seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_start
+            timed = on_host(lambda: self._generate(note))
         after = self._source.read()
         if not self._memory:
             self._memory = memory_of(self.engine, self._model.device, 0)
         joules = after["energy_j"] - before["energy_j"] if "energy_j" in before and "energy_j" in after else None
         conditions = self._source.condition()
-        if self._model.device == "cpu" and cpu_s < UNDISTURBED * seconds:
+        if self._model.device == "cpu" and timed.was_disturbed:
             conditions.append(SHARED)
-        return Run(generation, tuple(counts), seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
+        return Run(timed.value, tuple(counts), timed.seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
 
     @property
     def launches(self) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -13,14 +12,13 @@ from eet_lab.bench import timing
 from eet_lab.bench.cost import TIMES, beyond_caches, last_cache_bytes, predicted_ms, streaming_gb_per_s
 from eet_lab.bench.fit import check_op_fit
 from eet_lab.bench.launches import StepLaunches, counting
-from eet_lab.bench.measure import SHARED, UNDISTURBED
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.ops.provider import Judge, LeftOut, Prepared
 from eet_lab.bench.ops.providers import PROVIDERS, names_for
 from eet_lab.bench.ops.workload import OpWorkload
 from eet_lab.bench.providers import OURS
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.timing import Tally, Timed
+from eet_lab.bench.timing import SHARED, Tally, Timed
 from eet_lab.devices import checked_device, kind_of, present
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models.load import checked_dtype
@@ -179,11 +177,9 @@ class Entry:
 
     def time(self) -> float:
         """Milliseconds a call, over one region."""
-        start, cpu_start = time.perf_counter(), time.thread_time()
-        ms = self._timed.ms()
-        seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_start
-        self.was_disturbed |= self._device == "cpu" and cpu_s < UNDISTURBED * seconds
-        return ms
+        timed = timing.on_host(self._timed.ms)
+        self.was_disturbed |= self._device == "cpu" and timed.was_disturbed
+        return timed.value
 
     def figures(self, runs: Sequence[float], size: int) -> dict[str, Any]:
         """What a row holds of these runs; `size` bytes have to be moved."""
