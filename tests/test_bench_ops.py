@@ -17,7 +17,7 @@ from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.ops import PROVIDERS, OpWorkload, benchmark_op
 from eet_lab.bench.ops import benchmark as op_benchmark
 from eet_lab.bench.ops.attention import _paged
-from eet_lab.bench.ops.provider import Judge, Prepared, Provider
+from eet_lab.bench.ops.provider import Judge, OpProvider, Prepared
 from eet_lab.bench.ops.providers import names_for
 from eet_lab.bench.ops.workload import TIMED_CASES
 from eet_lab.bench.rows import append, read
@@ -289,7 +289,7 @@ def test_pages_hold_every_row_from_a_page_of_its_own():
 
 
 def test_one_that_fails_is_left_out_and_told(monkeypatch):
-    broken = Provider("torch-norm-linear", ("norm_linear",), lambda shape, inputs: 1 / 0)
+    broken = OpProvider("torch-norm-linear", ("norm_linear",), lambda shape, inputs: 1 / 0)
     monkeypatch.setitem(PROVIDERS, "torch-norm-linear", broken)
     rows, remarks = benchmark_op(workload("op:norm_linear/t1/n16/c8"), device="cpu", repeats=1)
     assert [row.provider for row in rows] == ["torch-linear"]

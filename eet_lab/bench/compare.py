@@ -7,8 +7,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from eet_lab.bench.job import Job
-from eet_lab.bench.measure import OnStep, Run, Subject
+from eet_lab.bench.job import RunInputs
+from eet_lab.bench.measure import OnStep, Subject, TimedRun
 from eet_lab.bench.measured import TIMES, Measurement, Parity, Perplexity
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import ParityCheck
@@ -45,7 +45,7 @@ def compare(
     on_partial: Callable[[Comparison], None] | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run `baseline` and `recipe` on the prompts, check that they say the same, and time both.
+    """TimedRun `baseline` and `recipe` on the prompts, check that they say the same, and time both.
 
     Prompts are texts or lists of token ids (default: eight ragged ones); `settings` are those of `Settings`. Every row
     gets its full number of tokens unless `stop` is given. In order: each recipe is warmed up (phase "warm-up"), each
@@ -60,7 +60,7 @@ def compare(
     """
     check_budget(budget_s)
     recipes = [as_recipe(each, model.device, model.config) for each in (baseline, recipe)]
-    job = Job.of(model, prompts, repeats, settings)
+    job = RunInputs.of(model, prompts, repeats, settings)
     with closing(open_source(model.device)) as source:
         tally = Tally(0, progress)
         pair = _Pair(job, recipes, source, cancel, tally, on_phase)
@@ -80,7 +80,7 @@ class _Pair:
 
     def __init__(
         self,
-        job: Job,
+        job: RunInputs,
         recipes: Sequence[Recipe],
         source: Source,
         cancel: Cancel | None,
@@ -90,8 +90,8 @@ class _Pair:
         self._job, self._recipes, self._cancel, self._tally, self._on_phase = job, recipes, cancel, tally, on_phase
         self._described = job.described()
         self._subjects = [Subject(job.model, each, job.rows, job.settings, source, cancel) for each in recipes]
-        self.timed: tuple[list[Run], list[Run]] = ([], [])
-        self._watched: list[Run] = []
+        self.timed: tuple[list[TimedRun], list[TimedRun]] = ([], [])
+        self._watched: list[TimedRun] = []
         self._quality: list[Perplexity | None] = [None, None]
         self._parity: Parity | None = None
         self._units = 0  # of work that is not timed
@@ -130,7 +130,7 @@ class _Pair:
             self._quality = [held_out_perplexity(job.model, each, self._cancel) for each in self._recipes]
 
     def time(self, rounds: Rounds, on_partial: Callable[[Comparison], None] | None) -> None:
-        """Run both in turn, in both orders, until `rounds` are enough."""
+        """TimedRun both in turn, in both orders, until `rounds` are enough."""
         for number in rounds:
             self._tally.expect(self._units + 2 * rounds.expected)
             if number and on_partial is not None:
@@ -171,7 +171,7 @@ class _Pair:
             self._on_phase(phase, about)
 
 
-def changes(befores: Sequence[Run], afters: Sequence[Run]) -> dict[str, Change]:
+def changes(befores: Sequence[TimedRun], afters: Sequence[TimedRun]) -> dict[str, Change]:
     """What the runs of each round say of every time, by its name in a `Measurement`."""
     found = {}
     for metric in TIMES:

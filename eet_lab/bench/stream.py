@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
+from eet_lab.bench.measure import allocated_afresh
 from eet_lab.bench.measured import Parity, Spread
 from eet_lab.bench.parity import ParityCheck
 from eet_lab.bench.providers import OURS, equality
@@ -64,7 +64,7 @@ def run_stream(
     longest = max(requests, key=len)
     checked_prompts([[0] * stream.high], stream.new_tokens, model.config)
     check = ParityCheck(model.decoder, requests[:WARM_UP], settings, cancel=cancel)
-    before = _allocated(model.device)
+    before = allocated_afresh(model.device)
     engine = Engine(model.decoder, chosen.parts)
     try:
         engine.prepare(cancel=cancel)
@@ -115,18 +115,6 @@ def _tokens(engine: Engine, prompt: Sequence[int], settings: Settings, cancel: C
     if generation.cancelled:
         raise Cancelled("The stream was stopped.")
     return generation.tokens[0]
-
-
-def _allocated(device: str) -> int:
-    """Bytes that torch has on the GPU before an engine takes any, libraries' own among them; 0 on the CPU."""
-    if device != "cuda":
-        return 0
-    gc.collect()
-    square = torch.ones(64, 64, device="cuda", dtype=torch.float16)
-    torch.mm(square, square)  # so that cuBLAS has its workspace
-    del square
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_allocated()
 
 
 def _driver_allocations(engine: Engine, device: str) -> int:

@@ -66,7 +66,7 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(Summary):
+class KeptRun(Summary):
     """One kept run. `stamp` is that of the file which the summary was read from."""
 
     id: str

@@ -70,7 +70,7 @@ def _benchmarked(
     progress: Progress | None,
     cancel: Cancel | None,
 ) -> tuple[list[Row], list[str]]:
-    """The same on a kind of device."""
+    """`benchmark_op` on the current device, which is of the kind `where`."""
     names, absent = _available(workload, _chosen(workload, providers), where)
     if not names:
         return [], absent
@@ -88,7 +88,7 @@ def _benchmarked(
 
 
 def _doubts(rows: Sequence[Row], workload: OpWorkload, device: str, num_copies: int, size: int) -> Iterator[str]:
-    """Where the rate is not one of memory."""
+    """Remarks on rows whose GB/s may be that of a cache, not of memory."""
     for row in rows:
         if (row.share_of_ceiling or 0) > 1:
             why = _why_faster(workload, device, num_copies, size)
@@ -101,7 +101,11 @@ def _doubts(rows: Sequence[Row], workload: OpWorkload, device: str, num_copies: 
 
 
 def _why_faster(workload: OpWorkload, device: str, num_copies: int, size: int) -> str:
-    """Than the ceiling: on a CPU that need not be a cache, since no one way to read is the fastest everywhere."""
+    """Why an op was faster than the streaming read that sets the ceiling.
+
+    Its inputs may have stayed in a cache. On a CPU the ceiling may also be too low: on some, neither way to read that
+    is tried is the fastest.
+    """
     beyond = max(ROTATED_BYTES[device], TIMES * (last_cache_bytes() or 0))
     if device == "cuda" or num_copies * size < beyond:
         return f"its {num_copies} copies of the inputs stayed in a cache, so the floor does not hold."
@@ -112,7 +116,7 @@ def _why_faster(workload: OpWorkload, device: str, num_copies: int, size: int) -
 
 
 def _available(workload: OpWorkload, names: Sequence[str], device: str) -> tuple[list[str], list[str]]:
-    """Those that can run here at these sizes, and why the others cannot."""
+    """The providers that can run here at these sizes, and why the others cannot."""
 
     def reason(name: str) -> str | None:
         if name == OURS:
@@ -130,8 +134,8 @@ def _prepared(
     dtype: torch.dtype,
     tally: Tally,
     cancel: Cancel | None,
-) -> tuple[list[Entry], list[str]]:
-    """Those that are ready, and why the others are not. Ours raises where it fails; others are left out."""
+) -> tuple[list[PreparedOp], list[str]]:
+    """The providers that are ready, and why the others are not. Ours raises where it fails; others are left out."""
     tally.say(f"making inputs of {workload}")
     inputs = workload.shape.inputs(device, dtype, 0)
     copies = [inputs, *(copied(inputs) for _ in range(num_copies - 1))]
@@ -144,7 +148,7 @@ def _prepared(
         timing.check(cancel)
         tally.say(f"preparing {name}")
         try:
-            entries.append(Entry(name, workload, copies, judge, device, tally.building))
+            entries.append(PreparedOp(name, workload, copies, judge, device, tally.building))
         except LeftOut as why:
             remarks.append(f"{name} is left out: {why}")
         except Exception as error:
@@ -155,7 +159,7 @@ def _prepared(
     return entries, remarks
 
 
-class Entry:
+class PreparedOp:
     """One provider, prepared on every copy of the inputs and checked on the first."""
 
     def __init__(
