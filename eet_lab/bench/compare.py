@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
+from eet_lab.bench.compare_texts import compare_texts
 from eet_lab.bench.job import RunInputs
 from eet_lab.bench.measure import OnStep, Subject, TimedRun
 from eet_lab.bench.measured import TIMES, Measurement, Parity, Perplexity
@@ -17,16 +19,34 @@ from eet_lab.bench.results import Comparison
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Tally, check_budget, counterbalanced
 from eet_lab.engine.engine import Engine
 from eet_lab.models import Model
+from eet_lab.models.encoder import Encoder
 from eet_lab.models.on_device import on_its_device
 from eet_lab.monitor import Source, open_source
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
 
+Work = TypeVar("Work", bound=Callable[..., Any])
+
 OnPhase = Callable[[str, str], None]
 """Called with a phase ("warm-up", "check", "watched", "measured") and the recipe that it is about."""
 
 
+def for_encoders(of_texts: Callable[..., Any]) -> Callable[[Work], Work]:
+    """A decorator: a model that is an encoder goes to `of_texts`."""
+
+    def decorator(work: Work) -> Work:
+        @wraps(work)
+        def chosen(model: Any, *args: Any, **keywords: Any) -> Any:
+            is_encoder = isinstance(getattr(model, "network", None), Encoder)
+            return (of_texts if is_encoder else work)(model, *args, **keywords)
+
+        return cast(Work, chosen)
+
+    return decorator
+
+
+@for_encoders(compare_texts)
 @on_its_device
 def compare(
     model: Model,
@@ -55,6 +75,7 @@ def compare(
     least; or exactly `repeats` times. `on_partial` is given what is known after each round but the last: it narrows.
     Where one of them is lossy, the check includes both perplexities on held-out text.
     `on_engine` is given the engine of each watched run, to see its arena and KV cache meanwhile.
+    An encoder reads texts instead, and generates none: see `compare_texts`.
 
     Errors: RecipeError, PromptError, OutOfMemory, and Cancelled once `cancel` is set.
     """
