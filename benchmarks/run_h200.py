@@ -1,7 +1,7 @@
 """Take every row of a GPU, beside the peers, and record the results that ship with the package.
 
     python benchmarks/run_h200.py --list                        the parts, and about how long each takes
-    python benchmarks/run_h200.py --out OUT --only race-xl ops  those with one of these words in their name
+    python benchmarks/run_h200.py --out OUT --only bench-xl ops  those with one of these words in their name
     python benchmarks/run_h200.py --out OUT --smoke             tiny models on the CPU: does the script run?
 
 Writes OUT/<gpu>.jsonl (rows to append to benchmarks/), OUT/recorded-*.json (for eet_lab/recorded/), what torch's

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eet_lab.bench.timeline import Span, Timeline
-from eet_lab.bench.timeline.trace import MARK, OP, Step
+from eet_lab.bench.timeline.trace import MARK, OP, ProfiledStep
 
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::Half>, "
@@ -129,5 +129,5 @@ def graphed(num_layers: int) -> Trace:
     return trace
 
 
-def of_kind(timeline: Timeline | Step, kind: str) -> list[Span]:
+def of_kind(timeline: Timeline | ProfiledStep, kind: str) -> list[Span]:
     return [span for span in timeline.spans if span.kind == kind]

@@ -93,7 +93,7 @@ def test_a_recipe_that_does_not_fit_is_left_out_and_told(tiny, monkeypatch):
     text = "tiny/b64/p90/n8"
     small, large = sorted(("baseline", FAST), key=lambda words: needs(tiny, words, text))
     assert small == "baseline", "else there is nothing to hold the others against"
-    monkeypatch.setattr(fit, "most_bytes", lambda *given: 0)
+    monkeypatch.setattr(fit, "benchmark_peak", lambda *given: 0)
     holds(monkeypatch, tiny, needs(tiny, large, text) - 1)
     rows, remarks = benchmark(tiny, text, [small, large], repeats=1)
     assert [row.recipe for row in rows] == [small]
@@ -111,11 +111,13 @@ def test_recipes_that_do_not_fit_beside_each_other_are_refused(tiny, monkeypatch
 
 
 @pytest.mark.parametrize("recipes", [["baseline", NO_PADS, FAST], ["int8_weights"]])
-def test_a_race_takes_what_was_foreseen(recipes, monkeypatch):
+def test_a_benchmark_takes_what_was_forecast(recipes, monkeypatch):
     model = load("demo", device="cpu")
     streaming_gb_per_s("cpu")  # its buffer is needed once in a process: now
     told = []
-    monkeypatch.setattr(fit, "most_bytes", lambda *given, most=fit.most_bytes: told.append(most(*given)) or told[-1])
+    monkeypatch.setattr(
+        fit, "benchmark_peak", lambda *given, most=fit.benchmark_peak: told.append(most(*given)) or told[-1]
+    )
     monkeypatch.setattr(import_module("eet_lab.bench.benchmark"), "_quality", lambda *given: [])  # after all is closed
     Engine(model.decoder, Recipe.parse(recipes[-1]).parts)  # makes int8 weights, which stay
     with Counted() as counted:

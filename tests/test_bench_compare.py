@@ -45,7 +45,7 @@ def test_a_comparison_holds_both_runs(comparison, tmp_path):
     a, b = comparison.baseline, comparison.selection
     assert (a.recipe, b.recipe) == ("baseline", "pre_padding,mask_removal,memory_reuse,packed_prefill")
     assert comparison.workload.endswith("/b3/p1-7/n6")
-    assert comparison.sameness.verdict == "identical"
+    assert comparison.parity.verdict == "identical"
     assert a.tokens == b.tokens
     assert [len(row) for row in a.tokens] == [6, 6, 6]
     assert a.repeats == b.repeats == 2
@@ -203,7 +203,7 @@ def test_watched_or_not_a_comparison_counts_the_same_memory(tiny):
     found = [compare(tiny, ROWS, repeats=1, watch=watch, max_new_tokens=5) for watch in (True, False)]
     for one, other in zip(*[(each.baseline, each.selection) for each in found], strict=True):
         assert one.memory == other.memory and one.tokens == other.tokens
-    assert found[0].sameness == found[1].sameness
+    assert found[0].parity == found[1].parity
 
 
 def test_an_engine_that_stays_beside_others_is_charged_for_itself_alone(tiny):
@@ -221,7 +221,9 @@ def given_times(monkeypatch, timed, firsts, seconds):
     """
     streaming_gb_per_s("cpu")  # measured once in a process: now, while the clock runs
     now = [0.0]
-    monkeypatch.setattr("eet_lab.bench.timing.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(
+        "eet_lab.bench.timing.time", SimpleNamespace(perf_counter=lambda: now[0], thread_time=lambda: now[0])
+    )
 
     class Timed(Subject):
         def run(self, on_step=None):
@@ -330,7 +332,7 @@ def test_a_ladder_climbs_and_its_deltas_add_up(climbed, tmp_path):
     assert [rung.technique for rung in climbed.left_out] == [rung.technique for rung in climbed.rungs[1:]]
     total = climbed.rungs[0].measurement.total_ms.p50 + sum(rung.delta_ms.p50 for rung in climbed.rungs[1:])
     assert total == pytest.approx(climbed.rungs[-1].measurement.total_ms.p50, abs=1e-2)
-    assert all(rung.sameness.verdict == "identical" for rung in (*climbed.rungs, *climbed.left_out))
+    assert all(rung.parity.verdict == "identical" for rung in (*climbed.rungs, *climbed.left_out))
     assert not climbed.partial
     assert load_result(climbed.save(tmp_path / "l.json")) == climbed
 

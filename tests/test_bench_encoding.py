@@ -9,6 +9,7 @@ import torch
 from encoders import ours
 from families import ours as decoder
 
+import eet_lab
 from eet_lab.bench.encoding import HF, SORTED, ErrorBudget, encode_all
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.workloads import Texts
@@ -52,6 +53,46 @@ def test_ours_and_transformers_encode_the_same(name, tmp_path):
     [path] = append(rows, tmp_path)
     assert read(path) == rows and "tok/s" in markdown(rows)
     assert "tok/s" in (shown := encode_table(rows)) and SORTED in shown and "passed" in shown
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_recipes_of_an_encoder_are_compared_in_pairs(name, tmp_path):
+    steps, partial = [], []
+    found = eet_lab.compare(
+        ours(name), texts(), "all", repeats=7, batch_tokens=64,
+        progress=lambda *told: steps.append(told), on_partial=partial.append,
+    )  # fmt: skip
+    assert found.workload.startswith("encode:") and found.prompt_lengths == tuple(map(len, texts()))
+    assert found.parity.verdict in ("identical", "within rounding") and found.parity.max_error <= found.parity.budget
+    assert set(found.changes) == {"total_ms", "tokens_per_s"}
+    assert {change.num_pairs for change in found.changes.values()} == {7} and len(partial) == 6
+    assert steps[-1][:2] == (17, 17)
+    for side in (found.baseline, found.selection):
+        assert side.tokens_per_s.p50 == pytest.approx(
+            sum(found.prompt_lengths) / side.total_ms.p50 * 1e3, 1e-3
+        )  # an odd number of runs
+        assert side.memory["peak"] == side.memory["weights"] + side.memory["activations"] > side.memory["weights"]
+    assert "throughput" in found.to_text() and "time per output token" not in found.to_text()
+    found.save(path := tmp_path / "encoder.json")
+    assert eet_lab.load_result(path).to_text() == found.to_text()
+
+
+def test_an_encoders_comparison_takes_texts_and_tells_what_is_of_no_use():
+    assert eet_lab.compare(ours("bert"), repeats=1).workload.startswith("encode:")
+    with pytest.raises(PromptError, match="takes no max_new_tokens"):
+        eet_lab.compare(ours("bert"), texts(), max_new_tokens=3)
+    with pytest.raises(PromptError, match="batch_tokens"):
+        eet_lab.compare(ours("bert"), texts(), batch_tokens=-1)
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(Cancelled):
+        eet_lab.compare(ours("bert"), texts(), cancel=cancel)
+
+
+def test_vectors_that_differ_are_told(monkeypatch):
+    monkeypatch.setattr(ErrorBudget, "error", lambda self, vectors: float("nan"))
+    found = eet_lab.compare(ours("bert"), texts(), "pre_padding", repeats=1)
+    assert found.parity.verdict == "different" and found.parity.max_error is None
 
 
 def texts() -> list[list[int]]:

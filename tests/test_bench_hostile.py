@@ -186,7 +186,7 @@ def test_a_real_file_with_a_hostile_value(place, name):
         ("baseline.step_ms", "[1, 5e-324]", r"step_ms\[1\] is 5e-324, but it must be 0 or at least 1e-06"),
         ("baseline.step_tokens", "[1, 1]", "step_tokens sums up to 2, but there are 3 tokens"),
         ("baseline.cost.ceiling_gb_per_s", "null", "one of floor_ms and ceiling_gb_per_s"),
-        ("sameness.verdict", '"maybe"', "is 'maybe', but it must be one of identical, within rounding, lossy, diff"),
+        ("parity.verdict", '"maybe"', "is 'maybe', but it must be one of identical, within rounding, lossy, diff"),
         ("environment.device_kind", '"tpu"', "device_kind is 'tpu', but it must be one of cpu, cuda"),
         ("environment.date", '"soon"', "result.environment.date is 'soon', but it must be an ISO 8601 date"),
         ("environment.device", '"\\ud800"', "result.environment.device holds half of a surrogate pair"),
@@ -273,7 +273,7 @@ def test_no_escape_sequence_of_an_error_reaches_the_terminal(tmp_path, capfd):
     path = comparison().save(tmp_path / f"r{ESCAPE}.json")
     for change in (
         lambda c: c["result"].update({ESCAPE: 1}),
-        lambda c: c["result"]["sameness"].update(verdict=ESCAPE),
+        lambda c: c["result"]["parity"].update(verdict=ESCAPE),
         lambda c: c.update(kind=ESCAPE),
         lambda c: c.update(eet_lab_result=ESCAPE),
     ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,14 +14,14 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from eet_lab.bench.cost import MOST_BYTES, beyond_caches, last_cache_bytes
 from eet_lab.bench.launches import StepLaunches
-from eet_lab.bench.measure import SHARED
 from eet_lab.bench.ops import PROVIDERS, OpWorkload, benchmark_op
-from eet_lab.bench.ops import benchmark as op_race
+from eet_lab.bench.ops import benchmark as op_benchmark
 from eet_lab.bench.ops.attention import _paged
-from eet_lab.bench.ops.provider import Judge, Prepared, Provider
+from eet_lab.bench.ops.provider import Judge, OpProvider, Prepared
 from eet_lab.bench.ops.providers import names_for
 from eet_lab.bench.ops.workload import TIMED_CASES
 from eet_lab.bench.rows import append, read
+from eet_lab.bench.timing import SHARED
 from eet_lab.cli import main
 from eet_lab.errors import Cancelled, PromptError
 from eet_lab.ops.int8_cases import Int8Shape
@@ -41,6 +42,34 @@ def test_attention_of_any_size_reads_back_from_its_name(batch, low, more, groups
     found = workload(text)
     assert str(found) == text
     assert (min(found.shape.lengths), len(found.shape.lengths)) == (low, batch)
+
+
+COUNT, EIGHTS = st.integers(1, 5000), st.integers(40, 600).map(lambda number: 8 * number)
+LINEAR = {"T": COUNT, "N": COUNT, "C": EIGHTS, "act": st.sampled_from([None, "relu", "gelu"])}
+DRAW = {"temperature": st.floats(0.01, 9).map(lambda t: float(f"{t:g}")), "top_k": st.integers(0, 40)}
+CHOOSE = {"B": st.integers(1, 16), "V": st.integers(99, 5000), **DRAW, "top_p": st.sampled_from([0.25, 0.9, 1.0])}
+SHAPES = {
+    "norm_linear": LINEAR,
+    "linear_residual": LINEAR | {"act": st.none()},
+    "int8_norm_linear": LINEAR | {"group": st.sampled_from([0, 64, 256])},
+    "norm": {"T": COUNT, "C": EIGHTS},
+    "softmax": {"T": COUNT, "C": COUNT},
+    "embed": {"T": COUNT, "C": EIGHTS},
+    "next_token": {"B": st.integers(1, 9), "T": st.integers(9, 99), "V": CHOOSE["V"], "C": EIGHTS, **DRAW}
+    | {"int8": st.booleans(), "rms": st.just(False)},
+    "choose": CHOOSE,
+    "choose_top_k": CHOOSE
+    | {"top_k": st.integers(1, 40), "num_blocks": st.integers(40, 99), "clumped": st.just(False)},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@given(st.data())
+def test_shapes_of_any_size_read_back_from_their_names(name, data):
+    [case] = (case for case in TIMED_CASES if case.name == name)
+    shape = replace(case.bench[0], **data.draw(st.fixed_dictionaries(SHAPES[name])))
+    [found] = OpWorkload.parse(f"op:{name}/{shape}")
+    assert found == OpWorkload(case, shape)
 
 
 def test_linears_of_any_size_and_listed_sizes_read_back():
@@ -170,7 +199,7 @@ def test_repeats_that_cannot_be_are_told_before_any_work():
 
 
 def test_what_was_faster_than_memory_is_remarked_upon(monkeypatch):
-    monkeypatch.setattr(op_race, "streaming_gb_per_s", lambda device: 1e-3)
+    monkeypatch.setattr(op_benchmark, "streaming_gb_per_s", lambda device: 1e-3)
     rows, remarks = benchmark_op(workload(TEXTS[0]), device="cpu", repeats=1)
     assert all(row.share_of_ceiling > 1 for row in rows)
     found = [remark for remark in remarks if "stayed in a cache, so the floor does not hold" in remark]
@@ -178,12 +207,12 @@ def test_what_was_faster_than_memory_is_remarked_upon(monkeypatch):
 
 
 def test_a_cache_is_named_only_where_the_copies_could_be_in_one(monkeypatch):
-    monkeypatch.setattr(op_race, "streaming_gb_per_s", lambda device: 1e-3)
-    monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 0)
-    monkeypatch.setattr(op_race, "last_cache_bytes", lambda: 2**40)
+    monkeypatch.setattr(op_benchmark, "streaming_gb_per_s", lambda device: 1e-3)
+    monkeypatch.setitem(op_benchmark.ROTATED_BYTES, "cpu", 0)
+    monkeypatch.setattr(op_benchmark, "last_cache_bytes", lambda: 2**40)
     _, remarks = benchmark_op(workload(TEXTS[0]), device="cpu", repeats=1)
     assert not any("are beyond the caches" in remark for remark in remarks)
-    monkeypatch.setattr(op_race, "last_cache_bytes", lambda: None)
+    monkeypatch.setattr(op_benchmark, "last_cache_bytes", lambda: None)
     _, remarks = benchmark_op(workload(TEXTS[0]), device="cpu", repeats=1)
     assert not any("stayed in a cache" in remark for remark in remarks)
     assert any(f"MB of {TEXTS[0]} are beyond the caches, so the read that sets the" in remark for remark in remarks)
@@ -202,7 +231,7 @@ def test_the_cpus_caches_are_read_where_linux_tells_them(tmp_path):
 
 
 def test_an_op_tells_that_the_processor_was_shared(monkeypatch):
-    monkeypatch.setattr(op_race, "UNDISTURBED", 2.0)  # more than there can be
+    monkeypatch.setattr("eet_lab.bench.timing.UNDISTURBED", 2.0)  # more than there can be
     rows, remarks = benchmark_op(workload("op:norm/t5/c64"), device="cpu", repeats=1)
     for row in rows:
         assert f"{row.provider}: the processor was shared: other programs kept this one waiting." in remarks
@@ -260,7 +289,7 @@ def test_pages_hold_every_row_from_a_page_of_its_own():
 
 
 def test_one_that_fails_is_left_out_and_told(monkeypatch):
-    broken = Provider("torch-norm-linear", ("norm_linear",), lambda shape, inputs: 1 / 0)
+    broken = OpProvider("torch-norm-linear", ("norm_linear",), lambda shape, inputs: 1 / 0)
     monkeypatch.setitem(PROVIDERS, "torch-norm-linear", broken)
     rows, remarks = benchmark_op(workload("op:norm_linear/t1/n16/c8"), device="cpu", repeats=1)
     assert [row.provider for row in rows] == ["torch-linear"]
@@ -271,7 +300,7 @@ def test_one_that_fails_is_left_out_and_told(monkeypatch):
 
 def test_what_fails_while_it_is_counted_leaves_no_counter_behind():
     with pytest.raises(ZeroDivisionError):
-        op_race._counted(Prepared(lambda: 1 / 0), "cpu")
+        op_benchmark._counted(Prepared(lambda: 1 / 0), "cpu")
     assert _get_current_dispatch_mode() is None
 
 
@@ -280,20 +309,20 @@ def test_what_a_blind_profiler_counts_is_not_believed(monkeypatch):
         start = staticmethod(lambda: None)
         stop = staticmethod(lambda: StepLaunches(3, 0))
 
-    monkeypatch.setattr(op_race, "counting", lambda device: nullcontext(Blind))
-    assert op_race._counted(Prepared(lambda: None), "cuda") is None
+    monkeypatch.setattr(op_benchmark, "counting", lambda device: nullcontext(Blind))
+    assert op_benchmark._counted(Prepared(lambda: None), "cuda") is None
     monkeypatch.setattr(Blind, "stop", staticmethod(lambda: StepLaunches(3, 2)))
-    assert op_race._counted(Prepared(lambda: None), "cuda") == (0, 2), "in a graph"
-    assert op_race._counted(Prepared(lambda: None), "cpu") == (3, 2)
+    assert op_benchmark._counted(Prepared(lambda: None), "cuda") == (0, 2), "in a graph"
+    assert op_benchmark._counted(Prepared(lambda: None), "cpu") == (3, 2)
 
 
 def test_copies_that_a_cache_may_hold_are_told(monkeypatch):
     told = "% of ceiling"
-    monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 1 << 30)
+    monkeypatch.setitem(op_benchmark.ROTATED_BYTES, "cpu", 1 << 30)
     rows, remarks = benchmark_op(workload("op:norm/t1/c8"), device="cpu", repeats=1)
     assert rows and sum(told in remark for remark in remarks) == 1
     assert any("48 copies" in remark and told in remark for remark in remarks)
-    monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 1 << 8)
+    monkeypatch.setitem(op_benchmark.ROTATED_BYTES, "cpu", 1 << 8)
     assert not [each for each in benchmark_op(workload("op:norm/t1/c8"), device="cpu", repeats=1)[1] if told in each]
 
 
@@ -312,7 +341,7 @@ def test_a_stop_ends_it():
 
 
 def test_the_command_prints_and_appends(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(op_race.ROTATED_BYTES, "cpu", 1 << 16)
+    monkeypatch.setitem(op_benchmark.ROTATED_BYTES, "cpu", 1 << 16)
     words = ["--device", "cpu", "--repeats", "1", "--append", str(tmp_path)]
     assert main(["bench", "op:decode_attention/b1/kv64/h4/d32", *words]) == 0
     out = capsys.readouterr().out

@@ -22,6 +22,7 @@ from eet_lab.bench.parity import ParityCheck, reference_logits
 from eet_lab.bench.peers import HuggingFace, Timing, huggingface, make, to_hf
 from eet_lab.bench.peers.peer import left_padded
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
+from eet_lab.bench.workloads import Requests, Stream, Texts
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, OutOfMemory, PromptError, ResultError
@@ -45,6 +46,13 @@ def test_a_workload_reads_back_from_its_name(model, batch, low, more):
     assert lengths[0] == low
     assert list(lengths) == sorted(lengths)
     assert lengths[-1] == (low + more if batch > 1 else low)
+
+
+@given(st.sampled_from([Requests, Stream, Texts]), st.integers(1, 99), st.integers(1, 99), st.integers(0, 1))
+def test_every_kind_of_workload_reads_back_from_its_name(kind, num, low, more):
+    workload = kind("a/model", num, low, low + more, *([] if kind is Texts else [7]))
+    assert kind.parse(str(workload)) == workload
+    assert kind.parse(f" {workload} ") == workload
 
 
 def test_workloads_are_evenly_spaced_and_repeatable():

@@ -38,7 +38,7 @@ def comparison(**changes: object) -> Comparison:
     result = Comparison(
         environment=HERE, workload="tiny/b2/p1-3/n2", prompts=("x", "y"), prompt_lengths=(1, 3),
         settings={"max_new_tokens": 2}, baseline=measurement(), selection=measurement("memory_reuse", 50.0),
-        sameness=SAME, watched=measurement("memory_reuse", 51.0), watching_cost_percent=2.0,
+        parity=SAME, watched=measurement("memory_reuse", 51.0), watching_cost_percent=2.0,
     )  # fmt: skip
     return replace(result, **changes)
 
@@ -145,7 +145,7 @@ def damage(path, change):
         (lambda c: c.update(kind="novel"), "'novel'"),
         (lambda c: c["result"].pop("baseline"), "no baseline"),
         (lambda c: c["result"]["baseline"].update(step_ms="fast"), "result.baseline.step_ms"),
-        (lambda c: c["result"]["sameness"].update(verdict="maybe"), "result.sameness.verdict"),
+        (lambda c: c["result"]["parity"].update(verdict="maybe"), "result.parity.verdict"),
         (lambda c: c["result"].update(mood="good"), "mood"),
         (
             lambda c: c["result"]["changes"]["total_ms"].update(low=-1.0),
@@ -196,6 +196,13 @@ def test_a_link_and_a_device_stay_what_they_are(tmp_path):
     finally:
         os.close(controller)
         os.close(terminal)
+
+
+@pytest.mark.parametrize("result", [comparison(), ladder()])
+def test_files_of_before_parity_was_called_so_still_open(result, tmp_path):
+    result.save(path := tmp_path / "new.json")
+    (tmp_path / "old.json").write_text(path.read_text().replace('"parity":', '"sameness":'))
+    assert load_result(tmp_path / "old.json").to_text() == load_result(path).to_text()
 
 
 def test_frames_hold_numbers():

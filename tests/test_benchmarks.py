@@ -34,14 +34,14 @@ def run(h200, monkeypatch, *words: str) -> int:
 
 
 def test_it_lists_its_parts_with_their_estimates(h200, monkeypatch, capsys):
-    assert run(h200, monkeypatch, "--list", "--only", "race-xl") == 0
+    assert run(h200, monkeypatch, "--list", "--only", "bench-xl") == 0
     out = capsys.readouterr().out
-    assert "race-xl-b1       about  120 s, from 0 s" in out
-    assert "race-l16" not in out
+    assert "bench-xl-b1      about  120 s, from 0 s" in out
+    assert "bench-l16" not in out
 
 
 def test_a_smoke_test_takes_rows_and_reports(h200, monkeypatch, tmp_path, capsys):
-    words = ["race-gpt2-b1", "ops-linear", "compare-xl"]
+    words = ["bench-gpt2-b1", "ops-linear", "compare-xl"]
     options = ["--smoke", "--out", str(tmp_path), "--peers", "hf-sdpa", "--only", *words]
     assert run(h200, monkeypatch, *options) == 0
     report = json.loads((tmp_path / "report.json").read_text())

@@ -84,7 +84,7 @@ def test_all_leaves_it_out_and_every_list_says_why(broken):
 
 def test_what_is_not_selected_disturbs_nothing(broken, tiny):
     assert generate(tiny, [[1, 2]], "all", max_new_tokens=2, stop_at_eos=False).recipe == BEFORE
-    assert compare(tiny, [[1, 2]], "pre_padding", repeats=1, max_new_tokens=2).sameness.verdict == "identical"
+    assert compare(tiny, [[1, 2]], "pre_padding", repeats=1, max_new_tokens=2).parity.verdict == "identical"
 
 
 def test_the_workbench_greys_it_with_the_reason(broken):

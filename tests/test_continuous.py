@@ -272,11 +272,11 @@ def test_compare_ladder_and_perplexity_take_it():
     words = recipe("static", "rows=4:chunk=8:budget=8")
     model = ours("qwen3")
     result = compare(model, prompts(), words, repeats=2, max_new_tokens=9, watch=False)
-    assert result.sameness.verdict == "identical", result.sameness
+    assert result.parity.verdict == "identical", result.parity
     assert len(prompts()) > 4, "some wait for a slot"
     steps = ladder(model, prompts(), words, repeats=2, max_new_tokens=4).rungs
     assert steps[-1].technique == "continuous_batching"
-    assert {rung.sameness.verdict for rung in steps} <= {"identical", "within rounding"}
+    assert {rung.parity.verdict for rung in steps} <= {"identical", "within rounding"}
     ids = [token for row in prompts() for token in row]
     assert perplexity(model, words, ids).value == pytest.approx(perplexity(model, "", ids).value, rel=1e-5)
 

@@ -190,13 +190,12 @@ def test_fill_mask_wants_a_mask(with_words):
 
 WORK = [
     lambda model: eet_lab.generate(model, [[1]]),
-    lambda model: eet_lab.compare(model, [[1]]),
     lambda model: eet_lab.ladder(model, [[1]]),
     lambda model: model.decoder,
 ]
 
 
-@pytest.mark.parametrize("work", WORK, ids=["generate", "compare", "ladder", "decoder"])
+@pytest.mark.parametrize("work", WORK, ids=["generate", "ladder", "decoder"])
 def test_an_encoder_generates_nothing(work):
     with pytest.raises(ModelError, match=r"BertModel is an encoder \(bert\): .* Use eet_lab.encode, .* such as 'demo'"):
         work(ours("bert"))

@@ -93,7 +93,7 @@ def test_every_technique_keeps_the_tokens_of_every_family_or_says_why_it_cannot_
             as_recipe(recipe, "cpu", model.config)
     elif recipe.lossy:
         result = compare(model, prompts(), recipe, repeats=1, max_new_tokens=4, watch=False)
-        assert result.sameness.verdict == "lossy", result.sameness
+        assert result.parity.verdict == "lossy", result.parity
     else:
         told = Engine(model.decoder, recipe.parts).generate(prompts(), Settings(NEW))
         assert [tuple(row) for row in told.tokens] == expected(name)

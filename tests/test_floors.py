@@ -16,6 +16,7 @@ FLOORS = (
         "eet_lab.errors",
         "eet_lab.knobs",
         "eet_lab.limits",
+        "eet_lab.naming",
         "eet_lab.paths",
         "eet_lab.progress",
         "eet_lab.threads",

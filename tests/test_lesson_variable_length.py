@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eet_lab.bench import caching_allocator
-from eet_lab.bench.caching_allocator import Cached, Recording
+from eet_lab.bench.caching_allocator import AllocatorTrace, Cached
 from eet_lab.errors import PlanError
 from eet_lab.lessons import allocators, memory_reuse
 from eet_lab.lessons import memory_exercises as exercises
@@ -132,7 +132,7 @@ def test_the_peers_figures_are_labelled_or_refused(monkeypatch: pytest.MonkeyPat
     [note] = allocators.torch_allocator().things
     assert "needs a GPU" in note.data
     streams = {"artifact": {"default": Cached((MiB, 4 * MiB), MiB, 2, 0)}}
-    told = Recording("Some GPU", "2.13", "2026-11-21T00:00:00", streams)
+    told = AllocatorTrace("Some GPU", "2.13", "2026-11-21T00:00:00", streams)
     path = tmp_path / "told.json"
     path.write_text(json.dumps(asdict(told)))
     monkeypatch.setattr(caching_allocator, "RECORDED", path)

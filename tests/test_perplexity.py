@@ -118,7 +118,7 @@ def test_compare_shows_it_beside_the_speed(short, tmp_path):
     assert before.nats != after.nats
     assert after.nats == pytest.approx(before.nats, rel=0.02)
     assert f"Perplexity {before.value:.2f} -> {after.value:.2f}" in result.to_text()
-    assert result.sameness.verdict == "lossy"
+    assert result.parity.verdict == "lossy"
     assert result.to_frame().loc["selection", "perplexity"] == pytest.approx(after.value)
     assert load_result(result.save(tmp_path / "r.json")) == result
 

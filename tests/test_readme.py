@@ -127,4 +127,4 @@ def test_a_technique_of_your_own_runs_as_pasted(forgotten):
     block = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
     exec(compile(block, "README.md", "exec"), cell := {"__name__": "__main__"})
     assert cell["result"].selection.recipe == "static_cache"
-    assert cell["result"].sameness.verdict == "identical"
+    assert cell["result"].parity.verdict == "identical"

@@ -26,7 +26,7 @@ from eet_lab.bench.timeline import (
 )
 from eet_lab.bench.timeline.spans import covered_us, with_bytes
 from eet_lab.bench.timeline.steps import NEW_TOKENS, SAMPLES, Probe, earliest
-from eet_lab.bench.timeline.trace import Step, read_steps
+from eet_lab.bench.timeline.trace import ProfiledStep, read_steps
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, MonitorError, PromptError, ResultError
@@ -41,7 +41,7 @@ def taken(tiny) -> Timelines:
     return timelines(tiny, ROWS, "all")
 
 
-def on_gpu(step: Step, recipe: str, unprofiled_us: float, **more) -> Timeline:
+def on_gpu(step: ProfiledStep, recipe: str, unprofiled_us: float, **more) -> Timeline:
     about = ("torch.profiler, NVIDIA H200", "NVIDIA H200, driver 580.1")
     busy = step.device_busy_us
     return Timeline(

@@ -44,7 +44,7 @@ LARGE = (
     "op:decode_attention/b1/kv32768/h25/d64",
     "op:prefill_attention/b1/s32768/h4/d64",
 )
-"""Hidden sizes and prompts far beyond the models that are raced."""
+"""Hidden sizes and prompts far beyond the models that are benchmarked."""
 STREAMED = (
     ("all", True),
     ("all,-cuda_graphs", True),
@@ -85,7 +85,7 @@ def machine(session: Session) -> dict[str, Any]:
     return {"streaming_gb_per_s": streaming_gb_per_s(device), "launch_cost": launch, "unavailable": reasons}
 
 
-def raced(
+def benchmarked(
     *workloads: str, recipes: Sequence[str] = ("all",), repeats: int = 3, peers: Sequence[str] = tuple(PEERS)
 ) -> Callable[[Session], Any]:
     """Recipes beside peers on each workload."""
@@ -203,18 +203,18 @@ def allocators(session: Session) -> Any:
 PARTS: dict[str, Part] = {
     "build": Part(15, build),
     "machine": Part(5, machine),
-    "race-xl-b1": Part(120, raced("gpt2-xl/b1/p128/n128", recipes=ONE_BY_ONE)),
-    "race-gpt2-b1": Part(60, raced("gpt2/b1/p128/n128", recipes=ONE_BY_ONE, repeats=5)),
-    "race-xl-int8": Part(20, raced("gpt2-xl/b1/p128/n128", recipes=("all", "all,int8_weights"), peers=())),
-    "race-l16": Part(40, raced("l16-h1024/b4/p512/n512", peers=COMPILED)),
-    "race-l24": Part(55, raced("l24-h2048/b4/p512/n512", peers=COMPILED)),
-    "race-xl-ragged": Part(60, raced("gpt2-xl/b16/p16-960/n64", peers=("hf-sdpa", "torch-cuda-graphs"))),
-    "race-xl-b8": Part(80, raced("gpt2-xl/b8/p512/n128", peers=("hf-sdpa", *COMPILED))),
-    "race-xl-b32": Part(90, raced("gpt2-xl/b32/p64-500/n64", peers=COMPILED)),
-    "race-llama-b1": Part(60, raced("llama-1b/b1/p128/n128", peers=("hf-static-compile", "torch-compile"))),
-    "race-llama-b16": Part(70, raced("llama-1b/b16/p1024/n128", peers=("hf-static-compile", "torch-compile"))),
-    "race-qwen3-b1": Part(70, raced("qwen3-0.6b/b1/p128/n128", peers=("hf-static-compile", "torch-compile"))),
-    "race-qwen3-8b": Part(120, raced("qwen3-8b/b1/p128/n64", peers=("hf-static-compile", "torch-compile"))),
+    "bench-xl-b1": Part(120, benchmarked("gpt2-xl/b1/p128/n128", recipes=ONE_BY_ONE)),
+    "bench-gpt2-b1": Part(60, benchmarked("gpt2/b1/p128/n128", recipes=ONE_BY_ONE, repeats=5)),
+    "bench-xl-int8": Part(20, benchmarked("gpt2-xl/b1/p128/n128", recipes=("all", "all,int8_weights"), peers=())),
+    "bench-l16": Part(40, benchmarked("l16-h1024/b4/p512/n512", peers=COMPILED)),
+    "bench-l24": Part(55, benchmarked("l24-h2048/b4/p512/n512", peers=COMPILED)),
+    "bench-xl-ragged": Part(60, benchmarked("gpt2-xl/b16/p16-960/n64", peers=("hf-sdpa", "torch-cuda-graphs"))),
+    "bench-xl-b8": Part(80, benchmarked("gpt2-xl/b8/p512/n128", peers=("hf-sdpa", *COMPILED))),
+    "bench-xl-b32": Part(90, benchmarked("gpt2-xl/b32/p64-500/n64", peers=COMPILED)),
+    "bench-llama-b1": Part(60, benchmarked("llama-1b/b1/p128/n128", peers=("hf-static-compile", "torch-compile"))),
+    "bench-llama-b16": Part(70, benchmarked("llama-1b/b16/p1024/n128", peers=("hf-static-compile", "torch-compile"))),
+    "bench-qwen3-b1": Part(70, benchmarked("qwen3-0.6b/b1/p128/n128", peers=("hf-static-compile", "torch-compile"))),
+    "bench-qwen3-8b": Part(120, benchmarked("qwen3-8b/b1/p128/n64", peers=("hf-static-compile", "torch-compile"))),
     "serve-llama": Part(
         200,
         served(
@@ -226,7 +226,7 @@ PARTS: dict[str, Part] = {
     "accuracy-demo": Part(
         20, accuracy_of("accuracy:demo/b16/p64/n64", "all", "all,-persistent_layers", "all,int8_weights")
     ),
-    "sweep-l16": Part(60, raced("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
+    "sweep-l16": Part(60, benchmarked("l16-h1024/b4/p128/n896", "l16-h1024/b4/p896/n128", peers=COMPILED)),
     "ops-decode-b1": Part(8, ops("op:decode_attention/b1/kv1024/h25/d64")),
     "ops-decode": Part(60, ops("op:decode_attention")),
     "ops-prefill": Part(45, ops("op:prefill_attention")),
@@ -247,7 +247,11 @@ PARTS: dict[str, Part] = {
     "timeline-xl": Part(40, recorded_timeline("gpt2-xl/b8/p16-128/n64", "compare-gpt2-xl")),
     "timeline-xl-one-row": Part(40, recorded_timeline("gpt2-xl/b1/p128/n128", "ladder-gpt2-xl-one-row")),
     "timeline-demo": Part(15, recorded_timeline("demo/b8/p16-128/n64", "compare-demo")),
-    "toggles-gpt2": Part(90, raced("gpt2/b8/p16-512/n128", recipes=ALONE, peers=("hf-sdpa", "hf-static-compile"))),
-    "toggles-xl": Part(240, raced("gpt2-xl/b8/p16-512/n128", recipes=ALONE, repeats=2, peers=("hf-static-compile",))),
+    "toggles-gpt2": Part(
+        90, benchmarked("gpt2/b8/p16-512/n128", recipes=ALONE, peers=("hf-sdpa", "hf-static-compile"))
+    ),
+    "toggles-xl": Part(
+        240, benchmarked("gpt2-xl/b8/p16-512/n128", recipes=ALONE, repeats=2, peers=("hf-static-compile",))
+    ),
 }
-"""By name: `--only race-xl` runs those whose name has the word."""
+"""By name: `--only bench-xl` runs those whose name has the word."""

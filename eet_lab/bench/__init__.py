@@ -5,7 +5,7 @@ from __future__ import annotations
 from eet_lab.bench.benchmark import benchmark
 from eet_lab.bench.compare import compare
 from eet_lab.bench.files import load_result
-from eet_lab.bench.job import Job, watched
+from eet_lab.bench.job import RunInputs, watched
 from eet_lab.bench.ladder import ladder
 from eet_lab.bench.measure import measure
 from eet_lab.bench.measured import MEMORY_KEYS, Cost, Environment, Measurement, Parity, Perplexity, Spread
@@ -21,12 +21,12 @@ __all__ = [
     "Comparison",
     "Cost",
     "Environment",
-    "Job",
     "Ladder",
     "Measurement",
     "Parity",
     "Perplexity",
     "Run",
+    "RunInputs",
     "Rung",
     "Spread",
     "Workload",

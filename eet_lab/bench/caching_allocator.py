@@ -44,7 +44,7 @@ class Cached:
 
 
 @dataclass(frozen=True)
-class Recording:
+class AllocatorTrace:
     """Streams by name, then by setting of the allocator; where and when."""
 
     device: str
@@ -94,7 +94,7 @@ def _calls() -> tuple[int, int]:
 
 
 @cache
-def here() -> Recording:
+def here() -> AllocatorTrace:
     """Measured now, each setting in a process of its own; EETError without a GPU."""
     from eet_lab.bench.environment import device_name, versions
 
@@ -103,7 +103,7 @@ def here() -> Recording:
     found = {setting: _in_its_own_process(value) for setting, value in SETTINGS.items()}
     by_stream = {name: {setting: found[setting][name] for setting in SETTINGS} for name in streams()}
     about = versions("cuda")
-    return Recording(device_name("cuda"), about["torch"], about["date"], by_stream)
+    return AllocatorTrace(device_name("cuda"), about["torch"], about["date"], by_stream)
 
 
 def _in_its_own_process(value: str) -> dict[str, Cached]:
@@ -116,7 +116,7 @@ def _in_its_own_process(value: str) -> dict[str, Cached]:
     return {name: _cached(each) for name, each in json.loads(done.stdout).items()}
 
 
-def recorded(path: Path | None = None) -> Recording | None:
+def recorded(path: Path | None = None) -> AllocatorTrace | None:
     """What another machine found, where that comes with the package."""
     path = path or RECORDED
     if not path.exists():
@@ -126,7 +126,7 @@ def recorded(path: Path | None = None) -> Recording | None:
         stream: {setting: _cached(each) for setting, each in settings.items()}
         for stream, settings in told["streams"].items()
     }
-    return Recording(told["device"], told["torch"], told["date"], by_stream)
+    return AllocatorTrace(told["device"], told["torch"], told["date"], by_stream)
 
 
 def _cached(told: dict[str, Any]) -> Cached:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
-from eet_lab.bench.job import Job
-from eet_lab.bench.measure import OnStep, Run, Subject
+from eet_lab.bench.compare_texts import compare_texts
+from eet_lab.bench.job import RunInputs
+from eet_lab.bench.measure import OnStep, Subject, TimedRun
 from eet_lab.bench.measured import TIMES, Measurement, Parity, Perplexity
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import ParityCheck
@@ -17,15 +19,34 @@ from eet_lab.bench.results import Comparison
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Tally, check_budget, counterbalanced
 from eet_lab.engine.engine import Engine
 from eet_lab.models import Model
+from eet_lab.models.encoder import Encoder
 from eet_lab.models.on_device import on_its_device
-from eet_lab.monitor import open_source
+from eet_lab.monitor import Source, open_source
 from eet_lab.progress import Cancel, Progress
+from eet_lab.technique import Recipe
 from eet_lab.texts import Prompts, RecipeLike, as_recipe
+
+Work = TypeVar("Work", bound=Callable[..., Any])
 
 OnPhase = Callable[[str, str], None]
 """Called with a phase ("warm-up", "check", "watched", "measured") and the recipe that it is about."""
 
 
+def for_encoders(of_texts: Callable[..., Any]) -> Callable[[Work], Work]:
+    """A decorator: a model that is an encoder goes to `of_texts`."""
+
+    def decorator(work: Work) -> Work:
+        @wraps(work)
+        def chosen(model: Any, *args: Any, **keywords: Any) -> Any:
+            is_encoder = isinstance(getattr(model, "network", None), Encoder)
+            return (of_texts if is_encoder else work)(model, *args, **keywords)
+
+        return cast(Work, chosen)
+
+    return decorator
+
+
+@for_encoders(compare_texts)
 @on_its_device
 def compare(
     model: Model,
@@ -44,7 +65,7 @@ def compare(
     on_partial: Callable[[Comparison], None] | None = None,
     **settings: Any,
 ) -> Comparison:
-    """Run `baseline` and `recipe` on the prompts, check that they say the same, and time both.
+    """TimedRun `baseline` and `recipe` on the prompts, check that they say the same, and time both.
 
     Prompts are texts or lists of token ids (default: eight ragged ones); `settings` are those of `Settings`. Every row
     gets its full number of tokens unless `stop` is given. In order: each recipe is warmed up (phase "warm-up"), each
@@ -54,101 +75,124 @@ def compare(
     least; or exactly `repeats` times. `on_partial` is given what is known after each round but the last: it narrows.
     Where one of them is lossy, the check includes both perplexities on held-out text.
     `on_engine` is given the engine of each watched run, to see its arena and KV cache meanwhile.
+    An encoder reads texts instead, and generates none: see `compare_texts`.
 
     Errors: RecipeError, PromptError, OutOfMemory, and Cancelled once `cancel` is set.
     """
     check_budget(budget_s)
     recipes = [as_recipe(each, model.device, model.config) for each in (baseline, recipe)]
-    job = Job.of(model, prompts, repeats, settings)
-    timed: tuple[list[Run], list[Run]] = ([], [])
-    rounds = Rounds(repeats, budget_s, lambda: changes(*timed).values())
-    before_timing = 4 + 2 * watch
-    tally = Tally(before_timing + 2 * rounds.expected, progress)
-
-    def enter(phase: str, about: str, message: str) -> None:
-        tally.say(message)
-        if on_phase is not None:
-            on_phase(phase, about)
-
+    job = RunInputs.of(model, prompts, repeats, settings)
     with closing(open_source(model.device)) as source:
-        subjects = [Subject(model, each, job.rows, job.settings, source, cancel) for each in recipes]
+        tally = Tally(0, progress)
+        pair = _Pair(job, recipes, source, cancel, tally, on_phase)
+        rounds = Rounds(repeats, budget_s, lambda: changes(*pair.timed).values())
         try:
-            for subject in subjects:
-                enter("warm-up", subject.recipe, f"warming up {subject.recipe}")
-                if watch:
-                    subject.begin(tally.building)
-                else:
-                    tokens = subject.prepare(tally.building)
-                tally.finish()
-            watched: list[Run] = []
-            for subject in subjects if watch else []:
-                enter("watched", subject.recipe, f"watching {subject.recipe}")
-                if on_engine is not None:
-                    on_engine(subject.engine)
-                watched.append(subject.run(on_step))
-                tokens = watched[-1].generation.tokens
-                tally.finish()
-            enter("check", str(recipes[1]), "checking the output against the baseline")
-            parity_check = ParityCheck(model.decoder, job.rows, job.settings, recipes[0].parts, cancel)
-            sameness = parity_check.judge(recipes[1].parts, tokens, sum(each.tolerance for each in recipes))
-            quality: list[Perplexity | None] = [None, None]
-            if any(each.lossy for each in recipes):
-                tally.say("comparing perplexities on held-out text")
-                quality = [held_out_perplexity(model, each, cancel) for each in recipes]
-            tally.finish(2)
-            findings = _Findings(job, subjects, timed, watched, quality, sameness)
-            for number in rounds:
-                tally.expect(before_timing + 2 * rounds.expected)
-                if number and on_partial is not None:
-                    on_partial(findings.comparison(costed=False))
-                for subject, runs in counterbalanced(list(zip(subjects, timed, strict=True)), number):
-                    enter("measured", subject.recipe, f"timing {subject.recipe}, pair {number + 1}")
-                    runs.append(subject.run())
-                    tally.finish()
-            tally.expect(before_timing + 2 * len(timed[0]))
-            found = findings.comparison()
+            pair.check(watch, rounds, on_step, on_engine)
+            pair.time(rounds, on_partial)
+            found = pair.comparison()
         finally:
-            for subject in subjects:
-                subject.close()
+            pair.close()
     tally.say("done")
     return found
 
 
-class _Findings:
-    """What a comparison says of the pairs that there are."""
+class _Pair:
+    """Both recipes of a comparison, from warming up to the result."""
 
     def __init__(
         self,
-        job: Job,
-        subjects: Sequence[Subject],
-        timed: tuple[list[Run], list[Run]],
-        watched: Sequence[Run],
-        quality: Sequence[Perplexity | None],
-        sameness: Parity,
+        job: RunInputs,
+        recipes: Sequence[Recipe],
+        source: Source,
+        cancel: Cancel | None,
+        tally: Tally,
+        on_phase: OnPhase | None,
     ) -> None:
-        self._job, self._subjects, self._timed, self._watched = job, subjects, timed, watched
-        self._quality, self._sameness, self._described = quality, sameness, job.described()
+        self._job, self._recipes, self._cancel, self._tally, self._on_phase = job, recipes, cancel, tally, on_phase
+        self._described = job.described()
+        self._subjects = [Subject(job.model, each, job.rows, job.settings, source, cancel) for each in recipes]
+        self.timed: tuple[list[TimedRun], list[TimedRun]] = ([], [])
+        self._watched: list[TimedRun] = []
+        self._quality: list[Perplexity | None] = [None, None]
+        self._parity: Parity | None = None
+        self._units = 0  # of work that is not timed
+
+    def check(
+        self, watch: bool, rounds: Rounds, on_step: OnStep | None, on_engine: Callable[[Engine], None] | None
+    ) -> None:
+        """Warm up, run both once for those who watch, and check the output."""
+        self._units = 4 + 2 * watch
+        self._tally.expect(self._units + 2 * rounds.expected)
+        for subject in self._subjects:
+            self._enter("warm-up", subject.recipe, f"warming up {subject.recipe}")
+            if watch:
+                subject.begin(self._tally.building)
+            else:
+                tokens = subject.prepare(self._tally.building)
+            self._tally.finish()
+        for subject in self._subjects if watch else []:
+            self._enter("watched", subject.recipe, f"watching {subject.recipe}")
+            if on_engine is not None:
+                on_engine(subject.engine)
+            self._watched.append(subject.run(on_step))
+            tokens = self._watched[-1].generation.tokens
+            self._tally.finish()
+        self._judge(tokens)
+        self._tally.finish(2)
+
+    def _judge(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Hold what the second recipe said against the first; where one is lossy, compare perplexities too."""
+        job, (before, after) = self._job, self._recipes
+        self._enter("check", str(after), "checking the output against the baseline")
+        check = ParityCheck(job.model.decoder, job.rows, job.settings, before.parts, self._cancel)
+        self._parity = check.judge(after.parts, tokens, before.tolerance + after.tolerance)
+        if before.lossy or after.lossy:
+            self._tally.say("comparing perplexities on held-out text")
+            self._quality = [held_out_perplexity(job.model, each, self._cancel) for each in self._recipes]
+
+    def time(self, rounds: Rounds, on_partial: Callable[[Comparison], None] | None) -> None:
+        """TimedRun both in turn, in both orders, until `rounds` are enough."""
+        for number in rounds:
+            self._tally.expect(self._units + 2 * rounds.expected)
+            if number and on_partial is not None:
+                on_partial(self.comparison(costed=False))
+            for subject, runs in counterbalanced(list(zip(self._subjects, self.timed, strict=True)), number):
+                self._enter("measured", subject.recipe, f"timing {subject.recipe}, pair {number + 1}")
+                runs.append(subject.run())
+                self._tally.finish()
+        self._tally.expect(self._units + 2 * len(self.timed[0]))
 
     def comparison(self, costed: bool = True) -> Comparison:
-        """The result; `costed` once nothing is timed any more."""
+        """The result of the pairs that there are; `costed` once nothing is timed any more."""
+        assert self._parity is not None, "what is timed has been checked"
         beside = [[run] for run in self._watched] or [[], []]
         before, after = (
             replace(subject.measurement(runs, others, costed), perplexity=quality)
-            for subject, runs, others, quality in zip(self._subjects, self._timed, beside, self._quality, strict=True)
+            for subject, runs, others, quality in zip(self._subjects, self.timed, beside, self._quality, strict=True)
         )
         seen = self._subjects[1].measurement(self._watched[1:], costed=costed) if self._watched else None
         return Comparison(
             **self._described,
             baseline=before,
             selection=after,
-            sameness=self._sameness,
+            parity=self._parity,
             watched=seen,
             watching_cost_percent=_cost_percent(seen, after),
-            changes=changes(*self._timed),
+            changes=changes(*self.timed),
         )
 
+    def close(self) -> None:
+        """Give the memory back to the device."""
+        for subject in self._subjects:
+            subject.close()
 
-def changes(befores: Sequence[Run], afters: Sequence[Run]) -> dict[str, Change]:
+    def _enter(self, phase: str, about: str, message: str) -> None:
+        self._tally.say(message)
+        if self._on_phase is not None:
+            self._on_phase(phase, about)
+
+
+def changes(befores: Sequence[TimedRun], afters: Sequence[TimedRun]) -> dict[str, Change]:
     """What the runs of each round say of every time, by its name in a `Measurement`."""
     found = {}
     for metric in TIMES:

@@ -7,8 +7,7 @@ those bytes at the rate that a streaming read reaches on this device. A predicti
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from statistics import median
@@ -18,7 +17,7 @@ import torch
 
 from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measured import Cost, Spread
-from eet_lab.bench.timing import Timed, took_ms
+from eet_lab.bench.timing import Timed, host_us, took_ms
 from eet_lab.devices import once_per_device
 from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.monitor import free_bytes_of
@@ -30,14 +29,14 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 TIMES = 4
-"""So many times the last cache: of less, one that does not forget in order would still answer a part."""
+"""A buffer is so many times as large as the last cache: a smaller one could stay in part in a cache that is not LRU."""
 
 MOST_BYTES = 512 * 2**20
-"""Whatever the cache: what is read must not drive a small machine out of its memory."""
+"""The largest such buffer, so that a small machine does not run out of memory."""
 
 
 def last_cache_bytes(folder: Path = CACHES) -> int | None:
-    """Of the largest cache that a core reads data through; None where that is not told."""
+    """The size of a core's largest data cache; None where the system does not tell it."""
     sizes = [_num_bytes(each / "size") for each in folder.glob("index*") if _text(each / "type") != "Instruction"]
     return max(sizes, default=0) or None
 
@@ -48,7 +47,7 @@ def beyond_caches(least: int, cache_bytes: int | None) -> int:
 
 
 def _num_bytes(file: Path) -> int:
-    """Of `107520K`; 0 for what is no size."""
+    """The bytes of a size such as `107520K`; 0 for what is no size."""
     text = _text(file)
     number, unit = text.rstrip("KMG"), UNITS.get(text[-1:], 1)
     return int(number) * unit if number.isdecimal() else 0
@@ -62,17 +61,17 @@ def _text(file: Path) -> str:
 
 
 NUM_BYTES = {"cuda": 4 * 2**30, "cpu": beyond_caches(128 * 2**20, last_cache_bytes())}
-"""Of the streaming read: far beyond any cache."""
+"""The bytes of the streaming read: far beyond any cache."""
 
 WIDTH = 4096
-"""Numbers of a row, where a CPU's streaming read is a product of a matrix and a vector."""
+"""Columns of the matrix where a CPU's streaming read is a matrix-vector product."""
 
 NUM_LAUNCHES = 500
-"""In a row, to find what one costs: fewer than the driver's queue holds, so that the host never waits."""
+"""Launches in a row when their cost is measured: fewer than the driver's queue holds, so that the host never waits."""
 
 
 class LaunchCost(NamedTuple):
-    """Microseconds: of a kernel without work in a graph of them, and of the host for handing one over without."""
+    """Microseconds of an empty kernel within a CUDA graph, and of the host for one eager launch."""
 
     kernel_us: float
     launch_us: float
@@ -105,10 +104,10 @@ def predicted_ms(step_bytes: int, counted: StepLaunches, device: str) -> float:
 
 
 def expansion_ms(model: Decoder) -> float:
-    """What plain PyTorch takes in a step to expand int8 weights, and to read again what it wrote; on a CPU.
+    """The time of a step that plain PyTorch spends on a CPU to dequantize int8 weights and to read the result back.
 
-    The floor leaves it out: it is no part of what has to be read. 0 for a GPU: there kernels convert in registers, and
-    what plain PyTorch does instead, or what rows or channels take that are too many, is no part of the prediction.
+    The floor has only what must be read, so it leaves this out. It is 0 on a GPU: kernels convert in registers there,
+    and the prediction does not cover the cases where they cannot.
     """
     if model.device.type != "cpu":
         return 0.0
@@ -132,7 +131,7 @@ def step_ms(floor_ms: float, counted: StepLaunches, price: LaunchCost | None) ->
 
 @once_per_device
 def launch_cost(device: str) -> LaunchCost | None:
-    """What launching costs on this device: the best of a few, once per process and GPU; None on the CPU."""
+    """What a kernel launch costs on this GPU: the best of a few measurements, once per process; None on a CPU."""
     if device == "cpu":
         return None
     number = torch.zeros(1, device=device)
@@ -142,16 +141,11 @@ def launch_cost(device: str) -> LaunchCost | None:
 
     timed = Timed([launch] * NUM_LAUNCHES, device)
     kernel_us = min(timed.ms() for _ in range(3)) * 1e3
-    launch_us = min(_host_s(launch) for _ in range(7)) * 1e6 / NUM_LAUNCHES
-    return LaunchCost(round(kernel_us, 4), round(launch_us, 4))
-
-
-def _host_s(launch: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    for _ in range(NUM_LAUNCHES):
-        launch()
-    return time.perf_counter() - start
+    launch_us = []
+    for _ in range(7):
+        torch.cuda.synchronize()
+        launch_us.append(host_us(launch, NUM_LAUNCHES))
+    return LaunchCost(round(kernel_us, 4), round(min(launch_us), 4))
 
 
 def step_weight_bytes(model: Decoder) -> int:
@@ -182,23 +176,15 @@ def streaming_gb_per_s(device: str) -> float:
 @cache
 def call_us() -> float:
     """What one call of PyTorch costs on the CPU when there is next to nothing to compute: the median of a few, once."""
-    number = torch.zeros(1)
-    tries = []
-    for _ in range(9):
-        start = time.perf_counter()
-        for _ in range(500):
-            number.add_(0)
-        tries.append((time.perf_counter() - start) / 500 * 1e6)
-    return median(tries)
+    call = partial(torch.zeros(1).add_, 0)
+    return median(host_us(call, 500) for _ in range(9))
 
 
 @cache
 def expansion_ns() -> float:
     """What plain PyTorch takes on the CPU to make a weight of one int8 number: the median of a few matrices, once."""
     whole, scale = torch.ones(1024, 1024, dtype=torch.int8), torch.ones(1024, 1)
-    tries = []
-    for _ in range(9):
-        start = time.perf_counter()
-        dequantized(whole, scale, out=torch.empty(whole.shape))
-        tries.append((time.perf_counter() - start) / whole.numel() * 1e9)
-    return median(tries)
+    return median(
+        host_us(lambda: dequantized(whole, scale, out=torch.empty(whole.shape)), 1) * 1e3 / whole.numel()
+        for _ in range(9)
+    )

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
-from time import perf_counter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -45,11 +44,16 @@ CHECKED = 16
 
 
 class Read(NamedTuple):
-    """One run: seconds in all, the vectors [N,C] on the host, and the most bytes beyond what was there before."""
+    """One run: seconds in all, the vectors [N,C] on the host, and the most bytes beyond what was there before.
+
+    `activation_bytes` are those that an engine of ours asked for; 0 for others.
+    """
 
     total_s: float
     vectors: Tensor
     peak_bytes: int | None
+    activation_bytes: int
+    was_disturbed: bool
 
 
 @on_its_encoders_device
@@ -97,17 +101,12 @@ def encoded(
     engine: EncoderEngine, rows: Sequence[Sequence[int]], batching: Batching, cancel: Cancel | None = None
 ) -> Read:
     """All texts by an engine of ours."""
-    work = partial(_vectors, engine, rows, batching, cancel)
+
+    def work() -> tuple[Tensor, int]:
+        run = engine.read([Text(row) for row in rows], MEAN, batching, cancel=cancel)
+        return cast(Tensor, run.values), run.activation_bytes
+
     return _timed(work, engine.model.device, engine.memory.held_bytes)
-
-
-def _vectors(
-    engine: EncoderEngine,
-    rows: Sequence[Sequence[int]],
-    batching: Batching | None = None,
-    cancel: Cancel | None = None,
-) -> Tensor:
-    return cast(Tensor, engine.read([Text(row) for row in rows], MEAN, batching, cancel=cancel).values)
 
 
 def encoded_by_hf(model: Any, rows: Sequence[Sequence[int]], is_sorted: bool) -> Read:
@@ -115,7 +114,7 @@ def encoded_by_hf(model: Any, rows: Sequence[Sequence[int]], is_sorted: bool) ->
 
     @memory_for("a buffer of transformers")
     @torch.inference_mode()
-    def work() -> Tensor:
+    def work() -> tuple[Tensor, int]:
         order = sorted(range(len(rows)), key=lambda number: len(rows[number])) if is_sorted else [*range(len(rows))]
         vectors = torch.empty(len(rows), model.config.hidden_size)
         for at in range(0, len(order), PEER_BATCH):
@@ -127,12 +126,12 @@ def encoded_by_hf(model: Any, rows: Sequence[Sequence[int]], is_sorted: bool) ->
             hidden = model(ids.to(model.device), attention_mask=real)[0]
             mean = (hidden * real[:, :, None]).sum(1) / real.sum(1, keepdim=True)
             vectors[numbers] = mean.float().cpu()
-        return vectors
+        return vectors, 0
 
     return _timed(work, model.device)
 
 
-def _timed(work: Callable[[], Tensor], device: torch.device, held_bytes: int = 0) -> Read:
+def _timed(work: Callable[[], tuple[Tensor, int]], device: torch.device, held_bytes: int = 0) -> Read:
     """A run that ends with its vectors on the host, so that all of the GPU's work is in its time.
 
     `held_bytes`: what an earlier run left allocated, which counts for this one too.
@@ -141,11 +140,9 @@ def _timed(work: Callable[[], Tensor], device: torch.device, held_bytes: int = 0
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device) - held_bytes
         torch.cuda.reset_peak_memory_stats(device)
-    start = perf_counter()
-    vectors = work()
-    total_s = perf_counter() - start
+    run = timing.on_host(work)
     peak = None if before is None else torch.cuda.max_memory_allocated(device) - before
-    return Read(total_s, vectors, peak)
+    return Read(run.seconds, run.value[0], peak, run.value[1], device.type == "cpu" and run.was_disturbed)
 
 
 class ErrorBudget:
@@ -161,17 +158,21 @@ class ErrorBudget:
         self._precise = _plain(mapped(encoder, lambda tensor: tensor.float()), some)
         low = _plain(encoder, some) if encoder.dtype != torch.float32 else self._precise
         largest = float(self._precise.abs().max())
-        self._most = 2 * float((low - self._precise).abs().max()) + 64 * torch.finfo(torch.float32).eps * largest
+        self.most = 2 * float((low - self._precise).abs().max()) + 64 * torch.finfo(torch.float32).eps * largest
 
     def verdict(self, vectors: Tensor) -> str:
         """ "passed", or their largest error beside the budget."""
-        off = float((vectors[self._numbers] - self._precise).abs().max())
-        return "passed" if off <= self._most else f"error {plain(off)}, the budget is {plain(self._most)}"
+        off = self.error(vectors)
+        return "passed" if off <= self.most else f"error {plain(off)}, the budget is {plain(self.most)}"
+
+    def error(self, vectors: Tensor) -> float:
+        """The largest difference from the baseline in fp32."""
+        return float((vectors[self._numbers] - self._precise).abs().max())
 
 
 def _plain(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:
     with closing(EncoderEngine(encoder, Parts())) as engine:
-        return _vectors(engine, rows)
+        return cast(Tensor, engine.read([Text(row) for row in rows], MEAN).values)
 
 
 def _row(texts: Texts, name: str, model: Model, num_tokens: int, runs: Sequence[Read], budget: ErrorBudget) -> Row:

@@ -80,7 +80,7 @@ def read_result(content: bytes, called: str) -> tuple[Run | Comparison | Ladder,
     if not isinstance(kind, str) or kind not in KINDS:
         raise ResultError(f"{name} holds a {shown(kind)}; known kinds are {', '.join(KINDS)}.")
     try:
-        result = decode(KINDS[kind], whole.pop("result", None))
+        result = decode(KINDS[kind], renamed(whole.pop("result", None)))
         for problem in problems(result):
             raise ValueError(f"result.{problem}")
         decode(dict[Name, Recording], whole.get("monitor", {}), "monitor")
@@ -91,6 +91,20 @@ def read_result(content: bytes, called: str) -> tuple[Run | Comparison | Ladder,
     except ValueError as error:
         raise ResultError(f"{name} is damaged: {error}. Measure and save it again.") from error
     return replace(result, environment=placed(result.environment)), whole
+
+
+OLD_NAMES = {"sameness": "parity"}
+"""Fields of a result, or of a rung, by the names that they had in files of earlier versions."""
+
+
+def renamed(data: Any) -> Any:
+    """A result as it was read, with the names of today; what is no object is left to the checks."""
+    if isinstance(data, list):
+        return [renamed(each) for each in data]
+    if not isinstance(data, dict):
+        return data
+    rungs = {name: renamed(data[name]) for name in ("rungs", "left_out") if name in data}
+    return {OLD_NAMES.get(name, name): value for name, value in (data | rungs).items()}
 
 
 def measurements(result: Run | Comparison | Ladder) -> dict[str, Measurement]:
@@ -114,7 +128,7 @@ def problems(result: Run | Comparison | Ladder) -> Iterator[str]:
     for where, m in measurements(result).items():
         yield from (f"{where}{problem}" for problem in _problems(m, num_rows, isinstance(result, Run)))
     if isinstance(result, Comparison):
-        yield from (f"sameness{problem}" for problem in _rows(result.sameness, num_rows))
+        yield from (f"parity{problem}" for problem in _rows(result.parity, num_rows))
     if isinstance(result, Ladder):
         yield from _sums(result, num_rows)
 
@@ -151,9 +165,9 @@ def _order(spread: Spread | None) -> Iterator[str]:
         yield f" is {spread.p20}, {spread.p50}, {spread.p80}, but p20, p50 and p80 must rise"
 
 
-def _rows(sameness: Parity, num_rows: int) -> Iterator[str]:
+def _rows(parity: Parity, num_rows: int) -> Iterator[str]:
     for name in ("first_difference", "margins"):
-        rows = len(getattr(sameness, name))
+        rows = len(getattr(parity, name))
         if rows != num_rows:
             yield f".{name} has {rows} rows, but there are {num_rows} prompts"
 
@@ -174,4 +188,4 @@ def _sums(ladder: Ladder, num_rows: int) -> Iterator[str]:
                 yield f"{name}[{i}].delta_bytes is {rung.delta_bytes:,}, but the peaks differ by {own:,}"
             for each in ("delta_ms", "delta_ttft_ms", "delta_tpot_ms"):
                 yield from (f"{name}[{i}].{each}{problem}" for problem in _order(getattr(rung, each)))
-            yield from (f"{name}[{i}].sameness{problem}" for problem in _rows(rung.sameness, num_rows))
+            yield from (f"{name}[{i}].parity{problem}" for problem in _rows(rung.parity, num_rows))

@@ -1,4 +1,4 @@
-"""Does it fit? What a comparison, a benchmark of a model or one of an op needs, told before anything is made or run.
+"""Does it fit? The memory that a run, a comparison or a benchmark needs, computed before anything is allocated.
 
 B rows, S tokens of the longest prompt, N generated tokens that are checked, V vocabulary.
 """
@@ -17,6 +17,7 @@ from eet_lab.bench.logits import PeakBytes, reference_logits
 from eet_lab.bench.parity import num_checked
 from eet_lab.bench.perplexity import BATCH, CHUNK, WINDOW, Scorer, why_not
 from eet_lab.bench.workloads import Workload
+from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import LIBRARY_BYTES, Forecast, Forecaster, Peak
 from eet_lab.engine.rehearse import META, Rehearser
@@ -71,14 +72,34 @@ def forecast_compare(model: Model, lengths: Sequence[int], recipe: Recipe, setti
     return CompareForecast(
         engine_bytes=sum(weights.values()) + sum(peak.kv + peak.activations for peak in (before, after)),
         check_bytes=check,
-        workspace_bytes=0 if model.device == "cpu" else LIBRARY_BYTES,
+        workspace_bytes=_workspace_bytes(model.decoder.device),
     )
+
+
+class Forecasts(NamedTuple):
+    """The memory that a run needs, and a comparison of its recipe with the baseline; None for the baseline itself."""
+
+    run: Forecast
+    compare: CompareForecast | None
+
+
+def forecasts(model: Model, recipe: Recipe, lengths: Sequence[int], settings: Settings) -> Forecasts:
+    """Forecasts for prompts of these lengths, traced on meta tensors: only lengths count."""
+    with present(model.decoder.device):
+        engine = Engine(model.decoder, recipe.check(model.device, model.config).parts)
+    run = engine.forecast([[model.config.bos_id] * length for length in lengths], settings)
+    return Forecasts(run, forecast_compare(model, lengths, recipe, settings) if len(recipe) else None)
 
 
 def _check_bytes(
     engines: Sequence[Engine], lengths: Sequence[int], settings: Settings, peaks: tuple[Peak, Peak]
 ) -> int:
-    """At the most of: the baseline that is recorded, the pass at higher precision, the recipe with forced tokens."""
+    """The peak of the parity check, which has three stages, beside what both engines keep between runs.
+
+    It records the baseline's logits, computes the reference at higher precision, and runs the recipe on the tokens of
+    the baseline. `peaks` are those of the two engines' runs. A recipe that changes the weights is checked against a
+    second reference, with the changed weights, while the first is kept.
+    """
     check = parity_bytes(engines[0].rehearser.model, lengths, settings)
     kept = check.reference if engines[1].parts.weights else 0  # other weights have a check of their own, inside this
     return check.recorded + max(
@@ -89,18 +110,16 @@ def _check_bytes(
 
 
 class ParityBytes(NamedTuple):
-    """What the check of the output holds, beside the engines that run: the logits that it `recorded` of one, and of the
-    `precise` pass (its peak) the `reference` that stays; `widened` is taken while the two are held together.
-    """
+    """The memory of a parity check, in bytes, without the engines that it runs."""
 
-    recorded: int
-    precise: int
-    reference: int
-    widened: int
+    recorded: int  # the baseline's logits
+    precise: int  # the peak of the pass at higher precision
+    reference: int  # the logits of that pass, which are kept
+    widened: int  # temporaries in fp32, while recorded logits are compared with the reference
 
 
 def parity_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) -> ParityBytes:
-    """Of a model on meta."""
+    """What a parity check of a model holds; `model` is on the meta device."""
     B = len(lengths)
     N, V = num_checked(settings, B), len(model.head.weight)
     rows = [[model.config.bos_id] * length for length in lengths]
@@ -112,7 +131,7 @@ def parity_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) -> 
 
 
 def _text_bytes(engine: Engine) -> int:
-    """Of reading held-out text, as `perplexity` does."""
+    """The peak of an engine while it computes the perplexity of held-out text."""
     model = engine.rehearser.model
     window, V = min(model.config.context, WINDOW), len(model.head.weight)
     parts = replace(engine.parts, schedule=LEFT_PADDED)
@@ -142,8 +161,8 @@ def check_fit(
 ) -> tuple[list[Recipe], list[str]]:
     """The recipes whose runs fit into the memory of `device`, and a remark on each of the others.
 
-    `model` lies there, or on meta, if it is to be loaded. OutOfMemory, in the words of the forecast, where none of
-    them fits, where the baseline does not, which all are held against, or where they do not fit beside each other.
+    `model` is on that device, or on meta if it is still to be loaded. OutOfMemory is raised if no recipe fits, if the
+    baseline does not fit (every output is checked against it), or if the recipes do not fit together.
     """
     there = torch.device(device)
     free = _free_bytes(there, model)
@@ -164,7 +183,7 @@ def check_fit(
         raise OutOfMemory(f"{workload} cannot be timed. {' '.join(remarks)}")
     weights = num_bytes([t for each in (baseline, *fitting) for t in tensors(each.engine.model)])
     check = parity_bytes(outline, workload.lengths, settings)
-    needed = weights + _library_bytes(there) + most_bytes(baseline, fitting, check)
+    needed = weights + _workspace_bytes(there) + benchmark_peak(baseline, fitting, check)
     free += _held_bytes(model, [each.recipe for each in fitting])
     if needed > free:
         names = ", ".join(str(each.recipe) for each in fitting) or "its baseline"
@@ -177,38 +196,40 @@ def check_fit(
 
 
 def _free_bytes(device: torch.device, model: Decoder) -> int:
-    """What there is for weights and runs: what is free, and the weights of `model` if they lie there already."""
+    """Memory for weights and runs: what is free now, and the weights of `model` if they are on the device already."""
     gc.collect()  # engines that ended in an error or were stopped are cycles
     return free_bytes_of(device) + (0 if model.device.type == "meta" else model.weight_bytes)
 
 
 def _held_bytes(model: Decoder, recipes: Sequence[Recipe]) -> int:
-    """What passes of these recipes keep of the model's weights in other forms, which then take no room again."""
+    """Copies of the weights in other formats that these recipes' passes already hold, and so need not make again."""
     changes = (change for recipe in recipes for change in recipe.parts.weights if isinstance(change, KeepsWeights))
     return 0 if model.device.type == "meta" else num_bytes([t for change in changes for t in change.held(model)])
 
 
-def _library_bytes(device: torch.device) -> int:
+def _workspace_bytes(device: torch.device) -> int:
+    """What cuBLAS keeps on a GPU."""
     return 0 if device.type == "cpu" else LIBRARY_BYTES
 
 
 def _fit_of(
     outline: Decoder, recipe: Recipe, lengths: Sequence[int], settings: Settings, device: torch.device, free: int
 ) -> RecipeFit | Forecast:
-    """The engine of a recipe that fits into `free` bytes alone; of another, the forecast that says so."""
+    """The engine and peak of a recipe that fits into `free` bytes on its own, else the forecast of why it does not."""
     engine = Engine(outline, recipe.parts)
     forecaster = Forecaster(engine.rehearser, engine.parts, settings)
     peak = forecaster.peak(lengths)
-    if engine.model.weight_bytes + _library_bytes(device) + sum(peak) > free:
+    if engine.model.weight_bytes + _workspace_bytes(device) + sum(peak) > free:
         return forecaster.forecast(lengths, device, free)
     changed = bool(recipe.parts.weights)
     return RecipeFit(recipe, engine, peak, parity_bytes(engine.model, lengths, settings).precise if changed else 0)
 
 
-def most_bytes(baseline: RecipeFit, entered: Sequence[RecipeFit], check: ParityBytes) -> int:
-    """The peak beside the weights: of the baseline that is recorded, of the check of each recipe, or of a run of one.
+def benchmark_peak(baseline: RecipeFit, entered: Sequence[RecipeFit], check: ParityBytes) -> int:
+    """The peak memory of a benchmark, without weights.
 
-    Providers are prepared one after another, each is checked by an engine of its own, and all are kept.
+    First the baseline is recorded. Then each recipe is prepared and checked by a second engine, while the engines that
+    were prepared before stay. Last, each recipe is timed beside all other engines. The largest of these is the peak.
     """
     found = [check.recorded + max(sum(baseline.peak), check.precise)]
     kept = [each.kept_bytes for each in entered]
@@ -226,10 +247,10 @@ GIB = 2**30
 
 
 def check_op_fit(workload: OpWorkload, device: str, dtype: torch.dtype, num_copies: int) -> None:
-    """OutOfMemory where what is sure to be made is more than what is free.
+    """OutOfMemory if the inputs of an op benchmark need more memory than is free.
 
-    That is the numbers as they are drawn, `num_copies` of the inputs, each again as a provider lays it out, and, on the
-    CPU, the reference in fp64: a GPU without room for that is timed unchecked.
+    Inputs are drawn on the host in fp32. There are `num_copies` of them, and every provider may lay out a copy again.
+    On the CPU the fp64 reference is counted too; a GPU that has no memory for it is timed without that check.
     """
     numbers = workload.shape.held_bytes(1)
     host, copies = numbers * (DRAWN_BYTES + dtype.itemsize), 2 * num_copies * numbers * dtype.itemsize

@@ -20,7 +20,7 @@ from eet_lab.texts import Prompts, as_rows
 
 
 @dataclass(frozen=True)
-class Job:
+class RunInputs:
     """A model, its prompts as token ids, and how to generate."""
 
     model: Model
@@ -28,7 +28,7 @@ class Job:
     settings: Settings
 
     @classmethod
-    def of(cls, model: Model, prompts: Prompts | None, repeats: int | None, settings: dict[str, Any]) -> Job:
+    def of(cls, model: Model, prompts: Prompts | None, repeats: int | None, settings: dict[str, Any]) -> RunInputs:
         """From what the user gave (no prompts: the default ones); PromptError for what cannot run."""
         check_repeats(repeats)
         chosen = Settings.of(**settings)
@@ -52,7 +52,12 @@ class Job:
 
 
 def watched(
-    engine: Engine, recipe: Recipe, job: Job, on_step: OnStep, cancel: Cancel | None = None, prepare_s: float = 0.0
+    engine: Engine,
+    recipe: Recipe,
+    job: RunInputs,
+    on_step: OnStep,
+    cancel: Cancel | None = None,
+    prepare_s: float = 0.0,
 ) -> Run:
     """Generate once, calling `on_step` for every step. Stopped by `cancel`, it gives what there is until then.
 

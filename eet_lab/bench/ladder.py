@@ -9,8 +9,8 @@ from itertools import pairwise
 from typing import Any
 
 from eet_lab.bench.compare import changes
-from eet_lab.bench.job import Job
-from eet_lab.bench.measure import Run, Subject
+from eet_lab.bench.job import RunInputs
+from eet_lab.bench.measure import Subject, TimedRun
 from eet_lab.bench.measured import Measurement, Parity, Perplexity, Spread
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import ParityCheck
@@ -60,7 +60,7 @@ def ladder(
     if budget_s is not None:
         check_budget(budget_s)
     full = as_recipe(recipe, model.device, model.config)
-    job = Job.of(model, prompts, repeats, settings)
+    job = RunInputs.of(model, prompts, repeats, settings)
     with closing(open_source(model.device)) as source:
         climb = _Climb(job, full, source, cancel)
         budget_s = PAIR_BUDGET_S / 2 * len(climb.entries) if budget_s is None else budget_s
@@ -107,9 +107,9 @@ class _Entry:
 
     def __init__(self, recipe: Recipe, subject: Subject) -> None:
         self.recipe, self.subject = recipe, subject
-        self.runs: dict[int, Run] = {}
+        self.runs: dict[int, TimedRun] = {}
         self.quality: Perplexity | None = None
-        self.sameness: Parity | None = None
+        self.parity: Parity | None = None
 
     def measurement(self, costed: bool) -> Measurement:
         return replace(self.subject.measurement(list(self.runs.values()), costed=costed), perplexity=self.quality)
@@ -118,7 +118,7 @@ class _Entry:
 class _Climb:
     """Every distinct recipe of a ladder, from the first to the last, and the rungs that they make."""
 
-    def __init__(self, job: Job, full: Recipe, source: Source, cancel: Cancel | None) -> None:
+    def __init__(self, job: RunInputs, full: Recipe, source: Source, cancel: Cancel | None) -> None:
         self._job, self._full, self._cancel = job, full, cancel
         self._up, self._down = rungs_up(full), rungs_down(full)
         self._described = job.described()
@@ -164,7 +164,7 @@ class _Climb:
             self.close()
         if not self._stays:
             entry.subject.close()
-        entry.sameness = parity_check.judge(recipe.parts, tokens, recipe.tolerance)
+        entry.parity = parity_check.judge(recipe.parts, tokens, recipe.tolerance)
         if self._full.lossy and (recipe.lossy or not recipe):
             entry.quality = held_out_perplexity(self._job.model, recipe, self._cancel)
         tally.finish()
@@ -208,7 +208,7 @@ class _Climb:
         return [(self.entries[a], self.entries[b]) for a, b in names]
 
     @staticmethod
-    def _paired(before: _Entry, after: _Entry) -> tuple[list[Run], list[Run]]:
+    def _paired(before: _Entry, after: _Entry) -> tuple[list[TimedRun], list[TimedRun]]:
         """The runs of those rounds in which both ran."""
         rounds = sorted(before.runs.keys() & after.runs.keys())
         return [before.runs[number] for number in rounds], [after.runs[number] for number in rounds]
@@ -217,10 +217,10 @@ class _Climb:
         self, name: str, along: tuple[str, ...], recipe: Recipe, against: Recipe | None, timed: dict[str, Measurement]
     ) -> Rung:
         own, title = self.entries[str(recipe)], known(name).title if name else "Baseline"
-        measurement, sameness = timed[str(recipe)], own.sameness
-        assert sameness is not None, "what is timed has been checked"
+        measurement, parity = timed[str(recipe)], own.parity
+        assert parity is not None, "what is timed has been checked"
         if against is None:
-            return Rung(name, title, along, measurement, sameness)
+            return Rung(name, title, along, measurement, parity)
         before = timed[str(against)]
         found = changes(*self._paired(self.entries[str(against)], own))
         return Rung(
@@ -228,7 +228,7 @@ class _Climb:
             title,
             along,
             measurement,
-            sameness,
+            parity,
             delta_ms=_delta(found.get("total_ms"), before.total_ms, measurement.total_ms),
             delta_ttft_ms=_delta(found.get("ttft_ms"), before.ttft_ms, measurement.ttft_ms),
             delta_tpot_ms=_delta(found.get("tpot_ms"), before.tpot_ms, measurement.tpot_ms),

@@ -15,7 +15,7 @@ import torch
 from eet_lab.bench.calls import is_launched_by_python, num_kernels
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread
-from eet_lab.bench.timing import check_repeats
+from eet_lab.bench.timing import SHARED, check_repeats, on_host
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
@@ -37,15 +37,8 @@ SHORTEST_ENERGY_S = 0.5
 STEADY_CLOCK = 0.95
 """Below this ratio of the lowest to the highest SM clock between repeats, a result carries a warning."""
 
-UNDISTURBED = 0.9
-"""CPU seconds of the engine's thread for each second of a run on the CPU, below which others took it away.
 
-Its own seconds only: those of torch's other threads would make up for what it lost."""
-
-SHARED = "the processor was shared: other programs kept this one waiting"
-
-
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
     """One run of a subject, and what the device said around it."""
 
     generation: Generation
@@ -81,9 +74,9 @@ class Subject:
         self._captures = 0
 
     def begin(self, progress: Progress | None = None) -> None:
-        """`prepare`, where a whole run follows that is not timed: on a CPU, two steps warm up as well as all do.
+        """Warm up for an untimed run that follows; its memory is counted after that run.
 
-        Memory is counted after that run.
+        On a CPU two steps are enough. On a GPU this is `prepare`.
         """
         if self._model.device != "cpu":
             self.prepare(progress)
@@ -117,7 +110,7 @@ class Subject:
         """What its runs take beside the weights, once it is prepared."""
         return self._memory["peak"] - self._memory["weights"]
 
-    def run(self, on_step: OnStep | None = None) -> Run:
+    def run(self, on_step: OnStep | None = None) -> TimedRun:
         """One run. Without `on_step` nobody watches, and all that happens beside it is that steps are noted."""
         counts: list[int] = []
 
@@ -128,21 +121,19 @@ class Subject:
 
         before = self._source.read()
         with no_collection():  # a page full of widgets takes the collector long, and it would fall into any run
-            start, cpu_start = time.perf_counter(), time.thread_time()
-            generation = self._generate(note)
-            seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_start
+            timed = on_host(lambda: self._generate(note))
         after = self._source.read()
         if not self._memory:
             self._memory = memory_of(self.engine, self._model.device, 0)
         joules = after["energy_j"] - before["energy_j"] if "energy_j" in before and "energy_j" in after else None
         conditions = self._source.condition()
-        if self._model.device == "cpu" and cpu_s < UNDISTURBED * seconds:
+        if self._model.device == "cpu" and timed.was_disturbed:
             conditions.append(SHARED)
-        return Run(generation, tuple(counts), seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
+        return TimedRun(timed.value, tuple(counts), timed.seconds, joules, after.get("sm_clock_mhz"), tuple(conditions))
 
     @property
     def launches(self) -> int | None:
-        """What the host hands over for a decode step; None where `uncounted` says why that is not known."""
+        """Kernels or calls that the host launches for a decode step; None if unknown, for the reason in `uncounted`."""
         return None if isinstance(self._counted, str) else self._counted
 
     @property
@@ -152,7 +143,10 @@ class Subject:
 
     @cached_property
     def _counted(self) -> int | str:
-        """Told on a tiny decoder on the CPU, where a user's op may fail, and where none for a GPU must be called."""
+        """Launches of a decode step, counted on a tiny decoder on the CPU; else why they cannot be counted.
+
+        A user's own op may fail there, and one that needs a GPU must not be called.
+        """
         if not is_launched_by_python(self.engine.parts):
             return 1
         if self._model.device == "cuda" and not self._is_ours:
@@ -163,10 +157,12 @@ class Subject:
         except Exception as problem:  # noqa: BLE001, since an op may raise anything
             return f"its calls could not be counted on a tiny decoder: {problem}"
 
-    def measurement(self, runs: Sequence[Run], beside: Sequence[Run] = (), costed: bool = True) -> Measurement:
-        """What these runs say together. Those `beside` them, such as watched ones, count for the warnings only.
+    def measurement(
+        self, runs: Sequence[TimedRun], beside: Sequence[TimedRun] = (), costed: bool = True
+    ) -> Measurement:
+        """The medians and spreads of these runs. Those `beside` them, such as watched ones, only add warnings.
 
-        Not `costed`: without the cost model, whose rate is measured once, which would disturb runs that are to come.
+        With `costed=False` the cost model is left out: measuring its memory rate would disturb runs still to come.
         """
         found = as_measurement(
             self._model, self._toggles, self._settings, [(run.generation, run.step_tokens) for run in runs],
@@ -248,15 +244,19 @@ def measure(
         source.close()
 
 
-def _joules_per_token(runs: Sequence[Run]) -> float | None:
+def _joules_per_token(runs: Sequence[TimedRun]) -> float | None:
     joules = [run.joules for run in runs if run.joules is not None]
     if len(joules) < len(runs) or sum(run.seconds for run in runs) < SHORTEST_ENERGY_S:
         return None
     return round(sum(joules) / sum(run.generation.num_tokens for run in runs), 5)
 
 
-def _warnings(recipe: str, device: str, runs: Sequence[Run], beside: Sequence[Run] = ()) -> list[str]:
-    """`beside`: runs that were watched, which slows down what a host has to launch on a GPU; on a CPU hardly."""
+def _warnings(recipe: str, device: str, runs: Sequence[TimedRun], beside: Sequence[TimedRun] = ()) -> list[str]:
+    """Reasons to doubt the times of `runs`, such as throttling, a shared processor or tokens that differ.
+
+    `beside` are runs with a live view. On a GPU they are slower, since the host launches later, so the spread of times
+    leaves them out; on a CPU it includes them.
+    """
     steady, runs = runs if device == "cuda" else [*runs, *beside], [*runs, *beside]
     found = [condition for run in runs for condition in run.conditions]
     if len({run.generation.tokens for run in runs}) > 1:
@@ -274,16 +274,16 @@ def _warnings(recipe: str, device: str, runs: Sequence[Run], beside: Sequence[Ru
 
 
 def memory_of(engine: Engine, device: str, before: int) -> dict[str, int]:
-    """Bytes by purpose. On a GPU, activations are what the peak holds beyond all else, ops' own temporaries included.
+    """Bytes by purpose. On a GPU, activations are the measured peak less all else, so they include ops' temporaries.
 
-    They are never less than what `memory` handed out: the peak may fall into the prefill, when the KV cache was not
-    yet at its full length.
+    They are at least what `memory` handed out: the peak may fall into the prefill, before the KV cache has its full
+    length.
     """
     weights, kv, growth = engine.model.weight_bytes, engine.kv_bytes, engine.kv_growth_bytes
     activations, workspace = engine.activation_bytes, 0
     peak = weights + kv + growth + activations
     if device == "cuda":
-        libraries = _library_bytes(threading.get_ident())
+        libraries = _cublas_bytes(threading.get_ident())
         workspace = libraries + max(torch.cuda.memory_allocated() - before - kv - engine.memory.held_bytes, 0)
         peak = weights + libraries + torch.cuda.max_memory_allocated() - before
         activations = max(peak - weights - kv - growth - workspace, activations)
@@ -302,14 +302,14 @@ def allocated_afresh(device: str) -> int:
     _free(device)
     if device != "cuda":
         return 0
-    _library_bytes(threading.get_ident())
+    _cublas_bytes(threading.get_ident())
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
 
 
 @lru_cache
-def _library_bytes(thread: int) -> int:
-    """What cuBLAS keeps for a thread once it has multiplied anything; made now, so that no one subject is charged."""
+def _cublas_bytes(thread: int) -> int:
+    """The workspace that cuBLAS makes for a thread at its first product; made now, so that no recipe is charged."""
     torch._C._cuda_clearCublasWorkspaces()
     before = torch.cuda.memory_allocated()
     square = torch.ones(64, 64, device="cuda", dtype=torch.float16)

@@ -135,7 +135,7 @@ class Measurement:
     step i generated (0 while a prompt is still being read). `memory` has the keys of `MEMORY_KEYS` in bytes;
     `memory_source` says how the peak was found: "measured" by torch's counters on a GPU, "planned" from lifetimes
     on the CPU. `prepare_s` is building kernels, capturing and the first warm-up. `tokens` and `texts` are what was
-    generated. `perplexity` is known where a recipe is lossy, or compared with one that is.
+    generated, or read by an encoder. `perplexity` is known where a recipe is lossy, or compared with one that is.
     """
 
     recipe: Name

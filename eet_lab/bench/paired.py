@@ -1,13 +1,12 @@
-"""paired: what changed between two recipes that were timed in turn, and whether that can be told from noise.
+"""paired: the change between two recipes that were timed in turn, and whether it can be told from noise.
 
-Whether a change can be told from noise, the pairs say. How much it is, is the ratio of the two medians where that of
-the pairs is near it: who divides the two numbers of a table finds what stands beside them. Where a drift has moved the
-medians, it is the median of the pairs' own ratios.
+Each round gives a pair of runs and the ratio of their times. The sign test turns the sorted ratios into an interval for
+their median: of n pairs the k-th from either end, with k as large as `LEVEL` allows. It assumes nothing about how noise
+is distributed. A drift affects both runs of a pair alike, and one slow run moves one ratio. Milliseconds and ratio
+cannot disagree on a sign: a difference is above zero where the ratio is above one.
 
-Nothing is assumed of how noise is distributed. Each round gives a pair of runs and the ratio of their times. The sign
-test turns the sorted ratios into an interval for their median: of n pairs the k-th from either end, with k as large as
-`LEVEL` allows. A drift hits both runs of a pair alike, one slow run moves one ratio, and ms and x cannot disagree on a
-sign: a difference is above zero where the ratio is above one.
+The interval says whether there is a change. Its size is the ratio of the two medians, so that it agrees with the
+numbers of a table; if a drift has moved the medians, it is the median of the pairs' ratios.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> tuple[floa
 
 
 NEAR = 0.1
-"""Of an effect, in logarithms: so far apart the ratios of the medians and of the pairs may be told as one."""
+"""How far the ratio of the medians may be from that of the pairs and still stand for it, as a share of the effect."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class Change:
 
     @classmethod
     def unpaired(cls, before: float | None, after: float | None, more_is_better: bool = False) -> Change | None:
-        """Of two medians alone."""
+        """A change of two medians, without pairs and so without an interval."""
         if not before or not after:
             return None
         return cls(before, after, after / before, after / before, 0, more_is_better)
@@ -128,8 +127,9 @@ class Change:
 
     @property
     def is_of_pairs(self) -> bool:
-        """Whether `ratio` is the median of the pairs: the medians are off by more than `NEAR` of the effect, or lie
-        outside of its interval.
+        """Whether `ratio` is the median of the pairs.
+
+        It is if the ratio of the medians is off by more than `NEAR` of the effect, or lies outside of the interval.
         """
         if self.middle is None:
             return False
@@ -156,13 +156,16 @@ class Change:
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether fewer than `SURE_PAIRS` leave out no effect, and are further apart than that is away."""
+        """Whether too few pairs tell an effect, narrowly.
+
+        There are fewer than `SURE_PAIRS`, and the interval excludes 1, but its distance from 1 is less than its width.
+        """
         gap = max(math.log(self.low), -math.log(self.high))
         return LEAST_PAIRS <= self.num_pairs < SURE_PAIRS and 0 < gap < self.width
 
     @property
     def width(self) -> float:
-        """Of the interval, in logarithms: for narrow ones, as a share of the ratio."""
+        """The interval's width in logarithms; for a narrow one about its share of the ratio."""
         return math.log(self.high / self.low)
 
     @property
@@ -181,7 +184,7 @@ class Change:
         return min(low, difference), difference, max(high, difference)
 
     def short(self, metric: str) -> str:
-        """The same without its interval: `24.1 × sooner`."""
+        """`words` without the interval: `24.1 × sooner`."""
         return self.words(metric).partition(" (")[0]
 
     def words(self, metric: str) -> str:
@@ -208,7 +211,7 @@ class Change:
 
 
 def memory_words(before: int, after: int) -> str:
-    """Of bytes, which are counted and not timed, so that there is no doubt: `143 MiB less`, `0.02 MiB more`."""
+    """A change in bytes, which are counted and so without noise: `143 MiB less`, `0.02 MiB more`."""
     if before == after:
         return "the same"
     mib = abs(after - before) / MiB

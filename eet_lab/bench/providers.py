@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from eet_lab.bench.cost import expansion_ms, predicted_ms, step_cost
 from eet_lab.bench.launches import StepLaunches, launches_per_token
-from eet_lab.bench.measure import Run, Subject
+from eet_lab.bench.measure import Subject, TimedRun
 from eet_lab.bench.measured import Cost, Parity, Spread
 from eet_lab.bench.parity import ParityCheck
 from eet_lab.bench.peers import Peer, Timing
@@ -65,10 +65,10 @@ class RecipeProvider:
         tokens = self.subject.prepare(progress)
         self._parity = check.judge(self._recipe.parts, tokens, self._recipe.tolerance)
 
-    def time(self) -> Run:
+    def time(self) -> TimedRun:
         return self.subject.run()
 
-    def figures(self, runs: Sequence[Run]) -> dict[str, Any]:
+    def figures(self, runs: Sequence[TimedRun]) -> dict[str, Any]:
         m, same = self.subject.measurement(runs), self._parity
         assert m.cost is not None and same is not None
         launches, extra_ms = self._launches(), expansion_ms(self.subject.engine.model)

@@ -101,7 +101,7 @@ class Comparison(Result):
 
     baseline: Measurement
     selection: Measurement
-    sameness: Parity
+    parity: Parity
     watched: Measurement | None = None
     watching_cost_percent: Real | None = None
     changes: dict[str, Change] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class Rung:
     title: Name
     along: Many[Name]
     measurement: Measurement
-    sameness: Parity
+    parity: Parity
     delta_ms: Spread | None = None  # end to end
     delta_ttft_ms: Spread | None = None
     delta_tpot_ms: Spread | None = None

@@ -38,7 +38,7 @@ CHECKED = 8
 """Prompts of the workload whose tokens are checked before anything is timed, and the new tokens of each."""
 
 
-class Served(NamedTuple):
+class ServingRun(NamedTuple):
     """One run: seconds in all, and for each request the ms to its first token and to its last, and its tokens."""
 
     total_s: float
@@ -80,7 +80,7 @@ def serve_all(
     providers = named(providers, (OURS, HF), "requests")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
     prompts, settings = requests.prompts(model.config.vocab_size), Settings(requests.new_tokens)
-    runs_of: dict[str, Callable[[], Served]] = {}
+    runs_of: dict[str, Callable[[], ServingRun]] = {}
     with ExitStack() as open_engines:
         for recipe in chosen:
             engine = open_engines.enter_context(closing(_ready(model, recipe, prompts, settings)))
@@ -111,7 +111,7 @@ def _ready(model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], setti
 
 def served(
     engine: Engine, prompts: Sequence[Sequence[int]], settings: Settings, cancel: Cancel | None = None
-) -> Served:
+) -> ServingRun:
     """Add all prompts and step until the last is done. Times count from before the first one is added."""
     start = time.perf_counter()
     requests = [engine.add(prompt, settings) for prompt in prompts]
@@ -126,10 +126,10 @@ def served(
             first_ms.setdefault(request, now)
             last_ms[request] = now
     total_s, tokens = time.perf_counter() - start, [request.generated for request in requests]
-    return Served(total_s, [*map(first_ms.__getitem__, requests)], [*map(last_ms.__getitem__, requests)], tokens)
+    return ServingRun(total_s, [*map(first_ms.__getitem__, requests)], [*map(last_ms.__getitem__, requests)], tokens)
 
 
-def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Settings) -> Served:
+def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Settings) -> ServingRun:
     """The same by transformers' own continuous batching, `generate_batch`."""
     from transformers import GenerationConfig
 
@@ -139,10 +139,10 @@ def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Setting
     total_s = time.perf_counter() - start
     outputs = [found[f"req_{number}"] for number in range(len(prompts))]
     times = [[(at - start) * 1e3 for at in output.timestamps] for output in outputs]
-    return Served(total_s, [t[0] for t in times], [t[-1] for t in times], [o.generated_tokens for o in outputs])
+    return ServingRun(total_s, [t[0] for t in times], [t[-1] for t in times], [o.generated_tokens for o in outputs])
 
 
-def _row(requests: Requests, recipe: str, name: str, model: Model, run: Served, same: bool) -> Row:
+def _row(requests: Requests, recipe: str, name: str, model: Model, run: ServingRun, same: bool) -> Row:
     return taken(
         model.device,
         workload=str(requests),

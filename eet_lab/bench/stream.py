@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import gc
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
 
+from eet_lab.bench.measure import allocated_afresh
 from eet_lab.bench.measured import Parity, Spread
 from eet_lab.bench.parity import ParityCheck
 from eet_lab.bench.providers import OURS, equality
 from eet_lab.bench.rows import Row, taken
+from eet_lab.bench.timing import on_host
 from eet_lab.bench.workloads import Stream
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts
@@ -64,7 +64,7 @@ def run_stream(
     longest = max(requests, key=len)
     checked_prompts([[0] * stream.high], stream.new_tokens, model.config)
     check = ParityCheck(model.decoder, requests[:WARM_UP], settings, cancel=cancel)
-    before = _allocated(model.device)
+    before = allocated_afresh(model.device)
     engine = Engine(model.decoder, chosen.parts)
     try:
         engine.prepare(cancel=cancel)
@@ -74,14 +74,12 @@ def run_stream(
         calls = _driver_allocations(engine, model.device)
         if model.device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        began = time.perf_counter()
-        num_tokens = sum(len(_tokens(engine, prompt, settings, cancel)) for prompt in requests)
-        total_ms = (time.perf_counter() - began) * 1e3  # every request waits for its tokens
+        timed = on_host(lambda: sum(len(_tokens(engine, prompt, settings, cancel)) for prompt in requests))
         calls = _driver_allocations(engine, model.device) - calls
         peak = torch.cuda.max_memory_allocated() - before if model.device == "cuda" else None
         return StreamResult(
-            total_ms=total_ms,
-            num_tokens=num_tokens,
+            total_ms=timed.seconds * 1e3,  # every request waits for its tokens
+            num_tokens=timed.value,
             peak_bytes=peak,
             activation_bytes=None if peak is None or not reserved else peak - engine.kv_bytes,
             lower_bound_bytes=_lower_bound(engine, longest, settings),
@@ -117,18 +115,6 @@ def _tokens(engine: Engine, prompt: Sequence[int], settings: Settings, cancel: C
     if generation.cancelled:
         raise Cancelled("The stream was stopped.")
     return generation.tokens[0]
-
-
-def _allocated(device: str) -> int:
-    """Bytes that torch has on the GPU before an engine takes any, libraries' own among them; 0 on the CPU."""
-    if device != "cuda":
-        return 0
-    gc.collect()
-    square = torch.ones(64, 64, device="cuda", dtype=torch.float16)
-    torch.mm(square, square)  # so that cuBLAS has its workspace
-    del square
-    torch.cuda.empty_cache()
-    return torch.cuda.memory_allocated()
 
 
 def _driver_allocations(engine: Engine, device: str) -> int:

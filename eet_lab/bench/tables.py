@@ -116,7 +116,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     before, after = PERPLEXITY.read(a), PERPLEXITY.read(b)
     if before is not None and after is not None:
         rows.append([PERPLEXITY.name, f"{before:,.2f}", f"{after:,.2f}", _percent(before, after)])
-    remarks = [f"Same output? {result.sameness.verdict}. {result.sameness.explanation}", *_quality(a, b)]
+    remarks = [f"Same output? {result.parity.verdict}. {result.parity.explanation}", *_quality(a, b)]
     if result.watching_cost_percent is not None:
         remarks.append(_watching(result.watching_cost_percent, result.watched, b))
     if b.cost is not None and b.cost.floor_ms is not None and b.tpot_ms is not None:
@@ -245,7 +245,7 @@ def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
     times = [brief(s.p50) if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
     own = "" if first else own_ms(rung)
     peak, own_bytes = brief(m.memory["peak"] / MiB), "" if first else signed_mib(rung.delta_bytes)
-    return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.sameness.verdict]
+    return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.parity.verdict]
 
 
 def own_ms(rung: Rung) -> str:
@@ -276,7 +276,7 @@ def _rung_record(how: str, rung: Rung) -> dict[str, Any]:
     own |= {name: p50(getattr(rung, name)) for name in ("delta_ms", "delta_ttft_ms", "delta_tpot_ms")}
     own |= {"delta_ms_low": getattr(rung.delta_ms, "p20", None), "delta_ms_high": getattr(rung.delta_ms, "p80", None)}
     own |= {"change": rung.change.verdict if rung.change else None}
-    return own | {"delta_bytes": rung.delta_bytes, "verdict": rung.sameness.verdict} | _record(rung.measurement)
+    return own | {"delta_bytes": rung.delta_bytes, "verdict": rung.parity.verdict} | _record(rung.measurement)
 
 
 def _time(times: Spread, metric: Metric) -> str:

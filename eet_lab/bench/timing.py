@@ -1,11 +1,11 @@
-"""How a time is taken: what one call takes, providers interleaved until enough is known, and Stop."""
+"""How a time is taken: the clocks of host and device, providers interleaved until enough is known, and Stop."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -17,23 +17,86 @@ REGION_MS = 100.0
 """A region of calls between two looks at the clock is at least about this long."""
 
 
+UNDISTURBED = 0.9
+"""CPU seconds of the calling thread for each second of work on the CPU, below which others took the processor away.
+
+Its own seconds only: those of torch's other threads would make up for what it lost."""
+
+SHARED = "the processor was shared: other programs kept this one waiting"
+
+Item = TypeVar("Item")
+Run = TypeVar("Run")
+
+
+class HostTime(NamedTuple, Generic[Run]):
+    """What some work gave, and the seconds that it took on the host: in all, and of this thread's processor."""
+
+    value: Run
+    seconds: float
+    cpu_s: float
+
+    @property
+    def was_disturbed(self) -> bool:
+        """Whether other programs kept work on the CPU waiting."""
+        return self.cpu_s < UNDISTURBED * self.seconds
+
+
+def on_host(work: Callable[[], Run]) -> HostTime[Run]:
+    """Time work that ends when it is done, as on a CPU, or with its results on the host."""
+    start, cpu_start = time.perf_counter(), time.thread_time()
+    value = work()
+    return HostTime(value, time.perf_counter() - start, time.thread_time() - cpu_start)
+
+
+def host_us(work: Callable[[], Any], calls: int) -> float:
+    """Microseconds of the host for each of so many calls in a row."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - start) * 1e6 / calls
+
+
+class Stopwatch:
+    """Marks times without waiting for the device; the first mark is made at once."""
+
+    def __init__(self, device: str) -> None:
+        self._on_gpu = device == "cuda"
+        self._marks: list[Any] = []
+        self.mark()
+
+    def mark(self) -> int:
+        """Note the time; returns the number of the mark."""
+        if self._on_gpu:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+        return len(self._marks) - 1
+
+    def between_ms(self, first: int, second: int) -> float:
+        """Milliseconds from one mark to a later one."""
+        start, end = self._marks[first], self._marks[second]
+        if not self._on_gpu:
+            return (end - start) * 1e3
+        end.synchronize()
+        return start.elapsed_time(end)
+
+    def read_ms(self) -> list[float]:
+        """Milliseconds from the first mark to each later one."""
+        return [self.between_ms(0, number) for number in range(1, len(self._marks))]
+
+
 def event_ms(work: Callable[[], Any]) -> float:
     """Milliseconds that the device takes for what `work` launches."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
+    clock = Stopwatch("cuda")
     work()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
+    return clock.between_ms(0, clock.mark())
 
 
 def took_ms(work: Callable[[], Any], device: str) -> float:
     """Milliseconds that one call takes on `device` ("cpu" or "cuda")."""
-    if device == "cuda":
-        return event_ms(work)
-    start = time.perf_counter()
-    _kept = work()  # to be freed after the clock was read
-    return (time.perf_counter() - start) * 1e3
+    return event_ms(work) if device == "cuda" else on_host(work).seconds * 1e3
 
 
 def captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
@@ -59,27 +122,19 @@ class Timed:
     """
 
     def __init__(self, calls: Sequence[Callable[[], Any]], device: str) -> None:
-        self._num = len(calls)
-        self._graph = captured(calls) if device == "cuda" else None
-        self._calls = calls
-        self._rounds = 1
+        self._num, self._device, self._rounds = len(calls), device, 1
+        self._calls = [captured(calls).replay] if device == "cuda" else calls
         self.ms()
         self._rounds = max(1, round(REGION_MS / (self.ms() * self._num)))
 
     def ms(self) -> float:
         """Milliseconds a call, over a region."""
-        if self._graph is not None:
-            return event_ms(self._replays) / self._rounds / self._num
-        start = time.perf_counter()
+        return took_ms(self._region, self._device) / self._rounds / self._num
+
+    def _region(self) -> None:
         for _ in range(self._rounds):
             for call in self._calls:
                 call()
-        return (time.perf_counter() - start) * 1e3 / self._rounds / self._num
-
-    def _replays(self) -> None:
-        assert self._graph is not None
-        for _ in range(self._rounds):
-            self._graph.replay()
 
 
 MOST_REPEATS = 10_000
@@ -92,9 +147,6 @@ PAIR_BUDGET_S = 4.0
 
 NARROW = 3 * math.log1p(LEAST_EFFECT)
 """Width of an interval that need not be narrower: half of the least effect on either side, beside that effect."""
-
-Item = TypeVar("Item")
-Run = TypeVar("Run")
 
 
 def counterbalanced(items: Sequence[Item], number: int) -> Sequence[Item]:

@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import astuple, dataclass, fields
+from typing import ClassVar, NamedTuple, Self
 
 from eet_lab.errors import PromptError
 from eet_lab.models import Model
+from eet_lab.naming import Form
 
 OP, SERVE, ENCODE, ACCURACY = "op:", "serve:", "encode:", "accuracy:"
 """How workloads of a single op, of requests to a server, of texts for an encoder, and of accuracy begin."""
-
-PARTS = {
-    "model": (r"(?P<model>.+)", "{model}"),
-    "b": (r"b(?P<num>\d+)", "b{num}"),
-    "r": (r"r(?P<num>\d+)", "r{num}"),
-    "t": (r"t(?P<num>\d+)", "t{num}"),
-    "p": (r"p(?P<low>\d+)(?:-(?P<high>\d+))?", "p{span}"),
-    "p-": (r"p(?P<low>\d+)-(?P<high>\d+)", "p{low}-{high}"),
-    "n": (r"n(?P<new>\d+)", "n{new}"),
-    "arrivals": (r"(?P<arrivals>\w+)", "{arrivals}"),
-}
-"""What a workload's name is made of, with slashes between: how each is read, and how it is written."""
-
-VALUES = ("model", "num", "low", "high", "new", "arrivals")
-"""The fields of a workload, in order, by the names that `PARTS` give them; some have fewer."""
 
 FIRST_TOKEN = 5
 """Before it RoBERTa has special tokens; transformers numbers positions by where it finds the one for padding."""
@@ -50,53 +35,56 @@ DEMO_PROMPTS = (
 MOST_TOKENS = 10_000_000  # of a workload's prompts: they are lists of Python's numbers
 
 
-class Form(NamedTuple):
-    """How one kind of workload is called: `parts` of `PARTS` after `prefix`, `shown` to people with an `example`."""
+SPAN = "/p<low prompt tokens>[-<high prompt tokens>]"  # one length is written once
+RANGE = "/p<low prompt tokens>-<high prompt tokens>"
+NEW = "/n<new_tokens new tokens>"
+
+
+class Kind(NamedTuple):
+    """What one kind of workload is called, how its names are formed, and an example."""
 
     what: str
-    counted: str  # what there are so many of
-    parts: tuple[str, ...]
-    shown: str
+    form: Form
     example: str
-    prefix: str = ""
 
-    def read(self, text: str) -> list[Any]:
-        """The values in a name, in order; PromptError that shows the form."""
-        found = re.fullmatch(self.prefix + "/".join(PARTS[part][0] for part in self.parts), text.strip())
-        if found is None:
-            raise PromptError(
-                f"{text!r} is no {self.what}. Write {self.prefix}{self.shown}, for example {self.prefix}{self.example}."
-            )
-        given = found.groupdict()
-        given["high"] = given["high"] or given["low"]  # one length is both ends of the range
-        return [value if name in ("model", "arrivals") else int(value) for name, value in given.items()]
 
-    def write(self, values: Sequence[Any]) -> str:
-        """The name of these values."""
-        given = dict(zip(VALUES, values, strict=False))
-        low, high = given["low"], given["high"]
-        span = f"{low}" if low == high else f"{low}-{high}"
-        return self.prefix + "/".join(PARTS[part][1].format(span=span, **given) for part in self.parts)
+def _kind(what: str, form: str, example: str, prefix: str = "") -> Kind:
+    """Names begin with `prefix` and a model."""
+    return Kind(what, Form(f"{prefix}<model model>/{form}", model=".+", arrivals=r"\w+"), prefix + example)
 
 
 @dataclass(frozen=True)
 class Named:
     """What workloads share: sizes that are checked, and a name; `str` and `parse` are inverse."""
 
-    form: ClassVar[Form]
+    kind: ClassVar[Kind]
 
     def __post_init__(self) -> None:
-        _, num, low, high, *new = astuple(self)
-        counts = {self.form.counted: num} | ({"new_tokens": new[0]} if new else {})
-        check_sizes(self.form.what, low, high, **counts)
+        _, num, low, high, *_ = astuple(self)
+        what, words = self.kind.what, self.kind.form.words
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value < 1:
+                raise PromptError(f"{words[name]} of a {what}: {value}, but it must be at least 1.")
+        if high < low:
+            raise PromptError(f"Prompts from {low} to {high} tokens: the second must not be the smaller.")
+        if (tokens := num * (low + high) // 2) > MOST_TOKENS:
+            raise PromptError(
+                f"{num:,} prompts from {low:,} to {high:,} tokens are {tokens:,} in all, but a {what} has at most "
+                f"{MOST_TOKENS:,}. Take fewer {words[fields(self)[1].name]}, or shorter prompts."
+            )
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """From its name; PromptError that shows the form."""
-        return cls(*cls.form.read(text))
+        what, form, example = cls.kind
+        given = form.read(text.strip())
+        if given is None:
+            raise PromptError(f"{text!r} is no {what}. Write {form}, for example {example}.")
+        return cls(**given | {"high": given["high"] or given["low"]})  # one length is both ends of the range
 
     def __str__(self) -> str:
-        return self.form.write(astuple(self))
+        low, high = (getattr(self, name) for name in ("low", "high"))
+        return self.kind.form.write(vars(self) | {"high": high if high > low else None})
 
 
 @dataclass(frozen=True)
@@ -106,13 +94,7 @@ class Workload(Named):
     One length is written once: `gpt2/b1/p128/n128`.
     """
 
-    form = Form(
-        "workload",
-        "rows",
-        ("model", "b", "p", "n"),
-        "model/b<rows>/p<prompt tokens, one number or from-to>/n<new tokens>",
-        "gpt2-xl/b8/p16-512/n128",
-    )
+    kind = _kind("workload", "b<batch rows>" + SPAN + NEW, "gpt2-xl/b8/p16-512/n128")
 
     model: str
     batch: int
@@ -148,11 +130,9 @@ class Drawn(Named):
 class Requests(Drawn):
     """A model, and so many requests with prompts of `low` to `high` tokens."""
 
-    form = Form(
+    kind = _kind(
         "serve workload",
-        "requests",
-        ("model", "r", "p", "n", "arrivals"),
-        "model/r<requests>/p<prompt tokens, one number or from-to>/n<new tokens>/all",
+        "r<requests requests>" + SPAN + NEW + "/<arrivals arrivals>",
         "llama-1b/r256/p100-1024/n512/all",
         SERVE,
     )
@@ -174,13 +154,7 @@ class Requests(Drawn):
 class Stream(Drawn):
     """Requests of one prompt each, one after the other: of `low` to `high` tokens, and `new_tokens` for each."""
 
-    form = Form(
-        "stream",
-        "requests",
-        ("model", "r", "p-", "n"),
-        "model/r<requests>/p<prompt tokens, from-to>/n<new tokens>",
-        "gpt2-xl/r200/p1-960/n16",
-    )
+    kind = _kind("stream", "r<requests requests>" + RANGE + NEW, "gpt2-xl/r200/p1-960/n16")
 
     model: str
     requests: int
@@ -188,40 +162,21 @@ class Stream(Drawn):
     high: int
     new_tokens: int
 
+    def __str__(self) -> str:
+        return self.kind.form.write(vars(self))
+
 
 @dataclass(frozen=True)
 class Texts(Drawn):
     """An encoder, and so many texts of `low` to `high` tokens."""
 
-    form = Form(
-        "workload of texts",
-        "texts",
-        ("model", "t", "p"),
-        "model/t<texts>/p<tokens of each, one number or from-to>",
-        "bert-base/t2048/p5-500",
-        ENCODE,
-    )
+    kind = _kind("workload of texts", "t<texts texts>" + SPAN, "bert-base/t2048/p5-500", ENCODE)
     first_token = FIRST_TOKEN
 
     model: str
     texts: int
     low: int
     high: int
-
-
-def check_sizes(what: str, low: int, high: int, **counts: int) -> None:
-    """PromptError where prompts of `low` to `high` tokens, or a count, cannot be; the first counts prompts."""
-    for name, value in (counts | {"prompt tokens": low}).items():
-        if value < 1:
-            raise PromptError(f"{name.replace('_', ' ')} of a {what}: {value}, but it must be at least 1.")
-    if high < low:
-        raise PromptError(f"Prompts from {low} to {high} tokens: the second must not be the smaller.")
-    name, num = next(iter(counts.items()))
-    if (tokens := num * (low + high) // 2) > MOST_TOKENS:
-        raise PromptError(
-            f"{num:,} prompts from {low:,} to {high:,} tokens are {tokens:,} in all, but a {what} has at most "
-            f"{MOST_TOKENS:,}. Take fewer {name}, or shorter prompts."
-        )
 
 
 def evenly_spaced(low: int, high: int, num: int) -> tuple[int, ...]:

@@ -29,8 +29,8 @@ def plot(
 ) -> go.Figure | dict[str, go.Figure]:
     """A figure of a result: the first of its kinds unless one is named; "all" for every one by name.
 
-    Comparison: "latency", "tokens", "memory", "sameness". Ladder: "waterfall", "left_out", "latency", "memory",
-    "sameness". Run: "latency", "tokens", "memory".
+    Comparison: "latency", "tokens", "memory", "parity". Ladder: "waterfall", "left_out", "latency", "memory",
+    "parity". Run: "latency", "tokens", "memory".
     `log` sets the axis of those in SCALED; None: logarithmic where a linear one would hide something.
     ResultError for other kinds.
     """
@@ -69,7 +69,7 @@ def kinds(result: Run | Comparison | Ladder) -> dict[str, Callable[..., go.Figur
         drawn = {"latency": latency, "tokens": tokens_over_time, "memory": memory}
         return drawn if any(result.measurement.step_ms) else {}
     if isinstance(result, Comparison):
-        return {"latency": latency, "tokens": tokens_over_time, "memory": memory, "sameness": sameness}
+        return {"latency": latency, "tokens": tokens_over_time, "memory": memory, "parity": parity}
     if not result.rungs:
         return {}
     return {
@@ -77,7 +77,7 @@ def kinds(result: Run | Comparison | Ladder) -> dict[str, Callable[..., go.Figur
         **({"left_out": left_out} if result.left_out else {}),
         "latency": latency,
         "memory": memory,
-        **({"sameness": sameness} if len(result.rungs) > 1 else {}),
+        **({"parity": parity} if len(result.rungs) > 1 else {}),
     }
 
 
@@ -200,7 +200,7 @@ def _peak(peak: int, before: int | None) -> str:
     return f"  {mib(peak)}" + ("" if before is None else f" ({signed_mib(peak - before)})")
 
 
-def sameness(result: Comparison | Ladder) -> go.Figure:
+def parity(result: Comparison | Ladder) -> go.Figure:
     """Token by token: where each recipe's output is the baseline's, and where a row parts from it."""
     (_, baseline), *panels = runs(result)
     num_rows = len(baseline.tokens)

@@ -135,7 +135,7 @@ def in_words(result: Comparison, metric: str, name: str) -> str:
     """What the pairs of runs say of a time, `ttft_ms` or another, and whether the output is the same."""
     change = result.all_changes.get(metric)
     said = f"{name}: {change.words(metric)}. " if change else ""
-    return f"{said}Same output? {result.sameness.verdict}."
+    return f"{said}Same output? {result.parity.verdict}."
 
 
 def source(thing: str | Technique | Callable) -> Source:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import plotly.graph_objects as go
-import torch
 
 from eet_lab.bench.calls import around_each, decode_calls
 from eet_lab.bench.rows import Row
+from eet_lab.bench.timing import Stopwatch
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
@@ -48,19 +47,18 @@ def timed(model: Model, parts: Parts, prompt: Sequence[int], new_tokens: int = 2
 
     On a GPU by events around each op, so that what is seen is when the device had got there.
     """
-    marks: list[tuple[str, Any, Any]] = []
-    clocks: dict[str, tuple[Callable, Callable]] = {"cuda": (_gpu_mark, _gpu_us), "cpu": (time.perf_counter, _cpu_us)}
-    mark, between = clocks[model.device]
+    marks: list[tuple[str, int, int]] = []
+    clock = Stopwatch(model.device)
 
     @contextmanager
     def watched(name: str) -> Iterator[None]:
-        start = mark()
+        start = clock.mark()
         yield
-        marks.append((name.removeprefix("masked_"), start, mark()))
+        marks.append((name.removeprefix("masked_"), start, clock.mark()))
 
     engine = Engine(model.decoder, replace(parts, ops=around_each(parts.ops, watched)))
     engine.generate([list(prompt)], Settings(max_new_tokens=new_tokens))
-    steps = _steps(marks, between)[-new_tokens + 4 :]
+    steps = _steps(marks, clock)[-new_tokens + 4 :]
     moved = decode_calls(model.config, parts, 1, len(prompt) + new_tokens // 2, model.decoder.dtype)
     sizes = [call.read_bytes for call in moved if call.op != "torch"]
     step, end_us = list[Timed](), 0.0
@@ -71,36 +69,21 @@ def timed(model: Model, parts: Parts, prompt: Sequence[int], new_tokens: int = 2
     return step
 
 
-def _gpu_mark() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _gpu_us(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3
-
-
-def _cpu_us(start: float, end: float) -> float:
-    return (end - start) * 1e6
-
-
 class _Mark(NamedTuple):
     op: str
     gap_us: float  # since the end of the op before, within the step
     took_us: float
 
 
-def _steps(marks: Sequence[tuple[str, Any, Any]], between: Callable[[Any, Any], float]) -> list[list[_Mark]]:
+def _steps(marks: Sequence[tuple[str, int, int]], clock: Stopwatch) -> list[list[_Mark]]:
     """The ops of each step, which begins with its embedding."""
     steps: list[list[_Mark]] = []
-    before: Any = None
+    before = 0
     for op, start, end in marks:
         if op == "embed":
             steps.append([])
             before = start
-        steps[-1].append(_Mark(op, between(before, start), between(start, end)))
+        steps[-1].append(_Mark(op, *(1e3 * clock.between_ms(*pair) for pair in ((before, start), (start, end)))))
         before = end
     return steps
 

@@ -18,10 +18,9 @@ from eet_lab.ops.types import Linear
 class Int8Shape(LinearShape):
     """A linear layer whose weights are int8; `group` inputs share a scale (0: all of an output's)."""
 
-    group: int = 0
+    form = LinearShape.form.plus("/int8[g<group inputs that share a scale>]")
 
-    def __str__(self) -> str:
-        return super().__str__() + "/int8" + (f"g{self.group}" if self.group else "")
+    group: int = 0
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What norm_linear or linear_residual takes."""

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eet_lab.naming import TEXT, Form
 from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed, RedZones
 from eet_lab.ops.cuda.linear import takes_few
 from eet_lab.ops.int8 import quantized
-from eet_lab.ops.shapes import LinearShape, Normal, Shape, copied
+from eet_lab.ops.shapes import LinearShape, NamedShape, Normal, copied
 from eet_lab.ops.types import Batch, Linear, Norm, Sampling, fresh
 
 
 @dataclass(frozen=True)
-class NextTokenShape(Shape):
+class NextTokenShape(NamedShape):
     """B rows, each with its newest among T tokens, and the arg-max of V words, or a draw."""
+
+    form = Form(
+        "b<B rows>/t<T tokens>/v<V vocabulary>/c<C channels>"
+        "[/int8]{/rms}{/tied}{/greedy}[/temp<temperature temperature>][/k<top_k top-k>]",
+        temperature=TEXT,
+    )
 
     B: int
     T: int
@@ -31,10 +38,9 @@ class NextTokenShape(Shape):
     temperature: float = 0.0
     top_k: int = 0
 
-    def __str__(self) -> str:
-        words = "/int8" * self.int8 + "/rms" * self.rms + "/tied" * self.tied
-        words += f"/temp{self.temperature:g}" * (self.temperature > 0) + f"/k{self.top_k}" * (self.top_k > 0)
-        return f"b{self.B}/t{self.T}/v{self.V}/c{self.C}{words}"
+    def named(self) -> Mapping[str, Any]:
+        """Greedy is not named."""
+        return {**vars(self), "greedy": None}
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What next_token takes: rows are as long as each other, or nearly, and have no pads."""

@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
+from eet_lab.naming import Form
 from eet_lab.ops.cases import Case
-from eet_lab.ops.shapes import Normal, Shape
+from eet_lab.ops.shapes import NamedShape, Normal, Shape
 from eet_lab.ops.types import Norm
 
 
 @dataclass(frozen=True)
-class NormShape(Shape):
+class NormShape(NamedShape):
     """T rows of C channels, with a mean that the norm has to take away."""
+
+    form = Form("t<T tokens>/c<C channels>{/rms}")
 
     T: int
     C: int
     rms: bool = False
-
-    def __str__(self) -> str:
-        return f"t{self.T}/c{self.C}" + "/rms" * self.rms
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What norm takes."""
@@ -35,15 +35,14 @@ class NormShape(Shape):
 
 
 @dataclass(frozen=True)
-class SoftmaxShape(Shape):
+class SoftmaxShape(NamedShape):
     """T rows of C scores that are `spread` wide."""
+
+    form = Form("t<T rows>/c<C channels>")
 
     T: int
     C: int
     spread: float = 3.0
-
-    def __str__(self) -> str:
-        return f"t{self.T}/c{self.C}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What softmax takes."""

@@ -5,12 +5,14 @@ T tokens, B rows, K columns of the KV cache, C channels, N outputs, H heads, G K
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from eet_lab.naming import TEXT, Form
 from eet_lab.ops import reference
 from eet_lab.ops.types import KV, Batch, Extras, Keys, Linear, Norm, Spec, fresh
 
@@ -29,9 +31,24 @@ class Shape(Protocol):
         return self.read_bytes(itemsize)
 
 
+class NamedShape(Shape):
+    """A shape whose name is read again, so that an op can be timed at any size."""
+
+    form: ClassVar[Form]
+
+    def named(self) -> Mapping[str, Any]:
+        """The values of the form's fields and flags; None where a name does without."""
+        return vars(self)
+
+    def __str__(self) -> str:
+        return self.form.write(self.named())
+
+
 @dataclass(frozen=True)
-class LinearShape(Shape):
+class LinearShape(NamedShape):
     """A linear layer of T tokens, after a norm or before a residual."""
+
+    form = Form("t<T tokens>/n<N outputs>/c<C channels>[/<act activation>]{/outlier<outlier>}{/mean<mean>}", act=TEXT)
 
     T: int
     N: int
@@ -43,10 +60,9 @@ class LinearShape(Shape):
     outlier: int = 0  # what a row's first number is beside the others, which are about 1
     mean: int = 1  # of all, which a norm has to take away
 
-    def __str__(self) -> str:
-        words = (f"/{self.act}" if self.act else "") + (f"/outlier{self.outlier}" if self.outlier else "")
-        words += f"/mean{self.mean}" if self.mean != 1 else ""
-        return f"t{self.T}/n{self.N}/c{self.C}{words}"
+    def named(self) -> Mapping[str, Any]:
+        """The mean is named where it is another."""
+        return {**vars(self), "mean": None if self.mean == 1 else self.mean}
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What norm_linear or linear_residual takes."""
@@ -65,8 +81,15 @@ class LinearShape(Shape):
 
 
 @dataclass(frozen=True)
-class AttentionShape(Shape):
+class AttentionShape(NamedShape):
     """A batch whose rows have `lengths` real tokens, right-aligned; the cache may be longer than it has to be."""
+
+    form = Form(
+        "b<B rows>/<cache><low tokens a row>[-<high tokens a row>]/h<H heads>[g<G KV heads>]/d<D head dim>"
+        "[/packed]{/slack}{/page<page>}{/rope}{/normed}{/window<window>}{/scale<scale>}",
+        cache="kv|s",  # of a decode step, and of a prefill
+        scale=r"[0-9.e-]+",
+    )
 
     lengths: tuple[int, ...]
     H: int
@@ -82,13 +105,11 @@ class AttentionShape(Shape):
     window: int | None = None  # a query sees so many columns, its own among them
     scale: float | None = None  # of scores
 
-    def __str__(self) -> str:
-        heads = f"h{self.H}" if self.H == self.G else f"h{self.H}g{self.G}"
-        words = ("/packed" * self.packed) + ("/slack" * bool(self.slack)) + (f"/page{self.page}" * bool(self.page))
-        words += "/rope" * self.rope + "/normed" * self.normed + (f"/window{self.window}" if self.window else "")
-        words += f"/scale{self.scale}" if self.scale else ""
-        span = "-".join(map(str, dict.fromkeys((min(self.lengths), max(self.lengths)))))
-        return f"b{len(self.lengths)}/{'kv' if self.decode else 's'}{span}/{heads}/d{self.D}{words}"
+    def named(self) -> Mapping[str, Any]:
+        """Of the lengths the shortest and the longest; KV heads where they are fewer than heads."""
+        low, high = min(self.lengths), max(self.lengths)
+        own = {"B": len(self.lengths), "low": low, "high": high if high > low else None}
+        return {**vars(self), **own, "cache": "kv" if self.decode else "s", "G": self.G if self.G < self.H else None}
 
     @property
     def spec(self) -> Spec:

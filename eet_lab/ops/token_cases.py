@@ -5,7 +5,7 @@ T tokens, B rows, C channels, V words, S columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -13,26 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eet_lab.naming import TEXT, Form
 from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed, RedZones
 from eet_lab.ops.next_token_case import NEXT_TOKEN
-from eet_lab.ops.shapes import Normal, Shape, copied
+from eet_lab.ops.shapes import NamedShape, Normal, Shape, copied
 from eet_lab.ops.types import Empty, Sampling, TokenBuffer
 
 MASS_ROUNDING = 1e-5  # of a sum of fp32 chances: a word this close to the top-p's end may be in or out
 
 
 @dataclass(frozen=True)
-class EmbedShape(Shape):
+class EmbedShape(NamedShape):
     """T tokens of V words and S positions."""
+
+    form = Form("t<T tokens>/c<C channels>")
 
     T: int
     C: int
     V: int = 1000
     S: int = 100  # 0: there are no position embeddings
-
-    def __str__(self) -> str:
-        return f"t{self.T}/c{self.C}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What embed takes."""
@@ -57,8 +57,14 @@ def _num_distinct(count: int, n: int) -> int:
 
 
 @dataclass(frozen=True)
-class ChooseShape(Shape):
+class ChooseShape(NamedShape):
     """Logits [B,V] of a normal distribution that is `spread` wide, and how to choose among them."""
+
+    form = Form(
+        "b<B rows>/v<V vocabulary>[/greedy][/temp<temperature temperature>][/k<top_k top-k>][/p<top_p top-p>]",
+        temperature=TEXT,
+        top_p=TEXT,
+    )
 
     B: int
     V: int
@@ -67,10 +73,10 @@ class ChooseShape(Shape):
     top_p: float = 1.0
     spread: float = 3.0
 
-    def __str__(self) -> str:
-        how = [f"temp{self.temperature:g}"] * (self.temperature > 0)
-        how += [f"k{self.top_k}"] * (self.top_k > 0) + [f"p{self.top_p:g}"] * (self.top_p < 1)
-        return f"b{self.B}/v{self.V}/{'/'.join(how) or 'greedy'}"
+    def named(self) -> Mapping[str, Any]:
+        """A top-p of 1 is not named, nor is the usual spread."""
+        top_p, spread = self.top_p if self.top_p < 1 else None, f"{self.spread:g}" if self.spread != 3 else None
+        return {**vars(self), "greedy": not (self.temperature or self.top_k or top_p), "top_p": top_p, "spread": spread}
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What choose takes."""
@@ -91,14 +97,12 @@ class TopKShape(ChooseShape):
     `clumped`: the first words tend to be the largest, as the frequent ones of a tokenizer.
     """
 
+    form = ChooseShape.form.plus("/blocks<num_blocks of the head>{/spread<spread>}{/clumped}", spread=TEXT)
+
     temperature: float = 1.0
     top_k: int = 50
     num_blocks: int = 132
     clumped: bool = False
-
-    def __str__(self) -> str:
-        spread = f"/spread{self.spread:g}" * (self.spread != 3)
-        return f"{super().__str__()}/blocks{self.num_blocks}{spread}{'/clumped' * self.clumped}"
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What choose_top_k takes."""

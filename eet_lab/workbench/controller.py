@@ -18,7 +18,7 @@ from eet_lab.workbench import jobs
 from eet_lab.workbench.background import Background
 from eet_lab.workbench.choices import Choices
 from eet_lab.workbench.engine_thread import EngineThread, Work
-from eet_lab.workbench.forecast import NOTHING_FORESEEN, Fits
+from eet_lab.workbench.forecast import NO_FORECAST, Fits
 from eet_lab.workbench.forecast import QUESTION as FORECAST
 from eet_lab.workbench.history import History
 from eet_lab.workbench.memory_tab import QUESTION as PLANNERS
@@ -129,7 +129,7 @@ class Controller:
         changed = False
         for event in self.engine.take():
             self.hear(event)
-            changed |= not isinstance(event, e.Step | e.Progress)
+            changed |= not isinstance(event, e.Stepped | e.Progress)
         for answer in self.background.take():
             self._shown_by[answer.name](answer)
             changed = True
@@ -240,7 +240,7 @@ class Controller:
             case e.Phase(text):
                 self.status.text = text
                 self.watching.enter(event)
-            case e.Step(step):
+            case e.Stepped(step):
                 self.status.clock.step(step.index + 1, step.num_steps)
                 self.watching.step(step)
             case e.Kept():
@@ -297,7 +297,7 @@ class Controller:
         read_only, selected = setup is not None, self.choices.selected
         effects, whose = self.results.effects(state.prompts, model)
         self.page.techniques.show(techniques_state(state, selected, effects, whose, state.recipe_label(), read_only))
-        fits = NOTHING_FORESEEN if setup else {**self.fits.state(), "held": self.page.live.held()}
+        fits = NO_FORECAST if setup else {**self.fits.state(), "held": self.page.live.held()}
         self.page.inputs.show(inputs_state(state, lengths, context, fits, read_only))
         self.top_row.show(self.results.recorded)
         self.results.show(self.busy)

@@ -50,7 +50,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Step:
+class Stepped:
     """One finished step of the engine."""
 
     event: StepEvent
@@ -81,7 +81,7 @@ class Finished:
     seconds: float
 
 
-Event: TypeAlias = Started | Progress | Phase | Step | Kept | Partial | Finished
+Event: TypeAlias = Started | Progress | Phase | Stepped | Kept | Partial | Finished
 
 
 class Feed:
@@ -99,7 +99,7 @@ class Feed:
         self._events.put(Phase(text, series, watched))
 
     def step(self, event: StepEvent) -> None:
-        self._events.put(Step(event))
+        self._events.put(Stepped(event))
 
     def partial(self, result: Comparison | Ladder) -> None:
         self._events.put(Partial(result))

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any
 
-from eet_lab.bench.fit import CompareForecast, forecast_compare
-from eet_lab.devices import present
-from eet_lab.engine.engine import Engine
+from eet_lab.bench.fit import CompareForecast, Forecasts, forecasts
 from eet_lab.engine.forecast import Forecast
-from eet_lab.engine.settings import Settings
 from eet_lab.errors import first_line
 from eet_lab.figures.memory_bar import ARENA, FREE, KV, OTHERS, SPARE, WEIGHTS, Part, bar, bar_state
 from eet_lab.models import Model
 from eet_lab.monitor import free_bytes_of
-from eet_lab.technique import Recipe
 from eet_lab.words import counted, sized
 from eet_lab.workbench.background import Answer, Background
 from eet_lab.workbench.state import State
@@ -34,25 +30,10 @@ LADDER = "Ladder may keep more engines at a time, for the recipes in between, wh
 COLORS = {"weights": WEIGHTS, "KV cache": KV, "its growth": "#93b8f8", "activations": ARENA, "workspace": SPARE}
 
 
-NOTHING_FORESEEN: dict[str, Any] = {
+NO_FORECAST: dict[str, Any] = {
     "summary": "", "kind": "dim", "words": [], "parts": [], "limit_share": None, "stale": False,
 }  # fmt: skip
 """What the page shows where there is no forecast."""
-
-
-class Foreseen(NamedTuple):
-    """What is told of one set of choices; `compare` is None where there is nothing to compare."""
-
-    run: Forecast
-    compare: CompareForecast | None
-
-
-def foreseen(model: Model, recipe: Recipe, lengths: Sequence[int], settings: Settings) -> Foreseen:
-    """What prompts of these lengths will need. Traced without data: only lengths count."""
-    with present(model.decoder.device):
-        engine = Engine(model.decoder, recipe.check(model.device, model.config).parts)
-    run = engine.forecast([[model.config.bos_id] * length for length in lengths], settings)
-    return Foreseen(run, forecast_compare(model, lengths, recipe, settings) if len(recipe) else None)
 
 
 class Fits:
@@ -63,7 +44,7 @@ class Fits:
         self._key: Any = None
         self._free_bytes = 0
         self._stale, self._error = False, ""
-        self._foreseen: Foreseen | None = None
+        self._forecasts: Forecasts | None = None
 
     def look(self, state: State, model: Model | None, rows: Sequence[Sequence[int]] | None, can_run: bool) -> None:
         """The choices as they stand; `rows` are each prompt's tokens. A forecast of what cannot run is no use."""
@@ -73,12 +54,12 @@ class Fits:
         recipe, settings = state.recipe(), state.settings(model)
         lengths = tuple(max(len(row), 1) for row in rows)  # an empty prompt is BOS
         key = id(model.decoder), model.device, str(recipe), lengths, settings, self._free(model)
-        self._ask(key, lambda: foreseen(model, recipe, lengths, settings))
+        self._ask(key, lambda: forecasts(model, recipe, lengths, settings))
 
     def answered(self, answer: Answer) -> None:
         """A forecast; one of choices that are gone is dropped."""
         if answer.key == self._key:
-            self._stale, self._foreseen = False, answer.value
+            self._stale, self._forecasts = False, answer.value
             self._error = "" if answer.error is None else f"No forecast: {first_line(answer.error)}"
 
     def forget_free(self) -> None:
@@ -87,26 +68,26 @@ class Fits:
 
     @property
     def warnings(self) -> tuple[str, str]:
-        """Warnings that Run, and Compare, are not foreseen to fit; "" where they are, or where nothing is foreseen."""
-        if self._foreseen is None or self._stale:
+        """For Run and for Compare: that the forecast exceeds free memory; "" where it does not, or there is none."""
+        if self._forecasts is None or self._stale:
             return "", ""
-        run, compare = self._foreseen
+        run, compare = self._forecasts
         needs = run.total_bytes, 0 if compare is None else compare.total_bytes
         run_words, compare_words = (_warning(need, run.free_bytes) for need in needs)
         return run_words, compare_words
 
     def state(self) -> dict[str, Any]:
-        """What the page shows; a forecast that is asked for anew stays, marked as stale, so that nothing jumps."""
-        if self._foreseen is None:
-            return {**NOTHING_FORESEEN, "summary": self._error, "stale": self._stale}
-        return {**told(*self._foreseen), "stale": self._stale}
+        """For the page; a forecast that is asked for anew stays, marked as stale, so that nothing jumps."""
+        if self._forecasts is None:
+            return {**NO_FORECAST, "summary": self._error, "stale": self._stale}
+        return {**told(*self._forecasts), "stale": self._stale}
 
-    def _ask(self, key: Any, work: Callable[[], Foreseen] | None) -> None:
+    def _ask(self, key: Any, work: Callable[[], Forecasts] | None) -> None:
         if key == self._key:
             return
         self._key, self._error, self._stale = key, "", True
         if work is None:
-            self._foreseen, self._stale = None, False
+            self._forecasts, self._stale = None, False
         else:
             self._background.ask(QUESTION, key, work, PATIENCE_S)
 

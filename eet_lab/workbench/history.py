@@ -28,7 +28,7 @@ from eet_lab.errors import EETError, ResultError, first_line
 from eet_lab.paths import PACKAGE, results_dir, write_whole
 from eet_lab.words import visible
 from eet_lab.workbench import export
-from eet_lab.workbench.rows import KINDS, Result, Row, Stamp, Summary, end, facts
+from eet_lab.workbench.rows import KINDS, KeptRun, Result, Stamp, Summary, end, facts
 from eet_lab.workbench.sidecar import Entry, Sidecar
 
 FOLDER = results_dir()
@@ -62,16 +62,16 @@ class History:
         self.folder = Path(folder).expanduser()
         self.problem = f"{why} {IN_MEMORY}" if (why := _not_writable(self.folder)) else ""
         self._sidecar = Sidecar(self.folder)
-        self._memory: dict[str, tuple[Row, Result, dict[str, Any]]] = {}
+        self._memory: dict[str, tuple[KeptRun, Result, dict[str, Any]]] = {}
         self._known: dict[str, tuple[Stamp, Summary]] = {}
         self._shipped = {f"{RECORDED}{path.stem}": path for path in sorted(SHIPPED.glob("*.json"))}
-        self._rows: list[Row] | None = None
+        self._rows: list[KeptRun] | None = None
         self._unread: dict[str, Path] = {}
         self._set_aside = ""  # the run whose pin does not count here
 
     # Reading
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[KeptRun]:
         """All kept runs: pinned first, then the newest; recordings that come along are last."""
         if self._rows is None:
             entries, paths = self._sidecar.entries(), self._files()
@@ -125,7 +125,7 @@ class History:
         result, found = read_result(content_of(path, follow_links=False), path.name)
         return replace(result, environment=placed(result.environment)), _beside(found)
 
-    def pinned(self) -> Row | None:
+    def pinned(self) -> KeptRun | None:
         """The run whose recipe Compare is held against; None: the baseline."""
         return next((row for row in self.rows() if row.pinned and not row.problem), None)
 
@@ -154,14 +154,14 @@ class History:
 
     # Writing
 
-    def add(self, result: Result, monitor: Mapping[str, Any]) -> Row:
+    def add(self, result: Result, monitor: Mapping[str, Any]) -> KeptRun:
         """Keep a result with the samples of its runs; in memory where the folder cannot be written to."""
         beside = {"monitor": dict(monitor)} if monitor else {}
         try:
             row = self._keep(self._free(_stem(result)), result, beside)
         except ResultError as error:
             self.problem = f"{first_line(error)} {IN_MEMORY}"
-            row = Row(id=_stem(result), **vars(Summary.of(result)))
+            row = KeptRun(id=_stem(result), **vars(Summary.of(result)))
             self._memory[row.id] = row, result, beside
             self._rows = None
             return row
@@ -239,7 +239,7 @@ class History:
                 raise ResultError(f"{name} cannot be written anywhere: {error.strerror}. Free some space.") from error
         return path.absolute()
 
-    def take(self, name: str, content: bytes) -> Row:
+    def take(self, name: str, content: bytes) -> KeptRun:
         """Keep a file that was uploaded, if it is a result; ResultError, which calls it by its `name`, else."""
         result, found = read_result(content, name)
         row = self._keep(self._free(f"loaded-{datetime.now():{STAMP}}"), result, _beside(found))
@@ -251,16 +251,16 @@ class History:
 
     # Files
 
-    def _row(self, id: str, path: Path, entry: Entry) -> Row:
+    def _row(self, id: str, path: Path, entry: Entry) -> KeptRun:
         """What the list tells of a file: as it was read before, where the file is still the same."""
         try:
             stamp = _stamp(path)
         except OSError as error:
-            return Row(id=id, problem=f"cannot be read: {error.strerror}", name=visible(path.name))
+            return KeptRun(id=id, problem=f"cannot be read: {error.strerror}", name=visible(path.name))
         read = self._known.get(id, ((0, 0), None)), (entry.stamp, entry.summary)
         unread = Summary(name=visible(path.name), problem=UNREAD)
         summary = next((summary for at, summary in read if at == stamp and summary is not None), unread)
-        return _named(Row(id=id, stamp=stamp, writable=id not in self._shipped, **vars(summary)), entry)
+        return _named(KeptRun(id=id, stamp=stamp, writable=id not in self._shipped, **vars(summary)), entry)
 
     def _files(self) -> dict[str, Path]:
         """Every file by its id: what the folder holds now, and the recordings."""
@@ -270,14 +270,14 @@ class History:
             found = []
         return {path.stem: path for path in found} | self._shipped
 
-    def _keep(self, path: Path, result: Result, beside: Mapping[str, Any]) -> Row:
+    def _keep(self, path: Path, result: Result, beside: Mapping[str, Any]) -> KeptRun:
         """Write a result's file, and know what it holds without reading it."""
         result.save(path, **_encoded(beside))
         known = {path.stem: (_stamp(path), Summary.of(result))}
         self._remember(known)
         self.learn(known)
         stamp, summary = known[path.stem]
-        return Row(id=path.stem, stamp=stamp, **vars(summary))
+        return KeptRun(id=path.stem, stamp=stamp, **vars(summary))
 
     def _write_late(self) -> None:
         """Write what had to be kept in memory, now that the folder takes files again."""
@@ -373,16 +373,16 @@ def _encoded(beside: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**beside, "timeline": encode(beside["timeline"])} if "timeline" in beside else beside
 
 
-def _named(row: Row, entry: Entry) -> Row:
+def _named(row: KeptRun, entry: Entry) -> KeptRun:
     """A row under the user's name, with note and pin."""
     name = visible(entry.name)[:LONGEST_NAME] or row.name
     return replace(row, name=name, note=visible(entry.note)[:LONGEST_NOTE], pinned=entry.pinned)
 
 
-def _told_apart(rows: Sequence[Row]) -> list[Row]:
+def _told_apart(rows: Sequence[KeptRun]) -> list[KeptRun]:
     """Recordings of one name under names that say what differs: their kind, and where that is the same, the recipe."""
 
-    def longer(rows: Sequence[Row], more: Callable[[Row], str]) -> list[Row]:
+    def longer(rows: Sequence[KeptRun], more: Callable[[KeptRun], str]) -> list[KeptRun]:
         count = Counter(row.name for row in rows if not (row.writable or row.problem))
         return [
             replace(row, name=f"{row.name}, {more(row)}") if count[row.name] > 1 and not row.writable else row

@@ -103,7 +103,7 @@ class Job:
         model, recipe, settings = self.model, self.recipe, self.settings
 
         def work(feed: Feed, cancel: threading.Event) -> bench.Run:
-            job = bench.Job.of(model, self._rows(), 1, vars(settings))
+            job = bench.RunInputs.of(model, self._rows(), 1, vars(settings))
             engine, begun = Engine(model.decoder, recipe.check(model.device, model.config).parts), time.perf_counter()
             try:
                 engine.prepare(feed.progress, cancel)

@@ -17,7 +17,7 @@ from eet_lab.models.tokenizer import UNKNOWN, Tokenizer
 from eet_lab.technique import short_form
 from eet_lab.words import counted
 from eet_lab.workbench.jobs import decoder
-from eet_lab.workbench.rows import Result, Row
+from eet_lab.workbench.rows import KeptRun, Result
 from eet_lab.workbench.state import State
 from eet_lab.workbench.views import answer, bar
 
@@ -48,7 +48,7 @@ class Opened:
     monitor: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, row: Row, result: Result, beside: Mapping[str, Any]) -> Opened:
+    def of(cls, row: KeptRun, result: Result, beside: Mapping[str, Any]) -> Opened:
         """One kept run; `beside` is what its file holds beside the result."""
         where, config = result.environment, PRESETS.get(result.environment.model)
         header = _header(where.model_label, where.device, where.dtype)
@@ -60,7 +60,7 @@ class Opened:
         return cls(row.id, banner, result, setup, timelines=beside.get("timeline"), monitor=beside.get("monitor") or {})
 
     @classmethod
-    def of_two(cls, first: Row, second: Row, table: dict[str, Any]) -> Opened:
+    def of_two(cls, first: KeptRun, second: KeptRun, table: dict[str, Any]) -> Opened:
         """Two kept runs side by side."""
         names = " and ".join(f"{row.label} ({row.recipe})" for row in (first, second))
         told = f"These are two kept runs side by side: {names}. They were not timed in turn."

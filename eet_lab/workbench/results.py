@@ -23,9 +23,9 @@ from eet_lab.workbench.jobs import Job
 from eet_lab.workbench.memory_tab import MemoryTab
 from eet_lab.workbench.opened import Opened, Setup
 from eet_lab.workbench.page import Page
-from eet_lab.workbench.rows import Result, Row, Stamp
+from eet_lab.workbench.rows import KeptRun, Result, Stamp
 from eet_lab.workbench.run_memory import RunMemory
-from eet_lab.workbench.sheet import Sheet, Subject
+from eet_lab.workbench.sheet import Sheet, SheetContent
 from eet_lab.workbench.views import answer
 from eet_lab.workbench.views.bar import BASELINE
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed, runs_state
@@ -232,7 +232,7 @@ class Results:
             return {}, ""
         return effects(last), f"what each saved in the last ladder, {row.name}"
 
-    def _opened_once(self, row: Row) -> Ladder | None:
+    def _opened_once(self, row: KeptRun) -> Ladder | None:
         """A kept ladder; None where its file has gone since."""
         key = row.id, row.stamp
         if self._last_ladder[0] != key:
@@ -248,13 +248,13 @@ class Results:
         shown, rows = self.opened.id if self.opened else self._id, self.history.rows()
         self._page.runs.show(runs_state(rows, self._ticked, shown, self.history, self.said, busy, self._pages))
 
-    def _subject(self) -> Subject:
+    def _subject(self) -> SheetContent:
         """What the answer is about: the kept run that is open, else the newest result or what is known of it."""
         if (opened := self.opened) is not None:
             newest = opened.id == self._id
-            return Subject(opened.result, opened.timelines, opened.table, True, newest, can_race=opened.can_race)
+            return SheetContent(opened.result, opened.timelines, opened.table, True, newest, can_race=opened.can_race)
         timelines = self._beside.get("timeline")
-        return Subject(self.result, timelines, running=self._running, partial=self._partial is not None)
+        return SheetContent(self.result, timelines, running=self._running, partial=self._partial is not None)
 
     def _export(self, format: str) -> tuple[str, bytes]:
         """What is shown, as a file. The newest result is still here where its row was deleted."""

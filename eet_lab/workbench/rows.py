@@ -66,7 +66,7 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row(Summary):
+class KeptRun(Summary):
     """One kept run. `stamp` is that of the file which the summary was read from."""
 
     id: str
@@ -124,8 +124,8 @@ MEASURED: tuple[tuple[str, Callable[[Measurement], str | None]], ...] = (
 
 def _same(result: Result) -> str:
     if isinstance(result, Comparison):
-        return result.sameness.verdict
-    return result.rungs[-1].sameness.verdict if isinstance(result, Ladder) and result.rungs else ""
+        return result.parity.verdict
+    return result.rungs[-1].parity.verdict if isinstance(result, Ladder) and result.rungs else ""
 
 
 def _short_device(device: str) -> str:

@@ -28,7 +28,7 @@ KEPT = "Kept with a run: numbers, texts, a recorded timeline. Where memory lay i
 
 
 @dataclass(frozen=True)
-class Subject:
+class SheetContent:
     """What the answer is about. `table` stands alone where two kept runs are side by side; `kept`: it was opened.
 
     `newest`: it is what was measured last, and so what is known of memory is of it.
@@ -62,7 +62,7 @@ class Sheet:
         """A logarithmic axis, or a linear one, where a figure has the choice."""
         self._log = log
 
-    def show(self, subject: Subject) -> None:
+    def show(self, subject: SheetContent) -> None:
         """Put up the tiles, the tabs and the stage."""
         result, running = subject.result, subject.running
         state: dict[str, Any] = {
@@ -73,7 +73,7 @@ class Sheet:
         }
         self._page.answer.show(state | (NOTHING_ELSE if running else self._sheet(subject, state["tab"])))
 
-    def _sheet(self, subject: Subject, tab: str) -> dict[str, Any]:
+    def _sheet(self, subject: SheetContent, tab: str) -> dict[str, Any]:
         """What stands around the figure, unless something runs."""
         return {
             "note": _note(subject, tab),
@@ -84,18 +84,18 @@ class Sheet:
             "words": self._words(subject, tab),
         }
 
-    def _words(self, subject: Subject, tab: str) -> list[dict[str, str]]:
+    def _words(self, subject: SheetContent, tab: str) -> list[dict[str, str]]:
         """What stands above a figure, or on a tab without one."""
         if tab == "arena":
             return [{"text": self._memory.story, "kind": "dim"}]
         return [] if subject.result is None else answer.words(subject.result, tab)
 
-    def tab(self, subject: Subject) -> str:
+    def tab(self, subject: SheetContent) -> str:
         """The tab that is open: the one that was asked for, if there is such a one."""
         names = [tab["name"] for tab in self._tabs(subject)]
         return self._wanted if self._wanted in names else next((name for name in names if name != "race"), "")
 
-    def _tabs(self, subject: Subject) -> list[dict[str, str]]:
+    def _tabs(self, subject: SheetContent) -> list[dict[str, str]]:
         if subject.table is not None:
             return [{"name": "table", "title": "Side by side"}]
         has_arena = bool(self._memory.runs) and subject.newest
@@ -103,12 +103,12 @@ class Sheet:
         race = [{"name": "race", "title": "Race"}] if subject.can_race else []
         return [*race, *answer.tabs(subject.result, has_arena, has_timeline)]
 
-    def _mode(self, subject: Subject) -> str:
+    def _mode(self, subject: SheetContent) -> str:
         if subject.running:
             return "running"
         return "recording" if subject.kept else "empty" if subject.result is None else "result"
 
-    def _draw(self, subject: Subject) -> bool:
+    def _draw(self, subject: SheetContent) -> bool:
         """Put the stage in order; whether anything stands on it."""
         tab = self.tab(subject)
         if subject.running or tab == "race":
@@ -129,7 +129,7 @@ class Sheet:
         picks = self._memory.picks() if tab == "arena" else []
         return tuple((pick["value"], len(pick["options"])) for pick in picks)
 
-    def _figures(self, subject: Subject, tab: str) -> list[go.Figure]:
+    def _figures(self, subject: SheetContent, tab: str) -> list[go.Figure]:
         result = subject.result
         if tab == "arena":
             return [self._memory.figure(BELOW_WORDS_PX)]
@@ -140,9 +140,9 @@ class Sheet:
         figure = plot(result, tab, log=self._log)
         assert isinstance(figure, go.Figure)  # one kind is one figure
         self._is_log = "log" in (figure.layout.xaxis.type, figure.layout.yaxis.type)
-        return [figure.update_layout(height=BELOW_WORDS_PX if tab == "sameness" else STAGE_PX)]
+        return [figure.update_layout(height=BELOW_WORDS_PX if tab == "parity" else STAGE_PX)]
 
-    def _tables(self, subject: Subject, tab: str) -> list[dict[str, Any]]:
+    def _tables(self, subject: SheetContent, tab: str) -> list[dict[str, Any]]:
         if subject.table is not None:
             return [subject.table]
         if tab == "planners":
@@ -150,7 +150,7 @@ class Sheet:
         return [answer.table(subject.result)] if subject.result is not None and tab == "table" else []
 
 
-def _note(subject: Subject, tab: str) -> dict[str, Any] | None:
+def _note(subject: SheetContent, tab: str) -> dict[str, Any] | None:
     result = subject.result
     if isinstance(result, Comparison) and tab != "timeline" and (told := answer.grown(result)):
         return {"text": told, "kind": "plain"}
@@ -162,7 +162,7 @@ def _note(subject: Subject, tab: str) -> dict[str, Any] | None:
     return {"text": "This runs both recipes once more, under a profiler. ", "kind": "plain", "action": action}
 
 
-def _exports(subject: Subject) -> list[dict[str, str]]:
+def _exports(subject: SheetContent) -> list[dict[str, str]]:
     if subject.result is None:
         return []
     return [*answer.EXPORTS, *([answer.TRACE] if subject.timelines else [])]

@@ -107,7 +107,7 @@ def test_the_peak_is_foreseen_within_a_few_per_cent(words):
 
 
 @pytest.mark.parametrize("words", ["pre_padding,memory_reuse", "all", "all,-cuda_graphs"])
-def test_a_comparison_takes_what_was_foreseen(words):
+def test_a_comparison_takes_what_was_forecast(words):
     """In torch's own count, beyond what libraries took before."""
     model, lengths, settings = load("gpt2", device="cuda"), [500, 300, 31, 300], Settings(24)
     prompts, recipe = batch(0, lengths), Recipe.parse(words, "cuda")

@@ -10,7 +10,7 @@ from eet_lab.workbench import Workbench
 from eet_lab.workbench.background import Answer, Background
 from eet_lab.workbench.commands import Command
 from eet_lab.workbench.history import History
-from eet_lab.workbench.rows import Row
+from eet_lab.workbench.rows import KeptRun
 
 PROMPTS = ["5 6 7", "8 9 10 11 12 13"]
 
@@ -77,7 +77,7 @@ def answers(background: Background, count: int, seconds: float = 5.0) -> list[An
     return found
 
 
-def own(history: History) -> list[Row]:
+def own(history: History) -> list[KeptRun]:
     """Rows of the folder as it is now, without the recordings that come along."""
     history.look()
     return [row for row in history.rows() if not row.id.startswith("recorded:")]

@@ -65,7 +65,7 @@ def test_a_run_begins_when_nothing_is_computed_beside_it(bench: Workbench) -> No
     assert ran
     do(bench, c.Setting("max_new_tokens", 20))
     fits = bench.controller.fits
-    turn_until(bench, lambda: fits._foreseen and fits._foreseen.run.new_tokens == 20)
+    turn_until(bench, lambda: fits._forecasts and fits._forecasts.run.new_tokens == 20)
 
 
 def test_a_run_that_waits_can_be_stopped(bench: Workbench) -> None:

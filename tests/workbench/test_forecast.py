@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from eet_lab.bench.fit import CompareForecast
+from eet_lab.bench.fit import CompareForecast, Forecasts
 from eet_lab.engine.forecast import Forecast
 from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.background import Answer, Background
-from eet_lab.workbench.forecast import Fits, Foreseen, told
+from eet_lab.workbench.forecast import Fits, told
 from workbench.driving import answers, do, enabled, shown, status, turn, turn_until
 
 MiB = 2**20
@@ -28,9 +28,9 @@ def words(*told_of: Any) -> str:
     return " ".join([state["summary"], *state["words"]])
 
 
-def foreseen(bench: Workbench) -> Foreseen | None:
+def current(bench: Workbench) -> Forecasts | None:
     fits = bench.controller.fits
-    return None if fits._stale else fits._foreseen
+    return None if fits._stale else fits._forecasts
 
 
 def of_memory(monkeypatch: pytest.MonkeyPatch, free: Any) -> None:
@@ -42,11 +42,11 @@ def test_a_button_says_what_may_go_wrong_and_can_be_pressed(bench: Workbench, mo
     def tips() -> list[str]:
         return [shown(bench, "bar")["actions"][name]["tip"] for name in ("run", "compare")]
 
-    turn_until(bench, lambda: foreseen(bench))
+    turn_until(bench, lambda: current(bench))
     assert "run out of memory" not in "".join(tips())
     weights = bench.model.decoder.weight_bytes
     of_memory(monkeypatch, lambda: 1000)
-    turn_until(bench, lambda: foreseen(bench) and foreseen(bench).run.free_bytes == weights + 1000)
+    turn_until(bench, lambda: current(bench) and current(bench).run.free_bytes == weights + 1000)
     assert all("run out of memory" in tip for tip in tips())
     assert enabled(bench)["run"]
 
@@ -87,13 +87,13 @@ def test_a_forecast_is_asked_again_when_memory_came_or_went(bench: Workbench, mo
     weights = bench.model.decoder.weight_bytes
 
     def seen() -> int:
-        return foreseen(bench).run.free_bytes - weights if foreseen(bench) else 0
+        return current(bench).run.free_bytes - weights if current(bench) else 0
 
     turn_until(bench, lambda: seen() == free[0])
     free[0] = 98 * MiB
-    before = foreseen(bench)
+    before = current(bench)
     turn(bench, 25)
-    assert foreseen(bench) is before, "a little is nothing new"
+    assert current(bench) is before, "a little is nothing new"
     free[0] = 60 * MiB
     turn_until(bench, lambda: seen() == free[0])
     free[0] = 59 * MiB
@@ -104,13 +104,13 @@ def test_a_forecast_is_asked_again_when_memory_came_or_went(bench: Workbench, mo
 def test_the_forecast_follows_the_choices_and_drops_what_is_late(background: Background) -> None:
     fits, asked = Fits(background), []
     for key in range(5):
-        fits._ask(key, lambda key=key: asked.append(key) or Foreseen(forecast(200), None))
-    fits.answered(Answer("forecast", 3, Foreseen(forecast(80), None)))
+        fits._ask(key, lambda key=key: asked.append(key) or Forecasts(forecast(200), None))
+    fits.answered(Answer("forecast", 3, Forecasts(forecast(80), None)))
     assert fits.state()["summary"] == ""
     [answer] = answers(background, 1)
     fits.answered(answer)
     assert asked == [4] and "Run fits" in fits.state()["summary"] and not fits.state()["stale"]
-    fits._ask(5, lambda: Foreseen(forecast(80), None))
+    fits._ask(5, lambda: Forecasts(forecast(80), None))
     assert fits.state()["stale"] and "Run fits" in fits.state()["summary"], "it stands, dimmed, until the next is there"
     assert fits.warnings == ("", ""), "what is stale warns of nothing"
     [answer] = answers(background, 1)
@@ -128,23 +128,23 @@ def test_a_forecast_that_fails_says_why(background: Background) -> None:
     assert fits.state()["summary"] == "No forecast: division by zero"
 
 
-def test_the_workbench_foresees_its_run(bench: Workbench) -> None:
-    turn_until(bench, lambda: foreseen(bench))
-    first = foreseen(bench)
+def test_the_workbench_forecasts_its_run(bench: Workbench) -> None:
+    turn_until(bench, lambda: current(bench))
+    first = current(bench)
     assert first.run.fits and (first.run.num_rows, first.run.prompt_tokens, first.run.new_tokens) == (2, 6, 8)
     assert first.run.weight_bytes == bench.model.decoder.weight_bytes
     assert first.compare.total_bytes > first.run.total_bytes
     do(bench, c.Setting("max_new_tokens", 20))
-    turn_until(bench, lambda: foreseen(bench) and foreseen(bench).run.new_tokens == 20)
-    assert foreseen(bench).run.kv_bytes > first.run.kv_bytes
+    turn_until(bench, lambda: current(bench) and current(bench).run.new_tokens == 20)
+    assert current(bench).run.kv_bytes > first.run.kv_bytes
     do(bench, c.Setting("max_new_tokens", 10**6))
     turn_until(bench, lambda: shown(bench, "inputs")["fits"]["summary"] == "")
     assert "past the context" in status(bench)
 
 
-def test_what_was_foreseen_is_what_is_held(bench: Workbench) -> None:
-    turn_until(bench, lambda: foreseen(bench))
-    told = foreseen(bench).run
+def test_what_was_forecast_is_what_is_held(bench: Workbench) -> None:
+    turn_until(bench, lambda: current(bench))
+    told = current(bench).run
     do(bench, c.Run())
     [run] = bench.controller.results.memory.runs.values()
     assert (told.weight_bytes, told.kv_bytes, told.activation_bytes) == (

@@ -15,7 +15,7 @@ from eet_lab.bench import Comparison, Ladder
 from eet_lab.errors import ResultError
 from eet_lab.workbench import Workbench, history
 from eet_lab.workbench.history import History
-from eet_lab.workbench.rows import Row
+from eet_lab.workbench.rows import KeptRun
 from eet_lab.workbench.views.runs import runs_state
 from workbench.driving import own, read_all
 
@@ -32,7 +32,7 @@ def test_what_is_added_is_a_row_and_comes_back_in_another_kernel(
     assert rows[0] == ladder
     row = rows[1]
     assert (row.model, row.recipe, row.recorded, row.same) == (
-        comparison.environment.model, "all - packed prefill", False, comparison.sameness.verdict,
+        comparison.environment.model, "all - packed prefill", False, comparison.parity.verdict,
     )  # fmt: skip
     assert row.ttft_ms == comparison.selection.ttft_ms.p50 and row.peak_bytes == comparison.selection.memory["peak"]
     result, beside = History(tmp_path).open(row.id)
@@ -62,10 +62,10 @@ def test_rows_of_one_name_are_told_apart_by_their_moment(tmp_path: Path) -> None
     now = datetime.now().astimezone().replace(microsecond=0)
     names = {"name": "demo, 4 prompts", "date": now.isoformat()}
     rows = [
-        Row(id="a", **names),
-        Row(id="b", **names),
-        Row(id="c", name="demo, 4 prompts", date="2020-01-02T12:00:05"),
-        Row(id="d", name="x.json", problem="cannot be read"),
+        KeptRun(id="a", **names),
+        KeptRun(id="b", **names),
+        KeptRun(id="c", name="demo, 4 prompts", date="2020-01-02T12:00:05"),
+        KeptRun(id="d", name="x.json", problem="cannot be read"),
     ]
     found = runs_state(rows, [], "", History(tmp_path), "", busy=False)["rows"]
     assert [row["short_when"] for row in found] == [f"{now:%H:%M}", f"{now:%H:%M}", "2020-01-02", ""]

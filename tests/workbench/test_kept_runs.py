@@ -14,7 +14,7 @@ from eet_lab.figures.results import runs
 from eet_lab.workbench import Workbench, history
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.history import History
-from eet_lab.workbench.rows import Row
+from eet_lab.workbench.rows import KeptRun
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, SHOWN, runs_state
 from workbench.driving import do, enabled, errors, full, read_all, row, shown, status, turn, turn_until
 
@@ -274,8 +274,8 @@ def test_what_is_exported_goes_to_the_browser_alone_and_comes_back_with_its_word
 
 def test_recordings_stay_in_a_list_that_is_cut_and_older_runs_come_on_demand(tmp_path: Path) -> None:
     kept = History(tmp_path)
-    recordings = [Row(id=f"recorded:{i}", writable=False) for i in range(6)]
-    rows = [*(Row(id=f"{i:03}") for i in range(2 * SHOWN + 3)), *recordings]
+    recordings = [KeptRun(id=f"recorded:{i}", writable=False) for i in range(6)]
+    rows = [*(KeptRun(id=f"{i:03}") for i in range(2 * SHOWN + 3)), *recordings]
 
     def listed(pages: int) -> dict[str, Any]:
         return runs_state(rows, ["100"], "", kept, "", busy=False, pages=pages)

@@ -19,7 +19,7 @@ from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench, jobs
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.engine_thread import Feed
-from eet_lab.workbench.sheet import Sheet, Subject
+from eet_lab.workbench.sheet import Sheet, SheetContent
 from workbench.driving import do, enabled, errors, shown, status, turn, turn_until
 
 ALL = "pre_padding,mask_removal,memory_reuse,packed_prefill"
@@ -208,20 +208,20 @@ def test_a_figure_is_drawn_anew_for_another_result_and_after_a_race(
     sheet.open("latency")
     first = replace(comparison)
     before = id(first)
-    sheet.show(Subject(first))
-    sheet.show(Subject(first))
+    sheet.show(SheetContent(first))
+    sheet.show(SheetContent(first))
     assert shows == [1]
     del first
     for _ in range(100):  # until one lies where the first one lay, if nothing keeps that
         other = replace(comparison)
         if id(other) == before:
             break
-    sheet.show(Subject(other))
+    sheet.show(SheetContent(other))
     assert shows == [1, 1]
     sheet.open("race")
-    sheet.show(Subject(other, can_race=True))
+    sheet.show(SheetContent(other, can_race=True))
     sheet.open("latency")
-    sheet.show(Subject(other, can_race=True))
+    sheet.show(SheetContent(other, can_race=True))
     assert shows == [1, 1, 1]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
-from eet_lab.bench.ops.provider import Inputs, LeftOut, Prepared, Provider
+from eet_lab.bench.ops.provider import Inputs, LeftOut, OpProvider, Prepared
 from eet_lab.errors import first_line
 from eet_lab.ops import reference
 from eet_lab.ops.shapes import AttentionShape
@@ -149,10 +149,10 @@ def _gpu_only(device: str) -> str | None:
     return None if device == "cuda" else "this kernel of SDPA needs an NVIDIA GPU"
 
 
-ATTENTION: tuple[Provider, ...] = (
-    Provider("torch-sdpa-flash", OPS, partial(sdpa, SDPBackend.FLASH_ATTENTION)),
-    Provider("torch-sdpa-cudnn", OPS, partial(sdpa, SDPBackend.CUDNN_ATTENTION), _gpu_only),
-    Provider("torch-sdpa-efficient", OPS, partial(sdpa, SDPBackend.EFFICIENT_ATTENTION), _gpu_only),
-    Provider("torch-varlen", OPS, varlen, _varlen_unavailable),
-    Provider("flashinfer", OPS, flashinfer, _flashinfer_unavailable),
+ATTENTION: tuple[OpProvider, ...] = (
+    OpProvider("torch-sdpa-flash", OPS, partial(sdpa, SDPBackend.FLASH_ATTENTION)),
+    OpProvider("torch-sdpa-cudnn", OPS, partial(sdpa, SDPBackend.CUDNN_ATTENTION), _gpu_only),
+    OpProvider("torch-sdpa-efficient", OPS, partial(sdpa, SDPBackend.EFFICIENT_ATTENTION), _gpu_only),
+    OpProvider("torch-varlen", OPS, varlen, _varlen_unavailable),
+    OpProvider("flashinfer", OPS, flashinfer, _flashinfer_unavailable),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -13,14 +12,13 @@ from eet_lab.bench import timing
 from eet_lab.bench.cost import TIMES, beyond_caches, last_cache_bytes, predicted_ms, streaming_gb_per_s
 from eet_lab.bench.fit import check_op_fit
 from eet_lab.bench.launches import StepLaunches, counting
-from eet_lab.bench.measure import SHARED, UNDISTURBED
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.ops.provider import Judge, LeftOut, Prepared
 from eet_lab.bench.ops.providers import PROVIDERS, names_for
 from eet_lab.bench.ops.workload import OpWorkload
 from eet_lab.bench.providers import OURS
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.timing import Tally, Timed
+from eet_lab.bench.timing import SHARED, Tally, Timed
 from eet_lab.devices import checked_device, kind_of, present
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models.load import checked_dtype
@@ -72,7 +70,7 @@ def _benchmarked(
     progress: Progress | None,
     cancel: Cancel | None,
 ) -> tuple[list[Row], list[str]]:
-    """The same on a kind of device."""
+    """`benchmark_op` on the current device, which is of the kind `where`."""
     names, absent = _available(workload, _chosen(workload, providers), where)
     if not names:
         return [], absent
@@ -90,7 +88,7 @@ def _benchmarked(
 
 
 def _doubts(rows: Sequence[Row], workload: OpWorkload, device: str, num_copies: int, size: int) -> Iterator[str]:
-    """Where the rate is not one of memory."""
+    """Remarks on rows whose GB/s may be that of a cache, not of memory."""
     for row in rows:
         if (row.share_of_ceiling or 0) > 1:
             why = _why_faster(workload, device, num_copies, size)
@@ -103,7 +101,11 @@ def _doubts(rows: Sequence[Row], workload: OpWorkload, device: str, num_copies: 
 
 
 def _why_faster(workload: OpWorkload, device: str, num_copies: int, size: int) -> str:
-    """Than the ceiling: on a CPU that need not be a cache, since no one way to read is the fastest everywhere."""
+    """Why an op was faster than the streaming read that sets the ceiling.
+
+    Its inputs may have stayed in a cache. On a CPU the ceiling may also be too low: on some, neither way to read that
+    is tried is the fastest.
+    """
     beyond = max(ROTATED_BYTES[device], TIMES * (last_cache_bytes() or 0))
     if device == "cuda" or num_copies * size < beyond:
         return f"its {num_copies} copies of the inputs stayed in a cache, so the floor does not hold."
@@ -114,7 +116,7 @@ def _why_faster(workload: OpWorkload, device: str, num_copies: int, size: int) -
 
 
 def _available(workload: OpWorkload, names: Sequence[str], device: str) -> tuple[list[str], list[str]]:
-    """Those that can run here at these sizes, and why the others cannot."""
+    """The providers that can run here at these sizes, and why the others cannot."""
 
     def reason(name: str) -> str | None:
         if name == OURS:
@@ -132,8 +134,8 @@ def _prepared(
     dtype: torch.dtype,
     tally: Tally,
     cancel: Cancel | None,
-) -> tuple[list[Entry], list[str]]:
-    """Those that are ready, and why the others are not. Ours raises where it fails; others are left out."""
+) -> tuple[list[PreparedOp], list[str]]:
+    """The providers that are ready, and why the others are not. Ours raises where it fails; others are left out."""
     tally.say(f"making inputs of {workload}")
     inputs = workload.shape.inputs(device, dtype, 0)
     copies = [inputs, *(copied(inputs) for _ in range(num_copies - 1))]
@@ -146,7 +148,7 @@ def _prepared(
         timing.check(cancel)
         tally.say(f"preparing {name}")
         try:
-            entries.append(Entry(name, workload, copies, judge, device, tally.building))
+            entries.append(PreparedOp(name, workload, copies, judge, device, tally.building))
         except LeftOut as why:
             remarks.append(f"{name} is left out: {why}")
         except Exception as error:
@@ -157,7 +159,7 @@ def _prepared(
     return entries, remarks
 
 
-class Entry:
+class PreparedOp:
     """One provider, prepared on every copy of the inputs and checked on the first."""
 
     def __init__(
@@ -179,11 +181,9 @@ class Entry:
 
     def time(self) -> float:
         """Milliseconds a call, over one region."""
-        start, cpu_start = time.perf_counter(), time.thread_time()
-        ms = self._timed.ms()
-        seconds, cpu_s = time.perf_counter() - start, time.thread_time() - cpu_start
-        self.was_disturbed |= self._device == "cpu" and cpu_s < UNDISTURBED * seconds
-        return ms
+        timed = timing.on_host(self._timed.ms)
+        self.was_disturbed |= self._device == "cpu" and timed.was_disturbed
+        return timed.value
 
     def figures(self, runs: Sequence[float], size: int) -> dict[str, Any]:
         """What a row holds of these runs; `size` bytes have to be moved."""

@@ -40,7 +40,7 @@ def always(given: Any) -> str | None:
 
 
 @dataclass(frozen=True)
-class Provider:
+class OpProvider:
     """A way to do some ops. What it leaves out of an op is said in `less`: then its output is not compared.
 
     `make(shape, inputs)` may lay the inputs out as it likes best: only the call is timed. It raises `LeftOut` for sizes

@@ -1,4 +1,4 @@
-"""All providers of ops, ours first. To add one: a `Provider` in a tuple.
+"""All providers of ops, ours first. To add one: a `OpProvider` in a tuple.
 
 PyTorch's own functions are here, and our kernels with several rows at a time; attention has a file of its own.
 """
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eet_lab.bench.ops.attention import ATTENTION
-from eet_lab.bench.ops.provider import Inputs, Prepared, Provider
+from eet_lab.bench.ops.provider import Inputs, OpProvider, Prepared
 from eet_lab.bench.providers import OURS
 from eet_lab.ops import cuda, native, reference
 from eet_lab.ops.cases import Case
@@ -84,19 +84,19 @@ def _int8(shape: Shape) -> str | None:
 
 
 PLAIN = (
-    Provider(
+    OpProvider(
         "torch-linear",
         ("norm_linear", "linear_residual"),
         linear,
         less="the product alone: nothing around it",
         unfit=_int8,
     ),
-    Provider("torch-linear-add", ("linear_residual",), linear_add, unfit=_int8),
-    Provider("torch-norm-linear", ("norm_linear",), norm_linear, unfit=_int8),
-    Provider("torch-norm", ("norm",), norm),
-    Provider("torch-embed", ("embed",), embed),
-    Provider("torch-next-token", ("next_token",), next_token, less="it is the reference", unfit=_int8),
-    Provider("torch-choose", ("choose", "choose_top_k"), choose, less="it is the reference"),
+    OpProvider("torch-linear-add", ("linear_residual",), linear_add, unfit=_int8),
+    OpProvider("torch-norm-linear", ("norm_linear",), norm_linear, unfit=_int8),
+    OpProvider("torch-norm", ("norm",), norm),
+    OpProvider("torch-embed", ("embed",), embed),
+    OpProvider("torch-next-token", ("next_token",), next_token, less="it is the reference", unfit=_int8),
+    OpProvider("torch-choose", ("choose", "choose_top_k"), choose, less="it is the reference"),
 )
 
 
@@ -113,15 +113,15 @@ def interleaved(rows: int, shape: Any, inputs: Inputs) -> Prepared:
 
 
 ROWS = (
-    Provider("torch-softmax", ("softmax",), softmax),
+    OpProvider("torch-softmax", ("softmax",), softmax),
     *(
-        Provider(f"eet_lab-{rows}-rows", ("norm", "softmax"), partial(interleaved, rows), native.available)
+        OpProvider(f"eet_lab-{rows}-rows", ("norm", "softmax"), partial(interleaved, rows), native.available)
         for rows in INTERLEAVED[1:]
     ),
 )
 
 
-PROVIDERS: dict[str, Provider] = {provider.name: provider for provider in (*PLAIN, *ROWS, *ATTENTION)}
+PROVIDERS: dict[str, OpProvider] = {provider.name: provider for provider in (*PLAIN, *ROWS, *ATTENTION)}
 
 
 def names_for(case: Case) -> tuple[str, ...]:

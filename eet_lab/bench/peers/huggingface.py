@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
-from eet_lab.bench.peers.peer import Peer, Rows, Stopwatch, Timing, left_padded
+from eet_lab.bench.peers.peer import Peer, Rows, Timing, left_padded
+from eet_lab.bench.timing import Stopwatch
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import ModelError
 from eet_lab.models.config import Config
@@ -73,7 +74,7 @@ class HuggingFace(Peer):
         return self.time()
 
     def time(self) -> Timing:
-        clock = Stopwatch(self._model.device)
+        clock = Stopwatch(self._model.device.type)
         tokens = self._generate(_Calls(lambda index: clock.mark())).cpu()
         clock.mark()
         return Timing.of(clock.read_ms(), tokens)
@@ -123,7 +124,7 @@ class HuggingFace(Peer):
 class _Calls:
     """A logits processor that changes nothing and calls `note(index)` once for each token, from 0."""
 
-    def __init__(self, note: Callable[[int], None]) -> None:
+    def __init__(self, note: Callable[[int], object]) -> None:
         self._note, self._index = note, 0
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

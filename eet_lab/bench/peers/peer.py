@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -70,32 +69,6 @@ class Peer(ABC):
 
     @abstractmethod
     def _warm_up(self) -> Timing: ...
-
-
-class Stopwatch:
-    """Notes times without waiting for the device; the first mark is made at once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._on_gpu = device.type == "cuda"
-        self._marks: list[Any] = []
-        self.mark()
-
-    def mark(self) -> None:
-        """Note the time."""
-        if not self._on_gpu:
-            self._marks.append(time.perf_counter())
-            return
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._marks.append(event)
-
-    def read_ms(self) -> list[float]:
-        """Milliseconds from the first mark to each later one."""
-        start, *marks = self._marks
-        if not self._on_gpu:
-            return [(mark - start) * 1e3 for mark in marks]
-        torch.cuda.synchronize()
-        return [start.elapsed_time(mark) for mark in marks]
 
 
 def left_padded(rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eet_lab.bench.launches import STEPS, StepLaunches, counting
-from eet_lab.bench.peers.peer import Peer, Rows, Stopwatch, Timing, left_padded
+from eet_lab.bench.peers.peer import Peer, Rows, Timing, left_padded
+from eet_lab.bench.timing import Stopwatch
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
@@ -139,7 +140,7 @@ class TorchGraphs(Peer):
     @torch.inference_mode()
     def time(self) -> Timing:
         batch = self._captured()
-        clock = Stopwatch(self._device)
+        clock = Stopwatch(self._device.type)
         batch.receive(self._rows)
         batch.prefill()
         clock.mark()

@@ -18,9 +18,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from eet_lab.bench.calls import Call, around_each, decode_calls
 from eet_lab.bench.environment import device_name, environment
-from eet_lab.bench.job import Job
+from eet_lab.bench.job import RunInputs
 from eet_lab.bench.timeline.spans import MOST_SPANS, Span, Timeline, Timelines, with_bytes
-from eet_lab.bench.timeline.trace import MARK, OP, Step, read_steps
+from eet_lab.bench.timeline.trace import MARK, OP, ProfiledStep, read_steps
 from eet_lab.engine.engine import Engine
 from eet_lab.errors import Cancelled, MonitorError, first_line
 from eet_lab.models import Model
@@ -80,7 +80,7 @@ def step_timeline(
     profiler is at work.
     """
     chosen = as_recipe(recipe, model.device, model.config)
-    job = Job.of(model, prompts, 1, settings | {"max_new_tokens": NEW_TOKENS, "stop": ()})
+    job = RunInputs.of(model, prompts, 1, settings | {"max_new_tokens": NEW_TOKENS, "stop": ()})
     probe = Probe(model.device)
     with closing(Engine(model.decoder, probe.within(chosen.parts))) as engine, closing(probe):
         engine.prepare(cancel=cancel)
@@ -129,7 +129,7 @@ class Probe:
 
         return replace(parts, launch=launch, ops=around_each(parts.ops, self._around_op))
 
-    def median_step(self) -> tuple[Step, int]:
+    def median_step(self) -> tuple[ProfiledStep, int]:
         """The watched step of median length, and how many columns it read."""
         steps = zip(read_steps(self._trace), self._num_columns, strict=False)
         found = sorted(steps, key=lambda pair: pair[0].step_us)
@@ -215,7 +215,7 @@ def earliest(spans: Sequence[Span], most: int) -> tuple[tuple[Span, ...], int]:
     return tuple(found), len(spans) - len(kept)
 
 
-def _remark(step: Step, device: str, num_left_out: int) -> str:
+def _remark(step: ProfiledStep, device: str, num_left_out: int) -> str:
     """What could not be seen."""
     has_kernels = any(span.lane == "device" for span in step.spans)
     remarks = {

@@ -100,7 +100,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfiledStep:
     """What one marked step did, from 0 on. `num_unlaunched` kernels came from launches that were not seen."""
 
     spans: tuple[Span, ...]
@@ -110,7 +110,7 @@ class Step:
     num_unlaunched: int
 
 
-def read_steps(trace: Mapping[str, Any]) -> list[Step]:
+def read_steps(trace: Mapping[str, Any]) -> list[ProfiledStep]:
     """Every marked step of a trace; MonitorError where it has none."""
     events = sorted(_events(trace.get("traceEvents", ())), key=lambda e: (e.start, -e.end))
     marks = [e for e in events if e.name == MARK and e.cat in ANNOTATIONS]
@@ -124,7 +124,7 @@ def read_steps(trace: Mapping[str, Any]) -> list[Step]:
     return [_step(events, mark, until, known) for mark, until in zip(marks, ends, strict=True)]
 
 
-def _step(events: Sequence[Event], mark: Event, until: float, known: set[int]) -> Step:
+def _step(events: Sequence[Event], mark: Event, until: float, known: set[int]) -> ProfiledStep:
     """The step within `mark`; what the device does without a known launch is its own until the next step begins."""
     host = [e for e in events if mark.start <= e.start and e.end <= mark.end and e is not mark]
     spans, launched = _host_spans(host, mark.start)
@@ -136,7 +136,7 @@ def _step(events: Sequence[Event], mark: Event, until: float, known: set[int]) -
     ]
     kernels = [_device_span(e, mark.start, spans, launched) for e in device]
     spans += kernels
-    return Step(
+    return ProfiledStep(
         spans=tuple(spans),
         step_us=max([mark.end - mark.start, *(span.end_us for span in spans)]),
         num_launches=sum(span.kind in ("launch", "call") for span in spans),

@@ -24,7 +24,7 @@ TITLES = {
     "memory": "Peak memory",
     "arena": "Where memory lay",
     "planners": "Planners, KV cache",
-    "sameness": "Same output?",
+    "parity": "Same output?",
     "texts": "Texts",
     "table": "Table",
 }
@@ -62,9 +62,9 @@ def ends(result: Comparison | Ladder) -> tuple[Measurement, Measurement] | None:
     return (rungs[0].measurement, rungs[-1].measurement) if len(rungs) > 1 else None
 
 
-def sameness(result: Comparison | Ladder) -> Parity:
+def parity(result: Comparison | Ladder) -> Parity:
     """The parity check of what a result is about."""
-    return result.sameness if isinstance(result, Comparison) else result.rungs[-1].sameness
+    return result.parity if isinstance(result, Comparison) else result.rungs[-1].parity
 
 
 def tabs(result: Result | None, has_arena: bool, has_timeline: bool) -> list[dict[str, str]]:
@@ -94,7 +94,7 @@ def tiles(result: Result) -> list[dict[str, Any]]:
         _timed("Time to first token", result, "ttft_ms", before.ttft_ms, after.ttft_ms),
         _timed("Time per token", result, "tpot_ms", before.tpot_ms, after.tpot_ms, told),
         _memory(before.memory["peak"], after.memory["peak"]),
-        _same(before, after, sameness(result)),
+        _same(before, after, parity(result)),
     ]
 
 
@@ -115,7 +115,7 @@ def headline(result: Result) -> list[dict[str, str]]:
         text = change.short(key)
         parts.append({"text": f"{name} {text}" if text[0].isdigit() else f"{name}: {text}", "kind": change.kind})
     memory = memory_change(pair[0].memory["peak"], pair[1].memory["peak"])
-    text, kind = VERDICTS[sameness(result).verdict][1:]
+    text, kind = VERDICTS[parity(result).verdict][1:]
     return [*parts, {**memory, "text": f"memory {memory['text']}"}, {"text": text, "kind": kind}]
 
 
@@ -166,12 +166,12 @@ def words(result: Result, tab: str) -> list[dict[str, str]]:
     """What stands in words on a tab."""
     if tab == "texts":
         return _texts(result)
-    if tab != "sameness" or isinstance(result, Run):
+    if tab != "parity" or isinstance(result, Run):
         return []
     if isinstance(result, Comparison):
-        found = [("", result.sameness)]
+        found = [("", result.parity)]
     else:
-        found = [(f"{rung.title}: ", rung.sameness) for rung in result.rungs[1:]]
+        found = [(f"{rung.title}: ", rung.parity) for rung in result.rungs[1:]]
     told = [
         {"text": f"{name}{each.verdict}. {each.explanation}", "kind": VERDICTS[each.verdict][2]} for name, each in found
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from eet_lab.bench.measured import MiB
 from eet_lab.words import brief
 from eet_lab.workbench.history import History
-from eet_lab.workbench.rows import Row
+from eet_lab.workbench.rows import KeptRun
 from eet_lab.workbench.views.answer import VERDICTS
 
 SHOWN = 60
@@ -22,7 +22,7 @@ MOST_DOWNLOAD_BYTES = 2 * MiB
 
 
 def runs_state(
-    rows: Sequence[Row], ticked: Sequence[str], shown: str, history: History, said: str, busy: bool, pages: int = 1
+    rows: Sequence[KeptRun], ticked: Sequence[str], shown: str, history: History, said: str, busy: bool, pages: int = 1
 ) -> dict[str, Any]:
     """Rows as words; what can be done with those that are ticked, or why nothing can.
 
@@ -55,7 +55,7 @@ def packed(content: bytes) -> bytes | None:
     return small if len(small) <= MOST_DOWNLOAD_BYTES else None
 
 
-def _labels(rows: Sequence[Row]) -> list[str]:
+def _labels(rows: Sequence[KeptRun]) -> list[str]:
     """What each row is called where only words tell them apart; those of one second are numbered."""
     count: Counter[str] = Counter()
     found = []
@@ -65,7 +65,7 @@ def _labels(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def _row(row: Row, label: str, ticked: bool, shown: bool) -> dict[str, Any]:
+def _row(row: KeptRun, label: str, ticked: bool, shown: bool) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name,

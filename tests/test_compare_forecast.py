@@ -1,4 +1,4 @@
-"""What a comparison is foreseen to need, against what it takes."""
+"""The forecast of a comparison, against what it takes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from eet_lab.technique import Recipe
         ("int8_weights", [20, 9], 8, 1.3),
     ],
 )
-def test_a_comparison_takes_what_was_foreseen(
+def test_a_comparison_takes_what_was_forecast(
     monkeypatch: pytest.MonkeyPatch, words: str, lengths: list[int], num_new: int, above: float
 ) -> None:
     model = load("demo", device="cpu")
