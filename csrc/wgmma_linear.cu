@@ -1,174 +1,24 @@
 // Linear layers of some tens of tokens, in 16 bits: weights and activations stream through shared memory to Hopper's
 // tensor cores (sm_90a). T tokens, N outputs, K inputs.
-#include "eet/cluster.cuh"
-#include "eet/dependent.cuh"
 #include "eet/launch.cuh"
-#include "eet/linear.cuh"
-#include "eet/tensor_map.cuh"
 #include "eet/wgmma.cuh"
+#include "eet/wgmma_tiles.cuh"
 
 namespace {
 
-constexpr int kStep = 64, kRowBytes = 2 * kStep;   // inputs of a stage, of one output or token: a row of wgmma.cuh
-constexpr int kGroups = 2, kWarps = 4 * kGroups;   // warpgroups that multiply, one stage each in turn, and their warps
-constexpr int kReaders = 32 * kWarps, kThreads = kReaders + 64;  // one more warp fills the ring, one holds what is added
-constexpr int kMostTokens = 64, kMostRows = 64, kMostTile = 2 * kMostRows, kMostLogCluster = 2;
+using eet::kTileGroups, eet::kTileInputs, eet::kTileReaders, eet::kTileRowBytes, eet::kTileRows, eet::kTileWarps;
+using eet::WgmmaArgs;
 
-template <typename T>
-struct WgmmaArgs : eet::LinearArgs<T, T> {
-  using eet::LinearArgs<T, T>::LinearArgs;
-  CUtensorMap weights, inputs;
-  int log_cluster = 0, tile = 0, num_stages = 0;  // tile: outputs of a stage
-  int sums_at = 0, held_at = 0, barriers_at = 0;  // bytes of shared memory; sums lie behind the stages, or over them
-
-  int num_tiles() const { return eet::ceil_div(this->most_outputs(), tile); }
-  __host__ __device__ int num_steps() const { return (this->K + kStep - 1) / kStep; }
-  __host__ __device__ int tile_bytes() const { return (tile + 7) / 8 * 8 * kRowBytes; }
-  __host__ __device__ int stage_bytes() const { return tile_bytes() + (this->num_tokens + 7) / 8 * 8 * kRowBytes; }
-  // From token to token, in floats: the fragments of a warp lie in different banks.
-  __host__ __device__ int sum_stride() const { return (tile + 31) / 32 * 32 + 4; }
-};
-
-// What a block adds up: outputs in tiles, and its part of the inputs in steps, which stages hold in this order. Clusters
-// begin with different steps, so that they do not all ask for the same activations at once.
-struct Part {
-  int begin, end, tile, first, steps, n, step, done = 0;
-
-  template <typename T>
-  __device__ explicit Part(const WgmmaArgs<T>& a) : tile(a.tile) {
-    const int cluster = blockIdx.x >> a.log_cluster, rank = blockIdx.x & ((1 << a.log_cluster) - 1);
-    begin = n = cluster * a.share + min(cluster, a.rest);
-    end = begin + a.share + (cluster < a.rest);
-    first = a.num_steps() * rank >> a.log_cluster;
-    steps = (a.num_steps() * (rank + 1) >> a.log_cluster) - first;
-    step = cluster % steps;
-  }
-  __device__ bool has_more() const { return n < end; }
-  __device__ int input() const { return (first + step) * kStep; }
-  __device__ void next() {
-    if (++step == steps) step = 0;
-    if (++done == steps) done = 0, n += tile;
-  }
-};
-
-// By one thread. Weights are asked for before the kernel ahead has ended, activations are not.
-template <typename T>
-__device__ void fill_ring(const WgmmaArgs<T>& a, const eet::Ring& ring) {
-  const int bytes = (a.tile + a.num_tokens) * kRowBytes;  // zeros from outside of a matrix count too
-  const auto ask_weights = [&](const Part& at, eet::RingPlace place) {
-    eet::expect_bytes(ring.filled(place), bytes);
-    eet::load_box_once(ring.stages + place.stage * ring.stage_bytes, a.weights, {at.input(), 0, at.n, 0},
-                       ring.filled(place));
-  };
-  const auto ask_inputs = [&](const Part& at, eet::RingPlace place) {
-    eet::load_box(ring.stages + place.stage * ring.stage_bytes + a.tile_bytes(), a.inputs, {at.input(), 0, 0, 0},
-                  ring.filled(place));
-  };
-  Part ahead(a), at(a);
-  for (int stage = 0; stage < a.num_stages && ahead.has_more(); ++stage, ahead.next()) ask_weights(ahead, {stage, 0});
-  eet::wait_for_previous();
-  for (int stage = 0; stage < a.num_stages && at.has_more(); ++stage, at.next()) ask_inputs(at, {stage, 0});
-  for (eet::RingPlace place{0, 1}; at.has_more(); at.next(), place.step(a.num_stages)) {
-    eet::barrier_wait(ring.emptied(place), place.parity ^ 1);
-    ask_weights(at, place);
-    ask_inputs(at, place);
-  }
-}
-
-// The tokens that a block finishes.
-struct Tokens {
-  int first, last;
-
-  template <typename T>
-  __device__ explicit Tokens(const WgmmaArgs<T>& a) {
-    const int each = (a.num_tokens + (1 << a.log_cluster) - 1) >> a.log_cluster;
-    first = (blockIdx.x & ((1 << a.log_cluster) - 1)) * each;
-    last = min(first + each, a.num_tokens);
-  }
-};
-
-// By one warp, for outputs n to n + num_rows: what is added to their sums. held [1 + tokens,tile]: biases, and residuals.
-template <typename T>
-__device__ void hold_bias(const WgmmaArgs<T>& a, T* held, int n, int num_rows) {
-  for (int i = threadIdx.x % 32; i < num_rows; i += 32) held[i] = a.bias ? a.bias[n + i] : T(0.f);
-}
-template <typename T>
-__device__ void hold_residual(const WgmmaArgs<T>& a, T* held, int n, int num_rows) {
-  const Tokens tokens(a);
-  const int end = a.residual ? (tokens.last - tokens.first) * num_rows : 0;
-#pragma unroll 8
-  for (int i = threadIdx.x % 32; i < end; i += 32) {
-    const int token = i / num_rows, output = i - token * num_rows;
-    held[(1 + token) * a.tile + output] = a.residual[(tokens.first + token) * int64_t(a.N) + n + output];
-  }
-}
-
-// By one warp: what is added to each tile's sums, at a time when others finish none. A cluster's barriers are the caller's.
-template <typename T>
-__device__ void hold_tiles(const WgmmaArgs<T>& a, T* held) {
-  const Part at(a);
-  hold_bias(a, held, at.begin, min(a.tile, at.end - at.begin));
-  eet::wait_for_previous();
-  for (int n = at.begin; n < at.end; n += a.tile) {
-    const int num_rows = min(a.tile, at.end - n);
-    if (n > at.begin) hold_bias(a, held, n, num_rows);
-    hold_residual(a, held, n, num_rows);
-    if (!a.log_cluster) eet::barrier(1, kReaders + 32), eet::barrier(1, kReaders + 32);
-  }
-}
-
-// By all that multiply: the sums of the block's tokens, of which each warpgroup of each block of the cluster has a part.
-template <typename T>
-__device__ void merge(const WgmmaArgs<T>& a, float* sums) {
-  const Tokens tokens(a);
-  const int quads = a.sum_stride() / 4, end = (tokens.last - tokens.first) * quads, part = a.num_tokens * quads;
-  for (int i = threadIdx.x; i < end; i += kReaders) {
-    float4* const mine = reinterpret_cast<float4*>(sums) + tokens.first * quads + i;
-    float4 sum = {};
-#pragma unroll 4
-    for (int rank = 0; rank < 1 << a.log_cluster; ++rank) {
-#pragma unroll
-      for (int group = 0; group < kGroups; ++group) {
-        const float4 one = eet::get(mine + group * part, rank);
-        sum.x += one.x, sum.y += one.y, sum.z += one.z, sum.w += one.w;
-      }
-    }
-    *mine = sum;
-  }
-}
-
-// By all that multiply: outputs n to n + num_rows of the block's tokens, from sums in so many parts.
-template <int kEach, typename T>
-__device__ void finish(const WgmmaArgs<T>& a, const float* sums, int num_parts, const T* held, int n, int num_rows) {
-  const int lane = threadIdx.x % 32, part = a.num_tokens * a.sum_stride();
-  const Tokens tokens(a);
-  float bias[kEach];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) bias[i] = eet::to_float(held[min(lane + 32 * i, num_rows - 1)]);
-  for (int token = tokens.first + threadIdx.x / 32; token < tokens.last; token += kWarps) {
-    const float* const from = sums + token * a.sum_stride() + lane;
-    const T* const residual = held + (1 + token - tokens.first) * a.tile + lane;
-    T* const to = a.out + token * int64_t(a.N) + n + lane;
-    float x[kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) x[i] = (num_parts == 1 ? from[32 * i] : from[32 * i] + from[32 * i + part]) + bias[i];
-    eet::activate_all(x, a.act);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (lane + 32 * i >= num_rows) break;
-      to[32 * i] = eet::from_float<T>(a.residual ? x[i] + eet::to_float(residual[32 * i]) : x[i]);
-    }
-  }
-}
+constexpr int kThreads = kTileReaders + 64;  // one more warp fills the ring, one holds what is added
 
 // Why      for more tokens than fit in registers or beside a ring, cuBLAS asks for weights when the kernel ahead has ended
 //          and leaves norm, bias, activation and residual to launches of their own
 // Mapping  a cluster of 1, 2 or 4 blocks has an equal share of the outputs, each block an equal part of their inputs; one
-//          thread keeps a ring of stages filled, each 64 inputs of up to 64 outputs and of all tokens; a warpgroup
-//          multiplies; blocks of a cluster read each other's sums, each for its part of the tokens
+//          thread keeps a ring of stages filled, each 64 inputs of up to 128 outputs and of all tokens, which two
+//          warpgroups multiply in turn; blocks of a cluster read each other's sums, each for its part of the tokens
 // Traffic  N*K weights once, T*K activations for each cluster (from L2) and tile, T*N out; 100 KiB on their way a block
 // Needs    sm_90a; K a multiple of 8; at most 64 tokens
-// Numerics tensor cores; fp32 sums, of the parts of the inputs in their order; bias, activation, residual in fp32, rounded
+// Numerics tensor cores; fp32 sums of the parts of the inputs, added in a fixed order; bias, activation, residual in fp32, rounded
 //          once
 // Source   ours; the ring as in linear.cu, the tiles as in hopper_attention.cu
 template <typename T, int kTokens, int kTiles>
@@ -182,22 +32,22 @@ __global__ void __launch_bounds__(kThreads, 2) wgmma_linear_kernel(const __grid_
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const bool is_cluster = a.log_cluster > 0;
 
-  if (threadIdx.x == kReaders) {
+  if (threadIdx.x == kTileReaders) {
     eet::prefetch_map(a.weights), eet::prefetch_map(a.inputs);
     ring.init(4);
   }
   __syncthreads();
-  if (warp >= kWarps) {
-    if (warp > kWarps) {
-      hold_tiles(a, held);
+  if (warp >= kTileWarps) {
+    if (warp > kTileWarps) {
+      eet::hold_tiles(a, held);
     } else if (lane == 0) {
-      fill_ring(a, ring);
+      eet::fill_ring(a, ring);
     }
     __syncwarp();
     if (is_cluster) eet::cluster_barrier(), eet::cluster_barrier();
     return;
   }
-  Part at(a);
+  eet::TilePart at(a);
   eet::wait_for_previous();
   const int group = __shfl_sync(0xffffffffu, warp / 4, 0);
   int turn = 0;  // of the groups
@@ -216,10 +66,10 @@ __global__ void __launch_bounds__(kThreads, 2) wgmma_linear_kernel(const __grid_
       const uint64_t weights = eet::tile_of(stage), inputs = eet::tile_of(stage + a.tile_bytes());
       eet::products_begin();
 #pragma unroll
-      for (int k = 0; k < kStep; k += 16) {
+      for (int k = 0; k < kTileInputs; k += 16) {
 #pragma unroll
         for (int tile = 0; tile < kTiles; ++tile) {
-          eet::product<T, kTokens>(c[tile], eet::further(weights, tile * kMostRows * kRowBytes + 2 * k),
+          eet::product<T, kTokens>(c[tile], eet::further(weights, tile * kTileRows * kTileRowBytes + 2 * k),
                                    eet::further(inputs, 2 * k), true);
         }
       }
@@ -234,11 +84,11 @@ __global__ void __launch_bounds__(kThreads, 2) wgmma_linear_kernel(const __grid_
 #pragma unroll
     for (auto& part : c) eet::settle(part);
     if (before >= 0) ring.release({before, 0});
-    eet::barrier(2, kReaders);  // sums may lie where others still multiply
+    eet::barrier(2, kTileReaders);  // sums may lie where others still multiply
 
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      const int output = tile * kMostRows + warp % 4 * 16 + g;
+      const int output = tile * kTileRows + warp % 4 * 16 + g;
       float* const to = sums + (group * a.num_tokens + 2 * t) * a.sum_stride() + output;
 #pragma unroll
       for (int i = 0; i < kTokens / 2; ++i) {
@@ -248,16 +98,16 @@ __global__ void __launch_bounds__(kThreads, 2) wgmma_linear_kernel(const __grid_
     }
     if (is_cluster) {
       eet::cluster_barrier();
-      merge(a, sums);
-      eet::barrier(2, kReaders);
+      eet::merge(a, sums);
+      eet::barrier(2, kTileReaders);
     } else {
-      eet::barrier(1, kReaders + 32);
+      eet::barrier(1, kTileReaders + 32);
     }
-    finish<2 * kTiles>(a, sums, is_cluster ? 1 : kGroups, held, n, num_rows);
+    eet::finish<2 * kTiles>(a, sums, is_cluster ? 1 : kTileGroups, held, n, num_rows);
     if (is_cluster) {
       eet::cluster_barrier();  // nobody leaves before its sums were read; there is one tile
     } else {
-      eet::barrier(1, kReaders + 32);
+      eet::barrier(1, kTileReaders + 32);
     }
   }
 #endif
@@ -266,7 +116,7 @@ __global__ void __launch_bounds__(kThreads, 2) wgmma_linear_kernel(const __grid_
 // Blocks of a cluster of this size that run at once, each on a multiprocessor of its own: some of those are left over.
 template <typename Kernel>
 int most_clusters(Kernel kernel, int log_cluster, int num_blocks) {
-  static int found[kMostLogCluster + 1] = {};
+  static int found[eet::kMostLogCluster + 1] = {};
   if (!log_cluster) return num_blocks;
   if (!found[log_cluster]) {
     cudaLaunchAttribute attribute{};
@@ -287,9 +137,9 @@ int most_clusters(Kernel kernel, int log_cluster, int num_blocks) {
 // Bytes of shared memory that a block takes; 0: it does not fit.
 template <int kTokens, int kTiles, typename T>
 int plan(WgmmaArgs<T>& a) {
-  const int stage = a.stage_bytes(), sums = kGroups * a.num_tokens * a.sum_stride() * int(sizeof(float)), tiles = a.num_tiles();
+  const int stage = a.stage_bytes(), sums = kTileGroups * a.num_tokens * a.sum_stride() * int(sizeof(float)), tiles = a.num_tiles();
   // Whole tiles are read: what lies behind the last stage has to be there.
-  const int beyond = max(kTiles * kMostRows * kRowBytes, a.tile_bytes() + kTokens * kRowBytes) - stage;
+  const int beyond = max(kTiles * kTileRows * kTileRowBytes, a.tile_bytes() + kTokens * kTileRowBytes) - stage;
   const int needed = eet::ceil_div(a.num_steps(), 1 << a.log_cluster) * tiles;
   const int held_tokens = a.residual ? eet::ceil_div(a.num_tokens, 1 << a.log_cluster) : 0;
   const int held = eet::ceil_div((held_tokens + 1) * a.tile * int(sizeof(T)), 16) * 16;
@@ -297,8 +147,8 @@ int plan(WgmmaArgs<T>& a) {
     const int behind = tiles > 1 ? max(sums, beyond) : beyond, each = eet::Ring::bytes(1, stage);
     a.num_stages = min((room - behind - held) / each, needed);
     // A stage is the same warpgroup's in every round (LOG), which keeps one of its own while it waits for the next.
-    if (a.num_stages < needed) a.num_stages -= a.num_stages % kGroups;
-    if (a.num_stages < min(2 * kGroups, needed)) return {};
+    if (a.num_stages < needed) a.num_stages -= a.num_stages % kTileGroups;
+    if (a.num_stages < min(2 * kTileGroups, needed)) return {};
     a.sums_at = tiles > 1 ? a.num_stages * stage : 0;
     a.held_at = max(a.num_stages * stage + behind, a.sums_at + sums);
     a.barriers_at = a.held_at + held;
@@ -319,17 +169,17 @@ cudaError_t launch_tiles(WgmmaArgs<T> a, int num_clusters, bool dependent, cudaS
 // power of two. Returns how many; 0: such a size (-1: any) does not do.
 template <typename T, typename Most>
 int divide(WgmmaArgs<T>& a, int log_cluster, Most most_clusters) {
-  // What a block brings to shared memory decides, and what a cluster takes to begin, and to merge its sums (LOG).
-  const int merging = 160 + 17 * a.num_tokens;
+  // A stage takes about as long whatever it holds; so many stages longer takes a cluster, to begin and to merge (LOG).
+  constexpr int kMerging[eet::kMostLogCluster + 1] = {0, 5, 11};
   int least = INT_MAX, num_clusters = 0;
-  for (int log = 0; log <= kMostLogCluster && a.num_steps() >> log; ++log) {
+  for (int log = 0; log <= eet::kMostLogCluster && a.num_steps() >> log; ++log) {
     const int clusters = min(a.N, most_clusters(log));
     if (!clusters || (log_cluster >= 0 && log != log_cluster)) continue;
-    const int most = eet::ceil_div(a.N, clusters), tiles = eet::ceil_div(most, kMostTile), tile = eet::ceil_div(most, tiles);
-    if (log && tiles > 1) continue;
-    const int cost = tiles * eet::ceil_div(a.num_steps(), 1 << log) * (tile + a.num_tokens) + (log > 0) * merging;
+    const int most = eet::ceil_div(a.N, clusters), tiles = eet::ceil_div(most, eet::kMostOutputs);
+    if (log && most > kTileRows) continue;  // their sums are as many as those of more steps
+    const int cost = tiles * eet::ceil_div(a.num_steps(), 1 << log) + kMerging[log];
     if (cost >= least) continue;
-    least = cost, a.log_cluster = log, a.tile = tile, num_clusters = clusters;
+    least = cost, a.log_cluster = log, a.tile = eet::ceil_div(most, tiles), num_clusters = clusters;
   }
   if (num_clusters) a.share = a.N / num_clusters, a.rest = a.N % num_clusters;
   return num_clusters;
@@ -345,7 +195,7 @@ cudaError_t launch_wgmma(WgmmaArgs<T> a, int num_blocks, int log_cluster, bool d
   };
   if (cudaError_t error = map(&a.weights, a.weight, a.N, a.tile)) return error;
   if (cudaError_t error = map(&a.inputs, a.x, a.num_tokens, a.num_tokens)) return error;
-  return a.tile <= kMostRows ? launch_tiles<kTokens, 1>(a, num_clusters, dependent, stream)
+  return a.tile <= kTileRows ? launch_tiles<kTokens, 1>(a, num_clusters, dependent, stream)
                              : launch_tiles<kTokens, 2>(a, num_clusters, dependent, stream);
 }
 
@@ -357,7 +207,7 @@ extern "C" cudaError_t eet_wgmma_linear(void* out, const void* x, const void* we
                                         const void* residual, int dtype, int T, int N, int K, int act, int blocks,
                                         int log_cluster, int dependent, cudaStream_t stream) {
   if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return cudaErrorInvalidValue;
-  if (T < 1 || T > kMostTokens || N < 1 || K < 8 || K % 8 || blocks < 1) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kMostTileTokens || N < 1 || K < 8 || K % 8 || blocks < 1) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const WgmmaArgs<Type> a(out, nullptr, x, nullptr, weight, bias, residual, nullptr, nullptr, T, N, K, act, 0.f, 1);

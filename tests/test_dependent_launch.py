@@ -207,7 +207,7 @@ AHEAD = {
 }
 """These let the next kernel begin before their own wait: none is a step's first, and after each comes one that reads
 weights ahead of its wait, or columns of earlier steps, and nothing else."""
-ASIDE = re.compile(r"if \(warp [=>]= kWarps(?:<kDim>)?\) \{")
+ASIDE = re.compile(r"if \(warp [=>]= k(?:Tile)?Warps(?:<kDim>)?\) \{")
 FIRST_PHASE = "for (int p = 0; p < a.num_phases; ++p) {", "if (p == 0) {"
 """What a kernel of several phases, which always has a first one, may stand in to wait."""
 

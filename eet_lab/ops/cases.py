@@ -146,7 +146,7 @@ GATED = tuple(
     )
 )
 LINEARS = (
-    *(LinearShape(T, 96, 64, "gelu_tanh") for T in (1, 2, 8, 9, 16, 17)),
+    *(LinearShape(T, 96, 64, "gelu_tanh") for T in (1, 2, 8, 9, 16, 17, 65)),
     LinearShape(0, 96, 64),
     LinearShape(1, 50257, 768, bias=False),
     LinearShape(3, 331, 8, "relu"),

@@ -31,6 +31,7 @@ from eet_lab.ops.fits import refuses
 from eet_lab.ops.pads import serves_any_pads
 from eet_lab.ops.types import Empty, Linear, Norm
 
+PRODUCTS = ("linear", "vector_linear", "register_linear", "wgmma_linear", "int8_linear", "dequantize")
 # Which kernel takes a product was measured by size in 16 bits on an H200, beside cuBLAS (benchmarks/kernel_choice.py)
 # and in chains of a layer's products (LOG). Other GPUs and fp32 follow the same rule.
 MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # inputs of an output; with more, or a norm of more, cuBLAS is ahead
@@ -49,9 +50,7 @@ CHOOSE_CLUSTER = -1  # blocks that divide the inputs: the launcher chooses
 
 
 @refuses(unfit_act)
-@needs(
-    "linear", "vector_linear", "register_linear", "wgmma_linear", "int8_linear", "dequantize", "norm", "epilogue", "gate"
-)
+@needs(*PRODUCTS, "norm", "epilogue", "gate")
 @serves_any_pads
 def norm_linear(
     x: Tensor,
@@ -106,7 +105,7 @@ def _product(x: Tensor, w: Linear, act: str | None, empty: Empty, dependent: boo
     return out
 
 
-@needs("linear", "vector_linear", "register_linear", "wgmma_linear", "int8_linear", "dequantize", "epilogue")
+@needs(*PRODUCTS, "epilogue")
 @serves_any_pads
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dependent: bool = False) -> Tensor:
     """linear(x) + residual, written over `residual`: [T,C], [T,N] -> [T,N].
