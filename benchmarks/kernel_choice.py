@@ -121,11 +121,12 @@ def random(*shape: int) -> Tensor:
 
 @contextmanager
 def only(kernel: str) -> Iterator[None]:
-    """Every product is this kernel's."""
+    """Every product is this kernel's, and none is multiplied in tiles."""
     taken = None if kernel == "cublas" else kernel
     with (
         patch.object(linear, "streaming_kernel", lambda *sizes, **how: taken),
         patch.object(int8, "takes_few", lambda *sizes: taken is not None),
+        patch.object(linear, "takes_tiles", lambda *sizes: False),
     ):
         yield
 

@@ -26,8 +26,12 @@ __global__ void __launch_bounds__(32 << eet::kMaxLogTeam) norm_kernel(const Norm
   __shared__ float scratch[2][1 << eet::kMaxLogTeam][X];
   constexpr int kVec = eet::kVec<T>;
   using Rows = eet::Rows<T, kVec, X>;
-  eet::wait_for_previous();
   eet::let_next_begin();
+  if (blockIdx.x == 0) {
+    eet::prefetch(a.norm.weight, a.C);
+    if (a.norm.bias) eet::prefetch(a.norm.bias, a.C);
+  }
+  eet::wait_for_previous();
   Rows rows(a.out, a.x, a.num_tokens, a.C, a.log_team);
 
   float mean[X] = {}, scale[X] = {};

@@ -94,7 +94,7 @@ def test_prompts_go_round_hoppers_ring(sanitize, D, columns):
 
 def test_what_pytorch_writes_is_told_even_if_it_was_there_before(sanitize):
     """Numbers that no kernel wrote, times an identity, are the same numbers."""
-    norm, choose = recorded(sanitize, "next_token", "b17/t17/v1003/c64/tied").launches
+    norm, choose = recorded(sanitize, "next_token", "b65/t65/v403/c64/tied").launches
     assert choose.args[1].buffer in choose.written and norm.launcher == "eet_norm"
 
 
@@ -126,14 +126,14 @@ def test_inputs_have_contents_and_what_is_new_has_none(sanitize):
 
 def test_what_pytorch_writes_between_two_launches_is_told(sanitize):
     """More tokens: a product by cuBLAS, and our bias and residual over that."""
-    [epilogue] = recorded(sanitize, "linear_residual", "t17/n96/c64").launches
+    [epilogue] = recorded(sanitize, "linear_residual", "t65/n96/c64").launches
     out, product = epilogue.args[:2]
     assert product.buffer in epilogue.written and product != out
 
 
 def test_what_pytorch_reads_between_two_launches_has_no_contents(sanitize):
     """Our norm, and what cuBLAS makes of it, bias and activation included."""
-    [norm] = recorded(sanitize, "norm_linear", "t17/n96/c64/gelu_tanh").launches
+    [norm] = recorded(sanitize, "norm_linear", "t65/n96/c64/gelu_tanh").launches
     assert norm.args[0].buffer not in norm.written, "our norm writes it"
 
 

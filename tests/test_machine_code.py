@@ -24,6 +24,7 @@ RINGS = (
     "linear",
     "vector_linear",
     "register_linear",
+    "wgmma_linear",
     "vector_layer",
     "int8_linear",
     "stream_attention",

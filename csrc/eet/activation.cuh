@@ -32,4 +32,20 @@ __device__ inline float activate(float x, int act) {
   }
 }
 
+// Of several at once: the activation is looked up for all of them.
+template <int n>
+__device__ inline void activate_all(float (&x)[n], int act) {
+  const auto each = [&](int known) {
+#pragma unroll
+    for (float& one : x) one = activate(one, known);
+  };
+  switch (act) {
+    case kGeluTanh: return each(kGeluTanh);
+    case kGelu: return each(kGelu);
+    case kRelu: return each(kRelu);
+    case kTanh: return each(kTanh);
+    case kSilu: return each(kSilu);
+  }
+}
+
 }  // namespace eet

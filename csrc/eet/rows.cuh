@@ -31,6 +31,7 @@ __device__ inline void keep_packed(Piece<T, kWidth>& piece) {
 }
 
 constexpr int kMaxLogTeam = 4;  // the warps of a team, and of a block, are at most 2^kMaxLogTeam
+constexpr int kMaxLogFew = 3;   // the same where there are few rows
 
 template <typename T, int kWidth, int X>
 class Rows {
@@ -134,12 +135,15 @@ struct RowsGrid {
   int blocks, threads, log_team;
 };
 
-// The smallest team that can hold its rows in registers; blocks of 4 warps, or of one team where that fills more of the
-// multiprocessors.
+// The smallest team that can hold its rows in registers, and blocks of 4 warps. Where that leaves multiprocessors without
+// a block: blocks of one team, whose threads have a piece of a row each, since a thread's pieces take turns.
 inline RowsGrid rows_grid(int T, int C, int width, int X, int held) {
   int log_team = 0, log_block = 2;
   while (log_team < kMaxLogTeam && held * width << (5 + log_team) < C) ++log_team;
-  if (ceil_div(T, X << 2) < device_attribute(cudaDevAttrMultiProcessorCount)) log_block = 0;
+  if (ceil_div(T, X << 2) < device_attribute(cudaDevAttrMultiProcessorCount)) {
+    log_block = 0;
+    while (log_team < kMaxLogFew && width << (5 + log_team) < C) ++log_team;
+  }
   if (log_block < log_team) log_block = log_team;
   return {ceil_div(T, X << (log_block - log_team)), 32 << log_block, log_team};
 }

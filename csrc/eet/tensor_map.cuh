@@ -53,6 +53,18 @@ __device__ inline void load_box(void* to, const CUtensorMap& map, Corner from, u
       : "memory");
 }
 
+// The same of what is read once: activations stay in L2 instead.
+__device__ inline void load_box_once(void* to, const CUtensorMap& map, Corner from, uint64_t* barrier) {
+  uint64_t once;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(shared_address(barrier)), "r"(from.d), "r"(from.head), "r"(from.position), "r"(from.row),
+      "l"(once)
+      : "memory");
+}
+
 __device__ inline void store_box(const CUtensorMap& map, Corner to, const void* from) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                "r"(shared_address(from)), "r"(to.d), "r"(to.head), "r"(to.position), "r"(to.row)

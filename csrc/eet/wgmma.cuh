@@ -69,9 +69,9 @@ __device__ void product(float (&c)[N / 2], const uint32_t (&a)[4], uint64_t b);
 #define EET_C16(i) EET_C4(i), EET_C4(i + 4), EET_C4(i + 8), EET_C4(i + 12)
 #define EET_C32 EET_C16(0), EET_C16(16)
 #define EET_C64 EET_C32, EET_C16(32), EET_C16(48)
+#define EET_LIST16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define EET_LIST32 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31"
+  EET_LIST16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define EET_LIST64                                                                                               \
   EET_LIST32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, " \
              "%51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
@@ -90,6 +90,8 @@ __device__ void product(float (&c)[N / 2], const uint32_t (&a)[4], uint64_t b);
                  : C                                                                                               \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));                                    \
   }
+EET_PRODUCTS(__half, "f16", 32, EET_C16(0), EET_LIST16, "%16", "%17", "%18", "%19", "%20", "%21")
+EET_PRODUCTS(__nv_bfloat16, "bf16", 32, EET_C16(0), EET_LIST16, "%16", "%17", "%18", "%19", "%20", "%21")
 EET_PRODUCTS(__half, "f16", 64, EET_C32, EET_LIST32, "%32", "%33", "%34", "%35", "%36", "%37")
 EET_PRODUCTS(__nv_bfloat16, "bf16", 64, EET_C32, EET_LIST32, "%32", "%33", "%34", "%35", "%36", "%37")
 EET_PRODUCTS(__half, "f16", 128, EET_C64, EET_LIST64, "%64", "%65", "%66", "%67", "%68", "%69")
@@ -97,6 +99,7 @@ EET_PRODUCTS(__nv_bfloat16, "bf16", 128, EET_C64, EET_LIST64, "%64", "%65", "%66
 #undef EET_PRODUCTS
 #undef EET_LIST64
 #undef EET_LIST32
+#undef EET_LIST16
 #undef EET_C64
 #undef EET_C32
 #undef EET_C16

@@ -148,7 +148,7 @@ GATED = tuple(
     )
 )
 LINEARS = (
-    *(LinearShape(T, 96, 64, "gelu_tanh") for T in (1, 2, 8, 9, 16, 17)),
+    *(LinearShape(T, 96, 64, "gelu_tanh") for T in (1, 2, 8, 9, 16, 17, 65)),
     LinearShape(0, 96, 64),
     LinearShape(1, 50257, 768, bias=False),
     LinearShape(3, 331, 8, "relu"),
@@ -168,9 +168,12 @@ LINEARS = (
     *(LinearShape(T, 96, 3072) for T in (2, 4)),  # on two multiprocessors, and the next on all, blocks of many weights
     *(LinearShape(T, 4800, 4096, "gelu_tanh") for T in (1, 3)),
     LinearShape(9, 2048, 8192),
+    # In tiles: many of a block, whose ring goes round; outputs and inputs that end within one, and more of those.
+    *(LinearShape(T, N, C, "gelu_tanh") for T, N, C in ((20, 34_000, 72), (64, 17_001, 328), (33, 8500, 136))),
+    *(LinearShape(T, N, C) for T, N, C in ((25, 331, 4104), (48, 1600, 6408), (64, 1000, 2056), (9, 8, 8008))),
     # cuBLAS with a bias, with neither it nor an activation of its own, and with outputs that fill no vector.
-    *(LinearShape(T, N, 64, act) for T, N, act in ((33, 40, None), (18, 96, "gelu"), (30, 331, "relu"))),
-    *(LinearShape(T, N, 64, "gelu_tanh", bias=bias) for T, N, bias in ((19, 40, False), (21, 331, True))),
+    *(LinearShape(T, N, 64, act) for T, N, act in ((97, 40, None), (82, 96, "gelu"), (94, 331, "relu"))),
+    *(LinearShape(T, N, 64, "gelu_tanh", bias=bias) for T, N, bias in ((83, 40, False), (85, 331, True))),
     # One to eight chunks of inputs for a warp, steps that are equal and that are not.
     *(LinearShape(T, 40, C) for T, C in ((3, 512), (4, 768), (3, 1000), (4, 1280), (3, 1536), (4, 2056), (3, 6408))),
     # The same for more tokens, whose activations lie in registers: with a norm up to 1792 inputs, else in any number.

@@ -140,7 +140,8 @@ NEXT_TOKEN = NextTokenCase(
         NextTokenShape(5, 43, 1003, 64, tied=True),
         NextTokenShape(8, 8, 515, 200, rms=True),
         NextTokenShape(16, 16, 1001, 72),
-        NextTokenShape(17, 17, 1003, 64, tied=True),  # too many rows to stream: the logits are written
+        NextTokenShape(17, 17, 1003, 64, tied=True),  # too many rows to choose among as they end: logits are written
+        NextTokenShape(65, 65, 403, 64, tied=True),
         NextTokenShape(20, 67, 499, 64),
         NextTokenShape(1, 1, 7, 8),  # fewer words than blocks
         NextTokenShape(0, 0, 100, 64),

@@ -10,7 +10,7 @@ from host_code import compiled
 
 from eet_lab.ops.cuda import linear
 from eet_lab.ops.cuda.launching import Limits
-from linears.sources import GPUS, INT8_SOURCE, REGISTER_SOURCE, TILE_SOURCE, VECTOR_SOURCE
+from linears.sources import GPUS, INT8_SOURCE, REGISTER_SOURCE, TILE_SOURCE, VECTOR_SOURCE, WGMMA_SOURCE
 
 
 def _library_of(source: str):
@@ -27,6 +27,7 @@ library = _library_of(VECTOR_SOURCE)
 register_library = _library_of(REGISTER_SOURCE)
 tile_library = _library_of(TILE_SOURCE)
 int8_library = _library_of(INT8_SOURCE)
+wgmma_library = _library_of(WGMMA_SOURCE)
 
 
 def planned(

@@ -103,3 +103,23 @@ INT8_PLAN = """[&](bool grouped) {
 INT8_SOURCE = (
     GPU + '#include "int8_linear.cu"' + plan_source("Int8Args<__half>", INT8_PLAN, "a.stage_rows", "a.stage_inputs")
 )
+
+WGMMA_SOURCE = (
+    GPU
+    + '#include "wgmma_linear.cu"'
+    + """
+extern "C" int plan_of(int T, int N, int K, int residual, int log_cluster, int* found) {
+  static const __half one[1] = {};
+  WgmmaArgs<__half> a(nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, residual ? one : nullptr, nullptr, nullptr,
+                      T, N, K, 0, 0.f, 1);
+  const int clusters = divide(a, log_cluster, [](int log) { return num_processors >> log; });
+  if (!clusters) return -1;
+  const int bytes = a.tile <= kTileRows ? (T <= 32 ? plan<32, 1>(a) : plan<64, 1>(a))
+                                        : (T <= 32 ? plan<32, 2>(a) : plan<64, 2>(a));
+  const int all[] = {clusters, a.log_cluster, a.tile, a.share, a.rest, a.num_stages, a.stage_bytes(),
+                     a.sums_at, kTileGroups * T * a.sum_stride() * 4, a.held_at, a.barriers_at};
+  for (int i = 0; i < 11; ++i) found[i] = all[i];
+  return bytes;
+}
+"""
+)

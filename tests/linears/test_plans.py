@@ -134,3 +134,43 @@ def test_linears_of_common_models_leave_room_to_the_kernels_around_them(plans, T
     found = [plans(GPUS[-1], T, *each) for each in (*sizes, (4 * C, C, True))]
     half = 228 * 512
     assert all(each[0] <= half + 2048 for each in found), found
+
+
+def test_tiles_have_stages_that_stay_with_their_warpgroup(wgmma_library):
+    """Two take turns: so a ring that goes round has an even number of stages, two for each."""
+    draw, sizes = random.Random(0), [(32, 1600, 6400), (64, 50257, 1600), (17, 96, 64), (40, 8, 8)]
+    sizes += [(draw.randint(9, 64), draw.randint(1, 60_000), 8 * draw.randint(1, 2048)) for _ in range(2000)]
+    wgmma_library.set_gpu(*GPUS[-1])
+    clusters_of = set()
+    for T, N, K in sizes:
+        residual, log = draw.choice((0, 1)), draw.choice((-1, -1, 0, 1, 2))
+        found = (ctypes.c_int * 11)()
+        num_bytes = wgmma_library.plan_of(T, N, K, residual, log, found)
+        clusters, log_cluster, tile, share, rest, stages, stage_bytes, sums_at, sums, held_at, barriers_at = found
+        if num_bytes < 0:
+            assert log > 0, "a cluster has a tile of 64 outputs, and a step of the inputs for each block"
+            continue
+        clusters_of.add(log_cluster)
+        assert 0 < num_bytes <= GPUS[-1][0] - 1024, (T, N, K)
+        assert clusters * share + rest == N and rest < clusters <= GPUS[-1][1] >> log_cluster
+        tiles, steps = ceil((share + (rest > 0)) / tile), ceil(ceil(K / 64) / (1 << log_cluster))
+        assert tile <= 128 and (log_cluster == 0 or (tiles == 1 and tile <= 64))
+        assert stages == tiles * steps or (stages % 2 == 0 and stages >= 4), (T, N, K, stages)
+        ring = stages * stage_bytes
+        assert sums_at >= ring or tiles == 1, "sums of a tile, while the next one arrives"
+        assert ring <= held_at and sums_at + sums <= held_at
+        held = 2 * tile * (1 + residual * ceil(T / (1 << log_cluster)))
+        assert held_at + held <= barriers_at and barriers_at + 16 * stages <= num_bytes
+        rows, tokens = (64 if tile <= 64 else 128), (32 if T <= 32 else 64)
+        last = ring - stage_bytes  # whose products read whole tiles
+        assert last + max(128 * rows, 128 * (8 * ceil(tile / 8) + tokens)) <= num_bytes
+    assert clusters_of == {0, 1, 2}
+
+
+def test_inputs_are_divided_where_a_block_would_have_few_outputs(wgmma_library):
+    """QKV, projection, FC1 and FC2 of XL, and its head: blocks of a cluster, as a power of two, as was fastest."""
+    sizes, found = [(4800, 1600), (1600, 1600), (6400, 1600), (1600, 6400), (50257, 1600)], (ctypes.c_int * 11)()
+    wgmma_library.set_gpu(*GPUS[-1])
+    for T in (17, 32, 64):
+        told = [wgmma_library.plan_of(T, N, K, N == 1600, -1, found) and found[1] for N, K in sizes]
+        assert told == [0, 1, 0, 2, 0], T

@@ -76,6 +76,7 @@ class Limits(NamedTuple):
 
     shared_bytes: int  # of shared memory that a block can have
     num_blocks: int  # its multiprocessors
+    is_hopper: bool = True  # and has tensor cores that multiply tiles in shared memory
 
 
 HOPPER = Limits(227 * 1024, 132)  # where there is no GPU to ask
@@ -87,7 +88,8 @@ def limits() -> Limits | None:
     if not torch.cuda.is_available():
         return None
     properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return Limits(properties.shared_memory_per_block_optin, properties.multi_processor_count)
+    is_hopper = (properties.major, properties.minor) == (9, 0)
+    return Limits(properties.shared_memory_per_block_optin, properties.multi_processor_count, is_hopper)
 
 
 def gpu() -> Limits:

@@ -30,6 +30,7 @@ from eet_lab.ops.cuda.tiles import FEW, OUTPUTS, fits
 from eet_lab.ops.fits import refuses
 from eet_lab.ops.types import Empty, Linear, Norm
 
+PRODUCTS = ("linear", "vector_linear", "register_linear", "wgmma_linear", "int8_linear", "dequantize")
 # Which kernel takes a product was measured by size in 16 bits on an H200, beside cuBLAS (benchmarks/kernel_choice.py)
 # and in chains of a layer's products (LOG). Other GPUs and fp32 follow the same rule.
 MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # inputs of an output; with more, or a norm of more, cuBLAS is ahead
@@ -43,10 +44,13 @@ FEWEST_IN_REGISTERS = 4  # tokens from which on it is ahead; fewer only without 
 WIDE_ACTIVATIONS = 20 * 1024
 REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
 REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
+FEW_IN_TILES = 9  # of wgmma_linear, in 16 bits
+MOST_TILE_TOKENS = 0  # 64 once its present form has run on a GPU (LOG); until then none
+CHOOSE_CLUSTER = -1  # blocks that divide the inputs: the launcher chooses
 
 
 @refuses(unfit_act)
-@needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "norm", "epilogue", "gate")
+@needs(*PRODUCTS, "norm", "epilogue", "gate")
 def norm_linear(
     x: Tensor,
     norm_w: Norm | None,
@@ -61,7 +65,7 @@ def norm_linear(
 
     Few tokens (`takes_few`): one launch, which streams the weights once. A gated activation takes one more where that
     kernel does not stream gates beside what they let through (`pairs_gates`).
-    More: our norm (`norm_rows` at a time) and cuBLAS, a launch each; one more where the activation is not cuBLAS's
+    More: our norm (`norm_rows` at a time) and the product, a launch each; one more where the activation is not cuBLAS's
     (`_ends_apart`), and one for int8 weights, which expands them.
     """
     T, _, N = _check_linear(x, w, act)
@@ -70,18 +74,21 @@ def norm_linear(
         return gate(both, act, empty=empty, dependent=dependent)
     if act not in GATED and not takes_few(T, x, w, normed=norm_w is not None):
         normed = x if norm_w is None else norm(x, norm_w, empty=empty, rows=norm_rows, dependent=dependent)
-        return _by_cublas(normed, w, act, empty)
+        return _product(normed, w, act, empty, dependent)
     out = empty("activated", (T, N // 2), x) if act in GATED else empty("linear", (T, N), x)
     if not x.is_meta and T:
         _stream(out, None, x, None, w, None, norm_w, act, dependent)
     return out
 
 
-def _by_cublas(x: Tensor, w: Linear, act: str | None, empty: Empty) -> Tensor:
-    """act(linear(x)), of many tokens."""
+def _product(x: Tensor, w: Linear, act: str | None, empty: Empty, dependent: bool) -> Tensor:
+    """act(linear(x)), of more than few tokens: in tiles, or by cuBLAS."""
     (T, N), number = (len(x), len(w.weight)), number_of(act)
     weight, out = int8.expanded(w, x, empty=empty), empty("linear", (T, N), x)
     if x.is_meta or not T:
+        return out
+    if takes_tiles(T, x):
+        _by_tiles(out, x, weight, w.bias, None, act, dependent)
         return out
     if _ends_apart(x, w, act):
         torch.mm(x, weight.t(), out=out)
@@ -96,21 +103,25 @@ def _by_cublas(x: Tensor, w: Linear, act: str | None, empty: Empty) -> Tensor:
     return out
 
 
-@needs("linear", "vector_linear", "register_linear", "int8_linear", "dequantize", "epilogue")
+@needs(*PRODUCTS, "epilogue")
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dependent: bool = False) -> Tensor:
     """linear(x) + residual, written over `residual`: [T,C], [T,N] -> [T,N].
 
-    Few tokens (as in `norm_linear`): one launch. More: cuBLAS, and our bias with residual; int8 weights take one more.
+    Few tokens (as in `norm_linear`), and some (`takes_tiles`): one launch. More: cuBLAS, and our bias with residual.
+    Int8 weights of more than few tokens take one more.
     """
     T, _, N = _check_linear(x, w)
     check(residual, "residual", x.dtype, (T, N))
-    few = takes_few(T, x, w, normed=False)
+    few, tiles = takes_few(T, x, w, normed=False), takes_tiles(T, x)
     weight = w.weight if few else int8.expanded(w, x, empty=empty)
-    product = x if few else empty("linear", (T, N), x)
+    product = x if few or tiles else empty("linear", (T, N), x)
     if x.is_meta or not T:
         return residual
     if few:
         _stream(residual, None, x, None, w, residual, None, None, dependent)
+        return residual
+    if tiles:
+        _by_tiles(residual, x, weight, w.bias, residual, None, dependent)
         return residual
     torch.mm(x, weight.t(), out=product)
     out, sizes = at(residual), (DTYPES[x.dtype], T, N, 0, stream_of(x))
@@ -233,7 +244,28 @@ def num_launches(
         return 1 + num_launches(T, x, w, normed=normed, gathered=gathered)
     if takes_few(T, x, w, normed=normed, gathered=gathered):
         return 1
-    return 1 + normed + (residual or _ends_apart(x, w, act)) + (w.scale is not None)
+    apart = not takes_tiles(T, x) and (residual or _ends_apart(x, w, act))
+    return 1 + normed + apart + (w.scale is not None)
+
+
+def takes_tiles(T: int, x: Tensor) -> bool:
+    """Whether wgmma_linear takes a product of T tokens such as those of x that no other kernel streams."""
+    return FEW_IN_TILES <= T <= MOST_TILE_TOKENS and x.element_size() == 2 and gpu().is_hopper
+
+
+def _by_tiles(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    act: str | None,
+    dependent: bool,
+) -> None:
+    """act(x weight^T + bias) + residual, in one launch."""
+    addresses, (N, C) = (at(out), at(x), at(weight), at(bias), at(residual)), weight.shape
+    sizes = (DTYPES[x.dtype], len(x), N, C, number_of(act), gpu().num_blocks)
+    native.loaded("wgmma_linear").eet_wgmma_linear(*addresses, *sizes, CHOOSE_CLUSTER, dependent, stream_of(x))
 
 
 def _ends_apart(x: Tensor, w: Linear, act: str | None) -> bool:

@@ -1,0 +1,217 @@
+// Linear layers of some tens of tokens, in 16 bits: weights and activations stream through shared memory to Hopper's
+// tensor cores (sm_90a). T tokens, N outputs, K inputs.
+#include "eet/launch.cuh"
+#include "eet/wgmma.cuh"
+#include "eet/wgmma_tiles.cuh"
+
+namespace {
+
+using eet::kTileGroups, eet::kTileInputs, eet::kTileReaders, eet::kTileRowBytes, eet::kTileRows, eet::kTileWarps;
+using eet::WgmmaArgs;
+
+constexpr int kThreads = kTileReaders + 64;  // one more warp fills the ring, one holds what is added
+
+// Why      for more tokens than fit in registers or beside a ring, cuBLAS asks for weights when the kernel ahead has ended
+//          and leaves norm, bias, activation and residual to launches of their own
+// Mapping  a cluster of 1, 2 or 4 blocks has an equal share of the outputs, each block an equal part of their inputs; one
+//          thread keeps a ring of stages filled, each 64 inputs of up to 128 outputs and of all tokens, which two
+//          warpgroups multiply in turn; blocks of a cluster read each other's sums, each for its part of the tokens
+// Traffic  N*K weights once, T*K activations for each cluster (from L2) and tile, T*N out; 100 KiB on their way a block
+// Needs    sm_90a; K a multiple of 8; at most 64 tokens
+// Numerics tensor cores; fp32 sums of the parts of the inputs, added in a fixed order; bias, activation, residual in fp32, rounded
+//          once
+// Source   ours; the ring as in linear.cu, the tiles as in hopper_attention.cu
+template <typename T, int kTokens, int kTiles>
+__global__ void __launch_bounds__(kThreads, 2) wgmma_linear_kernel(const __grid_constant__ WgmmaArgs<T> a) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) char shared[];
+  eet::let_next_begin();
+  float* const sums = reinterpret_cast<float*>(shared + a.sums_at);  // [groups,T,sum_stride]
+  T* const held = reinterpret_cast<T*>(shared + a.held_at);
+  const eet::Ring ring{shared, reinterpret_cast<uint64_t*>(shared + a.barriers_at), a.num_stages, a.stage_bytes()};
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const bool is_cluster = a.log_cluster > 0;
+
+  if (threadIdx.x == kTileReaders) {
+    eet::prefetch_map(a.weights), eet::prefetch_map(a.inputs);
+    ring.init(4);
+  }
+  __syncthreads();
+  if (warp >= kTileWarps) {
+    if (warp > kTileWarps) {
+      eet::hold_tiles(a, held);
+    } else if (lane == 0) {
+      eet::fill_ring(a, ring);
+    }
+    __syncwarp();
+    if (is_cluster) eet::cluster_barrier(), eet::cluster_barrier();
+    return;
+  }
+  eet::TilePart at(a);
+  eet::wait_for_previous();
+  const int group = __shfl_sync(0xffffffffu, warp / 4, 0);
+  int turn = 0;  // of the groups
+  eet::RingPlace place;
+#pragma unroll 1
+  while (at.has_more()) {
+    const int n = at.n, num_rows = min(a.tile, at.end - n);
+    // A product reads whole tiles, into the next stage and behind the last one: such rows and columns are never used.
+    float c[kTiles][kTokens / 2] = {};
+    int before = -1;
+#pragma unroll 1
+    for (int step = 0; step < at.steps; ++step, at.next(), place.step(a.num_stages), turn ^= 1) {
+      if (turn != group) continue;
+      eet::barrier_wait(ring.filled(place), place.parity);
+      const char* const stage = ring.stages + place.stage * ring.stage_bytes;
+      const uint64_t weights = eet::tile_of(stage), inputs = eet::tile_of(stage + a.tile_bytes());
+      eet::products_begin();
+#pragma unroll
+      for (int k = 0; k < kTileInputs; k += 16) {
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          eet::product<T, kTokens>(c[tile], eet::further(weights, tile * kTileRows * kTileRowBytes + 2 * k),
+                                   eet::further(inputs, 2 * k), true);
+        }
+      }
+      eet::products_commit();
+      if (before >= 0) {
+        eet::products_wait<1>();
+        ring.release({before, 0});
+      }
+      before = place.stage;
+    }
+    eet::products_wait<0>();
+#pragma unroll
+    for (auto& part : c) eet::settle(part);
+    if (before >= 0) ring.release({before, 0});
+    eet::barrier(2, kTileReaders);  // sums may lie where others still multiply
+
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      const int output = tile * kTileRows + warp % 4 * 16 + g;
+      float* const to = sums + (group * a.num_tokens + 2 * t) * a.sum_stride() + output;
+#pragma unroll
+      for (int i = 0; i < kTokens / 2; ++i) {
+        const int token = i / 4 * 8 + i % 2, further = i / 2 % 2 * 8;
+        if (token + 2 * t < a.num_tokens && output + further < a.tile) to[token * a.sum_stride() + further] = c[tile][i];
+      }
+    }
+    if (is_cluster) {
+      eet::cluster_barrier();
+      eet::merge(a, sums);
+      eet::barrier(2, kTileReaders);
+    } else {
+      eet::barrier(1, kTileReaders + 32);
+    }
+    eet::finish<2 * kTiles>(a, sums, is_cluster ? 1 : kTileGroups, held, n, num_rows);
+    if (is_cluster) {
+      eet::cluster_barrier();  // nobody leaves before its sums were read; there is one tile
+    } else {
+      eet::barrier(1, kTileReaders + 32);
+    }
+  }
+#endif
+}
+
+// Blocks of a cluster of this size that run at once, each on a multiprocessor of its own: some of those are left over.
+template <typename Kernel>
+int most_clusters(Kernel kernel, int log_cluster, int num_blocks) {
+  static int found[eet::kMostLogCluster + 1] = {};
+  if (!log_cluster) return num_blocks;
+  if (!found[log_cluster]) {
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = 1 << log_cluster;
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(num_blocks >> log_cluster << log_cluster);
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = eet::whole_shared();
+    config.attrs = &attribute, config.numAttrs = 1;
+    if (eet::allow_shared(kernel, eet::whole_shared())) return 0;
+    if (cudaOccupancyMaxActiveClusters(&found[log_cluster], kernel, &config)) return 0;
+  }
+  return min(found[log_cluster], num_blocks >> log_cluster);
+}
+
+// Bytes of shared memory that a block takes; 0: it does not fit.
+template <int kTokens, int kTiles, typename T>
+int plan(WgmmaArgs<T>& a) {
+  const int stage = a.stage_bytes(), sums = kTileGroups * a.num_tokens * a.sum_stride() * int(sizeof(float)), tiles = a.num_tiles();
+  // Whole tiles are read: what lies behind the last stage has to be there.
+  const int beyond = max(kTiles * kTileRows * kTileRowBytes, a.tile_bytes() + kTokens * kTileRowBytes) - stage;
+  const int needed = eet::ceil_div(a.num_steps(), 1 << a.log_cluster) * tiles;
+  const int held_tokens = a.residual ? eet::ceil_div(a.num_tokens, 1 << a.log_cluster) : 0;
+  const int held = eet::ceil_div((held_tokens + 1) * a.tile * int(sizeof(T)), 16) * 16;
+  return eet::paired_or_alone(a.residual, [&](int room) -> eet::RingPlan {
+    const int behind = tiles > 1 ? max(sums, beyond) : beyond, each = eet::Ring::bytes(1, stage);
+    a.num_stages = min((room - behind - held) / each, needed);
+    // A stage is the same warpgroup's in every round (LOG), which keeps one of its own while it waits for the next.
+    if (a.num_stages < needed) a.num_stages -= a.num_stages % kTileGroups;
+    if (a.num_stages < min(2 * kTileGroups, needed)) return {};
+    a.sums_at = tiles > 1 ? a.num_stages * stage : 0;
+    a.held_at = max(a.num_stages * stage + behind, a.sums_at + sums);
+    a.barriers_at = a.held_at + held;
+    const int bytes = a.barriers_at + a.num_stages * (each - stage);
+    return {bytes > room ? 0 : bytes, a.num_stages, needed, stage};
+  });
+}
+
+template <int kTokens, int kTiles, typename T>
+cudaError_t launch_tiles(WgmmaArgs<T> a, int num_clusters, bool dependent, cudaStream_t stream) {
+  const int bytes = plan<kTokens, kTiles>(a), cluster = 1 << a.log_cluster;
+  if (!bytes) return cudaErrorInvalidValue;
+  const eet::Launch how{dim3(num_clusters * cluster), kThreads, bytes, stream, cluster, dependent};
+  return eet::launch(wgmma_linear_kernel<T, kTokens, kTiles>, how, a);
+}
+
+// Divides outputs among clusters, and inputs among their blocks; `most_clusters` of them there are, by their size as a
+// power of two. Returns how many; 0: such a size (-1: any) does not do.
+template <typename T, typename Most>
+int divide(WgmmaArgs<T>& a, int log_cluster, Most most_clusters) {
+  // A stage takes about as long whatever it holds; so many stages longer takes a cluster, to begin and to merge (LOG).
+  constexpr int kMerging[eet::kMostLogCluster + 1] = {0, 5, 11};
+  int least = INT_MAX, num_clusters = 0;
+  for (int log = 0; log <= eet::kMostLogCluster && a.num_steps() >> log; ++log) {
+    const int clusters = min(a.N, most_clusters(log));
+    if (!clusters || (log_cluster >= 0 && log != log_cluster)) continue;
+    const int most = eet::ceil_div(a.N, clusters), tiles = eet::ceil_div(most, eet::kMostOutputs);
+    if (log && most > kTileRows) continue;  // their sums are as many as those of more steps
+    const int cost = tiles * eet::ceil_div(a.num_steps(), 1 << log) + kMerging[log];
+    if (cost >= least) continue;
+    least = cost, a.log_cluster = log, a.tile = eet::ceil_div(most, tiles), num_clusters = clusters;
+  }
+  if (num_clusters) a.share = a.N / num_clusters, a.rest = a.N % num_clusters;
+  return num_clusters;
+}
+
+template <int kTokens, typename T>
+cudaError_t launch_wgmma(WgmmaArgs<T> a, int num_blocks, int log_cluster, bool dependent, cudaStream_t stream) {
+  const int num_clusters = divide(
+      a, log_cluster, [&](int log) { return most_clusters(wgmma_linear_kernel<T, kTokens, 1>, log, num_blocks); });
+  if (!num_clusters) return cudaErrorInvalidValue;
+  const auto map = [&](CUtensorMap* to, const T* from, int rows, int box) {
+    return eet::make_tensor_map(to, from, a.K, 1, a.K, rows, a.K, 1, int64_t(a.K) * rows, box);
+  };
+  if (cudaError_t error = map(&a.weights, a.weight, a.N, a.tile)) return error;
+  if (cudaError_t error = map(&a.inputs, a.x, a.num_tokens, a.num_tokens)) return error;
+  return a.tile <= kTileRows ? launch_tiles<kTokens, 1>(a, num_clusters, dependent, stream)
+                             : launch_tiles<kTokens, 2>(a, num_clusters, dependent, stream);
+}
+
+}  // namespace
+
+// out = act(x weight^T + bias) + residual, for at most 64 tokens. `log_cluster`: blocks of a cluster, as a power of two;
+// -1: chosen by sizes.
+extern "C" cudaError_t eet_wgmma_linear(void* out, const void* x, const void* weight, const void* bias,
+                                        const void* residual, int dtype, int T, int N, int K, int act, int blocks,
+                                        int log_cluster, int dependent, cudaStream_t stream) {
+  if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kMostTileTokens || N < 1 || K < 8 || K % 8 || blocks < 1) return cudaErrorInvalidValue;
+  return eet::by_half_type(dtype, [&](auto type) {
+    using Type = decltype(type);
+    const WgmmaArgs<Type> a(out, nullptr, x, nullptr, weight, bias, residual, nullptr, nullptr, T, N, K, act, 0.f, 1);
+    return T <= 32 ? launch_wgmma<32>(a, blocks, log_cluster, dependent, stream)
+                   : launch_wgmma<64>(a, blocks, log_cluster, dependent, stream);
+  });
+}
