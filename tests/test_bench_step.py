@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -148,6 +149,13 @@ def test_the_step_launches_what_its_cases_declare(launched, batch, launches):
     assert len(launched) == num_launches(decode_calls(SMALL, parts(EAGER), batch, 24)) == launches, launched
 
 
+@pytest.fixture
+def tiles(monkeypatch):
+    """As if products in tiles were taken."""
+    monkeypatch.setattr(import_module("eet_lab.ops.cuda.linear"), "MOST_TILE_TOKENS", 64)
+
+
+@pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("words", [EAGER, f"{EAGER},int8_weights"])
 @pytest.mark.parametrize("batch", [17, 64, 65])
 def test_more_rows_than_norms_are_streamed_with_launch_more(launched, words, batch):
@@ -183,6 +191,7 @@ WIDE = Config(2, 4096, 32, 16384, 50257, 1024)
     ("config", "rows", "launches"),
     [(PRESETS["gpt2-xl"], 13, 244), (PRESETS["gpt2-xl"], 14, 244), (WIDE, 8, 14), (WIDE, 9, 18)],
 )
+@pytest.mark.usefixtures("tiles")
 def test_some_products_of_nine_to_sixteen_rows_are_multiplied_in_tiles(config, rows, launches):
     """Of 14 rows FC2 of XL; of 9 all but the projection of 4,096 channels, of which two then have a norm apart."""
     assert num_launches(decode_calls(config, parts(ALL), rows, 64)) == launches

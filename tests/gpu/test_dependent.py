@@ -7,7 +7,7 @@ import torch
 
 from eet_lab.ops import cuda
 from eet_lab.ops.cuda.launching import dependent
-from eet_lab.ops.shapes import AttentionShape, Columns, Normal, copied
+from eet_lab.ops.shapes import AttentionShape, Normal, copied
 from eet_lab.ops.types import Linear, Norm, fresh
 
 pytestmark = pytest.mark.gpu
@@ -23,7 +23,7 @@ class Layer:
         self.norm = Norm(normal(C) + 1, normal(C), 1e-5)
         self.qkv = Linear(normal((shape.H + 2 * shape.G) * shape.D, C, scale=C**-0.5), None)
         self.project = Linear(normal(C, C, scale=C**-0.5), normal(C))
-        self.kv = Columns(*(normal(B, shape.G, K, shape.D) for _ in range(2)), shape.G, shape.D)
+        self.kv = tuple(normal(B, shape.G, K, shape.D) for _ in range(2))
 
     def __call__(self, x, attend, wrap):
         qkv = wrap(cuda.norm_linear)(x, self.norm, self.qkv, empty=fresh)
@@ -33,17 +33,17 @@ class Layer:
 def generated(shape, wrap):
     """Every step's output and the caches, from a graph that is replayed while its column moves on."""
     layers = [Layer(shape, seed) for seed in range(3)]
-    step = shape.step("cuda")
+    batch = shape.batch("cuda")
     column = torch.tensor([max(shape.lengths) - 1], device="cuda")
-    step = step._replace(columns=column.expand(len(shape.lengths)))
-    mask = torch.zeros(len(shape.lengths), 1, 1, step.extent, dtype=torch.float16, device="cuda")
+    batch = batch._replace(columns=column.expand(len(shape.lengths)))
+    mask = torch.zeros(len(shape.lengths), 1, 1, batch.max_kv, dtype=torch.float16, device="cuda")
     start = Normal("cuda", torch.float16, 9)(len(shape.lengths), shape.H * shape.D)
     x = start.clone()
 
     def attend(qkv, kv):
         if shape.masked:
-            return wrap(cuda.masked_attention)(qkv, kv, step, shape.spec, mask=mask, empty=fresh)
-        return wrap(cuda.attention)(qkv, kv, step, shape.spec, empty=fresh)
+            return wrap(cuda.masked_attention)(qkv, kv, batch, shape.spec, mask=mask, empty=fresh)
+        return wrap(cuda.attention)(qkv, kv, batch, shape.spec, empty=fresh)
 
     def one_step():
         h = x
@@ -58,15 +58,15 @@ def generated(shape, wrap):
     with torch.cuda.graph(graph):
         one_step()
     for layer, kv in zip(layers, kept, strict=True):
-        layer.kv.keys.copy_(kv.keys)
-        layer.kv.values.copy_(kv.values)
+        for cache, as_before in zip(layer.kv, kv, strict=True):
+            cache.copy_(as_before)
     x.copy_(start)
     column.fill_(max(shape.lengths) - 1)
     outputs = []
     for _ in range(STEPS):
         graph.replay()
         outputs.append(x.clone())
-    return torch.stack(outputs), *(cache for layer in layers for cache in layer.kv[:2])
+    return torch.stack(outputs), *(cache for layer in layers for cache in layer.kv)
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["unmasked", "masked"])

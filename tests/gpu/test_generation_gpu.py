@@ -98,16 +98,16 @@ def test_one_capture_for_each_bucket_and_none_later(fp16):
         assert engine.captures == 4  # 20 + 80 columns: up to 32, 64, 96 and 99
 
 
-def test_a_dead_sessions_graphs_do_not_end_a_capture(fp16):
+def test_dead_slots_graphs_do_not_end_a_capture(fp16):
     parts = Recipe.parse("memory_reuse,cuda_graphs:bucket=32").parts
     rows, settings, before = batch(2, 5, 40), Settings(40), gc.get_threshold()
     expected = Engine(fp16, parts).generate(rows, settings).tokens
 
-    def forward(*args):
+    def layers(*args):
         if torch.cuda.is_current_stream_capturing():
             gc.set_threshold(1)
             assert [[] for _ in range(100)]  # enough for the collector to come, if it is on
-        return parts.forward(*args)
+        return parts.layers(*args)
 
     gc.collect()
     gc.set_threshold(1_000_000)  # until then the graphs of the dead stay
@@ -116,7 +116,7 @@ def test_a_dead_sessions_graphs_do_not_end_a_capture(fp16):
         dead.generate(rows, settings)
         dead.itself = dead
         del dead
-        assert Engine(fp16, replace(parts, forward=forward)).generate(rows, settings).tokens == expected
+        assert Engine(fp16, replace(parts, layers=layers)).generate(rows, settings).tokens == expected
     finally:
         gc.set_threshold(*before)
 
@@ -132,14 +132,14 @@ def test_a_captured_step_allocates_nothing(fp16):
 
 def test_nan_in_the_pads_changes_nothing(fp16):
     class Poisoned(StaticKV):
-        def room(self, layer, step):
-            keys, values = super().room(layer, step)
+        def layer(self, number, batch):
+            keys, values = super().layer(number, batch)
             if not torch.cuda.is_current_stream_capturing() and not keys.is_meta:
-                for row, span in enumerate(step.spans):
-                    keys[row, :, : span.num_pad] = values[row, :, : span.num_pad] = float("nan")
+                for row, begin in enumerate(batch.keys.begin.tolist()):
+                    keys[row, :, :begin] = values[row, :, :begin] = float("nan")
             return keys, values
 
-    for recipe in ("pre_padding,mask_removal,memory_reuse", "all"):
+    for recipe in ("pre_padding,mask_removal,memory_reuse", "all,-packed_prefill"):
         parts, prompts = Recipe.parse(recipe, "cuda").parts, batch(5, 1, 70)
         clean = Engine(fp16, parts).generate(prompts, Settings(12)).tokens
         assert Engine(fp16, replace(parts, kv_cache=Poisoned)).generate(prompts, Settings(12)).tokens == clean

@@ -15,7 +15,7 @@ from eet_lab.ops.cuda.attention import Split
 from eet_lab.ops.encoder_cases import ENCODER_CASES
 from eet_lab.ops.records import OPS
 from eet_lab.ops.shapes import AttentionShape, copied
-from eet_lab.ops.types import Linear, Step, fresh
+from eet_lab.ops.types import Batch, Linear, fresh
 from gpu.launches import launches_of, replayed
 
 pytestmark = pytest.mark.gpu
@@ -54,8 +54,8 @@ def run(case, inputs):
 
 def real(inputs):
     """Which outputs are to be looked at: not those of pads."""
-    step = next((each for each in inputs if isinstance(each, Step)), None)
-    return slice(None) if step is None else step.columns >= step.num_pad[step.rows]
+    batch = next((each for each in inputs if isinstance(each, Batch)), None)
+    return slice(None) if batch is None else batch.columns >= batch.keys.begin[batch.rows]
 
 
 @every_shape((*CASES, *ENCODER_CASES), MOST_BYTES)
@@ -122,7 +122,8 @@ def test_each_row_has_a_column_of_its_own(split, page, window):
         alone = step._replace(columns=columns[row].expand(3))
         assert torch.equal(cuda.attention(qkv, copied(kv), alone, spec, empty=fresh, split=split)[row], out[row])
     # A row whose pads reach beyond its column sees that column alone.
-    empty = together._replace(num_pad=torch.tensor([0, 600, 401], device="cuda"))
+    begin = torch.tensor([0, 600, 401], device="cuda")
+    empty = together._replace(keys=together.keys._replace(begin=begin))
     out = cuda.attention(qkv, copied(kv), empty, spec, empty=fresh, split=split)
     value = qkv[1:, 6 * 64 :].view(2, 2, 1, 64).expand(2, 2, 2, 64)
     assert torch.equal(out[1:], value.reshape(2, 256))

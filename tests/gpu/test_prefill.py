@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from eet_lab.ops import cuda
-from eet_lab.ops.shapes import AttentionShape, Columns, copied
-from eet_lab.ops.types import Span, fresh
+from eet_lab.models.decoder import mapped
+from eet_lab.ops import cuda, reference
+from eet_lab.ops.shapes import AttentionShape, Normal, copied
+from eet_lab.ops.types import Batch, Spec, fresh
+from eet_lab.parts.batches import make_batch
 
 pytestmark = pytest.mark.gpu
 
@@ -24,8 +26,8 @@ def test_a_second_run_gives_the_same_bits(D):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_a_prompt_of_32k_tokens(dtype):
     S, H, D = 32768, 16, 64
-    qkv, kv, step, spec = AttentionShape((S,), H, H, D).inputs("cuda", dtype, 2)
-    got = cuda.attention(qkv, kv, step, spec, empty=fresh)
+    qkv, kv, batch, spec = AttentionShape((S,), H, H, D).inputs("cuda", dtype, 2)
+    got = cuda.attention(qkv, kv, batch, spec, empty=fresh)
     some = torch.tensor([0, 1, 63, 64, 127, 128, 191, 9999, 20001, S - 129, S - 128, S - 1], device="cuda")
     q, k, v = (x.transpose(0, 1) for x in qkv.view(S, 3, H, D).unbind(1))
     seen = torch.arange(S, device="cuda") <= some[:, None]
@@ -37,30 +39,60 @@ def test_a_prompt_of_32k_tokens(dtype):
     assert (got[some] - exact).abs().max() <= budget
 
 
+def part_of(batch: Batch, begin: int, end: int) -> Batch:
+    """The pass that reads tokens begin .. end - 1 of its only row."""
+    tokens = {name: getattr(batch, name)[begin:end] for name in ("ids", "positions", "rows", "columns")}
+    count = end - begin
+    keys = batch.keys._replace(spans=((0, end),))
+    counts = {"count": torch.full_like(batch.count, count), "last": torch.full_like(batch.last, count - 1)}
+    return batch._replace(**tokens, **counts, keys=keys, max_q=count, spans=((0, count),))
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+@pytest.mark.parametrize("apart", [0, 300])
+def test_new_prompts_of_rows_that_end_in_columns_of_their_own(D, apart):
+    """Prompts that join: each begins in column 0 of its slot, and one of the slots reads nothing."""
+    lengths = (300, 0, 129, 515)
+    num, kv_columns = len(lengths), 515 + apart
+    normal = Normal("cuda", torch.float16, 5)
+    qkv = normal(sum(lengths), 8 * D)
+    spec = Spec(4, 2, D)
+    keys = torch.zeros(num, 2, kv_columns, D, dtype=torch.float16, device="cuda")
+    counts = [length for length in lengths if length]
+    rows = [row for row, length in enumerate(lengths) if length]
+    batch = mapped(make_batch(counts, rows=rows, num_rows=num), lambda part: part.cuda())
+    mine, theirs = ((keys[:, :, :515].clone(), keys[:, :, :515].clone()) for _ in range(2))
+    got = cuda.attention(qkv.clone(), mine, batch, spec, empty=fresh)
+    want = reference.attention(qkv.clone(), theirs, batch, spec, empty=fresh)
+    assert (got - want).abs().max() <= 8 * torch.finfo(torch.float16).eps * want.abs().max()
+    for row, length in enumerate(lengths):
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.equal(a[row, :, :length], b[row, :, :length])
+
+
 @pytest.mark.parametrize("D", [32, 64, 80, 128])
 @pytest.mark.parametrize("window", [None, 1, 50, 140, 300])
 def test_later_tokens_see_what_the_cache_holds(D, window):
     old, new = 200, 131
-    qkv, kv, step, spec = AttentionShape((old + new,), 4, 2, D, window=window).inputs("cuda", torch.float16, 3)
-    whole = cuda.attention(qkv, copied(kv), step, spec, empty=fresh)
-    part = qkv[:old], step._replace(**{n: getattr(step, n)[:old] for n in ("ids", "positions", "rows", "columns")})
-    cuda.attention(part[0], kv, part[1]._replace(spans=(Span(0, old, 0),), count=step.count - new), spec, empty=fresh)
-    late = step._replace(**{n: getattr(step, n)[old:] for n in ("ids", "positions", "rows", "columns")})
-    late = late._replace(spans=(Span(0, new, 0),), count=step.count - old)
+    qkv, kv, batch, spec = AttentionShape((old + new,), 4, 2, D, window=window).inputs("cuda", torch.float16, 3)
+    whole = cuda.attention(qkv, copied(kv), batch, spec, empty=fresh)
+    early, late = part_of(batch, 0, old), part_of(batch, old, old + new)
+    cuda.attention(qkv[:old], kv, early, spec, empty=fresh)
     if window:  # what no later token sees is not read
-        kv.keys[:, :, : max(old + 1 - window, 0)] = kv.values[:, :, : max(old + 1 - window, 0)] = torch.nan
+        for part in kv:
+            part[:, :, : max(old + 1 - window, 0)] = torch.nan
     got = cuda.attention(qkv[old:].contiguous(), kv, late, spec, empty=fresh)
     assert (got - whole[old:]).abs().max() <= 4 * torch.finfo(torch.float16).eps * whole.abs().max()
 
 
 def test_a_cache_of_more_than_two_to_the_31_numbers():
     shape = AttentionShape((130, 64, 200), 16, 16, 64)
-    qkv, kv, step, spec = shape.inputs("cuda", torch.float16, 4)
+    qkv, kv, batch, spec = shape.inputs("cuda", torch.float16, 4)
     keys, values = (torch.empty(3, 16, 1 << 20, 64, dtype=torch.float16, device="cuda") for _ in range(2))
-    far = cuda.attention(qkv, Columns(keys, values, 16, 64), step, spec, empty=fresh)
-    near = cuda.attention(qkv, kv, step, spec, empty=fresh)
+    far = cuda.attention(qkv, (keys[:, :, :200], values[:, :, :200]), batch, spec, empty=fresh)
+    near = cuda.attention(qkv, kv, batch, spec, empty=fresh)
     assert torch.equal(far, near)
-    real = step.columns >= step.num_pad[step.rows]
-    places = step.rows[real], slice(None), step.columns[real]
-    assert torch.equal(keys[places], kv.keys[places])
-    assert torch.equal(values[places], kv.values[places])
+    real = batch.columns >= batch.keys.begin[batch.rows]
+    places = batch.rows[real], slice(None), batch.columns[real]
+    assert torch.equal(keys[places], kv[0][places])
+    assert torch.equal(values[places], kv[1][places])

@@ -16,7 +16,7 @@ from eet_lab.ops.cuda.linear import outputs_and_largest, takes_few
 from eet_lab.ops.reference import noise_keys
 from eet_lab.ops.shapes import Normal, copied
 from eet_lab.ops.token_cases import HOW, TOKEN_CASES, TOP_K, ChooseShape, TopKShape, block_maxima
-from eet_lab.ops.types import Linear, Norm, Sampling, Span, Step, fresh
+from eet_lab.ops.types import Batch, Linear, Norm, Sampling, fresh
 from gpu.launches import launches_of, replayed
 
 pytestmark = pytest.mark.gpu
@@ -135,12 +135,13 @@ def test_the_next_token_is_the_choice_among_logits_that_need_not_be_written(B, T
     head[4000:] = head[1000:2003]  # ties go to the lowest
     head[:500] = head[2500:3000]
     last = torch.arange(B, device="cuda") * (T // B) + T // B - 1
-    step = Step(*[None] * 10)._replace(last=last, positions=torch.arange(T, device="cuda"))
-    step = step._replace(spans=tuple(Span(row * (T // B), T // B, 0) for row in range(B)))
+    token = torch.arange(T, device="cuda")
+    nothing = Batch(*[None] * 10)
+    batch = nothing._replace(last=last, first=last - T // B + 1, positions=token, rows=token, max_q=T // B)
     w = Linear(head, None)
     top_k, top_p = {"top_k": 50}, {"top_p": 0.8}
     for how in ({}, *({"temperature": 1.0} | limits for limits in ({}, top_k, top_p, top_k | top_p))):
-        args = (x, step, norm, w, Settings(seed=9, **how).sampling(B, x.device))
+        args = (x, batch, norm, w, Settings(seed=9, **how).sampling(B, x.device))
         expected = cuda.next_token_by_torch(*args, empty=fresh)
         if takes_few(B, x, w, gathered=True) and how.keys() != {
             "temperature",
@@ -148,7 +149,7 @@ def test_the_next_token_is_the_choice_among_logits_that_need_not_be_written(B, T
         }:  # the sums of its logits are in another order
             logits, best = outputs_and_largest(x, last, norm, w, empty=fresh)
             assert torch.equal(block_maxima(logits, best.shape[1]), best)
-            expected = reference.choose(logits, step.positions[last], args[-1])
+            expected = reference.choose(logits, batch.positions[last], args[-1])
         for op in (cuda.next_token, dependent(cuda.next_token)):
             assert torch.equal(op(*args, empty=fresh), expected), how
 
