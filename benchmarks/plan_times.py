@@ -1,4 +1,4 @@
-"""What planning costs: every pool places a real request of GPT-2 XL, which is rehearsed on meta tensors. No GPU.
+"""What planning costs: every pool places a real request of GPT-2 XL, which is traced on meta tensors. No GPU.
 
     python benchmarks/plan_times.py
     python benchmarks/plan_times.py --model gpt2 --batch 8 --prompt 512 --out plan_times.json

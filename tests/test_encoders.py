@@ -232,14 +232,14 @@ def test_a_mask_that_hides_nothing_is_noticed():
 
 @pytest.mark.parametrize("task", [tasks.HIDDEN, tasks.MEAN, tasks.CLS, tasks.CLASSES])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_rehearsal_foresees_a_real_pass(recipe, task):
+def test_a_meta_trace_foresees_a_real_pass(recipe, task):
     engine = EncoderEngine(ours("bert-classes").encoder, Recipe.parse(recipe).parts)
     given = [Text(row, [0] * len(row)) for row in rows()]
     foreseen = engine.lifetimes(given, task, Batching(40))
     real, trace = [], Trace()
 
     class Recording(type(engine.memory)):
-        def plan(self, rehearsals, like):
+        def plan(self, passes, like):
             return False
 
         def enter(self, name):

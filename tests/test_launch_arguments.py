@@ -156,7 +156,7 @@ def test_a_split_that_no_launcher_takes_is_told(split, says, launched):
 
 
 @pytest.mark.parametrize("columns", [1_300_000, 1_400_000])
-def test_a_cache_of_too_many_columns_for_decode_attention_is_told_in_the_rehearsal(columns):
+def test_a_cache_of_too_many_columns_for_decode_attention_is_told_in_the_meta_trace(columns):
     shape = AttentionShape((9, 20), 25, 25, 64, decode=True)
     qkv, _, batch, spec = shape.inputs("cpu", torch.float16, 0)
     keys = torch.empty(2, 25, columns, 64, dtype=torch.float16, device="meta")

@@ -117,7 +117,7 @@ def test_layers_that_are_not_alike_are_told():
         cuda.fused_layer(*inputs[:3], other[2], "gelu", empty=fresh)
 
 
-def test_a_decode_step_is_rehearsed_with_it_and_a_prefill_without():
+def test_a_decode_step_is_traced_with_it_and_a_prefill_without():
     engine = Engine(
         weights.random_decoder(Config(4, 1600, 25, 6400, 504, 64), 0, META, torch.float16),
         Recipe.parse("pre_padding,mask_removal,fused_kernels,persistent_layers", "cuda").parts,

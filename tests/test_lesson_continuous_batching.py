@@ -14,7 +14,7 @@ from eet_lab.lessons import batching_exercises as exercises
 from eet_lab.lessons import continuous_batching as lesson
 from eet_lab.lessons.prediction import Prediction
 from eet_lab.scheduling import Pages, Schedule, Slab
-from eet_lab.scheduling.rehearse import Served, serve
+from eet_lab.scheduling.simulate import Simulated, simulate
 
 
 def guessed(value: float = 30.0) -> Prediction:
@@ -29,7 +29,7 @@ def guessed(value: float = 30.0) -> Prediction:
 @pytest.mark.parametrize("joins", [False, True])
 @pytest.mark.parametrize("policy", [(None, None), (16, None), (5, 12), (1, 64)])
 def test_every_request_reads_its_tokens_once_and_is_told_all(joins: bool, policy: tuple) -> None:
-    run = serve(lesson.REQUESTS, Schedule(*policy, 4, joins))
+    run = simulate(lesson.REQUESTS, Schedule(*policy, 4, joins))
     assert run.read_twice == 0 and run.gave_way == ()
     for number, (_, new) in enumerate(lesson.REQUESTS):
         told = run.told(number)
@@ -47,11 +47,11 @@ def test_a_group_lasts_as_long_as_its_longest_request() -> None:
 
 
 def test_a_request_comes_when_it_comes() -> None:
-    run = serve(((3, 2), (3, 2)), Schedule(max_rows=2, joins=True), arrivals=(0, 7))
+    run = simulate(((3, 2), (3, 2)), Schedule(max_rows=2, joins=True), arrivals=(0, 7))
     assert run.told(0) == [0, 1] and run.told(1) == [7, 8]
     assert [len(rows) for rows in run.passes] == [1, 1, 0, 0, 0, 0, 0, 1, 1]
     with pytest.raises(PromptError, match="8 columns"):
-        serve(((9, 9),), Schedule(max_rows=1), Slab(1, 8))
+        simulate(((9, 9),), Schedule(max_rows=1), Slab(1, 8))
 
 
 def test_what_gives_way_is_counted_and_read_again() -> None:
@@ -160,7 +160,7 @@ def test_the_engine_makes_the_passes_that_were_counted(tiny: Any, monkeypatch: p
         step = runner.engine.step
         monkeypatch.setattr(runner.engine, "step", lambda step=step, steps=steps: steps.append(1) or step())
         runner.run()
-        counted = serve(lesson.REQUESTS, Schedule(lesson.CHUNK, 512, lesson.SLOTS, joins))
+        counted = simulate(lesson.REQUESTS, Schedule(lesson.CHUNK, 512, lesson.SLOTS, joins))
         assert len(steps) == len(counted.passes)
         assert 0 < runner.ttfts_ms[0] < runner.totals_ms[0]
         tokens.append(runner.tokens)
@@ -184,7 +184,7 @@ def test_what_was_measured_is_told_with_its_interval(
 
 
 def test_the_learners_split_is_the_schedulers() -> None:
-    run = serve(lesson.REQUESTS, Schedule(lesson.CHUNK, exercises.BUDGET, lesson.SLOTS, joins=True))
+    run = simulate(lesson.REQUESTS, Schedule(lesson.CHUNK, exercises.BUDGET, lesson.SLOTS, joins=True))
     cases = exercises.stream_cases()
     assert len(cases) == len(run.passes) and any(0 in exercises.split(*case[:4]) for case in cases)
     for case, rows in zip(cases, run.passes, strict=True):
@@ -213,12 +213,12 @@ def test_a_split_is_judged_in_words() -> None:
 
 def test_the_formula_is_the_schedulers() -> None:
     for answers, slots in (([5, 1, 4, 2], 2), ([3, 3, 3, 3, 9], 2), ([7, 2, 5], 4), ([2, 9, 4, 4, 1, 1, 8], 3)):
-        runs: list[Served] = [
-            serve([(3, new) for new in answers], Schedule(max_rows=slots, joins=joins)) for joins in (False, True)
+        runs: list[Simulated] = [
+            simulate([(3, new) for new in answers], Schedule(max_rows=slots, joins=joins)) for joins in (False, True)
         ]
         assert exercises.passes(answers, slots) == tuple(len(run.passes) for run in runs)
 
 
 def test_pages_of_an_exercise_are_no_slab() -> None:
     """The ledger that is given is the one that is used."""
-    assert not serve(((8, 8),), Schedule(max_rows=1), Pages(3, 8, 1)).gave_way
+    assert not simulate(((8, 8),), Schedule(max_rows=1), Pages(3, 8, 1)).gave_way

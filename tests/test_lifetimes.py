@@ -1,4 +1,4 @@
-"""Lifetimes rehearsed on meta tensors are those of a real run, whatever the recipe, the batch and the pass."""
+"""Lifetimes traced on meta tensors are those of a real run, whatever the recipe, the batch and the pass."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from test_paged import LAYOUTS, batch
 
 from eet_lab.engine.engine import Engine
+from eet_lab.engine.meta_trace import are_alike
 from eet_lab.engine.recorded import recorded_lifetimes
-from eet_lab.engine.rehearse import are_alike
 from eet_lab.engine.settings import Settings
 from eet_lab.memory import POOLS, live_bytes
 from eet_lab.models import weights
@@ -29,13 +29,13 @@ OPS = {f.name for f in fields(Ops)} | {"mask"}
 
 
 def recorded(decoder, parts, prompts, settings):
-    """What a real run asked for, and what a rehearsal foresaw."""
+    """What a real run asked for, and what a meta trace foresaw."""
     engine = Engine(decoder, parts)
     return recorded_lifetimes(engine, prompts, settings), engine.lifetimes(prompts, settings)
 
 
 @pytest.mark.parametrize("words", RECIPES)
-def test_a_rehearsal_foresees_a_real_run(tiny, words):
+def test_a_meta_trace_foresees_a_real_run(tiny, words):
     parts = Recipe.parse(words).parts
     for lengths in SHAPES:
         for settings in SETTINGS:
@@ -55,7 +55,7 @@ def test_a_recording_runs_to_the_end_and_leaves_the_engine_alone(tiny):
     assert engine.memory.calls == held and engine.plans() == plans
 
 
-def test_a_rehearsal_that_is_wrong_is_noticed(tiny):
+def test_a_meta_trace_that_is_wrong_is_noticed(tiny):
     """The test above can fail: here an op asks for more when it has data."""
     from eet_lab.ops import reference
 
@@ -69,7 +69,7 @@ def test_a_rehearsal_that_is_wrong_is_noticed(tiny):
     assert real["prefill"] != foreseen["prefill"]
 
 
-def test_a_model_without_data_is_rehearsed_too():
+def test_a_model_without_data_is_traced_too():
     """GPT-2 XL's shape takes no memory: only its lifetimes are known."""
     xl = weights.random_decoder(Config(48, 1600, 25, 6400, 50257, 1024), 0, torch.device("meta"), torch.float16)
     engine = Engine(xl, Recipe.parse("pre_padding,mask_removal,memory_reuse").parts)
@@ -101,15 +101,15 @@ def test_a_few_layers_tell_what_all_of_them_ask_for():
     deep = weights.random_decoder(Config(9, 48, 3, 96, 499, 128), 0, torch.device("cpu"), torch.float32)
     for words in ("", "pre_padding,mask_removal"):
         engine = Engine(deep, Recipe.parse(words).parts)
-        for rehearsal in engine.rehearser.request(batch(0, [30, 9]), Settings(7)).passes.values():
-            whole, outline = rehearsal.lifetimes(), rehearsal.outlined()
+        for traced_pass in engine.tracer.request(batch(0, [30, 9]), Settings(7)).passes.values():
+            whole, outline = traced_pass.lifetimes(), traced_pass.outlined()
             assert len(outline) < len(whole) / 2.5
             assert max(live_bytes(outline)) == max(live_bytes(whole))
     *others, last = deep.layers
     whole, scale = quantized(last.fc_1.weight)
     odd = deep._replace(layers=(*others, last._replace(fc_1=last.fc_1._replace(weight=whole, scale=scale))))
     assert are_alike(deep) and not are_alike(odd)
-    found = Engine(odd).rehearser.request([[1, 2]], Settings(3)).passes
+    found = Engine(odd).tracer.request([[1, 2]], Settings(3)).passes
     assert found["prefill"].outlined() == found["prefill"].lifetimes()
 
 
@@ -121,7 +121,7 @@ def test_offsets_of_a_larger_request_serve_a_smaller_one_alone(tiny):
 
 
 @pytest.mark.parametrize("planner", POOLS)
-def test_every_pool_runs_what_was_rehearsed(tiny, planner):
+def test_every_pool_runs_what_was_traced(tiny, planner):
     """The EET pool as it was among them: our names are none of its caches'."""
     engine = Engine(tiny.decoder, Recipe.parse(f"pre_padding,memory_reuse:planner={planner}").parts)
     plain = Engine(tiny.decoder, Recipe.parse("pre_padding").parts)

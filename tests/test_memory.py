@@ -1,4 +1,4 @@
-"""The arena against its rehearsal, and what engines hold and give back."""
+"""The arena against its meta trace, and what engines hold and give back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from eet_lab.memory.lifetimes import ALIGNMENT
 from eet_lab.models import load
 from eet_lab.models.decoder import mapped
 from eet_lab.parts.arena import PlannedMemory
-from eet_lab.parts.trace import Rehearsal, Trace
+from eet_lab.parts.trace import Trace, TracedPass
 from eet_lab.technique import Recipe
 
 PLANNED = "pre_padding,memory_reuse"
@@ -50,18 +50,18 @@ def test_a_trace_sees_births_and_deaths():
     )
 
 
-def test_an_arena_refuses_what_was_not_rehearsed():
+def test_an_arena_refuses_what_was_not_traced():
     arena, like = PlannedMemory()(), torch.zeros(1)
-    arena.plan({"pass": Rehearsal(("k",), lambda trace: trace.empty("a", (4,), like.to("meta")))}, like)
+    arena.plan({"pass": TracedPass(("k",), lambda trace: trace.empty("a", (4,), like.to("meta")))}, like)
     arena.enter("pass")
-    with pytest.raises(RuntimeError, match="'?b'? .*rehearsed as a"):
+    with pytest.raises(RuntimeError, match="'?b'? .*traced as a"):
         arena.empty("b", (4,), like)
     arena.enter("pass")
-    with pytest.raises(RuntimeError, match="rehearsed as a with 256"):
+    with pytest.raises(RuntimeError, match="traced as a with 256"):
         arena.empty("a", (400,), like)
     arena.enter("pass")
     assert arena.empty("a", (2, 2), like).shape == (2, 2)
-    with pytest.raises(RuntimeError, match="b is request 1 of this pass, which was rehearsed with fewer"):
+    with pytest.raises(RuntimeError, match="b is request 1 of this pass, which was traced with fewer"):
         arena.empty("b", (1,), like)
 
 
@@ -121,23 +121,23 @@ def test_a_growing_cache_tells_its_copy(tiny):
     assert static.kv_growth_bytes == 0
 
 
-def test_the_fused_recipe_is_rehearsed_without_a_gpu(tiny):
+def test_the_fused_recipe_is_traced_without_a_gpu(tiny):
     """Launchers return early on meta tensors after asking for what they would; a layer asks for at most five."""
     engine = Engine(tiny.decoder, Recipe.parse("pre_padding,mask_removal,memory_reuse,fused_kernels").parts)
-    engine.memory.plan(engine.rehearser.request([40, 30], Settings(8)).passes, tiny.decoder.words)
+    engine.memory.plan(engine.tracer.request([40, 30], Settings(8)).passes, tiny.decoder.words)
     plans = engine.plans()
     assert [life.name for life in plans["decode"].lifetimes].count("attended") == 3
     assert len(plans["decode"].lifetimes) <= 5 * 3 + 4
     assert plans["prefill"].lower_bound_bytes > plans["decode"].lower_bound_bytes
 
 
-def test_who_watches_the_baseline_does_not_rehearse_it(tiny, monkeypatch):
+def test_who_watches_the_baseline_does_not_trace_it(tiny, monkeypatch):
     """A sampler reads the planned bytes many times a second: while a run goes on, that must be a look-up."""
     engine, seen = Engine(tiny.decoder), []
 
     def watch(event):
         if not seen:
-            monkeypatch.setattr(Trace, "empty", lambda *args: pytest.fail("rehearsed while running"))
+            monkeypatch.setattr(Trace, "empty", lambda *args: pytest.fail("traced while running"))
         seen.append(engine.activation_bytes)
 
     engine.generate([[1, 2, 3], [4]], Settings(4), on_step=watch)
@@ -148,10 +148,10 @@ def drawn(draw: random.Random, num_rows: int, longest: int) -> list[list[int]]:
     return [[draw.randrange(1, 499) for _ in range(draw.randint(1, longest))] for _ in range(num_rows)]
 
 
-def test_the_same_shape_again_is_neither_rehearsed_nor_placed(tiny, monkeypatch):
+def test_the_same_shape_again_is_neither_traced_nor_placed(tiny, monkeypatch):
     engine = Engine(tiny.decoder, Recipe.parse(PLANNED).parts)
     want = engine.generate([[1, 2, 3], [4]], Settings(4)).tokens
-    monkeypatch.setattr(Trace, "empty", lambda *args, **keywords: pytest.fail("rehearsed"))
+    monkeypatch.setattr(Trace, "empty", lambda *args, **keywords: pytest.fail("traced"))
     monkeypatch.setattr(engine.memory._pool, "place", lambda lifetimes: pytest.fail("placed"))
     assert engine.generate([[1, 2, 3], [4]], Settings(4)).tokens == want
 

@@ -12,7 +12,7 @@ import torch
 from eet_lab.engine import slots, stream
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.rehearse import Rehearser
+from eet_lab.engine.meta_trace import MetaTracer
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.token_buffer import SlotTable
 from eet_lab.ops import native
@@ -66,7 +66,7 @@ def test_uploading_and_emptying_the_cache_counts(tiny, monkeypatch, slow):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_planning_is_setup(tiny, monkeypatch, recipe, slow):
-    monkeypatch.setattr(Rehearser, "_rehearse", slow(Rehearser._rehearse))
+    monkeypatch.setattr(MetaTracer, "_trace", slow(MetaTracer._trace))
     engine = Engine(tiny.decoder, Recipe.parse(recipe).parts)
     first, again = (engine.generate(PROMPTS, Settings(3)) for _ in range(2))
     assert first.setup_ms > LONG_MS > first.total_ms >= first.ttft_ms

@@ -25,12 +25,12 @@ def test_a_forecast_knows_the_slots(decoder, store):
         assert {name: plan.lifetimes for name, plan in engine.plans().items()} == lifetimes
 
 
-def test_passes_of_any_number_of_tokens_are_rehearsed_a_few_times(decoder):
+def test_passes_of_any_number_of_tokens_are_traced_a_few_times(decoder):
     engine, before = engine_of(decoder, policy="rows=8:chunk=200:budget=250", columns=200), 0
     for length in range(66, 190, 7):
         engine.generate([[1] * length, [2] * (length + 3), [3]], Settings(2))
-        before = before or engine.memory._num_rehearsed
-    assert engine.memory._num_rehearsed - before <= 6
+        before = before or engine.memory._num_traced
+    assert engine.memory._num_traced - before <= 6
 
 
 def test_what_is_reserved_serves_those_that_are_added(decoder):

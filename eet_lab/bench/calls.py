@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.bench.launches import is_work
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.rehearse import META, new_cache
+from eet_lab.engine.meta_trace import META, new_cache
 from eet_lab.engine.settings import Settings
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.models.decoder import forward

@@ -20,7 +20,7 @@ from eet_lab.bench.workloads import Workload
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.forecast import LIBRARY_BYTES, Forecast, Forecaster, Peak
-from eet_lab.engine.rehearse import META, Rehearser
+from eet_lab.engine.meta_trace import META, MetaTracer
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory
 from eet_lab.models import Model
@@ -62,7 +62,7 @@ def forecast_compare(model: Model, lengths: Sequence[int], recipe: Recipe, setti
     less the copies of a KV cache that grows: that is too much where activations are fresh tensors, and never too few.
     """
     engines = [Engine(model.decoder, each.parts) for each in (Recipe(), recipe)]
-    before, after = (Forecaster(each.rehearser, each.parts, settings).peak(lengths) for each in engines)
+    before, after = (Forecaster(each.tracer, each.parts, settings).peak(lengths) for each in engines)
     check = _check_bytes(engines, lengths, settings, (before, after))
     if recipe.lossy and not why_not(model):
         check = max(check, *(_text_bytes(each) for each in engines))
@@ -100,7 +100,7 @@ def _check_bytes(
     the baseline. `peaks` are those of the two engines' runs. A recipe that changes the weights is checked against a
     second reference, with the changed weights, while the first is kept.
     """
-    check = parity_bytes(engines[0].rehearser.model, lengths, settings)
+    check = parity_bytes(engines[0].tracer.model, lengths, settings)
     kept = check.reference if engines[1].parts.weights else 0  # other weights have a check of their own, inside this
     return check.recorded + max(
         kept + sum(peaks[0]),
@@ -132,11 +132,11 @@ def parity_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) -> 
 
 def _text_bytes(engine: Engine) -> int:
     """The peak of an engine while it computes the perplexity of held-out text."""
-    model = engine.rehearser.model
+    model = engine.tracer.model
     window, V = min(model.config.context, WINDOW), len(model.head.weight)
     parts = replace(engine.parts, schedule=LEFT_PADDED)
     reading = Forecaster(
-        Rehearser(engine.model, parts, Scorer(parts.ops, torch.device("cpu"))), parts, Settings(max_new_tokens=1)
+        MetaTracer(engine.model, parts, Scorer(parts.ops, torch.device("cpu"))), parts, Settings(max_new_tokens=1)
     )
     logits = CHUNK * V * (model.dtype.itemsize + 2 * FLOAT_BYTES)  # as the op gives them, widened, and their softmax
     return sum(reading.peak([window - 1] * BATCH)) + logits
@@ -217,7 +217,7 @@ def _fit_of(
 ) -> RecipeFit | Forecast:
     """The engine and peak of a recipe that fits into `free` bytes on its own, else the forecast of why it does not."""
     engine = Engine(outline, recipe.parts)
-    forecaster = Forecaster(engine.rehearser, engine.parts, settings)
+    forecaster = Forecaster(engine.tracer, engine.parts, settings)
     peak = forecaster.peak(lengths)
     if engine.model.weight_bytes + _workspace_bytes(device) + sum(peak) > free:
         return forecaster.forecast(lengths, device, free)

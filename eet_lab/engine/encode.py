@@ -20,7 +20,7 @@ from torch import Tensor
 from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.inbox import Inbox
-from eet_lab.engine.rehearse import META, TELLING, NoArithmetic, are_alike
+from eet_lab.engine.meta_trace import META, TELLING, NoArithmetic, are_alike
 from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.tasks import TextTask
 from eet_lab.errors import PromptError, RecipeError
@@ -33,7 +33,7 @@ from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch
 from eet_lab.parts import Ops, Parts
 from eet_lab.parts.passes import Batching, Group, Pass, Text
-from eet_lab.parts.trace import Rehearsal, Trace, bounding
+from eet_lab.parts.trace import Trace, TracedPass, bounding
 from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
 
@@ -181,10 +181,10 @@ class EncoderEngine(BaseEngine[Encoder]):
     def lifetimes(
         self, texts: Sequence[Text], task: TextTask, batching: Batching | None = None
     ) -> tuple[tuple[Lifetime, ...], ...]:
-        """What each pass over the texts asks for, rehearsed on meta tensors: nothing is computed."""
+        """What each pass over the texts asks for, traced on meta tensors: nothing is computed."""
         batching = batching or Batching()
         groups = self.parts.texts(self._checked(texts, task, batching.truncate), batching)
-        return tuple(self.memory.traced(self._rehearsal(group, task)) for group in groups)
+        return tuple(self.memory.traced(self._traced_pass(group, task)) for group in groups)
 
     def _free(self) -> None:
         self.inbox.close()
@@ -204,7 +204,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         bounds = {}
         for name, same in alike.items():
             largest = {group.numbers: group for group in (max(same, key=size) for size in SIZES)}
-            bounds[name] = bounding([self._rehearsal(group, task) for group in largest.values()])
+            bounds[name] = bounding([self._traced_pass(group, task) for group in largest.values()])
         self.memory.plan(bounds, like=self.model.words)
 
     def _launched(self, group: Group, task: TextTask) -> Arriving:
@@ -238,14 +238,14 @@ class EncoderEngine(BaseEngine[Encoder]):
         states = torch.index_select(hidden, 0, batch.asked, out=empty("asked", shape, hidden))
         return task.make(model, ops, states, batch, empty)
 
-    def _rehearsal(self, group: Group, task: TextTask) -> Rehearsal:
+    def _traced_pass(self, group: Group, task: TextTask) -> TracedPass:
         sizes = group.computed_tokens, len(group.texts), group.longest, group.num_asked
         key = *sizes, group.is_typed, group.packed, task.name
-        run = partial(self._rehearse, group, task)
-        return Rehearsal(key, partial(run, None), partial(run, TELLING if are_alike(self.model) else None))
+        run = partial(self._trace, group, task)
+        return TracedPass(key, partial(run, None), partial(run, TELLING if are_alike(self.model) else None))
 
     @torch.inference_mode()
-    def _rehearse(self, group: Group, task: TextTask, num_layers: int | None, trace: Trace) -> None:
+    def _trace(self, group: Group, task: TextTask, num_layers: int | None, trace: Trace) -> None:
         model = self._on_meta._replace(layers=self._on_meta.layers[:num_layers])
         ops = self.parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
         attend = partial(self.parts.attend, ops, empty=partial(trace.empty, op="mask"))

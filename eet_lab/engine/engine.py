@@ -15,7 +15,7 @@ from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.forecast import Forecast, Forecaster
 from eet_lab.engine.generation import Generation, Record, StepEvent
 from eet_lab.engine.inbox import Inbox
-from eet_lab.engine.rehearse import Rehearser, new_cache
+from eet_lab.engine.meta_trace import MetaTracer, new_cache
 from eet_lab.engine.settings import (
     Settings,
     checked_batch,
@@ -57,7 +57,7 @@ class Engine(BaseEngine[Decoder]):
         super().__init__(model, parts)
         self.task = task
         self.cache = new_cache(self.model, self.parts)
-        self.rehearser = Rehearser(self.model, self.parts, task)
+        self.tracer = MetaTracer(self.model, self.parts, task)
         self.inbox, self.canvas = Inbox(self.model.device), Inbox(self.model.device)
         self._reserved = 0, 0
         self._libraries: tuple = ()
@@ -193,7 +193,7 @@ class Engine(BaseEngine[Decoder]):
             self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
             self._allocating = "the arena of activations"
             if self.parts.schedule.max_rows is None:
-                passes = self.rehearser.request([len(row) for row in rows], settings).passes
+                passes = self.tracer.request([len(row) for row in rows], settings).passes
                 self.memory.reserve(passes, like=self.model.words)
             enough = Event()
 
@@ -270,7 +270,7 @@ class Engine(BaseEngine[Decoder]):
         is_batch, last = self.parts.schedule.max_rows is None, self._slots
         if not is_batch and last is not None and last.schedule == schedule:
             columns = max(columns, last.capacity)
-        shape = self.rehearser.request(lengths, settings, columns)
+        shape = self.tracer.request(lengths, settings, columns)
         key = schedule, columns, settings.sampling(1)[:3], libraries(self.parts.ops.kernels)
         generation = self.memory.generation
         if key not in self._all_slots and (not is_covered or len(self._all_slots) == MOST_SLOTS):
@@ -293,17 +293,17 @@ class Engine(BaseEngine[Decoder]):
     ) -> dict[str, tuple[Lifetime, ...]]:
         """What the passes of a request ask for: {"prefill": ..., "decode": ...}, the latter its longest step.
 
-        Rehearsed on meta tensors: no GPU is needed, nothing is computed, and a model without data does as well.
+        Traced on meta tensors: no GPU is needed, nothing is computed, and a model without data does as well.
         """
         settings = checked_settings(settings)
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
-        passes = self.rehearser.request([len(row) for row in rows], settings).passes
-        return {name: self.memory.traced(rehearsal) for name, rehearsal in passes.items()}
+        passes = self.tracer.request([len(row) for row in rows], settings).passes
+        return {name: self.memory.traced(traced_pass) for name, traced_pass in passes.items()}
 
     def forecast(
         self, prompts: Sequence[Sequence[int]], settings: Settings | None = None, free_bytes: int | None = None
     ) -> Forecast:
-        """What a run will need and whether it fits, rehearsed without data; nothing is allocated on the device.
+        """What a run will need and whether it fits, traced without data; nothing is allocated on the device.
 
         `free_bytes` is what there is for the weights and the run, on whatever device; None: what the model's own has,
         and this machine for a model of shapes alone (on "meta").
@@ -312,7 +312,7 @@ class Engine(BaseEngine[Decoder]):
         settings = checked_settings(settings)
         checked_bytes("free_bytes", free_bytes)
         rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
-        forecaster = Forecaster(self.rehearser, self.parts, settings)
+        forecaster = Forecaster(self.tracer, self.parts, settings)
         return forecaster.forecast([len(row) for row in rows], self.model.device, free_bytes)
 
     @property

@@ -1,4 +1,4 @@
-"""Out of memory, foreseen: what a run will need, told from rehearsals before any of it is allocated."""
+"""Out of memory, foreseen: what a run will need, told from meta traces before any of it is allocated."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from eet_lab.engine.rehearse import META, Rehearser, RequestShape
+from eet_lab.engine.meta_trace import META, MetaTracer, RequestShape
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError
 from eet_lab.memory import live_bytes
@@ -115,10 +115,10 @@ class Forecast:
 
 
 class Forecaster:
-    """Rehearses batches of one shape, and larger ones."""
+    """Traces batches of one shape, and larger ones, on meta tensors."""
 
-    def __init__(self, rehearser: Rehearser, parts: Parts, settings: Settings | None = None) -> None:
-        self._rehearser, self._parts, self._settings = rehearser, parts, settings or Settings()
+    def __init__(self, tracer: MetaTracer, parts: Parts, settings: Settings | None = None) -> None:
+        self._tracer, self._parts, self._settings = tracer, parts, settings or Settings()
 
     def forecast(self, lengths: Sequence[int], device: torch.device, free_bytes: int | None = None) -> Forecast:
         """What prompts of such lengths need, and how many of them, or how long ones, would fit.
@@ -129,9 +129,9 @@ class Forecaster:
         on_host = device.type == "cpu" or (device.type == "meta" and free_bytes is None)
         workspace_bytes = 0 if on_host else LIBRARY_BYTES
         if free_bytes is None:
-            there = 0 if device.type == "meta" else self._rehearser.model.weight_bytes
+            there = 0 if device.type == "meta" else self._tracer.model.weight_bytes
             free_bytes = free_bytes_of(device) + there
-        model, num_new = self._rehearser.model, self._settings.max_new_tokens
+        model, num_new = self._tracer.model, self._settings.max_new_tokens
         lengths = sorted(lengths, reverse=True)  # fewer rows "of this shape" are the longest: no order of theirs counts
         num_rows, longest = len(lengths), lengths[0]
         peak = self.peak(lengths, num_new)
@@ -173,22 +173,22 @@ class Forecaster:
         """
         num_new = self._settings.max_new_tokens if num_new is None else num_new
         settings = replace(self._settings, max_new_tokens=num_new)
-        shape = self._rehearser.request(lengths, settings)
+        shape = self._tracer.request(lengths, settings)
         passes, max_kv = shape.passes, shape.max_kv
         if outline:
-            passes = {name: rehearsal.outlines() for name, rehearsal in passes.items()}
+            passes = {name: traced_pass.outlines() for name, traced_pass in passes.items()}
         memory, found = self._parts.memory(), []
-        memory.plan(passes, like=self._rehearser.model.words)
+        memory.plan(passes, like=self._tracer.model.words)
         longest = Request((0,) * max(lengths), num_new)
-        for columns, rehearsal in zip((max_kv, shape.capacity - 1), passes.values(), strict=True):
+        for columns, traced_pass in zip((max_kv, shape.capacity - 1), passes.values(), strict=True):
             kv, growth = self._cache_bytes(shape, columns, longest)
-            activations = memory.held_bytes or max(live_bytes(rehearsal.outlined()), default=0)
+            activations = memory.held_bytes or max(live_bytes(traced_pass.outlined()), default=0)
             found.append(Peak(kv, activations, growth))
         return max(found, key=sum)
 
     def _cache_bytes(self, shape: RequestShape, max_kv: int, longest: Request) -> tuple[int, int]:
         """Bytes held once a step has been there whose columns are [0, max_kv), and those of the copy while it was."""
-        cache, schedule = self._rehearser.new_cache(), self._parts.schedule
+        cache, schedule = self._tracer.new_cache(), self._parts.schedule
         num_rows = len(shape.num_pad)
         cache.open(shape.num_pad, shape.capacity, shape.ends)
         if schedule.max_rows is None:

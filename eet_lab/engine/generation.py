@@ -27,7 +27,7 @@ class Generation:
 
     So they hold whatever recurs: the prompts are checked, laid out and sent, the plan is looked up (after another shape
     of batch: placed again), the cache is emptied. `setup_ms` is what does not: kernels were built, or a shape of batch
-    was rehearsed, and placed for the first time. It is 0 when a shape comes again. What a first run does on the way,
+    was traced, and placed for the first time. It is 0 when a shape comes again. What a first run does on the way,
     such as to allocate the KV cache and to capture steps, is in its times.
     `first_ms[b]` is None for a row that got no token (a run stopped early); `step_ms` holds every step's duration, the
     first being all until the prefill's end. `finish[b]` is "length", "stop" or "cancelled".

@@ -25,7 +25,7 @@ from eet_lab.scheduling import Held, Request, Row, Schedule, Scheduler
 
 if TYPE_CHECKING:
     from eet_lab.engine.engine import Engine
-    from eet_lab.engine.rehearse import RequestShape
+    from eet_lab.engine.meta_trace import RequestShape
 
 COLUMNS = 1024
 """Of a slot, where nothing says how long requests will be."""
@@ -262,7 +262,7 @@ class Slots:
         max_kv = min(_rounded(batch.max_kv, COLUMN_STEP), self.capacity)
         T = T if T <= TOKEN_STEP else min(_rounded(T, TOKEN_STEP), self.schedule.most_tokens(self.capacity))
         generation = engine.memory.generation
-        passes = engine.rehearser.mixed(self.schedule, self.capacity, self.settings, T, max_kv)
+        passes = engine.tracer.mixed(self.schedule, self.capacity, self.settings, T, max_kv)
         engine.memory.plan(passes, like=engine.model.words)  # it recurs, so it is no setup
         if engine.memory.generation != generation:
             self.launch = self._new_launch()

@@ -25,7 +25,7 @@ from eet_lab.parts.passes import Pass, Text
 class Task(Protocol):
     """Hidden states [T,C], before the last norm -> the token [B] that each row goes on with.
 
-    It picks the states that it needs before it takes their logits. It sees rehearsals too, on meta tensors.
+    It picks the states that it needs before it takes their logits. A meta trace runs it too, on meta tensors.
     """
 
     def __call__(self, model: Decoder, ops: Ops, hidden: Tensor, batch: Batch, sampling: Sampling) -> Tensor: ...

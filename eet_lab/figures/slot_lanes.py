@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from eet_lab.figures import theme
 from eet_lab.figures.packing import grid
 from eet_lab.figures.slider import with_slider
-from eet_lab.scheduling.rehearse import Served
+from eet_lab.scheduling.simulate import Simulated
 from eet_lab.words import counted, percent
 
 READS, AGAIN, GENERATES = "reads its prompt", "reads again", "generates"
@@ -44,7 +44,7 @@ class Box(NamedTuple):
     leaves: bool = False  # the slot after it, or stops for a pass
 
 
-def boxes(served: Served) -> list[Box]:
+def boxes(served: Simulated) -> list[Box]:
     """What each request does, in the order in which it begins."""
     numbers = {request: number for number, request in enumerate(served.requests)}
     found, last, most_read = list[Box](), dict[int, int](), dict[int, int]()
@@ -63,12 +63,12 @@ def boxes(served: Served) -> list[Box]:
     return [box._replace(leaves=(box.request, box.slot, box.first + box.num_passes) not in goes_on) for box in found]
 
 
-def in_words(served: Served) -> str:
+def in_words(served: Simulated) -> str:
     """Passes, and the share of slots that were idle in them."""
     return f"{len(served.passes):,} passes, {percent(served.idle_share)} of the slots idle"
 
 
-def lanes(runs: Mapping[str, Served], title: str = "") -> go.Figure:
+def lanes(runs: Mapping[str, Simulated], title: str = "") -> go.Figure:
     """One panel for each run, on one axis of passes; its title tells passes and idle share."""
     fig = _panels(list(runs), [served.num_slots for served in runs.values()], title)
     _draw(fig, runs)
@@ -76,7 +76,7 @@ def lanes(runs: Mapping[str, Served], title: str = "") -> go.Figure:
     return fig
 
 
-def lanes_by_slots(runs: Mapping[int, Mapping[str, Served]], first: int) -> go.Figure:
+def lanes_by_slots(runs: Mapping[int, Mapping[str, Simulated]], first: int) -> go.Figure:
     """The same for several numbers of slots, with a slider between them; `first` is shown at first."""
     fig = _panels(list(runs[first]), [first] * len(runs[first]), "")
     _draw(fig, runs[first])
@@ -112,7 +112,7 @@ def _panels(names: Sequence[str], slots: Sequence[int], title: str) -> go.Figure
     return fig
 
 
-def _draw(fig: go.Figure, runs: Mapping[str, Served]) -> None:
+def _draw(fig: go.Figure, runs: Mapping[str, Simulated]) -> None:
     told = set[str]()
     for row, served in enumerate(runs.values(), 1):
         for kind, trace in zip(LOOKS, _traces(served), strict=True):
@@ -122,7 +122,7 @@ def _draw(fig: go.Figure, runs: Mapping[str, Served]) -> None:
     fig.update_xaxes(range=[0, 1.01 * max(len(served.passes) for served in runs.values())])
 
 
-def _traces(served: Served) -> list[dict[str, Any]]:
+def _traces(served: Simulated) -> list[dict[str, Any]]:
     """The boxes of each kind."""
     groups = {kind: [box for box in boxes(served) if box.kind == kind] for kind in LOOKS}
     return [
@@ -147,7 +147,7 @@ def _look(kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _retitle(fig: go.Figure, runs: Mapping[str, Served]) -> None:
+def _retitle(fig: go.Figure, runs: Mapping[str, Simulated]) -> None:
     for note, (name, served) in zip(fig.layout.annotations, runs.items(), strict=True):
         note.text = f"{name}: {in_words(served)}"
 
@@ -157,7 +157,7 @@ def _lanes_of(slots: int) -> list[float]:
     return [slots - 0.5, -0.5]
 
 
-def pass_tokens(runs: Mapping[str, Served], title: str) -> go.Figure:
+def pass_tokens(runs: Mapping[str, Simulated], title: str) -> go.Figure:
     """Tokens of each pass, those of rows that decode below those of prompts; panels side by side, at one scale."""
     layout = {"barmode": "stack", "bargap": 0.1}
     fig = theme.subplots(

@@ -11,7 +11,7 @@ from eet_lab.lessons.continuous_batching import CHUNK, REQUESTS, SLOTS
 from eet_lab.lessons.exercise import Exercise, Wrong, ask, formula, named, whole
 from eet_lab.lessons.show import table
 from eet_lab.scheduling import Schedule, Scheduler
-from eet_lab.scheduling.rehearse import serve
+from eet_lab.scheduling.simulate import simulate
 
 Split = Callable[[int, Sequence[int], int, int], Sequence[int]]
 
@@ -60,7 +60,7 @@ def stream_cases() -> tuple[Case, ...]:
         where = f"Pass {len(found) + 1} of the lesson's stream. "
         found.append(Case(len(unread) - len(missing), missing, CHUNK, BUDGET, where))
 
-    serve(REQUESTS, Schedule(CHUNK, BUDGET, SLOTS, joins=True), on_pass=watch)
+    simulate(REQUESTS, Schedule(CHUNK, BUDGET, SLOTS, joins=True), on_pass=watch)
     return tuple(found)
 
 

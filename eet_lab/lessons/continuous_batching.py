@@ -16,7 +16,7 @@ from eet_lab.lessons.show import Shown, here, table
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.scheduling import Pages, Request, Schedule
-from eet_lab.scheduling.rehearse import Served, serve
+from eet_lab.scheduling.simulate import Simulated, simulate
 from eet_lab.technique import Recipe
 from eet_lab.words import brief, counted, percent
 
@@ -32,12 +32,12 @@ RECIPE = f"{BASE},continuous_batching:rows={SLOTS}:chunk={CHUNK}"
 
 
 @cache
-def served(joins: bool, slots: int = SLOTS) -> Served:
+def served(joins: bool, slots: int = SLOTS) -> Simulated:
     """The twelve requests, all there from the start, in groups or joining."""
-    return serve(REQUESTS, Schedule(CHUNK, None, slots, joins))
+    return simulate(REQUESTS, Schedule(CHUNK, None, slots, joins))
 
 
-def both(slots: int = SLOTS) -> dict[str, Served]:
+def both(slots: int = SLOTS) -> dict[str, Simulated]:
     """The requests served in groups, and joining."""
     return {GROUPS: served(False, slots), JOINS: served(True, slots)}
 
@@ -90,18 +90,18 @@ CHUNKS = {"chunks of 16": 16, "chunks of 64": 64, "no limit": None}
 
 
 @cache
-def beside(chunk: int | None) -> Served:
+def beside(chunk: int | None) -> Simulated:
     """A long prompt that joins three rows that decode."""
-    return serve(BESIDE, Schedule(chunk, None, SLOTS, True), arrivals=(0, 0, 0, COMES))
+    return simulate(BESIDE, Schedule(chunk, None, SLOTS, True), arrivals=(0, 0, 0, COMES))
 
 
-def longest_gap(run: Served) -> int:
+def longest_gap(run: Simulated) -> int:
     """Tokens of the largest pass between two tokens of the first request, which decodes."""
     first, *later = run.told(0)
     return max(sum(tokens) for tokens in run.tokens[first + 1 : later[-1] + 1])
 
 
-def first_token(run: Served) -> tuple[int, int]:
+def first_token(run: Simulated) -> tuple[int, int]:
     """Passes, and tokens in them, from the arrival of the long prompt to its first token."""
     until = run.told(len(BESIDE) - 1)[0] + 1
     return until - COMES, sum(map(sum, run.tokens[COMES:until]))
@@ -227,9 +227,9 @@ PAGE, FEW = 8, 14
 
 
 @cache
-def paged(num_pages: int) -> Served:
+def paged(num_pages: int) -> Simulated:
     """The twelve requests joining, their keys and values in so many pages."""
-    return serve(REQUESTS, Schedule(CHUNK, None, SLOTS, True), Pages(num_pages + 1, PAGE, SLOTS))
+    return simulate(REQUESTS, Schedule(CHUNK, None, SLOTS, True), Pages(num_pages + 1, PAGE, SLOTS))
 
 
 @cache

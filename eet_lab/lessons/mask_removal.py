@@ -17,7 +17,7 @@ import torch
 from eet_lab.bench import Change, Comparison
 from eet_lab.bench.timing import took_ms
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.rehearse import moved
+from eet_lab.engine.meta_trace import moved
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
 from eet_lab.figures.batch_steps import mask_steps

@@ -54,7 +54,7 @@ def from_live(model: Any) -> Loaded:
 def random_decoder(config: Config, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
     """A decoder, or an encoder, with weights drawn from N(0, 0.02), as GPT-2's are before training, made on its device.
 
-    On "meta" it has shapes alone, for rehearsals.
+    On "meta" it has shapes alone, for meta traces.
     """
     generator = None if device.type == "meta" else torch.Generator(device).manual_seed(seed)
 

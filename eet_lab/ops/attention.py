@@ -129,7 +129,7 @@ def attention(
     if batch.spans is None or batch.keys.spans is None:
         return _attention_of_captured(q, keys, values, batch, spec, empty)
     out, (T, H, D) = empty("attended", q.shape, q), q.shape
-    if out.is_meta:  # a rehearsal only wants to know what was asked for
+    if out.is_meta:  # a meta trace only records what was asked for
         return out.flatten(1)
     if sum(count for _, count in batch.spans) < T:
         out.zero_()

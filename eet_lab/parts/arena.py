@@ -14,7 +14,7 @@ from torch import Tensor
 from eet_lab.memory import POOLS, Chunk, DriverCalls, Lifetime, Plan, Pool, one_after_the_other
 from eet_lab.memory.lifetimes import aligned
 from eet_lab.parts.memory import FreshMemory
-from eet_lab.parts.trace import Rehearsal, covers
+from eet_lab.parts.trace import TracedPass, covers
 
 
 class Slot:
@@ -32,7 +32,7 @@ class Slot:
         num_bytes = num * dtype.itemsize
         if self.life.name != name or aligned(num_bytes) > self.life.num_bytes:
             raise RuntimeError(
-                f"request {self.life.first} of this pass is {name} with {num_bytes} bytes, but it was rehearsed as "
+                f"request {self.life.first} of this pass is {name} with {num_bytes} bytes, but it was traced as "
                 f"{self.life.name} with {self.life.num_bytes}: an op's requests must not depend on values, only on "
                 "shapes"
             )
@@ -45,7 +45,7 @@ class Slot:
 class Arena(FreshMemory):
     """A pool's chunks, in which every pass runs at the offsets of a plan.
 
-    A request, its passes one after the other, is rehearsed once for its shape, and placed where another shape was
+    A request, its passes one after the other, is traced once for its shape, and placed where another shape was
     before it; the same shape again needs nothing. After `reserve` no smaller request needs a place of its own, and so
     no memory either.
     """
@@ -65,22 +65,22 @@ class Arena(FreshMemory):
         self._current: list[Slot] = []
         self._cursor = 0
 
-    def plan(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> bool:
-        before, request = self._num_rehearsed, tuple(rehearsal.key for rehearsal in rehearsals.values())
-        repeated = tuple(name for name, rehearsal in rehearsals.items() if rehearsal.repeated)
-        if self._largest and all(self._is_covered(name, rehearsal) for name, rehearsal in rehearsals.items()):
+    def plan(self, passes: Mapping[str, TracedPass], like: Tensor) -> bool:
+        before, request = self._num_traced, tuple(traced_pass.key for traced_pass in passes.values())
+        repeated = tuple(name for name, traced_pass in passes.items() if traced_pass.repeated)
+        if self._largest and all(self._is_covered(name, traced_pass) for name, traced_pass in passes.items()):
             request, traces = self._reserved
         elif request != self._request:
-            traces = {name: self.traced(rehearsal) for name, rehearsal in rehearsals.items()}
+            traces = {name: self.traced(traced_pass) for name, traced_pass in passes.items()}
         if request != self._request:
             self._place(request, traces, repeated, like)
-        return self._num_rehearsed > before
+        return self._num_traced > before
 
-    def reserve(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> bool:
+    def reserve(self, passes: Mapping[str, TracedPass], like: Tensor) -> bool:
         self._largest = {}
-        had_to = self.plan(rehearsals, like)
+        had_to = self.plan(passes, like)
         self._reserved = self._request, {name: plan.lifetimes for name, plan in self._plans.items()}
-        self._largest = {name: rehearsal.outlined() for name, rehearsal in rehearsals.items()}
+        self._largest = {name: traced_pass.outlined() for name, traced_pass in passes.items()}
         return had_to
 
     def enter(self, name: str) -> None:
@@ -90,7 +90,7 @@ class Arena(FreshMemory):
         self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None, *, op: str = ""
     ) -> Tensor:
         if self._cursor == len(self._current):
-            raise RuntimeError(f"{name} is request {self._cursor} of this pass, which was rehearsed with fewer")
+            raise RuntimeError(f"{name} is request {self._cursor} of this pass, which was traced with fewer")
         slot = self._current[self._cursor]
         self._cursor += 1
         dtype, known = dtype or like.dtype, slot.tensor
@@ -115,8 +115,8 @@ class Arena(FreshMemory):
     def held_bytes(self) -> int:
         return self.num_bytes
 
-    def _is_covered(self, name: str, rehearsal: Rehearsal) -> bool:
-        outline = self._remember(("outline", *rehearsal.key), rehearsal.outlined)
+    def _is_covered(self, name: str, traced_pass: TracedPass) -> bool:
+        outline = self._remember(("outline", *traced_pass.key), traced_pass.outlined)
         return name in self._largest and covers(self._largest[name], outline)
 
     def _place(

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from eet_lab.memory import PLANNERS, DriverCalls, Lifetime, Plan, live_bytes
-from eet_lab.parts.trace import Rehearsal
+from eet_lab.parts.trace import TracedPass
 
 REMEMBERED = 64
-"""Shapes whose lifetimes are kept, so that passes seen lately need no second rehearsal."""
+"""Shapes whose lifetimes are kept, so that passes seen lately need no second trace."""
 
 
 class FreshMemory:
     """The baseline: a new tensor for whoever asks; the reference count frees it.
 
-    Passes are rehearsed all the same, so that their memory can be told and drawn.
+    Passes are traced all the same, so that their memory can be told and drawn.
     """
 
     has_arena = False
@@ -27,9 +27,9 @@ class FreshMemory:
     """Grows when an address is void that a captured graph may hold."""
 
     def __init__(self) -> None:
-        self._rehearsals: Mapping[str, Rehearsal] = {}
+        self._passes: Mapping[str, TracedPass] = {}
         self._known: dict[tuple, tuple[Lifetime, ...]] = {}
-        self._num_rehearsed = 0
+        self._num_traced = 0
         self._live_bytes = 0
 
     def empty(
@@ -38,33 +38,33 @@ class FreshMemory:
         """Memory for one activation; not initialized. `op` is the op that asks."""
         return like.new_empty(shape, dtype=dtype)
 
-    def plan(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> bool:
+    def plan(self, passes: Mapping[str, TracedPass], like: Tensor) -> bool:
         """Before a request: its passes, each at its largest. `like` tells the device.
 
         Returns whether there was more to do than to look up what is known of such passes.
         """
-        before, self._rehearsals = self._num_rehearsed, dict(rehearsals)
-        self._live_bytes = max(self._outline_bytes(rehearsal) for rehearsal in rehearsals.values())
-        return self._num_rehearsed > before
+        before, self._passes = self._num_traced, dict(passes)
+        self._live_bytes = max(self._outline_bytes(traced_pass) for traced_pass in passes.values())
+        return self._num_traced > before
 
-    def reserve(self, rehearsals: Mapping[str, Rehearsal], like: Tensor) -> bool:
+    def reserve(self, passes: Mapping[str, TracedPass], like: Tensor) -> bool:
         """Hold what these passes need, so that no smaller request allocates; nothing, where tensors are fresh.
 
         Returns what `plan` does.
         """
-        return self.plan(rehearsals, like)
+        return self.plan(passes, like)
 
     def enter(self, name: str) -> None:
         """The next calls of `empty` belong to this pass."""
 
-    def traced(self, rehearsal: Rehearsal) -> tuple[Lifetime, ...]:
-        """What a pass asks for; rehearsed where it is not remembered."""
-        return self._remember(rehearsal.key, rehearsal.lifetimes)
+    def traced(self, traced_pass: TracedPass) -> tuple[Lifetime, ...]:
+        """What a pass asks for; traced where it is not remembered."""
+        return self._remember(traced_pass.key, traced_pass.lifetimes)
 
     def plans(self) -> dict[str, Plan]:
         """What each pass of the last request asked for, and where an arena would put it."""
         planner = PLANNERS["greedy_by_size"]
-        return {name: planner(self.traced(rehearsal)) for name, rehearsal in self._rehearsals.items()}
+        return {name: planner(self.traced(traced_pass)) for name, traced_pass in self._passes.items()}
 
     @property
     def calls(self) -> DriverCalls:
@@ -81,13 +81,13 @@ class FreshMemory:
         """Bytes that stay allocated between passes."""
         return 0
 
-    def _outline_bytes(self, rehearsal: Rehearsal) -> int:
-        outline = self._remember(("outline", *rehearsal.key), rehearsal.outlined)
+    def _outline_bytes(self, traced_pass: TracedPass) -> int:
+        outline = self._remember(("outline", *traced_pass.key), traced_pass.outlined)
         return max(live_bytes(outline), default=0)
 
     def _remember(self, key: tuple, trace: Callable[[], tuple[Lifetime, ...]]) -> tuple[Lifetime, ...]:
         known = self._known.pop(key, None)
-        self._num_rehearsed += known is None
+        self._num_traced += known is None
         self._known[key] = trace() if known is None else known  # the newest last
         if len(self._known) > REMEMBERED:
             del self._known[next(iter(self._known))]

@@ -51,7 +51,7 @@ class Trace:
         self._alive = alive
 
 
-class Rehearsal(NamedTuple):
+class TracedPass(NamedTuple):
     """A pass that can be run on meta tensors, with a trace as the source of all memory.
 
     Equal keys make equal requests. `outline` is the same pass with as few layers as tell what each of the others does.
@@ -67,9 +67,9 @@ class Rehearsal(NamedTuple):
         """What the pass asks for."""
         return _traced(self.run)
 
-    def outlines(self) -> Rehearsal:
-        """The outline as a rehearsal of its own."""
-        return Rehearsal(("outline", *self.key), self.outline or self.run, repeated=self.repeated)
+    def outlines(self) -> TracedPass:
+        """The outline as a pass of its own."""
+        return TracedPass(("outline", *self.key), self.outline or self.run, repeated=self.repeated)
 
     def outlined(self) -> tuple[Lifetime, ...]:
         """What the outline asks for: at no time more or less at once than the pass."""
@@ -84,22 +84,22 @@ def covers(larger: Sequence[Lifetime], smaller: Sequence[Lifetime]) -> bool:
     )
 
 
-def bounding(rehearsals: Sequence[Rehearsal]) -> Rehearsal:
-    """One rehearsal whose offsets serve all of these passes: what they ask for, each buffer as large as the largest.
+def bounding(passes: Sequence[TracedPass]) -> TracedPass:
+    """One pass whose offsets serve all of these passes: what they ask for, each buffer as large as the largest.
 
     Its outline is that of the pass that needs the most at once.
     """
 
     def run(trace: Trace) -> None:
-        each = [rehearsal.lifetimes() for rehearsal in rehearsals]
+        each = [traced_pass.lifetimes() for traced_pass in passes]
         sizes = (max(life.num_bytes for life in same) for same in zip(*each, strict=True))
         trace.adopt([replace(life, num_bytes=size) for life, size in zip(each[0], sizes, strict=True)])
 
     def outline(trace: Trace) -> None:
-        each = (rehearsal.outlined() for rehearsal in rehearsals)
+        each = (traced_pass.outlined() for traced_pass in passes)
         trace.adopt(max(each, key=lambda lifetimes: max(live_bytes(lifetimes), default=0)))
 
-    return Rehearsal(tuple(rehearsal.key for rehearsal in rehearsals), run, outline)
+    return TracedPass(tuple(traced_pass.key for traced_pass in passes), run, outline)
 
 
 def _traced(run: Callable[[Trace], None]) -> tuple[Lifetime, ...]:

@@ -33,7 +33,7 @@ class MemoryReuse(Technique):
     """Allocate once: a KV cache of the run's full length, and one arena in which all layers' activations share bytes.
 
     Without it, every op allocates a new tensor, and the KV cache grows by concatenation, so that each step copies
-    all earlier keys and values. With it, each pass is rehearsed without data to learn the lifetime of every activation.
+    all earlier keys and values. With it, each pass is traced without data to learn the lifetime of every activation.
     A planner gives each activation an offset, so that those alive at the same time never overlap, and all of them share
     one allocation; keys and values are written in place. A plan does not cover the temporary memory inside PyTorch's
     own functions; the kernels of `fused_kernels` need none.

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("words", ["all,-cuda_graphs", "", "pre_padding,mask_removal,fused_kernels"])
-def test_a_rehearsal_foresees_a_real_run(words):
+def test_a_meta_trace_foresees_a_real_run(words):
     sizes = Config(3, 256, 4, 1024, 504, 512)
     for dtype in (torch.float16, torch.float32):
         decoder = weights.random_decoder(sizes, 0, torch.device("cuda"), dtype)

@@ -183,7 +183,7 @@ def test_a_replayed_decode_sees_where_the_column_is_now(split):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_rehearsal_asks_for_the_same_memory(case):
+def test_a_meta_trace_asks_for_the_same_memory(case):
     for shape in case.shapes:
         inputs = shape.inputs("cuda", torch.float16, 0)
         on_meta = moved(inputs, "meta")

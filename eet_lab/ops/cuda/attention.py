@@ -329,7 +329,7 @@ def _check_spec(spec: Spec) -> None:
 
 
 def _check_decode(keys: Tensor, split: Split | None) -> None:
-    """KernelError for what the launchers would refuse at the first decode step; a rehearsal asks it before."""
+    """KernelError for what the launchers would refuse at the first decode step; a meta trace raises it before."""
     row, head, column, _ = keys.stride()
     if row > MOST_STRIDE or head > MOST_STRIDE or 2 * column > MOST_STRIDE:
         raise KernelError(

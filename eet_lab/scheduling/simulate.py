@@ -13,7 +13,7 @@ from eet_lab.scheduling.whole import MOST
 
 
 @dataclass(frozen=True)
-class Served:
+class Simulated:
     """A stream of requests and all its passes. Requests are told by their place in the stream, from 0."""
 
     requests: tuple[Request, ...]
@@ -47,13 +47,13 @@ class Served:
         return [at for at, rows in enumerate(self.passes) for row in rows if row.request is request and row.tells]
 
 
-def serve(
+def simulate(
     lengths: Sequence[tuple[int, int]],
     schedule: Schedule,
     ledger: Ledger | None = None,
     arrivals: Sequence[int] | None = None,
     on_pass: Callable[[Scheduler], None] | None = None,
-) -> Served:
+) -> Simulated:
     """Requests of (prompt tokens, new tokens), until all are done; token values come to the host at once.
 
     `arrivals` are the passes before which they come, in order; None: all before the first one. Without a `ledger`,
@@ -80,4 +80,4 @@ def serve(
             if row.tells:
                 row.request.generated.append(0)
         passes.append(tuple(rows))
-    return Served(requests, tuple(passes), num_slots, tuple(gave_way))
+    return Simulated(requests, tuple(passes), num_slots, tuple(gave_way))

@@ -1,4 +1,4 @@
-"""The passes of a request, rehearsed on meta tensors: no GPU is needed, and nothing is computed."""
+"""The meta trace: the passes of a request, run on meta tensors. It needs no GPU, and computes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eet_lab.ops.types import Batch, Keys, Sampling
 from eet_lab.parts import Parts
 from eet_lab.parts.batches import empty_buffer
 from eet_lab.parts.kv_cache import KVCache
-from eet_lab.parts.trace import Rehearsal, Trace
+from eet_lab.parts.trace import Trace, TracedPass
 from eet_lab.scheduling import Schedule
 
 Moved = TypeVar("Moved", bound=Batch)
@@ -34,14 +34,14 @@ class RequestShape(NamedTuple):
     longest step; the pads of each slot, and where it ends; how many columns it has, and how many the first pass reads.
     """
 
-    passes: dict[str, Rehearsal]
+    passes: dict[str, TracedPass]
     num_pad: list[int]
     ends: list[int]
     capacity: int
     max_kv: int
 
 
-class Rehearser:
+class MetaTracer:
     """A model without its data, the parts that run it, and what is made of a pass."""
 
     def __init__(self, model: Decoder, parts: Parts, task: Task) -> None:
@@ -69,7 +69,9 @@ class Rehearser:
         ends = [pad + length + settings.max_new_tokens for pad, length in zip(pads, lengths, strict=True)]
         return RequestShape(passes, pads, ends, capacity, max_kv)
 
-    def mixed(self, schedule: Schedule, capacity: int, settings: Settings, T: int, max_kv: int) -> dict[str, Rehearsal]:
+    def mixed(
+        self, schedule: Schedule, capacity: int, settings: Settings, T: int, max_kv: int
+    ) -> dict[str, TracedPass]:
         """A pass over T tokens, whichever slots they are of, in columns [0, max_kv); and the longest decode step."""
         return self._passes(schedule.max_rows or 0, T, T, max_kv, capacity, settings)
 
@@ -79,17 +81,17 @@ class Rehearser:
 
     def _passes(
         self, B: int, T: int, max_q: int, max_kv: int, capacity: int, settings: Settings
-    ) -> dict[str, Rehearsal]:
+    ) -> dict[str, TracedPass]:
         """A first pass, and the longest decode step of slots of `capacity` columns, whose last one is never read."""
         padded, sampling = self._parts.schedule.aligned and B > 1, settings.sampling(B)
         sizes = {"prefill": (T, max_q, max_kv), "decode": (B, 1, capacity - 1)}
 
-        def rehearsal(name: str) -> Rehearsal:
-            run = partial(self._rehearse, B, *sizes[name], padded, name == "decode", sampling)
+        def traced_pass(name: str) -> TracedPass:
+            run = partial(self._trace, B, *sizes[name], padded, name == "decode", sampling)
             key = name, B, *sizes[name], padded, sampling[:3]
-            return Rehearsal(key, partial(run, None), partial(run, self._telling), repeated=name == "decode")
+            return TracedPass(key, partial(run, None), partial(run, self._telling), repeated=name == "decode")
 
-        return {name: rehearsal(name) for name in sizes}
+        return {name: traced_pass(name) for name in sizes}
 
     @cached_property
     def _telling(self) -> int | None:
@@ -97,7 +99,7 @@ class Rehearser:
         return TELLING if are_alike(self._given) else None
 
     @torch.inference_mode()
-    def _rehearse(
+    def _trace(
         self,
         B: int,
         T: int,
@@ -118,7 +120,7 @@ class Rehearser:
         token, each = (torch.empty(num, dtype=torch.long, device=META) for num in (T, B))
         keys = Keys(each, cache.block_table, spans, padded)
         batch = Batch(token, token, token, token, each, each, each, keys, max_q, max_kv, spans)
-        with nullcontext() if parts.ops.kernels else NoArithmetic():  # ops over kernels know a rehearsal themselves
+        with nullcontext() if parts.ops.kernels else NoArithmetic():  # kernel wrappers recognize meta tensors
             attend = parts.attend(ops, batch, cache, empty=partial(trace.empty, op="mask"))
             hidden = forward(model, ops, attend, batch, parts.layers)
             next_token = self._task(model, ops, hidden, batch, sampling._replace(noise=sampling.noise.to(META)))
