@@ -1,5 +1,5 @@
 // The two ends of a pass: tokens become activations, and the state moves on to the next columns.
-// T tokens, B rows, C channels, V words, S columns of the canvas, R passes in the log.
+// T tokens, B rows, C channels, V words, S columns of the token buffer, R passes in the log.
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/vec.cuh"
@@ -30,7 +30,7 @@ __global__ void embed_kernel(T* out, const int64_t* ids, const int64_t* position
   }
 }
 
-struct State {
+struct TokenBuffer {
   int64_t* tokens;                         // [B,S]
   const int64_t *end, *limit;              // [B]
   int64_t *columns, *ids, *positions;      // [B]
@@ -38,7 +38,7 @@ struct State {
   int64_t row_stride, column_stride;       // of tokens, in numbers
   int R;
 
-  __device__ int64_t* canvas(int row, int64_t column) const {
+  __device__ int64_t* token(int row, int64_t column) const {
     return tokens + row * row_stride + column * column_stride;
   }
 };
@@ -49,22 +49,22 @@ struct Move {
   bool generates = false;
 
   __device__ Move() = default;
-  __device__ Move(const State& s, int row, int64_t count) : column(s.columns[row]) {
+  __device__ Move(const TokenBuffer& s, int row, int64_t count) : column(s.columns[row]) {
     if (count > 0 && column + count <= s.limit[row]) {
       column += steps = count;
       generates = column >= s.end[row];
     }
-    known = *s.canvas(row, column);
+    known = *s.token(row, column);
   }
 };
 
-// Why      some twenty tiny launches in PyTorch: the new numbers of the canvas, and what the next pass reads
+// Why      some twenty tiny launches in PyTorch: the new numbers of the token buffer, and what the next pass reads
 // Mapping  one block, a thread a row
 // Traffic  a dozen numbers a row
 // Needs    nothing
 // Numerics integers
 // Source   where the prompt still stands it is read instead of what was generated, as in FasterTransformer
-__global__ void advance_kernel(const State s, const int64_t* token, const int64_t* count, int B) {
+__global__ void advance_kernel(const TokenBuffer s, const int64_t* token, const int64_t* count, int B) {
   // Before the wait: only this kernel writes what it reads here, and `count` is a constant or a copy.
   const int64_t pass = *s.num_passes;
   const int first = threadIdx.x;
@@ -75,7 +75,7 @@ __global__ void advance_kernel(const State s, const int64_t* token, const int64_
   for (int row = first; row < B; row += blockDim.x) {
     const Move move = row == first ? first_move : Move(s, row, count[row]);
     const int64_t id = move.generates ? token[row] : move.known;
-    *s.canvas(row, move.column) = s.ids[row] = s.log[pass % s.R * B + row] = id;
+    *s.token(row, move.column) = s.ids[row] = s.log[pass % s.R * B + row] = id;
     s.positions[row] += move.steps;
     s.columns[row] = move.column;
   }
@@ -102,7 +102,7 @@ extern "C" cudaError_t eet_advance(int64_t* tokens, const int64_t* end, const in
                                    int64_t* ids, int64_t* positions, int64_t* log, int64_t* num_passes,
                                    const int64_t* token, const int64_t* count, int64_t row_stride,
                                    int64_t column_stride, int B, int R, int dependent, cudaStream_t stream) {
-  const State state{tokens, end, limit, columns, ids, positions, log, num_passes, row_stride, column_stride, R};
+  const TokenBuffer buffer{tokens, end, limit, columns, ids, positions, log, num_passes, row_stride, column_stride, R};
   const int threads = min(eet::ceil_div(B, 32) * 32, 1024);
-  return eet::launch(advance_kernel, {dim3(1), threads, 0, stream, 1, dependent != 0}, state, token, count, B);
+  return eet::launch(advance_kernel, {dim3(1), threads, 0, stream, 1, dependent != 0}, buffer, token, count, B);
 }

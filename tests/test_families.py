@@ -75,7 +75,7 @@ def test_the_peer_that_is_timed_beside_ours_says_the_same(name):
 
 @pytest.mark.parametrize("name", ["llama-yarn", "mistral", "qwen3"])
 def test_captured_steps_say_the_same(name):
-    """What CUDA graphs replay: extents that are rounded up, and tensors that must not move."""
+    """What CUDA graphs replay: a `max_kv` that is rounded up, and tensors that must not move."""
     parts, counts = emulated(Recipe.parse("pre_padding,mask_removal,memory_reuse").parts)
     engine = Engine(ours(name).decoder, parts)
     told = engine.generate(prompts(), Settings(NEW))

@@ -28,10 +28,10 @@ def test_what_pages_waste_is_at_both_ends_of_a_row(words: Any) -> None:
     new_tokens = 9
     found = views._watched(words, rows(words), views.CACHES["paged"], new_tokens)
     lengths = [len(row) for row in rows(words)]
-    pads, extent = [max(lengths) - each for each in lengths], max(lengths) + new_tokens - 1
+    pads, max_kv = [max(lengths) - each for each in lengths], max(lengths) + new_tokens - 1
     column_bytes = words.config.kv_bytes_per_token(words.decoder.dtype.itemsize)
     assert found.before_bytes == column_bytes * sum(pad % PAGE for pad in pads) > 0
-    assert found.after_bytes == column_bytes * len(pads) * (-extent % PAGE) > 0
+    assert found.after_bytes == column_bytes * len(pads) * (-max_kv % PAGE) > 0
     assert found.taken[-1] * views.MiB == pytest.approx(found.use.used_bytes + found.before_bytes + found.after_bytes)
 
 

@@ -42,7 +42,7 @@ def test_a_reservation_runs_a_decode_step_whatever_stops_a_row(tiny, monkeypatch
 def addresses(engine: Engine) -> list[int]:
     """Where all lies that an engine keeps."""
     chunks = [*engine.memory._chunks.values()]
-    return [part.data_ptr() for part in (*chunks, engine.cache.keys, engine.inbox._data, engine.canvas._data)]
+    return [part.data_ptr() for part in (*chunks, engine.cache.keys, engine.staging._data, engine.slot_staging._data)]
 
 
 def test_slots_serve_every_batch_that_a_reservation_covers(tiny):

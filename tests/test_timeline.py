@@ -83,10 +83,10 @@ def test_calls_are_those_that_pytorchs_dispatcher_counts(tiny, taken):
     counts = []
 
     def launch(decode, longest):
-        def counted(extent):
+        def counted(max_kv):
             with counting("cpu") as counter:
                 counter.start()
-                decode(extent)
+                decode(max_kv)
                 counts.append(counter.stop().launches)
 
         return counted

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.exclusive import exclusive
-from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.meta_trace import META, TELLING, NoArithmetic, are_alike
 from eet_lab.engine.settings import checked_texts
+from eet_lab.engine.staging import Staging
 from eet_lab.engine.tasks import TextTask
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.memory import Lifetime
@@ -123,7 +123,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         check_parts("EncoderEngine", parts, "pre_padding")
         _check_read(parts or Parts())
         super().__init__(model, parts)
-        self.inbox = Inbox(self.model.device)
+        self.staging = Staging(self.model.device)
 
     @exclusive
     @torch.inference_mode()
@@ -187,7 +187,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         return tuple(self.memory.traced(self._traced_pass(group, task)) for group in groups)
 
     def _free(self) -> None:
-        self.inbox.close()
+        self.staging.close()
         super()._free()
 
     def _checked(self, texts: Sequence[Text], task: TextTask, truncate: bool) -> list[Text]:
@@ -225,7 +225,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         read = batch.batch
         tensors = [part for part in read if isinstance(part, Tensor)]
         types = [] if batch.types is None else [batch.types]
-        arrived: list[Any] = self.inbox.receive([*tensors, read.keys.begin, batch.asked, *types])
+        arrived: list[Any] = self.staging.receive([*tensors, read.keys.begin, batch.asked, *types])
         begin, asked, *sent_types = arrived[len(tensors) :]
         sent = Batch(*arrived[: len(tensors)], *read[len(tensors) :])  # tensors come first
         sent = sent._replace(keys=read.keys._replace(begin=begin))

@@ -14,7 +14,6 @@ from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.forecast import Forecast, Forecaster
 from eet_lab.engine.generation import Generation, Record, StepEvent
-from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.meta_trace import MetaTracer, new_cache
 from eet_lab.engine.settings import (
     Settings,
@@ -25,6 +24,7 @@ from eet_lab.engine.settings import (
     checked_settings,
 )
 from eet_lab.engine.slots import COLUMNS, NewToken, Slots
+from eet_lab.engine.staging import Staging
 from eet_lab.engine.tasks import Task, next_tokens
 from eet_lab.engine.token_buffer import RequestSettings
 from eet_lab.errors import Cancelled, EngineBusy, PromptError, RecipeError, ScheduleError
@@ -58,7 +58,7 @@ class Engine(BaseEngine[Decoder]):
         self.task = task
         self.cache = new_cache(self.model, self.parts)
         self.tracer = MetaTracer(self.model, self.parts, task)
-        self.inbox, self.canvas = Inbox(self.model.device), Inbox(self.model.device)
+        self.staging, self.slot_staging = Staging(self.model.device), Staging(self.model.device)
         self._reserved = 0, 0
         self._libraries: tuple = ()
         self._slots: Slots | None = None  # those that ran last
@@ -259,7 +259,7 @@ class Engine(BaseEngine[Decoder]):
     def _open_slots(
         self, schedule: Schedule, lengths: Sequence[int], columns: int, settings: Settings, clock: RequestClock
     ) -> Slots:
-        """Slots with nobody in them, for prompts of such lengths: ones that are there, if they suit, else new ones.
+        """Idle slots for prompts of such lengths: ones that are there, if they suit, else new ones.
 
         Only those that a reservation covers are kept beside each other: they share what is reserved.
         """
@@ -332,7 +332,7 @@ class Engine(BaseEngine[Decoder]):
 
     def _free(self) -> None:
         self._drop_slots()
-        for held in (self.cache, self.inbox, self.canvas):
+        for held in (self.cache, self.staging, self.slot_staging):
             held.close()
         super()._free()
         self._reserved = 0, 0

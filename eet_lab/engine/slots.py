@@ -50,8 +50,8 @@ class NewToken(NamedTuple):
 class Slots:
     """Slots for requests that run side by side: those of a batch, which begin together, or such that join and leave.
 
-    A slot that nobody has is an ordinary row whose limit is its first column: it reads that one again and again, and
-    what it says is for nobody. So a captured step serves requests that come and go. Where every row reads one token
+    An idle slot is an ordinary row whose limit is its first column: it reads that one again and again, and its tokens
+    are dropped. So a captured step serves requests that come and go. Where every row reads one token
     that is on the device already, the pass is a decode step; else it is sent from the host.
     """
 
@@ -61,7 +61,7 @@ class Slots:
         self._engine, self.key, self.schedule, self.capacity, self.settings = engine, key, schedule, capacity, settings
         self.num_slots, self.thread = schedule.max_rows, current_thread()
         self.is_batch = engine.parts.schedule.max_rows is None
-        self.table = SlotTable(engine.canvas, self.num_slots, capacity)
+        self.table = SlotTable(engine.slot_staging, self.num_slots, capacity)
         self.launch: Any = None
         self._generation = -1
         self._unfinished: dict[Request, RequestSettings] = {}
@@ -138,7 +138,7 @@ class Slots:
             )
 
     def cancel(self, request: Request) -> None:
-        """The request leaves now, and what is on its way to it is for nobody.
+        """The request leaves now, and its tokens that are still on their way to the host are dropped.
 
         Errors: ScheduleError for one that is unknown, or done.
         """
@@ -160,7 +160,7 @@ class Slots:
         changes = self._changes(rows)
         if self._is_decode(rows):
             if changes:
-                self.table.change(engine.inbox.receive(changes))
+                self.table.change(engine.staging.receive(changes))
             self._decode_step(rows)
         else:
             batch = self._sent(rows, changes)
@@ -187,7 +187,7 @@ class Slots:
         return self._read(self._stream.drain())
 
     def num_passes(self, requests: Sequence[Request]) -> int:
-        """About how many passes these take, if nobody else is here."""
+        """About how many passes these take, if no other request is here."""
         lengths, schedule = [len(request.prompt) for request in requests], self.schedule
         chunk = schedule.chunk or max(lengths)
         at_once = min(lengths) if schedule.shortest_first else chunk
@@ -245,7 +245,7 @@ class Slots:
         batch = batch_of(rows, self.num_slots, reads_pads=self.schedule.aligned)
         self._plan(batch)
         on_host = [part for part in batch if isinstance(part, Tensor)]
-        arrived = self._engine.inbox.receive([*changes, *on_host])
+        arrived = self._engine.staging.receive([*changes, *on_host])
         if changes:
             self.table.change(arrived[: len(changes)])
         ids, positions, owner, columns, last, first, count = arrived[len(changes) :]

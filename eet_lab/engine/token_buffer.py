@@ -13,18 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eet_lab.engine.inbox import Inbox
 from eet_lab.engine.settings import Settings
+from eet_lab.engine.staging import Staging
 from eet_lab.ops.reference import noise_keys
 from eet_lab.ops.types import TokenBuffer
 from eet_lab.parts.batches import LOGGED
 from eet_lab.scheduling import Row
 
-NOBODY = -1
-"""The noise key of a slot that no request has."""
+NO_REQUEST = -1
+"""The noise key of an idle slot."""
 
-IDLE = (0, 0, 0, 0, 0, NOBODY, 0)
-"""The numbers of such a slot, in the order of `SlotTable.numbers`."""
+IDLE = (0, 0, 0, 0, 0, NO_REQUEST, 0)
+"""The numbers of an idle slot, in the order of `SlotTable.numbers`."""
 
 
 class RequestSettings(NamedTuple):
@@ -70,7 +70,7 @@ class SlotTable:
     noise: Tensor  # [B]
     begin: Tensor  # [B]  columns of the KV cache before the slot's first token
 
-    def __init__(self, memory: Inbox, num_slots: int, num_columns: int) -> None:
+    def __init__(self, memory: Staging, num_slots: int, num_columns: int) -> None:
         self._memory, self._shape = memory, (num_columns, num_slots)
 
     @property

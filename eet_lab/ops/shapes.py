@@ -98,7 +98,7 @@ class AttentionShape(NamedShape):
     decode: bool = False  # the newest token alone is new
     packed: bool = False  # no pads among the T tokens
     masked: bool = False
-    slack: int = 0  # columns of the extent that no query may see
+    slack: int = 0  # columns below `max_kv` that no query may see
     page: int = 0  # columns of a page of the cache; 0: it is not in pages
     rope: bool = False
     normed: bool = False  # the heads of queries and keys

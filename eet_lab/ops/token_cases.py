@@ -227,7 +227,7 @@ class AdvanceCase(Case):
     """A step of the state is right to the last bit."""
 
     def call(self, op: Callable[..., Any], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
-        """The canvas after the step."""
+        """The token buffer after the step."""
         op(*inputs, empty=empty)
         return inputs[0].tokens
 

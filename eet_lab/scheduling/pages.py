@@ -61,7 +61,7 @@ class Pages:
 
     @property
     def free(self) -> int:
-        """How many pages are nobody's."""
+        """The number of free pages."""
         return len(self._free)
 
     @property

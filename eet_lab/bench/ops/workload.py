@@ -27,7 +27,7 @@ from eet_lab.ops.shapes import AttentionShape, LinearShape, NamedShape, Shape
 from eet_lab.ops.token_cases import ChooseShape, EmbedShape, TopKShape
 
 TIMED_CASES = tuple(case for case in ALL_CASES if case.op != "advance")
-"""All but the one that moves its state on with each call, in the end beyond its canvas."""
+"""All but the one that moves its state on with each call, in the end beyond its token buffer."""
 
 
 @dataclass(frozen=True)

@@ -71,10 +71,10 @@ class StaticDecoder:
         self.token.copy_(token)
         self.tokens.index_copy_(1, self.column, token)
 
-    def _forward(self, ids: Tensor, columns: Tensor, extent: int, causal: bool) -> Tensor:
-        """Ids [B,Q] in `columns` [Q], keys of columns [0, extent): the greedy choice after the last, [B,1]."""
+    def _forward(self, ids: Tensor, columns: Tensor, max_kv: int, causal: bool) -> Tensor:
+        """Ids [B,Q] in `columns` [Q], keys of columns [0, max_kv): the greedy choice after the last, [B,1]."""
         model, (B, Q), spec = self.model, ids.shape, self.model.config.spec
-        mask = None if causal else self._mask(columns, extent)
+        mask = None if causal else self._mask(columns, max_kv)
         positions = (columns - self.num_pad).clamp(min=0)
         x = F.embedding(ids, model.words)
         if model.places is not None:
@@ -90,15 +90,15 @@ class StaticDecoder:
             keys, values = cache[0], cache[1]
             keys.index_copy_(2, columns, k)
             values.index_copy_(2, columns, v)
-            mixed = _attention(q, keys[:, :, :extent], values[:, :, :extent], mask, causal, spec.scale)
+            mixed = _attention(q, keys[:, :, :max_kv], values[:, :, :max_kv], mask, causal, spec.scale)
             x = x + F.linear(mixed.transpose(1, 2).reshape(B, Q, -1), w.proj.weight, w.proj.bias)
             h = _activated(F.linear(_norm(x, w.norm_2), w.fc_1.weight, w.fc_1.bias), model.config.act)
             x = x + F.linear(h, w.fc_2.weight, w.fc_2.bias)
         return F.linear(_norm(x[:, -1:], model.norm), model.head.weight).argmax(-1)
 
-    def _mask(self, columns: Tensor, extent: int) -> Tensor:
-        """What each query may see, [B,1,Q,extent]. A pad sees itself, since a softmax over nothing is NaN."""
-        key, query = torch.arange(extent, device=columns.device), columns[:, None]
+    def _mask(self, columns: Tensor, max_kv: int) -> Tensor:
+        """What each query may see, [B,1,Q,max_kv]. A pad sees itself, since a softmax over nothing is NaN."""
+        key, query = torch.arange(max_kv, device=columns.device), columns[:, None]
         seen = (key <= query) & (key >= self.num_pad[:, :, None]) | (key == query)
         if (window := self.model.config.window) is not None:
             seen &= key > query - window

@@ -125,7 +125,7 @@ class Probe:
 
         def launch(decode: Decode, longest: int) -> Decode:
             inner = parts.launch(decode, longest)
-            return lambda extent: self._step(lambda: inner(extent), extent, longest - extent)
+            return lambda max_kv: self._step(lambda: inner(max_kv), max_kv, longest - max_kv)
 
         return replace(parts, launch=launch, ops=around_each(parts.ops, self._around_op))
 

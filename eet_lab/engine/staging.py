@@ -1,4 +1,4 @@
-"""How a batch reaches the device: whole numbers of many tensors in one copy, to the same addresses each time."""
+"""Staging: the integers of many tensors reach the device in one copy, at the same addresses each time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_PAGEABLE = 8192
 """Numbers that the driver takes in before a copy returns: 64 KiB."""
 
 
-class Inbox:
+class Staging:
     """A buffer of int64 on the device. It grows when more comes, and never shrinks."""
 
     def __init__(self, device: torch.device) -> None:
