@@ -1,5 +1,5 @@
 // The two ends of a pass: tokens become activations, and the state moves on to the next columns.
-// T tokens, B rows, C channels, V words, S columns of the token buffer, R passes in the log.
+// T tokens, B rows, C channels, V vocabulary, S columns of the token buffer, R passes in the log.
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/vec.cuh"
@@ -13,17 +13,17 @@ namespace {
 // Numerics fp32, rounded once
 // Source   the embedding kernels of FasterTransformer and EET; it keeps a step's kernels from beginning in the step before
 template <typename T>
-__global__ void embed_kernel(T* out, const int64_t* ids, const int64_t* positions, const T* words, const T* places,
-                             int C) {
+__global__ void embed_kernel(T* out, const int64_t* ids, const int64_t* positions, const T* token_embedding,
+                             const T* position_embedding, int C) {
   eet::wait_for_previous();
   eet::let_next_begin();  // after the wait: see eet/dependent.cuh
   constexpr int kVec = eet::kVec<T>;
-  const int64_t token = blockIdx.x, word = ids[token] * C, place = positions[token] * C;
-  const bool has_places = places != nullptr;
+  const int64_t token = blockIdx.x, token_row = ids[token] * C, position_row = positions[token] * C;
+  const bool has_position_embedding = position_embedding != nullptr;
   for (int c = threadIdx.x * kVec; c < C; c += blockDim.x * kVec) {
     float x[kVec], y[kVec];
-    eet::unpack<T>(eet::load(words + word + c), x);
-    eet::unpack<T>(has_places ? eet::load(places + place + c) : eet::zeros(), y);
+    eet::unpack<T>(eet::load(token_embedding + token_row + c), x);
+    eet::unpack<T>(has_position_embedding ? eet::load(position_embedding + position_row + c) : eet::zeros(), y);
 #pragma unroll
     for (int i = 0; i < kVec; ++i) x[i] += y[i];
     eet::store(out + token * C + c, eet::pack<T>(x));
@@ -84,15 +84,16 @@ __global__ void advance_kernel(const TokenBuffer s, const int64_t* token, const 
 
 }  // namespace
 
-// out = words[ids] + places[positions]; `places` null: words alone.
-extern "C" cudaError_t eet_embed(void* out, const int64_t* ids, const int64_t* positions, const void* words,
-                                 const void* places, int dtype, int T, int C, int dependent, cudaStream_t stream) {
+// out = token_embedding[ids] + position_embedding[positions]; a null `position_embedding` adds nothing.
+extern "C" cudaError_t eet_embed(void* out, const int64_t* ids, const int64_t* positions, const void* token_embedding,
+                                 const void* position_embedding, int dtype, int T, int C, int dependent,
+                                 cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto in = [](const void* p) { return static_cast<const Type*>(p); };
     const int vectors = eet::ceil_div(C, eet::kVec<Type>), threads = min(eet::ceil_div(vectors, 32) * 32, 256);
     return eet::launch(embed_kernel<Type>, {dim3(T), threads, 0, stream, 1, dependent != 0}, static_cast<Type*>(out),
-                       ids, positions, in(words), in(places), C);
+                       ids, positions, in(token_embedding), in(position_embedding), C);
   });
 }
 

@@ -1,6 +1,6 @@
 """encode, classify, fill_mask: texts in, what an encoder makes of them out, with a recipe.
 
-N texts, C channels, V words, L classes.
+N texts, C channels, V vocabulary, L classes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.encode import EncoderEngine, Run
-from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, WORDS, TextTask
+from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, MLM, TextTask
 from eet_lab.errors import ModelError, PromptError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.models.families import FAMILIES
@@ -156,7 +156,7 @@ def fill_mask(
     marked = [text._replace(asked=[at for at, token in enumerate(text.ids) if token == mask]) for text in read]
     if bare := [number for number, text in enumerate(marked, 1) if not text.asked]:
         raise PromptError(f"Text {bare[0]} has no {word}; write it in place of the word that shall be guessed.")
-    chosen, run = _read(model, marked, WORDS, recipe, batching, progress, cancel)
+    chosen, run = _read(model, marked, MLM, recipe, batching, progress, cancel)
     return Guesses(tuple(_guesses(model, logits, top_k) for logits in run.values), chosen, run)
 
 

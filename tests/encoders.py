@@ -29,23 +29,23 @@ DISTIL = {"vocab_size": V, "dim": 32, "hidden_dim": 48, "n_layers": 3, "n_heads"
 ROBERTA = SIZES | {"pad_token_id": 1, "max_position_embeddings": CONTEXT + 2, "type_vocab_size": 1}
 UNTIED = {"tie_word_embeddings": False}
 CLASSES = {"id2label": {0: "bad", 1: "fair", 2: "good"}, "label2id": {"bad": 0, "fair": 1, "good": 2}}
-WHOLE, WORDS, CLASS = "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"
+WHOLE, MLM, CLASS = "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"
 CONFIGS = {
     "bert": ("bert", SIZES, WHOLE),
-    "bert-words": ("bert", SIZES | {"hidden_act": "gelu_new"}, WORDS),
-    "bert-untied": ("bert", SIZES | UNTIED, WORDS),
+    "bert-mlm": ("bert", SIZES | {"hidden_act": "gelu_new"}, MLM),
+    "bert-untied": ("bert", SIZES | UNTIED, MLM),
     "bert-classes": ("bert", SIZES | CLASSES, CLASS),
     "bert-pretrained": ("bert", SIZES | {"hidden_act": "relu"}, "AutoModelForPreTraining"),
     "roberta": ("roberta", ROBERTA, WHOLE),
-    "roberta-words": ("roberta", ROBERTA | {"hidden_act": "relu"}, WORDS),
-    "roberta-untied": ("roberta", ROBERTA | UNTIED, WORDS),
+    "roberta-mlm": ("roberta", ROBERTA | {"hidden_act": "relu"}, MLM),
+    "roberta-untied": ("roberta", ROBERTA | UNTIED, MLM),
     "roberta-classes": ("roberta", ROBERTA | CLASSES, CLASS),
     "distilbert": ("distilbert", DISTIL, WHOLE),
-    "distilbert-words": ("distilbert", DISTIL | {"activation": "relu"}, WORDS),
+    "distilbert-mlm": ("distilbert", DISTIL | {"activation": "relu"}, MLM),
     "distilbert-classes": ("distilbert", DISTIL | CLASSES, CLASS),
 }
 BODIES = [name for name in CONFIGS if "-" not in name]
-WITH_WORDS = [name for name, (*_, head) in CONFIGS.items() if head == WORDS or name == "bert-pretrained"]
+WITH_MLM = [name for name, (*_, head) in CONFIGS.items() if head == MLM or name == "bert-pretrained"]
 WITH_CLASSES = [name for name, (*_, head) in CONFIGS.items() if head == CLASS]
 
 

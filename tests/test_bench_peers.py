@@ -173,7 +173,7 @@ def test_an_unknown_provider_is_told(tiny):
 
 def test_a_step_reads_all_weights_but_the_embeddings_and_every_key(tiny):
     decoder = tiny.decoder
-    embeddings = (decoder.words.numel() + decoder.places.numel()) * 4  # the head is not tied here
+    embeddings = (decoder.token_embedding.numel() + decoder.position_embedding.numel()) * 4  # the head is not tied here
     everything = sum(t.numel() for t in tensors(decoder)) * 4
     assert step_weight_bytes(decoder) == everything - embeddings
     cost = step_cost(decoder, ROWS, 10, Spread(1.0, 2.0, 3.0))
@@ -316,7 +316,7 @@ def test_launches_are_counted_on_the_whole_batch(tiny, monkeypatch):
 
     monkeypatch.setattr(launches, "_counted", counted)
     engine = Engine(tiny.decoder)
-    engine.model = engine.model._replace(words=engine.model.words.to("meta"))
+    engine.model = engine.model._replace(token_embedding=engine.model.token_embedding.to("meta"))
     monkeypatch.setattr(type(engine.model), "device", torch.device("cuda"))
     assert launches.launches_per_token(engine, 17) == StepLaunches(1, 0)
     assert seen == [17, 17]

@@ -54,8 +54,8 @@ def test_heads_are_told_apart_by_their_tensors():
     heads = {name: ours(name).config.heads for name in CONFIGS}
     assert heads["bert"] == heads["roberta"] == ("pooler",)
     assert heads["distilbert"] == ()
-    assert heads["bert-words"] == heads["roberta-untied"] == heads["distilbert-words"] == ("words",)
-    assert heads["bert-pretrained"] == ("pooler", "words", "next_sentence")
+    assert heads["bert-mlm"] == heads["roberta-untied"] == heads["distilbert-mlm"] == ("mlm",)
+    assert heads["bert-pretrained"] == ("pooler", "mlm", "next_sentence")
     assert heads["bert-classes"] == ("pooler", "classes") and heads["roberta-classes"] == ("classes",)
 
 
@@ -188,7 +188,7 @@ def test_what_a_config_cannot_be_is_told(name, changes, says, tmp_path):
         (
             "AutoModelForQuestionAnswering",
             "bert",
-            "no place for .qa_outputs.bias, qa_outputs.weight.*a head for masked words",
+            "no place for .qa_outputs.bias, qa_outputs.weight.*a masked language modeling head",
         ),
     ],
 )

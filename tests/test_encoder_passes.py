@@ -137,9 +137,9 @@ def test_batching_is_checked(name, value):
 
 def test_a_missing_head_is_told():
     for name, task, says in (
-        ("bert", tasks.WORDS, "lacks a head for masked words: it has a pooler"),
-        ("bert", tasks.CLASSES, "lacks a head for classes"),
-        ("distilbert", tasks.WORDS, "it has nothing on top of its layers"),
+        ("bert", tasks.MLM, "lacks a masked language modeling head: it has a pooler"),
+        ("bert", tasks.CLASSES, "lacks a classification head"),
+        ("distilbert", tasks.MLM, "it has nothing on top of its layers"),
     ):
         with pytest.raises(ModelError, match=says):
             read(name, task)
@@ -179,6 +179,7 @@ def test_a_preset_reads_texts(monkeypatch):
     monkeypatch.setitem(ENCODER_PRESETS, "bert-base", replace(small, num_kv_heads=4))
     made = load("bert-base", device="cpu", seed=5)
     assert made.config.hidden_size == 48 and "random weights" in made.label
-    assert made.encoder.words.equal(random_decoder(made.config, 5, torch.device("cpu"), torch.float32).words)
+    again = random_decoder(made.config, 5, torch.device("cpu"), torch.float32)
+    assert made.encoder.token_embedding.equal(again.token_embedding)
     run = EncoderEngine(made.encoder).read([Text(made.encode("a text"))], tasks.CLS)
     assert run.values[0].shape == (48,)

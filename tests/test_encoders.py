@@ -12,7 +12,7 @@ from encoders import (
     CONFIGS,
     LENGTHS,
     WITH_CLASSES,
-    WITH_WORDS,
+    WITH_MLM,
     close,
     ours,
     padded_on_the_right,
@@ -64,7 +64,7 @@ def test_hidden_states_are_those_of_transformers(name, recipe):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("name", ["bert-classes", "roberta-words", "distilbert"])
+@pytest.mark.parametrize("name", ["bert-classes", "roberta-mlm", "distilbert"])
 def test_half_precision_is_near(name, dtype):
     half = load(theirs(name), device="cpu", dtype=dtype).encoder
     exact = torch.cat(read(name, tasks.HIDDEN).values)
@@ -99,9 +99,9 @@ def test_pooled_states_are_those_of_transformers(name, recipe):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("name", WITH_WORDS)
+@pytest.mark.parametrize("name", WITH_MLM)
 def test_logits_of_masked_words_are_those_of_transformers(name, recipe):
-    run = read(name, tasks.WORDS, recipe, Batching(30))
+    run = read(name, tasks.MLM, recipe, Batching(30))
     for text, logits in zip(texts(), run.values, strict=True):
         exact = told(name, text.ids)
         exact = exact.prediction_logits if name == "bert-pretrained" else exact.logits
@@ -143,7 +143,7 @@ def test_parameters_are_counted(name):
 
 
 @pytest.mark.parametrize("technique", registry().values(), ids=registry())
-@pytest.mark.parametrize("name", ["bert-classes", "roberta-words", "distilbert"])
+@pytest.mark.parametrize("name", ["bert-classes", "roberta-mlm", "distilbert"])
 def test_each_technique_equals_the_baseline_or_says_why_it_does_not_fit(name, technique):
     """With what it needs; the equality at any batching is above."""
     config = ours(name).config

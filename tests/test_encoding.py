@@ -102,7 +102,7 @@ def test_scores_are_as_the_problem_has_them(with_words, kind, make):
     assert torch.equal(told.scores, make(told.logits)) and told.logits.shape == (4, 3)
 
 
-@pytest.mark.parametrize("name", ["bert-words", "distilbert-words"])
+@pytest.mark.parametrize("name", ["bert-mlm", "distilbert-mlm"])
 def test_fill_mask_says_what_a_pipeline_says(with_words, tokenizer, name):
     masked = ["w1 [MASK] w3", "[MASK] w4 w5 [MASK]"]
     pipe = pipeline("fill-mask", name, tokenizer, top_k=3)
@@ -169,20 +169,20 @@ def test_a_masked_word_that_is_cut_off_is_told(with_words):
     """Another text's word would be guessed in its place."""
     texts = ["w1 " * 60 + "[MASK]", "w2 [MASK] w3"]
     with pytest.raises(PromptError, match="Text 1 is cut to 40 tokens, and the one at place 61.*is gone"):
-        eet_lab.fill_mask(with_words("bert-words"), texts, truncate=True)
-    assert len(eet_lab.fill_mask(with_words("bert-words"), texts[1:], truncate=True).words) == 1
+        eet_lab.fill_mask(with_words("bert-mlm"), texts, truncate=True)
+    assert len(eet_lab.fill_mask(with_words("bert-mlm"), texts[1:], truncate=True).words) == 1
 
 
 def test_fill_mask_wants_a_mask(with_words):
     with pytest.raises(PromptError, match=r"Text 2 has no \[MASK\]; write it"):
-        eet_lab.fill_mask(with_words("bert-words"), ["[MASK]", "w1"])
+        eet_lab.fill_mask(with_words("bert-mlm"), ["[MASK]", "w1"])
     with pytest.raises(ModelError, match="no tokenizer with the word <mask>"):
-        eet_lab.fill_mask(with_words("roberta-words"), "w1")
+        eet_lab.fill_mask(with_words("roberta-mlm"), "w1")
     with pytest.raises(ModelError, match="no tokenizer with the word"):
-        eet_lab.fill_mask(ours("bert-words"), [[1, 2]])
+        eet_lab.fill_mask(ours("bert-mlm"), [[1, 2]])
     with pytest.raises(PromptError, match="top_k is 0"):
-        eet_lab.fill_mask(with_words("bert-words"), "[MASK]", top_k=0)
-    with pytest.raises(ModelError, match="lacks a head for masked words: it has a pooler"):
+        eet_lab.fill_mask(with_words("bert-mlm"), "[MASK]", top_k=0)
+    with pytest.raises(ModelError, match="lacks a masked language modeling head: it has a pooler"):
         eet_lab.fill_mask(with_words("bert"), "[MASK]")
     with pytest.raises(ModelError, match="came without a tokenizer; give texts as lists"):
         eet_lab.encode(ours("bert"), "w1")

@@ -124,7 +124,7 @@ def test_presets_have_the_shapes_of_transformers(name):
 
 def test_frequencies_stay_in_fp32_in_any_dtype():
     half = load(theirs("llama-yarn"), device="cpu", dtype="bfloat16").decoder
-    assert half.words.dtype == torch.bfloat16
+    assert half.token_embedding.dtype == torch.bfloat16
     assert torch.equal(half.inv_freq, theirs("llama-yarn").model.rotary_emb.inv_freq)
     assert half.config.spec.rope_factor == theirs("llama-yarn").model.rotary_emb.attention_scaling != 1
 

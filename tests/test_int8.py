@@ -219,7 +219,7 @@ def test_the_pass_quantizes_linears_alone_and_once(tiny, head):
         assert all(part.weight.dtype == torch.int8 for part in layer if isinstance(part, Linear))
         assert all(part.weight.dtype == torch.float32 for part in layer if isinstance(part, Norm))
     assert (model.head.scale is not None) == head
-    assert model.words is tiny.decoder.words
+    assert model.token_embedding is tiny.decoder.token_embedding
     assert model.weight_bytes < tiny.decoder.weight_bytes
     assert model.dtype == torch.float32
     assert change(tiny.decoder).layers[0].qkv.weight is model.layers[0].qkv.weight

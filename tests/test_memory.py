@@ -124,7 +124,7 @@ def test_a_growing_cache_tells_its_copy(tiny):
 def test_the_fused_recipe_is_traced_without_a_gpu(tiny):
     """Launchers return early on meta tensors after asking for what they would; a layer asks for at most five."""
     engine = Engine(tiny.decoder, Recipe.parse("pre_padding,mask_removal,memory_reuse,fused_kernels").parts)
-    engine.memory.plan(engine.tracer.request([40, 30], Settings(8)).passes, tiny.decoder.words)
+    engine.memory.plan(engine.tracer.request([40, 30], Settings(8)).passes, tiny.decoder.token_embedding)
     plans = engine.plans()
     assert [life.name for life in plans["decode"].lifetimes].count("attended") == 3
     assert len(plans["decode"].lifetimes) <= 5 * 3 + 4

@@ -37,7 +37,7 @@ def test_a_folder_equals_the_live_model(tmp_path, tied):
     live.save_pretrained(tmp_path)
     from_folder, from_live = load(tmp_path, device="cpu"), load(live, device="cpu")
     assert tokens(from_folder) == tokens(from_live)
-    assert (from_folder.decoder.head.weight is from_folder.decoder.words) == tied
+    assert (from_folder.decoder.head.weight is from_folder.decoder.token_embedding) == tied
     assert from_folder.config.num_params == sum(p.numel() for p in live.parameters())
 
 

@@ -178,7 +178,7 @@ def test_it_is_traced_without_a_gpu(tiny):
     for settings in (Settings(), Settings(temperature=1.0, top_p=0.5)):
         engine = Engine(tiny.decoder, Recipe.parse("pre_padding,memory_reuse,fused_kernels,fused_sampling").parts)
         sampling = settings.sampling(2)
-        engine.memory.plan(engine.tracer.request([40, 30], settings).passes, tiny.decoder.words)
+        engine.memory.plan(engine.tracer.request([40, 30], settings).passes, tiny.decoder.token_embedding)
         names = {name: [life.name for life in plan.lifetimes] for name, plan in engine.plans().items()}
         assert names["decode"][0] == "embedded" and names["decode"][-1] == "token"
         drawn_rows = [] if sampling.greedy else ["newest", "newest_positions"]

@@ -205,7 +205,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         for name, same in alike.items():
             largest = {group.numbers: group for group in (max(same, key=size) for size in SIZES)}
             bounds[name] = bounding([self._traced_pass(group, task) for group in largest.values()])
-        self.memory.plan(bounds, like=self.model.words)
+        self.memory.plan(bounds, like=self.model.token_embedding)
 
     def _launched(self, group: Group, task: TextTask) -> Arriving:
         """One pass, and what the task makes of it on its way to the host: one copy brings it all."""

@@ -194,7 +194,7 @@ class Engine(BaseEngine[Decoder]):
             self._allocating = "the arena of activations"
             if self.parts.schedule.max_rows is None:
                 passes = self.tracer.request([len(row) for row in rows], settings).passes
-                self.memory.reserve(passes, like=self.model.words)
+                self.memory.reserve(passes, like=self.model.token_embedding)
             enough = Event()
 
             def stop_after_two(event: StepEvent) -> None:
@@ -278,7 +278,7 @@ class Engine(BaseEngine[Decoder]):
         self._allocating = "the arena of activations"
         if is_batch or key not in self._all_slots:
             keep = self.memory.plan if is_batch else self.memory.reserve
-            clock.once(lambda: keep(shape.passes, like=self.model.words))
+            clock.once(lambda: keep(shape.passes, like=self.model.token_embedding))
         if self.memory.generation != generation:
             self._drop_slots()
         self._allocating = f"the KV cache [{schedule.max_rows} rows x {columns} columns]"

@@ -178,7 +178,7 @@ class Forecaster:
         if outline:
             passes = {name: traced_pass.outlines() for name, traced_pass in passes.items()}
         memory, found = self._parts.memory(), []
-        memory.plan(passes, like=self._tracer.model.words)
+        memory.plan(passes, like=self._tracer.model.token_embedding)
         longest = Request((0,) * max(lengths), num_new)
         for columns, traced_pass in zip((max_kv, shape.capacity - 1), passes.values(), strict=True):
             kv, growth = self._cache_bytes(shape, columns, longest)

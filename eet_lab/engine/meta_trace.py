@@ -148,7 +148,7 @@ class NoArithmetic(TorchFunctionMode):
 
 def new_cache(model: Decoder, parts: Parts) -> KVCache:
     """The KV cache that the parts ask for, on the model's device; nothing is held until it is opened."""
-    return parts.kv_cache(len(model.layers), model.config.num_kv_heads, model.config.head_dim, model.words)
+    return parts.kv_cache(len(model.layers), model.config.num_kv_heads, model.config.head_dim, model.token_embedding)
 
 
 def are_alike(model: Decoder | Encoder) -> bool:

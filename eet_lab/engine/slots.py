@@ -263,7 +263,7 @@ class Slots:
         T = T if T <= TOKEN_STEP else min(_rounded(T, TOKEN_STEP), self.schedule.most_tokens(self.capacity))
         generation = engine.memory.generation
         passes = engine.tracer.mixed(self.schedule, self.capacity, self.settings, T, max_kv)
-        engine.memory.plan(passes, like=engine.model.words)  # it recurs, so it is no setup
+        engine.memory.plan(passes, like=engine.model.token_embedding)  # it recurs, so it is no setup
         if engine.memory.generation != generation:
             self.launch = self._new_launch()
 

@@ -1,6 +1,6 @@
 """What is made of the hidden states of a pass. An engine's own task is to tell each row's next token.
 
-T tokens, N of them asked for, B rows, C channels, V words, L classes.
+T tokens, N of them asked for, B rows, C channels, V vocabulary, L classes.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ MEAN = TextTask("mean", "all", _mean)
 """The mean of the same over a text's tokens."""
 CLS = TextTask("cls", "first", lambda model, ops, states, batch, empty: encoder.pooled(model, ops, states))
 """What the pooler makes of a text's first token; where there is none, that token's hidden state."""
-WORDS = TextTask(
-    "words",
+MLM = TextTask(
+    "mlm",
     "asked",
-    lambda model, ops, states, batch, empty: encoder.word_logits(model, ops, states),
+    lambda model, ops, states, batch, empty: encoder.mlm_logits(model, ops, states),
     one_each=False,
-    head="words",
+    head="mlm",
 )
 """The logits of the words that may stand in the places that are asked for."""
 CLASSES = TextTask(

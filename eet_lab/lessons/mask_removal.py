@@ -100,7 +100,7 @@ def attention_ms(model: Model) -> tuple[float, float]:
     """Milliseconds of the first pass's attention, all layers, plain PyTorch: with a mask, and without."""
     config, spec = model.config, model.config.spec
     batch = moved(left_padded(rows(model)), model.decoder.device)
-    like = model.decoder.words
+    like = model.decoder.token_embedding
     width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     qkv = torch.randn(len(batch.ids), width, device=like.device, dtype=like.dtype)
     extras = Extras(model.decoder.layers[0].q_norm, model.decoder.layers[0].k_norm, model.decoder.inv_freq)

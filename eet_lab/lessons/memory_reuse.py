@@ -131,7 +131,7 @@ def copy_ms(small: Model) -> list[float]:
     """The time of each decode step's copies: a growing cache is lengthened as in the run, and nothing else is done."""
     config, tries = small.config, list[list[float]]()
     for _ in range(3):
-        cache = GrowingKV(config.num_layers, config.num_kv_heads, config.head_dim, small.decoder.words)
+        cache = GrowingKV(config.num_layers, config.num_kv_heads, config.head_dim, small.decoder.token_embedding)
         cache.open([0] * len(prompts(small)), PROMPT_TOKENS + NEW_TOKENS)
         tries.append([_lengthen_ms(cache, max_kv) for max_kv in range(PROMPT_TOKENS, PROMPT_TOKENS + NEW_TOKENS)])
     return [median(each) for each in zip(*tries, strict=True)][1:]

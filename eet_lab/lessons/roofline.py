@@ -1,6 +1,6 @@
 """The roofline: what a device can do at most, given how many operations there are for each byte.
 
-B rows, T tokens, K columns of the KV cache, C channels, F FFN width, L layers, V words.
+B rows, T tokens, K columns of the KV cache, C channels, F FFN width, L layers, V vocabulary.
 """
 
 from __future__ import annotations
@@ -92,8 +92,8 @@ class Point(NamedTuple):
 def step_weights(config: Config) -> int:
     """Numbers that a step reads of the weights: all but the embeddings, of which it reads a row a token."""
     outer = config.outer_shapes()
-    embedded = [outer["places"]] * config.has_places + [outer["words"]] * (not config.tied_head)
-    return config.num_params - sum(map(math.prod, embedded))
+    embedded = ["position_embedding"] * config.has_position_embedding + ["token_embedding"] * (not config.tied_head)
+    return config.num_params - sum(math.prod(outer[name]) for name in embedded)
 
 
 def decode_work(config: Config, batch: int, columns: float, itemsize: int) -> Work:

@@ -42,7 +42,7 @@ class Config:
     qk_norm: bool = False  # queries and keys of each head have an RMS norm
     window: int | None = None  # a token sees so many, itself among them
     rope: Rope | None = None  # None: positions have embeddings
-    first_place: int = 0  # rows of the position embeddings before that of position 0
+    first_position: int = 0  # rows of the position embeddings before that of position 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
@@ -61,7 +61,7 @@ class Config:
         return Spec(*sizes, window=self.window, rope=rope, rope_factor=factor)
 
     @property
-    def has_places(self) -> bool:
+    def has_position_embedding(self) -> bool:
         """Whether positions have embeddings."""
         return self.rope is None
 
@@ -77,12 +77,12 @@ class Config:
 
     def outer_shapes(self) -> dict[str, Shape]:
         """The shape of each tensor beside the layers, by its path in `Decoder`; a tied head is not there."""
-        words = (self.vocab_size, self.hidden_size)
-        shapes: dict[str, Shape] = {"words": words}
-        if self.has_places:
-            shapes["places"] = (self.first_place + self.context, self.hidden_size)
+        table = (self.vocab_size, self.hidden_size)
+        shapes: dict[str, Shape] = {"token_embedding": table}
+        if self.has_position_embedding:
+            shapes["position_embedding"] = (self.first_position + self.context, self.hidden_size)
         shapes |= self._with_biases({"norm": (self.hidden_size,)})
-        return shapes if self.tied_head else shapes | {"head.weight": words}
+        return shapes if self.tied_head else shapes | {"head.weight": table}
 
     def _with_biases(self, weights: Mapping[str, Shape]) -> dict[str, Shape]:
         shapes: dict[str, Shape] = {}
@@ -114,7 +114,7 @@ class EncoderConfig(Config):
     num_types: int = 2  # of tokens, such as those of a first and of a second sentence; 0: it tells none apart
     heads: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    guess_act: str = "gelu"  # of the linear before the logits of masked words
+    mlm_act: str = "gelu"  # of the linear before the logits of masked words
     class_act: str | None = None  # of the linear before the classes; None: these read what the pooler makes
 
     @property
@@ -128,10 +128,11 @@ class EncoderConfig(Config):
 
     def outer_shapes(self) -> dict[str, Shape]:
         """The shape of each tensor beside the layers, by its path in `Encoder`, without a tied head's weight."""
-        words, C = (self.vocab_size, self.hidden_size), self.hidden_size
-        shapes: dict[str, Shape] = {"words": words, "places": (self.first_place + self.context, C)}
+        table, C = (self.vocab_size, self.hidden_size), self.hidden_size
+        shapes: dict[str, Shape] = {"token_embedding": table}
+        shapes["position_embedding"] = (self.first_position + self.context, C)
         if self.num_types:
-            shapes["types"] = self.num_types, C
+            shapes["type_embedding"] = self.num_types, C
         shapes |= _affine(norm=(C,))
         for head in self.heads:
             shapes |= self.head_shapes(head)
@@ -140,9 +141,9 @@ class EncoderConfig(Config):
     def head_shapes(self, head: str) -> dict[str, Shape]:
         """The shape of each tensor of one of `HEADS`."""
         V, C = self.vocab_size, self.hidden_size
-        if head == "words":
+        if head == "mlm":
             own = {} if self.tied_head else {"head.weight": (V, C)}
-            return _affine(guess=(C, C), guess_norm=(C,)) | own | {"head.bias": (V,)}
+            return _affine(mlm_transform=(C, C), mlm_norm=(C,)) | own | {"head.bias": (V,)}
         if head == "classes":
             before = {} if self.class_act is None else _affine(class_dense=(C, C))
             return before | _affine(classes=(len(self.labels), C))
@@ -151,9 +152,9 @@ class EncoderConfig(Config):
 
 HEADS = {
     "pooler": "a pooler",
-    "words": "a head for masked words",
-    "next_sentence": "a head for the next sentence",
-    "classes": "a head for classes",
+    "mlm": "a masked language modeling head",
+    "next_sentence": "a next sentence head",
+    "classes": "a classification head",
 }
 """What an encoder may have on top of its layers."""
 
@@ -182,7 +183,7 @@ PRESETS = {
     "gpt2-xl": Config(48, 1600, 25, 6400, 50257, 1024, **_GPT2),
     "l16-h1024": Config(16, 1024, 16, 4096, 50257, 1024, **_GPT2),
     "l24-h2048": Config(24, 2048, 16, 8192, 50257, 1024, **_GPT2),
-    "opt-1.3b": Config(24, 2048, 32, 8192, 50272, 2048, "relu", bos_id=2, eos_id=2, family="opt", first_place=2),
+    "opt-1.3b": Config(24, 2048, 32, 8192, 50272, 2048, "relu", bos_id=2, eos_id=2, family="opt", first_position=2),
     "llama-1b": Config(16, 2048, 32, 8192, 128256, 131072, **_LLAMA, num_kv_heads=8, rope=_llama3(32.0)),
     "llama-8b": Config(
         32, 4096, 32, 14336, 128256, 131072, **_LLAMA, num_kv_heads=8, rope=_llama3(8.0), tied_head=False

@@ -1,6 +1,6 @@
 """The decoder of every family. It calls ops; what they cost and where they write is not its business.
 
-T tokens, B rows, C channels, V words, S positions, D head dim.
+T tokens, B rows, C channels, V vocabulary, S positions, D head dim.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Decoder(NamedTuple):
     """The weights, and what they are for. Families differ in what is there, and in their config."""
 
     config: Config
-    words: Tensor  # [V,C]
-    places: Tensor | None  # [S,C] after the first `config.first_place` rows; None where positions are rotary
+    token_embedding: Tensor  # [V,C]
+    position_embedding: Tensor | None  # [first_position + S,C]; None where positions are rotary
     layers: tuple[Layer, ...]
     norm: Norm
     head: Linear  # [V,C]
@@ -31,11 +31,11 @@ class Decoder(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        return self.words.device
+        return self.token_embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.words.dtype
+        return self.token_embedding.dtype
 
     @property
     def weight_bytes(self) -> int:
@@ -51,9 +51,10 @@ class Layers(Protocol):
 
 def forward(model: Decoder, ops: Ops, attend: Attend, batch: Batch, layers: Layers) -> Tensor:
     """The hidden states [T,C], before the last norm: whoever needs few of them norms few."""
-    before = model.config.first_place
-    places = model.places[before:] if model.places is not None and before else model.places
-    return layers(model, ops, attend, ops.embed(batch.ids, batch.positions, model.words, places))
+    positions, first = model.position_embedding, model.config.first_position
+    if positions is not None and first:
+        positions = positions[first:]
+    return layers(model, ops, attend, ops.embed(batch.ids, batch.positions, model.token_embedding, positions))
 
 
 def op_by_op(model: Decoder, ops: Ops, attend: Attend, x: Tensor) -> Tensor:
@@ -95,8 +96,8 @@ def tensors(tree: Any) -> list[Tensor]:
 
 def num_bytes(weights: Sequence[Tensor]) -> int:
     """Bytes of tensors, with or without data; one that is there twice is counted once."""
-    places = {(t.untyped_storage()._cdata, t.storage_offset()): t.numel() * t.element_size() for t in weights}
-    return sum(places.values())
+    storages = {(t.untyped_storage()._cdata, t.storage_offset()): t.numel() * t.element_size() for t in weights}
+    return sum(storages.values())
 
 
 def mapped(tree: Any, change: Any) -> Any:

@@ -1,6 +1,6 @@
 """The encoder of every family: all tokens of a text see each other. It calls ops, as a decoder does.
 
-T tokens, B rows, C channels, V words, S positions, L classes.
+T tokens, B rows, C channels, V vocabulary, S positions, L classes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ class Encoder(NamedTuple):
     """The weights, and what they are for. What a checkpoint lacks is None."""
 
     config: EncoderConfig
-    words: Tensor  # [V,C]
-    places: Tensor  # [S,C] after the first `config.first_place` rows
-    types: Tensor | None  # [types,C]
+    token_embedding: Tensor  # [V,C]
+    position_embedding: Tensor  # [first_position + S,C]
+    type_embedding: Tensor | None  # [types,C]
     norm: Norm  # of the embeddings
     layers: tuple[Layer, ...]
     pooler: Linear | None = None  # of a text's first token, with tanh
-    guess: Linear | None = None  # with its norm before the head
-    guess_norm: Norm | None = None
+    mlm_transform: Linear | None = None  # with its norm before the head
+    mlm_norm: Norm | None = None
     head: Linear | None = None  # [V,C]
     next_sentence: Linear | None = None  # loaded and saved, and not run
     class_dense: Linear | None = None
@@ -37,11 +37,11 @@ class Encoder(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        return self.words.device
+        return self.token_embedding.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.words.dtype
+        return self.token_embedding.dtype
 
     @property
     def weight_bytes(self) -> int:
@@ -51,8 +51,9 @@ class Encoder(NamedTuple):
 
 def forward(model: Encoder, ops: Ops, attend: Attend, batch: Batch, types: Tensor | None = None) -> Tensor:
     """The hidden states [T,C] of a pass; `types` [T] of its tokens, None where all are of type 0."""
-    act, spec, places = model.config.act, model.config.spec, model.places[model.config.first_place :]
-    x = ops.embed_norm(batch.ids, batch.positions, types, model.words, places, model.types, model.norm)
+    act, spec, positions = model.config.act, model.config.spec, model.position_embedding[model.config.first_position :]
+    tables = model.token_embedding, positions, model.type_embedding
+    x = ops.embed_norm(batch.ids, batch.positions, types, *tables, model.norm)
     for number, w in enumerate(model.layers):
         # What one op makes for the next gets no name, which would keep its memory beyond that op.
         x = ops.linear_residual_norm(attend(number, ops.norm_linear(x, None, w.qkv), spec), w.proj, x, w.norm_1)
@@ -65,10 +66,10 @@ def pooled(model: Encoder, ops: Ops, first: Tensor) -> Tensor:
     return first if model.pooler is None else ops.norm_linear(first, None, model.pooler, "tanh")
 
 
-def word_logits(model: Encoder, ops: Ops, states: Tensor) -> Tensor:
+def mlm_logits(model: Encoder, ops: Ops, states: Tensor) -> Tensor:
     """The logits [N,V] of the words that may stand where tokens are masked: states [N,C]."""
-    guessed = ops.norm_linear(states, None, model.guess, model.config.guess_act)
-    return ops.norm_linear(guessed, model.guess_norm, model.head)
+    transformed = ops.norm_linear(states, None, model.mlm_transform, model.config.mlm_act)
+    return ops.norm_linear(transformed, model.mlm_norm, model.head)
 
 
 def class_logits(model: Encoder, ops: Ops, first: Tensor) -> Tensor:

@@ -124,12 +124,13 @@ def built(config: Config, ours: Mapping[str, Tensor]) -> Any:
         return Norm(weight, bias, config.eps) if "norm" in path else Linear(weight, bias)
 
     layers = tuple(Layer(*(part(f"layers.{i}.{name}") for name in Layer._fields)) for i in range(config.num_layers))
-    words, norm = ours["words"], part("norm")
-    head = Linear(ours.get("head.weight", words), ours.get("head.bias"))
+    token_embedding, norm = ours["token_embedding"], part("norm")
+    head = Linear(ours.get("head.weight", token_embedding), ours.get("head.bias"))
     if isinstance(config, EncoderConfig):
         names = {path.partition(".")[0] for name in config.heads for path in config.head_shapes(name)}
         heads: dict[str, Any] = {name: head if name == "head" else part(name) for name in names}
-        return Encoder(config, words, ours["places"], ours.get("types"), norm, layers, **heads)
+        embeddings = token_embedding, ours["position_embedding"], ours.get("type_embedding")
+        return Encoder(config, *embeddings, norm, layers, **heads)
     inv_freq = config.rope and config.rope.inv_freq(config.head_dim)
-    inv_freq = None if inv_freq is None else inv_freq.to(words.device)
-    return Decoder(config, words, ours.get("places"), layers, norm, head, inv_freq)
+    inv_freq = None if inv_freq is None else inv_freq.to(token_embedding.device)
+    return Decoder(config, token_embedding, ours.get("position_embedding"), layers, norm, head, inv_freq)

@@ -91,7 +91,7 @@ def saved(network: Network, settings: Mapping[str, Any], folder: Path) -> None:
 def state_of(network: Network) -> dict[str, Tensor]:
     """Every tensor under the name that transformers gives it, as views; a tied head comes once.
 
-    An encoder without a head for words or classes has names without a prefix.
+    An encoder without a masked language modeling or classification head has names without a prefix.
     """
     module, state = FAMILIES[network.config.family], dict(named(network))
     first, outside = module.PREFIXES[0], getattr(module, "HEADS", (HEAD,))

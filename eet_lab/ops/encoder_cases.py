@@ -1,6 +1,6 @@
 """Cases of what encoders ask of the ops: no cache, no norm before a linear, a norm behind a residual.
 
-T tokens, B rows, C channels, N outputs, V words, S positions, H heads, G KV heads, D head dim.
+T tokens, B rows, C channels, N outputs, V vocabulary, S positions, H heads, G KV heads, D head dim.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class EmbedNormShape(EmbedShape):
 
     def inputs(self, device: str, dtype: torch.dtype, seed: int) -> tuple[Any, ...]:
         """What embed_norm takes."""
-        ids, positions, words, places = super().inputs(device, dtype, seed)
+        ids, positions, tokens, places = super().inputs(device, dtype, seed)
         normal = Normal(device, dtype, seed + 1)
         types = torch.randint(self.types, (self.T,), generator=normal.source).to(device) if self.told else None
-        type_words = normal(self.types, self.C) if self.types else None
-        return ids, positions, types, words, places, type_words, Norm(normal(self.C) + 1, normal(self.C), 1e-12)
+        kinds = normal(self.types, self.C) if self.types else None
+        return ids, positions, types, tokens, places, kinds, Norm(normal(self.C) + 1, normal(self.C), 1e-12)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The case of a step's last op: norm, LM head and choice in one call. T tokens, B rows, C channels, V words."""
+"""The case of a step's last op: norm, LM head and choice in one call. T tokens, B rows, C channels, V vocabulary."""
 
 from __future__ import annotations
 

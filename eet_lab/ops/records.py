@@ -1,6 +1,6 @@
 """Op records: what is known of each op beside its reference and its kernel, in one place.
 
-B rows, T tokens, C channels, V words.
+B rows, T tokens, C channels, V vocabulary.
 """
 
 from __future__ import annotations
@@ -94,21 +94,23 @@ def _next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: S
     return _linear_bytes(head, shape, x.itemsize)
 
 
-def _embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor | None) -> int:
-    T, C = len(ids), words.shape[1]
-    return 2 * T * C * words.itemsize + ids.nbytes if places is None else EmbedShape(T, C).read_bytes(words.itemsize)
+def _embed(ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> int:
+    T, C = len(ids), token_embedding.shape[1]
+    itemsize = token_embedding.itemsize
+    return 2 * T * C * itemsize + ids.nbytes if position_embedding is None else EmbedShape(T, C).read_bytes(itemsize)
 
 
 def _embed_norm(
     ids: Tensor,
     positions: Tensor,
-    kinds: Tensor | None,
-    words: Tensor,
-    places: Tensor,
     types: Tensor | None,
+    token_embedding: Tensor,
+    position_embedding: Tensor,
+    type_embedding: Tensor | None,
     norm: Norm,
 ) -> int:
-    return _embed(ids, positions, words, places) + (0 if types is None else len(ids) * types.shape[1] * types.itemsize)
+    of_types = 0 if type_embedding is None else len(ids) * type_embedding.shape[1] * type_embedding.itemsize
+    return _embed(ids, positions, token_embedding, position_embedding) + of_types
 
 
 def _advance(buffer: TokenBuffer, token: Tensor, count: Tensor) -> int:

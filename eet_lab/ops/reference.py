@@ -1,7 +1,7 @@
 """What each op means, in plain PyTorch. An op asks `empty` for every activation that it makes.
 
 What attention means is in `attention`, and norms are in `norms`. T tokens, B rows, C channels, N outputs, H heads, G KV
-heads, D head dim, V words.
+heads, D head dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -42,12 +42,15 @@ __all__ = [
 ]
 
 
-def embed(ids: Tensor, positions: Tensor, words: Tensor, places: Tensor | None, *, empty: Empty) -> Tensor:
-    """Word plus position embedding, if there is one: ids [T], positions [T], words [V,C], places [S,C] -> [T,C]."""
-    x = torch.index_select(words, 0, ids, out=empty("embedded", (len(ids), words.shape[1]), words))
-    if places is None:
+def embed(
+    ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None, *, empty: Empty
+) -> Tensor:
+    """Token plus position embedding, if there is one: ids and positions [T], tables [V,C] and [S,C] -> [T,C]."""
+    out = empty("embedded", (len(ids), token_embedding.shape[1]), token_embedding)
+    x = torch.index_select(token_embedding, 0, ids, out=out)
+    if position_embedding is None:
         return x
-    place = torch.index_select(places, 0, positions, out=empty("place", x.shape, x))
+    place = torch.index_select(position_embedding, 0, positions, out=empty("place", x.shape, x))
     return x.add_(place)
 
 
@@ -55,22 +58,22 @@ def embed_norm(
     ids: Tensor,
     positions: Tensor,
     types: Tensor | None,
-    words: Tensor,
-    places: Tensor,
-    type_words: Tensor | None,
+    token_embedding: Tensor,
+    position_embedding: Tensor,
+    type_embedding: Tensor | None,
     norm_w: Norm,
     *,
     empty: Empty,
 ) -> Tensor:
-    """norm(word + position + token type embedding): ids, positions and types [T], type_words [types,C] -> [T,C].
+    """norm(token + position + type embedding): ids, positions and types [T], type_embedding [types,C] -> [T,C].
 
-    Without types all tokens are of type 0; without `type_words` the model has none.
+    Without types all tokens are of type 0; without `type_embedding` the model has none.
     """
-    x = embed(ids, positions, words, places, empty=empty)
-    if type_words is not None:
-        kind = type_words[0]
+    x = embed(ids, positions, token_embedding, position_embedding, empty=empty)
+    if type_embedding is not None:
+        kind = type_embedding[0]
         if types is not None:
-            kind = torch.index_select(type_words, 0, types, out=empty("kind", x.shape, x))
+            kind = torch.index_select(type_embedding, 0, types, out=empty("kind", x.shape, x))
         x.add_(kind)
     return norm(x, norm_w, empty=empty)
 

@@ -1,6 +1,6 @@
 """Cases of the ops between layers and tokens: embedding, the choice of a token, and the step of the state.
 
-T tokens, B rows, C channels, V words, S columns.
+T tokens, B rows, C channels, V vocabulary, S columns.
 """
 
 from __future__ import annotations

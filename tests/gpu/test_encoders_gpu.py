@@ -24,7 +24,7 @@ RECIPES = (
     "pre_padding,mask_removal,fused_kernels",
     f"{PACKED},fused_kernels",
 )
-MODELS = {"bert": tasks.CLS, "bert-words": tasks.WORDS, "roberta-classes": tasks.CLASSES, "wide": tasks.MEAN}
+MODELS = {"bert": tasks.CLS, "bert-mlm": tasks.MLM, "roberta-classes": tasks.CLASSES, "wide": tasks.MEAN}
 """Each with one of the tasks that it has a head for."""
 
 

@@ -63,13 +63,13 @@ def test_the_badge_is_the_kind_of_model_and_not_its_path(bench: Workbench, hf_mo
 
 def test_a_model_that_was_left_is_forgotten(bench: Workbench) -> None:
     do(bench, c.PickModel("demo"), c.EditPrompt(0, "Return the name"), c.Run())
-    words = weakref.ref(bench.model.decoder.words)
+    weights = weakref.ref(bench.model.decoder.token_embedding)
     do(bench, c.PickDtype("bfloat16"))
     assert bench.model.dtype == "bfloat16"
     # A forecast that is under way keeps the model that it is about.
     turn_until(bench, lambda: bench.controller.background.idle)
     gc.collect()
-    assert words() is None, "its weights would stay in memory beside the new ones"
+    assert weights() is None, "its weights would stay in memory beside the new ones"
 
 
 def test_text_for_a_model_without_a_tokenizer_is_a_reason_and_not_the_end(bench: Workbench) -> None:

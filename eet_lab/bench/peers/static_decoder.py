@@ -43,7 +43,7 @@ class StaticDecoder:
         self.receive(rows)
         self.capacity = -(-(self.width + new_tokens) // ALIGNED) * ALIGNED
         shape = (len(model.layers), 2, B, config.num_kv_heads, self.capacity, config.head_dim)
-        self.cache = model.words.new_zeros(shape)
+        self.cache = model.token_embedding.new_zeros(shape)
         self.token = torch.zeros(B, 1, dtype=torch.long, device=model.device)
         self.column = torch.zeros(1, dtype=torch.long, device=model.device)
         self.tokens = torch.zeros(B, self.capacity, dtype=torch.long, device=model.device)
@@ -76,9 +76,9 @@ class StaticDecoder:
         model, (B, Q), spec = self.model, ids.shape, self.model.config.spec
         mask = None if causal else self._mask(columns, max_kv)
         positions = (columns - self.num_pad).clamp(min=0)
-        x = F.embedding(ids, model.words)
-        if model.places is not None:
-            x = x + F.embedding(positions + model.config.first_place, model.places)
+        x = F.embedding(ids, model.token_embedding)
+        if model.position_embedding is not None:
+            x = x + F.embedding(positions + model.config.first_position, model.position_embedding)
         turn = None if model.inv_freq is None else _turn(positions, model.inv_freq, spec.rope_factor, x.dtype)
         for w, cache in zip(model.layers, self.cache, strict=True):
             qkv = F.linear(_norm(x, w.norm_1), w.qkv.weight, w.qkv.bias).view(B, Q, -1, spec.head_dim).transpose(1, 2)

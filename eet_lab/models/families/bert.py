@@ -22,7 +22,7 @@ SIZES = (LAYERS, "hidden_size", "num_attention_heads", "intermediate_size", "voc
 
 def config(settings: Mapping[str, Any]) -> EncoderConfig:
     """Read a checkpoint's config. Errors: ModelError."""
-    return EncoderConfig(**sizes(settings), guess_act=activation(settings), family="bert")
+    return EncoderConfig(**sizes(settings), mlm_act=activation(settings), family="bert")
 
 
 def sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def sizes(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def activation(settings: Mapping[str, Any]) -> str:
-    """The activation of the layers, and of BERT's head for masked words."""
+    """The activation of the layers, and of BERT's masked language modeling head."""
     return reading.choice(settings, "hidden_act", "gelu", reading.ENCODER_ACTIVATIONS)
 
 
@@ -62,7 +62,7 @@ def settings(config: EncoderConfig) -> dict[str, Any]:
         "hidden_size": config.hidden_size,
         "num_attention_heads": config.num_heads,
         "intermediate_size": config.ffn_size,
-        "max_position_embeddings": config.context + config.first_place,
+        "max_position_embeddings": config.context + config.first_position,
         "hidden_act": reading.named(config.act, reading.ENCODER_ACTIVATIONS),
         "layer_norm_eps": config.eps,
         "type_vocab_size": config.num_types,
@@ -74,9 +74,9 @@ def layers() -> dict[str, Entry]:
     """The embeddings, the layers and the pooler, as RoBERTa has them too."""
     e, h, at = "embeddings.", "encoder.layer.*.", "encoder.layer.*.attention."
     return {
-        **one("words", e + "word_embeddings.weight"),
-        **one("places", e + "position_embeddings.weight"),
-        **one("types", e + "token_type_embeddings.weight"),
+        **one("token_embedding", e + "word_embeddings.weight"),
+        **one("position_embedding", e + "position_embeddings.weight"),
+        **one("type_embedding", e + "token_type_embeddings.weight"),
         **affine("norm", e + "LayerNorm"),
         **affine("layers.*.qkv", *(f"{at}self.{x}" for x in ("query", "key", "value")), how="cat"),
         **affine("layers.*.proj", at + "output.dense"),
@@ -90,12 +90,12 @@ def layers() -> dict[str, Entry]:
 
 def table(config: EncoderConfig) -> dict[str, Entry]:
     """Queries, keys and values are tensors of their own."""
-    guess = "cls.predictions."
+    mlm = "cls.predictions."
     return {
         **layers(),
-        **affine("guess", guess + "transform.dense"),
-        **affine("guess_norm", guess + "transform.LayerNorm"),
-        **head(config, guess + "decoder", guess + "bias"),
+        **affine("mlm_transform", mlm + "transform.dense"),
+        **affine("mlm_norm", mlm + "transform.LayerNorm"),
+        **head(config, mlm + "decoder", mlm + "bias"),
         **affine("next_sentence", "cls.seq_relationship"),
         **affine("classes", "classifier"),
     }

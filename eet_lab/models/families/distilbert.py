@@ -37,7 +37,7 @@ def config(settings: Mapping[str, Any]) -> EncoderConfig:
         family="distilbert",
         num_types=0,
         labels=reading.labels(settings),
-        guess_act=act,
+        mlm_act=act,
         class_act="relu",
     )
 
@@ -59,8 +59,8 @@ def table(config: EncoderConfig) -> dict[str, Entry]:
     """Queries, keys and values are tensors of their own."""
     h, at = "transformer.layer.*.", "transformer.layer.*.attention."
     return {
-        **one("words", "embeddings.word_embeddings.weight"),
-        **one("places", "embeddings.position_embeddings.weight"),
+        **one("token_embedding", "embeddings.word_embeddings.weight"),
+        **one("position_embedding", "embeddings.position_embeddings.weight"),
         **affine("norm", "embeddings.LayerNorm"),
         **affine("layers.*.qkv", *(f"{at}{x}_lin" for x in "qkv"), how="cat"),
         **affine("layers.*.proj", at + "out_lin"),
@@ -68,8 +68,8 @@ def table(config: EncoderConfig) -> dict[str, Entry]:
         **affine("layers.*.fc_1", h + "ffn.lin1"),
         **affine("layers.*.fc_2", h + "ffn.lin2"),
         **affine("layers.*.norm_2", h + "output_layer_norm"),
-        **affine("guess", "vocab_transform"),
-        **affine("guess_norm", "vocab_layer_norm"),
+        **affine("mlm_transform", "vocab_transform"),
+        **affine("mlm_norm", "vocab_layer_norm"),
         **affine("head", "vocab_projector"),
         **affine("class_dense", "pre_classifier"),
         **affine("classes", "classifier"),

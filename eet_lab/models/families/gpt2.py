@@ -66,8 +66,8 @@ def table(config: Config) -> dict[str, Entry]:
     """Linears are kept as [in,out]."""
     h = "h.*."
     return {
-        **one("words", "wte.weight"),
-        **one("places", "wpe.weight"),
+        **one("token_embedding", "wte.weight"),
+        **one("position_embedding", "wpe.weight"),
         **affine("layers.*.norm_1", h + "ln_1"),
         **affine("layers.*.qkv", h + "attn.c_attn", how="t"),
         **affine("layers.*.proj", h + "attn.c_proj", how="t"),

@@ -105,7 +105,7 @@ def table(config: Config) -> dict[str, Entry]:
     h, at, spec = "layers.*.", "layers.*.self_attn.", config.spec
     qkv = tuple(spec.head_dim * count for count in (spec.heads, spec.kv_heads, spec.kv_heads))
     return {
-        **one("words", "embed_tokens.weight"),
+        **one("token_embedding", "embed_tokens.weight"),
         **affine("layers.*.norm_1", h + "input_layernorm"),
         **affine("layers.*.qkv", *(f"{at}{x}_proj" for x in "qkv"), how="cat", sizes=qkv),
         **affine("layers.*.q_norm", at + "q_norm"),

@@ -15,7 +15,7 @@ BUFFERS = ("version",)  # of fairseq
 LAYERS = "num_hidden_layers"
 SIZES = (LAYERS, "hidden_size", "num_attention_heads", "ffn_dim", "vocab_size", "max_position_embeddings")
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh"}
-FIRST_PLACE = 2
+FIRST_POSITION = 2
 """fairseq kept rows for two special tokens. They are loaded and saved, and never looked up."""
 
 
@@ -44,7 +44,7 @@ def config(settings: Mapping[str, Any]) -> Config:
         tied_head=bool(settings.get("tie_word_embeddings", True)),
         family="opt",
         biases=(*NORMS, *LINEARS) if settings.get("enable_bias", True) else NORMS,
-        first_place=FIRST_PLACE,
+        first_position=FIRST_POSITION,
     )
 
 
@@ -66,8 +66,8 @@ def table(config: Config) -> dict[str, Entry]:
     """Queries, keys and values are tensors of their own."""
     h, at = "layers.*.", "layers.*.self_attn."
     return {
-        **one("words", "embed_tokens.weight"),
-        **one("places", "embed_positions.weight"),
+        **one("token_embedding", "embed_tokens.weight"),
+        **one("position_embedding", "embed_positions.weight"),
         **affine("layers.*.norm_1", h + "self_attn_layer_norm"),
         **affine("layers.*.qkv", *(f"{at}{x}_proj" for x in "qkv"), how="cat", sizes=(config.hidden_size,) * 3),
         **affine("layers.*.proj", at + "out_proj"),

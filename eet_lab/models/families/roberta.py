@@ -29,20 +29,20 @@ def config(settings: Mapping[str, Any]) -> EncoderConfig:
             f"max_position_embeddings is {told['context']}, but positions begin at {first} (pad_token_id + 1); the "
             "checkpoint's config is damaged."
         )
-    return EncoderConfig(**told | {"context": context}, first_place=first, class_act="tanh", family="roberta")
+    return EncoderConfig(**told | {"context": context}, first_position=first, class_act="tanh", family="roberta")
 
 
 def settings(config: EncoderConfig) -> dict[str, Any]:
     """The other way round."""
-    return bert.settings(config) | {"pad_token_id": config.first_place - 1}
+    return bert.settings(config) | {"pad_token_id": config.first_position - 1}
 
 
 def table(config: EncoderConfig) -> dict[str, Entry]:
     """Classes have a linear of their own before them, and no pooler."""
     return {
         **bert.layers(),
-        **affine("guess", "lm_head.dense"),
-        **affine("guess_norm", "lm_head.layer_norm"),
+        **affine("mlm_transform", "lm_head.dense"),
+        **affine("mlm_norm", "lm_head.layer_norm"),
         **bert.head(config, "lm_head.decoder", "lm_head.bias"),
         **affine("class_dense", "classifier.dense"),
         **affine("classes", "classifier.out_proj"),

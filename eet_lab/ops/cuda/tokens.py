@@ -1,6 +1,6 @@
 """What a step does beside its layers: tokens become activations, logits a token, and the state moves on.
 
-T tokens, B rows, C channels, V words, S columns.
+T tokens, B rows, C channels, V vocabulary, S columns.
 """
 
 from __future__ import annotations
@@ -23,26 +23,32 @@ MOST_BLOCKS = 512  # of a head, from whose largest logits choose_top_k begins
 
 @needs("tokens")
 def embed(
-    ids: Tensor, positions: Tensor, words: Tensor, places: Tensor | None, *, empty: Empty, dependent: bool = False
+    ids: Tensor,
+    positions: Tensor,
+    token_embedding: Tensor,
+    position_embedding: Tensor | None,
+    *,
+    empty: Empty,
+    dependent: bool = False,
 ) -> Tensor:
-    """Word plus position embedding, if there is one: ids [T], positions [T], words [V,C], places [S,C] -> [T,C].
+    """Token plus position embedding, if there is one: ids and positions [T], tables [V,C] and [S,C] -> [T,C].
 
     One launch.
     """
-    T, C = len(ids), words.shape[1]
-    if words.dtype not in DTYPES or C % 8:
+    T, C = len(ids), token_embedding.shape[1]
+    if token_embedding.dtype not in DTYPES or C % 8:
         takes = f"kernels take {', '.join(map(str, DTYPES))}, a multiple of 8"
-        raise KernelError(f"words are {words.dtype} with {C} channels; {takes}. {REMEDY}")
-    check(words, "words", words.dtype, (len(words), C))
-    if places is not None:
-        check(places, "places", words.dtype, (len(places), C))
+        raise KernelError(f"the token embedding is {token_embedding.dtype} with {C} channels; {takes}. {REMEDY}")
+    check(token_embedding, "token_embedding", token_embedding.dtype, (len(token_embedding), C))
+    if position_embedding is not None:
+        check(position_embedding, "position_embedding", token_embedding.dtype, (len(position_embedding), C))
     check(ids, "ids", torch.int64, (T,))
     check(positions, "positions", torch.int64, (T,))
-    out = empty("embedded", (T, C), words)
+    out = empty("embedded", (T, C), token_embedding)
     if out.is_meta or not T:
         return out
-    tensors = (at(out), ids.data_ptr(), positions.data_ptr(), at(words), at(places))
-    native.loaded("tokens").eet_embed(*tensors, DTYPES[words.dtype], T, C, dependent, stream_of(words))
+    tensors = (at(out), ids.data_ptr(), positions.data_ptr(), at(token_embedding), at(position_embedding))
+    native.loaded("tokens").eet_embed(*tensors, DTYPES[out.dtype], T, C, dependent, stream_of(out))
     return out
 
 
@@ -51,23 +57,23 @@ def embed_norm(
     ids: Tensor,
     positions: Tensor,
     types: Tensor | None,
-    words: Tensor,
-    places: Tensor,
-    type_words: Tensor | None,
+    token_embedding: Tensor,
+    position_embedding: Tensor,
+    type_embedding: Tensor | None,
     norm_w: Norm,
     *,
     empty: Empty,
 ) -> Tensor:
-    """norm(word + position + token type embedding): ids, positions and types [T], type_words [types,C] -> [T,C].
+    """norm(token + position + type embedding): ids, positions and types [T], type_embedding [types,C] -> [T,C].
 
     Two launches, and one more where types are told: else all tokens are of type 0, which the norm takes for a bias.
     """
-    x, kinds, bias = embed(ids, positions, words, places, empty=empty), None, None
+    x, kinds, bias = embed(ids, positions, token_embedding, position_embedding, empty=empty), None, None
     check_residual_norm(x, norm_w)
-    if type_words is not None and types is not None:
-        kinds = torch.index_select(type_words, 0, types, out=empty("kind", x.shape, x))
-    elif type_words is not None:
-        bias = type_words[0]
+    if type_embedding is not None and types is not None:
+        kinds = torch.index_select(type_embedding, 0, types, out=empty("kind", x.shape, x))
+    elif type_embedding is not None:
+        bias = type_embedding[0]
     return x if x.is_meta or not len(x) else residual_norm(x, norm_w, kinds, bias)
 
 
