@@ -40,7 +40,7 @@ def requests(rng: random.Random) -> Iterator[tuple[Lifetime, ...]]:
 
 MAKERS = {
     "arena": ArenaPool,
-    "arena, exact": lambda: ArenaPool(policy="exact"),
+    "arena, fit": lambda: ArenaPool(policy="fit"),
     "eet": lambda: FirstFitPool(repaired=False),
     "eet, repaired": FirstFitPool,
 } | {
@@ -93,12 +93,12 @@ def test_calls_add_and_subtract():
 
 def test_an_arena_grows_or_is_made_anew():
     small, large = ([Lifetime("x", size * UNIT, 0, 0)] for size in (1, 3))
-    grown, exact = ArenaPool(), ArenaPool(policy="exact")
+    grown, fit = ArenaPool(), ArenaPool(policy="fit")
     for request in (small, large, small):
-        for pool in (grown, exact):
+        for pool in (grown, fit):
             assert [chunk.start for chunk in pool.place(request).chunks] == [0]
     assert grown.calls == DriverCalls(2, 1, 4 * UNIT, UNIT) and grown.chunks == (Chunk(1, 0, 3 * UNIT),)
-    assert exact.calls == DriverCalls(3, 2, 5 * UNIT, 4 * UNIT) and exact.chunks == (Chunk(2, 0, UNIT),)
+    assert fit.calls == DriverCalls(3, 2, 5 * UNIT, 4 * UNIT) and fit.chunks == (Chunk(2, 0, UNIT),)
 
 
 def test_the_smallest_gap_that_fits_is_taken():
@@ -209,7 +209,7 @@ def test_a_chunked_pool_says_what_it_can_be(alone):
 
 
 def test_an_arena_says_what_it_can_be():
-    with pytest.raises(PlanError, match="policy is 'shrink', but it must be one of grow, exact"):
+    with pytest.raises(PlanError, match="policy is 'shrink', but it must be one of grow, fit"):
         ArenaPool(policy="shrink")
 
 

@@ -14,7 +14,7 @@ class RequestClock:
         self.setup_ms = 0.0
 
     def once(self, work: Callable[[], bool]) -> None:
-        """Do `work`, which says whether it had to be done: then it is setup. Otherwise it recurs, and counts."""
+        """Run `work`. If it returns True, its time is setup; otherwise it is part of every request, and is counted."""
         start = time.perf_counter()
         if work():
             self.setup_ms += (time.perf_counter() - start) * 1e3

@@ -98,7 +98,7 @@ class Results:
 
     @torch.inference_mode(False)  # a reader may train something on them
     def put(self, numbers: Sequence[int], values: Tensor, sizes: Sequence[int]) -> None:
-        """Of a pass over the texts of these numbers; it may be overwritten afterwards."""
+        """Take the values of a pass over the texts of these numbers. The pass may overwrite them afterwards."""
         if not self._task.one_each:
             self._each.update(zip(numbers, values.clone().split(sizes), strict=True))
             return
@@ -107,7 +107,7 @@ class Results:
         self._rows.numpy()[list(numbers)] = values.numpy()
 
     def ordered(self) -> Tensor | tuple[Tensor, ...]:
-        """Of all texts."""
+        """The values of all texts."""
         return tuple(self._each[number] for number in range(len(self._each))) if self._rows is None else self._rows
 
 

@@ -212,7 +212,7 @@ class Engine(BaseEngine[Decoder]):
 
     @contextmanager
     def _closed_on_error(self, rows: Callable[[], list[list[int]]], settings: Settings) -> Iterator[None]:
-        """A run that broke off in the middle may have left anything behind. What does not fit is told what would."""
+        """Free all memory when a run fails midway, since its state is unknown. OutOfMemory then says what would fit."""
         try:
             with memory_for(
                 lambda: self._allocating, free=self._free, remedy=lambda: self.forecast(rows(), settings).remedy

@@ -23,7 +23,7 @@ from eet_lab.words import counted, sized
 
 MOST_ROWS = 4096
 MOST_TOKENS = 2**20
-"""Of the batches that are looked at: more are not laid out, only to tell that they fit as well."""
+"""The most rows, and the most tokens, of a batch that is tried. Larger ones are not tried, even if they would fit."""
 
 LIBRARY_BYTES = 32 * 2**20
 """What cuBLAS keeps on a large GPU once it has multiplied anything."""
@@ -88,7 +88,7 @@ class Forecast:
 
     @property
     def most_rows(self) -> int:
-        """The largest batch that was looked at: a `largest_batch` as large may not be the end."""
+        """The largest batch that was tried. If `largest_batch` is as large, an even larger one may fit too."""
         return most_rows(self.num_rows, self.prompt_tokens + self.new_tokens)
 
     @property
@@ -104,7 +104,7 @@ class Forecast:
 
     @property
     def remedy(self) -> str:
-        """What to do about a run that did not fit: what would is no use where this forecast says that the run does."""
+        """What to do about a run that ran out of memory. It names what would fit if this run does not."""
         return REMEDY if self.fits else f"{REMEDY} {self.room}"
 
     def __str__(self) -> str:
@@ -167,9 +167,9 @@ class Forecaster:
         )
 
     def peak(self, lengths: Sequence[int], num_new: int | None = None, outline: bool = False) -> Peak:
-        """In the pass in which a run takes the most. `num_new` None: as many new tokens as the settings say.
+        """The bytes in the pass in which a run takes the most. `num_new` None: as many new tokens as the settings say.
 
-        `outline`: as a few layers tell it.
+        `outline` traces a few layers instead of all.
         """
         num_new = self._settings.max_new_tokens if num_new is None else num_new
         settings = replace(self._settings, max_new_tokens=num_new)
@@ -203,7 +203,7 @@ class Forecaster:
 
 
 def most_rows(num_rows: int, num_columns: int) -> int:
-    """The largest batch to look at, where one of `num_rows` is asked about."""
+    """The largest batch to try in a forecast of `num_rows` rows."""
     return max(num_rows, min(MOST_ROWS, MOST_TOKENS // num_columns))
 
 

@@ -128,9 +128,9 @@ class MetaTracer:
 
 
 class NoArithmetic(TorchFunctionMode):
-    """On meta tensors: what writes to a tensor that it is given, gives it back as it is; the rest is torch's business.
+    """Skips PyTorch calls that write to a given tensor, on meta tensors. Such a call returns its tensor unchanged.
 
-    Nothing could be written there; but for most of these calls, torch takes a millisecond to find that out.
+    A meta tensor has no data to write, but PyTorch takes a millisecond for most of these calls to find that out.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

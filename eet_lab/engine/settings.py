@@ -23,7 +23,7 @@ from eet_lab.ops.types import Sampling
 from eet_lab.words import counted, told
 
 MOST = 2**31 - 1
-"""Of tokens: kernels count them in ints."""
+"""The most tokens: kernels count them in ints."""
 COLDEST = 1e-4
 """The lowest temperature that still draws: far below it, scores overflow in fp32."""
 WRITTEN = np.dtype([("kind", "u1"), ("value", "<i4")])
@@ -186,8 +186,9 @@ def _listed(value: object) -> str:
 
 
 def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model: Decoder) -> list[list[int]]:
-    """So many prompts of so many BOS; PromptError for what cannot run, OutOfMemory where keys and values alone are too
-    many.
+    """A batch of `num_rows` prompts, each of `prompt_tokens` BOS tokens.
+
+    Errors: PromptError for a batch that cannot run; OutOfMemory if its keys and values alone do not fit.
     """
     config = model.config
     for name, value in (("num_rows", num_rows), ("prompt_tokens", prompt_tokens)):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from eet_lab.engine.meta_trace import RequestShape
 
 COLUMNS = 1024
-"""Of a slot, where nothing says how long requests will be."""
+"""The columns of a slot, where nothing says how long requests will be."""
 
 COLUMN_STEP = 256
 """Mixed passes are traced with their columns of the cache rounded up to a multiple of this: few shapes come up."""
@@ -187,7 +187,7 @@ class Slots:
         return self._read(self._stream.drain())
 
     def num_passes(self, requests: Sequence[Request]) -> int:
-        """About how many passes these take, if no other request is here."""
+        """The approximate number of passes that these requests take, if no other request is here."""
         lengths, schedule = [len(request.prompt) for request in requests], self.schedule
         chunk = schedule.chunk or max(lengths)
         at_once = min(lengths) if schedule.shortest_first else chunk

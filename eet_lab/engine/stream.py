@@ -31,7 +31,7 @@ class TokenStream(Protocol):
     """A queue of finished steps between the device and the host."""
 
     def push(self, buffer: TokenBuffer) -> list[StepTokens]:
-        """After a step was launched: hand it over; returns the steps that have arrived meanwhile, oldest first."""
+        """Take over a step that was launched. Returns the steps that have arrived meanwhile, oldest first."""
         ...
 
     def drain(self) -> list[StepTokens]:
@@ -40,7 +40,7 @@ class TokenStream(Protocol):
 
 
 class HostStream:
-    """On the CPU a step is finished when its call returns."""
+    """The stream of a CPU, where a step is finished when its call returns."""
 
     def __init__(self, clock: RequestClock) -> None:
         self._clock = clock

@@ -44,9 +44,11 @@ class TextTask:
 
     name: str
     tokens: str
-    """Of each text: "first", "all", or "asked", those that the text itself tells."""
+    """The tokens of each text whose states it reads: "first", "all", or "asked" (those in `Text.asked`)."""
     make: Callable[[Encoder, Ops, Tensor, Pass, Callable], Tensor]
-    """From the states [N,C] of these tokens, with `empty` for memory of its own; on meta tensors too."""
+    """The computation from the states [N,C] of these tokens. It gets its own memory from `empty`, and runs on meta
+    tensors too.
+    """
     one_each: bool = True
     """Whether that is one row for each text, else one for each of the tokens."""
     head: str = ""

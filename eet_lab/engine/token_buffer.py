@@ -36,7 +36,7 @@ class RequestSettings(NamedTuple):
 
     @classmethod
     def of(cls, settings: Settings, number: int = 0, forced: Sequence[int] = ()) -> RequestSettings:
-        """Of the request of that number among those of one seed: as row `number` of a batch, it draws the same."""
+        """The settings of request `number` among those of one seed. It draws what row `number` of a batch draws."""
         noise = int(noise_keys(settings.seed, 1, first=number))
         return cls(frozenset(() if forced else settings.stop), noise, tuple(forced))
 
@@ -51,7 +51,7 @@ class Arrival(NamedTuple):
 
     @classmethod
     def of(cls, row: Row, settings: RequestSettings) -> Arrival:
-        """With the row that it reads first."""
+        """The arrival of a request, with the row that it reads first."""
         request, pad = row.request, row.request.pad
         known: Sequence[int] = request.prompt
         if request.generated or settings.forced:
@@ -92,7 +92,7 @@ class SlotTable:
         self.buffer = TokenBuffer(tokens_on.t(), end, limit, columns, ids, positions, log, num_passes)
 
     def changes(self, arrivals: Sequence[Arrival], left: Sequence[int]) -> list[Tensor]:
-        """On the host: slots, and the numbers of each; then the tokens of those who came: slots, columns and ids."""
+        """The changes on the host: slots and their numbers, then the slots, columns and ids of the tokens that came."""
         if not arrivals and not left:
             return []
         slots = {slot: IDLE for slot in left} | {arrival.slot: arrival.numbers for arrival in arrivals}

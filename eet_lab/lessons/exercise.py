@@ -179,8 +179,8 @@ def whole(value: Any) -> int | None:
 
 def number(value: Any) -> float | None:
     """A finite number, whole or not, be it Python's, numpy's or torch's; None for anything else."""
-    if (exact := whole(value)) is not None:
-        return exact
+    if (as_int := whole(value)) is not None:
+        return as_int
     try:
         found = value.item() if hasattr(value, "item") else value
         return found if isinstance(found, float) and math.isfinite(found) else None

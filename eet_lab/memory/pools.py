@@ -15,7 +15,7 @@ from eet_lab.errors import PlanError
 from eet_lab.memory.lifetimes import Chunk, Lifetime, Plan, aligned
 from eet_lab.memory.planners import Planner, greedy_by_size
 
-POLICIES = ("grow", "exact")
+POLICIES = ("grow", "fit")
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class LedgerPool:
 class ArenaPool(LedgerPool):
     """One arena, filled by a planner.
 
-    `policy` "grow" keeps the arena until a request needs a larger one; "exact" frees it and allocates what is needed
+    `policy` "grow" keeps the arena until a request needs a larger one; "fit" frees it and allocates what is needed
     anew for each request, as the baseline in TurboTransformers' paper does.
     """
 
@@ -123,7 +123,7 @@ class ArenaPool(LedgerPool):
 
     def place(self, lifetimes: Sequence[Lifetime]) -> Plan:
         plan, ledger = self._planner(lifetimes), self._ledger
-        if self._policy == "exact" or plan.end > ledger.calls.held_bytes:
+        if self._policy == "fit" or plan.end > ledger.calls.held_bytes:
             for chunk in ledger.chunks:  # before the new one: both together might not fit
                 ledger.free(chunk)
             if plan.end:

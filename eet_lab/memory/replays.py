@@ -92,7 +92,7 @@ def pools(workload: Sequence[Request]) -> dict[str, Callable[[], Pool]]:
         for release in RELEASES
     }
     return {
-        "arena, made anew": partial(ArenaPool, policy="exact"),
+        "arena, made anew": partial(ArenaPool, policy="fit"),
         "arena, grown": ArenaPool,
         "arena, reserved": reserved,
         **chunked,

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 LARGEST = 127
-"""Of the whole numbers. -128 is not used, so that a weight and its negative are rounded alike."""
+"""The largest quantized value. -128 is not used, so that a weight and its negative are rounded alike."""
 
 ROWS = 4096
 """Outputs that are quantized at a time: what that takes in fp32 stays far below the matrix itself."""

@@ -113,9 +113,9 @@ class NextTokenCase(Case):
 
 
 def beaten(exact: Tensor, got: Tensor, batch: Batch, sampling: Sampling, slack: float) -> Tensor:
-    """By how much, as logits, each row's word is beaten: exact logits [B,V] in fp64, words [B] -> [B].
+    """The margin, in logits, by which each row's token is beaten: exact logits [B,V] in fp64, tokens [B] -> [B].
 
-    Two logits may part by `slack`: with a top-k, words that lie so far above its end are certainly in it.
+    Two logits may differ by `slack`: tokens that lie so far above the end of the top-k are certainly in it.
     """
     mine, noisy, below = got[:, None], exact, torch.zeros_like(exact[:, 0])
     certain, k = torch.ones_like(exact, dtype=torch.bool), sampling.most_words(exact.shape[-1])

@@ -51,7 +51,7 @@ class Op:
 
     @cached_property
     def launches(self) -> int | None:
-        """Of the CUDA op in a decode step, with 16 bits and few rows and channels; None where there is no kernel."""
+        """The launches of the CUDA op in a decode step, with 16 bits, few rows and few channels; None: no kernel."""
         with_kernels = (case for case in ALL_CASES if case.op == self.name and not case.name.startswith("prefill"))
         return next((case.launches for case in with_kernels), None)
 
@@ -155,4 +155,4 @@ OPS = {
         Op("linear_residual_norm", _linear_residual, _more_of_residual_norm),
     )
 }
-"""By name, which is also that of a field of `Ops`."""
+"""The records by name, which is also the name of a field of `Ops`."""

@@ -213,7 +213,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def advance(buffer: TokenBuffer, token: Tensor, count: Tensor, *, empty: Empty) -> None:
-    """After a pass that read `count` [B] tokens of each row: write `token` [B] where they end, and go there.
+    """Move each row on by the `count` [B] tokens that a pass read, and write `token` [B] where they end.
 
     Where the prompt still stands, it stays. A row that is at its limit, or was not read, stays where it is.
     """

@@ -27,7 +27,7 @@ class Shape(Protocol):
         """Bytes that have to be moved, each once."""
 
     def held_bytes(self, itemsize: int) -> int:
-        """Of the inputs, where a call reads a part of them, and of what it writes."""
+        """Bytes of all inputs, of which a call may read a part, and of what it writes."""
         return self.read_bytes(itemsize)
 
 
@@ -106,7 +106,7 @@ class AttentionShape(NamedShape):
     scale: float | None = None  # of scores
 
     def named(self) -> Mapping[str, Any]:
-        """Of the lengths the shortest and the longest; KV heads where they are fewer than heads."""
+        """The values in the name: the shortest and the longest length, and KV heads where they are fewer than heads."""
         low, high = min(self.lengths), max(self.lengths)
         own = {"B": len(self.lengths), "low": low, "high": high if high > low else None}
         return {**vars(self), **own, "cache": "kv" if self.decode else "s", "G": self.G if self.G < self.H else None}

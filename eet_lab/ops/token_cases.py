@@ -201,7 +201,7 @@ class ChooseCase(Case):
 
 
 def judged(logits: Tensor, positions: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
-    """In fp64, all [B,V]: score plus noise; which words certainly stay in the top-k and top-p; which possibly do."""
+    """Three fp64 tensors [B,V]: score plus noise; tokens that certainly stay in top-k and top-p; those that may."""
     scores = logits.double() / sampling.temperature
     value = scores + reference.gumbel(sampling.noise, positions, scores.shape[-1])
     certain = possible = torch.ones_like(scores, dtype=torch.bool)

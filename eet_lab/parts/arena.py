@@ -108,7 +108,7 @@ class Arena(FreshMemory):
 
     @property
     def num_bytes(self) -> int:
-        """Of all chunks."""
+        """Bytes of all chunks."""
         return sum(chunk.numel() for chunk in [*self._chunks.values()])  # a list: another thread may watch
 
     @property

@@ -45,7 +45,7 @@ class KVCache(ABC):
         self._open(num_pad, capacity, ends or [capacity] * len(num_pad))
 
     def mirror(self) -> None:
-        """Before a step is launched: what the ledger changed reaches the device. Never part of what is captured."""
+        """Copy the ledger's changes to the device, before a step is launched. It is never captured."""
         return  # a rectangle lies where it lies
 
     @abstractmethod
@@ -61,7 +61,7 @@ class KVCache(ABC):
 
     @property
     def column_bytes(self) -> int:
-        """Of one token: keys and values of all layers."""
+        """Bytes of one token: keys and values of all layers."""
         return 2 * self.num_layers * self.num_heads * self.head_dim * self.like.element_size()
 
     @property

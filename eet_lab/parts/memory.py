@@ -39,9 +39,9 @@ class FreshMemory:
         return like.new_empty(shape, dtype=dtype)
 
     def plan(self, passes: Mapping[str, TracedPass], like: Tensor) -> bool:
-        """Before a request: its passes, each at its largest. `like` tells the device.
+        """Prepare for the passes of a request, each at its largest. `like` tells the device.
 
-        Returns whether there was more to do than to look up what is known of such passes.
+        Returns whether a pass had to be traced, or memory placed: False if all was known from earlier requests.
         """
         before, self._passes = self._num_traced, dict(passes)
         self._live_bytes = max(self._outline_bytes(traced_pass) for traced_pass in passes.values())

@@ -104,7 +104,7 @@ class Pages(KVCache):
 
     @property
     def num_pages(self) -> int:
-        """Of each layer, the hidden one among them."""
+        """The pages of each layer, the hidden one among them."""
         return self.keys.shape[1] if self.keys.ndim > 1 else 0
 
     @property

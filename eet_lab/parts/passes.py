@@ -45,7 +45,7 @@ class Group(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """Without pads."""
+        """The tokens of the texts, without pads."""
         return sum(len(text.ids) for text in self.texts)
 
     @property
@@ -54,7 +54,7 @@ class Group(NamedTuple):
 
     @property
     def computed_tokens(self) -> int:
-        """T: with pads."""
+        """The tokens that a pass computes, T: with pads."""
         return self.num_tokens if self.packed else len(self.texts) * self.longest
 
     @property

@@ -72,7 +72,7 @@ class TracedPass(NamedTuple):
         return TracedPass(("outline", *self.key), self.outline or self.run, repeated=self.repeated)
 
     def outlined(self) -> tuple[Lifetime, ...]:
-        """What the outline asks for: at no time more or less at once than the pass."""
+        """The lifetimes of the outline. At their peak they hold as many bytes as those of the whole pass."""
         return _traced(self.outline or self.run)
 
 

@@ -56,7 +56,7 @@ class Schedule:
         return [min(length, most) for length in lengths]
 
     def most_tokens(self, capacity: int) -> int:
-        """Of a step, where requests have at most `capacity` tokens each."""
+        """The most tokens of a step, where requests have at most `capacity` tokens each."""
         return min(self.budget or MOST, (self.max_rows or MOST_ROWS) * min(self.chunk or MOST, capacity))
 
     def of_at_most(self, num_rows: int) -> Schedule:
@@ -67,8 +67,8 @@ class Schedule:
 TOKEN_BY_TOKEN = Schedule(chunk=1)
 """The baseline: prompts are read one column a step, as FasterTransformer v3.1 did."""
 UP_TO_THE_SHORTEST = Schedule(chunk=1, shortest_first=True)
-"""As FasterTransformer v4.0: in parallel up to the shortest prompt, the rest token by token."""
+"""FasterTransformer v4.0's way: in parallel up to the shortest prompt, the rest token by token."""
 LEFT_PADDED = Schedule(aligned=True)
-"""As EET: all prompts end in the same column and are read in one parallel pass, pads and all."""
+"""EET's way: all prompts end in the same column, and one parallel pass reads them with their pads."""
 PACKED = Schedule()
 """Whole prompts end to end, without pads."""

@@ -135,10 +135,10 @@ class Scheduler:
         request.status = "finished"
 
     def _admit(self) -> None:
-        """The oldest that wait, as long as there is a slot and pages for all their tokens.
+        """Admit the oldest waiting requests while a slot is free and there are pages for all their tokens.
 
-        A page for each that runs must remain, else the next row that grows would drive out the newcomer, and what it
-        had read until then would have been in vain.
+        One page for each running request must stay free. Otherwise the next row that grows would preempt the newcomer,
+        and the newcomer would have to read its tokens again.
         """
         joins = self.schedule.joins
         if self.running and not joins:

@@ -1,4 +1,4 @@
-"""Requests through a scheduler, pass by pass and without a model: who reads what when, by counting."""
+"""A simulation of the scheduler, pass by pass and without a model: it counts which request reads what in each pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Simulated:
 
     @property
     def idle_share(self) -> float:
-        """Of the slots in all passes: those that read nothing."""
+        """The share of all slots in all passes that read nothing."""
         return 1 - sum(map(len, self.passes)) / (self.num_slots * len(self.passes))
 
     @property
@@ -34,7 +34,7 @@ class Simulated:
 
     @property
     def tokens(self) -> list[tuple[int, int]]:
-        """Of each pass: tokens of rows that decode, and tokens of prompts."""
+        """The tokens of each pass: those of rows that decode, and those of prompts."""
         found = []
         for rows in self.passes:
             decoded = sum(row.count for row in rows if row.start >= len(row.request.prompt))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from eet_lab.words import told
 
 MOST = 2**31 - 1
-"""Of tokens, pages, columns: kernels count them in ints."""
+"""The most tokens, pages or columns: kernels count them in ints."""
 
 
 def check_whole(error: type[Exception], name: str, value: object, least: int, most: int, otherwise: str = "") -> None:

@@ -20,7 +20,7 @@ ACTS: dict[str | None, int] = {
 """Activations by name, numbered as in csrc/eet/activation.cuh; a gated one has the number of its gates' activation."""
 GATED = ("swiglu", "geglu")
 REMEDY = "Plain PyTorch's ops take any: leave the fused kernels out."
-"""For sizes of a model that kernels do not take."""
+"""The remedy for sizes of a model that kernels do not take."""
 
 Op = TypeVar("Op", bound=Callable)
 
@@ -72,7 +72,7 @@ def number_of(act: str | None) -> int:
 
 
 class Limits(NamedTuple):
-    """Of a GPU."""
+    """The limits of a GPU."""
 
     shared_bytes: int  # of shared memory that a block can have
     num_blocks: int  # its multiprocessors
@@ -84,7 +84,7 @@ HOPPER = Limits(227 * 1024, 132)  # where there is no GPU to ask
 
 @cache
 def limits() -> Limits | None:
-    """Of the first GPU that was asked for; None where there is none."""
+    """The limits of the first GPU that was asked for; None where there is none."""
     if not torch.cuda.is_available():
         return None
     properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -93,7 +93,7 @@ def limits() -> Limits | None:
 
 
 def gpu() -> Limits:
-    """Of the GPU; of a Hopper one where there is none."""
+    """The limits of the GPU; those of an H100 where there is none."""
     return limits() or HOPPER
 
 

@@ -46,7 +46,7 @@ def unfit(model: Shapes) -> str | None:
 
 
 class Sizes(NamedTuple):
-    """Of layers that are alike."""
+    """The sizes of layers that are alike."""
 
     A: int
     C: int
@@ -60,7 +60,7 @@ class Sizes(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """In 16 bits."""
+        """Bytes of a layer's weights in 16 bits."""
         return 2 * self.C * (self.A + self.fc_1_rows + self.F + self.N)
 
 

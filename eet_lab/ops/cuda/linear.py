@@ -237,7 +237,7 @@ def num_launches(
     residual: bool = False,
     gathered: bool = False,
 ) -> int:
-    """Of a product of T tokens such as those of x, with what surrounds it."""
+    """The launches of a product of T tokens such as those of x, with what surrounds it."""
     if act in GATED and pairs_gates(T, x, w):
         return 1
     if act in GATED:
@@ -367,7 +367,7 @@ def _suits_registers(T: int, outputs: int, C: int, normed: bool) -> bool:
 
 
 def num_blocks(N: int) -> int:
-    """Of a product with N outputs: one a multiprocessor."""
+    """The blocks of a product with N outputs: one a multiprocessor."""
     return min(N, gpu().num_blocks)
 
 

@@ -20,7 +20,7 @@ class Rotation(NamedTuple):
 
 
 def rotation(qkv: Tensor, positions: Tensor, spec: Spec, extras: Extras) -> Rotation:
-    """Of qkv [T,(H+2G)D]; KernelError for tensors that are not as the kernels need them."""
+    """The rotation of qkv [T,(H+2G)D]; KernelError for tensors that are not as the kernels need them."""
     T, D = len(qkv), spec.head_dim
     check(positions, "positions", torch.int64, (T,))
     norms = [None if norm is None else norm.weight for norm in (extras.q_norm, extras.k_norm)]

@@ -188,7 +188,7 @@ def choose_best(best: Tensor, *, empty: Empty, dependent: bool = False) -> Tenso
 
 @needs("tokens")
 def advance(buffer: TokenBuffer, token: Tensor, count: Tensor, *, empty: Empty, dependent: bool = False) -> None:
-    """After a pass that read `count` [B] tokens of each row: write `token` [B] where they end, and go there.
+    """Move each row on by the `count` [B] tokens that a pass read, and write `token` [B] where they end.
 
     One launch.
     """

@@ -31,7 +31,7 @@ from eet_lab.progress import Cancel, Progress
 POLL_S = 0.05
 MIB = 2**20
 NEEDED_MIB = 100
-"""Of libraries, and of what nvcc writes on the way."""
+"""Disk space for the libraries and the files that nvcc writes on the way."""
 FLAGS = ("-O3", "-std=c++17", "-lineinfo", "-shared", "-Xcompiler=-fPIC")
 
 
@@ -112,7 +112,7 @@ def key(path: Path, nvcc: Path, flags: Iterable[str]) -> str:
 
 
 def stamps_of(names: Iterable[str | Path]) -> Stamps:
-    """Of all files that these sources are made of."""
+    """The stamps of all files that these sources include."""
     return {file: _stamp(file) for file in set().union(*(includes(source(name)) for name in names))}
 
 

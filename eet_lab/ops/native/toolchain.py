@@ -59,7 +59,7 @@ def _resolved(nvcc: Path) -> Path:
 
 @cache
 def nvcc_version(nvcc: Path) -> str:
-    """For instance "13.0.88"."""
+    """The version of nvcc, for instance "13.0.88"."""
     text = _output(nvcc, "--version")
     version = re.search(r"\bV(\d+\.\d+\.\d+)", text)
     if version is None:
@@ -95,7 +95,7 @@ def host_compiler() -> Path:
 
 
 def capability() -> tuple[int, int] | None:
-    """Of the GPU that torch takes at present; None without one."""
+    """The compute capability of the current GPU; None without one."""
     return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
