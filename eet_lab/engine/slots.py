@@ -74,11 +74,8 @@ class Slots:
         engine, cache = self._engine, self._engine.cache
         if self.is_batch:
             cache.check_room(shape.num_pad, shape.ends)
-        self.settings, self.clock, self._stream = (
-            settings,
-            clock,
-            open_stream(clock, engine.model.device, self.num_slots),
-        )
+        self.settings, self.clock = settings, clock
+        self._stream = open_stream(clock, engine.model.device, self.num_slots)
         if self.is_batch or not ran_last:
             cache.open(shape.num_pad, self.capacity, shape.ends)
         if not ran_last:

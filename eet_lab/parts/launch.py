@@ -36,7 +36,7 @@ class GraphLaunch:
 
 
 class Graphs:
-    """The captured steps of one session; `captures` counts them."""
+    """The captured steps of one set of slots; `captures` counts them."""
 
     def __init__(self, decode: Decode, longest: int, bucket: int) -> None:
         """`longest` is the largest `max_kv` that a step will have."""
@@ -62,7 +62,7 @@ class Graphs:
         current = torch.cuda.current_stream()
         graph, stream = torch.cuda.CUDAGraph(), _capture_stream(current.device_index)
         stream.wait_stream(current)
-        # The collector might destroy a graph of an earlier session, which ends a capture with an error.
+        # The collector might destroy a graph of earlier slots, which ends a capture with an error.
         with torch.cuda.stream(stream), no_collection():
             # Thread-local: the threads that watch the run may ask the driver things meanwhile.
             graph.capture_begin(capture_error_mode="thread_local")
@@ -76,5 +76,5 @@ class Graphs:
 
 @cache
 def _capture_stream(device_index: int) -> torch.cuda.Stream:
-    """One for all captures: cuBLAS keeps a workspace of 32 MiB for each stream that it has seen."""
+    """One stream for all captures: cuBLAS keeps a workspace of 32 MiB for each stream that it has seen."""
     return torch.cuda.Stream(device_index)
