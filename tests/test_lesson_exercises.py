@@ -284,7 +284,7 @@ def test_a_technique_is_judged_by_what_it_replaces(exercises: dict[str, Exercise
         return exercises["technique"].check(apply).message
 
     assert exercises["technique"].check(start.static_cache).ok
-    assert "prompts, texts changed" in told(lambda parts: replace(Parts(), kv_cache=StaticKV))
+    assert "schedule, texts changed" in told(lambda parts: replace(Parts(), kv_cache=StaticKV))
     assert "GrowingKV" in told(lambda parts: parts)
     assert "return the new parts" in told(lambda parts: StaticKV)
 

@@ -16,7 +16,7 @@ from eet_lab.techniques import PrePadding
 def test_parts_table_marks_what_changed():
     [shown] = start.parts_table("pre_padding", "memory_reuse").things
     assert (
-        "★ right_aligned" in shown.data
+        "aligned=True" in shown.data
         and "★ StaticKV" in shown.data
         and "★ padded" in shown.data
         and shown.data.count("★") == 4

@@ -199,7 +199,7 @@ def test_a_technique_from_a_cell_is_a_citizen(own):
 
 
 def test_conflicts_are_computed_per_slot(own):
-    with pytest.raises(RecipeError, match="pre_padding and rival both replace prompts"):
+    with pytest.raises(RecipeError, match="pre_padding and rival both replace schedule"):
         Recipe.parse("pre_padding,rival")
     assert "rival" not in everything("cpu").names  # what came first stays
     assert list(replaced(Parts(), own().apply(Parts()))) == ["prompts"]

@@ -41,7 +41,7 @@ class TokenMatrix(NamedTuple):
 
 
 def token_matrix(prompts: Sequence[Sequence[int]], recipe: str, num_new: int) -> TokenMatrix:
-    """As the recipe's schedule lays prompts of so many tokens out; pads are those that the first pass computes."""
+    """These prompts as the recipe's schedule lays them out. Pads are those that the first pass computes."""
     schedule, lengths = Recipe.parse(recipe).parts.schedule, [len(prompt) for prompt in prompts]
     pads, counts = schedule.pads(lengths), schedule.first_counts(lengths)
     found = [[*[PAD] * pad, *[READ] * length, *[NEW] * num_new] for pad, length in zip(pads, lengths, strict=True)]
