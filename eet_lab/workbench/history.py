@@ -28,7 +28,7 @@ from eet_lab.errors import EETError, ResultError, first_line
 from eet_lab.paths import PACKAGE, results_dir, write_whole
 from eet_lab.words import visible
 from eet_lab.workbench import export
-from eet_lab.workbench.rows import KINDS, Result, Row, Stamp, Summary, end, facts
+from eet_lab.workbench.rows import KINDS, Result, Row, Stamp, Summary
 from eet_lab.workbench.sidecar import Entry, Sidecar
 
 FOLDER = results_dir()
@@ -134,24 +134,6 @@ class History:
         row = self.pinned()
         self._set_aside, self._rows = "" if row is None else row.id, None
 
-    def compared(self, first: str, second: str) -> dict[str, Any]:
-        """Two kept runs side by side as a table: they were not timed in turn, so no change is claimed of times."""
-        rows = {row.id: row for row in self.rows()}
-        pair = [rows[id] for id in (first, second)]
-        ends = [m for id in (first, second) if (m := end(self.open(id)[0])) is not None]
-        if len(ends) < 2:
-            raise ResultError("One of these runs was stopped before anything was measured. Tick two others.")
-        lines = [["recipe", *(row.recipe for row in pair)], ["device", *(row.device for row in pair)]]
-        one, other = map(facts, ends)
-        lines += [[name, one[name], other[name]] for name in one]
-        same = "yes" if ends[0].tokens == ends[1].tokens else "no"
-        notes = [
-            "Runs that were not timed in turn also differ by what else the machine did at the time: Measure again "
-            "times both recipes in turn, here and now.",
-            f"The same tokens: {same}.",
-        ]
-        return {"head": ["", *(row.label for row in pair)], "rows": lines, "notes": notes}
-
     # Writing
 
     def add(self, result: Result, monitor: Mapping[str, Any]) -> Row:
@@ -161,7 +143,9 @@ class History:
             row = self._keep(self._free(_stem(result)), result, beside)
         except ResultError as error:
             self.problem = f"{first_line(error)} {IN_MEMORY}"
-            row = Row(id=_stem(result), **vars(Summary.of(result)))
+            summary = Summary.of(result)
+            number = 1 + max((row.number for row in self.rows() if row.kind == summary.kind), default=0)
+            row = _named(Row(id=_stem(result), number=number, **vars(summary)), Entry())
             self._memory[row.id] = row, result, beside
             self._rows = None
             return row
@@ -260,12 +244,13 @@ class History:
         read = self._known.get(id, ((0, 0), None)), (entry.stamp, entry.summary)
         unread = Summary(name=visible(path.name), problem=UNREAD)
         summary = next((summary for at, summary in read if at == stamp and summary is not None), unread)
-        return _named(Row(id=id, stamp=stamp, writable=id not in self._shipped, **vars(summary)), entry)
+        row = Row(id=id, stamp=stamp, number=entry.number, writable=id not in self._shipped, **vars(summary))
+        return _named(row, entry)
 
     def _files(self) -> dict[str, Path]:
         """Every file by its id: what the folder holds now, and the recordings."""
         try:
-            found = [path for path in self.folder.glob("*.json") if not path.name.startswith(".")]
+            found = sorted(path for path in self.folder.glob("*.json") if not path.name.startswith("."))
         except OSError:
             found = []
         return {path.stem: path for path in found} | self._shipped
@@ -276,8 +261,7 @@ class History:
         known = {path.stem: (_stamp(path), Summary.of(result))}
         self._remember(known)
         self.learn(known)
-        stamp, summary = known[path.stem]
-        return Row(id=path.stem, stamp=stamp, **vars(summary))
+        return self._row(path.stem, path, self._sidecar.entries().get(path.stem, Entry()))
 
     def _write_late(self) -> None:
         """Write what had to be kept in memory, now that the folder takes files again."""
@@ -287,13 +271,15 @@ class History:
                 del self._memory[id]
 
     def _remember(self, found: Read) -> None:
-        """Keep summaries for the next kernel; where they cannot be written, the files are read again."""
+        """Keep summaries and numbers for the next kernel; where they cannot be written, the files are read again."""
         own = {id: each for id, each in found.items() if id not in self._shipped}
         if not own or not self.folder.is_dir():
             return
         with suppress(ResultError), self._sidecar.changing() as entries:
             for id, (stamp, summary) in own.items():
-                entries[id] = replace(entries.get(id, Entry()), stamp=stamp, summary=summary)
+                entry = entries.get(id, Entry())
+                number = entry.number or _next_number(summary.kind, entries)
+                entries[id] = replace(entry, stamp=stamp, summary=summary, number=number)
 
     def _free(self, stem: str) -> Path:
         """A path in the folder, which is made; never one that exists."""
@@ -373,10 +359,18 @@ def _encoded(beside: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**beside, "timeline": encode(beside["timeline"])} if "timeline" in beside else beside
 
 
+def _next_number(kind: str, entries: Mapping[str, Entry]) -> int:
+    """Of a run of this kind; 0 of a file that holds none. A number stays, whatever runs are deleted."""
+    numbers = (entry.number for entry in entries.values() if entry.summary and entry.summary.kind == kind)
+    return 1 + max(numbers, default=0) if kind else 0
+
+
 def _named(row: Row, entry: Entry) -> Row:
-    """A row under the user's name, with note and pin."""
-    name = visible(entry.name)[:LONGEST_NAME] or row.name
-    return replace(row, name=name, note=visible(entry.note)[:LONGEST_NOTE], pinned=entry.pinned)
+    """A row under the user's name, with note and pin; one of the user's own is "Compare 3" at first."""
+    first = f"{row.kind.capitalize()} {row.number}" if row.number and row.writable and not row.problem else row.name
+    name = visible(entry.name)[:LONGEST_NAME] or first
+    note = visible(entry.note)[:LONGEST_NOTE]
+    return replace(row, name=name, subject=row.subject or row.name, note=note, pinned=entry.pinned)
 
 
 def _told_apart(rows: Sequence[Row]) -> list[Row]:

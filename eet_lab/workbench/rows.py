@@ -67,13 +67,18 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Row(Summary):
-    """One kept run. `stamp` is that of the file which the summary was read from."""
+    """One kept run. `stamp` is that of the file which the summary was read from; `number` counts runs of its kind.
+
+    `subject` is what was measured: `demo, 4 prompts`.
+    """
 
     id: str
     note: str = ""
     pinned: bool = False
     writable: bool = True
     stamp: Stamp = (0, 0)
+    number: int = 0
+    subject: str = ""
 
     @property
     def when(self) -> str:
@@ -87,7 +92,7 @@ class Row(Summary):
 
     @property
     def label(self) -> str:
-        """What tells it from others of its name: `demo, 4 prompts, 14:32:05`."""
+        """What tells it from others of its name: `Compare 3, 14:32:05`."""
         return f"{self.name}, {when}" if (when := to_the_second(self.date)) else self.name
 
 

@@ -39,7 +39,7 @@ def test_the_last_ladder_is_opened_once_for_what_it_tells(bench: Workbench, monk
     monkeypatch.setattr(History, "open", lambda kept, id: (opened.append(id), inner(kept, id))[1])
     do(bench, c.Setting("repeats", 1), c.Ladder(), c.Run())
     turn(bench, 30)
-    assert "last ladder" in shown(bench, "techniques")["effects_of"] and row(bench, "memory_reuse")["effect"]
+    assert "in Ladder 1" in shown(bench, "techniques")["effects_of"] and row(bench, "memory_reuse")["effect"]
     assert len(opened) == 1
     do(bench, c.EditPrompt(0, "Other words"))
     assert shown(bench, "techniques")["effects_of"] == "" and not row(bench, "memory_reuse")["effect"], "of others"
@@ -153,6 +153,13 @@ def test_two_ticked_runs_stand_side_by_side_without_a_claim(bench: Workbench) ->
     labels = {row["id"]: row["label"] for row in shown(bench, "runs")["rows"]}
     assert labels[first] in banner and labels[second].removesuffix(" (2)") in banner
     assert table["head"][1] == labels[first]
+    tiles = shown(bench, "answer")["tiles"]
+    assert [tile["change"]["text"] for tile in tiles[:2]] == ["not timed in turn"] * 2
+    assert tiles[0]["value"] + " ms" == table["rows"][2][2] and tiles[0]["before"].split()[-1] in table["rows"][2][1]
+    assert tiles[3]["change"]["text"] == "identical"
+    do(bench, c.Rename(first, "slow one"))
+    assert "slow one" in shown(bench, "answer")["tables"][0]["head"][1], "not under its old name"
+    assert "slow one" in shown(bench, "bar")["banner"]["text"]
     assert not any(shown(bench, view)["read_only"] for view in ("bar", "techniques", "inputs"))
     assert shown(bench, "inputs")["prompts"]["rows"][0]["text"] == "9 9", "the reader's own choices stay"
     assert not row(bench, "memory_reuse")["on"] and row(bench, "mask_removal")["on"]
@@ -160,6 +167,23 @@ def test_two_ticked_runs_stand_side_by_side_without_a_claim(bench: Workbench) ->
     assert errors(bench) == ""
     recipes = {bench.result.baseline.recipe, bench.result.selection.recipe}
     assert {"memory_reuse" in recipe for recipe in recipes} == {True, False}
+
+
+def test_a_kept_run_that_is_open_is_told_of_by_its_present_name(bench: Workbench) -> None:
+    do(bench, c.Run())
+    [kept] = [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]
+    do(bench, c.OpenRun(kept))
+    assert "Run 1" in shown(bench, "bar")["banner"]["text"]
+    do(bench, c.Rename(kept, "mine"))
+    assert "This is a kept run: mine" in shown(bench, "bar")["banner"]["text"]
+
+
+def test_runs_of_other_prompts_are_said_to_be_of_others(bench: Workbench) -> None:
+    do(bench, c.Run(), c.EditPrompt(0, "9 9"), c.Run())
+    for kept in [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]:
+        do(bench, c.Tick(kept, True))
+    do(bench, c.CompareTicked())
+    assert shown(bench, "answer")["tiles"][3]["change"]["text"] == "of other prompts"
 
 
 def test_one_recipe_twice_is_two_runs(bench: Workbench) -> None:

@@ -238,16 +238,38 @@ def _memory(before: int, after: int) -> dict[str, Any]:
     return _tile("Peak memory", after / MiB, "MiB", memory_change(before, after), was, tip)
 
 
+def _same_tokens(before: Measurement, after: Measurement) -> tuple[int, int]:
+    """How many tokens are the same, and of how many."""
+    rows = zip(after.tokens, before.tokens, strict=True)
+    pairs = [pair for ours, theirs in rows for pair in zip(ours, theirs, strict=False)]
+    return sum(a == b for a, b in pairs), len(pairs)
+
+
 def _same(before: Measurement, after: Measurement, found: Parity) -> dict[str, Any]:
-    pairs = [
-        (a, b)
-        for ours, theirs in zip(after.tokens, before.tokens, strict=True)
-        for a, b in zip(ours, theirs, strict=False)
-    ]
-    same = sum(a == b for a, b in pairs)
+    same, total = _same_tokens(before, after)
     word, _, kind = VERDICTS[found.verdict]
     change = {"text": word, "kind": kind}
-    return _tile("Same output?", f"{same:,} / {len(pairs):,}", "tokens", change, tip=found.explanation)
+    return _tile("Same output?", f"{same:,} / {total:,}", "tokens", change, tip=found.explanation)
+
+
+def tiles_apart(first: Measurement, second: Measurement, same_prompts: bool) -> list[dict[str, Any]]:
+    """The tiles of two runs that were not timed in turn: no change is claimed of times, and none across prompts."""
+    apart = {"text": "not timed in turn" if same_prompts else "of other prompts", "kind": "dim"}
+    times = [
+        _tile(label, _median(after), "ms", apart, "" if before is None else f"from {brief(before.p50)}")
+        for label, before, after in (
+            ("Time to first token", first.ttft_ms, second.ttft_ms),
+            ("Time per token", first.tpot_ms, second.tpot_ms),
+        )
+    ]
+    before, after = first.memory["peak"], second.memory["peak"]
+    changed = memory_change(before, after) if same_prompts else apart
+    memory = _tile("Peak memory", after / MiB, "MiB", changed, f"from {brief(before / MiB)}")
+    if not same_prompts:
+        return [*times, memory, _tile("Same output?", None, "", apart)]
+    same, total = _same_tokens(first, second)
+    told = {"text": "identical", "kind": "good"} if same == total else {"text": "not checked", "kind": "dim"}
+    return [*times, memory, _tile("Same output?", f"{same:,} / {total:,}", "tokens", told)]
 
 
 def _run_tiles(run: Run) -> list[dict[str, Any]]:

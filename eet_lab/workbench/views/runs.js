@@ -84,8 +84,8 @@ function name(run, ui) {
       onclick: edit("name") }, run.name),
     h("span", { class: "eet-name-more", key: "more" },
       run.short_when && h("span", { class: "eet-kind", key: "when", title: run.when }, run.short_when),
-      h("span", { class: "eet-kind", key: "kind" }, run.kind),
-      run.model && h("span", { class: "eet-kind eet-place", key: "where" }, `${run.model} on ${run.device}`),
+      run.about && h("span", { class: "eet-kind", key: "about" }, run.about),
+      run.device && h("span", { class: "eet-kind eet-place", key: "where" }, `on ${run.device}`),
       (run.note || run.writable) && button({ class: `eet-note-text ${run.note ? "" : "eet-add-note"}`, key: "note", enabled: run.writable, title: run.note || "Add a note",
         "aria-label": `Note of ${run.label}: ${run.note || "none"}`, onclick: edit("note") }, run.note || "+ note")));
 }

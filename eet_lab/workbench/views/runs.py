@@ -71,6 +71,7 @@ def _row(row: Row, label: str, ticked: bool, shown: bool) -> dict[str, Any]:
         "name": row.name,
         "label": label,
         "kind": "recorded" if row.recorded else row.kind,
+        "about": _about(row),
         "model": row.model,
         "device": row.device,
         "recipe": row.recipe,
@@ -88,6 +89,14 @@ def _row(row: Row, label: str, ticked: bool, shown: bool) -> dict[str, Any]:
         "writable": row.writable,
         "problem": row.problem,
     }
+
+
+def _about(row: Row) -> str:
+    """What a name does not tell: which kind of run, and of what."""
+    if row.problem or not row.writable:
+        return "recorded" if row.recorded else ""
+    kind = "recorded" if row.recorded else "" if row.name.casefold().startswith(row.kind) else row.kind
+    return ", ".join(filter(None, [kind, row.subject]))
 
 
 def _ms(value: float | None) -> str:
