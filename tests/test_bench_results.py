@@ -89,7 +89,7 @@ def test_changes_are_kept_and_told_in_one_notation(tmp_path):
     result = comparison(changes=paired(50))
     assert load_result(result.save(tmp_path / "r.json")) == result
     assert "2.00 × faster (1.94 to 2.06)" in result.to_text() and "2.00 × sooner (" in result._repr_html_()
-    assert "8 pairs, timed in turn" in result.to_text() and "widened by 3%" in result.to_text()
+    assert "8 pairs, timed in turn" in result.to_text() and "widened by 3 %" in result.to_text()
     assert "nearer to it" not in result.to_text()
     assert "or is nearer to it than it is wide" in comparison(changes=paired(50, 6)).to_text()
     alike = comparison(changes=paired(99))

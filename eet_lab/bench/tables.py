@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from eet_lab.bench.measured import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, Metric, p50
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
 from eet_lab.words import (
-    LEAST_MIB,
     MiB,
+    amount,
     brief,
     counted,
     ms_words,
@@ -20,7 +20,6 @@ from eet_lab.words import (
     plain,
     signed,
     signed_mib,
-    sized,
     times,
     visible,
 )
@@ -92,7 +91,7 @@ def _run(result: Run) -> tuple[str, Rows, list[str]]:
         for each in TIMES
         if (times := each.read(m)) is not None
     ]
-    rows += [[name, _amount(m.memory[key])] for key, name in MEMORY_NAMES.items() if m.memory[key]]
+    rows += [[name, amount(m.memory[key])] for key, name in MEMORY_NAMES.items() if m.memory[key]]
     remarks = ["It was stopped; what had been generated stays."] if result.stopped else []
     remarks += ["One watched run: neither checked nor repeated. Compare measures."]
     return _title(result.environment, result.workload, None), rows, [*remarks, _how(m), _where(result.environment)]
@@ -109,7 +108,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     for key, name in MEMORY_NAMES.items():
         before, after = a.memory[key], b.memory[key]
         if before or after:
-            rows.append([name, _amount(before), _amount(after), memory_words(before, after)])
+            rows.append([name, amount(before), amount(after), memory_words(before, after)])
     if a.joules_per_token is not None and b.joules_per_token is not None:
         joules = a.joules_per_token, b.joules_per_token
         rows.append([ENERGY.name, *(f"{brief(j)} {ENERGY.unit}" for j in joules), _ratio(*joules)])
@@ -121,7 +120,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
         remarks.append(_watching(result.watching_cost_percent, result.watched, b))
     if b.cost is not None and b.cost.floor_ms is not None and b.tpot_ms is not None:
         remarks.append(
-            f"A decode step of {b.recipe} must read at least {_amount(b.cost.step_bytes)}: {ms_words(b.cost.floor_ms)} "
+            f"A decode step of {b.recipe} must read at least {amount(b.cost.step_bytes)}: {ms_words(b.cost.floor_ms)} "
             f"at the {brief(b.cost.ceiling_gb_per_s or 0.0)} GB/s of a streaming read. It took "
             f"{ms_words(b.tpot_ms.p50)}, {_share(b.cost.floor_ms / b.tpot_ms.p50)}"
         )
@@ -144,18 +143,17 @@ def _how_paired(changes: Mapping[str, Change], differences: bool = False) -> str
     if not found.is_enough:
         return f"{counted(found.num_pairs, 'pair')} of runs cannot tell a change from noise: that takes {LEAST_PAIRS}."
     near = "" if found.num_pairs >= SURE_PAIRS else ", or is nearer to it than it is wide,"
+    widened = f"widened by {percent(LEAST_EFFECT)}: less is no technique's effect"
     if differences:
         return (
             f"What is its own is the difference of the medians of {found.num_pairs} pairs, timed in turn. The interval "
-            f"is that of a sign test of the pairs, widened by {LEAST_EFFECT:.0%}: less is no technique's effect. What "
-            f"crosses 0{near} cannot be told from noise."
+            f"is that of a sign test of the pairs, {widened}. What crosses 0{near} cannot be told from noise."
         )
     moved = any(change.is_of_pairs for change in changes.values())
     pairs = "; where a drift has moved the medians, the median of the pairs' own ratios" if moved else ""
     return (
         f"Changes are ratios of the medians of {found.num_pairs} pairs, timed in turn{pairs}. The interval is that of "
-        f"a sign test of the pairs' own ratios, widened by {LEAST_EFFECT:.0%}: less is no technique's effect. What "
-        f"crosses 1 ×{near} cannot be told from noise."
+        f"a sign test of the pairs' own ratios, {widened}. What crosses 1 ×{near} cannot be told from noise."
     )
 
 
@@ -331,10 +329,6 @@ def _ratio(before: float, after: float) -> str:
     if not (before and after):
         return "–"
     return f"{times(after / before)} more" if after > before else f"{times(before / after)} less"
-
-
-def _amount(num_bytes: float) -> str:
-    return f"{brief(num_bytes / MiB)} MiB" if num_bytes >= LEAST_MIB else sized(num_bytes)
 
 
 def _percent(before: float, after: float) -> str:

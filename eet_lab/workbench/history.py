@@ -67,7 +67,7 @@ class History:
         self._shipped = {f"{RECORDED}{path.stem}": path for path in sorted(SHIPPED.glob("*.json"))}
         self._rows: list[Row] | None = None
         self._unread: dict[str, Path] = {}
-        self._set_aside = ""  # the run whose pin does not count here
+        self._pins_count = True
 
     # Reading
 
@@ -81,7 +81,7 @@ class History:
             newest = sorted(
                 [*_told_apart(files), *kept], key=lambda row: (row.id in self._shipped, _later_first(row.id))
             )
-            here = [replace(row, pinned=row.pinned and row.id != self._set_aside) for row in newest]
+            here = [replace(row, pinned=row.pinned and self._pins_count) for row in newest]
             self._rows = sorted(here, key=lambda row: not row.pinned)
         return self._rows
 
@@ -129,10 +129,9 @@ class History:
         """The run whose recipe Compare is held against; None: the baseline."""
         return next((row for row in self.rows() if row.pinned and not row.problem), None)
 
-    def set_pin_aside(self) -> None:
-        """Count no pin until a run is pinned here; elsewhere all stays as it is."""
-        row = self.pinned()
-        self._set_aside, self._rows = "" if row is None else row.id, None
+    def set_pins_aside(self) -> None:
+        """Count no pin, nor one that is set elsewhere meanwhile, until a run is pinned here."""
+        self._pins_count, self._rows = False, None
 
     # Writing
 
@@ -172,7 +171,7 @@ class History:
         """Pin one run, and no other; None: no run."""
         if id is not None and id not in {row.id for row in self.rows()}:
             raise ResultError("This run is no longer kept, so it cannot be pinned.")
-        self._set_aside = ""
+        self._pins_count = True
         with self._sidecar.changing() as entries:
             for other in [other for other, entry in entries.items() if entry.pinned]:
                 entries[other] = replace(entries[other], pinned=False)

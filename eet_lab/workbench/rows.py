@@ -11,7 +11,7 @@ from eet_lab.bench.codec import Bytes, Ms, Name
 from eet_lab.bench.environment import describe, moment, placed
 from eet_lab.models.load import DEMO_LABEL
 from eet_lab.technique import short_form
-from eet_lab.words import counted, ms_words, sized, visible
+from eet_lab.words import amount, counted, ms_words, visible
 
 Result = Comparison | Ladder | Run
 KINDS: dict[type, str] = {Comparison: "compare", Ladder: "ladder", Run: "run"}
@@ -123,7 +123,7 @@ MEASURED: tuple[tuple[str, Callable[[Measurement], str | None]], ...] = (
     ("time to first token", lambda m: ms_words(m.ttft_ms.p50) if m.ttft_ms else None),
     ("time per token", lambda m: ms_words(m.tpot_ms.p50) if m.tpot_ms else None),
     ("end to end", lambda m: ms_words(m.total_ms.p50) if m.total_ms else None),
-    ("peak memory", lambda m: sized(m.memory["peak"])),
+    ("peak memory", lambda m: amount(m.memory["peak"])),
 )
 
 

@@ -86,6 +86,11 @@ def test_a_workbench_that_is_asked_for_a_recipe_counts_no_earlier_pin(comparison
         history = Workbench("demo", recipe=recipe, device="cpu", folder=tmp_path).controller.results.history
         assert [row.id for row in history.rows() if row.pinned] == ([pinned] if recipe is None else [])
         assert (history.pinned() is None) == (recipe is not None)
+    history.look()
+    other = kept.add(comparison, {}).id
+    kept.pin(other)  # elsewhere, while this one is open
+    history.look()
+    assert history.pinned() is None
     history.pin(pinned)
     assert history.pinned().id == pinned == History(tmp_path).pinned().id, "a pin that is set here counts here"
     history.pin(None)

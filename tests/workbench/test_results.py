@@ -21,7 +21,7 @@ from eet_lab.figures.outputs import rendered
 from eet_lab.figures.race import tokens_by_step
 from eet_lab.models.load import demo_tokenizer, load
 from eet_lab.words import mib
-from eet_lab.workbench import export
+from eet_lab.workbench import export, rows
 from eet_lab.workbench.history import SHIPPED, History
 from eet_lab.workbench.opened import Opened, as_ids
 from eet_lab.workbench.views import answer
@@ -54,6 +54,17 @@ def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> No
 def test_a_change_of_memory_that_decides_nothing_is_grey(after: int, kind: str) -> None:
     change = answer.memory_change(1000 * MiB, after * MiB)
     assert change["kind"] == kind and (change["text"] == "the same") == (after == 1000)
+
+
+def test_tiles_rows_tables_and_pages_write_one_number(recorded: Comparison | Ladder) -> None:
+    tiles, told = answer.tiles(recorded), rows.facts(rows.end(recorded))
+    first, each, peak, *_ = [f"{tile['value']} {tile['unit']}" for tile in tiles]
+    assert [told["time to first token"], told["time per token"], told["peak memory"]] == [first, each, peak]
+    cells = [cell for row in answer.table(recorded)["rows"] for cell in row]
+    page, headline = export.overview(recorded), " ".join(part["text"] for part in answer.headline(recorded))
+    for tile, text in zip(tiles, (first, each, peak), strict=False):
+        assert any(cell.split(" (")[0] in (text, tile["value"]) for cell in cells), text
+        assert tile["change"]["text"] in page and tile["change"]["text"].split(" (")[0] in headline
 
 
 def test_a_higher_peak_is_explained_where_activations_grew(comparison: Comparison) -> None:

@@ -12,7 +12,7 @@ from eet_lab.bench.tables import layout
 from eet_lab.figures.results import kinds
 from eet_lab.models.load import RANDOM_LABEL
 from eet_lab.technique import short_form
-from eet_lab.words import brief, counted
+from eet_lab.words import brief, counted, percent
 from eet_lab.workbench.rows import Result
 
 TITLES = {
@@ -232,7 +232,7 @@ def _how(change: Change | None) -> str:
 def _memory(before: int, after: int) -> dict[str, Any]:
     tip = (
         "Weights, KV cache, activations and workspaces at their peak. Bytes are counted, not sampled. "
-        f"A change below {LEAST_SHARE:.0%} of the peak is grey: it decides nothing about what fits."
+        f"A change below {percent(LEAST_SHARE)} of the peak is grey: it decides nothing about what fits."
     )
     was = f"from {brief(before / MiB)}"
     return _tile("Peak memory", after / MiB, "MiB", memory_change(before, after), was, tip)
