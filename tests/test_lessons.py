@@ -228,6 +228,7 @@ def test_each_step_reads_what_the_layout_says(words):
     labels = [step.label for step in fig.layout.sliders[0].steps]
     assert "baseline reads column 2, 1 of 2 rows get" in labels[2] and "pre-padding reads columns 0 to 4" in labels[0]
     assert "pre-padding is done" in labels[2]
+    assert max(len(line) for label in labels for line in label.split("<br>")) < 80, "a line for each: none is cut"
 
 
 def test_a_frame_carries_only_what_changes(words):
