@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 
 from eet_lab.figures import theme
 
-
 LINE = 17
 """Of the label above a slider, in pixels."""
 
