@@ -84,7 +84,7 @@ function name(run, ui) {
       onclick: edit("name") }, run.name),
     h("span", { class: "eet-name-more", key: "more" },
       run.short_when && h("span", { class: "eet-kind", key: "when", title: run.when }, run.short_when),
-      run.about && h("span", { class: "eet-kind", key: "about" }, run.about),
+      run.about && h("span", { class: "eet-kind eet-subject", key: "about", title: run.about }, run.about),
       run.device && h("span", { class: "eet-kind eet-place", key: "where" }, `on ${run.device}`),
       (run.note || run.writable) && button({ class: `eet-note-text ${run.note ? "" : "eet-add-note"}`, key: "note", enabled: run.writable, title: run.note || "Add a note",
         "aria-label": `Note of ${run.label}: ${run.note || "none"}`, onclick: edit("note") }, run.note || "+ note")));
