@@ -71,7 +71,12 @@ def test_a_higher_peak_is_explained_where_activations_grew(comparison: Compariso
     memory = comparison.baseline.memory
     wider = {**memory, "peak": 2 * memory["peak"], "activations": memory["activations"] + memory["peak"]}
     grown = replace(comparison, selection=replace(comparison.selection, memory=wider))
-    assert "Ladder shows which technique" in answer.grown(grown)
+    assert "whole prompts is wider" in (told := answer.grown(grown)) and "Ladder shows which technique" in told
+    packed = replace(grown.baseline, recipe="pre_padding,mask_removal,memory_reuse,packed_prefill")
+    unmasked = replace(grown, baseline=packed, selection=replace(grown.selection, recipe="pre_padding,memory_reuse"))
+    assert ": packed prefill had left out the pads of shorter prompts; each pass builds a mask. " in answer.grown(unmasked)
+    alike = replace(grown, baseline=packed, selection=replace(grown.selection, recipe=packed.recipe))
+    assert "MiB more. Ladder" in answer.grown(alike), "no reason but one that holds"
     same = replace(comparison, selection=replace(comparison.selection, memory=memory))
     assert answer.grown(same) == ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Parity, Run, Spread
@@ -11,7 +11,7 @@ from eet_lab.bench.paired import Change, memory_words
 from eet_lab.bench.tables import layout
 from eet_lab.figures.results import kinds
 from eet_lab.models.load import RANDOM_LABEL
-from eet_lab.technique import short_form
+from eet_lab.technique import names_of, short_form
 from eet_lab.words import brief, counted, percent
 from eet_lab.workbench.rows import Result
 
@@ -144,10 +144,22 @@ def grown(result: Comparison) -> str:
     more = after.get("activations", 0) - before.get("activations", 0)
     if after["peak"] < (1 + LEAST_SHARE) * before["peak"] or more < (after["peak"] - before["peak"]) / 2:
         return ""
+    why = "; ".join(_wider(result))
     return (
-        f"Activations take {brief(more / MiB)} MiB more: a pass over whole prompts is wider than one over single "
-        "tokens. Ladder shows which technique saves memory and which one costs it."
+        f"Activations take {brief(more / MiB)} MiB more{why and f': {why}'}. Ladder shows which technique saves memory "
+        "and which one costs it."
     )
+
+
+def _wider(result: Comparison) -> Iterator[str]:
+    """What the recipes tell of wider activations; nothing where they do not tell it."""
+    had, has = names_of(result.baseline.recipe), names_of(result.selection.recipe)
+    if "pre_padding" in has - had:
+        yield "a pass over whole prompts is wider than one over single tokens"
+    if "packed_prefill" in had - has and len(set(result.prompt_lengths)) > 1:
+        yield "packed prefill had left out the pads of shorter prompts"
+    if "mask_removal" in had - has:
+        yield "each pass builds a mask"
 
 
 def table(result: Result) -> dict[str, Any]:
