@@ -193,7 +193,8 @@ class Controller:
         work = self._work(command, model)
         if not isinstance(command, c.TakeTimeline):
             self.results.close_run()
-            self.watching.begin(self.state.prompts, jobs.decoder(model.tokenizer, self.state.settings(model).stop))
+            decode = jobs.decoder(model.tokenizer, self.state.settings(model).stop)
+            self.watching.begin(self.state.prompts, decode, watched=not isinstance(command, c.Ladder))
         self.results.begin()
         self.background.hold()
         work = jobs.after_quiet(self.background.wait_quiet, jobs.where_it_is(model, work))
@@ -237,6 +238,8 @@ class Controller:
             case e.Progress(done, total, text):
                 self.status.text = text or self.status.text
                 self.status.clock.progress(done, total)
+            case e.Named(names):
+                self.watching.name(names)
             case e.Phase(text):
                 self.status.text = text
                 self.watching.enter(event)
@@ -326,6 +329,6 @@ class Controller:
                 "banner": opened.banner if opened else banner,
                 "read_only": setup is not None,
                 "large": self.large,
-                "against": against,
+                "against": opened.against if opened and setup else against,
             }
         )

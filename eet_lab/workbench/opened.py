@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eet_lab.bench import Comparison, Run, Workload
+from eet_lab.bench import Comparison, Ladder, Run, Workload
 from eet_lab.bench.timeline import Timelines
 from eet_lab.errors import EETError, PromptError
 from eet_lab.figures import theme
@@ -77,6 +77,13 @@ class Opened:
             f"This is a kept run: {row.name}. {row.origin} Model, prompts and switches are those of the run, read-only."
         )
         return bar.kept_banner(told, "Back to my model")
+
+    @property
+    def against(self) -> str:
+        """The label of what it was compared with; "" of a single run, and of a pair, which was not compared."""
+        if isinstance(result := self.result, Comparison):
+            return short_form(result.baseline.recipe, result.environment.device_kind)
+        return bar.BASELINE if isinstance(result, Ladder) else ""
 
     @property
     def can_race(self) -> bool:

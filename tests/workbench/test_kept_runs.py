@@ -193,7 +193,8 @@ def test_one_recipe_twice_is_two_runs(bench: Workbench) -> None:
     do(bench, c.MeasureTicked())
     assert errors(bench) == "" and bench.result.baseline.recipe == bench.result.selection.recipe
     watching, latency = bench.controller.watching, bench.controller.page.live.latency
-    assert set(watching.monitor) == set(watching.memory) == {"baseline", "selection"}
+    assert set(watching.monitor) == {"baseline", "selection"}, "as files name them"
+    assert [*watching.memory] == ["all (first)", "all (second)"] == [each["name"] for each in latency.series]
     assert {series for series, _, _ in latency.points} == {0, 1}
     assert [name for name, _ in runs(bench.result)] == ["all (first)", "all (second)"]
 
@@ -234,7 +235,8 @@ def test_a_recording_has_its_own_charts_in_place_of_this_machines(bench: Workben
     lines = {series: [y for at, _, y in page.recorded.memory.points if at == series] for series in range(4)}
     assert all(lines.values()) and max(lines[0]) < max(lines[1]) < max(lines[3]), "plan, torch's, NVML"
     do(bench, c.OpenRun("recorded:h200-compare-demo"))
-    assert {chart.note for chart in page.recorded.charts[1:]} == {"selection: over before anything was sampled"}
+    assert {chart.note for chart in page.recorded.charts[1:]} == {"all: over before anything was sampled"}
+    assert [each["name"] for each in page.recorded.latency.series] == ["baseline", "all"]
     do(bench, c.OpenRun("recorded:h200-ladder-demo"))
     assert hidden() == [True, True], "nothing was sampled"
     do(bench, c.CloseRun())
@@ -246,6 +248,10 @@ def test_compare_is_held_against_the_pinned_run(bench: Workbench) -> None:
     kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
     do(bench, c.Pin(kept, True), c.Toggle("memory_reuse", True))
     assert shown(bench, "bar")["against"] == "all - memory reuse"
+    for opened, against in (("compare-demo", "baseline"), ("compare-demo-int8", "all"), ("ladder-demo", "baseline")):
+        do(bench, c.OpenRun(f"recorded:h200-{opened}"))
+        assert shown(bench, "bar")["against"] == against, "its own, not that of the next Compare"
+    do(bench, c.CloseRun())
     do(bench, c.Compare())
     assert bench.result.baseline.recipe == "pre_padding,mask_removal,packed_prefill"
     do(bench, c.Pin(kept, False))

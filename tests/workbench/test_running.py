@@ -123,6 +123,10 @@ def test_ladder_opens_on_its_waterfall_and_tells_what_each_brought(bench: Workbe
     techniques = shown(bench, "techniques")
     assert techniques["effects_of"]
     assert all(row["effect"] for row in techniques["list"] if row["on"])
+    live = bench.controller.page.live
+    assert "not watched" in live.latency.note and "not watched" in live.stream.snapshot and not live.stream.prompts
+    do(bench, c.Run())
+    assert live.latency.note == "" and live.stream.prompts and "not watched" not in live.stream.snapshot
 
 
 def test_tabs_are_those_of_the_result(bench: Workbench) -> None:
