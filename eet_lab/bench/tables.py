@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from eet_lab.bench.measured import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, Metric, p50
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
+from eet_lab.technique import registry
 from eet_lab.words import (
     MiB,
     amount,
@@ -142,18 +143,22 @@ def _how_paired(changes: Mapping[str, Change], differences: bool = False) -> str
         return "Changes are those of the medians: these runs were not paired, so there are no intervals."
     if not found.is_enough:
         return f"{counted(found.num_pairs, 'pair')} of runs cannot tell a change from noise: that takes {LEAST_PAIRS}."
-    near = "" if found.num_pairs >= SURE_PAIRS else ", or is nearer to it than it is wide,"
-    widened = f"widened by {percent(LEAST_EFFECT)}: less is no technique's effect"
+    same = "0" if differences else "1 ×"
+    near = "," if found.num_pairs >= SURE_PAIRS else f", or is wider than its distance from {same},"
+    wider = (
+        f"is {percent(LEAST_EFFECT)} wider, since smaller changes are not effects. If it contains {same}{near} we say "
+        "\"cannot tell apart\"."
+    )
     if differences:
         return (
             f"What is its own is the difference of the medians of {found.num_pairs} pairs, timed in turn. The interval "
-            f"is that of a sign test of the pairs, {widened}. What crosses 0{near} cannot be told from noise."
+            f"comes from a sign test on the pairs, and {wider}"
         )
     moved = any(change.is_of_pairs for change in changes.values())
     pairs = "; where a drift has moved the medians, the median of the pairs' own ratios" if moved else ""
     return (
-        f"Changes are ratios of the medians of {found.num_pairs} pairs, timed in turn{pairs}. The interval is that of "
-        f"a sign test of the pairs' own ratios, {widened}. What crosses 1 ×{near} cannot be told from noise."
+        f"Changes are ratios of the medians of {found.num_pairs} pairs, timed in turn{pairs}. The interval comes "
+        f"from a sign test on the ratio of each pair, and {wider}"
     )
 
 
@@ -161,11 +166,11 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
     head = ["", "TTFT ms", "TPOT ms", "total ms", "its own ms", "peak MiB", "its own MiB", "same output"]
     rows: Rows = [head]
     rows += [_rung_row("" if i == 0 else "+ ", rung, first=i == 0) for i, rung in enumerate(result.rungs)]
-    rows += [_rung_row("all but ", rung) for rung in result.left_out]
+    rows += [_rung_row("all without ", rung) for rung in result.left_out]
     measured = [rung.measurement for rung in (*result.rungs, *result.left_out)]
     remarks = ["Stopped early: what is here was measured, the rest is missing."] if result.partial else []
     remarks += [
-        "'+' adds to the row above, and these add up; 'all but' is the full recipe without one, and these do not."
+        "'+' adds to the row above, and these add up; 'all without' is the full recipe without one, and these do not."
     ]
     remarks += _quality(measured[0], measured[len(result.rungs) - 1]) if measured else []
     remarks += _host_bound(result)
@@ -239,11 +244,12 @@ def perplexities(before: Perplexity, after: Perplexity) -> str:
 
 def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
     m = rung.measurement
-    along = f" (with {', '.join(rung.along)})" if rung.along else ""
+    names = [rung.title, *(registry()[name].title if name in registry() else name for name in rung.along)]
+    title = sign + " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
     times = [brief(s.p50) if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
     own = "" if first else own_ms(rung)
     peak, own_bytes = brief(m.memory["peak"] / MiB), "" if first else signed_mib(rung.delta_bytes)
-    return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.sameness.verdict]
+    return [title, *times, own, peak, own_bytes, rung.sameness.verdict]
 
 
 def own_ms(rung: Rung) -> str:

@@ -258,11 +258,12 @@ class Controller:
         self.background.resume()
         self.fits.forget_free()
         stopped, self.busy, self.stopping = self.stopping, False, False
-        how = "stopped" if stopped else "done"
-        self.status.text = f"{event.name.replace('_', ' ')} {how} in {event.seconds:.1f} s"
+        name = event.name.replace("_", " ")
+        self.status.text = f"{name} done in {event.seconds:.1f} s"
         if stopped:
             before = event.value is None and self.results.latest is not None and event.name != "load"
-            self.status.text += ": this is the result from before" if before else ""
+            self.status.text = f"{name.capitalize()} was stopped after {event.seconds:.1f} s."
+            self.status.text += " The result below is the previous one." if before else ""
             self.status.remark = self.status.text
         if event.name == "load":
             self._loaded(event.value)

@@ -77,7 +77,7 @@ class History:
             entries, paths = self._sidecar.entries(), self._files()
             files = [self._row(id, path, entries.get(id, Entry())) for id, path in paths.items()]
             self._unread = {row.id: paths[row.id] for row in files if row.problem == UNREAD}
-            kept = [_named(row, entries.get(row.id, Entry())) for row, _, _ in self._memory.values()]
+            kept = [_named(row, entries[row.id]) if row.id in entries else row for row, _, _ in self._memory.values()]
             newest = sorted(
                 [*_told_apart(files), *kept], key=lambda row: (row.id in self._shipped, _later_first(row.id))
             )
@@ -137,20 +137,7 @@ class History:
 
     def add(self, result: Result, monitor: Mapping[str, Any]) -> Row:
         """Keep a result with the samples of its runs; in memory where the folder cannot be written to."""
-        beside = {"monitor": dict(monitor)} if monitor else {}
-        try:
-            row = self._keep(self._free(_stem(result)), result, beside)
-        except ResultError as error:
-            self.problem = f"{first_line(error)} {IN_MEMORY}"
-            summary = Summary.of(result)
-            number = 1 + max((row.number for row in self.rows() if row.kind == summary.kind), default=0)
-            row = _named(Row(id=_stem(result), number=number, **vars(summary)), Entry())
-            self._memory[row.id] = row, result, beside
-            self._rows = None
-            return row
-        self.problem = ""
-        self._write_late()
-        return row
+        return self._put(_stem(result), result, {"monitor": dict(monitor)} if monitor else {}, Entry())
 
     def attach(self, id: str, timelines: Timelines) -> None:
         """Keep timelines beside a result."""
@@ -225,14 +212,32 @@ class History:
     def take(self, name: str, content: bytes) -> Row:
         """Keep a file that was uploaded, if it is a result; ResultError, which calls it by its `name`, else."""
         result, found = read_result(content, name)
-        row = self._keep(self._free(f"loaded-{datetime.now():{STAMP}}"), result, _beside(found))
         words = found.get(WORDS)
-        for key, change in (("name", self.rename), ("note", self.annotate)):
-            if isinstance(words, dict) and isinstance(text := words.get(key), str):
-                change(row.id, text)
+        own = {key: words.get(key) for key in ("name", "note")} if isinstance(words, dict) else {}
+        entry = Entry(**{key: text.strip() for key, text in own.items() if isinstance(text, str)})
+        row = self._put(f"loaded-{datetime.now():{STAMP}}", result, _beside(found), entry)
         return next((each for each in self.rows() if each.id == row.id), row)
 
     # Files
+
+    def _put(self, stem: str, result: Result, beside: dict[str, Any], entry: Entry) -> Row:
+        """Keep a result under the user's own words; in memory where the folder cannot be written to."""
+        try:
+            row = self._keep(self._free(stem), result, beside)
+        except ResultError as error:
+            self.problem = f"{first_line(error)} {IN_MEMORY}"
+            summary = Summary.of(result)
+            number = 1 + max((row.number for row in self.rows() if row.kind == summary.kind), default=0)
+            row = _named(Row(id=stem, number=number, **vars(summary)), entry)
+            self._memory[row.id] = row, result, beside
+            self._rows = None
+            return row
+        self.problem = ""
+        self._write_late()
+        for text, change in ((entry.name, self.rename), (entry.note, self.annotate)):
+            if text:
+                change(row.id, text)
+        return row
 
     def _row(self, id: str, path: Path, entry: Entry) -> Row:
         """What the list tells of a file: as it was read before, where the file is still the same."""

@@ -25,7 +25,7 @@ NOTHING_ELSE: dict[str, Any] = {
     "note": None, "tabs": [], "picks": [], "tools": {"log": None, "exports": []}, "tables": [], "words": [],
 }  # fmt: skip
 """What the sheet shows beside the text that streams."""
-KEPT = "Kept with a run: numbers, texts, a recorded timeline. Where memory lay is known of the newest result only."
+KEPT = "Kept with a run: numbers, texts, a recorded timeline. Memory addresses are shown for the newest result only."
 
 
 @dataclass(frozen=True)

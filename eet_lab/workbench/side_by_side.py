@@ -12,7 +12,7 @@ from eet_lab.workbench.rows import Result, Row, end, facts
 from eet_lab.workbench.views import answer
 
 HOW = (
-    "Runs that were not timed in turn also differ by what else the machine did at the time: Measure again times both "
+    "These runs were not timed in turn, so other load on the machine may explain a difference. Measure again times both "
     "recipes in turn, here and now."
 )
 

@@ -65,7 +65,8 @@ class TopRow:
 
 def _called(result: Result) -> Sequence[str]:
     """What the runs are called; of a single one the baseline's line stays empty."""
-    recipes = (result.baseline.recipe, result.selection.recipe) if isinstance(result, Comparison) else ("", result.recipe)
+    pair = isinstance(result, Comparison)
+    recipes = [result.baseline.recipe, result.selection.recipe] if pair else ["", result.recipe]
     return pair_names(recipes, result.environment.device_kind)
 
 

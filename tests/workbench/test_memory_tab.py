@@ -70,7 +70,7 @@ def test_a_comparison_has_both_runs_and_an_older_one_none(bench: Workbench) -> N
     assert shown(bench, "answer")["tab"] == "arena" and titles(bench), "it is what was measured last"
     do(bench, c.CloseRun(), c.Run(), c.OpenRun(kept))
     assert "arena" not in [tab["name"] for tab in shown(bench, "answer")["tabs"]]
-    assert "Where memory lay is known of the newest" in shown(bench, "answer")["note"]["text"]
+    assert "Memory addresses are shown for the newest" in shown(bench, "answer")["note"]["text"]
 
 
 def test_torchs_calls_of_the_driver_are_those_of_each_first_run(

@@ -74,7 +74,7 @@ def test_a_higher_peak_is_explained_where_activations_grew(comparison: Compariso
     assert "whole prompts is wider" in (told := answer.grown(grown)) and "Ladder shows which technique" in told
     packed = replace(grown.baseline, recipe="pre_padding,mask_removal,memory_reuse,packed_prefill")
     unmasked = replace(grown, baseline=packed, selection=replace(grown.selection, recipe="pre_padding,memory_reuse"))
-    assert ": packed prefill had left out the pads of shorter prompts; each pass builds a mask. " in answer.grown(unmasked)
+    assert "left out the pads of shorter prompts; each pass builds a mask. " in answer.grown(unmasked)
     alike = replace(grown, baseline=packed, selection=replace(grown.selection, recipe=packed.recipe))
     assert "MiB more. Ladder" in answer.grown(alike), "no reason but one that holds"
     same = replace(comparison, selection=replace(comparison.selection, memory=memory))

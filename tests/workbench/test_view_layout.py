@@ -71,6 +71,16 @@ def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int)
     assert body.evaluate("(body) => body.scrollWidth - body.clientWidth") <= 0, "nor is a ladder's table cut"
 
 
+@pytest.mark.parametrize("width", [440, 848, 1288])
+def test_a_tile_shows_all_of_its_interval(opened: Open, width: int) -> None:
+    states = page_states.compared()
+    states["answer"]["tiles"][0]["change"] = {"text": "cannot tell apart (0.31 × to 3.97 ×)", "kind": "dim"}
+    page = opened(states, width=width)
+    below = "(all) => all.map((each) => each.getBoundingClientRect().bottom)"
+    ends = page.locator(".eet-number-change").evaluate_all(below)
+    assert all(end < tile for end, tile in zip(ends, page.locator(".eet-number").evaluate_all(below), strict=True))
+
+
 @pytest.mark.parametrize("width, large", [(1270, False), (846, False), (500, False), (1270, True)])
 def test_every_tab_is_in_sight(opened: Open, width: int, large: bool) -> None:
     states = page_states.compared()

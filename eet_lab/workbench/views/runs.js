@@ -78,16 +78,14 @@ function name(run, ui) {
   const editing = ui.local.editing;
   if (editing?.id === run.id) return editor(run, editing.what, ui);
   const edit = (what) => () => { ui.local.editing = { id: run.id, what }; ui.redraw(); ui.el.querySelector(".eet-editor")?.select(); };
-  const note = (more, text) => button({ class: `eet-note-text ${more}`, key: "note", enabled: run.writable,
-    title: run.note || "Add a note", "aria-label": `Note of ${run.label}: ${run.note || "none"}`, onclick: edit("note") }, text);
   return h("span", { class: "eet-name-cell", key: "name" },
     button({ class: "eet-name", key: "name", enabled: run.writable, title: `${run.origin} · click to rename`, "aria-label": `Rename ${run.label}`,
       onclick: edit("name") }, run.name),
     h("span", { class: "eet-name-more", key: "more" },
       run.short_when && h("span", { class: "eet-kind", key: "when", title: run.when }, run.short_when),
-      run.about && h("span", { class: "eet-kind", key: "about" }, run.about),
-      run.note && note("", run.note)),
-    !run.note && run.writable && note("eet-add-note", "+ note"));
+      run.about && h("span", { class: "eet-kind", key: "about" }, run.about)),
+    (run.note || run.writable) && button({ class: `eet-note-text ${run.note ? "" : "eet-add-note"}`, key: "note", enabled: run.writable,
+      title: run.note || "Add a note", "aria-label": `Note of ${run.label}: ${run.note || "none"}`, onclick: edit("note") }, run.note || "+ note"));
 }
 
 function editor(run, what, ui) {
