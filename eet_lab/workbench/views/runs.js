@@ -68,7 +68,7 @@ function row(run, ui) {
         title: run.pinned ? "New runs are compared with this one" : "Compare new runs with this one",
         onclick: () => ui.send("pin", { id, on: !run.pinned }) })),
     h("th", { scope: "row" }, name(run, ui)),
-    h("td", { class: "eet-text-cell" }, run.problem || run.recipe),
+    h("td", { class: "eet-text-cell" }, h("span", { class: "eet-run-recipe" }, run.problem || run.recipe)),
     h("td", null, run.ttft), h("td", null, run.tpot), h("td", null, run.mib),
     h("td", { class: `eet-is-${run.same_kind || "plain"}` }, run.same),
     h("td", { class: "eet-row-tools" }, tools(run, ui)));
@@ -83,7 +83,7 @@ function name(run, ui) {
       onclick: edit("name") }, run.name),
     h("span", { class: "eet-name-more", key: "more" },
       run.short_when && h("span", { class: "eet-kind", key: "when", title: run.when }, run.short_when),
-      run.about && h("span", { class: "eet-kind", key: "about" }, run.about)),
+      run.about && h("span", { class: "eet-kind eet-subject", key: "about", title: run.about }, run.about)),
     (run.note || run.writable) && button({ class: `eet-note-text ${run.note ? "" : "eet-add-note"}`, key: "note", enabled: run.writable,
       title: run.note || "Add a note", "aria-label": `Note of ${run.label}: ${run.note || "none"}`, onclick: edit("note") }, run.note || "+ note"));
 }
