@@ -147,7 +147,7 @@ def _how_paired(changes: Mapping[str, Change], differences: bool = False) -> str
     near = "," if found.num_pairs >= SURE_PAIRS else f", or is wider than its distance from {same},"
     wider = (
         f"is {percent(LEAST_EFFECT)} wider, since smaller changes are not effects. If it contains {same}{near} we say "
-        "\"cannot tell apart\"."
+        '"cannot tell apart".'
     )
     if differences:
         return (

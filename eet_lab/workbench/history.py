@@ -213,9 +213,9 @@ class History:
         """Keep a file that was uploaded, if it is a result; ResultError, which calls it by its `name`, else."""
         result, found = read_result(content, name)
         words = found.get(WORDS)
-        own = {key: words.get(key) for key in ("name", "note")} if isinstance(words, dict) else {}
-        entry = Entry(**{key: text.strip() for key, text in own.items() if isinstance(text, str)})
-        row = self._put(f"loaded-{datetime.now():{STAMP}}", result, _beside(found), entry)
+        own = [words.get(key) for key in ("name", "note")] if isinstance(words, dict) else ["", ""]
+        name, note = (text.strip() if isinstance(text, str) else "" for text in own)
+        row = self._put(f"loaded-{datetime.now():{STAMP}}", result, _beside(found), Entry(name=name, note=note))
         return next((each for each in self.rows() if each.id == row.id), row)
 
     # Files

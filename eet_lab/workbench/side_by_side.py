@@ -12,8 +12,8 @@ from eet_lab.workbench.rows import Result, Row, end, facts
 from eet_lab.workbench.views import answer
 
 HOW = (
-    "These runs were not timed in turn, so other load on the machine may explain a difference. Measure again times both "
-    "recipes in turn, here and now."
+    "These runs were not timed in turn, so other load on the machine may explain a difference. Measure again times "
+    "both recipes in turn, here and now."
 )
 
 

@@ -65,8 +65,10 @@ class TopRow:
 
 def _called(result: Result) -> Sequence[str]:
     """What the runs are called; of a single one the baseline's line stays empty."""
-    pair = isinstance(result, Comparison)
-    recipes = [result.baseline.recipe, result.selection.recipe] if pair else ["", result.recipe]
+    if isinstance(result, Comparison):
+        recipes = [result.baseline.recipe, result.selection.recipe]
+    else:
+        recipes = ["", result.recipe]
     return pair_names(recipes, result.environment.device_kind)
 
 
