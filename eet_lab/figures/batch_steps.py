@@ -75,7 +75,7 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
             f"{in_titles(recipe)} {_told(*each, step > each[1])}" for recipe, each in zip(recipes, now, strict=True)
         )
         frame = [go.Heatmap(z=_cells(matrix, at)) for matrix, at in now]
-        steps[step] = f"step {step}: {'; '.join(told)}", frame
+        steps[step] = "<br>".join(f"step {step}: {each}" for each in told), frame
     fig.update_yaxes(title="row", autorange="reversed", dtick=1, showgrid=False, zeroline=False)
     fig.update_xaxes(showgrid=False, zeroline=False)
     return with_slider(fig, steps, range(len(found)), pace_ms=700, legend_y=LEGEND_Y)
