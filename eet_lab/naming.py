@@ -18,7 +18,7 @@ TEXT = "[^/]*"
 """The pattern of a field that is no whole number."""
 
 MOST_DIGITS = 20
-"""Of a number that is read: one with more is beyond every limit, as are its first digits."""
+"""The digits of a number that are read: one with more is beyond every limit, as are its first digits."""
 
 
 class Piece(NamedTuple):
@@ -30,7 +30,7 @@ class Piece(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Of its fields, or the flag's."""
+        """The names of its fields, or the flag's."""
         return [name for name, _ in FIELD.findall(self.text)] or [self.text.strip("/")] * self.is_optional
 
     def pattern(self, patterns: Mapping[str, str]) -> str:
@@ -82,4 +82,4 @@ class Form:
 
 
 def _written(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return str(value).removesuffix(".0")

@@ -386,6 +386,11 @@ def in_titles(recipe: str) -> str:
     return " + ".join(_label(name, knobs) for name, knobs in _words_of(recipe)) or "baseline"
 
 
+def names_of(recipe: str) -> set[str]:
+    """Which techniques a recipe names, without their knobs; any text will do."""
+    return {name for name, _ in _words_of(recipe)}
+
+
 def _words_of(recipe: str) -> Iterator[tuple[str, str]]:
     """Names of techniques, each with its knobs in words."""
     for name, *turns in (word.split(":") for word in recipe.split(",") if word not in ("", "baseline")):

@@ -95,6 +95,11 @@ def sized(num_bytes: float) -> str:
     return f"{num_bytes:,.0f} bytes"
 
 
+def amount(num_bytes: float) -> str:
+    """Memory as `brief` writes it, in MiB beside other amounts: `3,463 MiB`; what is less is in a unit of its own."""
+    return f"{brief(num_bytes / MiB)} MiB" if num_bytes >= LEAST_MIB else sized(num_bytes)
+
+
 def mib(num_bytes: float) -> str:
     """MiB to one decimal, so that a column of them adds up: `3,455.3 MiB`; what is less is in a unit of its own."""
     return f"{num_bytes / MiB:,.1f} MiB" if abs(num_bytes) >= LEAST_MIB else sized(num_bytes)

@@ -30,7 +30,7 @@ from eet_lab.models import load
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import tensors
 from eet_lab.parts import Parts
-from eet_lab.parts.kv_cache import GrowingKV
+from eet_lab.parts.attend import Bounds
 from eet_lab.technique import Recipe, everything
 
 ROOT = Path(__file__).parents[1]
@@ -335,7 +335,7 @@ def test_a_full_gpu_names_what_did_not_fit(tiny, monkeypatch):
     parity_check = (ParityCheck, tiny.decoder, ROWS, Settings(max_new_tokens=2))
     check(torch, "ones", r"a buffer of \d+ MiB", streaming_gb_per_s.__wrapped__, "cpu")
     check(torch, "zeros", r"record of logits \[3 x 3 x 499\]", *parity_check)
-    check(GrowingKV, "room", "pass at higher precision", reference_logits, tiny.decoder, ROWS, [[1], [2], [3]], 1)
+    check(Bounds, "__call__", "pass at higher precision", reference_logits, tiny.decoder, ROWS, [[1], [2], [3]], 1)
     check(
         torch,
         "stack",

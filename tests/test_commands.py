@@ -156,7 +156,7 @@ def test_compare_climbs_a_ladder(folder, capsys):
     assert main(["compare", "--model", folder, *SHORT, *words]) == 0
     out = capsys.readouterr().out
     assert "+ Mask removal" in out
-    assert "all but Pre-padding" in out
+    assert "all without Pre-padding" in out
 
 
 def test_bench_prints_a_line_for_each_and_appends(folder, tmp_path, capsys):

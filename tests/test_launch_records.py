@@ -43,7 +43,8 @@ def recorded(sanitize: Any, name: str, shape: str, which: int = 0) -> Any:
 
 def test_every_source_is_launched_from(sanitize):
     found = sanitize.record({})
-    assert {launch.kernel for call in found.calls for launch in call.launches} == set(all_names())
+    launched = {launch.kernel for call in found.calls for launch in call.launches}
+    assert launched == set(all_names()) - ({"wgmma_linear"} if not linear.MOST_TILE_TOKENS else set())
     assert pickle.loads(pickle.dumps(found)) == found
     assert any(call.name.startswith("fused_layer/") and "8 blocks" in call.name for call in found.calls)
 

@@ -262,8 +262,8 @@ def test_each_slip_is_told_in_its_own_words(exercises: dict[str, Exercise], name
 def test_whole_numbers_must_be_hit_and_others_nearly() -> None:
     exercise = formula(lambda x: (10**9, x / 3), {"one": (1.0,)}, {}, "yes", names=("a", "b"), otherwise="no")
     assert exercise.check(lambda x: (10**9, 0.33333333)).ok and exercise.check(lambda x: (1e9, 1 / 3)).ok
-    assert "your a is" in exercise.check(lambda x: (10**9 + 1, 1 / 3)).message
-    assert "your b is" in exercise.check(lambda x: (10**9, 0.333)).message
+    assert "you return 1,000,000,001 for a; it should be" in exercise.check(lambda x: (10**9 + 1, 1 / 3)).message
+    assert " for b; it should be" in exercise.check(lambda x: (10**9, 0.333)).message
     assert "2 numbers, a and b" in exercise.check(lambda x: (1, 2, 3)).message
 
 
@@ -284,7 +284,7 @@ def test_a_technique_is_judged_by_what_it_replaces(exercises: dict[str, Exercise
         return exercises["technique"].check(apply).message
 
     assert exercises["technique"].check(start.static_cache).ok
-    assert "prompts, texts changed" in told(lambda parts: replace(Parts(), kv_cache=StaticKV))
+    assert "schedule, texts changed" in told(lambda parts: replace(Parts(), kv_cache=StaticKV))
     assert "GrowingKV" in told(lambda parts: parts)
     assert "return the new parts" in told(lambda parts: StaticKV)
 

@@ -10,13 +10,14 @@ from eet_lab.lessons import (
     start,
 )
 from eet_lab.lessons.show import note, table
+from eet_lab.parts import mask
 from eet_lab.techniques import PrePadding
 
 
 def test_parts_table_marks_what_changed():
     [shown] = start.parts_table("pre_padding", "memory_reuse").things
     assert (
-        "★ right_aligned" in shown.data
+        "aligned=True" in shown.data
         and "★ StaticKV" in shown.data
         and "★ padded" in shown.data
         and shown.data.count("★") == 4
@@ -26,6 +27,12 @@ def test_parts_table_marks_what_changed():
 def test_tables_escape_and_align():
     html = table(["a", "b"], [["<x>", "1"], ["y", "-2.5 ms"]]).data
     assert "<x>" not in html and html.count("eet-number") == 3 + 1 * html.count(".eet-number")
+
+
+def test_backticks_are_code_and_the_rest_is_text():
+    [caption] = Shown("`num_pad` < 3, a lone ` too").outputs()
+    assert "<code>num_pad</code> &lt; 3, a lone ` too" in caption.data
+    assert "`" not in source(mask.no_mask)._repr_html_().partition("<pre")[0]
 
 
 def test_what_is_shown_brings_the_style_that_it_needs_and_no_more():

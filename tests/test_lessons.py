@@ -24,7 +24,7 @@ from eet_lab.lessons import (
     recorded,
 )
 from eet_lab.lessons.exercise import Exercise, ask
-from eet_lab.lessons.prediction import after
+from eet_lab.lessons.prediction import after, measured
 from eet_lab.memory import Plan
 from eet_lab.technique import Recipe
 
@@ -77,6 +77,8 @@ def test_nothing_is_shown_before_the_prediction():
     guess.wait(10)
     assert shown == [7.0] and "42" in str(place.outputs) and str(guess) == "7 MiB"
     assert after(guess, show).things == ("42",)
+    [place] = measured(Prediction("?", number=(0, 10)), "9 x sooner").things
+    assert "Predict first" in str(place.outputs) and "sooner" not in str(place.outputs)
 
 
 def test_an_unanswered_exercise_is_neither_right_nor_wrong(words, monkeypatch):
@@ -228,6 +230,7 @@ def test_each_step_reads_what_the_layout_says(words):
     labels = [step.label for step in fig.layout.sliders[0].steps]
     assert "baseline reads column 2, 1 of 2 rows get" in labels[2] and "pre-padding reads columns 0 to 4" in labels[0]
     assert "pre-padding is done" in labels[2]
+    assert max(len(line) for label in labels for line in label.split("<br>")) < 80, "a line for each: none is cut"
 
 
 def test_a_frame_carries_only_what_changes(words):

@@ -101,7 +101,7 @@ def test_a_few_layers_tell_what_all_of_them_ask_for():
     deep = weights.random_decoder(Config(9, 48, 3, 96, 499, 128), 0, torch.device("cpu"), torch.float32)
     for words in ("", "pre_padding,mask_removal"):
         engine = Engine(deep, Recipe.parse(words).parts)
-        for traced_pass in engine.tracer.request(batch(0, [30, 9]), Settings(7)).passes.values():
+        for traced_pass in engine.tracer.request([30, 9], Settings(7)).passes.values():
             whole, outline = traced_pass.lifetimes(), traced_pass.outlined()
             assert len(outline) < len(whole) / 2.5
             assert max(live_bytes(outline)) == max(live_bytes(whole))
@@ -109,7 +109,7 @@ def test_a_few_layers_tell_what_all_of_them_ask_for():
     whole, scale = quantized(last.fc_1.weight)
     odd = deep._replace(layers=(*others, last._replace(fc_1=last.fc_1._replace(weight=whole, scale=scale))))
     assert are_alike(deep) and not are_alike(odd)
-    found = Engine(odd).tracer.request([[1, 2]], Settings(3)).passes
+    found = Engine(odd).tracer.request([2], Settings(3)).passes
     assert found["prefill"].outlined() == found["prefill"].lifetimes()
 
 

@@ -199,10 +199,10 @@ def test_a_technique_from_a_cell_is_a_citizen(own):
 
 
 def test_conflicts_are_computed_per_slot(own):
-    with pytest.raises(RecipeError, match="pre_padding and rival both replace prompts"):
+    with pytest.raises(RecipeError, match="pre_padding and rival both replace schedule"):
         Recipe.parse("pre_padding,rival")
     assert "rival" not in everything("cpu").names  # what came first stays
-    assert list(replaced(Parts(), own().apply(Parts()))) == ["prompts"]
+    assert list(replaced(Parts(), own().apply(Parts()))) == ["schedule"]
 
 
 def test_one_that_wraps_takes_no_slot(own):

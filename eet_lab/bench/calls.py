@@ -158,10 +158,12 @@ def counted(parts: Parts, lengths: Sequence[int], num_layers: int, like: Config 
     """
     places = {length: place for place, length in enumerate(sorted(set(lengths)), 2)}
     one, two = (_calls(parts, tuple(places[length] for length in lengths), num, like) for num in (1, 2))
+    in_all = [sum(count for _, count in calls) for calls in (one, two)]
+    per_layer = in_all[1] - in_all[0]
     layer = tuple((op, count) for op, count in one if op in ("norm_linear", "linear_residual", "attention"))
-    per_layer = sum(count for _, count in layer)
-    beside = sum(count for _, count in two) - 2 * per_layer
-    return StepCalls(layer, num_layers, beside)
+    cache = per_layer - sum(count for _, count in layer)  # a KV cache that grows, before the attention of each layer
+    layer = tuple((op, count + (cache if op == "attention" else 0)) for op, count in layer)
+    return StepCalls(layer, num_layers, in_all[0] - per_layer)
 
 
 def num_kernels(parts: Parts, lengths: Sequence[int], config: Config, dtype: torch.dtype = torch.float16) -> int:

@@ -70,7 +70,7 @@ def read_result(content: bytes, called: str) -> tuple[Run | Comparison | Ladder,
     except ValueError as error:
         raise ResultError(f"{name} is not a saved result: {error}. Save it again.") from error
     if not isinstance(whole, dict) or "eet_lab_result" not in whole:
-        raise ResultError(f"{name} is JSON, but not a result of EET Lab; `result.save(path)` makes those.")
+        raise ResultError(f"{name} is JSON, but not a result of EET Lab; result.save(path) makes those.")
     version, kind = whole.pop("eet_lab_result"), whole.pop("kind", None)
     if version != SCHEMA or isinstance(version, bool):
         raise ResultError(

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from eet_lab.bench.measured import ENERGY, MEMORY_PARTS, PEAK, PERPLEXITY, STEADY_RUNS, TIMES, Metric, p50
 from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, memory_words
+from eet_lab.technique import registry
 from eet_lab.words import (
-    LEAST_MIB,
     MiB,
+    amount,
     brief,
     counted,
     ms_words,
@@ -20,7 +21,6 @@ from eet_lab.words import (
     plain,
     signed,
     signed_mib,
-    sized,
     times,
     visible,
 )
@@ -92,7 +92,7 @@ def _run(result: Run) -> tuple[str, Rows, list[str]]:
         for each in TIMES
         if (times := each.read(m)) is not None
     ]
-    rows += [[name, _amount(m.memory[key])] for key, name in MEMORY_NAMES.items() if m.memory[key]]
+    rows += [[name, amount(m.memory[key])] for key, name in MEMORY_NAMES.items() if m.memory[key]]
     remarks = ["It was stopped; what had been generated stays."] if result.stopped else []
     remarks += ["One watched run: neither checked nor repeated. Compare measures."]
     return _title(result.environment, result.workload, None), rows, [*remarks, _how(m), _where(result.environment)]
@@ -109,7 +109,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
     for key, name in MEMORY_NAMES.items():
         before, after = a.memory[key], b.memory[key]
         if before or after:
-            rows.append([name, _amount(before), _amount(after), memory_words(before, after)])
+            rows.append([name, amount(before), amount(after), memory_words(before, after)])
     if a.joules_per_token is not None and b.joules_per_token is not None:
         joules = a.joules_per_token, b.joules_per_token
         rows.append([ENERGY.name, *(f"{brief(j)} {ENERGY.unit}" for j in joules), _ratio(*joules)])
@@ -121,7 +121,7 @@ def _comparison(result: Comparison) -> tuple[str, Rows, list[str]]:
         remarks.append(_watching(result.watching_cost_percent, result.watched, b))
     if b.cost is not None and b.cost.floor_ms is not None and b.tpot_ms is not None:
         remarks.append(
-            f"A decode step of {b.recipe} must read at least {_amount(b.cost.step_bytes)}: {ms_words(b.cost.floor_ms)} "
+            f"A decode step of {b.recipe} must read at least {amount(b.cost.step_bytes)}: {ms_words(b.cost.floor_ms)} "
             f"at the {brief(b.cost.ceiling_gb_per_s or 0.0)} GB/s of a streaming read. It took "
             f"{ms_words(b.tpot_ms.p50)}, {_share(b.cost.floor_ms / b.tpot_ms.p50)}"
         )
@@ -143,19 +143,22 @@ def _how_paired(changes: Mapping[str, Change], differences: bool = False) -> str
         return "Changes are those of the medians: these runs were not paired, so there are no intervals."
     if not found.is_enough:
         return f"{counted(found.num_pairs, 'pair')} of runs cannot tell a change from noise: that takes {LEAST_PAIRS}."
-    near = "" if found.num_pairs >= SURE_PAIRS else ", or is nearer to it than it is wide,"
+    same = "0" if differences else "1 ×"
+    near = "," if found.num_pairs >= SURE_PAIRS else f", or is wider than its distance from {same},"
+    wider = (
+        f"is {percent(LEAST_EFFECT)} wider, since smaller changes are not effects. If it contains {same}{near} we say "
+        '"cannot tell apart".'
+    )
     if differences:
         return (
             f"What is its own is the difference of the medians of {found.num_pairs} pairs, timed in turn. The interval "
-            f"is that of a sign test of the pairs, widened by {LEAST_EFFECT:.0%}: less is no technique's effect. What "
-            f"crosses 0{near} cannot be told from noise."
+            f"comes from a sign test on the pairs, and {wider}"
         )
     moved = any(change.is_of_pairs for change in changes.values())
     pairs = "; where a drift has moved the medians, the median of the pairs' own ratios" if moved else ""
     return (
-        f"Changes are ratios of the medians of {found.num_pairs} pairs, timed in turn{pairs}. The interval is that of "
-        f"a sign test of the pairs' own ratios, widened by {LEAST_EFFECT:.0%}: less is no technique's effect. What "
-        f"crosses 1 ×{near} cannot be told from noise."
+        f"Changes are ratios of the medians of {found.num_pairs} pairs, timed in turn{pairs}. The interval comes "
+        f"from a sign test on the ratio of each pair, and {wider}"
     )
 
 
@@ -163,11 +166,11 @@ def _ladder(result: Ladder) -> tuple[str, Rows, list[str]]:
     head = ["", "TTFT ms", "TPOT ms", "total ms", "its own ms", "peak MiB", "its own MiB", "same output"]
     rows: Rows = [head]
     rows += [_rung_row("" if i == 0 else "+ ", rung, first=i == 0) for i, rung in enumerate(result.rungs)]
-    rows += [_rung_row("all but ", rung) for rung in result.left_out]
+    rows += [_rung_row("all without ", rung) for rung in result.left_out]
     measured = [rung.measurement for rung in (*result.rungs, *result.left_out)]
     remarks = ["Stopped early: what is here was measured, the rest is missing."] if result.partial else []
     remarks += [
-        "'+' adds to the row above, and these add up; 'all but' is the full recipe without one, and these do not."
+        "'+' adds to the row above, and these add up; 'all without' is the full recipe without one, and these do not."
     ]
     remarks += _quality(measured[0], measured[len(result.rungs) - 1]) if measured else []
     remarks += _host_bound(result)
@@ -241,11 +244,12 @@ def perplexities(before: Perplexity, after: Perplexity) -> str:
 
 def _rung_row(sign: str, rung: Rung, first: bool = False) -> list[str]:
     m = rung.measurement
-    along = f" (with {', '.join(rung.along)})" if rung.along else ""
+    names = [rung.title, *(registry()[name].title if name in registry() else name for name in rung.along)]
+    title = sign + " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
     times = [brief(s.p50) if s else "–" for s in (m.ttft_ms, m.tpot_ms, m.total_ms)]
     own = "" if first else own_ms(rung)
     peak, own_bytes = brief(m.memory["peak"] / MiB), "" if first else signed_mib(rung.delta_bytes)
-    return [f"{sign}{rung.title}{along}", *times, own, peak, own_bytes, rung.parity.verdict]
+    return [title, *times, own, peak, own_bytes, rung.parity.verdict]
 
 
 def own_ms(rung: Rung) -> str:
@@ -331,10 +335,6 @@ def _ratio(before: float, after: float) -> str:
     if not (before and after):
         return "–"
     return f"{times(after / before)} more" if after > before else f"{times(before / after)} less"
-
-
-def _amount(num_bytes: float) -> str:
-    return f"{brief(num_bytes / MiB)} MiB" if num_bytes >= LEAST_MIB else sized(num_bytes)
 
 
 def _percent(before: float, after: float) -> str:

@@ -80,6 +80,7 @@ class Slots:
             cache.open(shape.num_pad, self.capacity, shape.ends)
         if not ran_last:
             self.table.fill([])
+            self._owners = list[Request | None]([None] * self.num_slots)  # as the device knows them
             self.sampling = self.settings.sampling(self.num_slots)._replace(noise=self.table.noise)
         elif not self.is_batch:
             self.table.buffer.num_passes.zero_()
@@ -91,7 +92,6 @@ class Slots:
         ledger = Held(cache.ledger) if self.is_batch else cache.ledger
         self.scheduler = Scheduler(self.schedule, ledger, engine.model.config.context)
         self._pads = shape.num_pad
-        self._owners = list[Request | None]([None] * self.num_slots)  # as the device knows them
         # Of each pass on its way to the host: who is told its tokens, and in which slot.
         self._in_flight: deque[list[tuple[Request, int]]] = deque()
         self._unfinished, self._added = {}, list[Request]()

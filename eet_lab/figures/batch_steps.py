@@ -41,7 +41,7 @@ class TokenMatrix(NamedTuple):
 
 
 def token_matrix(prompts: Sequence[Sequence[int]], recipe: str, num_new: int) -> TokenMatrix:
-    """As the recipe's schedule lays prompts of so many tokens out; pads are those that the first pass computes."""
+    """These prompts as the recipe's schedule lays them out. Pads are those that the first pass computes."""
     schedule, lengths = Recipe.parse(recipe).parts.schedule, [len(prompt) for prompt in prompts]
     pads, counts = schedule.pads(lengths), schedule.first_counts(lengths)
     found = [[*[PAD] * pad, *[READ] * length, *[NEW] * num_new] for pad, length in zip(pads, lengths, strict=True)]
@@ -75,7 +75,7 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
             f"{in_titles(recipe)} {_told(*each, step > each[1])}" for recipe, each in zip(recipes, now, strict=True)
         )
         frame = [go.Heatmap(z=_cells(matrix, at)) for matrix, at in now]
-        steps[step] = f"step {step}: {'; '.join(told)}", frame
+        steps[step] = "<br>".join(f"step {step}: {each}" for each in told), frame
     fig.update_yaxes(title="row", autorange="reversed", dtick=1, showgrid=False, zeroline=False)
     fig.update_xaxes(showgrid=False, zeroline=False)
     return with_slider(fig, steps, range(len(found)), pace_ms=700, legend_y=LEGEND_Y)

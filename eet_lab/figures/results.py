@@ -234,13 +234,19 @@ def runs(result: Run | Comparison | Ladder) -> list[tuple[str, Measurement]]:
     if isinstance(result, Ladder):
         names = titles(result.rungs)
         return [(theme.words(name), rung.measurement) for name, rung in zip(names, result.rungs, strict=True)]
-    pair = {"baseline": result.baseline, "selection": result.selection}
-    short = {role: short_form(m.recipe, result.environment.device_kind) for role, m in pair.items()}
-    named = [theme.words(textwrap.shorten(short[role], LONGEST, placeholder=" …")) for role in pair]
-    if named[0] == named[1]:
-        alike = len(set(short.values())) == 1  # else only what was cut off differs
-        named = [f"{named[0]} ({word})" for word in ("first", "second")] if alike else list(pair)
-    return list(zip(named, pair.values(), strict=True))
+    pair = result.baseline, result.selection
+    names = pair_names([m.recipe for m in pair], result.environment.device_kind)
+    return list(zip(map(theme.words, names), pair, strict=True))
+
+
+def pair_names(recipes: Sequence[str], device: str) -> list[str]:
+    """The recipes of baseline and selection in short, told apart."""
+    short = [short_form(recipe, device) for recipe in recipes]
+    named = [textwrap.shorten(name, LONGEST, placeholder=" …") for name in short]
+    if len(set(named)) == len(named):
+        return named
+    alike = len(set(short)) == 1  # else only what was cut off differs
+    return [f"{named[0]} ({word})" for word in ("first", "second")] if alike else ["baseline", "selection"]
 
 
 def colors(result: Run | Comparison | Ladder) -> Sequence[str]:

@@ -9,16 +9,21 @@ import plotly.graph_objects as go
 
 from eet_lab.figures import theme
 
+LINE = 17
+"""Of the label above a slider, in pixels."""
+
 
 def with_slider(
     fig: go.Figure, frames: Mapping[int, tuple[str, list]], traces: Sequence[int], *, pace_ms: int, legend_y: float
 ) -> go.Figure:
     """The figure with a step for each of `frames`: a label, and what becomes of `traces`, whose looks stay.
 
-    The label of the present one stands above the slider. Places are in pixels below the axes: buttons have a width of
-    their own, however wide the figure is. The legend is above the plot, `legend_y` times as high as it.
+    The label of the present one stands above the slider; "<br>" begins a line, for which the figure becomes higher.
+    Places are in pixels below the axes: buttons have a width of their own, however wide the figure is. The legend is
+    above the plot, `legend_y` times as high as it.
     """
     fig.frames = [go.Frame(data=data, name=str(n), traces=list(traces)) for n, (_, data) in frames.items()]
+    more = LINE * max(label.count("<br>") for label, _ in frames.values())
     still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
     playing = {**still, "fromcurrent": True, "frame": {"duration": pace_ms, "redraw": True}}
     buttons: list[dict[str, Any]] = [
@@ -34,7 +39,9 @@ def with_slider(
     }  # fmt: skip
     menu = {
         "type": "buttons", "direction": "left", "buttons": buttons, "x": 0, "xanchor": "left", "y": 0,
-        "yanchor": "top", "pad": {"t": 108}, "bgcolor": "rgba(0,0,0,0)", "bordercolor": theme.GRID, "showactive": False,
+        "yanchor": "top", "pad": {"t": 108 + more}, "showactive": False,
+        "bgcolor": "rgba(0,0,0,0)", "bordercolor": theme.GRID,
     }  # fmt: skip
     legend = {"x": 0, "y": legend_y, "yanchor": "bottom", "xanchor": "left", "yref": "paper", "orientation": "h"}
-    return fig.update_layout(sliders=[slider], updatemenus=[menu], margin={"t": 84, "b": 150}, legend=legend)
+    fig.update_layout(height=fig.layout.height + more, margin={"t": 84, "b": 150 + more}, legend=legend)
+    return fig.update_layout(sliders=[slider], updatemenus=[menu])

@@ -95,8 +95,11 @@ function render({ model, el }) {
     const f = log ? (v) => Math.log(Math.max(v, lo)) : (v) => v;
     const px = (x) => left + ((x - x0) / (x1 - x0)) * W, py = (y) => top + H - ((f(y) - f(lo)) / (f(hi) - f(lo))) * H;
     pen.lineWidth = 1; pen.strokeStyle = grid; pen.fillStyle = ink; pen.textBaseline = "middle"; pen.textAlign = "right";
+    let above = Infinity; // where the label below stands: in a low chart not all have room
     for (const t of log ? logTicks(lo, hi) : niceTicks(lo, hi, 4)) {
       const y = Math.round(py(t)) + 0.5;
+      if (above - y < 11) continue;
+      above = y;
       pen.beginPath(); pen.moveTo(left, y); pen.lineTo(width - right, y); pen.stroke();
       pen.fillText(brief(t), left - 6, y);
     }

@@ -99,7 +99,7 @@ def caption(timelines: Timelines) -> str:
 
 def short_caption(timelines: Timelines) -> str:
     """The same in a line."""
-    return f"{_title(timelines.selection, plain_text=True)}. One step of each: how long steps take is in Latency."
+    return f"{_title(timelines.selection, plain_text=True)}."
 
 
 def headline(timeline: Timeline) -> str:

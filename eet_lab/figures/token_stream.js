@@ -4,7 +4,7 @@ function render({ model, el }) {
   el.classList.add("eet-stream");
   let settled = false, panes = [];
 
-  function begin(prompts) {
+  function begin(prompts, instead) {
     el.replaceChildren();
     panes = prompts.map((prompt, row) => {
       const pane = document.createElement("div"), head = document.createElement("div"), body = document.createElement("div");
@@ -18,7 +18,7 @@ function render({ model, el }) {
       el.append(pane);
       return { said, count, body };
     });
-    if (!prompts.length) el.textContent = "The text of each prompt streams here while it runs.";
+    if (!prompts.length) el.textContent = instead || "The text of each prompt streams here while it runs.";
     el.classList.toggle("eet-stream-empty", !prompts.length);
   }
   function append(row, text, count) {
@@ -30,11 +30,11 @@ function render({ model, el }) {
   }
   function fromSnapshot() {
     const all = JSON.parse(model.get("snapshot") || "{}");
-    begin(all.prompts || []);
+    begin(all.prompts || [], all.instead);
     (all.texts || []).forEach((text, row) => append(row, text, all.counts[row]));
   }
   function onMessage(message) {
-    if (message.kind === "begin") begin(message.prompts);
+    if (message.kind === "begin") begin(message.prompts, message.instead);
     if (message.kind === "append") for (const [row, text, count] of message.news) append(row, text, count);
   }
   // Text that was sent before this view listened is in the first snapshot that it hears of: messages come in order.

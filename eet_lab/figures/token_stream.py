@@ -25,20 +25,22 @@ class TokenStream(anywidget.AnyWidget):
 
     def __init__(self, **traits: Any) -> None:
         super().__init__(**traits)
+        self.instead = ""
         self.prompts: list[str] = []
         self.texts: list[str] = []
         self.counts: list[int] = []
         self._transcripts: list[Transcript] = []
         self._fresh = False
 
-    def begin(self, prompts: Sequence[str], decode: Decode) -> None:
-        """Empty panes for these prompts."""
+    def begin(self, prompts: Sequence[str], decode: Decode, instead: str = "") -> None:
+        """Empty panes for these prompts; `instead`: what stands there where there are none."""
+        self.instead = instead
         self.prompts, self.texts = list(prompts), [""] * len(prompts)
         self.counts = [0] * len(prompts)
         self._transcripts = [Transcript(decode) for _ in prompts]
         self._fresh = True
         self.snapshot_now()
-        self.send({"kind": "begin", "prompts": self.prompts})
+        self.send({"kind": "begin", "prompts": self.prompts, "instead": instead})
 
     def push(self, tokens: Iterable[tuple[int, int]]) -> None:
         """More (row, token id) pairs, in order."""
@@ -65,4 +67,5 @@ class TokenStream(anywidget.AnyWidget):
         """Bring the snapshot up to date, if anything is new."""
         if self._fresh:
             self._fresh = False
-            self.snapshot = json.dumps({"prompts": self.prompts, "texts": self.texts, "counts": self.counts})
+            names = ("prompts", "instead", "texts", "counts")
+            self.snapshot = json.dumps({name: getattr(self, name) for name in names})

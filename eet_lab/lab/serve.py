@@ -19,6 +19,9 @@ from eet_lab.lab.notebooks import WORKBENCH
 from eet_lab.lab.ready import open_ready
 from eet_lab.lab.stop import Stop
 
+NO_MATHJAX = "data:text/javascript,MathJax={Hub:{Config(){},Configured(){},Queue(){},Register:{StartupHook(){}}}}//"
+"""A script in place of MathJax's, which would come from another server: the page has no formulas."""
+TEMPLATE = "--VoilaConfiguration.template=eet-lab"
 # Voila's page asks other servers for fonts. Nothing leaves this machine: the browser is told to ask only this one.
 # Older browsers take 'self' for http alone, so the kernel's socket is named; no `default-src` covers frame-ancestors.
 POLICY = (
@@ -46,7 +49,7 @@ def serve(root: Path, notebook: Path, port: int | None = None, browser: bool = T
         page = f"{'voila/render' if app else 'doc/tree' if is_workbench else 'lab/tree'}/{quote(path)}"
         print(f"Starting {'Voila' if app else 'JupyterLab'} on {notebook} ...", flush=True)
         chosen = server.choose_port(port)
-        words = server.server_words(root, page, chosen, token, retries) + [offline(chosen)] * app
+        words = server.server_words(root, page, chosen, token, retries) + [TEMPLATE, offline(chosen)] * app
         stop.server = server.start(words, root / paths.RESULTS)
         info = server.wait_until_up(stop.server, Path(jupyter_runtime_dir()), token)
         if is_workbench and not app:
@@ -65,7 +68,7 @@ def serve(root: Path, notebook: Path, port: int | None = None, browser: bool = T
 def offline(port: int) -> str:
     """The server's word that keeps its pages to itself: they ask no other server, and stand in no other page."""
     headers = {"Content-Security-Policy": POLICY.format(host=server.HOST, port=port)}
-    return "--ServerApp.tornado_settings=" + repr({"headers": headers})
+    return "--ServerApp.tornado_settings=" + repr({"headers": headers, "mathjax_url": NO_MATHJAX})
 
 
 def address(url: str, port: int, browser: bool) -> str:

@@ -19,6 +19,8 @@ from eet_lab.errors import SetupError
 
 HOST = "127.0.0.1"
 CONFIG = Path(__file__).parent / "config"
+SHARE = Path(__file__).parent / "share"
+"""Templates of Voila's."""
 FIRST_PORT, NUM_PORTS = 8888, 50
 START_TIMEOUT_S = 90
 
@@ -120,6 +122,7 @@ def environment(results: Path) -> dict[str, str]:
     env = {**os.environ, "JUPYTER_PREFER_ENV_PATH": "1", paths.RESULTS_VARIABLE: str(results)}
     # JupyterLab would ask whether to fetch news: not this server. The user's own settings stay as they are.
     env["JUPYTER_CONFIG_PATH"] = os.pathsep.join(filter(None, [str(CONFIG), env.get("JUPYTER_CONFIG_PATH")]))
+    env["JUPYTER_PATH"] = os.pathsep.join(filter(None, [str(SHARE), env.get("JUPYTER_PATH")]))
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
     return env
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eet_lab.figures.packing import packing
 from eet_lab.lessons.exercise import Exercise, Verdict
-from eet_lab.lessons.prediction import Prediction
+from eet_lab.lessons.prediction import Prediction, measured
 from eet_lab.lessons.show import Shown, source
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Prediction",
     "Shown",
     "Verdict",
+    "measured",
     "packing",
     "source",
 ]

@@ -104,7 +104,7 @@ def formula(
         for case, place in product(cases, range(len(names))):
             if not _is(given[case][place], right[case][place]):
                 raise Wrong(
-                    f"{case}: your {names[place]} is {_figure(given[case][place])}, and it should be "
+                    f"{case}: you return {_figure(given[case][place])}{_of(names, place)}; it should be "
                     f"{_figure(right[case][place])}. {why(given, case, place)}"
                 )
         return message, (table(["", *names], [[case, *map(_figure, right[case])] for case in cases]),)
@@ -143,6 +143,10 @@ def _is(given: float, right: float | None) -> bool:
     if right is None or isinstance(right, int) or math.isinf(right):
         return given == right
     return math.isclose(given, right, rel_tol=1e-4, abs_tol=1e-12)
+
+
+def _of(names: Sequence[str], place: int) -> str:
+    return f" for {names[place]}" if len(names) > 1 else ""
 
 
 def _figure(value: float) -> str:

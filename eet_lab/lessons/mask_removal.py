@@ -81,7 +81,8 @@ def poisoned(model: Model) -> Shown:
     lines = [[f"{b}", f"{pad}", *both] for b, (pad, *both) in enumerate(zip(pads, *verdicts, strict=True))]
     return Shown(
         table(["row", "pads", "with a mask", "mask removed"], lines),
-        "A mask hides a pad after reading it: its weight becomes 0, and 0 × NaN is NaN. Bounds never read it.",
+        "A mask hides a pad after reading it: its weight becomes 0, and 0 × NaN is NaN. With bounds, "
+        "attention never reads the pad.",
     )
 
 
@@ -228,9 +229,9 @@ def on_the_h200(guess: Prediction) -> Shown:
         _saved_figure({name: 100 * (1 - now / before) for name, (before, now) in pairs.items()}),
         "Why is the first pair slower without a mask? The batch has "
         f"{num_rows} rows with {len(set(result.prompt_lengths))} numbers of pads, and plain PyTorch has no single call "
-        f"for that: a step needs {launches[1]:,.0f} launches without the mask and {launches[0]:,.0f} with it. Python "
-        "issues each of them, and that takes longer than what is saved. This is the red bar in the ladder of the "
-        "workbench. A kernel that takes `num_pad` needs one launch in both cases, and there removal saves time. "
+        f"for that: a step of all rows needs {launches[1]:,.0f} launches without the mask and {launches[0]:,.0f} with "
+        "it. Python issues each of them, and that takes longer than what is saved. This is the red bar in the ladder "
+        "of the workbench. A kernel that takes `num_pad` needs one launch in both cases, and there removal saves time. "
         '(Packed prefill cannot run with the mask, so "all techniques" includes its gain, too.)',
         there(kernels),
     )

@@ -148,7 +148,7 @@ def steps_over_time(small: Model, output: Output) -> Shown:
     fig = _steps_figure([_steps(in_titles(str(output.recipe)), steps, theme.BASELINE)])
     early, _, late = _eighths(steps[1:])
     told = f"an early step took {ms_words(median(early))}, a late one {ms_words(median(late))}"
-    said = f"Look how the line rises: {told}." if grew(steps[1:]) else f"No steady rise can be told here: {told}."
+    said = f"Look how the line rises: {told}." if grew(steps[1:]) else f"No steady rise can be seen here: {told}."
     return Shown(
         here(small),
         fig,

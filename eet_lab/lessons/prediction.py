@@ -127,6 +127,11 @@ def after(guess: Prediction, made: Callable[[], Shown]) -> Shown:
     return Shown(place)
 
 
+def measured(guess: Prediction, result: Any) -> Shown:
+    """What was measured, which gives the answer away: once the reader has made a prediction."""
+    return after(guess, lambda: Shown(result))
+
+
 def after_prediction(made: Callable[Concatenate[Prediction, P], Shown]) -> Callable[Concatenate[Prediction, P], Shown]:
     """A part of a lesson that shows nothing before the reader has made the prediction that it is given first."""
 

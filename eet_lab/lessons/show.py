@@ -60,7 +60,12 @@ def noted(text: str, kind: str) -> HTML:
 
 
 def _said(kind: str, text: str) -> HTML:
-    return HTML(f'<div class="eet-{kind}">{escape(text)}</div>')
+    return HTML(f'<div class="eet-{kind}">{_marked(text)}</div>')
+
+
+def _marked(text: str) -> str:
+    """Text as HTML; what stands in `backticks` is code."""
+    return re.sub(r"`([^`\n]+)`", r"<code>\1</code>", escape(text))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> HTML:
@@ -168,8 +173,8 @@ class Source(Code):
         fold = ""
         if self.doc:
             first, _, more = self.doc.partition("\n")
-            fold = f"<details><summary>{escape(first)}</summary><pre>{escape(more.strip())}</pre></details>"
-            fold = fold if more.strip() else f'<div class="eet-doc">{escape(first)}</div>'
+            fold = f"<details><summary>{_marked(first)}</summary><pre>{_marked(more.strip())}</pre></details>"
+            fold = fold if more.strip() else f'<div class="eet-doc">{_marked(first)}</div>'
         code = super()._repr_html_().rpartition("</style>")[2]
         return styled(f'<div class="eet-source">{fold}{code}</div>')
 

@@ -193,7 +193,8 @@ class Controller:
         work = self._work(command, model)
         if not isinstance(command, c.TakeTimeline):
             self.results.close_run()
-            self.watching.begin(self.state.prompts, jobs.decoder(model.tokenizer, self.state.settings(model).stop))
+            decode = jobs.decoder(model.tokenizer, self.state.settings(model).stop)
+            self.watching.begin(self.state.prompts, decode, watched=not isinstance(command, c.Ladder))
         self.results.begin()
         self.background.hold()
         work = jobs.after_quiet(self.background.wait_quiet, jobs.where_it_is(model, work))
@@ -237,6 +238,8 @@ class Controller:
             case e.Progress(done, total, text):
                 self.status.text = text or self.status.text
                 self.status.clock.progress(done, total)
+            case e.Named(names):
+                self.watching.name(names)
             case e.Phase(text):
                 self.status.text = text
                 self.watching.enter(event)
@@ -255,11 +258,12 @@ class Controller:
         self.background.resume()
         self.fits.forget_free()
         stopped, self.busy, self.stopping = self.stopping, False, False
-        how = "stopped" if stopped else "done"
-        self.status.text = f"{event.name.replace('_', ' ')} {how} in {event.seconds:.1f} s"
+        name = event.name.replace("_", " ")
+        self.status.text = f"{name} done in {event.seconds:.1f} s"
         if stopped:
             before = event.value is None and self.results.latest is not None and event.name != "load"
-            self.status.text += ": this is the result from before" if before else ""
+            self.status.text = f"{name.capitalize()} was stopped after {event.seconds:.1f} s."
+            self.status.text += " The result below is the previous one." if before else ""
             self.status.remark = self.status.text
         if event.name == "load":
             self._loaded(event.value)
@@ -326,6 +330,6 @@ class Controller:
                 "banner": opened.banner if opened else banner,
                 "read_only": setup is not None,
                 "large": self.large,
-                "against": against,
+                "against": opened.against if opened and setup else against,
             }
         )

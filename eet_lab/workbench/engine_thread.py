@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeAlias
@@ -38,6 +38,13 @@ class Progress:
     done: int
     total: int
     text: str
+
+
+@dataclass(frozen=True)
+class Named:
+    """What the series of the runs to come are called, the baseline's first."""
+
+    names: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -81,7 +88,7 @@ class Finished:
     seconds: float
 
 
-Event: TypeAlias = Started | Progress | Phase | Stepped | Kept | Partial | Finished
+Event: TypeAlias = Started | Progress | Named | Phase | Stepped | Kept | Partial | Finished
 
 
 class Feed:
@@ -94,6 +101,9 @@ class Feed:
 
     def progress(self, done: int, total: int, text: str = "") -> None:
         self._events.put(Progress(done, total, text))
+
+    def named(self, names: Sequence[str]) -> None:
+        self._events.put(Named(names))
 
     def phase(self, text: str, series: int = 1, watched: bool = True) -> None:
         self._events.put(Phase(text, series, watched))

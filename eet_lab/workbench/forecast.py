@@ -68,7 +68,7 @@ class Fits:
 
     @property
     def warnings(self) -> tuple[str, str]:
-        """For Run and for Compare: that the forecast exceeds free memory; "" where it does not, or there is none."""
+        """The warnings of Run and Compare: a forecast exceeds free memory. "" where it does not, or there is none."""
         if self._forecasts is None or self._stale:
             return "", ""
         run, compare = self._forecasts
@@ -77,7 +77,7 @@ class Fits:
         return run_words, compare_words
 
     def state(self) -> dict[str, Any]:
-        """For the page; a forecast that is asked for anew stays, marked as stale, so that nothing jumps."""
+        """What the page shows. A forecast that is asked for anew stays, marked as stale, so that nothing jumps."""
         if self._forecasts is None:
             return {**NO_FORECAST, "summary": self._error, "stale": self._stale}
         return {**told(*self._forecasts), "stale": self._stale}

@@ -28,7 +28,7 @@ from eet_lab.errors import EETError, ResultError, first_line
 from eet_lab.paths import PACKAGE, results_dir, write_whole
 from eet_lab.words import visible
 from eet_lab.workbench import export
-from eet_lab.workbench.rows import KINDS, KeptRun, Result, Stamp, Summary, end, facts
+from eet_lab.workbench.rows import KINDS, KeptRun, Result, Stamp, Summary
 from eet_lab.workbench.sidecar import Entry, Sidecar
 
 FOLDER = results_dir()
@@ -67,7 +67,7 @@ class History:
         self._shipped = {f"{RECORDED}{path.stem}": path for path in sorted(SHIPPED.glob("*.json"))}
         self._rows: list[KeptRun] | None = None
         self._unread: dict[str, Path] = {}
-        self._set_aside = ""  # the run whose pin does not count here
+        self._pins_count = True
 
     # Reading
 
@@ -77,11 +77,11 @@ class History:
             entries, paths = self._sidecar.entries(), self._files()
             files = [self._row(id, path, entries.get(id, Entry())) for id, path in paths.items()]
             self._unread = {row.id: paths[row.id] for row in files if row.problem == UNREAD}
-            kept = [_named(row, entries.get(row.id, Entry())) for row, _, _ in self._memory.values()]
+            kept = [_named(row, entries[row.id]) if row.id in entries else row for row, _, _ in self._memory.values()]
             newest = sorted(
                 [*_told_apart(files), *kept], key=lambda row: (row.id in self._shipped, _later_first(row.id))
             )
-            here = [replace(row, pinned=row.pinned and row.id != self._set_aside) for row in newest]
+            here = [replace(row, pinned=row.pinned and self._pins_count) for row in newest]
             self._rows = sorted(here, key=lambda row: not row.pinned)
         return self._rows
 
@@ -129,45 +129,15 @@ class History:
         """The run whose recipe Compare is held against; None: the baseline."""
         return next((row for row in self.rows() if row.pinned and not row.problem), None)
 
-    def set_pin_aside(self) -> None:
-        """Count no pin until a run is pinned here; elsewhere all stays as it is."""
-        row = self.pinned()
-        self._set_aside, self._rows = "" if row is None else row.id, None
-
-    def compared(self, first: str, second: str) -> dict[str, Any]:
-        """Two kept runs side by side as a table: they were not timed in turn, so no change is claimed of times."""
-        rows = {row.id: row for row in self.rows()}
-        pair = [rows[id] for id in (first, second)]
-        ends = [m for id in (first, second) if (m := end(self.open(id)[0])) is not None]
-        if len(ends) < 2:
-            raise ResultError("One of these runs was stopped before anything was measured. Tick two others.")
-        lines = [["recipe", *(row.recipe for row in pair)], ["device", *(row.device for row in pair)]]
-        one, other = map(facts, ends)
-        lines += [[name, one[name], other[name]] for name in one]
-        same = "yes" if ends[0].tokens == ends[1].tokens else "no"
-        notes = [
-            "Runs that were not timed in turn also differ by what else the machine did at the time: Measure again "
-            "times both recipes in turn, here and now.",
-            f"The same tokens: {same}.",
-        ]
-        return {"head": ["", *(row.label for row in pair)], "rows": lines, "notes": notes}
+    def set_pins_aside(self) -> None:
+        """Count no pin, nor one that is set elsewhere meanwhile, until a run is pinned here."""
+        self._pins_count, self._rows = False, None
 
     # Writing
 
     def add(self, result: Result, monitor: Mapping[str, Any]) -> KeptRun:
         """Keep a result with the samples of its runs; in memory where the folder cannot be written to."""
-        beside = {"monitor": dict(monitor)} if monitor else {}
-        try:
-            row = self._keep(self._free(_stem(result)), result, beside)
-        except ResultError as error:
-            self.problem = f"{first_line(error)} {IN_MEMORY}"
-            row = KeptRun(id=_stem(result), **vars(Summary.of(result)))
-            self._memory[row.id] = row, result, beside
-            self._rows = None
-            return row
-        self.problem = ""
-        self._write_late()
-        return row
+        return self._put(_stem(result), result, {"monitor": dict(monitor)} if monitor else {}, Entry())
 
     def attach(self, id: str, timelines: Timelines) -> None:
         """Keep timelines beside a result."""
@@ -188,7 +158,7 @@ class History:
         """Pin one run, and no other; None: no run."""
         if id is not None and id not in {row.id for row in self.rows()}:
             raise ResultError("This run is no longer kept, so it cannot be pinned.")
-        self._set_aside = ""
+        self._pins_count = True
         with self._sidecar.changing() as entries:
             for other in [other for other, entry in entries.items() if entry.pinned]:
                 entries[other] = replace(entries[other], pinned=False)
@@ -242,14 +212,32 @@ class History:
     def take(self, name: str, content: bytes) -> KeptRun:
         """Keep a file that was uploaded, if it is a result; ResultError, which calls it by its `name`, else."""
         result, found = read_result(content, name)
-        row = self._keep(self._free(f"loaded-{datetime.now():{STAMP}}"), result, _beside(found))
         words = found.get(WORDS)
-        for key, change in (("name", self.rename), ("note", self.annotate)):
-            if isinstance(words, dict) and isinstance(text := words.get(key), str):
-                change(row.id, text)
+        own = [words.get(key) for key in ("name", "note")] if isinstance(words, dict) else ["", ""]
+        name, note = (text.strip() if isinstance(text, str) else "" for text in own)
+        row = self._put(f"loaded-{datetime.now():{STAMP}}", result, _beside(found), Entry(name=name, note=note))
         return next((each for each in self.rows() if each.id == row.id), row)
 
     # Files
+
+    def _put(self, stem: str, result: Result, beside: dict[str, Any], entry: Entry) -> KeptRun:
+        """Keep a result under the user's own words; in memory where the folder cannot be written to."""
+        try:
+            row = self._keep(self._free(stem), result, beside)
+        except ResultError as error:
+            self.problem = f"{first_line(error)} {IN_MEMORY}"
+            summary = Summary.of(result)
+            number = 1 + max((row.number for row in self.rows() if row.kind == summary.kind), default=0)
+            row = _named(KeptRun(id=stem, number=number, **vars(summary)), entry)
+            self._memory[row.id] = row, result, beside
+            self._rows = None
+            return row
+        self.problem = ""
+        self._write_late()
+        for text, change in ((entry.name, self.rename), (entry.note, self.annotate)):
+            if text:
+                change(row.id, text)
+        return row
 
     def _row(self, id: str, path: Path, entry: Entry) -> KeptRun:
         """What the list tells of a file: as it was read before, where the file is still the same."""
@@ -260,12 +248,13 @@ class History:
         read = self._known.get(id, ((0, 0), None)), (entry.stamp, entry.summary)
         unread = Summary(name=visible(path.name), problem=UNREAD)
         summary = next((summary for at, summary in read if at == stamp and summary is not None), unread)
-        return _named(KeptRun(id=id, stamp=stamp, writable=id not in self._shipped, **vars(summary)), entry)
+        row = KeptRun(id=id, stamp=stamp, number=entry.number, writable=id not in self._shipped, **vars(summary))
+        return _named(row, entry)
 
     def _files(self) -> dict[str, Path]:
         """Every file by its id: what the folder holds now, and the recordings."""
         try:
-            found = [path for path in self.folder.glob("*.json") if not path.name.startswith(".")]
+            found = sorted(path for path in self.folder.glob("*.json") if not path.name.startswith("."))
         except OSError:
             found = []
         return {path.stem: path for path in found} | self._shipped
@@ -276,8 +265,7 @@ class History:
         known = {path.stem: (_stamp(path), Summary.of(result))}
         self._remember(known)
         self.learn(known)
-        stamp, summary = known[path.stem]
-        return KeptRun(id=path.stem, stamp=stamp, **vars(summary))
+        return self._row(path.stem, path, self._sidecar.entries().get(path.stem, Entry()))
 
     def _write_late(self) -> None:
         """Write what had to be kept in memory, now that the folder takes files again."""
@@ -287,13 +275,15 @@ class History:
                 del self._memory[id]
 
     def _remember(self, found: Read) -> None:
-        """Keep summaries for the next kernel; where they cannot be written, the files are read again."""
+        """Keep summaries and numbers for the next kernel; where they cannot be written, the files are read again."""
         own = {id: each for id, each in found.items() if id not in self._shipped}
         if not own or not self.folder.is_dir():
             return
         with suppress(ResultError), self._sidecar.changing() as entries:
             for id, (stamp, summary) in own.items():
-                entries[id] = replace(entries.get(id, Entry()), stamp=stamp, summary=summary)
+                entry = entries.get(id, Entry())
+                number = entry.number or _next_number(summary.kind, entries)
+                entries[id] = replace(entry, stamp=stamp, summary=summary, number=number)
 
     def _free(self, stem: str) -> Path:
         """A path in the folder, which is made; never one that exists."""
@@ -373,10 +363,18 @@ def _encoded(beside: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**beside, "timeline": encode(beside["timeline"])} if "timeline" in beside else beside
 
 
+def _next_number(kind: str, entries: Mapping[str, Entry]) -> int:
+    """Of a run of this kind; 0 of a file that holds none. A number stays, whatever runs are deleted."""
+    numbers = (entry.number for entry in entries.values() if entry.summary and entry.summary.kind == kind)
+    return 1 + max(numbers, default=0) if kind else 0
+
+
 def _named(row: KeptRun, entry: Entry) -> KeptRun:
-    """A row under the user's name, with note and pin."""
-    name = visible(entry.name)[:LONGEST_NAME] or row.name
-    return replace(row, name=name, note=visible(entry.note)[:LONGEST_NOTE], pinned=entry.pinned)
+    """A row under the user's name, with note and pin; one of the user's own is "Compare 3" at first."""
+    first = f"{row.kind.capitalize()} {row.number}" if row.number and row.writable and not row.problem else row.name
+    name = visible(entry.name)[:LONGEST_NAME] or first
+    note = visible(entry.note)[:LONGEST_NOTE]
+    return replace(row, name=name, subject=row.subject or row.name, note=note, pinned=entry.pinned)
 
 
 def _told_apart(rows: Sequence[KeptRun]) -> list[KeptRun]:

@@ -15,13 +15,15 @@ from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, EETError, PromptError, RecipeError
+from eet_lab.figures.results import pair_names
 from eet_lab.models import Model, load
 from eet_lab.models.transcript import Decode, ended_by
 from eet_lab.progress import Cancel
 from eet_lab.technique import Recipe, short_form
 from eet_lab.workbench.engine_thread import Feed, Work
+from eet_lab.workbench.live import NAMES
 from eet_lab.workbench.run_memory import RunMemory, TorchCalls, TorchCounter
-from eet_lab.workbench.views.bar import NOTHING_ON
+from eet_lab.workbench.views.bar import BASELINE, NOTHING_ON
 
 PHASES = {
     "check": "checking that the output is the same",
@@ -111,6 +113,7 @@ class Job:
                 feed.engine(engine)
                 feed.progress(0, 1)  # one unit, whose steps are told; building was another count
                 series, counter = 1 if recipe else 0, TorchCounter(model.device)
+                feed.named([BASELINE, recipe.short(model.device)] if recipe else NAMES)
                 feed.phase(f"running {recipe.short(model.device)}", series)
                 run = bench.watched(engine, recipe, job, feed.step, cancel, prepare_s)
                 feed.keep(series, RunMemory.of(engine, counter.read()))
@@ -125,6 +128,7 @@ class Job:
         model, recipe = self.model, self.recipe
 
         def work(feed: Feed, cancel: threading.Event) -> bench.Comparison:
+            feed.named(pair_names([str(baseline), str(recipe)], model.device))
             present, counter = (0, ""), TorchCounter(model.device)
             begun: Counter[str] = Counter()  # of each phase, how many subjects have entered it
             first_runs: dict[tuple[int, str], TorchCalls | None] = {}

@@ -22,7 +22,7 @@ Line = tuple[str, str, str, float]
 """(metric, name, unit, factor from the metric's unit)"""
 
 NAMES = ("baseline", "selection")
-"""The two runs that are drawn, in the order of their series."""
+"""The two runs that are drawn, in the order of their series, as files name them."""
 
 PLAN: Line = ("engine_bytes", "plan: weights + KV + arena", "MiB", 1 / MiB)
 
@@ -35,6 +35,8 @@ GPU_MEMORY: list[Line] = [
 CPU_MEMORY: list[Line] = [PLAN, ("process_rss_bytes", "process RSS", "MiB", 1 / MiB)]
 GPU_LOAD: list[Line] = [("utilization_percent", "utilization", "%", 1), ("power_w", "power", "W", 1)]
 CPU_LOAD: list[Line] = [("process_cpu_percent", "this process's CPU", "%", 1)]
+UNWATCHED = "A Ladder is timed, not watched."
+LATER = " What it generates, and what each technique saves, is here once it is done."
 LATENCY = "Latency per token step"
 
 
@@ -45,9 +47,8 @@ class Charts:
     """
 
     def __init__(self, base: BaseScript) -> None:
-        colors = theme.BASELINE, theme.SELECTION
-        runs = [{"name": name, "color": color} for name, color in zip(NAMES, colors, strict=True)]
-        self.latency = StripChart(base, title=LATENCY, unit="ms", scale="log", series=runs)
+        self.latency = StripChart(base, title=LATENCY, unit="ms", scale="log")
+        self.name(NAMES)
         self.memory = StripChart(base, unit="MiB", scale="log", window=WINDOW_S)
         self.load = StripChart(base, unit="%", window=WINDOW_S)
         self._lines: dict[int, list[Line]] = {}
@@ -68,6 +69,11 @@ class Charts:
             self._set(self.load, _titled("GPU utilization and power", where), GPU_LOAD)
         else:
             self._set(self.load, _titled("CPU utilization (no GPU counters)", where), CPU_LOAD)
+
+    def name(self, runs: Sequence[str]) -> None:
+        """What the two runs are called whose steps are drawn."""
+        colors = theme.BASELINE, theme.SELECTION
+        self.latency.series = [{"name": name, "color": color} for name, color in zip(runs, colors, strict=True)]
 
     def explain(self, missing: dict[str, str]) -> None:
         """Say why a line has stopped, or was never there."""
@@ -123,11 +129,12 @@ class Live(Charts):
         self._values, self._in_run = {}, {}
         super().watch(gpu, where, counters)
 
-    def begin(self, prompts: Sequence[str], decode: Any) -> None:
+    def begin(self, prompts: Sequence[str], decode: Any, watched: bool = True) -> None:
         """A new run, or the first of several: everything of the last one goes."""
         self.latency.clear()
+        self.latency.note = "" if watched else UNWATCHED
         self._in_run = {}
-        self.stream.begin(prompts, decode)
+        self.stream.begin(prompts if watched else (), decode, "" if watched else UNWATCHED + LATER)
 
     def push_samples(self, samples: Sequence[Sample], start: float) -> None:
         super().push_samples(samples, start)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eet_lab.bench import Comparison, Run, Workload
+from eet_lab.bench import Comparison, Ladder, Run, Workload
 from eet_lab.bench.timeline import Timelines
 from eet_lab.errors import EETError, PromptError
 from eet_lab.figures import theme
@@ -18,6 +18,7 @@ from eet_lab.technique import short_form
 from eet_lab.words import counted
 from eet_lab.workbench.jobs import decoder
 from eet_lab.workbench.rows import KeptRun, Result
+from eet_lab.workbench.side_by_side import SideBySide
 from eet_lab.workbench.state import State
 from eet_lab.workbench.views import answer, bar
 
@@ -34,16 +35,15 @@ class Setup:
 
 @dataclass(frozen=True)
 class Opened:
-    """What is open instead of the newest result: a kept run with its `setup`, or a `table` of two side by side.
+    """What is open instead of the newest result: a kept run with its `setup`, or a `pair` of two side by side.
 
-    A table has no setup of its own: the reader's choices stay as they are. `monitor`: what was sampled while it ran.
+    A pair has no setup of its own: the reader's choices stay as they are. `monitor`: what was sampled while it ran.
     """
 
-    id: str
-    banner: Mapping[str, Any]
+    row: KeptRun | None = None
     result: Result | None = None
     setup: Setup | None = None
-    table: dict[str, Any] | None = None
+    pair: SideBySide | None = None
     timelines: Timelines | None = None
     monitor: Mapping[str, Any] = field(default_factory=dict)
 
@@ -53,18 +53,37 @@ class Opened:
         where, config = result.environment, PRESETS.get(result.environment.model)
         header = _header(where.model_label, where.device, where.dtype)
         setup = Setup(state_of(result), header, result.prompt_lengths, config.context if config else None)
+        return cls(row, result, setup, timelines=beside.get("timeline"), monitor=beside.get("monitor") or {})
+
+    def named(self, rows: Mapping[str, KeptRun]) -> Opened:
+        """The same under present names: a run may be renamed while it is open."""
+        if self.pair is not None:
+            return replace(self, pair=replace(self.pair, rows=[rows.get(row.id, row) for row in self.pair.rows]))
+        return replace(self, row=rows.get(self.id, self.row))
+
+    @property
+    def id(self) -> str:
+        """Of the kept run; "" of two."""
+        return self.row.id if self.row else ""
+
+    @property
+    def banner(self) -> Mapping[str, Any]:
+        """What is open, and the way back."""
+        if self.pair is not None:
+            return bar.kept_banner(self.pair.told(), "Back to my result")
+        if (row := self.row) is None:
+            return {}
         told = (
             f"This is a kept run: {row.name}. {row.origin} Model, prompts and switches are those of the run, read-only."
         )
-        banner = bar.kept_banner(told, "Back to my model")
-        return cls(row.id, banner, result, setup, timelines=beside.get("timeline"), monitor=beside.get("monitor") or {})
+        return bar.kept_banner(told, "Back to my model")
 
-    @classmethod
-    def of_two(cls, first: KeptRun, second: KeptRun, table: dict[str, Any]) -> Opened:
-        """Two kept runs side by side."""
-        names = " and ".join(f"{row.label} ({row.recipe})" for row in (first, second))
-        told = f"These are two kept runs side by side: {names}. They were not timed in turn."
-        return cls("", bar.kept_banner(told, "Back to my result"), table=table)
+    @property
+    def against(self) -> str:
+        """The label of what it was compared with; "" of a single run, and of a pair, which was not compared."""
+        if isinstance(result := self.result, Comparison):
+            return short_form(result.baseline.recipe, result.environment.device_kind)
+        return bar.BASELINE if isinstance(result, Ladder) else ""
 
     @property
     def can_race(self) -> bool:

@@ -5,6 +5,7 @@
 |  techniques              |  live: three strip charts, or a recording's   |
 |  inputs                  |  answer: four tiles, tabs                    |
 |                          |  stage: streamed text, then the tab's figure |
+|                          +- below --------------------------------------+
 |                          |  runs                                        |
 +--------------------------+----------------------------------------------+
 """
@@ -100,8 +101,9 @@ class Page:
         style = W.HTML(theme.stylesheet(), layout={"display": "none"})
         stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")
         left = W.VBox([self.techniques, self.inputs]).add_class("eet-left-column")
-        right = W.VBox([self.live.box, self.recorded.box, self.answer, stage, self.runs]).add_class("eet-right-column")
-        self.box = W.Box([self.bar, left, right]).add_class("eet-bench").add_class("eet-page-grid")
+        right = W.VBox([self.live.box, self.recorded.box, self.answer, stage]).add_class("eet-right-column")
+        below = W.VBox([self.runs]).add_class("eet-below-column")
+        self.box = W.Box([self.bar, left, right, below]).add_class("eet-bench").add_class("eet-page-grid")
         self.stage("empty")
 
     def stage(self, name: str) -> None:

@@ -26,6 +26,7 @@ from eet_lab.workbench.page import Page
 from eet_lab.workbench.rows import KeptRun, Result, Stamp
 from eet_lab.workbench.run_memory import RunMemory
 from eet_lab.workbench.sheet import Sheet, SheetContent
+from eet_lab.workbench.side_by_side import SideBySide
 from eet_lab.workbench.views import answer
 from eet_lab.workbench.views.bar import BASELINE
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed, runs_state
@@ -230,7 +231,7 @@ class Results:
         of = last.environment.model, last.environment.model_label, last.prompts
         if of != (model.name, model.label, tuple(prompts)):
             return {}, ""
-        return effects(last), f"what each saved in the last ladder, {row.name}"
+        return effects(last), f"what each saved in {row.name}"
 
     def _opened_once(self, row: KeptRun) -> Ladder | None:
         """A kept ladder; None where its file has gone since."""
@@ -244,15 +245,18 @@ class Results:
 
     def show(self, busy: bool) -> None:
         """Put up the answer and the list of runs."""
+        rows = self.history.rows()
+        if self.opened is not None:
+            self.opened = self.opened.named({row.id: row for row in rows})
         self._sheet.show(self._subject())
-        shown, rows = self.opened.id if self.opened else self._id, self.history.rows()
+        shown = self.opened.id if self.opened else self._id
         self._page.runs.show(runs_state(rows, self._ticked, shown, self.history, self.said, busy, self._pages))
 
     def _subject(self) -> SheetContent:
         """What the answer is about: the kept run that is open, else the newest result or what is known of it."""
         if (opened := self.opened) is not None:
             newest = opened.id == self._id
-            return SheetContent(opened.result, opened.timelines, opened.table, True, newest, can_race=opened.can_race)
+            return SheetContent(opened.result, opened.timelines, opened.pair, True, newest, can_race=opened.can_race)
         timelines = self._beside.get("timeline")
         return SheetContent(self.result, timelines, running=self._running, partial=self._partial is not None)
 
@@ -300,10 +304,10 @@ class Results:
             self.close_run()
 
     def _open_two(self) -> None:
-        first, second = self._two()
-        self._put(Opened.of_two(first, second, self.history.compared(first.id, second.id)))
+        rows = self._two()
+        self._put(Opened(pair=SideBySide.of(rows, [self.history.open(row.id)[0] for row in rows])))
 
-    def _two(self) -> list[Any]:
+    def _two(self) -> list[KeptRun]:
         rows = {row.id: row for row in self.history.rows()}
         self._ticked = [id for id in self._ticked if id in rows]
         if len(self._ticked) != TICKED:

@@ -11,7 +11,7 @@ from eet_lab.bench.codec import Bytes, Ms, Name
 from eet_lab.bench.environment import describe, moment, placed
 from eet_lab.models.load import DEMO_LABEL
 from eet_lab.technique import short_form
-from eet_lab.words import counted, ms_words, sized, visible
+from eet_lab.words import amount, counted, ms_words, visible
 
 Result = Comparison | Ladder | Run
 KINDS: dict[type, str] = {Comparison: "compare", Ladder: "ladder", Run: "run"}
@@ -67,13 +67,18 @@ class Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptRun(Summary):
-    """One kept run. `stamp` is that of the file which the summary was read from."""
+    """One kept run. `stamp` is that of the file which the summary was read from; `number` counts runs of its kind.
+
+    `subject` is what was measured: `demo, 4 prompts`.
+    """
 
     id: str
     note: str = ""
     pinned: bool = False
     writable: bool = True
     stamp: Stamp = (0, 0)
+    number: int = 0
+    subject: str = ""
 
     @property
     def when(self) -> str:
@@ -87,7 +92,7 @@ class KeptRun(Summary):
 
     @property
     def label(self) -> str:
-        """What tells it from others of its name: `demo, 4 prompts, 14:32:05`."""
+        """What tells it from others of its name: `Compare 3, 14:32:05`."""
         return f"{self.name}, {when}" if (when := to_the_second(self.date)) else self.name
 
 
@@ -118,7 +123,7 @@ MEASURED: tuple[tuple[str, Callable[[Measurement], str | None]], ...] = (
     ("time to first token", lambda m: ms_words(m.ttft_ms.p50) if m.ttft_ms else None),
     ("time per token", lambda m: ms_words(m.tpot_ms.p50) if m.tpot_ms else None),
     ("end to end", lambda m: ms_words(m.total_ms.p50) if m.total_ms else None),
-    ("peak memory", lambda m: sized(m.memory["peak"])),
+    ("peak memory", lambda m: amount(m.memory["peak"])),
 )
 
 

@@ -14,6 +14,7 @@ from eet_lab.figures.timeline import caption, short_caption, timeline_figure
 from eet_lab.workbench.memory_tab import MemoryTab
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.rows import Result
+from eet_lab.workbench.side_by_side import SideBySide
 from eet_lab.workbench.views import answer
 
 STAGE_PX = 258
@@ -24,19 +25,19 @@ NOTHING_ELSE: dict[str, Any] = {
     "note": None, "tabs": [], "picks": [], "tools": {"log": None, "exports": []}, "tables": [], "words": [],
 }  # fmt: skip
 """What the sheet shows beside the text that streams."""
-KEPT = "Kept with a run: numbers, texts, a recorded timeline. Where memory lay is known of the newest result only."
+KEPT = "Kept with a run: numbers, texts, a recorded timeline. Memory addresses are shown for the newest result only."
 
 
 @dataclass(frozen=True)
 class SheetContent:
-    """What the answer is about. `table` stands alone where two kept runs are side by side; `kept`: it was opened.
+    """What the answer is about. `pair` stands alone where two kept runs are side by side; `kept`: it was opened.
 
     `newest`: it is what was measured last, and so what is known of memory is of it.
     """
 
     result: Result | None = None
     timelines: Any = None
-    table: dict[str, Any] | None = None
+    pair: SideBySide | None = None
     kept: bool = False
     newest: bool = True
     can_race: bool = False
@@ -64,14 +65,21 @@ class Sheet:
 
     def show(self, subject: SheetContent) -> None:
         """Put up the tiles, the tabs and the stage."""
-        result, running = subject.result, subject.running
+        running = subject.running
         state: dict[str, Any] = {
             "mode": self._mode(subject),
             "tab": self.tab(subject),
             "figure": self._draw(subject),
-            "tiles": answer.tiles(result) if result is not None and (not running or subject.partial) else [],
+            "tiles": self._tiles(subject),
         }
         self._page.answer.show(state | (NOTHING_ELSE if running else self._sheet(subject, state["tab"])))
+
+    def _tiles(self, subject: SheetContent) -> list[dict[str, Any]]:
+        if subject.pair is not None:
+            return subject.pair.tiles()
+        if subject.result is None or (subject.running and not subject.partial):
+            return []
+        return answer.tiles(subject.result)
 
     def _sheet(self, subject: SheetContent, tab: str) -> dict[str, Any]:
         """What stands around the figure, unless something runs."""
@@ -96,7 +104,7 @@ class Sheet:
         return self._wanted if self._wanted in names else next((name for name in names if name != "race"), "")
 
     def _tabs(self, subject: SheetContent) -> list[dict[str, str]]:
-        if subject.table is not None:
+        if subject.pair is not None:
             return [{"name": "table", "title": "Side by side"}]
         has_arena = bool(self._memory.runs) and subject.newest
         has_timeline = bool(subject.timelines) or (isinstance(subject.result, Comparison) and not subject.kept)
@@ -143,8 +151,8 @@ class Sheet:
         return [figure.update_layout(height=BELOW_WORDS_PX if tab == "parity" else STAGE_PX)]
 
     def _tables(self, subject: SheetContent, tab: str) -> list[dict[str, Any]]:
-        if subject.table is not None:
-            return [subject.table]
+        if subject.pair is not None:
+            return [subject.pair.table()]
         if tab == "planners":
             return self._memory.tables()
         return [answer.table(subject.result)] if subject.result is not None and tab == "table" else []

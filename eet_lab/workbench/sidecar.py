@@ -30,11 +30,12 @@ PATIENCE_S = 2.0
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a run: its name, note and pin, and the summary of its file as it was at `stamp`."""
+    """What is known of a run: its name, note and pin, its number, and the summary of its file as it was at `stamp`."""
 
     name: Name = ""
     note: Text = ""
     pinned: bool = False
+    number: Whole = 0
     stamp: tuple[Whole, Whole] = (0, 0)
     summary: Summary | None = None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 from eet_lab.bench import Comparison, Measurement, Run
+from eet_lab.figures.results import pair_names
 from eet_lab.monitor import Sample
 from eet_lab.workbench.live import NAMES, Charts
 from eet_lab.workbench.opened import Opened
@@ -45,6 +46,8 @@ class TopRow:
         where, charts, begun = recording.result.environment, self._recorded, 0.0
         charts.watch(where.device_kind == "cuda", "recorded")
         charts.latency.clear()
+        named = dict(zip(NAMES, _called(recording.result), strict=True))
+        charts.name([*named.values()])
         untold = list[str]()
         for name, m in _watched(recording.result).items():
             series = NAMES.index(name)
@@ -53,11 +56,20 @@ class TopRow:
             samples = _samples(recording.monitor.get(name, {}), m, begun)
             charts.push_samples(samples, 0.0)
             begun = samples[-1].t + GAP_S if samples else begun
-            untold += [] if samples else [name]
+            untold += [] if samples else [named[name]]
         for chart in (charts.memory, charts.load):
             chart.note = f"{' and '.join(untold)}: over before anything was sampled" if untold else ""
         charts.snapshot()
         return True
+
+
+def _called(result: Result) -> Sequence[str]:
+    """What the runs are called; of a single one the baseline's line stays empty."""
+    if isinstance(result, Comparison):
+        recipes = [result.baseline.recipe, result.selection.recipe]
+    else:
+        recipes = ["", result.recipe]
+    return pair_names(recipes, result.environment.device_kind)
 
 
 def _watched(result: Result) -> dict[str, Measurement]:

@@ -91,15 +91,21 @@ class Watching:
         self._prompts: Sequence[str] = ()
         self._decode: Decode = str
         self._series = 1
+        self._names: Sequence[str] = NAMES
         self._since: int | None = None
         self._steps: list[tuple[int, float, float]] = []
         self._tokens: list[tuple[int, int]] = []
 
-    def begin(self, prompts: Sequence[str], decode: Decode) -> None:
-        """A job with one or more runs begins."""
+    def begin(self, prompts: Sequence[str], decode: Decode, watched: bool = True) -> None:
+        """A job with one or more runs begins; `watched`: some of them can be."""
         self._prompts, self._decode = list(prompts), decode
         self.monitor, self.memory = {}, {}
-        self._live.begin(prompts, decode)
+        self._live.begin(prompts, decode, watched)
+
+    def name(self, names: Sequence[str]) -> None:
+        """What the runs of both series are called."""
+        self._names = names
+        self._live.name(names)
 
     def enter(self, phase: Phase) -> None:
         """The next run begins."""
@@ -126,7 +132,7 @@ class Watching:
 
     def keep(self, event: Kept) -> None:
         """What a run did with memory."""
-        self.memory[NAMES[event.series]] = event.memory
+        self.memory[self._names[event.series]] = event.memory
 
     def flush(self) -> None:
         """Show what has come since the last time."""

@@ -40,9 +40,9 @@ class Workbench:
     """Pick a model and prompts, switch techniques, run, compare, and see where the time and the memory go.
 
     `model` is what `eet_lab.load` takes. `recipe` is what is switched on at first (all that can run here); where it is
-    given, Compare begins with the baseline, whatever run is pinned. `settings` are those of a generation
-    (max_new_tokens, temperature, top_k, top_p, seed). Runs are kept in `folder`. `result` is the last one, and
-    `report()` shows it as a cell's own output, which still shows when the kernel is gone.
+    given, Compare begins with the baseline, whatever run is pinned, here or elsewhere. `settings` are those of a
+    generation (max_new_tokens, temperature, top_k, top_p, seed). Runs are kept in `folder`. `result` is the last one,
+    and `report()` shows it as a cell's own output, which still shows when the kernel is gone.
 
     Opening another workbench closes this one, unless it is busy and the new one is asked for with the same words: then
     the same workbench is shown again, as after a reload of the page. `close()` ends its threads. Errors: RecipeError,
@@ -83,7 +83,7 @@ class Workbench:
         state.settle()
         history = History(folder)
         if recipe is not None:
-            history.set_pin_aside()
+            history.set_pins_aside()
         if _open is not None:
             _open.close()  # once nothing that was asked for can be wrong
         self.controller = Controller(state, devices.choices(), history)

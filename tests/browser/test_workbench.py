@@ -249,6 +249,14 @@ def test_a_saved_notebook_is_small_even_with_widget_state(bench: Any) -> None:
     until_ready(page, 200)
     tab(page, "Where memory lay")
     page.wait_for_selector(f"{FIGURE} .barlayer .trace", timeout=20_000)
+
+    # JupyterLab's "scroll output", which one click beside the page would set and a notebook keeps, leaves it whole.
+    assert not page.locator(".jp-OutputArea-promptOverlay").first.is_visible()
+    page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.widgets[0].outputsScrolled = true; }")
+    page.locator(".jp-mod-outputsScrolled .eet-bench").wait_for()
+    below = "(all) => all.getBoundingClientRect().bottom"
+    output = page.locator(".jp-Cell-outputArea").first.evaluate(below)
+    assert output >= page.locator(".eet-runs").evaluate(below), "nothing lies over what follows"
     notebook = bench.save()
     widgets = notebook["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
     assert len(widgets) > 10, "the state of the widgets is there"

@@ -74,7 +74,8 @@ BODY = """
    <div class="placeholder"></div><div class="placeholder"></div><div class="placeholder"></div></div>
   <div class="eet-view eet-answer"></div>
   <div class="jupyter-widgets widget-box widget-vbox eet-stage"><div class="placeholder"></div></div>
-  <div class="eet-view eet-runs"></div></div>
+ </div>
+ <div class="jupyter-widgets widget-box widget-vbox eet-below-column"><div class="eet-view eet-runs"></div></div>
 </div>"""
 
 

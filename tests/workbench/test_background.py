@@ -77,5 +77,5 @@ def test_a_run_that_waits_can_be_stopped(bench: Workbench) -> None:
     bench.controller.put(c.Compare())
     turn_until(bench, lambda: bench.controller.busy)
     do(bench, c.Stop())
-    assert "compare stopped" in bench.controller.status.text and bench.result is None
+    assert "Compare was stopped" in bench.controller.status.text and bench.result is None
     end.set()

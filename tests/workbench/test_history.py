@@ -16,6 +16,7 @@ from eet_lab.errors import ResultError
 from eet_lab.workbench import Workbench, history
 from eet_lab.workbench.history import History
 from eet_lab.workbench.rows import KeptRun
+from eet_lab.workbench.side_by_side import SideBySide
 from eet_lab.workbench.views.runs import runs_state
 from workbench.driving import own, read_all
 
@@ -85,6 +86,11 @@ def test_a_workbench_that_is_asked_for_a_recipe_counts_no_earlier_pin(comparison
         history = Workbench("demo", recipe=recipe, device="cpu", folder=tmp_path).controller.results.history
         assert [row.id for row in history.rows() if row.pinned] == ([pinned] if recipe is None else [])
         assert (history.pinned() is None) == (recipe is not None)
+    history.look()
+    other = kept.add(comparison, {}).id
+    kept.pin(other)  # elsewhere, while this one is open
+    history.look()
+    assert history.pinned() is None
     history.pin(pinned)
     assert history.pinned().id == pinned == History(tmp_path).pinned().id, "a pin that is set here counts here"
     history.pin(None)
@@ -152,8 +158,38 @@ def test_a_ladder_that_was_stopped_at_once_is_a_row(climbed: Ladder, comparison:
     kept = History(tmp_path)
     row = kept.add(replace(climbed, rungs=(), left_out=(), partial=True), {})
     assert (row.ttft_ms, row.peak_bytes, row.same, row.problem) == (None, None, "", "")
+    rows = [row, kept.add(comparison, {})]
     with pytest.raises(ResultError, match="stopped before anything was measured"):
-        kept.compared(row.id, kept.add(comparison, {}).id)
+        SideBySide.of(rows, [kept.open(each.id)[0] for each in rows])
+
+
+def test_runs_of_one_kind_are_numbered_and_keep_their_numbers(
+    comparison: Comparison, climbed: Ladder, tmp_path: Path
+) -> None:
+    kept = History(tmp_path)
+    first, second, ladder = (kept.add(each, {}) for each in (comparison, comparison, climbed))
+    assert [row.name for row in (first, second, ladder)] == ["Compare 1", "Compare 2", "Ladder 1"]
+    assert first.subject == second.subject == ladder.subject != ""
+    kept.delete(first.id)
+    third = kept.add(comparison, {})
+    assert [row.name for row in own(History(tmp_path))] == ["Compare 3", "Ladder 1", "Compare 2"]
+    kept.rename(third.id, "mine")
+    assert kept.add(comparison, {}).name == "Compare 4"
+
+
+def test_files_of_an_earlier_version_are_numbered_in_their_order(comparison: Comparison, tmp_path: Path) -> None:
+    for day in (3, 1, 2):
+        comparison.save(tmp_path / f"2026110{day}-120000-000000-compare.json")
+    kept = History(tmp_path)
+    read_all(kept)
+    names = {row.id[7]: row.name for row in own(kept)}
+    assert names == {"1": "Compare 1", "2": "Compare 2", "3": "Compare 3"}
+
+
+def test_runs_that_cannot_be_written_are_numbered_too(comparison: Comparison, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    kept = History(tmp_path / "file")
+    assert [kept.add(comparison, {}).name for _ in range(2)] == ["Compare 1", "Compare 2"]
 
 
 # On the page

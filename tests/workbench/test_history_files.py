@@ -42,6 +42,10 @@ def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(comparison: Com
     assert kept.put_down(name, content).read_bytes() == content, "elsewhere"
     assert row.id in {each.id for each in kept.rows()}
     assert kept.open(row.id)[0] is comparison
+    named = json.dumps({**json.loads(comparison.to_json()), "words": {"name": "mine", "note": "cold"}}).encode()
+    loaded = kept.take("theirs.json", named)
+    assert (loaded.name, loaded.note) == ("mine", "cold") and "kept in memory" in kept.problem
+    assert loaded in kept.rows() and kept.open(loaded.id)[0].prompts == comparison.prompts
     with pytest.raises(ResultError, match="Give another"):
         kept.rename(row.id, "x")
     kept.delete(row.id)

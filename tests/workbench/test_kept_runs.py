@@ -39,7 +39,7 @@ def test_the_last_ladder_is_opened_once_for_what_it_tells(bench: Workbench, monk
     monkeypatch.setattr(History, "open", lambda kept, id: (opened.append(id), inner(kept, id))[1])
     do(bench, c.Setting("repeats", 1), c.Ladder(), c.Run())
     turn(bench, 30)
-    assert "last ladder" in shown(bench, "techniques")["effects_of"] and row(bench, "memory_reuse")["effect"]
+    assert "in Ladder 1" in shown(bench, "techniques")["effects_of"] and row(bench, "memory_reuse")["effect"]
     assert len(opened) == 1
     do(bench, c.EditPrompt(0, "Other words"))
     assert shown(bench, "techniques")["effects_of"] == "" and not row(bench, "memory_reuse")["effect"], "of others"
@@ -153,6 +153,13 @@ def test_two_ticked_runs_stand_side_by_side_without_a_claim(bench: Workbench) ->
     labels = {row["id"]: row["label"] for row in shown(bench, "runs")["rows"]}
     assert labels[first] in banner and labels[second].removesuffix(" (2)") in banner
     assert table["head"][1] == labels[first]
+    tiles = shown(bench, "answer")["tiles"]
+    assert [tile["change"]["text"] for tile in tiles[:2]] == ["not timed in turn"] * 2
+    assert tiles[0]["value"] + " ms" == table["rows"][2][2] and tiles[0]["before"].split()[-1] in table["rows"][2][1]
+    assert tiles[3]["change"]["text"] == "identical"
+    do(bench, c.Rename(first, "slow one"))
+    assert "slow one" in shown(bench, "answer")["tables"][0]["head"][1], "not under its old name"
+    assert "slow one" in shown(bench, "bar")["banner"]["text"]
     assert not any(shown(bench, view)["read_only"] for view in ("bar", "techniques", "inputs"))
     assert shown(bench, "inputs")["prompts"]["rows"][0]["text"] == "9 9", "the reader's own choices stay"
     assert not row(bench, "memory_reuse")["on"] and row(bench, "mask_removal")["on"]
@@ -162,6 +169,23 @@ def test_two_ticked_runs_stand_side_by_side_without_a_claim(bench: Workbench) ->
     assert {"memory_reuse" in recipe for recipe in recipes} == {True, False}
 
 
+def test_a_kept_run_that_is_open_is_told_of_by_its_present_name(bench: Workbench) -> None:
+    do(bench, c.Run())
+    [kept] = [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]
+    do(bench, c.OpenRun(kept))
+    assert "Run 1" in shown(bench, "bar")["banner"]["text"]
+    do(bench, c.Rename(kept, "mine"))
+    assert "This is a kept run: mine" in shown(bench, "bar")["banner"]["text"]
+
+
+def test_runs_of_other_prompts_are_said_to_be_of_others(bench: Workbench) -> None:
+    do(bench, c.Run(), c.EditPrompt(0, "9 9"), c.Run())
+    for kept in [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]:
+        do(bench, c.Tick(kept, True))
+    do(bench, c.CompareTicked())
+    assert shown(bench, "answer")["tiles"][3]["change"]["text"] == "of other prompts"
+
+
 def test_one_recipe_twice_is_two_runs(bench: Workbench) -> None:
     do(bench, c.Setting("repeats", 1), c.Run(), c.Run())
     for kept in [each["id"] for each in shown(bench, "runs")["rows"] if each["writable"]]:
@@ -169,7 +193,8 @@ def test_one_recipe_twice_is_two_runs(bench: Workbench) -> None:
     do(bench, c.MeasureTicked())
     assert errors(bench) == "" and bench.result.baseline.recipe == bench.result.selection.recipe
     watching, latency = bench.controller.watching, bench.controller.page.live.latency
-    assert set(watching.monitor) == set(watching.memory) == {"baseline", "selection"}
+    assert set(watching.monitor) == {"baseline", "selection"}, "as files name them"
+    assert [*watching.memory] == ["all (first)", "all (second)"] == [each["name"] for each in latency.series]
     assert {series for series, _, _ in latency.points} == {0, 1}
     assert [name for name, _ in runs(bench.result)] == ["all (first)", "all (second)"]
 
@@ -210,7 +235,8 @@ def test_a_recording_has_its_own_charts_in_place_of_this_machines(bench: Workben
     lines = {series: [y for at, _, y in page.recorded.memory.points if at == series] for series in range(4)}
     assert all(lines.values()) and max(lines[0]) < max(lines[1]) < max(lines[3]), "plan, torch's, NVML"
     do(bench, c.OpenRun("recorded:h200-compare-demo"))
-    assert {chart.note for chart in page.recorded.charts[1:]} == {"selection: over before anything was sampled"}
+    assert {chart.note for chart in page.recorded.charts[1:]} == {"all: over before anything was sampled"}
+    assert [each["name"] for each in page.recorded.latency.series] == ["baseline", "all"]
     do(bench, c.OpenRun("recorded:h200-ladder-demo"))
     assert hidden() == [True, True], "nothing was sampled"
     do(bench, c.CloseRun())
@@ -222,6 +248,10 @@ def test_compare_is_held_against_the_pinned_run(bench: Workbench) -> None:
     kept = next(row["id"] for row in shown(bench, "runs")["rows"] if row["shown"])
     do(bench, c.Pin(kept, True), c.Toggle("memory_reuse", True))
     assert shown(bench, "bar")["against"] == "all - memory reuse"
+    for opened, against in (("compare-demo", "baseline"), ("compare-demo-int8", "all"), ("ladder-demo", "baseline")):
+        do(bench, c.OpenRun(f"recorded:h200-{opened}"))
+        assert shown(bench, "bar")["against"] == against, "its own, not that of the next Compare"
+    do(bench, c.CloseRun())
     do(bench, c.Compare())
     assert bench.result.baseline.recipe == "pre_padding,mask_removal,packed_prefill"
     do(bench, c.Pin(kept, False))

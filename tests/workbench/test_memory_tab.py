@@ -44,11 +44,11 @@ def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: W
     assert titles(bench)[0] != own and "lower bound" in own
     do(bench, c.Pick("pass", "decode"))
     turn_until(bench, lambda: tab._key in tab._placed)
-    assert tab._key == ("selection", "decode")
+    assert tab._key == ("all", "decode")
     do(bench, c.Pick("planner", "all, side by side"))
     assert [title.split(":")[0] for title in titles(bench)] == ["Held by each planner; alive at once"], "one at a time"
     do(bench, c.Pick("planner", "as it ran"))
-    counts = {name: len(tab.runs["selection"].plan(name).lifetimes) for name in picks(bench)["pass"]["options"]}
+    counts = {name: len(tab.runs["all"].plan(name).lifetimes) for name in picks(bench)["pass"]["options"]}
     assert counts["both"] == counts["prefill"] + counts["decode"] > 0
     do(bench, c.Pick("pass", "both"))
     assert titles(bench)[0].startswith(f"{counts['both']} tensors")
@@ -58,7 +58,7 @@ def test_after_a_run_the_tab_draws_its_plan_and_asks_the_other_planners(bench: W
 
 def test_a_comparison_has_both_runs_and_an_older_one_none(bench: Workbench) -> None:
     do(bench, c.Setting("repeats", 1), c.Compare(), c.Tab("arena"))
-    assert picks(bench)["run"]["options"] == ["baseline", "selection"]
+    assert picks(bench)["run"]["options"] == ["baseline", "all"]
     do(bench, c.Pick("run", "baseline"))
     assert picks(bench)["planner"]["options"][0] == "as an arena would"
     assert "fresh tensors" in str(shown(bench, "answer")["words"])
@@ -70,7 +70,7 @@ def test_a_comparison_has_both_runs_and_an_older_one_none(bench: Workbench) -> N
     assert shown(bench, "answer")["tab"] == "arena" and titles(bench), "it is what was measured last"
     do(bench, c.CloseRun(), c.Run(), c.OpenRun(kept))
     assert "arena" not in [tab["name"] for tab in shown(bench, "answer")["tabs"]]
-    assert "Where memory lay is known of the newest" in shown(bench, "answer")["note"]["text"]
+    assert "Memory addresses are shown for the newest" in shown(bench, "answer")["note"]["text"]
 
 
 def test_torchs_calls_of_the_driver_are_those_of_each_first_run(

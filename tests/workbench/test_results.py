@@ -21,7 +21,7 @@ from eet_lab.figures.outputs import rendered
 from eet_lab.figures.race import tokens_by_step
 from eet_lab.models.load import demo_tokenizer, load
 from eet_lab.words import mib
-from eet_lab.workbench import export
+from eet_lab.workbench import export, rows
 from eet_lab.workbench.history import SHIPPED, History
 from eet_lab.workbench.opened import Opened, as_ids
 from eet_lab.workbench.views import answer
@@ -56,11 +56,27 @@ def test_a_change_of_memory_that_decides_nothing_is_grey(after: int, kind: str) 
     assert change["kind"] == kind and (change["text"] == "the same") == (after == 1000)
 
 
+def test_tiles_rows_tables_and_pages_write_one_number(recorded: Comparison | Ladder) -> None:
+    tiles, told = answer.tiles(recorded), rows.facts(rows.end(recorded))
+    first, each, peak, *_ = [f"{tile['value']} {tile['unit']}" for tile in tiles]
+    assert [told["time to first token"], told["time per token"], told["peak memory"]] == [first, each, peak]
+    cells = [cell for row in answer.table(recorded)["rows"] for cell in row]
+    page, headline = export.overview(recorded), " ".join(part["text"] for part in answer.headline(recorded))
+    for tile, text in zip(tiles, (first, each, peak), strict=False):
+        assert any(cell.split(" (")[0] in (text, tile["value"]) for cell in cells), text
+        assert tile["change"]["text"] in page and tile["change"]["text"].split(" (")[0] in headline
+
+
 def test_a_higher_peak_is_explained_where_activations_grew(comparison: Comparison) -> None:
     memory = comparison.baseline.memory
     wider = {**memory, "peak": 2 * memory["peak"], "activations": memory["activations"] + memory["peak"]}
     grown = replace(comparison, selection=replace(comparison.selection, memory=wider))
-    assert "Ladder shows which technique" in answer.grown(grown)
+    assert "whole prompts is wider" in (told := answer.grown(grown)) and "Ladder shows which technique" in told
+    packed = replace(grown.baseline, recipe="pre_padding,mask_removal,memory_reuse,packed_prefill")
+    unmasked = replace(grown, baseline=packed, selection=replace(grown.selection, recipe="pre_padding,memory_reuse"))
+    assert "left out the pads of shorter prompts; each pass builds a mask. " in answer.grown(unmasked)
+    alike = replace(grown, baseline=packed, selection=replace(grown.selection, recipe=packed.recipe))
+    assert "MiB more. Ladder" in answer.grown(alike), "no reason but one that holds"
     same = replace(comparison, selection=replace(comparison.selection, memory=memory))
     assert answer.grown(same) == ""
 

@@ -123,6 +123,10 @@ def test_ladder_opens_on_its_waterfall_and_tells_what_each_brought(bench: Workbe
     techniques = shown(bench, "techniques")
     assert techniques["effects_of"]
     assert all(row["effect"] for row in techniques["list"] if row["on"])
+    live = bench.controller.page.live
+    assert "not watched" in live.latency.note and "not watched" in live.stream.snapshot and not live.stream.prompts
+    do(bench, c.Run())
+    assert live.latency.note == "" and live.stream.prompts and "not watched" not in live.stream.snapshot
 
 
 def test_tabs_are_those_of_the_result(bench: Workbench) -> None:
@@ -279,7 +283,7 @@ def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workben
         turn(bench)
         assert "stopping…" in status(bench)
         turn_until(bench, lambda: not bench.controller.busy)
-        assert "compare stopped" in status(bench)
+        assert "Compare was stopped after" in status(bench)
         assert errors(bench) == ""
         return time.monotonic() - begun
 
@@ -288,7 +292,7 @@ def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workben
     assert sum(map(len, bench.result.measurement.tokens)) == 8
     seconds_to_stop()
     assert shown(bench, "bar")["headline"] and shown(bench, "bar")["status"]["kind"] == "warn"
-    assert status(bench).endswith("s: this is the result from before"), "it stands beside that headline"
+    assert status(bench).endswith("s. The result below is the previous one."), "it stands beside that headline"
 
 
 def test_with_nothing_switched_on_there_is_nothing_to_compare(bench: Workbench) -> None:

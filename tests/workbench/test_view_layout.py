@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from playwright.sync_api import expect
 
 from eet_lab.workbench.views.answer import TITLES
 from workbench import page_states
@@ -55,7 +56,10 @@ def test_the_headline_is_whole(opened: Open, large: bool) -> None:
 
 @pytest.mark.parametrize("width", [1270, 1390, 2400])
 def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int) -> None:
-    page = opened(page_states.laddered(), width=width)  # 1270: JupyterLab at 1440 px
+    states = page_states.laddered()
+    states["runs"]["rows"][0]["recipe"] = "all - mask removal - packed prefill against all"
+    page = opened(states, width=width)  # 1270: JupyterLab at 1440 px
+    assert page.evaluate(HIDDEN, ".eet-name, .eet-run-recipe, .eet-note-text") == []
     page.click('[aria-label^="More for no graphs"]')
     assert page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth") <= 0
     assert page.evaluate(HIDDEN, ".eet-name, .eet-row-tools > span, .eet-row-tools button") == []
@@ -65,6 +69,16 @@ def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int)
     show(page, page_states.tabled())
     body = page.locator(".eet-sheet-body")
     assert body.evaluate("(body) => body.scrollWidth - body.clientWidth") <= 0, "nor is a ladder's table cut"
+
+
+@pytest.mark.parametrize("width", [440, 848, 1288])
+def test_a_tile_shows_all_of_its_interval(opened: Open, width: int) -> None:
+    states = page_states.compared()
+    states["answer"]["tiles"][0]["change"] = {"text": "cannot tell apart (0.31 × to 3.97 ×)", "kind": "dim"}
+    page = opened(states, width=width)
+    below = "(all) => all.map((each) => each.getBoundingClientRect().bottom)"
+    ends = page.locator(".eet-number-change").evaluate_all(below)
+    assert all(end < tile for end, tile in zip(ends, page.locator(".eet-number").evaluate_all(below), strict=True))
 
 
 @pytest.mark.parametrize("width, large", [(1270, False), (846, False), (500, False), (1270, True)])
@@ -135,6 +149,49 @@ def test_all_of_it_is_on_one_screen(opened: Open) -> None:
     for name in (".eet-tech >> nth=9", ".eet-live", ".eet-numbers", ".eet-stage", ".eet-runs tbody tr >> nth=1"):
         box = page.locator(name).bounding_box()
         assert box["y"] + box["height"] <= height, name
+
+
+# What JupyterLab leaves of a window of 1000 x 800, and of 1440 x 900 for larger type.
+@pytest.mark.parametrize(
+    "width, height, large, stage", [(848, 656, False, 60), (848, 656, True, 0), (1288, 755, True, 90)]
+)
+def test_charts_and_answer_share_the_first_view(opened: Open, width: int, height: int, large: bool, stage: int) -> None:
+    page = opened(page_states.busy(), width=width, height=height, large=large)
+    for states in (page_states.busy(), page_states.compared()):
+        show(page, states)
+        for name in (".eet-live", ".eet-numbers"):
+            box = page.locator(name).bounding_box()
+            assert box["y"] + box["height"] <= height, name
+        assert page.locator(".eet-stage").bounding_box()["y"] <= height - stage
+
+
+def test_a_card_of_one_column_covers_what_it_does_not_move(opened: Open) -> None:
+    page = opened(page_states.laddered(), width=848, height=656)
+    places = page.evaluate(RECTS, [".eet-live", ".eet-numbers"])
+    card = page.locator(".eet-tech-card")
+    expect(card).to_be_hidden()
+    page.click(".eet-tech-title >> text=Memory reuse")
+    expect(card).to_be_visible()
+    assert page.evaluate(RECTS, [".eet-live", ".eet-numbers"]) == places
+    card.locator("select").first.focus()
+    page.keyboard.press("Escape")
+    expect(card).to_be_hidden()
+    page.focus('[role=switch][tabindex="0"]')
+    page.keyboard.press("Shift+Tab")  # for a keyboard, what opens it comes before the switches
+    page.keyboard.press("Enter")
+    expect(card).to_be_visible()
+    page.click(".eet-do-compare")
+    expect(card).to_be_hidden()
+
+
+@pytest.mark.parametrize("width, large", [(1406, False), (1288, True), (848, False)])
+def test_what_a_run_brings_comes_into_view(opened: Open, width: int, large: bool) -> None:
+    page = opened(page_states.compared(), width=width, height=500, large=large)
+    page.locator(".eet-runs").evaluate("(runs) => runs.scrollIntoView({ block: 'end' })")
+    page.click(".eet-do-compare")
+    below = "document.querySelector('.eet-live').getBoundingClientRect().top - "
+    below += "document.querySelector('.eet-bar').getBoundingClientRect().bottom"
+    page.wait_for_function(f"{below} >= 0 && {below} < 20")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -96,13 +96,12 @@ def flashinfer(shape: AttentionShape, inputs: Inputs) -> Prepared:
 
 def _rows(shape: AttentionShape, inputs: Inputs) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Each row's real queries [Q,H,D], and keys and values [K,G,D] with the new ones among them."""
-    qkv, kv, step = inputs[:3]
-    q, keys, values = reference.append(qkv, kv, step, shape.spec)
+    qkv, kv, batch = inputs[:3]
+    q, keys, values = reference.append(qkv, kv, batch, shape.spec)
     found = []
-    for row, span in enumerate(step.spans):
-        columns = slice(span.num_pad, max(shape.lengths))
-        k, v = (cache[row, :, columns].transpose(0, 1) for cache in (keys, values))
-        found.append((q[span.first : span.first + span.count], k, v))
+    for row, ((first, count), seen) in enumerate(zip(batch.spans, batch.keys.spans, strict=True)):
+        k, v = (cache[row, :, slice(*seen)].transpose(0, 1) for cache in (keys, values))
+        found.append((q[first : first + count], k, v))
     return found
 
 

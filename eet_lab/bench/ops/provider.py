@@ -82,7 +82,8 @@ class Judge:
             return
         real = slice(None)
         if isinstance(workload.shape, AttentionShape):
-            real = inputs[2].columns >= inputs[2].num_pad[inputs[2].rows]
+            batch = inputs[2]
+            real = batch.columns >= batch.keys.begin[batch.rows]
         self._exact, low = exact[real], low[real]
         rounding = 4 * torch.finfo(dtype).eps * float(self._exact.abs().max())
         self._budget = 2 * float((low - self._exact).abs().max()) + rounding

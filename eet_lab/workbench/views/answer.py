@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Parity, Run, Spread
@@ -11,8 +11,8 @@ from eet_lab.bench.paired import Change, memory_words
 from eet_lab.bench.tables import layout
 from eet_lab.figures.results import kinds
 from eet_lab.models.load import RANDOM_LABEL
-from eet_lab.technique import short_form
-from eet_lab.words import brief, counted
+from eet_lab.technique import names_of, short_form
+from eet_lab.words import brief, counted, percent
 from eet_lab.workbench.rows import Result
 
 TITLES = {
@@ -146,10 +146,22 @@ def grown(result: Comparison) -> str:
     more = after.get("activations", 0) - before.get("activations", 0)
     if after["peak"] < (1 + LEAST_SHARE) * before["peak"] or more < (after["peak"] - before["peak"]) / 2:
         return ""
+    why = "; ".join(_wider(result))
     return (
-        f"Activations take {brief(more / MiB)} MiB more: a pass over whole prompts is wider than one over single "
-        "tokens. Ladder shows which technique saves memory and which one costs it."
+        f"Activations take {brief(more / MiB)} MiB more{why and f': {why}'}. Ladder shows which technique saves memory "
+        "and which one costs it."
     )
+
+
+def _wider(result: Comparison) -> Iterator[str]:
+    """What the recipes tell of wider activations; nothing where they do not tell it."""
+    had, has = names_of(result.baseline.recipe), names_of(result.selection.recipe)
+    if "pre_padding" in has - had:
+        yield "a pass over whole prompts is wider than one over single tokens"
+    if "packed_prefill" in had - has and len(set(result.prompt_lengths)) > 1:
+        yield "packed prefill had left out the pads of shorter prompts"
+    if "mask_removal" in had - has:
+        yield "each pass builds a mask"
 
 
 def table(result: Result) -> dict[str, Any]:
@@ -234,22 +246,44 @@ def _how(change: Change | None) -> str:
 def _memory(before: int, after: int) -> dict[str, Any]:
     tip = (
         "Weights, KV cache, activations and workspaces at their peak. Bytes are counted, not sampled. "
-        f"A change below {LEAST_SHARE:.0%} of the peak is grey: it decides nothing about what fits."
+        f"A change below {percent(LEAST_SHARE)} of the peak is grey: it decides nothing about what fits."
     )
     was = f"from {brief(before / MiB)}"
     return _tile("Peak memory", after / MiB, "MiB", memory_change(before, after), was, tip)
 
 
+def _same_tokens(before: Measurement, after: Measurement) -> tuple[int, int]:
+    """How many tokens are the same, and of how many."""
+    rows = zip(after.tokens, before.tokens, strict=True)
+    pairs = [pair for ours, theirs in rows for pair in zip(ours, theirs, strict=False)]
+    return sum(a == b for a, b in pairs), len(pairs)
+
+
 def _same(before: Measurement, after: Measurement, found: Parity) -> dict[str, Any]:
-    pairs = [
-        (a, b)
-        for ours, theirs in zip(after.tokens, before.tokens, strict=True)
-        for a, b in zip(ours, theirs, strict=False)
-    ]
-    same = sum(a == b for a, b in pairs)
+    same, total = _same_tokens(before, after)
     word, _, kind = VERDICTS[found.verdict]
     change = {"text": word, "kind": kind}
-    return _tile("Same output?", f"{same:,} / {len(pairs):,}", "tokens", change, tip=found.explanation)
+    return _tile("Same output?", f"{same:,} / {total:,}", "tokens", change, tip=found.explanation)
+
+
+def tiles_apart(first: Measurement, second: Measurement, same_prompts: bool) -> list[dict[str, Any]]:
+    """The tiles of two runs that were not timed in turn: no change is claimed of times, and none across prompts."""
+    apart = {"text": "not timed in turn" if same_prompts else "of other prompts", "kind": "dim"}
+    times = [
+        _tile(label, _median(after), "ms", apart, "" if before is None else f"from {brief(before.p50)}")
+        for label, before, after in (
+            ("Time to first token", first.ttft_ms, second.ttft_ms),
+            ("Time per token", first.tpot_ms, second.tpot_ms),
+        )
+    ]
+    before, after = first.memory["peak"], second.memory["peak"]
+    changed = memory_change(before, after) if same_prompts else apart
+    memory = _tile("Peak memory", after / MiB, "MiB", changed, f"from {brief(before / MiB)}")
+    if not same_prompts:
+        return [*times, memory, _tile("Same output?", None, "", apart)]
+    same, total = _same_tokens(first, second)
+    told = {"text": "identical", "kind": "good"} if same == total else {"text": "not checked", "kind": "dim"}
+    return [*times, memory, _tile("Same output?", f"{same:,} / {total:,}", "tokens", told)]
 
 
 def _run_tiles(run: Run) -> list[dict[str, Any]]:

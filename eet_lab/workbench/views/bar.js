@@ -49,7 +49,7 @@ function actions(s, ui) {
   });
   return h("div", { class: "eet-actions-block" },
     h("div", { class: "eet-line", role: "group", "aria-label": "Measure" }, buttons),
-    h("div", { class: "eet-under" }, "compared with ", h("b", null, s.against)));
+    h("div", { class: "eet-under" }, s.against && ["compared with ", h("b", null, s.against)]));
 }
 
 // The same three lines in every state, so that nothing moves when a run starts or ends.

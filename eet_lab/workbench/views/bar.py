@@ -197,7 +197,7 @@ def banner(device: str, devices: Sequence[str], recording: str, busy: bool) -> d
     # A race would disturb what is measured; the button stays where it is, so that nothing moves.
     action = {"label": "Watch GPT-2 XL on a recorded H200", "command": command, "enabled": not busy}
     return {
-        "text": "CPU mode: no NVIDIA GPU. Times and memory are this processor's; GPU techniques are greyed out.",
+        "text": "CPU mode: no NVIDIA GPU. Times are this processor's; GPU techniques are greyed out.",
         "kind": "warn",
         "action": action if recording else None,
     }

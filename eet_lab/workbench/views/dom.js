@@ -124,20 +124,25 @@ function switchOff(tree) {
 // A view draws all of `state` anew whenever it changes. `ui` is what a drawing may use: `send` a command, `local` for
 // what only this page knows, `redraw`, an `id` for labels, and `alive`: false once the kernel is gone, which ipywidgets
 // tells by a class on its boxes. `onBench(bench)` is called when the view has come into one; it returns what ends it.
-const SHOWING = new Set(["open_run", "replay", "compare_ticked", "measure_ticked"]); // what they bring stands in the answer
-const ROOM_PX = 320; // of the answer in view, for a page that need not move
+const SHOWING = new Map([ // where what they bring begins
+  ...["open_run", "replay", "compare_ticked"].map((name) => [name, ".eet-answer"]),
+  ...["run", "compare", "ladder", "measure_ticked"].map((name) => [name, ".eet-live"]),
+]);
+const ROOM_PX = 320; // of it in view, for a page that need not move
 const GONE_CLASS = "jupyter-widgets-disconnected";
 let numViews = 0;
 
-// Scrolls the answer into view, below the bar where that sticks; not at all while `room` px of it are there already.
-function reveal(el, room = Infinity) {
-  const bench = el.closest(".eet-bench"), answer = bench?.querySelector(".eet-answer"), bar = bench?.querySelector(".eet-bar");
-  if (!answer) return null;
-  const sticks = getComputedStyle(bar).position === "sticky", { top } = answer.getBoundingClientRect();
+// Scrolls the answer, or what else there is, into view, below the bar where that sticks; not at all while `room` px of it
+// are there already.
+function reveal(el, room = Infinity, name = ".eet-answer") {
+  const bench = el.closest(".eet-bench"), bar = bench?.querySelector(".eet-bar");
+  const shown = [...(bench?.querySelectorAll(name) || [])].find((each) => each.offsetHeight);
+  if (!shown) return null;
+  const sticks = getComputedStyle(bar).position === "sticky", { top } = shown.getBoundingClientRect();
   const hidden = top < (sticks ? bar.getBoundingClientRect().bottom : 0) || top + room > window.innerHeight;
-  answer.style.scrollMarginTop = `${(sticks ? bar.offsetHeight : 0) + 8}px`;
-  if (hidden) answer.scrollIntoView({ block: "start", behavior: "smooth" });
-  return answer;
+  shown.style.scrollMarginTop = `${(sticks ? bar.offsetHeight : 0) + 8}px`;
+  if (hidden) shown.scrollIntoView({ block: "start", behavior: "smooth" });
+  return shown;
 }
 
 function view(tree, onBench) {
@@ -146,7 +151,7 @@ function view(tree, onBench) {
     ui.send = (command, more) => {
       if (!ui.alive) return;
       model.send({ command, ...more });
-      if (SHOWING.has(command)) reveal(el, ROOM_PX);
+      if (SHOWING.has(command)) reveal(el, ROOM_PX, SHOWING.get(command));
     };
     function redraw() {
       const state = model.get("state");

@@ -1,10 +1,10 @@
 // The runs that were kept. Names and notes are edited in place, and nothing is deleted without a second click.
-// state: rows, said, can_compare, can_measure, why_not, folder, read_only_folder, more, upload_mib. sends: tick, pin,
-//   rename, annotate, delete, open_run, replay, export, compare_ticked, measure_ticked, upload, show_older.
+// state: rows, said, can_compare, can_measure, why_not, folder, device, read_only_folder, more, upload_mib. sends: tick,
+//   pin, rename, annotate, delete, open_run, replay, export, compare_ticked, measure_ticked, upload, show_older.
 // hears: file, one that is exported, packed with gzip, to be saved by the browser.
 
 const FORMATS = [["json", "JSON"], ["csv", "CSV"], ["html", "page"]];
-const HEAD = ["", "Name", "Recipe", "Model", "Device", "First token", "Per token", "MiB", "Same output?", ""];
+const HEAD = ["", "Name", "Recipe", "First token", "Per token", "MiB", "Same output?", ""];
 
 const list = view((s, ui) => [
   h("div", { class: "eet-head", key: "head" },
@@ -48,7 +48,7 @@ export default { render };
 // What this page has to say of a file stands until the kernel says something else.
 function said(s, ui) {
   if (ui.local.heard !== s.said) Object.assign(ui.local, { heard: s.said, said: "" });
-  return ui.local.said || s.said || s.read_only_folder || `kept in ${s.folder}`;
+  return ui.local.said || s.said || s.read_only_folder || `kept in ${s.folder}${s.device && `, measured on ${s.device}`}`;
 }
 
 function table(s, ui) {
@@ -68,8 +68,7 @@ function row(run, ui) {
         title: run.pinned ? "New runs are compared with this one" : "Compare new runs with this one",
         onclick: () => ui.send("pin", { id, on: !run.pinned }) })),
     h("th", { scope: "row" }, name(run, ui)),
-    h("td", { class: "eet-text-cell", title: run.problem || run.recipe }, run.problem || run.recipe), h("td", { class: "eet-text-cell", title: run.model }, run.model),
-    h("td", { class: "eet-text-cell", title: run.device }, run.device),
+    h("td", { class: "eet-text-cell" }, h("span", { class: "eet-run-recipe" }, run.problem || run.recipe)),
     h("td", null, run.ttft), h("td", null, run.tpot), h("td", null, run.mib),
     h("td", { class: `eet-is-${run.same_kind || "plain"}` }, run.same),
     h("td", { class: "eet-row-tools" }, tools(run, ui)));
@@ -80,14 +79,13 @@ function name(run, ui) {
   if (editing?.id === run.id) return editor(run, editing.what, ui);
   const edit = (what) => () => { ui.local.editing = { id: run.id, what }; ui.redraw(); ui.el.querySelector(".eet-editor")?.select(); };
   return h("span", { class: "eet-name-cell", key: "name" },
-    button({ class: "eet-name", key: "name", enabled: run.writable, title: `${run.when} · ${run.model} · ${run.device} · click to rename`, "aria-label": `Rename ${run.label}`,
+    button({ class: "eet-name", key: "name", enabled: run.writable, title: `${run.origin} · click to rename`, "aria-label": `Rename ${run.label}`,
       onclick: edit("name") }, run.name),
     h("span", { class: "eet-name-more", key: "more" },
       run.short_when && h("span", { class: "eet-kind", key: "when", title: run.when }, run.short_when),
-      h("span", { class: "eet-kind", key: "kind" }, run.kind),
-      run.model && h("span", { class: "eet-kind eet-place", key: "where" }, `${run.model} on ${run.device}`),
-      (run.note || run.writable) && button({ class: `eet-note-text ${run.note ? "" : "eet-add-note"}`, key: "note", enabled: run.writable, title: run.note || "Add a note",
-        "aria-label": `Note of ${run.label}: ${run.note || "none"}`, onclick: edit("note") }, run.note || "+ note")));
+      run.about && h("span", { class: "eet-kind eet-subject", key: "about", title: run.about }, run.about)),
+    (run.note || run.writable) && button({ class: `eet-note-text ${run.note ? "" : "eet-add-note"}`, key: "note", enabled: run.writable,
+      title: run.note || "Add a note", "aria-label": `Note of ${run.label}: ${run.note || "none"}`, onclick: edit("note") }, run.note || "+ note"));
 }
 
 function editor(run, what, ui) {

@@ -32,10 +32,11 @@ def runs_state(
     in_use = {*ticked, shown, *(row.id for row in rows if row.pinned or not row.writable)}
     older = {row.id for row in [row for row in rows if row.writable][pages * SHOWN :]} - in_use
     listed = [row for row in rows if row.id not in older]
+    devices = {row.device for row in rows if row.device and not row.recorded}
     unticked = "" if len(both) == 2 else "Tick two runs to see them side by side."
     return {
         "rows": [
-            _row(row, label, row.id in ticked, row.id == shown)
+            _row(row, label, row.id in ticked, row.id == shown, tell_device=len(devices) > 1)
             for row, label in zip(listed, _labels(listed), strict=True)
         ],
         "said": said,
@@ -44,6 +45,7 @@ def runs_state(
         "why_not": unticked or ("Wait until the present run has ended." if busy else ""),
         "upload_mib": MOST_UPLOAD_BYTES // MiB,
         "folder": str(history.folder),
+        "device": devices.pop() if len(devices) == 1 else "",
         "read_only_folder": history.problem or None,
         "more": len(older),
     }
@@ -65,14 +67,14 @@ def _labels(rows: Sequence[KeptRun]) -> list[str]:
     return found
 
 
-def _row(row: KeptRun, label: str, ticked: bool, shown: bool) -> dict[str, Any]:
+def _row(row: KeptRun, label: str, ticked: bool, shown: bool, tell_device: bool) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name,
         "label": label,
         "kind": "recorded" if row.recorded else row.kind,
-        "model": row.model,
-        "device": row.device,
+        "about": _about(row, tell_device),
+        "origin": " · ".join(filter(None, [row.when, row.model, row.device])),
         "recipe": row.recipe,
         "ttft": _ms(row.ttft_ms),
         "tpot": _ms(row.tpot_ms),
@@ -88,6 +90,15 @@ def _row(row: KeptRun, label: str, ticked: bool, shown: bool) -> dict[str, Any]:
         "writable": row.writable,
         "problem": row.problem,
     }
+
+
+def _about(row: KeptRun, tell_device: bool) -> str:
+    """What a name does not tell: which kind of run, and of what; a recording's device is in its name."""
+    if row.problem or not row.writable:
+        return "recorded" if row.recorded else ""
+    kind = "recorded" if row.recorded else "" if row.name.casefold().startswith(row.kind) else row.kind
+    where = f"on {row.device}" if tell_device and row.device and not row.recorded else ""
+    return ", ".join(filter(None, [kind, row.subject, where]))
 
 
 def _ms(value: float | None) -> str:

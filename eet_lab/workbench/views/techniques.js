@@ -1,14 +1,36 @@
-// The list of techniques, and under it the card of the selected one, at a place of fixed height.
+// The list of techniques, and under it the card of the selected one, at a place of fixed height. Where the page is one
+// column, the card is open only while it is asked for.
 // state: list, effects_of, selected, card, recipe, recipe_tip, read_only. sends: toggle, select, turn.
+
+const CLOSES = new Set(["Escape", "r", "c", "l"]);
 
 export default view((s, ui) => [
   h("div", { class: "eet-head", key: "head" },
     h("h2", null, "Techniques"),
     h("span", { class: "eet-recipe", title: s.recipe_tip }, s.recipe),
-    s.effects_of && h("span", { class: "eet-effects-of", title: s.effects_of }, s.effects_of.split(",")[0]) /* of which run: its tooltip */),
+    s.effects_of && h("span", { class: "eet-effects-of", title: s.effects_of }, s.effects_of.split(",")[0]) /* of which run: its tooltip */,
+    s.card && button({ class: "eet-soft eet-card-opener", key: "opener", "aria-expanded": String(!!ui.local.open),
+      onclick: () => open(!ui.local.open, ui) }, `${s.card.title}: ${s.card.knobs.length ? "knobs, " : ""}how it works`)),
   list(s, ui),
   s.card && card(s, ui),
-]);
+], closing);
+
+function open(on, ui) {
+  ui.local.open = on;
+  ui.redraw();
+}
+
+// The open card goes when the focus goes elsewhere, as a menu does, and when a key is pressed that starts something.
+function closing(bench, ui) {
+  ui.el.addEventListener("focusout", ({ relatedTarget }) => ui.local.open && !ui.el.contains(relatedTarget) && open(false, ui));
+  ui.el.addEventListener("keydown", (event) => {
+    if (!ui.local.open || !CLOSES.has(event.key) || event.target.closest("input")) return;
+    open(false, ui);
+    if (event.key !== "Escape") return;
+    event.preventDefault();
+    ui.el.querySelector(".eet-card-opener").focus();
+  });
+}
 
 function list(s, ui) {
   const axis = effectAxis(s.list);
@@ -23,7 +45,7 @@ function row(t, here, axis, s, ui) {
     "data-name": t.name, tabIndex: here ? 0 : -1, enabled: !locked, title: t.blocked || `${t.title}: ${t.on ? "on" : "off"}`,
     onclick: () => ui.send("toggle", { name: t.name, on: !t.on }) });
   const title = h("button", { class: "eet-tech-title", type: "button", tabIndex: -1, title: t.summary,
-    "aria-current": here ? "true" : null, onclick: () => select(t.name, ui) }, t.title);
+    "aria-current": here ? "true" : null, onclick: () => { select(t.name, ui); open(true, ui); } }, t.title);
   const numerics = h("span", { class: `eet-numerics eet-is-${t.numerics.kind}`, title: t.numerics.tip }, t.numerics.text);
   return h("li", { key: t.name, class: `eet-tech ${here ? "eet-here" : ""} ${t.on ? "eet-on" : ""} ${locked && t.blocked ? "eet-blocked" : ""}` },
     toggle, title, numerics, effect(t, axis));
@@ -64,7 +86,7 @@ function move(event, s, ui) {
 
 function card(s, ui) {
   const c = s.card, t = s.list.find((each) => each.name === s.selected);
-  return h("section", { class: "eet-tech-card", key: `card-${s.selected}`, tabIndex: 0, "aria-label": `${c.title}, explained` },
+  return h("section", { class: `eet-tech-card ${ui.local.open ? "eet-open" : ""}`, key: `card-${s.selected}`, tabIndex: 0, "aria-label": `${c.title}, explained` },
     h("div", { class: "eet-card-head" }, h("h3", null, c.title), t && t.needs && h("span", null, t.needs),
       c.lesson && h("a", { href: address(c.lesson.href), target: "_blank", rel: "noopener" }, c.lesson.label)),
     h("p", null, c.summary),
