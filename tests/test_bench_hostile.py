@@ -27,7 +27,7 @@ from eet_lab.figures.results import plot
 from eet_lab.workbench import export
 from eet_lab.workbench.history import SHIPPED
 from eet_lab.workbench.opened import Opened, as_ids
-from eet_lab.workbench.rows import Row, Summary
+from eet_lab.workbench.rows import KeptRun, Summary
 from eet_lab.workbench.views import answer
 
 Path_ = tuple[str | int, ...]
@@ -96,7 +96,7 @@ def tell(result: Any) -> None:
         assert "<img" not in page
         page.encode()
     result.to_frame().to_csv()
-    opened = Opened.of(Row(id="x", **vars(Summary.of(result))), result, {})
+    opened = Opened.of(KeptRun(id="x", **vars(Summary.of(result))), result, {})
     words = [answer.words(result, tab["name"]) for tab in answer.tabs(result, True, True)]
     told = answer.tiles(result), answer.headline(result), answer.about(result), answer.table(result), words
     lanes = opened.lanes() if opened.can_race else ()

@@ -10,7 +10,7 @@ from eet_lab.lessons import (
     start,
 )
 from eet_lab.lessons.show import note, table
-from eet_lab.parts import attend
+from eet_lab.parts import batches
 from eet_lab.techniques import PrePadding
 
 
@@ -32,7 +32,7 @@ def test_tables_escape_and_align():
 def test_backticks_are_code_and_the_rest_is_text():
     [caption] = Shown("`num_pad` < 3, a lone ` too").outputs()
     assert "<code>num_pad</code> &lt; 3, a lone ` too" in caption.data
-    assert "`" not in source(attend.Bounds)._repr_html_().partition("<pre")[0]
+    assert "`" not in source(batches.make_batch)._repr_html_().partition("<pre")[0]
 
 
 def test_what_is_shown_brings_the_style_that_it_needs_and_no_more():

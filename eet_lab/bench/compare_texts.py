@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
+import numpy as np
 import torch
 
 from eet_lab.bench.encoding import ErrorBudget, Read, encoded
@@ -70,7 +71,7 @@ def compare_texts(
         raise PromptError(f"An encoder reads texts and generates none, so it takes no {', '.join(others)}.")
     recipes = [as_recipe(each, model.device, model.config) for each in (baseline, recipe)]
     given = readable(as_texts(model, default_prompts(model) if texts is None else texts), model.encoder.config, False)
-    rows, batching = [list(text.ids) for text in given], Batching(batch_tokens)
+    rows, batching = [np.asarray(text.ids).tolist() for text in given], Batching(batch_tokens)
     with ExitStack() as engines:
         sides = [engines.enter_context(closing(_Side(model, each, rows, batching, cancel))) for each in recipes]
         pair = _TextPair(model, rows, batching, sides)
