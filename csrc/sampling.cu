@@ -1,5 +1,5 @@
 // The choice of the next token among a row's logits: arg-max, or a draw after temperature, top-k and top-p.
-// B rows, V words.
+// B rows, V vocabulary.
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/logits_row.cuh"
@@ -8,13 +8,13 @@ namespace {
 
 using eet::ChooseArgs, eet::kChoosers;
 
-// Why      PyTorch sorts all words and makes ten passes over them, and noise in 64-bit integers, for a single number
+// Why      PyTorch sorts all tokens and makes ten passes over them, and noise in 64-bit integers, for a single number
 // Mapping  a cluster of up to 16 blocks a row: grid (cluster, B), 512 threads. Thresholds are found without a sort: a
 //          pass for every 4 bits, in which each thread has 16 bins of its own: nothing is atomic, and sums do not vary
 // Traffic  V logits a row, from L2 and then from L1: one pass for an arg-max or a plain draw; top-k, 4 to 8 more;
 //          top-p as many, and one
 // Needs    nothing: any V; -inf is never drawn beside a finite logit
-// Numerics scores, noise and masses in fp32: the draw that PyTorch makes of the same logits; words that tie with the
+// Numerics scores, noise and masses in fp32: the draw that PyTorch makes of the same logits; tokens that tie with the
 //          last one of the top-k or top-p stay
 // Source   Gumbel-max: Kool et al. 2019; selection by digits as in torch.topk; by masses, after FlashInfer's top-p
 template <typename T>
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kChoosers) choose_kernel(const ChooseArgs<T> a
 //          are never written
 // Mapping  a warp a row: grid B, 32 threads
 // Traffic  num_blocks pairs of 8 bytes a row
-// Needs    pairs as linear.cuh leaves them: larger for a larger logit, and where logits tie for a lower word
+// Needs    pairs as linear.cuh leaves them: larger for a larger logit, and where logits tie for a lower token
 // Numerics integers
 // Source   arg-max is associative
 __global__ void choose_best_kernel(int64_t* token, const uint64_t* best, int num_blocks) {
@@ -59,7 +59,7 @@ extern "C" cudaError_t eet_choose(int64_t* token, const void* logits, const int6
   });
 }
 
-// token = the word of the largest of `best` [B,num_blocks].
+// token = the token of the largest of `best` [B,num_blocks].
 extern "C" cudaError_t eet_choose_best(int64_t* token, const int64_t* best, int B, int num_blocks, int dependent,
                                        cudaStream_t stream) {
   return eet::launch(choose_best_kernel, {dim3(B), 32, 0, stream, 1, dependent != 0}, token,

@@ -1,4 +1,5 @@
-// The next token by top-k, and top-p, from logits whose largest in every block of the LM head are known. B rows, V words.
+// The next token by top-k and top-p, from logits whose largest in each block of the LM head is known. B rows,
+// V vocabulary.
 #include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/logits_row.cuh"
@@ -8,8 +9,8 @@ namespace {
 using eet::kChoosers;
 
 constexpr int kBins = kChoosers;  // of scores: a thread adds up one
-constexpr int kMost = 2048;       // words that may be left, in the lists of a row's blocks
-constexpr int kFew = 128;         // words that are put in order at once
+constexpr int kMost = 2048;       // tokens that may be left, in the lists of a row's blocks
+constexpr int kFew = 128;         // tokens that are put in order at once
 
 template <typename T>
 struct TopKArgs : eet::ChooseArgs<T> {
@@ -76,7 +77,7 @@ __device__ float2 bounds(const TopKArgs<T>& a, uint32_t key, Shared& shared) {
                      eet::of_ordered(__reduce_max_sync(0xffffffffu, shared.largest_of[warp])));
 }
 
-// Writes the words of all blocks' lists one after another, and returns how many; -1: a list was too short.
+// Writes the tokens of all blocks' lists one after another, and returns how many; -1: a list was too short.
 __device__ int gathered(uint64_t* to, const uint64_t* lists, const Shared& shared) {
   const int room = kMost / gridDim.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int length = lane < gridDim.x ? int(shared.lengths[lane]) : 0;
@@ -88,7 +89,7 @@ __device__ int gathered(uint64_t* to, const uint64_t* lists, const Shared& share
   return __reduce_add_sync(0xffffffffu, length);
 }
 
-// Keeps the words from the bin on with which `least` of n are together: somewhat more than these. Returns how many.
+// Keeps the tokens from the bin on with which `least` of n are together: somewhat more than these. Returns how many.
 __device__ int reduced(uint64_t* to, const uint64_t* from, int n, int least, Bins bins, Shared& shared) {
   for (int i = threadIdx.x; i < n; i += kChoosers) atomicAdd(&shared.counts[bins.of(eet::value_of(from[i]))], 1);
   __syncthreads();
@@ -102,7 +103,7 @@ __device__ int reduced(uint64_t* to, const uint64_t* from, int n, int least, Bin
   return shared.num_found;
 }
 
-// Draws from a row's `n` words, one for each thread, which are in order: what the top-k and the top-p leave of them.
+// Draws from a row's `n` tokens, one for each thread, which are in order: what the top-k and the top-p leave of them.
 template <typename T>
 __device__ uint64_t draw_from_sorted(const TopKArgs<T>& a, int n, float top, const eet::Gumbel& noise, Shared& shared) {
   const uint64_t mine = threadIdx.x < n ? shared.sorted[threadIdx.x] : 0;
@@ -112,7 +113,7 @@ __device__ uint64_t draw_from_sorted(const TopKArgs<T>& a, int n, float top, con
     const float mass = eet::running_sum<kChoosers>(stays ? eet::exp_of(score - top) : 0.f);
     if (threadIdx.x == kChoosers - 1) shared.mass = mass;
     __syncthreads();
-    // The word that reaches it; the last one, if rounding leaves that to none.
+    // The token that reaches it; the last one, if rounding leaves that to none.
     const int last = __syncthreads_count(int(threadIdx.x) < n - 1 && mass < shared.mass * a.top_p);
     stays = stays && score >= eet::value_of(shared.sorted[last]);
   }
@@ -121,16 +122,16 @@ __device__ uint64_t draw_from_sorted(const TopKArgs<T>& a, int n, float top, con
   return eet::block_max<kChoosers>(best);
 }
 
-// Why      a selection among all words passes over them again and again, 10 to 30 us after a decode step's last layer.
-//          But the k-th largest of some words is no larger than the k-th largest of all: the largest of each of the
-//          head's blocks tell at once which few words are left
-// Mapping  a cluster of up to 16 blocks a row: grid (cluster, B), 512 threads. Each finds the bound, and sends its words
+// Why      a selection among all tokens passes over them again and again, 10 to 30 us after a decode step's last layer.
+//          But the k-th largest of some tokens is no larger than the k-th largest of all: the largest of each of the
+//          head's blocks tell at once which few tokens are left
+// Mapping  a cluster of up to 16 blocks a row: grid (cluster, B), 512 threads. Each finds the bound, sends its tokens
 //          that reach it to the first; this drops most of them if they are many, by 512 bins of scores, puts the others
 //          in order, weighs them and draws
 // Traffic  num_blocks pairs of 8 bytes a block and V logits a row, from L2, but for choose_kernel's way
-// Needs    k <= num_blocks <= 512. Where a block has more than its share of 2,048 words that reach the bound, or more than
+// Needs    k <= num_blocks <= 512. Where a block has more than its share of 2,048 tokens above the bound, or more than
 //          512 are left down to the bin of the k-th, choose_kernel's way is taken
-// Numerics scores, noise and masses in fp32: the draw that PyTorch makes of the same logits; words that tie with the
+// Numerics scores, noise and masses in fp32: the draw that PyTorch makes of the same logits; tokens that tie with the
 //          last one of the top-k or top-p stay
 // Source   Gumbel-max: Kool et al. 2019; a bound from what is known of parts: Fagin et al. 2001, the threshold algorithm
 template <typename T>
@@ -158,11 +159,11 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
   const float2 bound = bounds(a, key, shared);
   const float least = bound.x, top = bound.y;
   eet::cluster_wait();
-  row.each(first_vector, [&](T logit, int word) {
+  row.each(first_vector, [&](T logit, int token) {
     const float score = row.score(logit);
     if (!(score >= least)) return;  // nor is NaN a candidate
     const int number = atomicAdd(&shared.num_listed, 1);
-    if (number < room) eet::put(&lists[rank * room + number], 0, eet::pair(score, word));
+    if (number < room) eet::put(&lists[rank * room + number], 0, eet::pair(score, token));
   });
   const eet::Gumbel noise(eet::Gumbel::key_of(noise_key, position));
   __syncthreads();
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
 }  // namespace
 
 // A draw from the top_k of logits [B,V] and, if top_p < 1, from the fewest of these that have this share of their mass.
-// `best` [B,num_blocks] has the largest of each block's words, as linear.cuh leaves them without a draw.
+// `best` [B,num_blocks] has the largest of each block's tokens, as linear.cuh leaves them without a draw.
 extern "C" cudaError_t eet_choose_top_k(int64_t* token, const void* logits, const int64_t* best,
                                         const int64_t* positions, const int64_t* at, const int64_t* noise, int dtype,
                                         int B, int V, int num_blocks, int top_k, float temperature, float top_p,

@@ -13,9 +13,7 @@ from eet_lab.paths import PACKAGE
 PREPOSITIONS = {"about", "above", "after", "among", "around", "as", "at", "before", "below", "beside", "between"}
 PREPOSITIONS |= {"beyond", "by", "for", "from", "in", "into", "of", "on", "over", "per", "to", "under", "until"}
 PREPOSITIONS |= {"with", "within", "without"}
-TO_COME = ("bench",)
-"""Folders whose docstrings are not mended yet."""
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in TO_COME)
+FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 
 def docstrings(body: list[ast.stmt], owner: str) -> Iterator[tuple[int, str, str]]:

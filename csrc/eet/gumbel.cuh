@@ -1,4 +1,4 @@
-// Random numbers without a state: the noise of a draw depends on (a row's key, position, word) alone.
+// Random numbers without a state: the noise of a draw depends on (a row's key, position, token) alone.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ class Gumbel {
 
   __device__ static uint32_t key_of(int64_t noise, int64_t position) { return mix(uint32_t(noise) + uint32_t(position)); }
 
-  __device__ float of(int word) const {
-    const float uniform = (float(mix(key + word) & 0x7fffffu) + 0.5f) * 0x1p-23f;
+  __device__ float of(int token) const {
+    const float uniform = (float(mix(key + token) & 0x7fffffu) + 0.5f) * 0x1p-23f;
     return -logf(-logf(uniform));
   }
 
@@ -44,7 +44,7 @@ struct Draw {
 
   __device__ int64_t place(int row) const { return at ? at[row] : row; }
 
-  // Of a row's noise: the word is drawn whose scaled logit is the largest with it.
+  // Of a row's noise: the token is drawn whose scaled logit is the largest with it.
   __device__ uint32_t key(int row) const { return exists() ? Gumbel::key_of(noise[row], positions[place(row)]) : 0; }
 };
 

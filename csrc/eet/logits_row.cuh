@@ -1,4 +1,4 @@
-// One row of logits and the choice of a word among them: arg-max, or a draw after temperature, top-k and top-p. V words.
+// One row of logits and the choice of a token: arg-max, or a draw after temperature, top-k and top-p. V vocabulary.
 #pragma once
 
 #include "eet/cluster.cuh"
@@ -33,7 +33,7 @@ struct ChooseArgs {
         top_p(draw.exists() ? top_p : 1.f) {}
 };
 
-// A row of logits, its words dealt out to a cluster's threads, and what those find out together. A block puts what it
+// A row of logits, its tokens dealt out to a cluster's threads, and what those find out together. A block puts what it
 // has to tell into the others' memory, in one of two places in turn: nobody fills one that another still reads.
 template <typename T>
 class Row {
@@ -43,7 +43,7 @@ class Row {
   __device__ Row(const ChooseArgs<T>& a, Weights& weights)
       : weights(weights), logits(a.logits + int64_t(blockIdx.y) * a.V), V(a.V), scale(a.draw.scale) {}
 
-  // Calls visit(logit, word) for this thread's words, in ascending order. Vectors begin where memory allows it, which
+  // Calls visit(logit, token) for this thread's tokens, in ascending order. Vectors begin where memory allows it, which
   // may be before the row; a row is read from L2 at first, and from L1 after that. `v` is first_vector(), for those who
   // request it early.
   template <typename Visit>
@@ -67,7 +67,7 @@ class Row {
 
   __device__ uint4 first_vector() const { return vector(first_word()); }
 
-  // Of this row's words, where its token is drawn: top-k, then top-p among what it left, then the noise.
+  // Of this row's tokens, where the next one is drawn: top-k, then top-p among what it left, then the noise.
   __device__ uint64_t chosen(const ChooseArgs<T>& a, const Gumbel& noise) {
 #pragma unroll 1
     for (int as_mass = 0; as_mass < 2; ++as_mass) {
@@ -81,13 +81,13 @@ class Row {
     }
 
     float best = -INFINITY;
-    int word = 0;
+    int token = 0;
     each([&](T logit, int candidate) {
       if (key(logit) < lowest) return;
       const float value = score(logit) + (a.draw.exists() ? noise.of(candidate) : 0.f);
-      if (value > best) best = value, word = candidate;
+      if (value > best) best = value, token = candidate;
     });
-    return largest(pair(best, word));
+    return largest(pair(best, token));
   }
 
   // The largest of all threads' pairs, for all of them.
@@ -110,14 +110,14 @@ class Row {
     return bits > 0x8000 ? 0xffff - bits : bits & 0x7fff | 0x8000;
   }
 
-  // What a word counts for: one, or its chance as a multiple of the likeliest word's.
+  // What a token counts for: one, or its chance as a multiple of the likeliest token's.
   __device__ float weight(T logit, bool as_mass) const {
     if (!as_mass) return 1;
     return key(logit) >= lowest ? exp_of(score(logit) - top) : 0.f;
   }
 
-  // The largest key so that words with this key or a larger one are `target` in number, or have this share of the mass.
-  // Digit by digit, from the highest: every pass weighs the words whose key agrees so far, by their next digit.
+  // The largest key so that tokens with this key or a larger one are `target` in number, or have this share of mass.
+  // Digit by digit, from the highest: every pass weighs the tokens whose key agrees so far, by their next digit.
   __device__ uint32_t threshold(float target, bool as_mass) {
     __shared__ float of_block[2][kMaxCluster][kDigits];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, digit = lane % kDigits;
@@ -164,7 +164,7 @@ class Row {
     return found;
   }
 
-  // Blocks take turns at cache lines, since a tokenizer's frequent words are neighbours.
+  // Blocks take turns at cache lines, since a tokenizer's frequent tokens are neighbours.
   __device__ int first_word() const {
     constexpr int kLine = 8;  // vectors
     const int before = reinterpret_cast<uint64_t>(logits) % 16 / sizeof(T), line = threadIdx.x / kLine;
@@ -189,7 +189,7 @@ class Row {
   uint32_t lowest = 0;  // key that stays
 };
 
-// Enough threads for the words, and blocks for the multiprocessors; the largest clusters only where there is much room.
+// Enough threads for the tokens, and blocks for the multiprocessors; the largest clusters only where there is room.
 inline int cluster_size(int B, int V) {
   if (device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) return 1;
   const int multiprocessors = device_attribute(cudaDevAttrMultiProcessorCount);

@@ -13,8 +13,8 @@ __device__ inline uint32_t ordered(float x) {
 
 __device__ inline float of_ordered(uint32_t key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
 
-// Of two pairs the larger has the larger value or, where they tie, the lower word.
-__device__ inline uint64_t pair(float value, int word) { return uint64_t(ordered(value)) << 32 | ~uint32_t(word); }
+// Of two pairs the larger has the larger value or, where they tie, the lower token.
+__device__ inline uint64_t pair(float value, int token) { return uint64_t(ordered(value)) << 32 | ~uint32_t(token); }
 
 __device__ inline int word_of(uint64_t pair) { return int(~uint32_t(pair)); }
 

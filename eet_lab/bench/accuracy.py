@@ -58,7 +58,7 @@ class Pieces(NamedTuple):
 
     @classmethod
     def of(cls, model: Model, workload: Workload) -> Pieces:
-        """Of the held-out text, evenly spaced. Errors: ModelError for a model that knows no text; PromptError."""
+        """Evenly spaced pieces of the held-out text. Errors: ModelError for a model that knows no text; PromptError."""
         if why := why_not(model):
             raise ModelError(f"There is no accuracy to tell: {why}.")
         ids, length = held_out(model), workload.low + workload.new_tokens
@@ -134,7 +134,7 @@ def by_hf(decoder: Decoder, pieces: Pieces) -> Tensor:
 
 
 def distance(precise: Tensor, got: Tensor, following: Sequence[Sequence[int]]) -> Distance:
-    """Of logits [B,N,V] from those at higher precision, row by row, so that one row is widened at a time."""
+    """The distance of logits [B,N,V] from those at higher precision. One row at a time is converted to fp64."""
     kl = nll = 0.0
     for exact, row, tokens in zip(precise, got, following, strict=True):
         wanted, said = (log_softmax(each.double(), -1) for each in (exact, row))

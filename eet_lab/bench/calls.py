@@ -51,7 +51,7 @@ def decode_calls(
 
 
 def num_launches(calls: tuple[Call, ...]) -> int | None:
-    """Of all calls together; None where plain PyTorch is among them."""
+    """The launches of all calls together; None where plain PyTorch is among them."""
     known = [call.launches for call in calls if call.launches is not None]
     return sum(known) if len(known) == len(calls) else None
 
@@ -167,8 +167,10 @@ def counted(parts: Parts, lengths: Sequence[int], num_layers: int, like: Config 
 
 
 def num_kernels(parts: Parts, lengths: Sequence[int], config: Config, dtype: torch.dtype = torch.float16) -> int:
-    """Of a decode step of a model, as `counted`; but one kernel for most of a layer where it takes that, and more than
-    one an op where rows or channels are too many to stream its weights, or in float32 (`decode_calls`).
+    """The kernels of a decode step of a model, as `counted`, with what `decode_calls` knows besides.
+
+    Most of a layer may be one kernel. An op takes more than one where rows or channels are too many to stream its
+    weights, and in float32.
     """
     layers, found = config.num_layers, counted(parts, lengths, config.num_layers, config)
     one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1, dtype)

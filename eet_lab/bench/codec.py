@@ -211,7 +211,7 @@ Amount = Annotated[float, Meta(ge=0, le=1e18)]
 Positive = Annotated[float, Meta(gt=0, le=1e18)]
 Real = Annotated[float, Meta(ge=-1e18, le=1e18)]
 Nats = Annotated[float, Meta(ge=0, le=100)]
-"""Of which e to that is still a number to read."""
+"""A number of nats, whose exponential is still readable."""
 Bytes = Annotated[int, Meta(ge=0, le=2**60)]
 SignedBytes = Annotated[int, Meta(ge=-(2**60), le=2**60)]
 Count = Annotated[int, Meta(ge=0, le=2**40)]

@@ -120,7 +120,7 @@ def placed(environment: Environment) -> Environment:
 
 
 def describe(environment: Environment, now: datetime | None = None) -> str:
-    """In words: `Measured on this machine at 14:02.`, or where it was recorded. `now` is for tests."""
+    """A sentence: `Measured on this machine at 14:02.`, or where it was recorded. `now` is for tests."""
     if environment.recorded:
         return f"Recorded on {environment.origin}; not measured on this machine."
     return f"Measured on this machine {moment(environment.date, now)}."

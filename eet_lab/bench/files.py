@@ -19,7 +19,7 @@ from eet_lab.words import sized, visible
 KINDS: dict[str, type[Run | Comparison | Ladder]] = {"run": Run, "comparison": Comparison, "ladder": Ladder}
 
 MOST_BYTES = 32 * 2**20
-"""Of a file. A ladder of GPT-2 XL takes 0.3 MB; JSON of many small objects takes twenty times its size in memory."""
+"""The largest file. A ladder of GPT-2 XL takes 0.3 MB. JSON of many small objects takes twenty times that in memory."""
 
 
 SHORTEST_MS = 1e-6

@@ -29,7 +29,7 @@ class RunInputs:
 
     @classmethod
     def of(cls, model: Model, prompts: Prompts | None, repeats: int | None, settings: dict[str, Any]) -> RunInputs:
-        """From what the user gave (no prompts: the default ones); PromptError for what cannot run."""
+        """The inputs from what the user gave (no prompts: the default ones); PromptError for what cannot run."""
         check_repeats(repeats)
         chosen = Settings.of(**settings)
         encoded = as_rows(model, default_prompts(model) if prompts is None else prompts)

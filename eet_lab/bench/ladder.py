@@ -76,7 +76,7 @@ def ladder(
 
 
 def rungs_up(full: Recipe) -> Climb:
-    """From the baseline to the full recipe; a technique whose requirements come later brings them along."""
+    """The rungs from the baseline to the full recipe. A technique whose requirements come later brings them along."""
     named, chosen = {t.name: t for t in full}, list[Technique]()
     climb: Climb = [("", (), Recipe())]
     for t in full:

@@ -28,7 +28,7 @@ class StepLaunches(NamedTuple):
     kernels: float
 
     def per_step(self) -> StepLaunches | None:
-        """Of `STEPS` steps, those of one; None where launches or kernels cannot be seen."""
+        """The counts of one of the `STEPS` steps; None where launches or kernels cannot be seen."""
         return StepLaunches(self.launches / STEPS, self.kernels / STEPS) if all(self) else None
 
 
@@ -59,7 +59,7 @@ def is_work(function: Any) -> bool:
 
 
 class Calls(TorchDispatchMode):
-    """On a CPU every call of PyTorch is launch and kernel in one."""
+    """The counter for a CPU, where every call of PyTorch is launch and kernel in one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Calls(TorchDispatchMode):
 
 
 class Profile:
-    """On a GPU, as far as torch's profiler may look."""
+    """The counter for a GPU, as far as torch's profiler may look."""
 
     def __init__(self) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

@@ -35,7 +35,7 @@ SHORTEST_ENERGY_S = 0.5
 """NVML's energy counter moves every 20 to 100 ms: runs that sum up to less say nothing."""
 
 STEADY_CLOCK = 0.95
-"""Below this ratio of the lowest to the highest SM clock between repeats, a result carries a warning."""
+"""A result carries a warning if the lowest SM clock between repeats is below this share of the highest."""
 
 
 class TimedRun(NamedTuple):

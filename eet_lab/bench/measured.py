@@ -123,7 +123,7 @@ class Perplexity:
 
     @property
     def value(self) -> float | None:
-        """Among how many tokens, equally likely, the next one would be as hard to guess."""
+        """The number of equally likely tokens among which the next one would be as hard to guess."""
         return None if self.nats is None else math.exp(self.nats)
 
 
@@ -216,10 +216,10 @@ MEMORY_PARTS = {
 are what libraries and graphs keep for themselves."""
 
 MEMORY_KEYS = (*MEMORY_PARTS, "peak")
-"""Of `Measurement.memory`; the peak is the most at once."""
+"""The keys of `Measurement.memory`; the peak is the most at once."""
 
 STEADY_RUNS = {"cpu": 1.5, "cuda": 1.25}
-"""Above this ratio of the longest to the shortest run, a result carries a warning. A GPU's own times are steadier."""
+"""A result carries a warning if the longest run takes more than this times the shortest. GPU times are steadier."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ LEAST_PAIRS = 6
 """Fewer cannot tell anything: all of five agree by chance once in 16 times, all of six once in 32."""
 
 SURE_PAIRS = 8
-"""With fewer, `LEVEL` is not reached: an effect is then told only if it is as far from none as the pairs are apart."""
+"""Fewer pairs do not reach `LEVEL`: they tell an effect only if it is as far from none as the pairs are apart."""
 
 LEVEL = 0.01
 """Chance that an interval misses the median, from eight pairs on. Of six it is the whole range, 3.1 %; of seven 1.6 %.
@@ -42,7 +42,7 @@ Two engines of the same recipe differ by where their tensors lie in memory: by u
 H200, again and again in one process and the other way round in the next (LOG, 2026-11-23)."""
 
 WORDS = {"ttft_ms": ("sooner", "later"), "tokens_per_s": ("more", "less")}
-"""For better and for worse; all other times are "faster" and "slower"."""
+"""The words for better and for worse; all other times are "faster" and "slower"."""
 
 
 @cache
@@ -101,7 +101,7 @@ class Change:
         afters: Sequence[float | None],
         more_is_better: bool = False,
     ) -> Change | None:
-        """From what the runs of each round took, in the same order; None where one of them is missing."""
+        """The change from what the runs of each round took, in the same order; None where one of them is missing."""
         known = [(a, b) for a, b in zip(befores, afters, strict=True) if a and b]
         if not known or len(known) < len(befores):
             return None
@@ -144,7 +144,7 @@ class Change:
 
     @property
     def verdict(self) -> Verdict:
-        """By the interval. Without pairs, by whether the medians differ by more than noise usually does."""
+        """The verdict of the interval; without pairs, whether the medians differ by more than noise usually does."""
         low, high = self.low, self.high
         if not self.num_pairs:
             low, high = low / (1 + LEAST_EFFECT), high * (1 + LEAST_EFFECT)
@@ -175,9 +175,9 @@ class Change:
 
     @property
     def delta(self) -> tuple[float, float, float]:
-        """After less before, in their own unit: the interval's ends around the difference of the medians.
+        """The difference, after minus before, in their own unit: the interval's ends around that of the medians.
 
-        That difference, unlike the middle of the pairs, adds up along a ladder; it is never left outside.
+        The difference of the medians, unlike the middle of the pairs, adds up along a ladder. The interval contains it.
         """
         difference = self.after - self.before
         low, high = ((ratio - 1) * self.before for ratio in (self.low, self.high))

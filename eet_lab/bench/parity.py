@@ -90,7 +90,7 @@ class ParityCheck:
 
     @property
     def recorded_bytes(self) -> int:
-        """Of the logits that are recorded of a recipe while it is judged."""
+        """Bytes of the logits that are recorded of a recipe while it is judged."""
         return len(self.rows) * (self.num_checked + 1) * len(self.model.head.weight) * self.model.dtype.itemsize
 
     def judge(self, parts: Parts, tokens: Rows | None = None, tolerance: float = 0.0) -> Parity:
@@ -132,7 +132,7 @@ class ParityCheck:
         return ("lossy", f"{told}. {computed}") if error <= budget else ("different", f"Beyond its bound: {told}.")
 
     def first_differences(self, tokens: Rows) -> tuple[tuple[int | None, ...], tuple[float | None, ...]]:
-        """For each row: where its tokens part from the baseline's, and its token's margin there; None if nowhere."""
+        """Where each row's tokens part from the baseline's, and its token's margin there; None if nowhere."""
         firsts = tuple(_first_difference(a, b) for a, b in zip(self.tokens, tokens, strict=True))
         parted = enumerate(zip(firsts, tokens, strict=True))
         return firsts, tuple(

@@ -138,7 +138,7 @@ class Rung:
 
     @property
     def change(self) -> Change | None:
-        """Of the time end to end; None for the baseline, and where a file does not have it."""
+        """The change of the time end to end; None for the baseline, and where a file does not have it."""
         return self.changes.get("total_ms")
 
 

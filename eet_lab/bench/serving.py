@@ -52,7 +52,7 @@ class ServingRun(NamedTuple):
 
     @property
     def tpot_ms(self) -> list[float]:
-        """Of the requests that have more than one token."""
+        """The times of the requests that have more than one token."""
         each = zip(self.first_ms, self.last_ms, self.tokens, strict=True)
         return [(last - first) / (len(new) - 1) for first, last, new in each if len(new) > 1]
 

@@ -140,7 +140,7 @@ class Timed:
 MOST_REPEATS = 10_000
 
 MOST_ROUNDS = 64
-"""Of a series that nobody gave a number: beyond, an interval narrows by less than anyone would see."""
+"""The most rounds of a series without a given number: with more, an interval hardly narrows."""
 
 PAIR_BUDGET_S = 4.0
 """Seconds of timed runs that a pair of recipes may take, once there are `LEAST_PAIRS` pairs."""

@@ -15,7 +15,7 @@ OP, SERVE, ENCODE, ACCURACY = "op:", "serve:", "encode:", "accuracy:"
 """How workloads of a single op, of requests to a server, of texts for an encoder, and of accuracy begin."""
 
 FIRST_TOKEN = 5
-"""Before it RoBERTa has special tokens; transformers numbers positions by where it finds the one for padding."""
+"""The first ordinary token id: lower ones are special in RoBERTa, and transformers counts positions from its pads."""
 
 DEMO_PROMPTS = (
     "Return",
@@ -75,7 +75,7 @@ class Named:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From its name; PromptError that shows the form."""
+        """The workload of this name; PromptError that shows the form."""
         what, form, example = cls.kind
         given = form.read(text.strip())
         if given is None:

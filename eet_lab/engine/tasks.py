@@ -92,7 +92,7 @@ MLM = TextTask(
     one_each=False,
     head="mlm",
 )
-"""The logits of the words that may stand in the places that are asked for."""
+"""The logits of the tokens that may stand where `Text.asked` says."""
 CLASSES = TextTask(
     "classes",
     "first",

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from eet_lab.figures import theme
 
 LINE = 17
-"""Of the label above a slider, in pixels."""
+"""The height of the label above a slider, in pixels."""
 
 
 def with_slider(

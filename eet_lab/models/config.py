@@ -114,7 +114,7 @@ class EncoderConfig(Config):
     num_types: int = 2  # of tokens, such as those of a first and of a second sentence; 0: it tells none apart
     heads: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
-    mlm_act: str = "gelu"  # of the linear before the logits of masked words
+    mlm_act: str = "gelu"  # of `mlm_transform`
     class_act: str | None = None  # of the linear before the classes; None: these read what the pooler makes
 
     @property

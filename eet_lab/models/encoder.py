@@ -67,7 +67,7 @@ def pooled(model: Encoder, ops: Ops, first: Tensor) -> Tensor:
 
 
 def mlm_logits(model: Encoder, ops: Ops, states: Tensor) -> Tensor:
-    """The logits [N,V] of the words that may stand where tokens are masked: states [N,C]."""
+    """The logits [N,V] of masked tokens, from their hidden states [N,C]."""
     transformed = ops.norm_linear(states, None, model.mlm_transform, model.config.mlm_act)
     return ops.norm_linear(transformed, model.mlm_norm, model.head)
 

@@ -20,7 +20,7 @@ from eet_lab.ops.types import Batch, Linear, Norm, Sampling, fresh
 
 @dataclass(frozen=True)
 class NextTokenShape(NamedShape):
-    """B rows, each with its newest among T tokens, and the arg-max of V words, or a draw."""
+    """B rows, each with its newest among T tokens, and the arg-max of V logits, or a draw."""
 
     form = Form(
         "b<B rows>/t<T tokens>/v<V vocabulary>/c<C channels>"
@@ -34,7 +34,7 @@ class NextTokenShape(NamedShape):
     C: int
     int8: bool = False
     rms: bool = False
-    tied: bool = False  # every C-th word has one and the same weight, 1: their logits are equal in any order of sums
+    tied: bool = False  # every C-th token has one and the same weight, 1: their logits are equal in any order of sums
     temperature: float = 0.0
     top_k: int = 0
 
@@ -82,26 +82,26 @@ class NextTokenShape(NamedShape):
 
 @dataclass(frozen=True)
 class NextTokenCase(Case):
-    """An arg-max is right when rounding explains by how much another word beats it, and the lowest of those that tie.
+    """An arg-max is right when rounding explains by how much another token beats it, and the lowest of those that tie.
 
     Every logit may be as far off as `Case.check` lets a linear's output be, so that two of them part by twice that. A
-    draw is right when this explains by how much a word beats it that certainly is one of the top-k, score and noise
+    draw is right when this explains by how much a token beats it that certainly is one of the top-k, score and noise
     taken together, and how far below these it stands.
     """
 
     def check(
         self, op: Callable[..., Tensor], shape: Any, device: str, dtype: torch.dtype, seed: int = 0
     ) -> tuple[float, float]:
-        """Compare with the reference's logits in fp64: (how far a chosen word is beaten, what rounding explains)."""
+        """Compare with the reference's logits in fp64: (how far a chosen token is beaten, what rounding explains)."""
         inputs, empty = shape.inputs(device, dtype, seed), RedZones()
         got = self.call(op, copied(inputs), empty)
         empty.check()
         if got.shape != (shape.B,) or got.dtype != torch.int64 or not bool(((got >= 0) & (got < shape.V)).all()):
-            raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no word of {shape.V} a row.")
+            raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no token of {shape.V} a row.")
         if not shape.B:
             return 0.0, 0.0
         if shape.tied and not shape.temperature and bool((got >= shape.C).any()):
-            raise CaseFailed(f"{self.name}/{shape}: {got.tolist()} are not the lowest of the words that tie.")
+            raise CaseFailed(f"{self.name}/{shape}: {got.tolist()} are not the lowest of the tokens that tie.")
         exact = reference.newest_logits(*copied(inputs[:4], torch.float64), empty=fresh)
         low = reference.newest_logits(*copied(inputs[:4]), empty=fresh)
         lost = float((low.double() - exact).abs().max())
@@ -118,7 +118,7 @@ def beaten(exact: Tensor, got: Tensor, batch: Batch, sampling: Sampling, slack: 
     Two logits may differ by `slack`: tokens that lie so far above the end of the top-k are certainly in it.
     """
     mine, noisy, below = got[:, None], exact, torch.zeros_like(exact[:, 0])
-    certain, k = torch.ones_like(exact, dtype=torch.bool), sampling.most_words(exact.shape[-1])
+    certain, k = torch.ones_like(exact, dtype=torch.bool), sampling.kept_by_top_k(exact.shape[-1])
     if not sampling.greedy:
         positions = batch.positions.index_select(0, batch.last)
         noisy = exact + sampling.temperature * reference.gumbel(sampling.noise, positions, exact.shape[-1])
@@ -143,7 +143,7 @@ NEXT_TOKEN = NextTokenCase(
         NextTokenShape(17, 17, 1003, 64, tied=True),  # too many rows to choose among as they end: logits are written
         NextTokenShape(65, 65, 403, 64, tied=True),
         NextTokenShape(20, 67, 499, 64),
-        NextTokenShape(1, 1, 7, 8),  # fewer words than blocks
+        NextTokenShape(1, 1, 7, 8),  # fewer tokens than blocks
         NextTokenShape(0, 0, 100, 64),
         NextTokenShape(1, 1, 1003, 64, int8=True, tied=True),
         NextTokenShape(5, 43, 515, 208, int8=True),
@@ -151,7 +151,7 @@ NEXT_TOKEN = NextTokenCase(
         NextTokenShape(17, 17, 515, 64, int8=True),
         NextTokenShape(2, 2, 50257, 768),
         NextTokenShape(2, 2, 3003, 96),  # on two multiprocessors a head of as many weights a block
-        # Draws from all words, in the head of every kernel; from the top-k, where it takes part and where it does not.
+        # Draws from all tokens, in the head of every kernel; from the top-k, where it takes part and where it does not.
         *(NextTokenShape(B, T, V, 64, temperature=0.8) for B, T, V in ((1, 1, 499), (3, 7, 1001), (5, 43, 515))),
         NextTokenShape(16, 16, 1001, 72, temperature=1.3),
         NextTokenShape(2, 2, 3003, 96, temperature=0.8),

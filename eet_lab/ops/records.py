@@ -89,7 +89,7 @@ def _masked_attention(qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Ext
 
 def _next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
     V, C = head.weight.shape
-    top_k = sampling.most_words(V) % V  # 0: all of them
+    top_k = sampling.kept_by_top_k(V) % V  # 0: all of them
     shape = NextTokenShape(len(batch.last), len(x), V, C, temperature=sampling.temperature, top_k=top_k)
     return _linear_bytes(head, shape, x.itemsize)
 

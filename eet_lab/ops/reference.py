@@ -162,7 +162,7 @@ def next_token(
 def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
     """Arg-max, or a draw by the Gumbel-max trick: logits [B,V], positions [B] -> [B].
 
-    Words that tie with the last one of the top-k or top-p stay.
+    Tokens that tie with the last one of the top-k or top-p stay.
     """
     if sampling.greedy:
         return logits.argmax(-1)
@@ -172,7 +172,7 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1:
         ordered = scores.sort(-1, descending=True).values
         before_last = ordered.softmax(-1).cumsum(-1) < sampling.top_p
-        last = before_last.sum(-1, keepdim=True).clamp_(max=scores.shape[-1] - 1)  # the word that reaches the mass
+        last = before_last.sum(-1, keepdim=True).clamp_(max=scores.shape[-1] - 1)  # the token that reaches the mass
         scores = scores.masked_fill(scores < ordered.gather(-1, last), -torch.inf)
     return (scores + gumbel(sampling.noise, positions, scores.shape[-1])).argmax(-1)
 
@@ -180,7 +180,7 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
 def choose_top_k(
     logits: Tensor, best: Tensor, rows: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empty
 ) -> Tensor:
-    """The draw of `choose`, where the largest logits of parts of the words are known: [B,V] -> [B].
+    """The draw of `choose`, where the largest logits of parts of the tokens are known: [B,V] -> [B].
 
     Those are in `best`, which is not needed here. Row i has position positions[rows[i]].
     """
@@ -193,10 +193,10 @@ def noise_keys(seed: int, num_rows: int, device: torch.device | str = "cpu", fir
     return _mix(_mix(_mix(whole) + (whole >> 31)) + torch.arange(first, first + num_rows, device=device))
 
 
-def gumbel(noise: Tensor, positions: Tensor, num_words: int) -> Tensor:
-    """Gumbel noise [B,V] that depends on (noise key [B], position [B], word) alone, whatever the batch's layout."""
+def gumbel(noise: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
+    """Gumbel noise [B,V] that depends on (noise key [B], position [B], token) alone, whatever the batch's layout."""
     key = _mix(noise + positions)
-    bits = _mix(key[:, None] + torch.arange(num_words, device=key.device)) & 0x7FFFFF
+    bits = _mix(key[:, None] + torch.arange(num_tokens, device=key.device)) & 0x7FFFFF
     uniform = (bits.float() + 0.5) * 2.0**-23  # 23 bits: one more would round up to 1, whose noise is infinite
     return uniform.log_().neg_().log_().neg_()
 

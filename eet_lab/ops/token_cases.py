@@ -20,12 +20,12 @@ from eet_lab.ops.next_token_case import NEXT_TOKEN
 from eet_lab.ops.shapes import NamedShape, Normal, Shape, copied
 from eet_lab.ops.types import Empty, Sampling, TokenBuffer
 
-MASS_ROUNDING = 1e-5  # of a sum of fp32 chances: a word this close to the top-p's end may be in or out
+MASS_ROUNDING = 1e-5  # of a sum of fp32 chances: a token this close to the top-p's end may be in or out
 
 
 @dataclass(frozen=True)
 class EmbedShape(NamedShape):
-    """T tokens of V words and S positions."""
+    """T tokens of a vocabulary of V, and S positions."""
 
     form = Form("t<T tokens>/c<C channels>")
 
@@ -92,9 +92,9 @@ class ChooseShape(NamedShape):
 
 @dataclass(frozen=True)
 class TopKShape(ChooseShape):
-    """The same, with the largest of each of so many blocks of words beside them, as an LM head leaves them.
+    """The same, with the largest of each of so many blocks of tokens beside them, as an LM head leaves them.
 
-    `clumped`: the first words tend to be the largest, as the frequent ones of a tokenizer.
+    `clumped`: the first tokens tend to be the largest, as the frequent ones of a tokenizer.
     """
 
     form = ChooseShape.form.plus("/blocks<num_blocks of the head>{/spread<spread>}{/clumped}", spread=TEXT)
@@ -118,17 +118,17 @@ class TopKShape(ChooseShape):
 
 
 def block_maxima(logits: Tensor, num_blocks: int) -> Tensor:
-    """Where each block of words has its largest, [B,V] -> [B,num_blocks] int64; the first blocks may be one longer.
+    """Where each block of tokens has its largest, [B,V] -> [B,num_blocks] int64; the first blocks may be one longer.
 
-    As unsigned numbers these have the order of the logits, and their lower half is 2**32 - 1 minus the word.
+    As unsigned numbers these have the order of the logits, and their lower half is 2**32 - 1 minus the token.
     """
     parts = [part.max(-1) for part in (logits.float() + 0).tensor_split(num_blocks, -1)]
     begin = torch.tensor([len(part) for part in torch.arange(logits.shape[-1]).tensor_split(num_blocks)]).cumsum(0)
     begin = begin.roll(1).index_fill(0, torch.tensor([0]), 0).to(logits.device)
     bits = torch.stack([part.values for part in parts], -1).view(torch.int32).long()
-    words = torch.stack([part.indices for part in parts], -1) + begin
+    tokens = torch.stack([part.indices for part in parts], -1) + begin
     ordered = torch.where(bits < 0, ~bits, bits | 1 << 31) & 0xFFFFFFFF
-    return ordered << 32 | 0xFFFFFFFF - words
+    return ordered << 32 | 0xFFFFFFFF - tokens
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class AdvanceShape(Shape):
 
 @dataclass(frozen=True)
 class ChooseCase(Case):
-    """A choice is right when no word that certainly stays beats it by more than rounding; an arg-max is one number."""
+    """A choice is right when no token that certainly stays beats it by more than rounding; an arg-max is one number."""
 
     def call(self, op: Callable[..., Tensor], inputs: tuple[Any, ...], empty: Empty) -> Tensor:
         """The reference's plainest choice asks for no memory."""
@@ -178,13 +178,13 @@ class ChooseCase(Case):
     def check(
         self, op: Callable[..., Tensor], shape: Any, device: str, dtype: torch.dtype, seed: int = 0
     ) -> tuple[float, float]:
-        """Compare with the reference's rules in fp64: (how far the word is beaten, what rounding explains)."""
+        """Compare with the reference's rules in fp64: (how far the token is beaten, what rounding explains)."""
         inputs, empty = shape.inputs(device, dtype, seed), RedZones()
         logits, *_, positions, sampling = inputs
         got = self.call(op, copied(inputs), empty)
         empty.check()
         if got.shape != (shape.B,) or got.dtype != torch.int64 or not bool(((got >= 0) & (got < shape.V)).all()):
-            raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no word of {shape.V} a row.")
+            raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no token of {shape.V} a row.")
         if not shape.B:
             return 0.0, 0.0
         if sampling.greedy:
@@ -213,7 +213,7 @@ def judged(logits: Tensor, positions: Tensor, sampling: Sampling) -> tuple[Tenso
     if sampling.top_p < 1:
         ordered, order = scores.sort(-1, descending=True)
         mass = torch.cat([torch.zeros_like(ordered[:, :1]), ordered.softmax(-1).cumsum(-1)], -1)
-        above = mass.gather(-1, torch.searchsorted(-ordered, -scores))  # of the words that are larger
+        above = mass.gather(-1, torch.searchsorted(-ordered, -scores))  # of the tokens that are larger
         certain, possible = (
             certain & (above < sampling.top_p - MASS_ROUNDING),
             possible & (above < sampling.top_p + MASS_ROUNDING),
@@ -283,8 +283,8 @@ TOKEN_CASES = (
         "choose",
         (
             *_choices(((1, 499), (3, 4096), (17, 50257), (300, 1001), (2, 7))),
-            *_choices(((2, 5000),), spread=0.0),  # all words tie
-            *_choices(((2, 5000),), spread=40.0),  # one word has nearly all chances
+            *_choices(((2, 5000),), spread=0.0),  # all tokens tie
+            *_choices(((2, 5000),), spread=40.0),  # one token has nearly all chances
             ChooseShape(2, 151936, 1.0, top_k=151935, top_p=0.99),
             ChooseShape(4, 1000, 1.0, top_k=1, top_p=1e-9),
             ChooseShape(0, 100),
@@ -297,7 +297,7 @@ TOKEN_CASES = (
         (
             *_top_k(((1, 499), (3, 4096), (16, 50257))),
             *_top_k(((2, 9000),), clumped=True),
-            # All words tie: more than a list has room for, more than can be put in order, and not.
+            # All tokens tie: more than a list has room for, more than can be put in order, and not.
             *_top_k(((2, 5000), (2, 1500), (2, 300)), spread=0.0),
             # A whole cluster, its lists short, long and too long.
             *(TopKShape(1, 50257, top_k=k, clumped=clumped) for k in (50, 131) for clumped in (False, True)),

@@ -136,9 +136,9 @@ class Sampling(NamedTuple):
     def greedy(self) -> bool:
         return self.temperature == 0
 
-    def most_words(self, num_words: int) -> int:
-        """How many of so many words the top-k lets stay, but for those that tie."""
-        return self.top_k if 0 < self.top_k < num_words and not self.greedy else num_words
+    def kept_by_top_k(self, num_tokens: int) -> int:
+        """How many of so many tokens the top-k keeps, but for those that tie."""
+        return self.top_k if 0 < self.top_k < num_tokens and not self.greedy else num_tokens
 
 
 class TokenBuffer(NamedTuple):

@@ -63,7 +63,7 @@ class Opened:
 
     @property
     def id(self) -> str:
-        """Of the kept run; "" of two."""
+        """The id of the kept run; "" for two."""
         return self.row.id if self.row else ""
 
     @property

@@ -35,7 +35,7 @@ class Prepared(NamedTuple):
 
 
 def always(given: Any) -> str | None:
-    """For what runs everywhere, or takes all sizes."""
+    """No reason against: for what runs everywhere, or takes all sizes."""
     return None
 
 

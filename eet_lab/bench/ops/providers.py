@@ -101,7 +101,7 @@ PLAIN = (
 
 
 def softmax(shape: Any, inputs: Inputs) -> Prepared:
-    """Over the last dimension."""
+    """PyTorch's softmax over the last dimension."""
     return Prepared(lambda: torch.softmax(inputs[0], -1))
 
 

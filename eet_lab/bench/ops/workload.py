@@ -59,18 +59,18 @@ class OpWorkload:
 
 
 MOST = 2**31 - 2**16
-"""Of any size: kernels count in int32, and a loop over a row must not overflow when it steps past its end."""
+"""The most of any size: kernels count in int32, and a loop over a row must not overflow when it steps past its end."""
 
 MOST_BATCH_ROWS = 65_535
-"""Of a grid's second dimension, where attention has its rows."""
+"""The most rows of attention, which are the second dimension of its grid."""
 
 MULTIPLE = 8
-"""Of channels and head dims: kernels read 16 bytes at a time."""
+"""The divisor of channels and head dims: kernels read 16 bytes at a time."""
 
 MOST_HEAD_DIM = 256
 
 LEAST_GROUP = 64
-"""Of inputs that share a scale of int8 weights."""
+"""The fewest inputs that share a scale of int8 weights."""
 
 AnyChoice = TypeVar("AnyChoice", bound=ChooseShape)
 AnyLinear = TypeVar("AnyLinear", bound=LinearShape)

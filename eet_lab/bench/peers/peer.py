@@ -28,7 +28,7 @@ class Timing(NamedTuple):
 
     @classmethod
     def of(cls, marks_ms: Sequence[float], tokens: torch.Tensor) -> Timing:
-        """From the times of the first token, perhaps others, the last token and the end; tokens [B,N]."""
+        """The timing from the times of the first token, perhaps others, the last token and the end; tokens [B,N]."""
         first_ms, last_ms, total_ms, steps = marks_ms[0], marks_ms[-2], marks_ms[-1], tokens.shape[1] - 1
         tpot_ms = (last_ms - first_ms) / steps if steps else None
         return cls(first_ms, tpot_ms, total_ms, tuple(map(tuple, tokens.tolist())))

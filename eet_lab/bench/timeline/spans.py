@@ -11,11 +11,11 @@ from eet_lab.bench.calls import Call, num_launches
 
 Lane = Literal["host", "device"]
 Kind = Literal["op", "call", "launch", "wait", "memory", "own kernel", "gemm", "torch kernel", "copy", "other kernel"]
-"""On the host: an op of the engine; within it a call of PyTorch (on a CPU) or what is handed to the device (on a GPU),
-a wait for the device, and memory asked of the driver. On the device: whose kernel it is; copies hold fills as well."""
+"""What a span is. On the host: an op of the engine; within it a call of PyTorch (on a CPU) or a launch (on a GPU), a
+wait for the device, or memory asked of the driver. On the device: whose kernel it is; copies hold fills as well."""
 
 MOST_SPANS = 5_000
-"""Of a timeline, whether it was just taken or comes from a file."""
+"""The most spans of a timeline, whether it was just taken or comes from a file."""
 
 HOST: tuple[Kind, ...] = ("op", "call", "launch", "wait", "memory")
 DEVICE: tuple[Kind, ...] = ("own kernel", "gemm", "torch kernel", "copy", "other kernel")
@@ -71,12 +71,12 @@ class Timeline:
 
     @property
     def busy_share(self) -> float | None:
-        """Of the step as it is without the profiler, from 0 to 1: how long the device had something to do."""
+        """The share of a step without the profiler, from 0 to 1, in which the device had something to do."""
         return None if self.device_busy_us is None else min(1.0, self.device_busy_us / self.unprofiled_us)
 
 
 class Timelines(NamedTuple):
-    """Of the same prompts, the baseline and the selection."""
+    """The timelines of the baseline and of the selection, for the same prompts."""
 
     baseline: Timeline
     selection: Timeline

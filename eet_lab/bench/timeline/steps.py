@@ -206,7 +206,7 @@ def _calls(model: Model, recipe: Recipe, num_rows: int, num_columns: int) -> tup
 
 
 def earliest(spans: Sequence[Span], most: int) -> tuple[tuple[Span, ...], int]:
-    """At most so many spans, those that begin first, and how many are left out."""
+    """The `most` spans that begin first, and how many are left out."""
     kept = sorted(sorted(range(len(spans)), key=lambda place: spans[place].start_us)[:most])
     places = {old: new for new, old in enumerate(kept)}
     found = []

@@ -6,7 +6,7 @@ number; `config(settings)`, the other way `settings(config)`, `table(config)`, a
 the module, and add it to `DECODERS` or `ENCODERS`.
 
 An encoder's module has besides: beginnings of the names of `HEADS`, which have no prefix; `COPIES`, names of a tied
-head; `MASK`, what stands for a masked word; and perhaps `RENAMED`, endings of older names.
+head; `MASK`, the mask token; and perhaps `RENAMED`, endings of older names.
 """
 
 from __future__ import annotations

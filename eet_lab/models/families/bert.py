@@ -102,8 +102,9 @@ def table(config: EncoderConfig) -> dict[str, Entry]:
 
 
 def head(config: EncoderConfig, name: str, bias: str) -> dict[str, Entry]:
-    """The last linear of masked words. Its bias has two names; they are one tensor, but for heads that are not tied
-    also in files.
+    """The last linear of the masked language modeling head.
+
+    Its bias has two names for one tensor; a checkpoint whose head is not tied holds it twice.
     """
     twin = one("head.bias", f"{name}.bias", bias, how="twin")
     return one("head.weight", f"{name}.weight") | (one("head.bias", bias) if config.tied_head else twin)

@@ -202,7 +202,7 @@ def _check_choice(x: Tensor, rows: Tensor, w: Linear, draw: Draw | None = None) 
     check(rows, "rows", torch.int64, (T,))
     if draw is not None:
         if w.scale is not None:
-            raise KernelError(f"An int8 head draws no words. Write its logits, and draw from those. {REMEDY}")
+            raise KernelError(f"An int8 head draws no tokens. Write its logits, and draw from those. {REMEDY}")
         check(draw.positions, "positions", torch.int64, (len(x),))
         check(draw.noise, "noise", torch.int64, (len(rows),))
     return T, num_blocks(N)

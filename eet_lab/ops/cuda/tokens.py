@@ -85,13 +85,13 @@ def next_token(
     """The next token of every row, [B]: our norm and head, and a choice.
 
     Few rows are two launches: every block of the head leaves the largest of its logits, and the second launch chooses
-    among those. So it does for a draw from all words, whose noise a head that is not int8 adds; for top-k, the head
+    among those. So it does for a draw from all tokens, whose noise a head that is not int8 adds; for top-k, the head
     writes the logits too, and the second launch keeps those that reach the k-th largest of these. Else, which is with
     top-p alone, with a k of more than there are blocks, and for more rows, logits are written and one launch chooses;
     rows of more than one token take two more before, which pick the newest.
     """
     B, V = len(batch.last), len(head.weight)
-    positions, top_k = batch.positions, sampling.most_words(V)
+    positions, top_k = batch.positions, sampling.kept_by_top_k(V)
     if takes_few(B, x, head, gathered=True):
         if sampling.greedy or (top_k == V and sampling.top_p == 1 and head.scale is None):
             draw = None if sampling.greedy else Draw(positions, sampling.noise, sampling.temperature)
@@ -120,8 +120,8 @@ def next_token_by_torch(
 def choose(logits: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empty, dependent: bool = False) -> Tensor:
     """Arg-max, or the reference's draw, in one launch whatever V is: logits [B,V], positions [B] -> [B].
 
-    It agrees with the reference up to rounding: a word may enter or leave the top-p where the mass before it is within
-    rounding of `top_p`. Words that tie go to the lowest.
+    It agrees with the reference up to rounding: a token may enter or leave the top-p where the mass before it is within
+    rounding of `top_p`. Tokens that tie go to the lowest.
     """
     B, V = logits.shape
     _check_logits(logits)
