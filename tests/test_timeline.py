@@ -32,6 +32,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, MonitorError, PromptError, ResultError
 from eet_lab.figures.timeline import busy_shares, headline, timeline_figure
 from eet_lab.parts import Parts
+from eet_lab.parts.launch import GraphLaunch
 
 ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2]]
 
@@ -101,6 +102,12 @@ def test_the_tokens_are_those_of_an_engine_that_nobody_watches(tiny):
     watched = Engine(tiny.decoder, probe.within(Parts())).generate(ROWS, how)
     assert watched.tokens == Engine(tiny.decoder).generate(ROWS, how).tokens
     assert len(probe.plain_us) == SAMPLES
+
+
+def test_a_watched_step_is_captured_where_the_recipe_captures_it():
+    """Else it would show its ops the numbers of one batch, and a graph would keep them."""
+    for parts in (Parts(), replace(Parts(), launch=GraphLaunch())):
+        assert Probe("cpu").within(parts).is_captured is parts.is_captured
 
 
 def test_stop_ends_it(tiny):

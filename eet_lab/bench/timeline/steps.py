@@ -127,6 +127,7 @@ class Probe:
             inner = parts.launch(decode, longest)
             return lambda max_kv: self._step(lambda: inner(max_kv), max_kv, longest - max_kv)
 
+        launch.is_captured = parts.is_captured  # type: ignore[attr-defined]
         return replace(parts, launch=launch, ops=around_each(parts.ops, self._around_op))
 
     def median_step(self) -> tuple[ProfiledStep, int]:
