@@ -113,7 +113,7 @@ def launches_per_token(engine: Engine, num_rows: int) -> StepLaunches | None:
     """What one decode step launches: the difference of a run with 1 and one with 9 new tokens, over 8.
 
     Prompts have 1, 2, ... tokens, since some ops launch once for each length. None on the CPU, and where the profiler
-    cannot see the GPU. The engine's session is another one afterwards.
+    cannot see the GPU. The engine's slots are others afterwards.
     """
     if engine.model.device.type != "cuda":
         return None
