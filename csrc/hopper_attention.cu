@@ -76,8 +76,9 @@ cudaError_t launch(eet::PrefillArgs<T> a, const T* qkv, void* keys, void* values
 }  // namespace
 
 // Causal: keys num_pad .. a query's own column, with a window the last of them; else all new keys of its row. With
-// `all_new` all of these are new and end with column K - 1; they are read from qkv, and if the kernel `appends`, written to
-// the cache.
+// `all_new` all of these are new; they are read from qkv, and if the kernel `appends`, written to the cache. What lies behind
+// a row's newest token in its last tile is written too, into its own slot and up to column K - 1: keys of the tokens after
+// it, zeros as values.
 extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values, const void* qkv, const int64_t* first,
                                             const int64_t* count, const int64_t* num_pad, const int64_t* columns,
                                             int64_t column_stride, int64_t row_stride, int64_t head_stride,

@@ -203,3 +203,26 @@ def test_nan_in_the_pads_changes_nothing_in_a_captured_step(decoder):
     poisoned, counts = emulated(replace(parts, kv_cache=Poisoned))
     assert Engine(decoder, poisoned).generate(prompts, Settings(9)).tokens == want
     assert counts["replays"] > 0
+
+
+STORES = ("", "memory_reuse", "memory_reuse:kv=paged")
+
+
+@pytest.mark.parametrize("is_captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_batch_goes_on_where_its_longest_row_stops_first(decoder, layout, store, is_captured):
+    """Its slot is idle from then on: nothing is read or written beyond the columns of those that remain."""
+    if is_captured and not store:
+        pytest.skip("a captured step needs memory that stays")
+    prompts = [[1 + place % 50 for place in range(30)], [4, 5, 6], [7] * 9]
+    whole = Engine(decoder).generate(prompts, Settings(12)).tokens
+    stop = (whole[0][1],)
+    want = Engine(decoder).generate(prompts, Settings(12, stop=stop))
+    assert len(want.tokens[0]) == 2 < max(map(len, want.tokens))
+    parts = Recipe.parse(f"{layout},{store}".strip(",")).parts
+    parts = emulated(parts)[0] if is_captured else parts
+    engine = Engine(decoder, parts)
+    for _ in range(2):
+        run = engine.generate(prompts, Settings(12, stop=stop))
+        assert (run.tokens, run.finish) == (want.tokens, want.finish)

@@ -178,11 +178,17 @@ def test_a_policy_says_what_is_wrong(name, value):
 
 def test_a_policy_joins_or_does_not():
     with pytest.raises(ScheduleError, match="joins is 'no', but it must be True or False"):
-        Schedule(joins="no")
+        Schedule(joins="no", max_rows=2)
     with pytest.raises(ScheduleError, match="aligned is True, so .* leave out chunk, budget, joins"):
         Schedule(aligned=True, chunk=4)
-    with pytest.raises(ScheduleError, match="shortest_first is True, so .* leave out budget and joins"):
-        Schedule(shortest_first=True, joins=True)
+    for wrong in ({"joins": True}, {"chunk": 4}, {"chunk": 1, "budget": 3}):
+        with pytest.raises(ScheduleError, match="shortest_first is True, so .* set chunk to 1, and leave out budget"):
+            Schedule(shortest_first=True, **wrong)
+    for wrong in ({"budget": 6}, {"joins": True}, {"chunk": 4}):
+        with pytest.raises(ScheduleError, match="max_rows is None, so a batch begins together"):
+            Schedule(**wrong)
+    with pytest.raises(ScheduleError, match="all that come together; leave out max_rows"):
+        Schedule(aligned=True, max_rows=2)
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,19 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from dataclasses import replace
+
 import pytest
 from test_continuous import BASE, POLICIES, STORES, alone, decoder, engine_of, random_life, recipe
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import PromptError
+from eet_lab.errors import PromptError, RecipeError
+from eet_lab.parts import Parts
 from eet_lab.parts.paged_kv import PagedKV
+from eet_lab.scheduling import Schedule
 from eet_lab.technique import Recipe
 
 
@@ -67,3 +73,40 @@ def test_where_pages_run_out_the_newest_is_read_again(decoder, alone):
     engine = engine_of(decoder, "paged", columns=64, kv_cache=PagedKV(page=16, num_pages=6))
     assert random_life(engine, alone, 1, 40, most=30) > 20
     assert engine._slots.scheduler.num_preempted > 0 and engine.cache.ledger.free == 5
+
+
+def test_a_batch_that_pages_do_not_hold_leaves_the_engine_as_it_was(decoder):
+    words = f"{BASE},memory_reuse:kv=paged:pages=5"
+    engine = Engine(decoder, Recipe.parse(words).parts)
+    for _ in range(2):
+        with pytest.raises(PromptError, match="may need 12 pages"):
+            engine.generate([[1] * 20, [2] * 30, [3] * 9], Settings(40))
+    assert engine.generate([[1, 2]], Settings(4)).tokens == Engine(decoder).generate([[1, 2]], Settings(4)).tokens
+
+
+def test_prompts_of_one_token_in_every_slot_are_a_decode_step(decoder, monkeypatch):
+    """What its ops ask for was traced for one token a row, and not for as many tokens of any row."""
+    engine, passes = engine_of(decoder, policy="rows=4:chunk=9:budget=20", columns=64), []
+    run = engine._slots._run
+    monkeypatch.setattr(engine._slots, "_run", lambda name, batch: (passes.append(name), run(name, batch)))
+    requests = [engine.add([5 + number], Settings(3), number=number) for number in range(4)]
+    while not all(request.done for request in requests):
+        engine.step()
+    assert set(passes) == {"decode"}
+    want = Engine(decoder).generate([[5 + number] for number in range(4)], Settings(3)).tokens
+    assert tuple(tuple(request.generated) for request in requests) == want
+
+
+def test_requests_that_have_left_are_forgotten(decoder):
+    engine = engine_of(decoder, columns=64)
+    engine.add([1, 2, 3], Settings(40))
+    gone = weakref.ref(engine.add([7], Settings(1), number=1))
+    for _ in range(12):
+        engine.step()
+    gc.collect()
+    assert gone() is None and not engine._slots.idle
+
+
+def test_requests_do_not_join_in_a_cache_that_grows(decoder):
+    with pytest.raises(RecipeError, match="cannot join in a KV cache that grows: add memory_reuse"):
+        Engine(decoder, replace(Parts(), schedule=Schedule(max_rows=2)))

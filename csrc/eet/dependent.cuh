@@ -1,6 +1,6 @@
 // Dependent launch (sm_90 and later): a kernel may begin while the one before it still runs.
 //
-// A kernel that is launched so may at once read what no kernel of its step has written: weights, the state's column and
+// A kernel that is launched so may at once read what no kernel of its step has written: weights, a slot's column and
 // position, `num_pad`, block tables, keys and values of earlier steps. It calls wait_for_previous() in every block before
 // it reads or writes anything else. Kernels launched without the attribute pass both calls at once.
 //
@@ -8,13 +8,13 @@
 // without the attribute and began when all before it had ended, so where one has ended, all before it have. For the
 // same reason nobody writes after its wait what a kernel before it still reads.
 //
-// What is read ahead of the wait was written by attention (columns of the cache) and `advance` (the state's column and
+// What is read ahead of the wait was written by attention (columns of the cache) and `advance` (a slot's column and
 // position) of an earlier step. Between those and the reader stands a kernel that lets the next begin only after its own
 // wait, or is launched without the attribute: whichever embeds the new tokens. What begins after it finds earlier steps
 // complete. So a kernel may let the next begin before its wait only if it is not a step's first, as the linear ones and
 // decode attention do.
 //
-// `num_pad`, block tables and a new batch's state are written by copies between steps. A copy is no dependent launch: it
+// `num_pad`, block tables and what is known of new requests are written by copies, or by PyTorch's kernels, between steps. Neither is a dependent launch: it
 // begins when all before it have ended, and what comes after it begins when it has ended. So nobody finds half of one.
 #pragma once
 

@@ -113,7 +113,7 @@ def measure_accuracy(
 def by_steps(decoder: Decoder, parts: Parts, pieces: Pieces, cancel: Cancel | None = None) -> Tensor:
     """The logits [B,N,V] of an engine's passes, with what follows forced on them."""
     prompts, following = pieces
-    keys = None if parts.schedule.max_rows is None else noise_keys(0, len(prompts), decoder.device)
+    keys = noise_keys(0, len(prompts), decoder.device)
     recorder = LogitsRecorder(decoder, [len(row) for row in prompts], len(following[0]), keys)
     with closing(Engine(decoder, parts, recorder)) as engine:
         run = engine.generate(prompts, Settings(len(following[0])), forced=following, cancel=cancel)

@@ -121,15 +121,14 @@ def _kept(scores: Tensor, settings: Settings, slack: float) -> tuple[Tensor, Ten
 class LogitsRecorder:
     """A task that keeps the logits of the first N generated tokens, and lets the recipe choose.
 
-    Where they go is computed on the device from a token's position, so that a replayed graph records as well. Where
-    requests join and leave, the key of a row's noise tells which prompt it has now: `keys` [B] are the prompts' own.
+    Where they go is computed on the device from a token's position, so that a replayed graph records as well. The key
+    of a slot's noise tells which prompt it has now, if any: `keys` [B] are the prompts' own.
     """
 
-    def __init__(self, model: Decoder, lengths: Sequence[int], num_tokens: int, keys: Tensor | None = None) -> None:
+    def __init__(self, model: Decoder, lengths: Sequence[int], num_tokens: int, keys: Tensor) -> None:
         B, V = len(lengths), len(model.head.weight)
         self._num_tokens, self._keys = num_tokens, keys
         self._lengths = torch.tensor(lengths, device=model.device)
-        self._each = torch.arange(B, device=model.device)
         with memory_for(f"the record of logits [{B} x {num_tokens + 1} x {V}]"):
             self._kept = torch.zeros(B, num_tokens + 1, V, device=model.device, dtype=model.dtype)
 
@@ -149,8 +148,6 @@ class LogitsRecorder:
 
     def _rows(self, batch: Batch, sampling: Sampling) -> tuple[Tensor, Tensor]:
         """Which prompt each row of the pass has, and whether it has one."""
-        if self._keys is None:
-            return self._each, batch.count > 0
         owns = (sampling.noise[:, None] == self._keys) & (batch.count > 0)[:, None]
         return owns.int().argmax(1), owns.any(1)
 

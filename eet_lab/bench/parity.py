@@ -171,8 +171,7 @@ class ParityCheck:
                 say(f"{READING}, step {event.index + 1} of {event.num_steps}")
 
         say(f"{READING}, {counted(len(self.rows), 'prompt')}")
-        joins, seed = parts.schedule.max_rows is not None, self.settings.seed
-        keys = noise_keys(seed, len(self.rows), self.model.device) if joins else None
+        keys = noise_keys(self.settings.seed, len(self.rows), self.model.device)
         recorder = LogitsRecorder(self.model, [len(row) for row in self.rows], self.num_checked, keys)
         engine = Engine(self.model, parts, recorder)
         run = engine.generate(self.rows, self.settings, forced=forced, cancel=self.cancel, on_step=on_step)

@@ -57,6 +57,8 @@ class Engine(BaseEngine[Decoder]):
         super().__init__(model, parts)
         self.task = task
         self.cache = new_cache(self.model, self.parts)
+        if self.parts.schedule.max_rows is not None and not self.cache.serves_joins:
+            raise RecipeError("Requests cannot join in a KV cache that grows: add memory_reuse, or leave out max_rows.")
         self.tracer = MetaTracer(self.model, self.parts, task)
         self.staging, self.slot_staging = Staging(self.model.device), Staging(self.model.device)
         self._reserved = 0, 0
@@ -263,15 +265,17 @@ class Engine(BaseEngine[Decoder]):
 
         Only those that a reservation covers are kept beside each other: they share what is reserved.
         """
-        assert schedule.max_rows is not None, "the number of slots"
-        is_covered = schedule.max_rows <= self._reserved[0] and columns <= self._reserved[1]
+        num_slots = schedule.max_rows or len(lengths)
+        is_covered = num_slots <= self._reserved[0] and columns <= self._reserved[1]
         if is_covered:
             columns = self._reserved[1]
-        is_batch, last = self.parts.schedule.max_rows is None, self._slots
+        is_batch, last = schedule.max_rows is None, self._slots
         if not is_batch and last is not None and last.schedule == schedule:
             columns = max(columns, last.capacity)
         shape = self.tracer.request(lengths, settings, columns)
-        key = schedule, columns, settings.sampling(1)[:3], libraries(self.parts.ops.kernels)
+        if is_batch:
+            self.cache.check_room(shape.num_pad, shape.ends)
+        key = schedule, num_slots, columns, settings.sampling(1)[:3], libraries(self.parts.ops.kernels)
         generation = self.memory.generation
         if key not in self._all_slots and (not is_covered or len(self._all_slots) == MOST_SLOTS):
             self._drop_slots()
@@ -281,9 +285,9 @@ class Engine(BaseEngine[Decoder]):
             clock.once(lambda: keep(shape.passes, like=self.model.token_embedding))
         if self.memory.generation != generation:
             self._drop_slots()
-        self._allocating = f"the KV cache [{schedule.max_rows} rows x {columns} columns]"
+        self._allocating = f"the KV cache [{num_slots} rows x {columns} columns]"
         if key not in self._all_slots:
-            self._all_slots[key] = Slots(self, key, schedule, columns, settings)
+            self._all_slots[key] = Slots(self, schedule, num_slots, columns, settings)
         slots = self._slots = self._all_slots[key]
         slots.begin(clock, shape, settings, ran_last=slots is last)
         return slots

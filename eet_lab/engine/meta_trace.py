@@ -58,8 +58,7 @@ class MetaTracer:
         """
         capacity = capacity or max(lengths) + settings.max_new_tokens
         schedule = self._parts.schedule.of_at_most(len(lengths))
-        if self._parts.schedule.max_rows is not None:
-            B = schedule.max_rows or 0
+        if (B := schedule.max_rows) is not None:
             passes = self.mixed(schedule, capacity, settings, schedule.most_tokens(capacity), capacity)
             return RequestShape(passes, [0] * B, [capacity] * B, capacity, capacity)
         pads, counts = schedule.pads(lengths), schedule.first_counts(lengths)

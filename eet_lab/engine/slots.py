@@ -15,7 +15,7 @@ from torch import Tensor
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.stream import PassTokens, StepTokens, open_stream
-from eet_lab.engine.token_buffer import Arrival, RequestSettings, SlotTable
+from eet_lab.engine.token_buffer import Arrival, RequestSettings, SlotTable, num_numbers_of_changes
 from eet_lab.errors import PromptError
 from eet_lab.models.decoder import forward
 from eet_lab.ops.types import Batch, Keys
@@ -55,12 +55,12 @@ class Slots:
     that is on the device already, the pass is a decode step; else it is sent from the host.
     """
 
-    def __init__(self, engine: Engine, key: tuple, schedule: Schedule, capacity: int, settings: Settings) -> None:
+    def __init__(self, engine: Engine, schedule: Schedule, num_slots: int, capacity: int, settings: Settings) -> None:
         """For requests of at most `capacity` tokens. `settings` tell how all of them are drawn, but for the seed."""
-        assert schedule.max_rows is not None, "the number of slots"
-        self._engine, self.key, self.schedule, self.capacity, self.settings = engine, key, schedule, capacity, settings
-        self.num_slots, self.thread = schedule.max_rows, current_thread()
-        self.is_batch = engine.parts.schedule.max_rows is None
+        self._engine, self.schedule, self.capacity, self.settings = engine, schedule, capacity, settings
+        self.num_slots, self.thread = num_slots, current_thread()
+        self.is_batch = schedule.max_rows is None
+        engine.staging.hold(num_numbers_of_changes(num_slots))
         self.table = SlotTable(engine.slot_staging, self.num_slots, capacity)
         self.launch: Any = None
         self._generation = -1
@@ -72,8 +72,6 @@ class Slots:
         `settings` may have another seed and other stop tokens. `ran_last`: no others have used the same memory since.
         """
         engine, cache = self._engine, self._engine.cache
-        if self.is_batch:
-            cache.check_room(shape.num_pad, shape.ends)
         self.settings, self.clock = settings, clock
         self._stream = open_stream(clock, engine.model.device, self.num_slots)
         if self.is_batch or not ran_last:
@@ -121,7 +119,8 @@ class Slots:
         self.check([request])
         self.scheduler.add(request)
         self._unfinished[request] = settings
-        self._added.append(request)
+        if self.is_batch:
+            self._added.append(request)
 
     def check(self, requests: Sequence[Request]) -> None:
         """PromptError for one that is longer than a slot, or than all pages."""
@@ -193,8 +192,11 @@ class Slots:
         return waves * (reads - 1 + max(request.max_new_tokens for request in requests))
 
     def _is_decode(self, rows: Sequence[Row]) -> bool:
-        """Whether each that runs reads one token, which the device knows."""
-        return len(rows) == len(self.scheduler.running) and all(row.count == 1 and row.start for row in rows)
+        """Whether each that runs reads one token, which the device knows; the first pass of a batch is sent."""
+        joined = not self.is_batch
+        return len(rows) == len(self.scheduler.running) and all(
+            row.count == 1 and (row.start or joined) for row in rows
+        )
 
     def _decode_step(self, rows: Sequence[Row]) -> None:
         """Launch the pass that reads one token in every slot."""
@@ -228,9 +230,8 @@ class Slots:
         arrivals = [Arrival.of(row, self._unfinished[row.request]) for row in came]
         for row in came:
             self._owners[row.slot] = row.request
-        if self.is_batch:
-            if arrivals:
-                self.table.fill(arrivals)
+        if self.is_batch and came:
+            self.table.fill(arrivals)
             return []
         left = [slot for slot, owner in enumerate(self._owners) if owner is not None and owner.slot != slot]
         for slot in left:

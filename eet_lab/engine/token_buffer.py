@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.staging import Staging
+from eet_lab.engine.staging import ALIGNED, Staging
 from eet_lab.ops.reference import noise_keys
 from eet_lab.ops.types import TokenBuffer
 from eet_lab.parts.batches import LOGGED
@@ -25,6 +25,11 @@ NO_REQUEST = -1
 
 IDLE = (0, 0, 0, 0, 0, NO_REQUEST, 0)
 """The numbers of an idle slot, in the order of `SlotTable.numbers`."""
+
+
+def num_numbers_of_changes(num_slots: int) -> int:
+    """The numbers that are sent where so many leave at once: a batch that ends needs no more."""
+    return (1 + len(IDLE)) * -(-num_slots // ALIGNED) * ALIGNED
 
 
 class RequestSettings(NamedTuple):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from eet_lab.ops import reference
-from eet_lab.ops.types import NO_EXTRAS, Batch, Empty, Extras, Spec
+from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec
 
 if TYPE_CHECKING:
     from eet_lab.parts.kv_cache import KVCache
@@ -20,8 +20,10 @@ class Bounds:
         self.ops, self.batch, self.cache, self.empty = ops, batch, cache, empty
 
     def __call__(self, layer: int, qkv: Tensor, spec: Spec, extras: Extras = NO_EXTRAS) -> Tensor:
-        kv = None if self.cache is None else self.cache.layer(layer, self.batch)
-        return self.ops.attention(qkv, kv, self.batch, spec, extras)
+        return self.ops.attention(qkv, self._kv(layer), self.batch, spec, extras)
+
+    def _kv(self, layer: int) -> KV | None:
+        return None if self.cache is None else self.cache.layer(layer, self.batch)
 
 
 class DenseMask(Bounds):
@@ -34,5 +36,4 @@ class DenseMask(Bounds):
     def __call__(self, layer: int, qkv: Tensor, spec: Spec, extras: Extras = NO_EXTRAS) -> Tensor:
         if spec not in self._masks:
             self._masks[spec] = reference.dense_mask(self.batch, spec, qkv, empty=self.empty)
-        kv = None if self.cache is None else self.cache.layer(layer, self.batch)
-        return self.ops.masked_attention(qkv, kv, self.batch, spec, extras, mask=self._masks[spec])
+        return self.ops.masked_attention(qkv, self._kv(layer), self.batch, spec, extras, mask=self._masks[spec])

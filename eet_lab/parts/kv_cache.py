@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ class KVCache(ABC):
 
     generation = 0
     """Grows when `open` had to move, and addresses are void that a captured graph may hold."""
+
+    serves_joins: ClassVar[bool] = True
+    """Whether a request may join while others run: what these have stays where it is."""
 
     ledger: Ledger
     """Which columns are whose, since it was opened: what a scheduler asks."""
@@ -97,6 +101,8 @@ class KVCache(ABC):
 class GrowingKV(KVCache):
     """The baseline: lengthened by concatenation, so each step copies all that was there."""
 
+    serves_joins = False
+
     def __init__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor) -> None:
         super().__init__(num_layers, num_heads, head_dim, like)
         self.keys: list[Tensor] = []
@@ -111,8 +117,9 @@ class GrowingKV(KVCache):
     def layer(self, number: int, batch: Batch) -> KV:
         """[B,G,K,D] with K = batch.max_kv; new columns are zero until the attention op writes them."""
         for parts in (self.keys, self.values):
-            parts[number] = self._lengthened(parts[number], batch.max_kv)
-        return self.keys[number], self.values[number]
+            if parts[number].shape[2] < batch.max_kv:  # it may be more, once the longest row has ended
+                parts[number] = self._lengthened(parts[number], batch.max_kv)
+        return self.keys[number][:, :, : batch.max_kv], self.values[number][:, :, : batch.max_kv]
 
     def _lengthened(self, old: Tensor, length: int) -> Tensor:
         self._copied_bytes += old.numel() * old.element_size()

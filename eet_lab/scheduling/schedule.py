@@ -42,8 +42,18 @@ class Schedule:
                 "aligned is True, so the prompts of a group are read in one pass; leave out chunk, budget, joins and "
                 "shortest_first, or aligned."
             )
-        if self.shortest_first and (self.budget or self.joins):
-            raise ScheduleError("shortest_first is True, so a group begins together; leave out budget and joins.")
+        if self.shortest_first and (self.chunk != 1 or self.budget or self.joins):
+            raise ScheduleError(
+                "shortest_first is True, so a group begins together and goes on token by token; set chunk to 1, and "
+                "leave out budget and joins."
+            )
+        if self.max_rows is None and (self.budget or self.joins or (self.chunk or 1) > 1):
+            raise ScheduleError(
+                "max_rows is None, so a batch begins together and its prompts are read whole or token by token; set "
+                "max_rows, or leave out budget, joins and a chunk of more than 1."
+            )
+        if self.max_rows is not None and (self.aligned or self.shortest_first):
+            raise ScheduleError("aligned and shortest_first are for all that come together; leave out max_rows.")
 
     def pads(self, lengths: Sequence[int]) -> list[int]:
         """The columns before each prompt of a group."""
@@ -60,8 +70,8 @@ class Schedule:
         return min(self.budget or MOST, (self.max_rows or MOST_ROWS) * min(self.chunk or MOST, capacity))
 
     def of_at_most(self, num_rows: int) -> Schedule:
-        """The same with no more slots than so many."""
-        return replace(self, max_rows=min(self.max_rows or num_rows, num_rows))
+        """The same with no more slots than so many; itself, where there are as many as come together."""
+        return self if self.max_rows is None else replace(self, max_rows=min(self.max_rows, num_rows))
 
 
 TOKEN_BY_TOKEN = Schedule(chunk=1)

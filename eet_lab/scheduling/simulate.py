@@ -61,7 +61,6 @@ def simulate(
     anything of it is counted. Errors: PromptError for a request that fits no cache.
     """
     requests = tuple(Request((0,) * prompt, new) for prompt, new in lengths)
-    schedule = schedule.of_at_most(len(requests)) if schedule.max_rows is None else schedule
     num_slots = schedule.max_rows or len(requests)
     room = ledger or Slab(num_slots, max(request.full_length for request in requests))
     scheduler, passes = Scheduler(schedule, room, MOST), list[tuple[Row, ...]]()
