@@ -105,10 +105,10 @@ def test_of_two_engines_on_a_gpu_with_room_for_one_the_other_says_who_may_hold_i
     def free(device=None) -> int:
         return total - sum(engine.kv_bytes + engine.activation_bytes for engine in (first, second))
 
-    def opened(num_pad, capacity, original=second.cache.open):
+    def opened(num_pad, capacity, ends, original=second.cache.open):
         if first.kv_bytes:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
-        original(num_pad, capacity)
+        original(num_pad, capacity, ends)
 
     for module in (forecast, engine_settings):
         monkeypatch.setattr(module, "free_bytes_of", free)

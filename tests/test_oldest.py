@@ -22,7 +22,7 @@ MEET = {
     "test_bench_parity.py": "transformers",
     "test_perplexity.py": "transformers",
     "test_engine.py": "variants_of_gpt2",
-    "test_prompts.py": "packed_tokens_equal",
+    "test_batches.py": "packed_tokens_equal",
     "test_families.py": "of_transformers or peer",
     "test_family_checkpoints.py": "to_the_bit or random_weights",
     "test_encoders.py": "of_transformers and baseline or says_the_same or counted",

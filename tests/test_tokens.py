@@ -169,7 +169,7 @@ def test_it_refines_what_the_fused_kernels_replaced():
     before, after = (Recipe.parse(r).parts for r in ("fused_kernels", "fused_kernels,fused_sampling"))
     assert list(replaced(before, after)) == ["ops.embed", "ops.next_token", "ops.advance"]
     assert {"tokens", "sampling"} <= set(after.ops.kernels)
-    assert not {"tokens", "sampling"} & set(before.ops.kernels)
+    assert "sampling" not in before.ops.kernels  # texts are embedded by "tokens", too
     with pytest.raises(RecipeError, match="needs fused_kernels"):
         Recipe.parse("fused_sampling")
 
