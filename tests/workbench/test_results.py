@@ -238,3 +238,11 @@ def test_lanes_of_a_race_show_what_was_generated(recorded: Comparison | Ladder, 
         said = ["".join(text for _, at, text in lane["pieces"] if at == row) for row in range(len(prompts))]
         assert tuple(said) == m.texts if trained else all(re.fullmatch(r"(\d+ )+", text) for text in said)
         assert lane["ends_ms"][-1] == pytest.approx(sum(m.step_ms), abs=0.01)
+
+
+def test_the_bar_and_the_list_name_two_recipes_in_one_order(comparison: Comparison) -> None:
+    """What changed stands first, in both."""
+    other = replace(comparison, baseline=replace(comparison.baseline, recipe="pre_padding"))
+    both = rows.Summary.of(other).recipe
+    assert both.endswith(" against pre_padding") or " against " in both
+    assert answer.about(other).startswith(f"{both} · ")

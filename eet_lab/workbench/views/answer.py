@@ -131,7 +131,7 @@ def about(result: Result) -> str:
     change = next(iter(result.all_changes.values()), None)
     pairs = [counted(change.num_pairs, "pair") if change.num_pairs else "not timed in pairs"] if change else []
     unsteady = ["unsteady machine, see the table"] if any(m.warnings for m in pair) else []
-    return " · ".join([f"{before} against {after}", prompts, *pairs, *unsteady])
+    return " · ".join([f"{after} against {before}", prompts, *pairs, *unsteady])
 
 
 def memory_change(before: int, after: int) -> dict[str, str]:
