@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import layer_norm, rms_norm
@@ -22,7 +22,6 @@ from eet_lab.parts.kv_cache import KVCache
 from eet_lab.parts.trace import Trace, TracedPass
 from eet_lab.scheduling import Schedule
 
-Moved = TypeVar("Moved", bound=Batch)
 META = torch.device("meta")
 
 TELLING = 3
@@ -153,8 +152,3 @@ def new_cache(model: Decoder, parts: Parts) -> KVCache:
 def are_alike(model: Decoder | Encoder) -> bool:
     """Whether all layers have the same shapes and types."""
     return len({tuple((t.shape, t.dtype) for t in tensors(layer)) for layer in model.layers}) <= 1
-
-
-def moved(tree: Moved, device: torch.device) -> Moved:
-    """The same token buffer or batch on another device."""
-    return mapped(tree, lambda tensor: tensor.to(device))

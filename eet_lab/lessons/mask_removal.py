@@ -17,7 +17,6 @@ import torch
 from eet_lab.bench import Change, Comparison
 from eet_lab.bench.timing import took_ms
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.meta_trace import moved
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
 from eet_lab.figures.batch_steps import mask_steps
@@ -26,6 +25,7 @@ from eet_lab.lessons.batch import PROMPTS, SHORT, lengths, rows
 from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.show import Shown, here, in_words, table, there
 from eet_lab.models import Model
+from eet_lab.models.decoder import mapped
 from eet_lab.ops.types import KV, Batch, Extras, fresh
 from eet_lab.parts import Parts
 from eet_lab.parts.attend import Bounds, DenseMask
@@ -100,7 +100,7 @@ class PoisonedKV(StaticKV):
 def attention_ms(model: Model) -> tuple[float, float]:
     """Milliseconds of the first pass's attention, all layers, plain PyTorch: with a mask, and without."""
     config, spec = model.config, model.config.spec
-    batch = moved(left_padded(rows(model)), model.decoder.device)
+    batch = mapped(left_padded(rows(model)), lambda part: part.to(model.decoder.device))
     like = model.decoder.token_embedding
     width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     qkv = torch.randn(len(batch.ids), width, device=like.device, dtype=like.dtype)
