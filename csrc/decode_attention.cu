@@ -66,10 +66,11 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
 
   // Tiles begin at multiples of 16, and warps of all the cluster's blocks take turns: a warp knows its first tile, and
   // requests it, before it knows where the row's pads end, and before the kernel ahead of this one has ended. A window's
-  // tiles begin with that of its first key.
-  const int newest = int(a.columns[int64_t(b) * a.column_stride]), num_pad = min(int(a.num_pad[b]), newest);
+  // tiles begin with that of its first key: it alone waits for the row's column, which it reads by a load of its own.
+  const int64_t* const column = a.columns + int64_t(b) * a.column_stride;
   int next = (warp * cluster + rank) * kTileKeys;
-  if (a.window < a.K) next += max(0, newest + 1 - a.window) & -kTileKeys;
+  if (a.window < a.K) next += max(0, int(*static_cast<const volatile int64_t*>(column)) + 1 - a.window) & -kTileKeys;
+  const int newest = int(*column), num_pad = min(int(a.num_pad[b]), newest);
   // Where column 0 would lie if all columns lay like those of this tile.
   const auto lies = [&](int tile) {
     int64_t at = int64_t(kPaged ? a.pages.page(b, tile) : b) * a.row + int64_t(kv) * a.head;

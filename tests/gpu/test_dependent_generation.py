@@ -14,6 +14,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
+from eet_lab.ops.reference import noise_keys
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe
 from eet_lab.techniques import DependentLaunch
@@ -100,7 +101,7 @@ def test_logits_are_the_same_to_the_bit(model, recipe, batch):
     rows = prompts(*BATCHES[batch])
     found = []
     for parts in both(RECIPES[recipe]):
-        recorder = LogitsRecorder(model, [len(row) for row in rows], 64)
+        recorder = LogitsRecorder(model, [len(row) for row in rows], 64, noise_keys(0, len(rows), model.device))
         Engine(model, parts, recorder).generate(rows, Settings(64))
         found.append(recorder.taken())
     plainly, early = found
