@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from eet_lab.bench import Spread, Workload, benchmark, launches
 from eet_lab.bench import cost as costs
-from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
-from eet_lab.bench.launches import StepLaunches
+from eet_lab.bench.launches import StepLaunches, num_kernels
 from eet_lab.bench.parity import ParityCheck, reference_logits
 from eet_lab.bench.peers import HuggingFace, Timing, huggingface, make, to_hf
 from eet_lab.bench.peers.peer import left_padded

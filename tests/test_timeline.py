@@ -12,8 +12,7 @@ from itertools import pairwise
 import pytest
 from gpu_traces import eager, graphed, of_kind
 
-from eet_lab.bench.calls import Call
-from eet_lab.bench.launches import counting
+from eet_lab.bench.launches import Call, counting
 from eet_lab.bench.timeline import (
     Timeline,
     Timelines,

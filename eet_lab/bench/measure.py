@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from eet_lab.bench.calls import is_launched_by_python, num_kernels
 from eet_lab.bench.cost import step_cost
+from eet_lab.bench.launches import num_kernels
 from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread
 from eet_lab.bench.timing import SHARED, check_repeats, on_host
 from eet_lab.engine.engine import Engine
@@ -147,7 +147,7 @@ class Subject:
 
         A user's own op may fail there, and one that needs a GPU must not be called.
         """
-        if not is_launched_by_python(self.engine.parts):
+        if self.engine.parts.is_captured:
             return 1
         if self._model.device == "cuda" and not self._is_ours:
             return "only our own techniques are counted"

@@ -102,7 +102,7 @@ class Cost:
     ceiling_gb_per_s: Positive | None
     floor_ms: Ms | None
     gb_per_s: Amount | None  # achieved: step_bytes over the measured time per token
-    launches_per_token: Positive | None  # told without the device (`bench.calls`), by up to a fifth too few in PyTorch
+    launches_per_token: Positive | None  # told without the device (`launches`): PyTorch may have a fifth more
 
     @property
     def step_bytes(self) -> int:

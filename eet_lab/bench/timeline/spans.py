@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from eet_lab.bench.calls import Call, num_launches
+from eet_lab.bench.launches import Call, num_launches
 
 Lane = Literal["host", "device"]
 Kind = Literal["op", "call", "launch", "wait", "memory", "own kernel", "gemm", "torch kernel", "copy", "other kernel"]
@@ -92,7 +92,7 @@ def covered_us(spans: Iterable[Span]) -> float:
 
 
 def with_bytes(spans: Sequence[Span], calls: Sequence[Call]) -> tuple[Span, ...]:
-    """The same spans with the bytes of their ops; `calls` are those of the step, in order (`bench.calls.decode_calls`).
+    """The same spans with the bytes of their ops; `calls` are those of the step, in order (`decode_calls`).
 
     An op's bytes are a kernel's where it is the only one. Where names or numbers differ, nothing is known.
     """
