@@ -1,4 +1,4 @@
-"""benchmark: our recipes beside their peers on one workload, in one process, interleaved."""
+"""benchmark: our recipes beside their peers on one workload, in one process, timed in turn."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.providers import OURS, PeerProvider, Provider, RecipeProvider, named
 from eet_lab.bench.rows import Row, taken
 from eet_lab.bench.tables import perplexities
-from eet_lab.bench.timing import Tally
+from eet_lab.bench.timing import Rounds, Series, Tally
 from eet_lab.bench.workloads import Requests, Texts, Workload
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError
@@ -44,7 +44,7 @@ def benchmark(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Time each recipe (if "eet_lab" is among the providers) and each peer, A, B, ..., A, B, ..., on random prompts.
+    """Time each recipe (if "eet_lab" is among the providers) and each peer, A B, B A, A B, ..., on random prompts.
 
     `workload` may be its name, and must be one of `model`; `recipes` are one or several, each as `as_recipe` takes it.
     Returns a row for each, and remarks: which peers could not run and why, which recipes do not fit into memory, and
@@ -144,9 +144,11 @@ def _timed(
         providers: list[Provider] = [*ours, *(PeerProvider(peer, model, rows) for peer in made)]
         try:
             ready, failed = _prepared(providers, check, tally, cancel)
-            runs = timing.interleaved({each.name: each.time for each in ready}, repeats, tally, cancel)
+            series = [Series(each.name, each.time) for each in ready]
+            timing.in_turn(series, Rounds(repeats), tally, cancel)
             shared = {"workload": str(workload), "dtype": model.dtype}
-            found = [taken(model.device, **shared, **each.figures(runs[each.name])) for each in ready]
+            timed = zip(ready, series, strict=True)
+            found = [taken(model.device, **shared, **each.figures(its.runs)) for each, its in timed]
         finally:
             for each in providers:
                 each.close()

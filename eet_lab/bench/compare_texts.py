@@ -22,11 +22,12 @@ from eet_lab.bench.timing import (
     PAIR_BUDGET_S,
     SHARED,
     Rounds,
+    Series,
     Tally,
     check,
     check_budget,
     check_repeats,
-    counterbalanced,
+    in_turn,
     median_run,
 )
 from eet_lab.bench.workloads import Texts, default_prompts
@@ -78,15 +79,8 @@ def compare_texts(
         rounds = Rounds(repeats, budget_s, lambda: pair.changes().values())
         tally = Tally(3 + 2 * rounds.expected, progress)
         pair.check(tally)
-        for number in rounds:
-            tally.expect(3 + 2 * rounds.expected)
-            if number and on_partial is not None:
-                on_partial(pair.comparison())
-            for side in counterbalanced(sides, number):
-                tally.say(f"timing {side.recipe}, pair {number + 1}")
-                side.runs.append(side.read())
-                tally.finish()
-        tally.expect(3 + 2 * len(sides[0].runs))
+        tell = None if on_partial is None else lambda: on_partial(pair.comparison())
+        in_turn([side.timed for side in sides], rounds, tally, cancel, on_round=tell)
         tally.say("done")
         return pair.comparison()
 
@@ -95,7 +89,7 @@ class _Side:
     """One recipe of a comparison: its engine and its runs."""
 
     def __init__(self, model: Model, recipe: Recipe, rows: Rows, batching: Batching, cancel: Cancel | None) -> None:
-        self.recipe, self.runs = recipe, list[Read]()
+        self.recipe, self.timed = recipe, Series(str(recipe), self.read)
         self._model, self._rows, self._batching, self._cancel = model, rows, batching, cancel
         self._engine = EncoderEngine(model.encoder, recipe.parts)
         self.first: Read | None = None
@@ -109,7 +103,8 @@ class _Side:
         """What its runs say; a run counts as one step, whose tokens are those that were read."""
         assert self.first is not None, "what is timed has been warmed up"
         num_tokens = sum(map(len, self._rows))
-        middle = median_run(self.runs, lambda run: run.total_s)
+        runs = self.timed.runs
+        middle = median_run(runs, lambda run: run.total_s)
         activations = middle.activation_bytes if middle.peak_bytes is None else middle.peak_bytes
         weights = self._model.encoder.weight_bytes
         memory = {"weights": weights, "kv": 0, "kv_growth": 0, "activations": activations, "workspace": 0}
@@ -118,8 +113,8 @@ class _Side:
             title=" + ".join(t.title for t in self.recipe) or "Baseline",
             ttft_ms=None,
             tpot_ms=None,
-            total_ms=Spread.of([run.total_s * 1e3 for run in self.runs]),
-            tokens_per_s=Spread.of([num_tokens / run.total_s for run in self.runs]),
+            total_ms=Spread.of([run.total_s * 1e3 for run in runs]),
+            tokens_per_s=Spread.of([num_tokens / run.total_s for run in runs]),
             step_ms=(round(middle.total_s * 1e3, 4),),
             step_tokens=(num_tokens,),
             memory=memory | {"peak": weights + activations},
@@ -129,8 +124,8 @@ class _Side:
             joules_per_token=None,
             tokens=tuple(map(tuple, self._rows)),
             texts=tuple(map(self._model.decode, self._rows)),
-            repeats=len(self.runs),
-            warnings=(SHARED,) * any(run.was_disturbed for run in self.runs),
+            repeats=len(runs),
+            warnings=(SHARED,) * any(run.was_disturbed for run in runs),
         )
 
     def close(self) -> None:
@@ -179,7 +174,7 @@ class _TextPair:
 
     def changes(self) -> dict[str, Change]:
         """What the pairs of runs say of the time and of the throughput."""
-        before, after = ([run.total_s * 1e3 for run in side.runs] for side in self._sides)
+        before, after = ([run.total_s * 1e3 for run in side.timed.runs] for side in self._sides)
         num_tokens = sum(map(len, self._rows)) * 1e3
         rate, other = ([num_tokens / ms for ms in series] for series in (before, after))
         found = {"total_ms": Change.of(before, after), "tokens_per_s": Change.of(rate, other, more_is_better=True)}

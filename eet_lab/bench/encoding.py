@@ -20,7 +20,7 @@ from eet_lab.bench.measured import Spread
 from eet_lab.bench.peers.huggingface import encoder_to_hf
 from eet_lab.bench.providers import OURS, named
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.timing import Tally
+from eet_lab.bench.timing import Rounds, Series, Tally
 from eet_lab.bench.workloads import Texts
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.tasks import MEAN
@@ -68,7 +68,7 @@ def encode_all(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Encode all texts with each recipe and peer interleaved, `repeats` times, after a run of each that warms up.
+    """Encode all texts with each recipe and peer in turn, `repeats` times, after a run of each that warms up.
 
     `batch_tokens` is what a pass of ours reads. The vectors of some texts are held against those of the baseline in
     fp32, within an error budget that the baseline's own error sets. Returns rows and remarks.
@@ -81,20 +81,20 @@ def encode_all(
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
     rows, encoder = texts.prompts(model.config.vocab_size), model.encoder
     budget = ErrorBudget(encoder, rows)
-    runs_of: dict[str, Callable[[], Read]] = {}
+    series: list[Series[Read]] = []
     with ExitStack() as open_engines:
         for recipe in chosen:
             engine = open_engines.enter_context(closing(EncoderEngine(encoder, recipe.parts)))
-            runs_of[str(recipe)] = partial(encoded, engine, rows, Batching(batch_tokens), cancel)
+            series.append(Series(str(recipe), partial(encoded, engine, rows, Batching(batch_tokens), cancel)))
         peers = [name for name in providers if name != OURS]
         hf = encoder_to_hf(encoder) if peers else None
         for name in peers:
-            runs_of[name] = partial(encoded_by_hf, hf, rows, name == SORTED)
-        tally = Tally((1 + repeats) * len(runs_of), progress)
-        timing.interleaved(runs_of, 1, tally, cancel, "warming up")
-        runs = timing.interleaved(runs_of, repeats, tally, cancel)
+            series.append(Series(name, partial(encoded_by_hf, hf, rows, name == SORTED)))
+        tally = Tally((1 + repeats) * len(series), progress)
+        timing.warmed_up(series, tally, cancel)
+        timing.in_turn(series, Rounds(repeats), tally, cancel)
     total = sum(map(len, rows))
-    return [_row(texts, name, model, total, each, budget) for name, each in runs.items()], remarks
+    return [_row(texts, each.name, model, total, each.runs, budget) for each in series], remarks
 
 
 def encoded(

@@ -7,7 +7,7 @@ seed 0, 512 new tokens for each, all there at once, in process.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from statistics import quantiles
@@ -20,7 +20,7 @@ from eet_lab.bench.parity import parity
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.providers import OURS, named
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.timing import Tally
+from eet_lab.bench.timing import Rounds, Series, Tally
 from eet_lab.bench.workloads import Requests
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -68,7 +68,7 @@ def serve_all(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Serve all requests with each recipe and peer interleaved, `repeats` times, after a run of each that warms up.
+    """Serve all requests with each recipe and peer in turn, `repeats` times, after a run of each that warms up.
 
     A row tells of the run with the median throughput. What our recipes say is checked on a sample before; a peer's
     tokens are compared with ours. Returns rows and remarks. Errors: RecipeError for a recipe without continuous
@@ -80,20 +80,20 @@ def serve_all(
     providers = named(providers, (OURS, HF), "requests")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
     prompts, settings = requests.prompts(model.config.vocab_size), Settings(requests.new_tokens)
-    runs_of: dict[str, Callable[[], ServingRun]] = {}
+    series: list[Series[ServingRun]] = []
     with ExitStack() as open_engines:
         for recipe in chosen:
             engine = open_engines.enter_context(closing(_ready(model, recipe, prompts, settings)))
-            runs_of[str(recipe)] = partial(served, engine, prompts, settings, cancel)
+            series.append(Series(str(recipe), partial(served, engine, prompts, settings, cancel)))
         if HF in providers:
-            runs_of[HF] = partial(served_by_hf, to_hf(model.decoder), prompts, settings)
-        tally = Tally((1 + repeats) * len(runs_of), progress)
-        timing.interleaved(runs_of, 1, tally, cancel, "warming up")
-        runs = timing.interleaved(runs_of, repeats, tally, cancel)
-    rows, first = [], next(iter(runs.values()))[0]
-    for name, all_runs in runs.items():
-        run = timing.median_run(all_runs, lambda run: run.tok_s)
-        rows.append(_row(requests, "" if name == HF else name, name, model, run, first.tokens == run.tokens))
+            series.append(Series(HF, partial(served_by_hf, to_hf(model.decoder), prompts, settings)))
+        tally = Tally((1 + repeats) * len(series), progress)
+        timing.warmed_up(series, tally, cancel)
+        timing.in_turn(series, Rounds(repeats), tally, cancel)
+    said, rows = series[0].runs[0].tokens, []
+    for each in series:
+        run = timing.median_run(each.runs, lambda run: run.tok_s)
+        rows.append(_row(requests, each.name, model, run, said == run.tokens))
     return rows, remarks
 
 
@@ -142,12 +142,12 @@ def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Setting
     return ServingRun(total_s, [t[0] for t in times], [t[-1] for t in times], [o.generated_tokens for o in outputs])
 
 
-def _row(requests: Requests, recipe: str, name: str, model: Model, run: ServingRun, same: bool) -> Row:
+def _row(requests: Requests, name: str, model: Model, run: ServingRun, same: bool) -> Row:
     return taken(
         model.device,
         workload=str(requests),
         provider=HF if name == HF else OURS,
-        recipe=recipe,
+        recipe="" if name == HF else name,
         dtype=model.dtype,
         ttft_ms=Spread.of(run.first_ms),
         tpot_ms=Spread.of(run.tpot_ms),

@@ -1,4 +1,4 @@
-"""benchmark_op: one op at one size, ours beside others, in one process, interleaved."""
+"""benchmark_op: one op at one size, ours beside others, in one process, timed in turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from eet_lab.bench.ops.providers import PROVIDERS, names_for
 from eet_lab.bench.ops.workload import OpWorkload
 from eet_lab.bench.providers import OURS
 from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.timing import SHARED, Tally, Timed
+from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, Timed
 from eet_lab.devices import checked_device, kind_of, present
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models.load import checked_dtype
@@ -49,7 +49,7 @@ def benchmark_op(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Time an op by each provider (none named: all that do this op), A, B, ..., A, B, ..., in regions of 100 ms.
+    """Time an op by each provider (none named: all that do this op), A B, B A, ..., in regions of 100 ms.
 
     Returns a row for each, its time in `total_ms`, and remarks: who is left out and why. Each output is checked first.
     Errors: PromptError, ModelError (device, dtype), OutOfMemory, Cancelled.
@@ -80,9 +80,11 @@ def _benchmarked(
     tally = Tally(2 + len(names) * (1 + repeats), progress)
     with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
         entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
-        runs = timing.interleaved({entry.name: entry.time for entry in entries}, repeats, tally, cancel)
+        series = [Series(entry.name, entry.time) for entry in entries]
+        timing.in_turn(series, Rounds(repeats), tally, cancel)
         shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")}
-        rows = [taken(where, **shared, **entry.figures(runs[entry.name], size)) for entry in entries]
+        timed = zip(entries, series, strict=True)
+        rows = [taken(where, **shared, **entry.figures(its.runs, size)) for entry, its in timed]
         disturbed = [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
         return rows, [*absent, *remarks, *disturbed, *_doubts(rows, workload, where, num_copies, size)]
 
