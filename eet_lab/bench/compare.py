@@ -8,15 +8,15 @@ from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
-from eet_lab.bench.compare_texts import compare_texts
-from eet_lab.bench.job import RunInputs
+from eet_lab.bench.encoding import compare_texts
+from eet_lab.bench.held_out import held_out_perplexity
 from eet_lab.bench.measure import OnStep, Subject, TimedRun
 from eet_lab.bench.measured import TIMES, Measurement, Parity, Perplexity
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import ParityCheck
-from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.results import Comparison
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, in_turn
+from eet_lab.bench.workloads import RunInputs
 from eet_lab.engine.engine import Engine
 from eet_lab.models import Model
 from eet_lab.models.encoder import Encoder

@@ -8,14 +8,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from eet_lab.bench.cost import NUM_BYTES
-from eet_lab.bench.logits import PeakBytes, reference_logits
-from eet_lab.bench.parity import num_checked
-from eet_lab.bench.perplexity import BATCH, CHUNK, WINDOW, Scorer, why_not
+from eet_lab.bench.held_out import BATCH, CHUNK, WINDOW, Scorer, why_not
+from eet_lab.bench.parity import num_checked, reference_logits
 from eet_lab.bench.workloads import Workload
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
@@ -32,7 +34,7 @@ from eet_lab.technique import Recipe
 from eet_lab.words import sized
 
 if TYPE_CHECKING:
-    from eet_lab.bench.ops.workload import OpWorkload
+    from eet_lab.bench.op_workloads import OpWorkload
 
 FLOAT_BYTES = 4
 
@@ -128,6 +130,30 @@ def parity_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) -> 
         reference = reference_logits(model, rows, tokens, N)
     row = 3 * reference[0].nbytes  # widened, subtracted, and its absolute values
     return ParityBytes(B * (N + 1) * V * model.dtype.itemsize, alive.peak, reference.nbytes, row)
+
+
+class PeakBytes(TorchDispatchMode):
+    """While it is entered: the most bytes at once of all storages that operators have made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and _storage(leaf) not in given:
+                storage = leaf.untyped_storage()
+                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(num_bytes for _, num_bytes in self._alive.values()))
+        return result
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _text_bytes(engine: Engine) -> int:

@@ -9,14 +9,14 @@ from itertools import pairwise
 from typing import Any
 
 from eet_lab.bench.compare import changes
-from eet_lab.bench.job import RunInputs
+from eet_lab.bench.held_out import held_out_perplexity
 from eet_lab.bench.measure import Subject, TimedRun
 from eet_lab.bench.measured import Measurement, Parity, Perplexity, Spread
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import ParityCheck
-from eet_lab.bench.perplexity import held_out_perplexity
 from eet_lab.bench.results import Ladder, Rung
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, in_turn
+from eet_lab.bench.workloads import RunInputs
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device

@@ -12,9 +12,14 @@ from typing import Any
 
 from eet_lab.bench.codec import decode, encode, parse
 from eet_lab.bench.environment import device_name, versions
-from eet_lab.bench.measured import Spread
-from eet_lab.errors import ResultError
+from eet_lab.bench.measured import Parity, Spread
+from eet_lab.errors import PromptError, ResultError, did_you_mean
+from eet_lab.models import Config
+from eet_lab.technique import Recipe, Technique
+from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.words import brief
+
+OURS = "eet_lab"
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,49 @@ class Row:
     @property
     def name(self) -> str:
         """Who ran: our recipe, or the provider."""
-        return self.recipe if self.provider == "eet_lab" and self.recipe else self.provider
+        return self.recipe if self.provider == OURS and self.recipe else self.provider
 
     @property
     def share_of_ceiling(self) -> float | None:
         """The floor over what a step, or the op, took: 1 is the rate of a streaming read. None where one is missing."""
         took = self.total_ms if self.is_op else self.tpot_ms
         return self.floor_ms / took.p50 if self.floor_ms and took else None
+
+
+def named(providers: Sequence[str] | str, known: Sequence[str], what: str = "", beside: str = "") -> list[str]:
+    """The providers, one or several, by their names; PromptError for what is none of `known`.
+
+    The error says `what` they provide, and what there is `beside` those that are known.
+    """
+    names = [providers] if isinstance(providers, str) else list(providers)
+    for name in names:
+        if name not in known:
+            of, told = f" of {what}" if what else "", ", ".join(known) + beside
+            raise PromptError(f"There is no provider {name!r}{of}.{did_you_mean(name, known)} Known ones: {told}.")
+    return names
+
+
+def distinct(
+    recipes: RecipeLike | Sequence[RecipeLike], device: str, config: Config | None = None
+) -> tuple[list[Recipe], list[str]]:
+    """Each recipe once, and a remark on those that are the same in other words. Errors: those of `as_recipe`."""
+    given = [recipes] if isinstance(recipes, (str, Recipe, Technique)) else recipes
+    words: dict[Recipe, list[str]] = {}
+    for each in given:
+        words.setdefault(as_recipe(each, device, config), []).append(repr(str(each)))
+    remarks = [
+        f"{recipe} was given {len(said)} times, as {' and '.join(said)}: it is timed once."
+        for recipe, said in words.items()
+        if len(said) > 1
+    ]
+    return list(words), remarks
+
+
+def equality(same: Parity) -> str:
+    """What a row says of the check: "passed", how far a lossy recipe is off, or why it did not pass."""
+    if same.verdict == "lossy":
+        return f"lossy: logits off by {brief(same.max_error or 0.0, 2)}, stated bound {brief(same.budget, 2)}"
+    return "passed" if same.verdict != "different" else same.explanation
 
 
 RUN = uuid.uuid4().hex[:12]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 
+from eet_lab.bench.environment import environment
+from eet_lab.bench.timing import check_repeats
+from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError
 from eet_lab.models import Model
 from eet_lab.naming import Form
+from eet_lab.texts import Prompts, as_rows
 
 OP, SERVE, ENCODE, ACCURACY = "op:", "serve:", "encode:", "accuracy:"
 """How workloads of a single op, of requests to a server, of texts for an encoder, and of accuracy begin."""
@@ -58,6 +63,7 @@ class Named:
     """What workloads share: sizes that are checked, and a name; `str` and `parse` are inverse."""
 
     kind: ClassVar[Kind]
+    model: str
 
     def __post_init__(self) -> None:
         _, num, low, high, *_ = astuple(self)
@@ -82,6 +88,21 @@ class Named:
             raise PromptError(f"{text!r} is no {what}. Write {form}, for example {example}.")
         return cls(**given | {"high": given["high"] or given["low"]})  # one length is both ends of the range
 
+    @classmethod
+    def of(cls, given: Self | str, model: Model) -> Self:
+        """The workload that is given, or named; PromptError where its name, or the model in it, is another.
+
+        A row would tell a lie of another model. A live one came without a name, so that it goes by any.
+        """
+        workload = cls.parse(given) if isinstance(given, str) else given
+        wanted, names = workload.model, (model.name, model.label, Path(model.name).name)
+        if model.kind != "live" and wanted not in names and Path(wanted).resolve().name != model.name:
+            raise PromptError(
+                f"{workload} is a workload of {wanted!r}, but the model is {model.name!r}. Load that model, or name "
+                f"{replace(workload, model=model.name)}."
+            )
+        return workload
+
     def __str__(self) -> str:
         low, high = (getattr(self, name) for name in ("low", "high"))
         return self.kind.form.write(vars(self) | {"high": high if high > low else None})
@@ -96,7 +117,6 @@ class Workload(Named):
 
     kind = _kind("workload", "b<batch rows>" + SPAN + NEW, "gpt2-xl/b8/p16-512/n128")
 
-    model: str
     batch: int
     low: int
     high: int
@@ -137,7 +157,6 @@ class Requests(Drawn):
         SERVE,
     )
 
-    model: str
     requests: int
     low: int
     high: int
@@ -156,7 +175,6 @@ class Stream(Drawn):
 
     kind = _kind("stream", "r<requests requests>" + RANGE + NEW, "gpt2-xl/r200/p1-960/n16")
 
-    model: str
     requests: int
     low: int
     high: int
@@ -173,7 +191,6 @@ class Texts(Drawn):
     kind = _kind("workload of texts", "t<texts texts>" + SPAN, "bert-base/t2048/p5-500", ENCODE)
     first_token = FIRST_TOKEN
 
-    model: str
     texts: int
     low: int
     high: int
@@ -195,3 +212,35 @@ def default_prompts(model: Model) -> list[str | list[int]]:
     if model.tokenizer is not None:
         return list(DEMO_PROMPTS)
     return list(Workload(model.name, 8, 2, 30, 1).prompts(model.config.vocab_size))
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """A model, its prompts as token ids, and how to generate."""
+
+    model: Model
+    rows: list[list[int]]
+    settings: Settings
+
+    @classmethod
+    def of(cls, model: Model, prompts: Prompts | None, repeats: int | None, settings: dict[str, Any]) -> RunInputs:
+        """The inputs from what the user gave (no prompts: the default ones); PromptError for what cannot run."""
+        check_repeats(repeats)
+        chosen = Settings.of(**settings)
+        encoded = as_rows(model, default_prompts(model) if prompts is None else prompts)
+        return cls(model, checked_prompts(encoded, chosen.max_new_tokens, model.config), chosen)
+
+    @property
+    def workload(self) -> str:
+        return describe(self.model.name, self.rows, self.settings.max_new_tokens)
+
+    def described(self) -> dict[str, Any]:
+        """The fields that every result begins with."""
+        settings = asdict(self.settings)
+        return {
+            "environment": environment(self.model),
+            "workload": self.workload,
+            "prompts": tuple(map(self.model.decode, self.rows)),
+            "prompt_lengths": tuple(map(len, self.rows)),
+            "settings": settings | {"stop": list(settings["stop"])},
+        }

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Benchmark and print; 130 when stopped."""
-    from eet_lab.bench.ops.workload import TIMED_CASES
+    from eet_lab.bench.op_workloads import TIMED_CASES
     from eet_lab.bench.rows import append
     from eet_lab.bench.timing import check_repeats
     from eet_lab.bench.workloads import ACCURACY, ENCODE, OP, SERVE
@@ -170,7 +170,7 @@ def _encode(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Fou
 
 
 def _accuracy(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.accuracy import measure_accuracy
+    from eet_lab.bench.held_out import measure_accuracy
     from eet_lab.bench.workloads import ACCURACY, Workload
     from eet_lab.commands.bench_tables import accuracy_table
 
@@ -182,7 +182,8 @@ def _accuracy(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> F
 
 
 def _ops(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.ops import OpWorkload, benchmark_op
+    from eet_lab.bench.op_workloads import OpWorkload
+    from eet_lab.bench.ops import benchmark_op
     from eet_lab.commands.bench_tables import op_tables
 
     if args.recipe:

@@ -81,7 +81,7 @@ def loaded(args: argparse.Namespace):  # type: ignore[no-untyped-def]
 
     ResultError where a trace is wanted and there are no timelines.
     """
-    from eet_lab.bench.files import content_of, read_result
+    from eet_lab.bench.results import content_of, read_result
     from eet_lab.bench.timeline import timelines_of
 
     result, beside = read_result(content_of(args.load), str(args.load))
@@ -96,7 +96,7 @@ def loaded(args: argparse.Namespace):  # type: ignore[no-untyped-def]
 def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The comparison or the ladder that the options ask for, and its timelines where a trace is wanted."""
     from eet_lab.bench import compare, ladder
-    from eet_lab.bench.timeline import timelines
+    from eet_lab.bench.timeline_steps import timelines
     from eet_lab.bench.timing import check_repeats
     from eet_lab.progress import Clock
 

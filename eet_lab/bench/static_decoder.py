@@ -6,21 +6,17 @@ Source of the idea: gpt-fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eet_lab.bench.launches import STEPS, StepLaunches, counting
-from eet_lab.bench.peers.peer import Peer, Rows, Timing, left_padded
-from eet_lab.bench.timing import Stopwatch
-from eet_lab.engine.settings import Settings
-from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
-from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Norm
+
+Rows = Sequence[Sequence[int]]
 
 ACTS = {"gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "gelu": F.gelu, "relu": F.relu, "silu": F.silu}
 GATED = {"swiglu": "silu", "geglu": "gelu_tanh"}
@@ -105,96 +101,6 @@ class StaticDecoder:
         return seen[:, None]
 
 
-class TorchGraphs(Peer):
-    """`StaticDecoder` with its step captured, as PyTorch runs it."""
-
-    name = "torch-cuda-graphs"
-
-    def __init__(self, model: Decoder, rows: Rows, settings: Settings) -> None:
-        super().__init__(model.device, model.weight_bytes)
-        self._model, self._rows, self._num_tokens = model, rows, settings.max_new_tokens
-        self._batch: StaticDecoder | None = None
-        self._graph = torch.cuda.CUDAGraph()
-
-    @staticmethod
-    def unavailable(device: str, config: Config | None = None) -> str | None:
-        """Why it cannot run on that device, or None."""
-        return None if device == "cuda" else "CUDA graphs need an NVIDIA GPU"
-
-    @memory_for("the KV cache of plain PyTorch")
-    @torch.inference_mode()
-    def _warm_up(self) -> Timing:
-        self._batch = batch = StaticDecoder(self._model, self._rows, self._num_tokens)
-        step = self._step_of(batch)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries make their workspaces at the first call, which can't be captured
-            batch.prefill()
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(self._graph):
-            step()
-        return self.time()
-
-    @memory_for("the prefill of plain PyTorch")
-    @torch.inference_mode()
-    def time(self) -> Timing:
-        batch = self._captured()
-        clock = Stopwatch(self._device.type)
-        batch.receive(self._rows)
-        batch.prefill()
-        clock.mark()
-        for _ in range(self._num_tokens - 1):
-            self._graph.replay()
-        clock.mark()
-        tokens = batch.tokens[:, batch.width - 1 :][:, : self._num_tokens].cpu()
-        clock.mark()
-        return Timing.of(clock.read_ms(), tokens)
-
-    @torch.inference_mode()
-    def launches(self) -> StepLaunches | None:
-        """The mean of 8 replays; None for runs of fewer."""
-        if self._num_tokens <= STEPS:
-            return None
-        self._captured().prefill()
-        with counting("cuda") as counter:
-            counter.start()
-            for _ in range(STEPS):
-                self._graph.replay()
-            return counter.stop().per_step()
-
-    def close(self) -> None:
-        self._batch = None
-        self._graph.reset()
-
-    def _step_of(self, batch: StaticDecoder) -> Callable[[], None]:
-        """What is captured."""
-        return batch.step
-
-    def _captured(self) -> StaticDecoder:
-        if self._batch is None:
-            raise RuntimeError("call prepare() first: it captures the step")
-        return self._batch
-
-
-class TorchCompile(TorchGraphs):
-    """The same, its step compiled before it is captured: what gpt-fast measures."""
-
-    name = "torch-compile"
-
-    def close(self) -> None:
-        super().close()
-        torch.compiler.reset()  # what was compiled holds the weights
-
-    def _step_of(self, batch: StaticDecoder) -> Callable[[], None]:
-        return compiled(batch)
-
-
-def compiled(batch: StaticDecoder, **how: Any) -> Callable[[], None]:
-    """A batch's step, compiled as one graph; the first call takes a minute for a large model."""
-    return torch.compile(batch.step, fullgraph=True, **(how or {"options": {"coordinate_descent_tuning": True}}))
-
-
 def _attention(
     q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool, scale: float | None
 ) -> Tensor:
@@ -233,3 +139,14 @@ def _norm(x: Tensor, w: Norm) -> Tensor:
     if w.bias is None:
         return F.rms_norm(x, x.shape[-1:], w.weight, w.eps)
     return F.layer_norm(x, x.shape[-1:], w.weight, w.bias, w.eps)
+
+
+def left_padded(rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [B,S] and attention mask [B,S]. Timed with every run, so laid out as quickly as our own prompts are."""
+    lengths = np.array([len(row) for row in rows])
+    longest = lengths.max()
+    ids = np.zeros((len(rows), longest), np.int64)
+    for to, row in zip(ids, rows, strict=True):
+        to[longest - len(row) :] = row
+    attended = np.arange(longest) >= longest - lengths[:, None]
+    return torch.from_numpy(ids).to(device), torch.from_numpy(attended.astype(np.int64)).to(device)
