@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 from eet_lab.bench.encoding import compare_texts
 from eet_lab.bench.held_out import held_out_perplexity
 from eet_lab.bench.measure import OnStep, Subject, TimedRun
-from eet_lab.bench.measured import TIMES, Measurement, Parity, Perplexity
+from eet_lab.bench.measured import Measurement, Parity, Perplexity
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import ParityCheck
-from eet_lab.bench.results import Comparison
+from eet_lab.bench.results import Comparison, changes
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, in_turn
 from eet_lab.bench.workloads import RunInputs
 from eet_lab.engine.engine import Engine
@@ -32,21 +32,18 @@ OnPhase = Callable[[str, str], None]
 """Called with a phase ("warm-up", "check", "watched", "measured") and the recipe that it is about."""
 
 
-def for_encoders(of_texts: Callable[..., Any]) -> Callable[[Work], Work]:
-    """A decorator: a model that is an encoder goes to `of_texts`."""
+def or_texts(work: Work) -> Work:
+    """A decorator: where the model is an encoder, texts are compared, with what was given and no defaults."""
 
-    def decorator(work: Work) -> Work:
-        @wraps(work)
-        def chosen(model: Any, *args: Any, **keywords: Any) -> Any:
-            is_encoder = isinstance(getattr(model, "network", None), Encoder)
-            return (of_texts if is_encoder else work)(model, *args, **keywords)
+    @wraps(work)
+    def chosen(model: Any, *args: Any, **keywords: Any) -> Any:
+        is_encoder = isinstance(getattr(model, "network", None), Encoder)
+        return (compare_texts if is_encoder else work)(model, *args, **keywords)
 
-        return cast(Work, chosen)
-
-    return decorator
+    return cast(Work, chosen)
 
 
-@for_encoders(compare_texts)
+@or_texts
 @on_its_device
 def compare(
     model: Model,
@@ -157,7 +154,7 @@ class _Pair:
 
     def changes(self) -> dict[str, Change]:
         """What the pairs that there are say of every time."""
-        return changes(*(each.runs for each in self._timed))
+        return changes(*([run.generation for run in each.runs] for each in self._timed))
 
     def comparison(self, costed: bool = True) -> Comparison:
         """The result of the pairs that there are; `costed` once nothing is timed any more."""
@@ -186,15 +183,6 @@ class _Pair:
     def _enter(self, phase: str, about: str, message: str) -> None:
         self._tally.say(message)
         self._on_phase(phase, about)
-
-
-def changes(befores: Sequence[TimedRun], afters: Sequence[TimedRun]) -> dict[str, Change]:
-    """What the runs of each round say of every time, by its name in a `Measurement`."""
-    found = {}
-    for metric in TIMES:
-        before, after = ([metric.read(run.generation) for run in runs] for runs in (befores, afters))
-        found[metric.key] = Change.of(before, after, metric.more_is_better)
-    return {key: change for key, change in found.items() if change is not None}
 
 
 def _cost_percent(watched: Measurement | None, measured: Measurement) -> float | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -19,27 +20,18 @@ from torch import Tensor
 
 from eet_lab.bench import timing
 from eet_lab.bench.environment import environment
-from eet_lab.bench.measured import Measurement, Parity, Spread
+from eet_lab.bench.measure import as_measurement
+from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Spread
 from eet_lab.bench.paired import Change
 from eet_lab.bench.peers import encoder_to_hf
-from eet_lab.bench.results import Comparison
-from eet_lab.bench.rows import OURS, Row, distinct, named, taken
-from eet_lab.bench.timing import (
-    PAIR_BUDGET_S,
-    SHARED,
-    Rounds,
-    Series,
-    Tally,
-    check,
-    check_budget,
-    check_repeats,
-    in_turn,
-    median_run,
-)
+from eet_lab.bench.results import Comparison, changes
+from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
+from eet_lab.bench.timing import PAIR_BUDGET_S, SHARED, Rounds, Series, Tally, check_budget, check_repeats, in_turn
 from eet_lab.bench.workloads import Texts, default_prompts
 from eet_lab.encoding import Texts as GivenTexts
 from eet_lab.encoding import as_texts
 from eet_lab.engine.encode import EncoderEngine, readable
+from eet_lab.engine.settings import Settings
 from eet_lab.engine.tasks import MEAN
 from eet_lab.errors import PromptError
 from eet_lab.models import Model
@@ -54,6 +46,8 @@ from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.words import plain
 
+Rows = Sequence[Sequence[int]]
+
 HF, SORTED = "hf-sdpa", "hf-sdpa-sorted"
 """transformers, padded: batches in order of arrival, and of texts that were sorted by their length before."""
 PEER_BATCH = 128
@@ -63,16 +57,35 @@ CHECKED = 16
 
 
 class Read(NamedTuple):
-    """One run: seconds in all, the vectors [N,C] on the host, and the most bytes beyond what was there before.
+    """One run over `rows`: seconds in all, the vectors [N,C] on the host, and the most bytes beyond those before it.
 
-    `activation_bytes` are those that an engine of ours asked for; 0 for others.
+    `activation_bytes` are those that an engine of ours asked for; 0 for others. As a `TimedTokens` it is one step.
     """
 
+    rows: Rows
     total_s: float
     vectors: Tensor
     peak_bytes: int | None
     activation_bytes: int
     was_disturbed: bool
+    ttft_ms: None = None
+    tpot_ms: None = None
+
+    @property
+    def total_ms(self) -> float:
+        return self.total_s * 1e3
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(map(len, self.rows)) / self.total_s
+
+    @property
+    def step_ms(self) -> tuple[float, ...]:
+        return (self.total_ms,)
+
+    @property
+    def tokens(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(tuple, self.rows))
 
 
 @on_its_encoders_device
@@ -93,7 +106,7 @@ def encode_all(
     fp32, within an error budget that the baseline's own error sets. Returns rows and remarks.
     Errors: RecipeError, PromptError, ModelError, OutOfMemory, Cancelled.
     """
-    timing.check_repeats(repeats)
+    check_repeats(repeats)
     texts = Texts.of(texts, model)
     providers = named(providers, (OURS, HF, SORTED), "texts")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
@@ -110,24 +123,21 @@ def encode_all(
             series.append(Series(name, partial(encoded_by_hf, hf, rows, name == SORTED)))
         tally = Tally((1 + repeats) * len(series), progress)
         timing.warmed_up(series, tally, cancel)
-        timing.in_turn(series, Rounds(repeats), tally, cancel)
-    total = sum(map(len, rows))
-    return [_row(texts, each.name, model, total, each.runs, budget) for each in series], remarks
+        in_turn(series, Rounds(repeats), tally, cancel)
+    return [_row(texts, each, model, budget) for each in series], remarks
 
 
-def encoded(
-    engine: EncoderEngine, rows: Sequence[Sequence[int]], batching: Batching, cancel: Cancel | None = None
-) -> Read:
+def encoded(engine: EncoderEngine, rows: Rows, batching: Batching, cancel: Cancel | None = None) -> Read:
     """All texts by an engine of ours."""
 
     def work() -> tuple[Tensor, int]:
         run = engine.read([Text(row) for row in rows], MEAN, batching, cancel=cancel)
         return cast(Tensor, run.values), run.activation_bytes
 
-    return _timed(work, engine.model.device, engine.memory.held_bytes)
+    return _timed(rows, work, engine.model.device, engine.memory.held_bytes)
 
 
-def encoded_by_hf(model: Any, rows: Sequence[Sequence[int]], is_sorted: bool) -> Read:
+def encoded_by_hf(model: Any, rows: Rows, is_sorted: bool) -> Read:
     """The same by transformers: padded on the right, a batch after the other."""
 
     @memory_for("a buffer of transformers")
@@ -146,10 +156,10 @@ def encoded_by_hf(model: Any, rows: Sequence[Sequence[int]], is_sorted: bool) ->
             vectors[numbers] = mean.float().cpu()
         return vectors, 0
 
-    return _timed(work, model.device)
+    return _timed(rows, work, model.device)
 
 
-def _timed(work: Callable[[], tuple[Tensor, int]], device: torch.device, held_bytes: int = 0) -> Read:
+def _timed(rows: Rows, work: Callable[[], tuple[Tensor, int]], device: torch.device, held_bytes: int = 0) -> Read:
     """A run that ends with its vectors on the host, so that all of the GPU's work is in its time.
 
     `held_bytes`: what an earlier run left allocated, which counts for this one too.
@@ -160,7 +170,7 @@ def _timed(work: Callable[[], tuple[Tensor, int]], device: torch.device, held_by
         torch.cuda.reset_peak_memory_stats(device)
     run = timing.on_host(work)
     peak = None if before is None else torch.cuda.max_memory_allocated(device) - before
-    return Read(run.seconds, run.value[0], peak, run.value[1], device.type == "cpu" and run.was_disturbed)
+    return Read(rows, run.seconds, run.value[0], peak, run.value[1], device.type == "cpu" and run.was_disturbed)
 
 
 class ErrorBudget:
@@ -169,7 +179,7 @@ class ErrorBudget:
     For an fp32 model these are the same, and what remains is rounding in another order.
     """
 
-    def __init__(self, encoder: Encoder, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, encoder: Encoder, rows: Rows) -> None:
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
         self._numbers = sorted({*order[: CHECKED // 2], *order[-CHECKED // 2 :]})
         some = [rows[number] for number in self._numbers]
@@ -188,28 +198,23 @@ class ErrorBudget:
         return float((vectors[self._numbers] - self._precise).abs().max())
 
 
-def _plain(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:
+def _plain(encoder: Encoder, rows: Rows) -> Tensor:
     with closing(EncoderEngine(encoder, Parts())) as engine:
         return cast(Tensor, engine.read([Text(row) for row in rows], MEAN).values)
 
 
-def _row(texts: Texts, name: str, model: Model, num_tokens: int, runs: Sequence[Read], budget: ErrorBudget) -> Row:
-    is_peer = name in (HF, SORTED)
-    middle = timing.median_run(runs, lambda run: run.total_s)
+def _row(texts: Texts, series: Series[Read], model: Model, budget: ErrorBudget) -> Row:
+    middle = timing.median_run(series.runs, lambda run: run.total_s)
     return taken(
         model.device,
         workload=str(texts),
-        provider=name if is_peer else OURS,
-        recipe="" if is_peer else name,
+        **credited(series.name, (HF, SORTED)),
         dtype=model.dtype,
-        total_ms=Spread.of([run.total_s * 1e3 for run in runs]),
+        total_ms=Spread.of([run.total_ms for run in series.runs]),
         peak_bytes=middle.peak_bytes,
         equality=budget.verdict(middle.vectors),
-        tok_s=num_tokens / middle.total_s,
+        tok_s=middle.tokens_per_s,
     )
-
-
-Rows = Sequence[Sequence[int]]
 
 
 @on_its_encoders_device
@@ -262,37 +267,21 @@ class _Side:
 
     def read(self) -> Read:
         """One run over all texts."""
-        check(self._cancel)
         return encoded(self._engine, self._rows, self._batching, self._cancel)
 
     def measurement(self) -> Measurement:
         """What its runs say; a run counts as one step, whose tokens are those that were read."""
         assert self.first is not None, "what is timed has been warmed up"
-        num_tokens = sum(map(len, self._rows))
-        runs = self.timed.runs
-        middle = median_run(runs, lambda run: run.total_s)
+        num_tokens, runs = sum(map(len, self._rows)), self.timed.runs
+        middle = timing.median_run(runs, lambda run: run.total_s)
         activations = middle.activation_bytes if middle.peak_bytes is None else middle.peak_bytes
         weights = self._model.encoder.weight_bytes
-        memory = {"weights": weights, "kv": 0, "kv_growth": 0, "activations": activations, "workspace": 0}
-        return Measurement(
-            recipe=str(self.recipe),
-            title=" + ".join(t.title for t in self.recipe) or "Baseline",
-            ttft_ms=None,
-            tpot_ms=None,
-            total_ms=Spread.of([run.total_s * 1e3 for run in runs]),
-            tokens_per_s=Spread.of([num_tokens / run.total_s for run in runs]),
-            step_ms=(round(middle.total_s * 1e3, 4),),
-            step_tokens=(num_tokens,),
-            memory=memory | {"peak": weights + activations},
-            memory_source="planned" if middle.peak_bytes is None else "measured",
-            prepare_s=round(self.first.total_s, 4),
-            captures=0,
-            joules_per_token=None,
-            tokens=tuple(map(tuple, self._rows)),
-            texts=tuple(map(self._model.decode, self._rows)),
-            repeats=len(runs),
-            warnings=(SHARED,) * any(run.was_disturbed for run in runs),
-        )
+        memory = dict.fromkeys(MEMORY_KEYS, 0) | {"weights": weights, "activations": activations}
+        found = as_measurement(
+            self._model, self.recipe, Settings(), [(run, (num_tokens,)) for run in runs],
+            memory | {"peak": weights + activations}, prepare_s=self.first.total_s, captures=0,
+        )  # fmt: skip
+        return replace(found, warnings=(SHARED,) * any(run.was_disturbed for run in runs))
 
     def close(self) -> None:
         """Give the memory back to the device."""
@@ -340,11 +329,7 @@ class _TextPair:
 
     def changes(self) -> dict[str, Change]:
         """What the pairs of runs say of the time and of the throughput."""
-        before, after = ([run.total_s * 1e3 for run in side.timed.runs] for side in self._sides)
-        num_tokens = sum(map(len, self._rows)) * 1e3
-        rate, other = ([num_tokens / ms for ms in series] for series in (before, after))
-        found = {"total_ms": Change.of(before, after), "tokens_per_s": Change.of(rate, other, more_is_better=True)}
-        return {key: change for key, change in found.items() if change is not None}
+        return changes(*(side.timed.runs for side in self._sides))
 
     def comparison(self) -> Comparison:
         """The result of the pairs that there are."""

@@ -21,7 +21,7 @@ from eet_lab.bench.parity import num_checked, reference_logits
 from eet_lab.bench.workloads import Workload
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.forecast import LIBRARY_BYTES, Forecast, Forecaster, Peak
+from eet_lab.engine.forecast import Forecast, Forecaster, Peak, workspace_bytes
 from eet_lab.engine.meta_trace import META, MetaTracer
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory
@@ -74,7 +74,7 @@ def forecast_compare(model: Model, lengths: Sequence[int], recipe: Recipe, setti
     return CompareForecast(
         engine_bytes=sum(weights.values()) + sum(peak.kv + peak.activations for peak in (before, after)),
         check_bytes=check,
-        workspace_bytes=_workspace_bytes(model.decoder.device),
+        workspace_bytes=workspace_bytes(model.decoder.device),
     )
 
 
@@ -209,7 +209,7 @@ def check_fit(
         raise OutOfMemory(f"{workload} cannot be timed. {' '.join(remarks)}")
     weights = num_bytes([t for each in (baseline, *fitting) for t in tensors(each.engine.model)])
     check = parity_bytes(outline, workload.lengths, settings)
-    needed = weights + _workspace_bytes(there) + benchmark_peak(baseline, fitting, check)
+    needed = weights + workspace_bytes(there) + benchmark_peak(baseline, fitting, check)
     free += _held_bytes(model, [each.recipe for each in fitting])
     if needed > free:
         names = ", ".join(str(each.recipe) for each in fitting) or "its baseline"
@@ -233,11 +233,6 @@ def _held_bytes(model: Decoder, recipes: Sequence[Recipe]) -> int:
     return 0 if model.device.type == "meta" else num_bytes([t for change in changes for t in change.held(model)])
 
 
-def _workspace_bytes(device: torch.device) -> int:
-    """What cuBLAS keeps on a GPU."""
-    return 0 if device.type == "cpu" else LIBRARY_BYTES
-
-
 def _fit_of(
     outline: Decoder, recipe: Recipe, lengths: Sequence[int], settings: Settings, device: torch.device, free: int
 ) -> RecipeFit | Forecast:
@@ -245,7 +240,7 @@ def _fit_of(
     engine = Engine(outline, recipe.parts)
     forecaster = Forecaster(engine.tracer, engine.parts, settings)
     peak = forecaster.peak(lengths)
-    if engine.model.weight_bytes + _workspace_bytes(device) + sum(peak) > free:
+    if engine.model.weight_bytes + workspace_bytes(device) + sum(peak) > free:
         return forecaster.forecast(lengths, device, free)
     changed = bool(recipe.parts.weights)
     return RecipeFit(recipe, engine, peak, parity_bytes(engine.model, lengths, settings).precise if changed else 0)
@@ -281,15 +276,10 @@ def check_op_fit(workload: OpWorkload, device: str, dtype: torch.dtype, num_copi
     numbers = workload.shape.held_bytes(1)
     host, copies = numbers * (DRAWN_BYTES + dtype.itemsize), 2 * num_copies * numbers * dtype.itemsize
     if device == "cpu":
-        _check(workload, "this machine", host + copies + 2 * numbers * EXACT_BYTES, free_bytes_of(torch.device("cpu")))
-    else:
-        _check(workload, "this machine", host, free_bytes_of(torch.device("cpu")))
-        _check(workload, "the GPU", copies, torch.cuda.mem_get_info()[0])
-
-
-def _check(workload: OpWorkload, where: str, needed: int, free: int) -> None:
-    if needed > free:
-        raise OutOfMemory(
-            f"{workload} needs about {needed / GIB:,.1f} GiB, but {where} has {free / GIB:,.1f} GiB free. "
-            "Give smaller sizes, or half precision."
-        )
+        host, copies = host + copies + 2 * numbers * EXACT_BYTES, 0
+    for where, kind, needed in (("this machine", "cpu", host), ("the GPU", device, copies)):
+        if needed > (free := free_bytes_of(torch.device(kind))):
+            raise OutOfMemory(
+                f"{workload} needs about {needed / GIB:,.1f} GiB, but {where} has {free / GIB:,.1f} GiB free. "
+                "Give smaller sizes, or half precision."
+            )

@@ -23,8 +23,8 @@ from eet_lab.bench import timing
 from eet_lab.bench.measured import Perplexity
 from eet_lab.bench.parity import recorded, reference_logits
 from eet_lab.bench.peers import to_hf
-from eet_lab.bench.rows import OURS, Row, distinct, named, taken
-from eet_lab.bench.workloads import ACCURACY, Workload
+from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
+from eet_lab.bench.workloads import ACCURACY, HeldOut, Workload
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import Cancelled, ModelError, PromptError
@@ -191,7 +191,7 @@ class Pieces(NamedTuple):
     following: list[list[int]]
 
     @classmethod
-    def of(cls, model: Model, workload: Workload) -> Pieces:
+    def of(cls, model: Model, workload: HeldOut) -> Pieces:
         """Evenly spaced pieces of the held-out text. Errors: ModelError for a model that knows no text; PromptError."""
         if why := why_not(model):
             raise ModelError(f"There is no accuracy to tell: {why}.")
@@ -223,7 +223,7 @@ def measure_accuracy(
     The baseline is measured in any case, since it sets the bound, to which what fp32 itself may lose is added. Returns
     rows and remarks. Errors: ModelError for random weights; RecipeError, PromptError, OutOfMemory, Cancelled.
     """
-    workload = Workload.of(workload.removeprefix(ACCURACY) if isinstance(workload, str) else workload, model)
+    workload = HeldOut.of(ACCURACY + str(workload).strip().removeprefix(ACCURACY), model)
     providers = named(providers, (OURS, HF), "accuracy")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
     pieces, decoder = Pieces.of(model, workload), model.decoder
@@ -272,13 +272,12 @@ def distance(precise: Tensor, got: Tensor, following: Sequence[Sequence[int]]) -
     return Distance(max(kl / num_tokens, 0.0), nll / num_tokens)
 
 
-def _row(workload: Workload, name: str, model: Model, found: Distance, bound: float) -> Row:
+def _row(workload: HeldOut, name: str, model: Model, found: Distance, bound: float) -> Row:
     is_within = found.kl <= bound  # NaN is not
     return taken(
         model.device,
-        workload=ACCURACY + str(workload),
-        provider=HF if name == HF else OURS,
-        recipe="" if name == HF else name,
+        workload=str(workload),
+        **credited(name, (HF,)),
         dtype=model.dtype,
         equality="passed" if is_within else f"KL {plain(found.kl)}, its bound is {plain(bound)}",
         kl=found.kl,

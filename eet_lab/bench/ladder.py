@@ -8,13 +8,12 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from eet_lab.bench.compare import changes
 from eet_lab.bench.held_out import held_out_perplexity
 from eet_lab.bench.measure import Subject, TimedRun
 from eet_lab.bench.measured import Measurement, Parity, Perplexity, Spread
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import ParityCheck
-from eet_lab.bench.results import Ladder, Rung
+from eet_lab.bench.results import Ladder, Rung, changes
 from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, in_turn
 from eet_lab.bench.workloads import RunInputs
 from eet_lab.errors import Cancelled
@@ -170,7 +169,7 @@ class _Climb:
 
     def own_times(self) -> list[Change]:
         """Every time of each rung, as `compare` asks for pairs by every time of its two recipes."""
-        return [change for a, b in self._neighbours() for change in changes(*self._paired(a, b)).values()]
+        return [change for a, b in self._neighbours() for change in self._changes(a, b).values()]
 
     def result(self, partial: bool, costed: bool = True) -> Ladder:
         """The rungs whose recipes have been timed."""
@@ -185,7 +184,7 @@ class _Climb:
             if str(self._full) in timed and str(recipe) in timed:
                 left_out.append(self._rung(name, along, recipe, self._full, timed))
         first, last = self.entries[str(Recipe())], self.entries[str(self._full)]
-        whole = changes(*self._paired(first, last)) if len(climbed) > 1 else {}
+        whole = self._changes(first, last) if len(climbed) > 1 else {}
         return Ladder(
             **self._described,
             recipe=str(self._full),
@@ -207,10 +206,10 @@ class _Climb:
         return [(self.entries[a], self.entries[b]) for a, b in names]
 
     @staticmethod
-    def _paired(before: _Entry, after: _Entry) -> tuple[list[TimedRun], list[TimedRun]]:
-        """The runs of those rounds in which both ran: each begins with the first round, and leaves none out."""
+    def _changes(before: _Entry, after: _Entry) -> dict[str, Change]:
+        """What those rounds say in which both ran: each begins with the first, and leaves none out."""
         num = min(len(before.timed.runs), len(after.timed.runs))
-        return before.timed.runs[:num], after.timed.runs[:num]
+        return changes(*([run.generation for run in each.timed.runs[:num]] for each in (before, after)))
 
     def _rung(
         self, name: str, along: tuple[str, ...], recipe: Recipe, against: Recipe | None, timed: dict[str, Measurement]
@@ -221,7 +220,7 @@ class _Climb:
         if against is None:
             return Rung(name, title, along, measurement, parity)
         before = timed[str(against)]
-        found = changes(*self._paired(self.entries[str(against)], own))
+        found = self._changes(self.entries[str(against)], own)
         return Rung(
             name,
             title,

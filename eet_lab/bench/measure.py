@@ -14,7 +14,7 @@ import torch
 
 from eet_lab.bench.cost import step_cost
 from eet_lab.bench.launches import num_kernels
-from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread
+from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread, TimedTokens
 from eet_lab.bench.results import Run
 from eet_lab.bench.timing import SHARED, check_repeats, on_host
 from eet_lab.bench.workloads import RunInputs
@@ -194,7 +194,7 @@ def as_measurement(
     model: Model,
     recipe: Recipe,
     settings: Settings,
-    runs: Sequence[tuple[Generation, tuple[int, ...]]],
+    runs: Sequence[tuple[TimedTokens, tuple[int, ...]]],
     memory: Mapping[str, int],
     *,
     prepare_s: float,

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from eet_lab.bench.codec import (
     Amount,
@@ -157,6 +157,23 @@ class Measurement:
     warnings: Many[Text] = ()
     cost: Cost | None = None
     perplexity: Perplexity | None = None
+
+
+class TimedTokens(Protocol):
+    """What every run tells, of a decoder as of an encoder: when tokens came or were read; None for what it has not."""
+
+    @property
+    def ttft_ms(self) -> float | None: ...
+    @property
+    def tpot_ms(self) -> float | None: ...
+    @property
+    def total_ms(self) -> float: ...
+    @property
+    def tokens_per_s(self) -> float: ...
+    @property
+    def step_ms(self) -> Sequence[float]: ...
+    @property
+    def tokens(self) -> tuple[tuple[int, ...], ...]: ...
 
 
 @dataclass(frozen=True)

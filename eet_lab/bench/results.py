@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,18 @@ from eet_lab.bench.codec import (
     shown,
 )
 from eet_lab.bench.environment import placed
-from eet_lab.bench.measured import MEMORY_KEYS, TIMES, Environment, Measurement, Parity, Recording, Spread
+from eet_lab.bench.measured import (
+    MEMORY_KEYS,
+    TIMES,
+    Environment,
+    Measurement,
+    Metric,
+    Parity,
+    Recording,
+    Spread,
+    TimedTokens,
+    p50,
+)
 from eet_lab.bench.paired import Change
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
@@ -191,13 +202,22 @@ class Ladder(Result):
         return f"Ladder({self.workload!r}, {self.recipe!r}, {rungs})"
 
 
+def changes(befores: Sequence[TimedTokens], afters: Sequence[TimedTokens]) -> dict[str, Change]:
+    """What the runs of each round say of every time, by its name in a `Measurement`."""
+    return _known(
+        lambda metric: Change.of([*map(metric.read, befores)], [*map(metric.read, afters)], metric.more_is_better)
+    )
+
+
 def unpaired(before: Measurement, after: Measurement) -> dict[str, Change]:
     """What medians say, without an interval, of runs that were not paired."""
-    found = {}
-    for metric in TIMES:
-        a, b = metric.read(before), metric.read(after)
-        found[metric.key] = Change.unpaired(a and a.p50, b and b.p50, metric.more_is_better)
-    return {key: change for key, change in found.items() if change is not None}
+    return _known(
+        lambda metric: Change.unpaired(p50(metric.read(before)), p50(metric.read(after)), metric.more_is_better)
+    )
+
+
+def _known(change: Callable[[Metric], Change | None]) -> dict[str, Change]:
+    return {metric.key: found for metric in TIMES if (found := change(metric)) is not None}
 
 
 KINDS: dict[str, type[Run | Comparison | Ladder]] = {"run": Run, "comparison": Comparison, "ladder": Ladder}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +113,11 @@ def distinct(
         if len(said) > 1
     ]
     return list(words), remarks
+
+
+def credited(name: str, peers: Collection[str]) -> dict[str, str]:
+    """The provider and the recipe of a row: one of the `peers`, or ours with the recipe of that name."""
+    return {"provider": name, "recipe": ""} if name in peers else {"provider": OURS, "recipe": name}
 
 
 def equality(same: Parity) -> str:
@@ -236,45 +241,42 @@ def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
 
 def _model_cells(row: Row) -> list[str]:
     ttft, tpot, total = map(_median, (row.ttft_ms, row.tpot_ms, row.total_ms))
-    peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
-    return [ttft, tpot, digits(row.predicted_ms), percent(row.share_of_ceiling), total, peak]
+    return [ttft, tpot, digits(row.predicted_ms), percent(row.share_of_ceiling), total, _gib(row)]
 
 
 def _throughput_cells(row: Row) -> list[str]:
     """Of requests or texts that are all there at once."""
     waits = ((row.percentiles or {}).get(name, {}).get("p50") for name in ("ttft_ms", "tpot_ms"))
-    peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
-    return [digits(row.tok_s), *map(digits, waits), _median(row.total_ms), peak]
+    return [digits(row.tok_s), *map(digits, waits), _median(row.total_ms), _gib(row)]
 
 
 def _stream_cells(row: Row) -> list[str]:
     """Of requests one after the other: what they allocated, and how much was held at most."""
-    counts = ["–" if count is None else f"{count}" for count in (row.driver_allocations, row.step_allocations)]
+    counts = (digits(count, str) for count in (row.driver_allocations, row.step_allocations))
     over = row.activation_bytes and row.lower_bound_bytes and row.activation_bytes / row.lower_bound_bytes
-    held = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
-    return [_median(row.total_ms), *counts, digits(over or None), held]
+    return [_median(row.total_ms), *counts, digits(over or None), _gib(row)]
 
 
 def _op_cells(row: Row) -> list[str]:
-    took = _median(row.total_ms, 1e3)
-    rate = "–" if row.gb_per_s is None else f"{row.gb_per_s:.0f}"
-    return [took, rate, percent(row.share_of_ceiling)]
+    return [_median(row.total_ms, 1e3), digits(row.gb_per_s, "{:.0f}".format), percent(row.share_of_ceiling)]
+
+
+def _gib(row: Row) -> str:
+    return digits(row.peak_bytes, lambda num_bytes: f"{num_bytes / 2**30:.2f}")
 
 
 def _median(spread: Spread | None, scale: float = 1) -> str:
     return digits(None if spread is None else spread.p50 * scale)
 
 
-def digits(value: float | None) -> str:
-    """Three digits, or a dash for what is missing."""
-    if value is None:
-        return "–"
-    return brief(value)
+def digits(value: float | None, form: Callable[[float], str] = brief) -> str:
+    """Three digits, or another form; a dash for what is missing."""
+    return "–" if value is None else form(value)
 
 
 def percent(share: float | None) -> str:
     """A share of 1 in whole percents, or a dash."""
-    return "–" if share is None else f"{share:.0%}".removesuffix("%")
+    return digits(share, lambda share: f"{share:.0%}".removesuffix("%"))
 
 
 def _total(row: Row) -> float:

@@ -23,7 +23,7 @@ from eet_lab.bench.measure import allocated_afresh
 from eet_lab.bench.measured import Parity, Spread
 from eet_lab.bench.parity import ParityCheck, parity
 from eet_lab.bench.peers import to_hf
-from eet_lab.bench.rows import OURS, Row, distinct, equality, named, taken
+from eet_lab.bench.rows import OURS, Row, credited, distinct, equality, named, taken
 from eet_lab.bench.timing import Rounds, Series, Tally, on_host
 from eet_lab.bench.workloads import Requests, Stream
 from eet_lab.engine.engine import Engine
@@ -150,8 +150,7 @@ def _row(requests: Requests, name: str, model: Model, run: ServingRun, same: boo
     return taken(
         model.device,
         workload=str(requests),
-        provider=HF if name == HF else OURS,
-        recipe="" if name == HF else name,
+        **credited(name, (HF,)),
         dtype=model.dtype,
         ttft_ms=Spread.of(run.first_ms),
         tpot_ms=Spread.of(run.tpot_ms),

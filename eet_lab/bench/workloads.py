@@ -1,4 +1,4 @@
-"""Workloads: what is run, under names such as `gpt2-xl/b8/p16-512/n128`; those of single ops are in `ops.workload`."""
+"""Workloads: what is run, under names such as `gpt2-xl/b8/p16-512/n128`; `op_workloads` has those of single ops."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
 
 from eet_lab.bench.environment import environment
+from eet_lab.bench.op_workloads import OP, TIMED_CASES, OpWorkload, evenly_spaced
 from eet_lab.bench.timing import check_repeats
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError
@@ -16,8 +17,8 @@ from eet_lab.models import Model
 from eet_lab.naming import Form
 from eet_lab.texts import Prompts, as_rows
 
-OP, SERVE, ENCODE, ACCURACY = "op:", "serve:", "encode:", "accuracy:"
-"""How workloads of a single op, of requests to a server, of texts for an encoder, and of accuracy begin."""
+SERVE, ENCODE, ACCURACY = "serve:", "encode:", "accuracy:"
+"""How workloads of requests to a server, of texts for an encoder, and of accuracy begin."""
 
 FIRST_TOKEN = 5
 """The first ordinary token id: lower ones are special in RoBERTa, and transformers counts positions from its pads."""
@@ -133,6 +134,13 @@ class Workload(Named):
         return [[draw.randrange(vocab_size) for _ in range(length)] for length in self.lengths]
 
 
+@dataclass(frozen=True)
+class HeldOut(Workload):
+    """The same of pieces of held-out text, all of one length, and of the tokens that follow each of them."""
+
+    kind = _kind("workload of held-out text", "b<batch rows>" + SPAN + NEW, "demo/b16/p64/n64", ACCURACY)
+
+
 class Drawn(Named):
     """A workload whose prompts have random lengths."""
 
@@ -196,9 +204,19 @@ class Texts(Drawn):
     high: int
 
 
-def evenly_spaced(low: int, high: int, num: int) -> tuple[int, ...]:
-    """`num` lengths from `low` to `high`, both among them."""
-    return tuple(round(low + (high - low) * i / max(num - 1, 1)) for i in range(num))
+KINDS: dict[str, type[Named]] = {SERVE: Requests, ENCODE: Texts, ACCURACY: HeldOut}
+"""Workloads whose names begin with a word; one without is a `Workload`."""
+
+
+def parse(text: str) -> tuple[Named | OpWorkload, ...]:
+    """What a name that can be timed stands for: one workload, or all sizes of `op:<case>`; PromptError for no such."""
+    text = text.strip()
+    if text.startswith(OP):
+        return OpWorkload.parse(text)
+    if text.partition("/")[0] in {case.name for case in TIMED_CASES}:
+        raise PromptError(f"{text!r} names an op. Did you mean '{OP}{text}'?")
+    kind = next((kind for word, kind in KINDS.items() if text.startswith(word)), Workload)
+    return (kind.parse(text),)
 
 
 def describe(name: str, rows: Sequence[Sequence[int]], new_tokens: int) -> str:
