@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bench_results import comparison, damage, ladder, run
 
-from eet_lab.bench import load_result, results
+from eet_lab.bench import codec, load_result, results
 from eet_lab.bench.paired import Change
 from eet_lab.bench.results import read_result
 from eet_lab.cli import main
@@ -246,7 +246,7 @@ def test_pipes_devices_and_folders_are_not_read(tmp_path):
     link.symlink_to(comparison().save(tmp_path / "r.json"))
     assert load_result(link) == comparison()
     with pytest.raises(ResultError, match="is a link"):
-        results.content_of(link, follow_links=False)
+        codec.content_of(link, follow_links=False)
 
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202eevil"

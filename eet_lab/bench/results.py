@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +22,7 @@ from eet_lab.bench.codec import (
     Some,
     Text,
     Unknown,
+    content_of,
     decode,
     encode,
     parse,
@@ -45,7 +44,7 @@ from eet_lab.bench.measured import (
 from eet_lab.bench.paired import Change
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
-from eet_lab.words import sized, visible
+from eet_lab.words import visible
 
 SCHEMA = 1
 """The version of the file format; raised when an older reader would misread a newer file."""
@@ -222,10 +221,6 @@ def _known(change: Callable[[Metric], Change | None]) -> dict[str, Change]:
 
 KINDS: dict[str, type[Run | Comparison | Ladder]] = {"run": Run, "comparison": Comparison, "ladder": Ladder}
 
-MOST_BYTES = 32 * 2**20
-"""The largest file. A ladder of GPT-2 XL takes 0.3 MB. JSON of many small objects takes twenty times that in memory."""
-
-
 SHORTEST_MS = 1e-6
 """No clock tells less of a step that took any time; an axis of logarithms has to end somewhere."""
 
@@ -233,33 +228,6 @@ SHORTEST_MS = 1e-6
 def load_result(path: str | Path) -> Run | Comparison | Ladder:
     """A Run, Comparison or Ladder from its file; ResultError, naming what is wrong, where it is damaged or foreign."""
     return read_result(content_of(path), str(path))[0]
-
-
-def content_of(path: str | Path, follow_links: bool = True) -> bytes:
-    """A regular file's bytes; ResultError for what cannot be read, is larger than `MOST_BYTES`, or is no such file.
-
-    What may wait for ever, or never end, such as a pipe or a device, is not read.
-    """
-    name = visible(str(path))
-    links = 0 if follow_links else os.O_NOFOLLOW
-    try:
-        if not follow_links and os.path.islink(path):
-            raise ResultError(f"{name} is a link, and only regular files are read. Copy the file that it points to.")
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ResultError(f"{name} is not a regular file, and only those are read. Give a saved result.")
-            content = file.read(MOST_BYTES + 1) if status.st_size <= MOST_BYTES else b""
-    except IsADirectoryError as error:
-        raise ResultError(f"{name} is not a regular file, but a folder. Give a saved result.") from error
-    except OSError as error:
-        raise ResultError(f"{name} cannot be read: {error.strerror}.") from error
-    if max(status.st_size, len(content)) > MOST_BYTES:
-        raise ResultError(
-            f"{name} has {sized(max(status.st_size, len(content)))}, but a saved result has at most "
-            f"{sized(MOST_BYTES)}. Measure fewer prompts or tokens, and save it again."
-        )
-    return content
 
 
 def read_result(content: bytes, called: str) -> tuple[Run | Comparison | Ladder, dict[str, Any]]:
