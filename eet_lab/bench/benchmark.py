@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, NamedTuple, Protocol
-
-import torch
 
 from eet_lab.bench import peers, timing
 from eet_lab.bench.cost import expansion_ms, predicted_ms, step_cost
@@ -114,7 +113,8 @@ def _timed(
         made, absent = peers.make(others, model.decoder, rows, settings)
         providers: list[Provider] = [*ours, *(PeerProvider(peer, model, rows) for peer in made)]
         try:
-            ready, failed = _prepared(providers, check, tally, cancel)
+            makers = {each.name: partial(_prepared, each, check, tally) for each in providers}
+            ready, failed = timing.ready(makers, [each.name for each in ours], tally, cancel)
             series = [Series(each.name, each.time) for each in ready]
             timing.in_turn(series, Rounds(repeats), tally, cancel)
             shared = {"workload": str(workload), "dtype": model.dtype}
@@ -125,6 +125,11 @@ def _timed(
                 each.close()
     doubts = dict.fromkeys(f"{each.name}: {warning}" for each in ours for warning in each.warnings)
     return found, [*timing.split(absent)[1], *failed], list(doubts)
+
+
+def _prepared(provider: Provider, check: ParityCheck, tally: Tally) -> Provider:
+    provider.prepare(check, tally.building)
+    return provider
 
 
 def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Cancel | None) -> list[str]:
@@ -144,26 +149,6 @@ def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Canc
         except Exception as problem:  # noqa: BLE001  a user's own op may raise anything
             told.append(f"{recipe}: perplexity is not told. {problem}")
     return told
-
-
-def _prepared(
-    providers: Sequence[Provider], check: ParityCheck, tally: Tally, cancel: Cancel | None
-) -> tuple[list[Provider], list[str]]:
-    """Those that are ready, and why the others are not. Ours raise; a peer that fails is left out."""
-    ready, failed = [], []
-    for each in providers:
-        timing.check(cancel)
-        tally.say(f"preparing {each.name}")
-        try:
-            each.prepare(check, tally.building)
-            ready.append(each)
-        except Exception as error:
-            if not isinstance(each, PeerProvider):
-                raise
-            failed.append(timing.failed(each.name, error))
-            torch._dynamo.reset()
-        tally.finish()
-    return ready, failed
 
 
 class Provider(Protocol):

@@ -121,9 +121,7 @@ def encode_all(
         hf = encoder_to_hf(encoder) if peers else None
         for name in peers:
             series.append(Series(name, partial(encoded_by_hf, hf, rows, name == SORTED)))
-        tally = Tally((1 + repeats) * len(series), progress)
-        timing.warmed_up(series, tally, cancel)
-        in_turn(series, Rounds(repeats), tally, cancel)
+        timing.after_warm_up(series, repeats, progress, cancel)
     return [_row(texts, each, model, budget) for each in series], remarks
 
 

@@ -24,6 +24,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
 from eet_lab.bench.rows import OURS
+from eet_lab.bench.static_decoder import ACTS
+from eet_lab.bench.static_decoder import norm as torch_norm
+from eet_lab.bench.timing import LeftOut
 from eet_lab.errors import first_line
 from eet_lab.ops import cuda, native, reference
 from eet_lab.ops.cases import Case
@@ -32,17 +35,13 @@ from eet_lab.ops.int8_cases import Int8Shape
 from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.row_cases import NormShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
-from eet_lab.ops.types import Norm, fresh
+from eet_lab.ops.types import fresh
 
 if TYPE_CHECKING:
     pass
 
 
 Inputs = tuple[Any, ...]
-
-
-class LeftOut(Exception):
-    """A provider that cannot take these sizes; says why."""
 
 
 class Prepared(NamedTuple):
@@ -207,14 +206,6 @@ ATTENTION: tuple[OpProvider, ...] = (
 )
 
 
-ACTS: dict[str | None, Callable[[Tensor], Tensor]] = {
-    None: lambda x: x,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu": F.gelu,
-    "relu": F.relu,
-}
-
-
 def linear(shape: LinearShape, inputs: Inputs) -> Prepared:
     """The product and the bias alone."""
     x, w = inputs[0], inputs[1] if shape.residual else inputs[2]
@@ -230,12 +221,12 @@ def linear_add(shape: LinearShape, inputs: Inputs) -> Prepared:
 def norm_linear(shape: LinearShape, inputs: Inputs) -> Prepared:
     """act(linear(norm(x))), a call each."""
     x, norm_w, w, act = inputs[0], inputs[1], inputs[2], ACTS[inputs[3]]
-    return Prepared(lambda: act(F.linear(_norm(x, norm_w), w.weight, w.bias)))
+    return Prepared(lambda: act(F.linear(torch_norm(x, norm_w), w.weight, w.bias)))
 
 
 def norm(shape: Any, inputs: Inputs) -> Prepared:
     """Layer norm, or RMS norm without a bias."""
-    return Prepared(lambda: _norm(inputs[0], inputs[1]))
+    return Prepared(lambda: torch_norm(inputs[0], inputs[1]))
 
 
 def embed(shape: Any, inputs: Inputs) -> Prepared:
@@ -253,11 +244,6 @@ def choose(shape: Any, inputs: Inputs) -> Prepared:
 def next_token(shape: NextTokenShape, inputs: Inputs) -> Prepared:
     """Norm, product and choice, as the reference has them."""
     return Prepared(lambda: reference.next_token(*inputs, empty=fresh))
-
-
-def _norm(x: Tensor, w: Norm) -> Tensor:
-    width = x.shape[-1:]
-    return F.rms_norm(x, width, w.weight, w.eps) if w.bias is None else F.layer_norm(x, width, w.weight, w.bias, w.eps)
 
 
 def _int8(shape: Shape) -> str | None:

@@ -15,7 +15,7 @@ from eet_lab.bench.cost import TIMES, beyond_caches, last_cache_bytes, predicted
 from eet_lab.bench.fit import check_op_fit
 from eet_lab.bench.launches import StepLaunches, counting
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.op_providers import PROVIDERS, LeftOut, Prepared, names_for
+from eet_lab.bench.op_providers import PROVIDERS, Prepared, names_for
 from eet_lab.bench.op_workloads import OpWorkload
 from eet_lab.bench.rows import OURS, Row, taken
 from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, Timed
@@ -199,20 +199,8 @@ def _prepared(
     tally.say("asking the reference in fp64")
     judge = Judge(workload, device, dtype)
     tally.finish()
-    entries, remarks = [], []
-    for name in names:
-        timing.check(cancel)
-        tally.say(f"preparing {name}")
-        try:
-            entries.append(PreparedOp(name, workload, copies, judge, device, tally.building))
-        except LeftOut as why:
-            remarks.append(f"{name} is left out: {why}")
-        except Exception as error:
-            if name == OURS:
-                raise
-            remarks.append(timing.failed(name, error))
-        tally.finish()
-    return entries, remarks
+    makers = {name: partial(PreparedOp, name, workload, copies, judge, device, tally.building) for name in names}
+    return timing.ready(makers, (OURS,), tally, cancel)
 
 
 class PreparedOp:

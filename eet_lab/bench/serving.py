@@ -24,7 +24,7 @@ from eet_lab.bench.measured import Parity, Spread
 from eet_lab.bench.parity import ParityCheck, parity
 from eet_lab.bench.peers import to_hf
 from eet_lab.bench.rows import OURS, Row, credited, distinct, equality, named, taken
-from eet_lab.bench.timing import Rounds, Series, Tally, on_host
+from eet_lab.bench.timing import Series, on_host
 from eet_lab.bench.workloads import Requests, Stream
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings, checked_prompts
@@ -91,9 +91,7 @@ def serve_all(
             series.append(Series(str(recipe), partial(served, engine, prompts, settings, cancel)))
         if HF in providers:
             series.append(Series(HF, partial(served_by_hf, to_hf(model.decoder), prompts, settings)))
-        tally = Tally((1 + repeats) * len(series), progress)
-        timing.warmed_up(series, tally, cancel)
-        timing.in_turn(series, Rounds(repeats), tally, cancel)
+        timing.after_warm_up(series, repeats, progress, cancel)
     said, rows = series[0].runs[0].tokens, []
     for each in series:
         run = timing.median_run(each.runs, lambda run: run.tok_s)

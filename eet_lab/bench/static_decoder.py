@@ -6,7 +6,7 @@ Source of the idea: gpt-fast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -18,8 +18,13 @@ from eet_lab.ops.types import Norm
 
 Rows = Sequence[Sequence[int]]
 
-ACTS = {"gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "gelu": F.gelu, "relu": F.relu, "silu": F.silu}
-GATED = {"swiglu": "silu", "geglu": "gelu_tanh"}
+ACTS: dict[str | None, Callable[[Tensor], Tensor]] = {
+    None: lambda x: x,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
+GATED = {"swiglu": F.silu, "geglu": ACTS["gelu_tanh"]}
 ALIGNED = 64
 """Columns of the cache are a multiple of it, so that SDPA need not copy the mask."""
 
@@ -77,10 +82,10 @@ class StaticDecoder:
             x = x + F.embedding(positions + model.config.first_position, model.position_embedding)
         turn = None if model.inv_freq is None else _turn(positions, model.inv_freq, spec.rope_factor, x.dtype)
         for w, cache in zip(model.layers, self.cache, strict=True):
-            qkv = F.linear(_norm(x, w.norm_1), w.qkv.weight, w.qkv.bias).view(B, Q, -1, spec.head_dim).transpose(1, 2)
+            qkv = F.linear(norm(x, w.norm_1), w.qkv.weight, w.qkv.bias).view(B, Q, -1, spec.head_dim).transpose(1, 2)
             q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
             if w.q_norm is not None and w.k_norm is not None:
-                q, k = _norm(q, w.q_norm), _norm(k, w.k_norm)
+                q, k = norm(q, w.q_norm), norm(k, w.k_norm)
             if turn is not None:
                 q, k = _turned(q, *turn), _turned(k, *turn)
             keys, values = cache[0], cache[1]
@@ -88,9 +93,9 @@ class StaticDecoder:
             values.index_copy_(2, columns, v)
             mixed = _attention(q, keys[:, :, :max_kv], values[:, :, :max_kv], mask, causal, spec.scale)
             x = x + F.linear(mixed.transpose(1, 2).reshape(B, Q, -1), w.proj.weight, w.proj.bias)
-            h = _activated(F.linear(_norm(x, w.norm_2), w.fc_1.weight, w.fc_1.bias), model.config.act)
+            h = _activated(F.linear(norm(x, w.norm_2), w.fc_1.weight, w.fc_1.bias), model.config.act)
             x = x + F.linear(h, w.fc_2.weight, w.fc_2.bias)
-        return F.linear(_norm(x[:, -1:], model.norm), model.head.weight).argmax(-1)
+        return F.linear(norm(x[:, -1:], model.norm), model.head.weight).argmax(-1)
 
     def _mask(self, columns: Tensor, max_kv: int) -> Tensor:
         """What each query may see, [B,1,Q,max_kv]. A pad sees itself, since a softmax over nothing is NaN."""
@@ -132,10 +137,11 @@ def _activated(x: Tensor, act: str) -> Tensor:
     if act not in GATED:
         return ACTS[act](x)
     gate, value = x.chunk(2, -1)
-    return ACTS[GATED[act]](gate) * value
+    return GATED[act](gate) * value
 
 
-def _norm(x: Tensor, w: Norm) -> Tensor:
+def norm(x: Tensor, w: Norm) -> Tensor:
+    """Layer norm, or RMS norm without a bias."""
     if w.bias is None:
         return F.rms_norm(x, x.shape[-1:], w.weight, w.eps)
     return F.layer_norm(x, x.shape[-1:], w.weight, w.bias, w.eps)

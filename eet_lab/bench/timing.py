@@ -224,9 +224,29 @@ def split(reasons: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
     return [name for name, why in reasons.items() if not why], remarks
 
 
-def failed(name: str, error: Exception) -> str:
-    """The remark on one who could not be made ready."""
-    return f"{name} failed: {type(error).__name__}: {first_line(error)}"
+class LeftOut(Exception):
+    """One who cannot do what is timed; says why."""
+
+
+def ready(
+    makers: Mapping[str, Callable[[], Item]], ours: Collection[str], tally: Tally, cancel: Cancel | None
+) -> tuple[list[Item], list[str]]:
+    """What the makers make, and why the others are left out. Those named in `ours` raise; others may fail."""
+    made, remarks = list[Item](), list[str]()
+    for name, make in makers.items():
+        check(cancel)
+        tally.say(f"preparing {name}")
+        try:
+            made.append(make())
+        except LeftOut as why:
+            remarks.append(f"{name} is left out: {why}")
+        except Exception as error:
+            if name in ours:
+                raise
+            remarks.append(f"{name} failed: {type(error).__name__}: {first_line(error)}")
+            torch._dynamo.reset()
+        tally.finish()
+    return made, remarks
 
 
 @dataclass
@@ -266,9 +286,13 @@ def in_turn(
     tally.add(len(series) * (rounds.done - expected))
 
 
-def warmed_up(series: Sequence[Series[Any]], tally: Tally, cancel: Cancel | None) -> None:
-    """One run of each that no series keeps."""
+def after_warm_up(
+    series: Sequence[Series[Any]], repeats: int, progress: Progress | None, cancel: Cancel | None
+) -> None:
+    """A run of each that is not kept, then so many of each in turn. Errors: Cancelled between two runs."""
+    tally = Tally((1 + repeats) * len(series), progress)
     in_turn([replace(each, runs=[]) for each in series], Rounds(1), tally, cancel, doing="warming up")
+    in_turn(series, Rounds(repeats), tally, cancel)
 
 
 def median_run(runs: Sequence[Run], key: Callable[[Run], float]) -> Run:
