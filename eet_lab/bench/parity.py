@@ -32,6 +32,8 @@ from eet_lab.parts.batches import left_padded
 from eet_lab.progress import Cancel
 from eet_lab.words import brief, counted
 
+Rows = Sequence[Sequence[int]]
+
 MOST_LOGITS = 4096
 """Rows times tokens whose logits are compared; beyond it only the first tokens of each row are, to bound memory."""
 
@@ -178,8 +180,8 @@ class ParityCheck:
                 say(f"{READING}, step {event.index + 1} of {event.num_steps}")
 
         say(f"{READING}, {counted(len(self.rows), 'prompt')}")
-        how: dict[str, Any] = {"forced": forced, "cancel": self.cancel, "on_step": on_step}
-        return recorded(self.model, parts, self.rows, self.settings, self.num_checked, **how)
+        asked = self.rows, self.settings, self.num_checked
+        return recorded(self.model, parts, *asked, forced=forced, cancel=self.cancel, on_step=on_step)
 
     @memory_for("the difference of logits")
     def _error(self, logits: Tensor) -> float:
@@ -241,9 +243,6 @@ def _num_parted(firsts: Sequence[int | None]) -> str:
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     """None where one is the beginning of the other: a row may have met its stop token."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-
-
-Rows = Sequence[Sequence[int]]
 
 
 @memory_for("the pass at higher precision that recipes are held against")
@@ -334,24 +333,16 @@ def _kept(scores: Tensor, settings: Settings, slack: float) -> tuple[Tensor, Ten
 
 
 def recorded(
-    model: Decoder,
-    parts: Parts,
-    rows: Rows,
-    settings: Settings,
-    num_tokens: int,
-    *,
-    forced: Rows | None = None,
-    cancel: Cancel | None = None,
-    on_step: Callable[[StepEvent], None] | None = None,
+    model: Decoder, parts: Parts, rows: Rows, settings: Settings, num_tokens: int, **how: Any
 ) -> tuple[tuple[tuple[int, ...], ...], Tensor]:
-    """The tokens of a run, and the logits [B,N,V] of the first N of each row.
+    """The tokens of a run, and the logits [B,N,V] of the first N of each row. `how` is what `Engine.generate` takes.
 
     Errors: those of `Engine.generate`, and Cancelled.
     """
     keys = noise_keys(settings.seed, len(rows), model.device)
     recorder = LogitsRecorder(model, [len(row) for row in rows], num_tokens, keys)
     with closing(Engine(model, parts, recorder)) as engine:
-        run = engine.generate(rows, settings, forced=forced, cancel=cancel, on_step=on_step)
+        run = engine.generate(rows, settings, **how)
     logits = recorder.taken()
     if run.cancelled:
         raise Cancelled("The check of the output was stopped.")
