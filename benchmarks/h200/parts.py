@@ -97,8 +97,7 @@ def benchmarked(
             distinct = list(dict.fromkeys(str(as_recipe(each, model.device, model.config)) for each in recipes))
             providers = [OURS, *(name for name in peers if session.peers is None or name in session.peers)]
             rows, remarks = benchmark(model, workload, distinct, providers, repeats=repeats, **session.common())
-            append(rows, session.out)
-            print(model_table(rows), *remarks, sep="\n", flush=True)
+            keep(session, rows, remarks, model_table)
             found[str(workload)] = {"rows": len(rows), "remarks": remarks}
         return found
 

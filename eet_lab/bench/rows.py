@@ -1,4 +1,4 @@
-"""Rows: one JSON line per workload, provider and recipe in `benchmarks/<gpu>.jsonl`, and tables made from them."""
+"""Rows: one JSON line per workload, provider and recipe in `benchmarks/<gpu>.jsonl`; whose it is; tables of them."""
 
 from __future__ import annotations
 
