@@ -21,6 +21,12 @@ HIDDEN = """(names) => [...document.querySelectorAll(names)].filter((each) => {
 """What is cut, or does not lie in its own cell, head or card."""
 
 
+CUT = """(names) => [...document.querySelectorAll(names)].filter((each) => each.offsetParent && (
+  each.scrollWidth > each.clientWidth + 1 || each.scrollHeight > each.clientHeight + 1))
+.map((each) => each.textContent)"""
+"""What is in the page, and not all of it in view."""
+CAPTIONS = ".eet-sheet-told, .eet-effects-of, .eet-card-head > *, .eet-card-opener, .eet-number-change, .eet-tech-title"
+
 PLACES = [".eet-bar", ".eet-techniques", ".eet-tech-card", ".eet-inputs", ".eet-live", ".eet-numbers"]
 PLACES += [".eet-do-run", ".eet-do-compare", ".eet-do-ladder"]
 RECTS = """(names) => Object.fromEntries([...names, ".eet-runs"]
@@ -52,6 +58,29 @@ def test_the_headline_is_whole(opened: Open, large: bool) -> None:
         page.set_viewport_size({"width": width, "height": 800})
         told = "(told) => [told.scrollHeight - told.clientHeight, told.scrollWidth - told.clientWidth]"
         assert page.locator(".eet-told-block").evaluate(told) == [0, 0], width
+
+
+# What JupyterLab leaves of 1440, 1000 and 500 px.
+@pytest.mark.parametrize(
+    "width, large", [(1281, False), (1281, True), (836, False), (836, True), (400, False), (400, True)]
+)
+def test_captions_and_progress_are_whole(opened: Open, width: int, large: bool) -> None:
+    laddered, running = page_states.laddered(), page_states.busy()
+    why = "Activations take 0.73 MiB more: a pass over whole prompts is wider than one over single tokens."
+    laddered["answer"]["note"] = {"text": f"{why} Ladder shows which technique costs it.", "kind": "plain"}
+    laddered["techniques"]["card"] |= {"title": "Packed prefill", "lesson": {"label": "lesson 02", "href": "02"}}
+    row = next(each for each in laddered["techniques"]["list"] if each["name"] == laddered["techniques"]["selected"])
+    row["needs"] = "needs Pre-padding, Mask removal"
+    page = opened(laddered, width=width, large=large)
+    assert page.evaluate(CUT, f"{CAPTIONS}, .eet-about, .eet-banner") == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.evaluate("document.querySelector('.eet-card-opener').click()")
+    assert page.evaluate(CUT, ".eet-card-head > *") == []
+    running["bar"]["status"]["text"] = "measuring, live view paused: baseline"
+    show(page, running)
+    below = "(all) => all.map((each) => each.getBoundingClientRect().bottom)"
+    [told], [progress] = (page.locator(name).evaluate_all(below) for name in (".eet-told-block", ".eet-share"))
+    assert progress <= told and page.locator(".eet-share").is_visible()
 
 
 @pytest.mark.parametrize("width", [1270, 1390, 2400])
