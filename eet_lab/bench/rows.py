@@ -87,11 +87,11 @@ class Row:
 
 
 def named(providers: Sequence[str] | str, known: Sequence[str], what: str = "", beside: str = "") -> list[str]:
-    """The providers, one or several, by their names; PromptError for what is none of `known`.
+    """The providers, one or several, by their names, each once; PromptError for what is none of `known`.
 
     The error says `what` they provide, and what there is `beside` those that are known.
     """
-    names = [providers] if isinstance(providers, str) else list(providers)
+    names = [providers] if isinstance(providers, str) else list(dict.fromkeys(providers))
     for name in names:
         if name not in known:
             of, told = f" of {what}" if what else "", ", ".join(known) + beside
