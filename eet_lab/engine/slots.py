@@ -119,7 +119,7 @@ class Slots:
         self._unfinished[request] = settings
         if self.is_batch:
             self._added.append(request)
-            self._choice = max(self._choice, settings.choice)  # to the end, so that no step is captured on the way
+            self._choice = max(self._choice, settings.choice)  # until all have left: nothing is captured on the way
 
     def _make_room(self, choice: Choice) -> None:
         """A place in the arena for passes that choose like that. A batch has it from the beginning."""
@@ -247,7 +247,7 @@ class Slots:
         left = [slot for slot, owner in enumerate(self._owners) if owner is not None and owner.slot != slot]
         for slot in left:
             self._owners[slot] = None
-        if came or left:
+        if (came or left) and not self.is_batch:
             here = (self._unfinished[owner].choice for owner in self._owners if owner is not None)
             self._choice = max(here, default=Choice.GREEDY)
         return self.table.changes(arrivals, left)
