@@ -89,7 +89,7 @@ class CallRecorder(TorchDispatchMode):
             batch = batch._replace(spans=None, keys=keys._replace(spans=None))
         sampling = Settings().sampling(B, device)
         with torch.inference_mode(), self:
-            attend = parts.attend(ops, batch, cache, empty=fresh)
+            attend = parts.attend(ops, batch, cache, empty=fresh, window=engine.model.config.spec.window)
             hidden = forward(engine.model, ops, attend, batch, parts.layers)
             ops.advance(buffer, engine.task(engine.model, ops, hidden, batch, sampling), batch.count)
         return tuple(self.calls)

@@ -117,6 +117,18 @@ def _advance(buffer: TokenBuffer, token: Tensor, count: Tensor) -> int:
     return AdvanceShape(len(buffer.ids)).read_bytes(buffer.ids.itemsize)
 
 
+def _more_of_embed_norm(
+    ids: Tensor,
+    positions: Tensor,
+    types: Tensor | None,
+    token_embedding: Tensor,
+    position_embedding: Tensor,
+    type_embedding: Tensor | None,
+    norm: Norm,
+) -> int:
+    return int(types is not None and type_embedding is not None)  # types that are told are gathered
+
+
 def _more_of_norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None) -> int:
     return linear.num_launches(len(x), x, w, act, normed=norm_w is not None) - 1
 
@@ -151,7 +163,7 @@ OPS = {
         Op("attention", _attention, _more_of_attention),
         Op("next_token", _next_token, _more_of_next_token),
         Op("advance", _advance),
-        Op("embed_norm", _embed_norm),
+        Op("embed_norm", _embed_norm, _more_of_embed_norm),
         Op("linear_residual_norm", _linear_residual, _more_of_residual_norm),
     )
 }

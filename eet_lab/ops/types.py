@@ -82,10 +82,11 @@ class Keys(NamedTuple):
     Columns that no query sees may share a page; pages of a row are its own otherwise.
     """
 
-    begin: Tensor  # [B] int64  columns before a row's first token: its pads
+    begin: Tensor  # [B] int64  columns before the first that a row may see: its pads
     table: Tensor | None = None  # [B,blocks] int32: column c of row b is [table[b,c // page],:,c % page]
     spans: tuple[tuple[int, int], ...] | None = None  # begin and end of each row, on the host
     padded: bool = False  # whether any row of this batch has pads
+    window: int | None = None  # where each row reads one token: `begin` is no earlier than such a window's first column
 
 
 class Batch(NamedTuple):

@@ -45,7 +45,7 @@ WIDE_ACTIVATIONS = 20 * 1024
 REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
 REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
 FEW_IN_TILES = 9  # of wgmma_linear, in 16 bits
-MOST_TILE_TOKENS = 0  # 64 once its present form has run on a GPU (LOG); until then none
+MOST_TILE_TOKENS = 64
 CHOOSE_CLUSTER = -1  # blocks that divide the inputs: the launcher chooses
 
 
