@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from eet_lab.bench import tables
-from eet_lab.bench.codec import Count, Many, Name, Real, Setting, SignedBytes, Some, Text, encode
 from eet_lab.bench.measured import TIMES, Environment, Measurement, Parity, Spread
 from eet_lab.bench.paired import Change
+from eet_lab.codec import Count, Many, Name, Real, Setting, SignedBytes, Some, Text, encode
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
 

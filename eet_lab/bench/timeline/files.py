@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta
 
-from eet_lab.bench import codec
-from eet_lab.bench.codec import Count
+from eet_lab import codec
 from eet_lab.bench.files import content_of, read_result
 from eet_lab.bench.timeline.spans import MOST_SPANS, Kind, Lane, Span, Timeline, Timelines
+from eet_lab.codec import Count
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
 from eet_lab.words import plain
