@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 from msgspec import Meta
 
@@ -115,6 +115,32 @@ class EncoderCost:
         return self.at(length, tokens / length)
 
 
+class PassSize(NamedTuple):
+    """What a decoder's pass reads: tokens that answers go on from, tokens of prompts, and pads before these.
+
+    `columns` are those of the KV cache that the rows see that decode, all together.
+    """
+
+    rows: int
+    decoded: int
+    prompt_tokens: int
+    pads: int
+    columns: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> PassSize:
+        """The size of a pass that a scheduler has planned."""
+        decoded = prompt_tokens = pads = columns = 0
+        for request, _, start, count, _ in rows:
+            if start and count == 1:
+                decoded += 1
+                columns += start + 1
+            else:
+                prompt_tokens += count
+                pads += 0 if start else request.pad
+        return cls(len(rows), decoded, prompt_tokens, pads, columns)
+
+
 @dataclass(frozen=True)
 class DecoderCost:
     """`cost[tokens, rows, kv]`: milliseconds of a pass that reads so many tokens, of so many requests.
@@ -164,16 +190,10 @@ class DecoderCost:
     def padded(self, length: int, rows: int) -> float:
         return self.at(length * rows, rows, 0)
 
-    def pass_ms(self, rows: Sequence[Row]) -> float:
-        """Milliseconds of a pass that a scheduler has planned, with the pads that it reads."""
-        extra = columns = decoding = 0
-        for request, _, start, count, _ in rows:
-            if start and count == 1:
-                decoding += 1
-                columns += start + 1
-            else:
-                extra += count - 1 + (0 if start else request.pad)
-        return self.grid.at(extra, len(rows), columns / decoding if decoding else 0)
+    def pass_ms(self, size: PassSize) -> float:
+        """Milliseconds of a pass that a scheduler has planned."""
+        tokens = size.prompt_tokens + size.decoded + size.pads
+        return self.grid.at(tokens - size.rows, size.rows, size.columns / size.decoded if size.decoded else 0)
 
 
 CostTable = EncoderCost | DecoderCost
