@@ -80,6 +80,10 @@ class BasePolicy:
         except RecipeError as error:
             raise ScheduleError(str(error)) from None
 
+    def next(self, waiting: Collection[W], now_ms: float, costs: Costs) -> Plan[W]:
+        """Groups of those that wait, the oldest first among `waiting`, which has at least one."""
+        raise NotImplementedError
+
     @property
     def schedule(self) -> Schedule:
         return PACKED if self.is_packed else LEFT_PADDED

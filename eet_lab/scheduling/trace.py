@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,13 @@ def read_trace(path: str | Path) -> Traffic:
         raise TrafficError(f"{name} holds no request. A line is time,length,new_tokens, such as 0.25,128,64.")
     if len(numbered) > MOST_REQUESTS:
         raise TrafficError(f"{name} has {len(numbered):,} requests, but at most {MOST_REQUESTS:,} are read. {REMEDY}")
-    found = np.empty((len(numbered), 3))
-    for at, (number, line) in enumerate(numbered):
+    values = array("d")
+    for number, line in numbered:
         try:
-            found[at] = read(line)
+            values.extend(read(line))
         except (ValueError, OverflowError, RecursionError) as error:
             raise TrafficError(f"{name}, line {number}: {_said(error)} in {told(visible(line))}.") from None
+    found = np.array(values).reshape(-1, 3)
     _check(found, [number for number, _ in numbered], name)
     found = found[np.argsort(found[:, 0], kind="stable")]
     time, lengths, new_tokens = found.T
