@@ -170,9 +170,11 @@ def _served(
     from eet_lab.scheduling.simulator import simulate_traffic
 
     found, remarks = list[Any](), list[str]()
-    for policy in _policies(args.policy, traffic, table):
+    policies = _policies(args.policy, traffic, table)
+    for number, policy in enumerate(policies):
+        progress(number, len(policies), policy.title)
         try:
-            found.append(simulate_traffic(traffic, policy, table, progress=progress, cancel=cancel))
+            found.append(simulate_traffic(traffic, policy, table, cancel=cancel))
         except CostError as error:
             if args.policy:
                 raise

@@ -65,9 +65,9 @@ class NaivePadding(BasePolicy):
 class LengthBuckets(BasePolicy):
     """Run the oldest request together with others of its bucket of lengths, padded to the longest of them.
 
-    It optimizes waste: a row has fewer pads than a bucket is wide. It ignores that buckets may hold too few requests for a
-    good batch, and how long passes take. Deadlines are ignored, and short requests of other buckets wait for a long one
-    that came first; nobody starves, since the oldest is always in the next batch.
+    It optimizes waste: a row has fewer pads than a bucket is wide. It ignores how long passes take, and that a bucket
+    may hold too few requests for a good batch. Deadlines are ignored, and short requests wait for a long one that came
+    first; nobody starves, since the oldest is always in the next batch.
     """
 
     name: ClassVar[str] = "length_buckets"
