@@ -50,8 +50,6 @@ def test_figure_8_to_the_digit():
 
 def test_figure_8_by_the_policy_that_a_server_runs():
     class Figure8:
-        most_rows = 5
-
         def padded(self, length, rows):
             return FIGURE_8.get((length, rows), inf)
 

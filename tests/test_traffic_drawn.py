@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from eet_lab.errors import TrafficError
 from eet_lab.scheduling.trace import read_trace
-from eet_lab.scheduling.traffic import Drawn, Gamma, LogNormal, Uniform, make_traffic, read_lengths
+from eet_lab.scheduling.traffic import Drawn, Gamma, LogNormal, Traffic, Uniform, make_traffic, read_lengths
 
 
 def test_the_same_seed_is_the_same_traffic_and_another_rate_only_moves_it():
@@ -96,6 +96,23 @@ def test_a_file_of_lengths_is_checked(text, tmp_path):
 def test_traffic_that_cannot_be(wrong):
     with pytest.raises(TrafficError, match="but it must be"):
         wrong()
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        (([], [], []), "of which there is one"),
+        (([0.0], [1, 2], [1]), "for each request"),
+        (([1.0, 0.5], [1, 1], [1, 1]), "in order"),
+        (([-1.0], [1], [1]), "from 0 on"),
+        (([float("nan")], [1], [1]), "finite"),
+        (([0.0], [0], [1]), "at least 1"),
+        (([0.0], [1], [-1]), "at least 1"),
+    ],
+)
+def test_traffic_of_one_s_own_is_checked(columns, says):
+    with pytest.raises(TrafficError, match=says):
+        Traffic(*map(np.array, columns))
 
 
 def trace(tmp_path, text: str | bytes):

@@ -26,10 +26,6 @@ Times3 = Annotated[tuple[Times2, ...], Meta(max_length=10_000)]
 class Costs(Protocol):
     """What a batching policy asks of a cost table, before it knows how a pass will be laid out."""
 
-    @property
-    def most_rows(self) -> int:
-        """The most requests of a pass that was measured."""
-
     def padded(self, length: int, rows: int) -> float:
         """Milliseconds of a pass that reads so many requests, padded to such a length. CostError beyond the table."""
 
@@ -82,6 +78,7 @@ class EncoderCost:
 
     @property
     def most_rows(self) -> int:
+        """The most texts of a pass."""
         return self.batches[-1]
 
     @property
@@ -171,6 +168,7 @@ class DecoderCost:
 
     @property
     def most_rows(self) -> int:
+        """The most requests of a pass."""
         return self.rows[-1]
 
     @property

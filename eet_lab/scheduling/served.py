@@ -58,17 +58,17 @@ class Served:
 
     @property
     def wait_ms(self) -> np.ndarray:
-        """In the queue [N]."""
+        """The time in the queue [N]."""
         return self.start_ms - self.traffic.arrival_ms
 
     @property
     def ttft_ms(self) -> np.ndarray:
-        """From the arrival to the first token [N]."""
+        """The time from the arrival to the first token [N]."""
         return self.first_ms - self.traffic.arrival_ms
 
     @property
     def e2e_ms(self) -> np.ndarray:
-        """From the arrival to the last token [N]."""
+        """The time from the arrival to the last token [N]."""
         return self.last_ms - self.traffic.arrival_ms
 
     @cached_property
@@ -85,7 +85,7 @@ class Served:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last token."""
+        """Seconds from the first arrival to the last token."""
         return float(self.last_ms.max() - self.traffic.arrival_ms[0]) / 1e3
 
     @property

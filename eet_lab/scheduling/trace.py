@@ -128,4 +128,9 @@ def _check(found: np.ndarray, numbers: Sequence[int], name: str) -> None:
     for column, (wrong, field, limit) in enumerate(limits):
         if wrong.any():
             at = int(np.argmax(wrong))
-            raise TrafficError(f"{name}, line {numbers[at]}: {field} is {found[at, column]:g}, but it must be {limit}.")
+            shown = _shown(found[at, column].item())
+            raise TrafficError(f"{name}, line {numbers[at]}: {field} is {shown}, but it must be {limit}.")
+
+
+def _shown(value: float) -> str:
+    return told(int(value) if value.is_integer() and abs(value) < 1e15 else value)

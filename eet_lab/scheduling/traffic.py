@@ -14,7 +14,7 @@ import numpy as np
 from eet_lab.errors import TrafficError
 from eet_lab.files import regular_content
 from eet_lab.scheduling.whole import MOST, check_whole
-from eet_lab.words import told, visible
+from eet_lab.words import brief, plain, told, visible
 
 MOST_REQUESTS = 10_000_000
 MOST_BYTES = 2**29
@@ -34,6 +34,16 @@ class Traffic:
     lengths: np.ndarray
     new_tokens: np.ndarray
     name: str = ""
+
+    def __post_init__(self) -> None:
+        sizes = {np.shape(each) for each in (self.arrival_ms, self.lengths, self.new_tokens)}
+        if len(sizes) != 1 or len(size := sizes.pop()) != 1 or not size[0]:
+            raise TrafficError("Traffic has a time, a length and new tokens for each request, of which there is one.")
+        gaps = np.diff(self.arrival_ms, prepend=0.0)
+        if not (np.isfinite(gaps) & (gaps >= 0)).all():
+            raise TrafficError("Arrivals must be finite milliseconds from 0 on, and in order. Sort requests by them.")
+        if min(self.lengths.min(), self.new_tokens.min()) < 1:
+            raise TrafficError("Lengths and new tokens must be at least 1. Leave out requests of no tokens.")
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -73,7 +83,7 @@ class Gamma:
         return np.cumsum(gaps) * (1e3 / self.rate)
 
     def __str__(self) -> str:
-        return f"{'Poisson' if self.cv == 1 else f'gamma (cv {self.cv:g})'}, {self.rate:g} a second"
+        return f"{'Poisson' if self.cv == 1 else f'gamma (cv {brief(self.cv)})'}, {brief(self.rate)} a second"
 
 
 class Lengths(Protocol):
@@ -122,7 +132,7 @@ class LogNormal:
         return np.clip(np.rint(found), 1, self.most).astype(np.int64)
 
     def __str__(self) -> str:
-        return f"log-normal (median {self.median:g}, sigma {self.sigma:g})"
+        return f"log-normal (median {brief(self.median)}, sigma {brief(self.sigma)})"
 
 
 @dataclass(frozen=True)
@@ -200,4 +210,4 @@ def _lengths_of(path: Path) -> Sequence[int]:
 
 def _check_real(name: str, value: object, low: float, high: float, what: str = "") -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise TrafficError(f"{name} is {told(value)}, but it must be from {low:g} to {high:g}{what}.")
+        raise TrafficError(f"{name} is {told(value)}, but it must be from {plain(low)} to {plain(high, 10)}{what}.")
