@@ -167,10 +167,12 @@ def _served(
     args: argparse.Namespace, traffic: Traffic, table: CostTable, progress: Progress, cancel: Cancel
 ) -> tuple[list[Served], list[str]]:
     """What each policy makes of the traffic, and remarks on those of the default ones that go beyond the table."""
-    from eet_lab.scheduling.simulator import simulate_traffic
+    from eet_lab.scheduling.simulator import check_fits, simulate_traffic
 
     found, remarks = list[Any](), list[str]()
     policies = _policies(args.policy, traffic, table)
+    for policy in policies:
+        check_fits(traffic, policy, table)
     for number, policy in enumerate(policies):
         progress(number, len(policies), policy.title)
         try:

@@ -23,13 +23,14 @@ class Queued(NamedTuple):
 
 
 class Queue:
-    """Those that have come and wait, the oldest first, and those that will."""
+    """Those that have come and wait, the oldest first, and those that will; and the time, which passes set forward."""
 
     def __init__(self, traffic: Traffic) -> None:
-        columns = (range(len(traffic)), traffic.lengths, traffic.new_tokens, traffic.arrival_ms)
-        self._coming = map(Queued, *(column if isinstance(column, range) else column.tolist() for column in columns))
+        columns = (traffic.lengths, traffic.new_tokens, traffic.arrival_ms)
+        self._coming = map(Queued, range(len(traffic)), *(column.tolist() for column in columns))
         self._next = next(self._coming, None)
         self._by_number: OrderedDict[int, Queued] = OrderedDict()
+        self.now_ms = 0.0
 
     @property
     def waiting(self) -> Collection[Queued]:
@@ -41,9 +42,9 @@ class Queue:
         """When the next one comes; infinite where none does."""
         return inf if self._next is None else self._next.arrival_ms
 
-    def admit(self, now_ms: float) -> None:
+    def admit(self) -> None:
         """All that have come by now wait."""
-        while self._next is not None and self._next.arrival_ms <= now_ms:
+        while self._next is not None and self._next.arrival_ms <= self.now_ms:
             self._by_number[self._next.number] = self._next
             self._next = next(self._coming, None)
 
@@ -55,27 +56,25 @@ class Queue:
             if self._by_number.pop(each.number, None) is None:
                 raise ScheduleError(f"The policy gave request {each.number} to a pass, which does not wait (any more).")
 
-    def after(self, now_ms: float, plan: Plan[Queued], policy: Policy) -> float:
-        """When to ask again a policy that waits for company. ScheduleError for one that waits for ever."""
-        wake_ms = min(inf if plan.wake_ms is None else plan.wake_ms, self.next_ms)
-        if not now_ms < wake_ms < inf:
+    def wait(self, plan: Plan[Queued], policy: Policy) -> None:
+        """Set the time forward to when something may happen, where nothing runs.
+
+        ScheduleError for a policy that waits for ever while requests do.
+        """
+        wake_ms = self.next_ms if plan.wake_ms is None else min(plan.wake_ms, self.next_ms)
+        if not self.now_ms < wake_ms < inf:
             raise ScheduleError(f"{policy.name} serves none of {len(self.waiting):,} requests that wait: they starve.")
-        return wake_ms
+        self.now_ms = wake_ms
 
-
-def groups_of(queue: Queue, policy: Policy, cost: Costs, clock: list[float]) -> Iterator[Sequence[Queued]]:
-    """The groups of a policy, as soon as `clock`, which whoever runs them sets forward, lets it plan them."""
-    while True:
-        queue.admit(clock[0])
-        if not queue.waiting:
-            if queue.next_ms == inf:
+    def groups(self, policy: Policy, costs: Costs) -> Iterator[Sequence[Queued]]:
+        """The groups of a policy, one after the other has run; it plans more of them whenever these are all done."""
+        while True:
+            self.admit()
+            if not self.waiting and self.next_ms == inf:
                 return
-            clock[0] = queue.next_ms
-            continue
-        plan = policy.next(queue.waiting, clock[0], cost)
-        if not plan.groups:
-            clock[0] = queue.after(clock[0], plan, policy)
-            continue
-        for group in plan.groups:
-            queue.take(group)
-            yield group
+            plan = policy.next(self.waiting, self.now_ms, costs) if self.waiting else Plan[Queued]([])
+            if not plan.groups:
+                self.wait(plan, policy)
+            for group in plan.groups:
+                self.take(group)
+                yield group

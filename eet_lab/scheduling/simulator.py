@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import cache
-from math import inf, nan
+from math import inf, isnan, nan
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost, PassSize
 from eet_lab.scheduling.pages import Ledger, Slab
 from eet_lab.scheduling.policy import Plan, Policy
-from eet_lab.scheduling.queued import Queue, Queued, groups_of
+from eet_lab.scheduling.queued import Queue, Queued
 from eet_lab.scheduling.request import Request
 from eet_lab.scheduling.scheduler import Scheduler
 from eet_lab.scheduling.served import Passes, Served
@@ -44,7 +44,9 @@ def simulate_traffic(
     the host at once. Errors: CostError for passes beyond the table; ScheduleError for a policy that is not for such a
     model, or never serves a request; PromptError for one that fits no cache; Cancelled.
     """
-    _check(traffic, policy, cost, ledger)
+    check_fits(traffic, policy, cost)
+    if ledger is not None and not (policy.joins and isinstance(cost, DecoderCost)):
+        raise ScheduleError("A ledger is given, but only a policy that joins has one for all requests; leave it out.")
     queue, record = Queue(traffic), _Record(len(traffic), progress, cancel)
     preempted = 0
     if isinstance(cost, EncoderCost):
@@ -57,12 +59,11 @@ def simulate_traffic(
     return Served(traffic, str(policy), source, *record.times(), record.passes(), preempted)
 
 
-def _check(traffic: Traffic, policy: Policy, cost: CostTable, ledger: Ledger | None) -> None:
+def check_fits(traffic: Traffic, policy: Policy, cost: CostTable) -> None:
+    """ScheduleError for a policy that is not for such a model; CostError for requests longer than what was measured."""
     stage, model = ("encode", "an encoder") if isinstance(cost, EncoderCost) else ("generate", "a decoder")
     if stage not in policy.stages:
         raise ScheduleError(f"{policy.name} is not for {model}, which this cost table is of. Take another policy.")
-    if ledger is not None and not (policy.joins and stage == "generate"):
-        raise ScheduleError("A ledger is given, but only a policy that joins has one for all requests; leave it out.")
     totals = traffic.lengths if stage == "encode" else traffic.lengths + traffic.new_tokens
     if (longest := int(totals.max())) > cost.most_length:
         raise CostError(
@@ -101,12 +102,12 @@ class _Record:
 
 def _read_texts(queue: Queue, policy: Policy, cost: EncoderCost, record: _Record) -> None:
     """An encoder: a group is a pass."""
-    clock, is_packed = [0.0], policy.is_packed
-    for group in groups_of(queue, policy, cost, clock):
-        lengths, begin_ms = [each.length for each in group], clock[0]
+    is_packed = policy.is_packed
+    for group in queue.groups(policy, cost):
+        lengths, begin_ms = [each.length for each in group], queue.now_ms
         total, rectangle = sum(lengths), len(lengths) * max(lengths)
         took = cost.packed(lengths) if is_packed else cost.padded(max(lengths), len(lengths))
-        clock[0] = end_ms = begin_ms + took
+        queue.now_ms = end_ms = begin_ms + took
         record.done += len(group)
         record.add(begin_ms, end_ms, len(group), total, 0, 0 if is_packed else rectangle - total)
         for number, *_ in group:
@@ -115,31 +116,28 @@ def _read_texts(queue: Queue, policy: Policy, cost: EncoderCost, record: _Record
 
 def _generate_groups(queue: Queue, policy: Policy, cost: DecoderCost, record: _Record) -> None:
     """A decoder whose groups begin together, and run until their last answer is complete."""
-    clock = [0.0]
-    for group in groups_of(queue, policy, cost, clock):
+    for group in queue.groups(policy, cost):
         longest = max(each.length for each in group) + max(each.new_tokens for each in group)
         generating = _Generating(Scheduler(policy.schedule, Slab(len(group), longest), MOST), cost, record)
         generating.add(group)
         while not generating.scheduler.idle:
-            clock[0] = generating.step(clock[0])
+            queue.now_ms = generating.step(queue.now_ms)
 
 
 def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: _Record, ledger: Ledger) -> int:
     """A decoder whose requests join while others run; how many gave way for others."""
-    now, scheduler = 0.0, Scheduler(policy.schedule, ledger, MOST)
+    scheduler = Scheduler(policy.schedule, ledger, MOST)
     generating = _Generating(scheduler, cost, record)
     while True:
-        queue.admit(now)
-        plan = policy.next(queue.waiting, now, cost) if queue.waiting else Plan[Queued]([])
+        queue.admit()
+        plan = policy.next(queue.waiting, queue.now_ms, cost) if queue.waiting else Plan[Queued]([])
         for group in plan.groups:
             queue.take(group)
             generating.add(group)
         if not scheduler.idle:
-            now = generating.step(now)
-        elif queue.waiting:
-            now = queue.after(now, plan, policy)
-        elif queue.next_ms < inf:
-            now = queue.next_ms
+            queue.now_ms = generating.step(queue.now_ms)
+        elif queue.waiting or queue.next_ms < inf:
+            queue.wait(plan, policy)
         else:
             return scheduler.num_preempted
 
@@ -163,7 +161,7 @@ class _Generating:
         size = PassSize.of(rows)
         end_ms = now_ms + self._cost.pass_ms(size)
         for request, _, start, count, tells in rows:
-            if not start and record.start[number_of[request]] != record.start[number_of[request]]:  # none yet: NaN
+            if not start and isnan(record.start[number_of[request]]):  # else it is read again, since it gave way
                 record.start[number_of[request]] = now_ms
             if tells:
                 request.generated.append(0)
