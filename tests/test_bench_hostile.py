@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bench_results import comparison, damage, ladder, run
 
-from eet_lab.bench import codec, load_result, results
+from eet_lab import codec
+from eet_lab.bench import load_result, results
 from eet_lab.bench.paired import Change
 from eet_lab.bench.results import read_result
 from eet_lab.cli import main

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from eet_lab.bench import serving
-from eet_lab.bench.codec import decode, encode
 from eet_lab.bench.rows import Row, markdown
 from eet_lab.bench.serving import row, run_stream
 from eet_lab.bench.workloads import Stream
+from eet_lab.codec import decode, encode
 from eet_lab.errors import PromptError
 
 STREAM = Stream("tiny", 6, 1, 40, 5)

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from eet_lab.bench.codec import decode, parse
 from eet_lab.bench.environment import device_name, versions
+from eet_lab.codec import decode, parse
 from eet_lab.errors import EETError
 from eet_lab.memory import Lifetime
 from eet_lab.memory.workloads import Workload, eet_sweep, turbo_artifact

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any, Literal, Protocol
 
-from eet_lab.bench.codec import (
+from eet_lab.codec import (
     Amount,
     Bytes,
     Count,

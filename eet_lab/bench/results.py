@@ -12,7 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from eet_lab.bench import tables
-from eet_lab.bench.codec import (
+from eet_lab.bench.environment import placed
+from eet_lab.bench.measured import (
+    MEMORY_KEYS,
+    TIMES,
+    Environment,
+    Measurement,
+    Metric,
+    Parity,
+    Recording,
+    Spread,
+    TimedTokens,
+    p50,
+)
+from eet_lab.bench.paired import Change
+from eet_lab.codec import (
     Count,
     Many,
     Name,
@@ -28,20 +42,6 @@ from eet_lab.bench.codec import (
     parse,
     shown,
 )
-from eet_lab.bench.environment import placed
-from eet_lab.bench.measured import (
-    MEMORY_KEYS,
-    TIMES,
-    Environment,
-    Measurement,
-    Metric,
-    Parity,
-    Recording,
-    Spread,
-    TimedTokens,
-    p50,
-)
-from eet_lab.bench.paired import Change
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
 from eet_lab.words import visible

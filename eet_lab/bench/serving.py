@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from statistics import quantiles
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +33,7 @@ from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling import Request
+from eet_lab.scheduling.served import percentiles
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
 
@@ -162,14 +162,6 @@ def _row(requests: Requests, name: str, model: Model, run: ServingRun, same: boo
             "e2e_ms": percentiles(run.last_ms),
         },
     )
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """{"p50": ..., "p95": ..., "p99": ...}, interpolated; empty of nothing."""
-    if len(values) < 2:
-        return dict.fromkeys(("p50", "p95", "p99"), values[0]) if values else {}
-    cut = quantiles(values, n=100, method="inclusive")
-    return {"p50": cut[49], "p95": cut[94], "p99": cut[98]}
 
 
 WARM_UP = 3  # requests before any is timed

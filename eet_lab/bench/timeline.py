@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from msgspec import Meta
 
-from eet_lab.bench import codec
-from eet_lab.bench.codec import Count, content_of
+from eet_lab import codec
 from eet_lab.bench.launches import Call, num_launches
 from eet_lab.bench.results import read_result
+from eet_lab.codec import Count, content_of
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
 from eet_lab.words import plain

@@ -81,9 +81,9 @@ def loaded(args: argparse.Namespace):  # type: ignore[no-untyped-def]
 
     ResultError where a trace is wanted and there are no timelines.
     """
-    from eet_lab.bench.codec import content_of
     from eet_lab.bench.results import read_result
     from eet_lab.bench.timeline import timelines_of
+    from eet_lab.codec import content_of
 
     result, beside = read_result(content_of(args.load), str(args.load))
     steps = timelines_of(beside)

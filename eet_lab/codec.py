@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import re
-import stat
 import threading
 import typing
 from collections.abc import Iterator, Mapping
@@ -19,7 +17,8 @@ import msgspec
 from msgspec import Meta
 
 from eet_lab.errors import ResultError
-from eet_lab.words import sized, visible
+from eet_lab.files import regular_content
+from eet_lab.words import visible
 
 T = TypeVar("T")
 
@@ -37,30 +36,9 @@ MOST_BYTES = 32 * 2**20
 
 
 def content_of(path: str | Path, follow_links: bool = True) -> bytes:
-    """A regular file's bytes; ResultError for what cannot be read, is larger than `MOST_BYTES`, or is no such file.
-
-    What may wait for ever, or never end, such as a pipe or a device, is not read.
-    """
-    name = visible(str(path))
-    links = 0 if follow_links else os.O_NOFOLLOW
-    try:
-        if not follow_links and os.path.islink(path):
-            raise ResultError(f"{name} is a link, and only regular files are read. Copy the file that it points to.")
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise ResultError(f"{name} is not a regular file, and only those are read. Give a saved result.")
-            content = file.read(MOST_BYTES + 1) if status.st_size <= MOST_BYTES else b""
-    except IsADirectoryError as error:
-        raise ResultError(f"{name} is not a regular file, but a folder. Give a saved result.") from error
-    except OSError as error:
-        raise ResultError(f"{name} cannot be read: {error.strerror}.") from error
-    if max(status.st_size, len(content)) > MOST_BYTES:
-        raise ResultError(
-            f"{name} has {sized(max(status.st_size, len(content)))}, but a saved result has at most "
-            f"{sized(MOST_BYTES)}. Measure fewer prompts or tokens, and save it again."
-        )
-    return content
+    """A regular file's bytes; ResultError for what cannot be read, is larger than `MOST_BYTES`, or is no such file."""
+    remedy = "Measure fewer prompts or tokens, and save it again."
+    return regular_content(path, "a saved result", MOST_BYTES, ResultError, remedy=remedy, follow_links=follow_links)
 
 
 class Unreadable:
