@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,8 @@ from eet_lab.errors import Cancelled, CostError, SetupError, TrafficError
 if TYPE_CHECKING:
     from eet_lab.progress import Cancel, Progress
     from eet_lab.scheduling.cost import CostTable
-    from eet_lab.scheduling.policy import BasePolicy
     from eet_lab.scheduling.served import Served
-    from eet_lab.scheduling.traffic import Lengths, Traffic
+    from eet_lab.scheduling.traffic import Traffic
 
 GUIDE = """\
 Serves one traffic by several batching policies and prints how long requests take. Nothing is computed but time: each
@@ -41,8 +39,6 @@ a knob, as in length_buckets:width=32. --card NAME shows what one optimizes, wha
 
 NO_BATCHING_SHARE = 0.9
 """The default rate, as a share of what no batching can serve."""
-SAMPLE = 200
-"""The requests on which that is found out."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -138,6 +134,7 @@ def _table(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Cost
 
 
 def _traffic(args: argparse.Namespace, table: CostTable) -> Traffic:
+    from eet_lab.scheduling.choices import one_by_one_rate
     from eet_lab.scheduling.traffic import Gamma, make_traffic, read_lengths
 
     if args.trace:
@@ -149,28 +146,21 @@ def _traffic(args: argparse.Namespace, table: CostTable) -> Traffic:
     answers = read_lengths((args.new_tokens or f"1-{most}") if table.kind == "decoder" else "1", table.most_length)
     seed = 0 if args.seed is None else args.seed
     requests, cv = (2000 if args.requests is None else args.requests), (1.0 if args.cv is None else args.cv)
-    rate = args.rate if args.rate is not None else _default_rate(lengths, answers, table)
+    rate = args.rate
+    if rate is None:
+        rate = float(f"{NO_BATCHING_SHARE * one_by_one_rate(lengths, answers, table):.2g}")
     return make_traffic(requests, Gamma(rate, cv), lengths, answers, seed)
-
-
-def _default_rate(lengths: Lengths, answers: Lengths, table: CostTable) -> float:
-    """Most of what can be served one by one, which is found out on a sample; in two digits."""
-    from eet_lab.scheduling.policies import NoBatching
-    from eet_lab.scheduling.simulator import simulate_traffic
-    from eet_lab.scheduling.traffic import Gamma, make_traffic
-
-    sample = make_traffic(SAMPLE, Gamma(1e6), lengths, answers)
-    return float(f"{NO_BATCHING_SHARE * simulate_traffic(sample, NoBatching(), table).requests_per_s:.2g}")
 
 
 def _served(
     args: argparse.Namespace, traffic: Traffic, table: CostTable, progress: Progress, cancel: Cancel
 ) -> tuple[list[Served], list[str]]:
     """What each policy makes of the traffic, and remarks on those of the default ones that go beyond the table."""
+    from eet_lab.scheduling.choices import fitting_policies
     from eet_lab.scheduling.simulator import check_fits, simulate_traffic
 
     found, remarks = list[Any](), list[str]()
-    policies = _policies(args.policy, traffic, table)
+    policies = fitting_policies(args.policy, traffic, table)
     for policy in policies:
         check_fits(traffic, policy, table)
     for number, policy in enumerate(policies):
@@ -182,20 +172,6 @@ def _served(
                 raise
             remarks.append(f"{policy} is left out: {error}")
     return found, remarks
-
-
-def _policies(words: Sequence[str] | None, traffic: Traffic, table: CostTable) -> list[BasePolicy]:
-    """The policies that are named, or all for such a model; what their knobs leave open, the table's reach decides."""
-    from eet_lab.scheduling.policies import POLICIES, parse_policy
-
-    decodes, limits = table.kind == "decoder", dict[str, Any](max_rows=table.most_rows, budget=table.most_tokens)
-    if decodes:  # a group's prompts are read in one pass
-        limits["max_rows"] = max(min(table.most_rows, table.most_tokens // int(traffic.lengths.max())), 1)
-    joining = limits | {"max_rows": table.most_rows, "chunk": min(table.most_tokens, 256)}
-    stage = "generate" if decodes else "encode"
-    names = words or [name for name, kind in POLICIES.items() if stage in kind.stages]
-    is_joining = {name: kind.joins for name, kind in POLICIES.items()}
-    return [parse_policy(name, joining if is_joining.get(name.partition(":")[0]) else limits) for name in names]
 
 
 COMMAND = Command("simulate", "serve traffic by several batching policies, in warped time", GUIDE, add_arguments, run)

@@ -1,0 +1,42 @@
+"""What traffic and policies suit a cost table, where nobody says: nothing goes beyond what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eet_lab.scheduling.cost import CostTable
+from eet_lab.scheduling.policies import POLICIES, NoBatching, parse_policy
+from eet_lab.scheduling.policy import BasePolicy
+from eet_lab.scheduling.simulator import simulate_traffic
+from eet_lab.scheduling.traffic import Gamma, Lengths, Traffic, make_traffic
+
+SAMPLE = 200
+"""The requests on which the rate of no batching is found out."""
+
+
+def one_by_one_rate(lengths: Lengths, answers: Lengths, table: CostTable) -> float:
+    """Requests a second that no batching can serve, of requests and answers of such lengths."""
+    sample = make_traffic(SAMPLE, Gamma(1e6), lengths, answers)
+    return simulate_traffic(sample, NoBatching(), table).requests_per_s
+
+
+def fitting_policies(words: Sequence[str] | None, traffic: Traffic, table: CostTable) -> list[BasePolicy]:
+    """The policies that are named, or all for such a model; what their knobs leave open, the table's reach decides.
+
+    Errors: ScheduleError for words that name none.
+    """
+    decodes, limits = table.kind == "decoder", dict[str, Any](max_rows=table.most_rows, budget=table.most_tokens)
+    if decodes:  # a group's prompts are read in one pass
+        limits["max_rows"] = max(min(table.most_rows, table.most_tokens // int(traffic.lengths.max())), 1)
+    joining = limits | {"max_rows": table.most_rows, "chunk": min(table.most_tokens, 256)}
+    stage = "generate" if decodes else "encode"
+    names = words or [name for name, kind in POLICIES.items() if stage in kind.stages]
+    is_joining = {name: kind.joins for name, kind in POLICIES.items()}
+    return [parse_policy(name, joining if is_joining.get(name.partition(":")[0]) else limits) for name in names]
+
+
+def by_title(policies: Sequence[BasePolicy]) -> dict[str, BasePolicy]:
+    """Policies by what a figure calls them: their titles, or their words where several have the same one."""
+    titles = [policy.title for policy in policies]
+    return {each.title if titles.count(each.title) == 1 else str(each): each for each in policies}
