@@ -79,8 +79,8 @@ def batches(
         seen = _seen(served.passes, begin, end)
         for trace in _boxes(served.passes, seen, height, scale, (texts or {}).get(name)):
             kind = trace["name"]
-            fig.add_bar(**trace, showlegend=kind not in shown and any(trace["y"]), row=row, col=1)
-            shown |= {kind} if any(trace["y"]) else set()
+            fig.add_bar(**trace, showlegend=kind not in shown, row=row, col=1)
+            shown.add(kind)
         fig.update_yaxes(title=height, rangemode="tozero", row=row, col=1)
     highest = max(float(np.sum(parts(each.passes, height), axis=0).max()) for each in runs.values())
     for row in range(1, len(runs) + 1):
@@ -145,11 +145,12 @@ def _boxes(
     bottom = np.zeros(len(seen))
     traces = []
     for kind, values in zip((DECODES, PROMPTS, WASTE), of, strict=True):
-        y = values[seen]
+        there = values[seen] > 0
+        y = values[seen][there]
         traces.append(
             {
-                "x": _small((begin + end) / 2), "width": _small(end - begin), "y": _small(y),
-                "base": _small(bottom), "name": kind, "legendgroup": kind, "customdata": told,
+                "x": _small((begin + end)[there] / 2), "width": _small((end - begin)[there]), "y": _small(y),
+                "base": _small(bottom[there]), "name": kind, "legendgroup": kind, "customdata": told[there],
                 "marker": {**LOOKS[kind], "line": {"width": 0.5, "color": theme.GRID}},
                 "text": list(texts) if texts and kind == PROMPTS else None, "textposition": "inside",
                 "insidetextanchor": "middle", "textangle": 0, "textfont": {"color": "white", "size": 11},
@@ -157,5 +158,5 @@ def _boxes(
                 "prompts, %{customdata[3]} decode, %{customdata[4]} pads<extra></extra>",
             }
         )  # fmt: skip
-        bottom = bottom + y
-    return traces
+        bottom = bottom + values[seen]
+    return [trace for trace in traces if len(trace["y"])]

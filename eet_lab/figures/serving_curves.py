@@ -10,9 +10,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from eet_lab.figures import theme
-from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost
+from eet_lab.scheduling.cost import CostTable, EncoderCost
 from eet_lab.scheduling.sweep import LoadPoint
-from eet_lab.words import brief
+from eet_lab.words import brief, visible
 
 METRICS = {"e2e_ms": "end to end", "ttft_ms": "time to first token", "tpot_ms": "time per token"}
 COLORS = (theme.BASELINE, theme.LOSS, *theme.SERIES[:4])
@@ -123,6 +123,9 @@ def cost_of_one(table: EncoderCost, title: str = "") -> go.Figure:
 
 def told_table(table: CostTable) -> str:
     """Where a table comes from, and how far it reaches."""
-    if isinstance(table, DecoderCost):
-        return f"{table.source}; up to {table.most_rows} rows and {table.most_length:,} tokens a request"
-    return f"{table.source}; up to {table.most_rows} texts of {table.most_length:,} tokens"
+    reach = f"{table.most_rows} rows and {table.most_length:,} tokens a request"
+    if isinstance(table, EncoderCost):
+        reach = f"{table.most_rows} texts of {table.most_length:,} tokens"
+    of = table.source
+    note = f" ({of.note})" if of.note else ""
+    return visible(f"{of.model}, {of.dtype} on {of.device}, {of.date[:10]}{note}; up to {reach}")

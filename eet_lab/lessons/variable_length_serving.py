@@ -1,0 +1,228 @@
+"""Lesson 7, serving requests of varying length: which of those that wait should share a pass?
+
+Everything is simulated over a cost table that was measured once, on a CPU, and comes with the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from math import inf
+
+import numpy as np
+
+from eet_lab.figures.served_batches import batches
+from eet_lab.figures.serving_curves import cost_of_one, cost_surface, latency_against_load, told_table
+from eet_lab.lessons import recorded
+from eet_lab.lessons.prediction import Prediction, after_prediction
+from eet_lab.lessons.show import Shown, noted, table, there
+from eet_lab.scheduling.choices import one_by_one_rate
+from eet_lab.scheduling.cost import CostTable, EncoderCost
+from eet_lab.scheduling.cost_files import load_cost
+from eet_lab.scheduling.dynamic_program import FIGURE_8, FIGURE_8_LENGTHS, cheapest
+from eet_lab.scheduling.policies import DynamicProgram, LengthBuckets, NaivePadding, NoBatching, TokenBudget
+from eet_lab.scheduling.served import Passes, Served
+from eet_lab.scheduling.simulator import simulate_traffic
+from eet_lab.scheduling.sweep import LoadPoint, sweep
+from eet_lab.scheduling.traffic import Gamma, Traffic, Uniform, make_traffic
+from eet_lab.words import brief, percent
+
+LENGTHS, ONE = Uniform(5, 250), Uniform(1, 1)
+NUM, ROWS = 1000, 8
+LOAD, HEAVY = 0.8, 1.1
+"""What comes, as a share of what can be served one by one."""
+LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
+LIMIT_MS = 3000.0
+NONE, NAIVE, BUCKETS, PROGRAM, PACKED = "No batching", "Naive padding", "Length buckets", "Dynamic program", "Packed"
+POLICIES = {
+    NONE: NoBatching(),
+    NAIVE: NaivePadding(max_rows=ROWS),
+    BUCKETS: LengthBuckets(width=32, max_rows=ROWS),
+    PROGRAM: DynamicProgram(max_rows=ROWS),
+    PACKED: TokenBudget(budget=1024, max_rows=ROWS),
+}
+CHOICES = ("sooner", "at about the same time", "later")
+
+
+@cache
+def example() -> EncoderCost:
+    """What passes of bert-base took on a CPU."""
+    found = load_cost("bert-base-cpu")
+    assert isinstance(found, EncoderCost)  # the file says so
+    return found
+
+
+@cache
+def one_by_one() -> float:
+    """Texts a second that can be served one by one."""
+    return one_by_one_rate(LENGTHS, ONE, example())
+
+
+def traffic(load: float, cv: float = 1.0) -> Traffic:
+    """The lesson's texts, at such a share of what can be served one by one."""
+    return make_traffic(NUM, Gamma(load * one_by_one(), cv), LENGTHS)
+
+
+@cache
+def served(name: str, load: float, cv: float = 1.0) -> Served:
+    """The lesson's texts as one of POLICIES serves them."""
+    return simulate_traffic(traffic(load, cv), POLICIES[name], example())
+
+
+def where(cost: CostTable) -> object:
+    """The note that says whose times these are."""
+    return noted(f"Not this machine: {told_table(cost)}.", "recorded")
+
+
+def costs() -> Shown:
+    """The cost table as a surface, and what a text costs in company."""
+    cost = example()
+    short, long, most = cost.lengths[0], cost.lengths[-1], cost.batches[-1]
+    return Shown(
+        where(cost),
+        cost_surface(cost, "What a pass costs: every point was measured, between them it is interpolated"),
+        cost_of_one(cost, "What a text costs in company"),
+        f"A text of {short} tokens takes {brief(cost.at(short, 1))} ms alone, and {brief(cost.at(short, most) / most)} "
+        f"ms as one of {most}: what a pass costs at least is shared. A text of {long} takes {brief(cost.at(long, 1))} "
+        f"ms alone and {brief(cost.at(long, most) / most)} as one of {most}: it fills this processor by itself, and "
+        "company saves next to nothing. On a GPU the curves fall further, and for longer texts. The shape is the same.",
+    )
+
+
+def predict() -> Prediction:
+    """Does padding to the longest help half of the requests? Reveals both medians."""
+    alone, naive = (served(name, LOAD).percentiles["e2e_ms"]["p50"] for name in (NONE, NAIVE))
+    return Prediction(
+        f"{NUM:,} texts of {LENGTHS.low} to {LENGTHS.high} tokens come at random, at {percent(LOAD)} of what can be "
+        f"served one by one. Now up to {ROWS} of those that wait are read together, padded to the longest. Is the "
+        "answer to a typical text there sooner?",
+        choices=CHOICES,
+        reveal=f"Later: half of the texts are answered within {brief(alone)} ms one by one, and within "
+        f"{brief(naive)} ms in padded batches. The figure below shows why.",
+    )
+
+
+@after_prediction
+def naive(guess: Prediction) -> Shown:
+    """No batching and naive padding on the same texts, on one clock."""
+    runs = {name: served(name, LOAD) for name in (NONE, NAIVE)}
+    lost = served(NAIVE, LOAD)
+    return Shown(
+        batches(runs, "The same texts, one by one and in padded batches: the first 40 seconds", (0.0, 40e3)),
+        f"You said: {guess}. A box is a pass, as wide as it takes and as high as the tokens that it computes. Texts "
+        "that come while a pass runs wait, and are padded to the longest of them. While a large batch runs, more come, "
+        "so the next batch is large, too, and most likely has a long text in it. In the end "
+        f"{percent(lost.waste)} of all that is computed are pads, and more comes than can be served: the queue grows "
+        f"for as long as texts come at this rate. One by one, the model is busy {percent(served(NONE, LOAD).busy)} of "
+        "the time. So naive batching can lose to no batching at all. What it ignores is length.",
+    )
+
+
+def _played(groups: Sequence[Sequence[int]]) -> Served:
+    """Requests of figure 8, by their places in it, all there from the start, in such batches one after the other."""
+    lengths = np.array(FIGURE_8_LENGTHS)
+    ends, total = np.zeros(len(lengths)), 0.0
+    starts, rows = np.zeros(len(lengths)), []
+    for group in groups:
+        tokens, longest = lengths[list(group)].sum(), lengths[list(group)].max()
+        begin, total = total, total + FIGURE_8[int(longest), len(group)]
+        starts[list(group)], ends[list(group)] = begin, total
+        rows.append((begin, total, len(group), tokens, 0, len(group) * longest - tokens))
+    passes = Passes(*map(np.array, zip(*rows, strict=True)))
+    came = Traffic(np.zeros(len(lengths)), lengths, np.ones(len(lengths), int), "figure 8")
+    return Served(came, "figure 8", "TurboTransformers", starts, ends, ends, passes)
+
+
+def figure_8() -> Shown:
+    """TurboTransformers' own example: five requests one by one, and as its dynamic program cuts them."""
+    order = sorted(range(len(FIGURE_8_LENGTHS)), key=FIGURE_8_LENGTHS.__getitem__)
+    lengths = [FIGURE_8_LENGTHS[place] for place in order]
+    best = cheapest(lengths, lambda length, rows: FIGURE_8.get((length, rows), inf), len(lengths))
+    cut = sorted((sorted(order[begin:end]) for begin, end in best.slices), key=min)
+    groups = {"one by one": [[place] for place in range(len(order))], "dynamic program": cut}
+    runs = {name: _played(of) for name, of in groups.items()}
+    told = {
+        name: [" + ".join(str(FIGURE_8_LENGTHS[at]) for at in group) for group in of] for name, of in groups.items()
+    }
+    alone, least = (float(run.passes.end_ms[-1]) for run in runs.values())
+    rates = [f"{5e3 / ms:.0f}" for ms in (alone, least)]
+    return Shown(
+        batches(runs, "Figure 8 of TurboTransformers: five requests that wait together", queue=False, texts=told),
+        f"One by one, requests of {', '.join(map(str, FIGURE_8_LENGTHS))} tokens take {alone:.2f} ms. The dynamic "
+        f"program sorts them by length and tries, for each request, every size of the batch that ends with it: "
+        f"{least:.2f} ms. Only neighbours in length share a batch, so few pads are computed. That is {rates[0]} and "
+        f"{rates[1]} requests a second. (The caption in the paper counts rounds of five, "
+        f"{1e3 / alone:.1f} and {1e3 / least:.1f} a second, and calls them responses.)",
+    )  # fmt: skip
+
+
+@after_prediction
+def policies(guess: Prediction) -> Shown:
+    """All policies on the lesson's texts, at both loads."""
+    rows = []
+    for load in (LOAD, HEAVY):
+        for name in POLICIES:
+            one = served(name, load)
+            times = (brief(one.percentiles["e2e_ms"][each]) for each in ("p50", "p99"))
+            rows.append(
+                [
+                    f"{percent(load)}: {name}",
+                    *times,
+                    percent(one.waste) if one.waste else "0",
+                    brief(one.requests_per_s),
+                ]
+            )
+    program, packed = (served(name, HEAVY).percentiles["e2e_ms"]["p50"] for name in (PROGRAM, PACKED))
+    window = (60e3, 90e3)
+    return Shown(
+        table(["load, policy", "p50 ms", "p99 ms", "pads", "texts a second"], rows),
+        batches({name: served(name, HEAVY) for name in (PROGRAM, PACKED)}, "Half a minute at the higher load", window),
+        "Buckets need no cost table and lose little to the dynamic program, which is the best of all cuts for the "
+        "texts that wait now, and for padded batches. Packing lays texts end to end: there are no pads left to "
+        f"save. At {percent(HEAVY)}, half of the texts take {brief(program)} ms by the dynamic program, and "
+        f"{brief(packed)} ms packed, in the order in which they came.",
+    )  # fmt: skip
+
+
+@cache
+def swept() -> dict[str, list[LoadPoint]]:
+    """Points of all policies at all loads."""
+    rates = [load * one_by_one() for load in LOADS]
+    return sweep(lambda rate: traffic(rate / one_by_one()), POLICIES, example(), rates)
+
+
+@after_prediction
+def loads(guess: Prediction) -> Shown:
+    """Latency against load, and the highest load within a limit."""
+    highest = {
+        name: max((point.rate for point in points if point.times["e2e_ms"]["p99"] <= LIMIT_MS), default=0.0)
+        for name, points in swept().items()
+    }
+    said = ", ".join(f"{name} {brief(rate)}" for name, rate in highest.items())
+    return Shown(
+        latency_against_load(swept(), "Latency against load: solid p99, dotted p50, hollow where it is always busy"),
+        f"With little to do, all policies are the same: nobody has company. A policy shows what it is worth where its "
+        f"curve turns up. Of the loads above, the highest at which 99 of 100 texts are answered within "
+        f"{LIMIT_MS / 1e3:.0f} s, in texts a second: {said}. A hollow mark depends on how long the traffic lasts: "
+        "there more comes than can be served, and each text waits longer than the one before.",
+    )  # fmt: skip
+
+
+def on_the_h200() -> Shown:
+    """What padding, sorting and packing come to on a GPU, of texts that all wait from the start."""
+    rows = [row for row in recorded.rows() if row.workload == "encode:bert-base/t2048/p5-500"]
+    last = max(row.date for row in rows if row.provider == recorded.OURS and "packed_prefill" in row.recipe)
+    [run] = {row.run for row in rows if row.date == last}
+    side = [row for row in rows if row.run == run and row.total_ms]
+    names = {"hf-sdpa": "transformers, padded", "hf-sdpa-sorted": "transformers, sorted by length and padded"}
+    lines = [
+        [names.get(row.provider, recorded.who(row)), f"{row.total_ms.p50:,.0f}", brief(2048e3 / row.total_ms.p50)]
+        for row in sorted(side, key=lambda row: -row.total_ms.p50 if row.total_ms else 0)
+        if row.total_ms
+    ]
+    return Shown(
+        there(side),
+        table(["2,048 texts of 5 to 500 tokens, bert-base, fp16", "ms in all", "texts a second"], lines),
+        "Here all texts wait from the start, so this is throughput and no latency. The order is the same: sorting "
+        "saves most of the pads, packing all of them.",
+    )
