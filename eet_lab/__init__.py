@@ -39,6 +39,7 @@ _HOMES = {
     "load_result": "eet_lab.bench",
     "plot": "eet_lab.figures",
     "Workbench": "eet_lab.workbench",
+    "ServingView": "eet_lab.workbench.serving_view",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -134,16 +134,16 @@ def _table(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Cost
 
 
 def _traffic(args: argparse.Namespace, table: CostTable) -> Traffic:
-    from eet_lab.scheduling.choices import one_by_one_rate
+    from eet_lab.scheduling.choices import one_by_one_rate, usual_lengths
     from eet_lab.scheduling.traffic import Gamma, make_traffic, read_lengths
 
     if args.trace:
         from eet_lab.scheduling.trace import read_trace
 
         return read_trace(args.trace)
-    most = max(table.most_length // 4, 1)
-    lengths = read_lengths(args.lengths or f"1-{most}", table.most_length)
-    answers = read_lengths((args.new_tokens or f"1-{most}") if table.kind == "decoder" else "1", table.most_length)
+    usual = usual_lengths(table)
+    lengths = read_lengths(args.lengths or usual, table.most_length)
+    answers = read_lengths((args.new_tokens or usual) if table.kind == "decoder" else "1", table.most_length)
     seed = 0 if args.seed is None else args.seed
     requests, cv = (2000 if args.requests is None else args.requests), (1.0 if args.cv is None else args.cv)
     rate = args.rate

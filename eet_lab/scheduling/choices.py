@@ -21,6 +21,11 @@ def one_by_one_rate(lengths: Lengths, answers: Lengths, table: CostTable) -> flo
     return simulate_traffic(sample, NoBatching(), table).requests_per_s
 
 
+def usual_lengths(table: CostTable) -> str:
+    """Lengths that leave room for an answer, and for company, as `read_lengths` reads them: up to a quarter."""
+    return f"1-{max(table.most_length // 4, 1)}"
+
+
 def fitting_policies(words: Sequence[str] | None, traffic: Traffic, table: CostTable) -> list[BasePolicy]:
     """The policies that are named, or all for such a model; what their knobs leave open, the table's reach decides.
 

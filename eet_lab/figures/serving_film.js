@@ -1,0 +1,227 @@
+// Policies on one traffic, each a lane, played on one clock. All text goes in as text nodes.
+
+const SPEEDS = [0.1, 1, 10, 100];
+const LONGEST_S = 25; // a film that takes longer starts at a higher speed
+const VIEW_S = 8; // seconds of the reader's time that are in view
+const STRIDE = 6; // numbers of a pass: begin, end, decode tokens, prompt tokens, pads, rows
+const HEIGHT = { boxes: 92, gap: 16, queue: 46, axis: 16, left: 46, right: 10 };
+
+function make(tag, className, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+function clock(ms) {
+  return ms < 10_000 ? Math.round(ms).toLocaleString("en") + " ms" : (ms / 1000).toFixed(1) + " s";
+}
+
+function numbers(view) {
+  return new Float32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
+}
+
+// How many of a sorted array's items, from its beginning, are at most so much.
+function countUpTo(items, most) {
+  let low = 0, high = items.length;
+  while (low < high) { const middle = (low + high) >> 1; if (items[middle] <= most) low = middle + 1; else high = middle; }
+  return low;
+}
+
+function percentile(sorted, share) {
+  const place = share * (sorted.length - 1), low = Math.floor(place), high = Math.ceil(place);
+  return sorted[low] + (sorted[high] - sorted[low]) * (place - low);
+}
+
+function parts(passes, k, asRows) {
+  const [decodes, prompts, pads, rows] = [2, 3, 4, 5].map((i) => passes[STRIDE * k + i]);
+  if (!asRows) return [decodes, prompts, pads];
+  const share = (rows - decodes) / Math.max(prompts + pads, 1);
+  return [decodes, share * prompts, share * pads];
+}
+
+function openLane(data) {
+  const lane = { name: data.name, color: data.color, cut: data.cut, passes: numbers(data.passes) };
+  for (const key of ["came", "begun", "ended", "took"]) lane[key] = numbers(data[key]);
+  lane.count = lane.passes.length / STRIDE;
+  lane.begins = new Float32Array(lane.count);
+  lane.padsBefore = new Float64Array(lane.count + 1);
+  lane.allBefore = new Float64Array(lane.count + 1);
+  for (let k = 0; k < lane.count; k++) {
+    const [decodes, prompts, pads] = parts(lane.passes, k, false);
+    lane.begins[k] = lane.passes[STRIDE * k];
+    lane.padsBefore[k + 1] = lane.padsBefore[k] + pads;
+    lane.allBefore[k + 1] = lane.allBefore[k] + decodes + prompts + pads;
+  }
+  lane.end = lane.count ? lane.passes[STRIDE * (lane.count - 1) + 1] : 0;
+  lane.most = (asRows) => {
+    let most = 1;
+    for (let k = 0; k < lane.count; k++) most = Math.max(most, parts(lane.passes, k, asRows).reduce((a, b) => a + b));
+    return most;
+  };
+  lane.queue = (ms) => countUpTo(lane.came, ms) - countUpTo(lane.begun, ms);
+  lane.mostQueue = [...lane.came].reduce((most, ms) => Math.max(most, lane.queue(ms)), 1);
+  const box = make("section", "eet-film-lane"), head = make("div", "eet-film-head");
+  box.setAttribute("aria-label", data.name);
+  lane.stats = make("span", "eet-film-stats");
+  head.append(make("span", "eet-film-name", data.name), lane.stats);
+  lane.canvas = make("canvas", "eet-film-canvas");
+  lane.canvas.setAttribute("role", "img");
+  box.append(head, lane.canvas);
+  lane.box = box;
+  return lane;
+}
+
+function tell(lane, now) {
+  const done = countUpTo(lane.ended, now), begun = countUpTo(lane.begins, now);
+  const took = lane.took.slice(0, done).sort(), all = lane.allBefore[begun];
+  const times = done ? `p50 ${clock(percentile(took, 0.5))}, p99 ${clock(percentile(took, 0.99))}` : "p50 –, p99 –";
+  const pads = all ? `${Math.round((100 * lane.padsBefore[begun]) / all)} % pads` : "";
+  const words = [`${lane.queue(now)} wait`, `${done.toLocaleString("en")} of ${lane.ended.length.toLocaleString("en")} done`, times, pads];
+  lane.stats.textContent = words.filter(Boolean).join(" · ");
+  lane.canvas.setAttribute("aria-label", `${lane.name}: ${lane.stats.textContent}`);
+}
+
+function drawLane(lane, now, span, scale, colors, style) {
+  const { canvas } = lane, ratio = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth, height = canvas.clientHeight;
+  if (!width || !height) return;
+  if (canvas.width !== Math.round(width * ratio)) canvas.width = Math.round(width * ratio);
+  if (canvas.height !== Math.round(height * ratio)) canvas.height = Math.round(height * ratio);
+  const pen = canvas.getContext("2d"), from = Math.max(0, now - span), W = width - HEIGHT.left - HEIGHT.right;
+  pen.setTransform(ratio, 0, 0, ratio, 0, 0);
+  pen.clearRect(0, 0, width, height);
+  const px = (ms) => HEIGHT.left + ((ms - from) / span) * W, floor = HEIGHT.boxes, low = HEIGHT.boxes + HEIGHT.gap + HEIGHT.queue;
+  const ink = style.getPropertyValue("--eet-dim") || "#777", line = style.getPropertyValue("--eet-line") || "#ccc";
+  pen.font = "10px " + (style.getPropertyValue("--jp-ui-font-family") || "sans-serif");
+  pen.strokeStyle = line; pen.fillStyle = ink; pen.textAlign = "right"; pen.textBaseline = "middle";
+  for (const [y, word] of [[6, plain(scale.tokens, 3)], [floor, "0"], [low - HEIGHT.queue + 4, plain(scale.queue, 3)], [low, "0"]]) {
+    pen.beginPath(); pen.moveTo(HEIGHT.left, y + 0.5); pen.lineTo(width - HEIGHT.right, y + 0.5); pen.stroke();
+    pen.fillText(word, HEIGHT.left - 5, y);
+  }
+  pen.textAlign = "left"; pen.textBaseline = "alphabetic";
+  pen.fillText(clock(from), HEIGHT.left, height - 3);
+  pen.textAlign = "right";
+  pen.fillText(clock(from + span), width - HEIGHT.right, height - 3);
+  pen.textAlign = "center";
+  pen.fillText("above: " + scale.what + " of each pass; below: requests that wait", HEIGHT.left + W / 2, height - 3);
+
+  pen.save();
+  pen.beginPath(); pen.rect(HEIGHT.left, 0, W, height - HEIGHT.axis); pen.clip();
+  const first = Math.max(0, countUpTo(lane.begins, from) - 1), last = countUpTo(lane.begins, now);
+  for (let k = first; k < last; k++) {
+    const x = px(lane.passes[STRIDE * k]), right = px(Math.min(lane.passes[STRIDE * k + 1], now));
+    const wide = Math.max(right - x - (right - x > 3 ? 1 : 0), 0.6);
+    let y = floor;
+    parts(lane.passes, k, scale.asRows).forEach((value, i) => {
+      const high = (value / scale.tokens) * (floor - 6);
+      pen.fillStyle = colors[i];
+      pen.fillRect(x, y - high, wide, high);
+      y -= high;
+    });
+  }
+  pen.strokeStyle = lane.color; pen.lineWidth = 1.6; pen.beginPath();
+  const steps = Math.min(W, 600), until = Math.min(now, from + span);
+  for (let i = 0; i <= steps; i++) {
+    const ms = from + ((until - from) * i) / steps, y = low - (lane.queue(ms) / scale.queue) * (HEIGHT.queue - 4);
+    i ? pen.lineTo(px(ms), y) : pen.moveTo(px(ms), y);
+  }
+  pen.stroke();
+  pen.restore();
+}
+
+function stripes(color) {
+  const tile = document.createElement("canvas"), pen = tile.getContext("2d");
+  tile.width = tile.height = 6;
+  pen.strokeStyle = color; pen.lineWidth = 1.4; pen.globalAlpha = 0.9;
+  pen.beginPath(); pen.moveTo(-1, 7); pen.lineTo(7, -1); pen.stroke();
+  return pen.createPattern(tile, "repeat");
+}
+
+function render({ model, el }) {
+  el.classList.add("eet-film");
+  let lanes = [], now = 0, end = 0, speed = 1, playing = false, last = 0, frame = 0, asRows = false, told = 0, colors = [];
+  const title = make("div", "eet-film-title"), field = make("div", "eet-film-lanes"), controls = make("div", "eet-film-controls");
+  const legend = make("div", "eet-film-legend"), play = make("button", "eet-film-play"), again = make("button", "", "From the start");
+  const slider = make("input"), at = make("output", "eet-film-at"), speeds = make("div", "eet-film-speeds"), rows = make("button", "", "Rows");
+  play.type = again.type = rows.type = "button";
+  slider.type = "range"; slider.min = 0; slider.max = 1000; slider.setAttribute("aria-label", "Time in the traffic");
+  rows.title = "Boxes as high as the requests of a pass, or as its tokens";
+  speeds.setAttribute("role", "group"); speeds.setAttribute("aria-label", "Speed of all lanes");
+  const chosen = SPEEDS.map((value) => {
+    const button = make("button", "", value + " ×");
+    button.type = "button";
+    button.addEventListener("click", () => { speed = value; update(true); });
+    speeds.append(button);
+    return [value, button];
+  });
+  controls.append(play, again, slider, at, speeds, rows);
+  el.append(title, controls, field, legend);
+
+  function update(words) {
+    const span = Math.max(Math.min(end, speed * VIEW_S * 1000), 1), style = getComputedStyle(el);
+    const scale = { asRows, what: asRows ? "rows" : "tokens", tokens: Math.max(1, ...lanes.map((l) => l.most(asRows))), queue: Math.max(1, ...lanes.map((l) => l.mostQueue)) };
+    lanes.forEach((lane) => { drawLane(lane, now, span, scale, colors, style); if (words) tell(lane, now); });
+    slider.value = end ? Math.round((1000 * now) / end) : 0;
+    slider.setAttribute("aria-valuetext", clock(now));
+    at.textContent = `${clock(now)} of ${clock(end)}`;
+    play.textContent = playing ? "Pause" : now >= end ? "Play again" : "Play";
+    rows.setAttribute("aria-pressed", String(asRows));
+    for (const [value, button] of chosen) button.setAttribute("aria-pressed", String(value === speed));
+    el.dataset.now = now; el.dataset.playing = playing;
+  }
+  function tick(stamp) {
+    frame = 0;
+    if (!playing) return;
+    now = Math.min(end, now + Math.max(0, stamp - last) * speed);
+    last = stamp;
+    if (now >= end) playing = false;
+    const words = stamp - told > 150 || !playing; // people read no faster
+    if (words) told = stamp;
+    update(words);
+    if (playing) frame = requestAnimationFrame(tick);
+  }
+  function start() {
+    if (now >= end) now = 0;
+    playing = true; last = performance.now();
+    if (!frame) frame = requestAnimationFrame(tick);
+    update(true);
+  }
+  function key(color, text) {
+    const item = make("span"), dot = make("i");
+    dot.style.background = color;
+    item.append(dot, text);
+    return item;
+  }
+  function open() {
+    const film = model.get("film"), tones = film.colors || {};
+    playing = false; now = 0;
+    lanes = (film.lanes || []).map(openLane);
+    const most = new Map();
+    for (const lane of lanes) { const counted = lane.most; lane.most = (r) => { const k = lane.name + r; if (!most.has(k)) most.set(k, counted(r)); return most.get(k); }; }
+    field.replaceChildren(...lanes.map((lane) => lane.box));
+    title.textContent = title.title = film.title || "";
+    colors = [tones.decodes, tones.prompts, tones.waste ? stripes(tones.waste) : ""];
+    el.classList.toggle("eet-film-empty", !lanes.length);
+    const cut = lanes.some((lane) => lane.cut) ? [make("span", "", "Only the first passes are played.")] : [];
+    const tile = key(`repeating-linear-gradient(135deg, transparent 0 2px, ${tones.waste} 2px 4px)`, "pads");
+    legend.replaceChildren(key(tones.prompts, "prompts"), key(tones.decodes, "decode"), tile, ...cut);
+    end = Math.max(0, ...lanes.map((lane) => lane.end));
+    speed = SPEEDS.find((value) => value >= 1 && end / 1000 / value <= LONGEST_S) || SPEEDS[SPEEDS.length - 1];
+    update(true);
+    if (lanes.length && film.begin) start();
+  }
+  play.addEventListener("click", () => { if (playing) { playing = false; update(true); } else start(); });
+  again.addEventListener("click", () => { now = 0; start(); });
+  rows.addEventListener("click", () => { asRows = !asRows; update(true); });
+  slider.addEventListener("input", () => { now = (end * slider.value) / 1000; last = performance.now(); update(true); });
+  const redraw = () => requestAnimationFrame(() => update(false));
+  const sized = new ResizeObserver(redraw), themed = new MutationObserver(redraw);
+  sized.observe(el);
+  themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
+  model.on("change:film", open);
+  open();
+  return () => { playing = false; cancelAnimationFrame(frame); sized.disconnect(); themed.disconnect(); model.off("change:film", open); };
+}
+
+export default { render };

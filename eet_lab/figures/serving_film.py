@@ -1,0 +1,66 @@
+"""Policies on one traffic as a film: batches form, queues grow, percentiles move. The page plays it by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import numpy as np
+import traitlets as T
+
+from eet_lab.figures import theme
+from eet_lab.figures.script import compact
+from eet_lab.figures.served_batches import LINES
+from eet_lab.scheduling.served import Served
+
+HERE = Path(__file__).parent
+MOST_PASSES = 6000
+"""Passes of a lane: a film is to load at once, and be saved with a notebook."""
+COLORS = {"prompts": theme.SELECTION, "decodes": theme.GAIN, "waste": theme.BASELINE}
+
+
+class ServingFilm(anywidget.AnyWidget):
+    """Lanes one above the other on one clock, with pause, scrub and one speed for all; a box is a pass.
+
+    `film` is plain data, so a page that is reloaded shows it again, and it plays when the kernel is gone.
+    """
+
+    _esm = compact(HERE / "words.js", HERE / "serving_film.js")
+    _css = compact(HERE / "serving_film.css")
+    film = T.Dict().tag(sync=True)
+
+    def show(self, runs: Mapping[str, Served], title: str = "", begin: bool = True) -> None:
+        """Put runs at their start; `begin`: they play by themselves."""
+        lanes = [lane(name, LINES[at % len(LINES)], served) for at, (name, served) in enumerate(runs.items())]
+        self.film = {"title": title, "lanes": lanes, "colors": COLORS, "begin": begin}
+
+    def stop(self) -> None:
+        """Take the lanes down."""
+        self.film = {}
+
+
+def lane(name: str, color: str, served: Served) -> dict[str, Any]:
+    """One run, in milliseconds; each list is packed as float32.
+
+    `passes` are [begin, end, decode tokens, prompt tokens, pads, rows] of each. `came`, `begun` and `ended` are when
+    requests were, each in its own order, and `took` is what those took that ended, in the order of `ended`.
+    """
+    passes = served.passes
+    columns = (passes.begin_ms, passes.end_ms, passes.decoded, passes.prompt_tokens, passes.pads, passes.rows)
+    order = np.argsort(served.last_ms, kind="stable")
+    return {
+        "name": name,
+        "color": color,
+        "passes": _packed(np.stack(columns, axis=1)[:MOST_PASSES]),
+        "came": _packed(served.traffic.arrival_ms),
+        "begun": _packed(np.sort(served.start_ms)),
+        "ended": _packed(served.last_ms[order]),
+        "took": _packed(served.e2e_ms[order]),
+        "cut": len(passes) > MOST_PASSES,
+    }
+
+
+def _packed(values: np.ndarray) -> bytes:
+    return values.astype("<f4").tobytes()
