@@ -100,7 +100,7 @@ def cost_surface(table: CostTable, title: str = "", kv: float = 0) -> go.Figure:
     scene = {
         "xaxis": axis | {"title": names[0], "tickvals": list(x), "type": "log"},
         "yaxis": axis | {"title": names[1]}, "zaxis": axis | {"title": "ms a pass"},
-        "camera": {"eye": {"x": -1.5, "y": -1.6, "z": 0.8}, "center": {"x": 0, "y": 0, "z": -0.12}},
+        "camera": {"eye": {"x": -1.6, "y": -1.7, "z": 0.85}, "center": {"x": 0, "y": 0, "z": -0.22}},
         "aspectmode": "manual", "aspectratio": {"x": 1.3, "y": 1.3, "z": 0.9},
     }  # fmt: skip
     return fig.update_layout(scene=scene, margin={"l": 0, "r": theme.TOOLBAR_PX, "b": 0})

@@ -1,6 +1,6 @@
 // Policies on one traffic, each a lane, played on one clock. All text goes in as text nodes.
 
-const SPEEDS = [0.1, 1, 10, 100];
+const SPEEDS = [0.1, 1, 3, 10, 30, 100];
 const LONGEST_S = 25; // a film that takes longer starts at a higher speed
 const VIEW_S = 8; // seconds of the reader's time that are in view
 const STRIDE = 6; // numbers of a pass: begin, end, decode tokens, prompt tokens, pads, rows
@@ -50,6 +50,7 @@ function openLane(data) {
   for (let k = 0; k < lane.count; k++) {
     const [decodes, prompts, pads] = parts(lane.passes, k, false);
     lane.begins[k] = lane.passes[STRIDE * k];
+    lane.decodes ||= decodes > 0;
     lane.padsBefore[k + 1] = lane.padsBefore[k] + pads;
     lane.allBefore[k + 1] = lane.allBefore[k] + decodes + prompts + pads;
   }
@@ -205,7 +206,8 @@ function render({ model, el }) {
     el.classList.toggle("eet-film-empty", !lanes.length);
     const cut = lanes.some((lane) => lane.cut) ? [make("span", "", "Only the first passes are played.")] : [];
     const tile = key(`repeating-linear-gradient(135deg, transparent 0 2px, ${tones.waste} 2px 4px)`, "pads");
-    legend.replaceChildren(key(tones.prompts, "prompts"), key(tones.decodes, "decode"), tile, ...cut);
+    const decode = lanes.some((lane) => lane.decodes) ? [key(tones.decodes, "decode")] : [];
+    legend.replaceChildren(key(tones.prompts, "prompts"), ...decode, tile, ...cut);
     end = Math.max(0, ...lanes.map((lane) => lane.end));
     speed = SPEEDS.find((value) => value >= 1 && end / 1000 / value <= LONGEST_S) || SPEEDS[SPEEDS.length - 1];
     update(true);

@@ -49,10 +49,10 @@ class Asked:
         return self.rate if self.rate is not None else float(f"{0.9 * one_by_one_rate(*self.drawn(table), table):.2g}")
 
     def in_words(self, table: CostTable) -> str:
-        """Lengths, answers and burstiness, for a figure's title."""
+        """The requests but for their rate, for a figure's title."""
         lengths, answers = self.drawn(table)
         told = f", answers {answers}" if table.kind == "decoder" else ""
-        return visible(f"lengths {lengths}{told}, cv {brief(self.cv)}")
+        return visible(f"{self.requests:,} requests, lengths {lengths}{told}, cv {brief(self.cv)}, seed {self.seed}")
 
     def traffic(self, table: CostTable, times: float = 1.0) -> Traffic:
         """The requests, `times` as close together. TrafficError."""

@@ -47,7 +47,7 @@ class Page:
         fields = {"requests a second": self._rate, "they come": self._cv, "tokens of each": self._lengths}
         fields |= {"tokens of an answer": self._answers} if self._decodes else {}
         fields |= {"requests": self._requests, "seed": self._seed}
-        fields |= {f"policy {number}": box for number, box in enumerate(self._policies, 1)}
+        policies = {f"policy {number}": box for number, box in enumerate(self._policies, 1)}
         self._buttons = {
             "simulate": W.Button(description="Simulate", button_style="primary"),
             "loads": W.Button(description="Against load", tooltip="The same requests at several rates"),
@@ -63,9 +63,9 @@ class Page:
             f'{theme.stylesheet()}<div class="eet-dim">Simulated in warped time; no model runs. What a pass takes was '
             f"measured: {escape(told_table(table))}.</div>"
         )
-        form = W.Box([_field(name, widget) for name, widget in fields.items()], layout=FLOW)
-        buttons = W.HBox([*self._buttons.values(), self._status], layout={"align_items": "center"})
-        self.box = W.VBox([where, form, buttons, self.film, self._table, self._kept]).add_class("eet-bench")
+        forms = [W.Box([_field(name, widget) for name, widget in of.items()], layout=FLOW) for of in (fields, policies)]
+        buttons = W.HBox([*self._buttons.values(), self._status], layout={"align_items": "center", "margin": "6px 0"})
+        self.box = W.VBox([where, *forms, buttons, self.film, self._table, self._kept]).add_class("eet-bench")
 
     def asked(self) -> Asked:
         """What the fields say now."""
@@ -107,20 +107,20 @@ FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}
 
 
 def results_table(runs: Mapping[str, Served]) -> str:
-    """Runs side by side."""
-    head = "".join(
-        f"<th>{each}</th>" for each in ("", "requests/s", "busy", "p50 ms", "p95 ms", "p99 ms", "TTFT p99 ms", "")
-    )
+    """Runs side by side; empty of none. A model that generates has a time to the first token of its own."""
+    if not runs:
+        return ""
+    generates = any(run.traffic.new_tokens.max() > 1 for run in runs.values())
+    first = ["TTFT p99 ms"] * generates
+    head = "".join(f"<th>{each}</th>" for each in ["", "requests/s", "busy", "p50 ms", "p95 ms", "p99 ms", *first, ""])
     rows = []
     for name, run in runs.items():
-        ends, first = run.percentiles["e2e_ms"], run.percentiles["ttft_ms"]
-        cells = [brief(run.requests_per_s), f"{100 * run.busy:.0f} %", *map(brief, ends.values()), brief(first["p99"])]
+        ends, firsts = run.percentiles["e2e_ms"], [brief(run.percentiles["ttft_ms"]["p99"])] * generates
+        cells = [brief(run.requests_per_s), f"{100 * run.busy:.0f} %", *map(brief, ends.values()), *firsts]
         told = "".join(f"<td>{escape(cell)}</td>" for cell in [*cells, in_words(run).partition(", p50")[0]])
         rows.append(f"<tr><th>{escape(name)}</th>{told}</tr>")
-    return (
-        f'<div class="eet-result"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-        * bool(rows)
-    )
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f'<div class="eet-result">{table}</div>'
 
 
 def _field(name: str, widget: Any) -> W.VBox:

@@ -14,6 +14,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 from IPython.display import display
 
@@ -32,7 +33,8 @@ TICK_S = 0.1
 WORK = {"simulate": simulated, "loads": against_load}
 ACTIONS = (*WORK, "stop")
 SHOWN_PASSES = 60
-"""Passes of the busiest run that the kept figure begins with: boxes of more are too narrow to read."""
+"""Passes that the kept figure has in view, around the longest queue: boxes of more are too narrow to read."""
+LOOKS = 2000
 
 _open: ServingView | None = None
 
@@ -163,6 +165,8 @@ class ServingView:
 
     def _take(self, answer: Answer) -> None:
         """Show what came, on the ui thread."""
+        self._done += 1  # first: whatever becomes of it, nobody waits for it any more
+        self._page.set_busy(self._done < self._number)
         if answer.error is None:
             action, asked = answer.key
             self._show(action, asked, answer.value)
@@ -170,17 +174,15 @@ class ServingView:
             self._page.tell("Stopped.")
         else:
             self._page.tell_error(answer.error)
-        self._done += 1
-        self._page.set_busy(self._done < self._number)
 
     def _show(self, action: str, asked: Asked, value: Any) -> None:
+        told = asked.in_words(self.table)
         if action == "loads":
-            title = f"Latency against load (solid p99, dotted p50): {asked.in_words(self.table)}"
-            self.figures["loads"] = latency_against_load(value, title)
+            self.figures["loads"] = latency_against_load(value, f"Latency against load (solid p99, dotted p50): {told}")
         else:
             self.results = value
-            self.figures["batches"] = batches(value, f"Batches: {asked.in_words(self.table)}", _first(value))
-            self._page.film.show(value, next(iter(value.values())).traffic.name)
+            self.figures["batches"] = batches(value, f"Around the longest queue: {told}", _busiest(value))
+            self._page.film.show(value, told)
         self._page.show(self.results, self.figures)
 
     def _ipython_display_(self) -> None:
@@ -188,10 +190,14 @@ class ServingView:
         self.start()
 
 
-def _first(runs: dict[str, Served]) -> tuple[float, float]:
-    """The time in which the run with the most passes has its first ones."""
+def _busiest(runs: dict[str, Served]) -> tuple[float, float]:
+    """The time around the longest queue, in which the run with the most passes has SHOWN_PASSES of them."""
+    looks = np.linspace(0.0, max(float(each.passes.end_ms[-1]) for each in runs.values()), LOOKS)
+    middle = float(looks[np.argmax(np.max([each.queued(looks) for each in runs.values()], axis=0))])
     passes = max((each.passes for each in runs.values()), key=len)
-    return 0.0, float(passes.end_ms[min(SHOWN_PASSES, len(passes)) - 1])
+    last = len(passes) - 1
+    first = int(np.clip(np.searchsorted(passes.begin_ms, middle) - SHOWN_PASSES // 2, 0, max(last - SHOWN_PASSES, 0)))
+    return float(passes.begin_ms[first]), float(passes.end_ms[min(first + SHOWN_PASSES, last)])
 
 
 @atexit.register
