@@ -118,6 +118,7 @@ count_pads = formula(
         "lengths 60, 60, 4, 60, 4, rows 3, budget 64": ((60, 60, 4, 60, 4), 3, 64),
         "five equal ones, rows 2, budget 32": ((16,) * 5, 2, 32),
         "short ones and a long one, rows 4, budget 256": ((8, 12, 240, 9, 11, 7, 200, 10, 6), 4, 256),
+        "four of 33, then four of 12, rows 4, budget 64": ((33,) * 4 + (12,) * 4, 4, 64),
         "one request, rows 8, budget 128": ((100,), 8, 128),
     },
     {

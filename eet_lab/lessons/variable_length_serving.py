@@ -85,7 +85,8 @@ def costs() -> Shown:
         f"A text of {short} tokens takes {brief(cost.at(short, 1))} ms alone, and {brief(cost.at(short, most) / most)} "
         f"ms as one of {most}: what a pass costs at least is shared. A text of {long} takes {brief(cost.at(long, 1))} "
         f"ms alone and {brief(cost.at(long, most) / most)} as one of {most}: it fills this processor by itself, and "
-        "company saves next to nothing. On a GPU the curves fall further, and for longer texts. The shape is the same.",
+        "company saves next to nothing. A GPU is filled by more tokens than a thread of a processor, so expect curves "
+        "there that fall further; `eet-lab simulate --model` measures yours.",
     )
 
 

@@ -1,0 +1,73 @@
+"""The serving view in JupyterLab: a film plays by itself, results stay, and a cell that is run again closes the old."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import nbformat
+import pytest
+
+from browser.jupyter_pages import Lab, Server
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(150)]
+
+CELL = """
+import eet_lab
+view = eet_lab.ServingView("bert-base-cpu", lengths="5-250", requests=80)
+view
+"""
+INKED = """() => [...document.querySelectorAll('.eet-film-canvas')].map((canvas) => {
+  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height * 0.5).data;
+  let blue = 0;
+  for (let i = 0; i < data.length; i += 4) blue += data[i + 2] > 200 && data[i] < 100 && data[i + 3] > 200;
+  return blue;
+})"""
+
+
+def test_a_film_of_two_policies_plays_in_the_page(lab: Lab, lab_server: Server, page: Any) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab_server.root / "serving.ipynb")
+    page.set_viewport_size({"width": 1440, "height": 1800})
+    lab.open("serving.ipynb")
+    lab.run_all()
+    simulate = page.get_by_role("button", name="Simulate", exact=True)
+    simulate.wait_for(timeout=60_000)
+    assert page.locator(".eet-film-lane").count() == 0
+    simulate.click()
+    page.locator(".eet-film[data-playing=true]").wait_for(timeout=20_000)
+    assert page.locator(".eet-film-name").all_text_contents() == ["Naive padding", "Dynamic program"]
+    page.get_by_role("button", name="100 ×", exact=True).click()
+    page.locator(".eet-film[data-playing=false]").wait_for(timeout=30_000)
+    stats = page.locator(".eet-film-stats").all_text_contents()
+    assert all(told.startswith("0 wait · 80 of 80 done · p50 ") for told in stats), stats
+    tokens = page.evaluate(INKED)
+    assert min(tokens) > 500, "boxes are drawn in both lanes"
+    page.get_by_role("button", name="Rows", exact=True).click()
+    page.wait_for_timeout(200)
+    assert page.evaluate(INKED) != tokens
+    assert page.locator(".js-plotly-plot").count() == 1
+
+    # What it says is what was simulated.
+    p50 = lab.execute("print([round(run.percentiles['e2e_ms']['p50']) for run in view.results.values()])")
+    shown = [int(told.partition("p50 ")[2].partition(" ms")[0].replace(",", "")) for told in stats]
+    assert p50 == str(shown)
+
+    # Pause, and scrub.
+    page.get_by_role("button", name="From the start", exact=True).click()
+    page.get_by_role("button", name="Pause", exact=True).click()
+    assert float(page.locator(".eet-film").get_attribute("data-now")) < 80_000
+    slider = page.get_by_role("slider", name="Time in the traffic")
+    slider.fill("500")
+    assert "of 80 done" in page.locator(".eet-film-stats").first.text_content()
+
+    # The cell is run again: one view, and the threads of one.
+    lab.run_all()
+    page.wait_for_function("() => document.querySelectorAll('.eet-film-lane').length === 0", timeout=20_000)
+    names = "print([t.name for t in __import__('threading').enumerate()].count('eet-serving-ui'))"
+    assert lab.execute(names) == "1"
+    page.get_by_role("button", name="Simulate", exact=True).click()
+    page.locator(".eet-film[data-playing=true]").wait_for(timeout=20_000)
+    page.get_by_role("button", name="Stop", exact=True).click()
+    page.wait_for_function("() => document.querySelectorAll('.eet-film-lane').length === 0", timeout=20_000)
+    assert page.failures == [] and page.external == []

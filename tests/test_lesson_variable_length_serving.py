@@ -1,0 +1,204 @@
+"""Lesson 7: what is drawn and said is what the simulator found, the paper's example is exact, exercises explain."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eet_lab.figures.served_batches import in_words
+from eet_lab.lessons import recorded, serving_limits
+from eet_lab.lessons import serving_exercises as exercises
+from eet_lab.lessons import variable_length_serving as lesson
+from eet_lab.lessons.prediction import Prediction
+from eet_lab.scheduling.dynamic_program import FIGURE_8_LENGTHS
+from eet_lab.scheduling.policies import TokenBudget
+from eet_lab.scheduling.simulator import simulate_traffic
+from eet_lab.scheduling.traffic import Traffic
+
+
+def guessed() -> Prediction:
+    guess = lesson.predict()
+    guess.value = "later"
+    return guess
+
+
+WAITING = (lesson.naive, lesson.policies, lesson.loads, serving_limits.continuous, serving_limits.ignored)
+
+
+@pytest.mark.parametrize("show", WAITING)
+def test_nothing_is_shown_before_the_prediction(show: Any) -> None:
+    [place] = show(lesson.predict()).things
+    assert "Predict first" in str(place.outputs) and "ms" not in str(place.outputs)
+    assert len(show(guessed()).things) > 1
+
+
+def test_naive_batching_loses_to_none() -> None:
+    alone, naive = (lesson.served(name, lesson.LOAD) for name in (lesson.NONE, lesson.NAIVE))
+    assert naive.percentiles["e2e_ms"]["p50"] > 10 * alone.percentiles["e2e_ms"]["p50"]
+    assert naive.busy > 0.98 > alone.busy, "the texts say that one of them is always busy"
+    guess = lesson.predict()
+    assert guess._reveal.startswith("Later: ") and "699 ms" in guess._reveal and "26,928 ms" in guess._reveal
+    fig, words = lesson.naive(guessed()).things
+    assert fig.layout.annotations[1].text == f"Naive padding: {in_words(naive)}" and "42 % of all" in words
+
+
+def test_figure_8_is_exact() -> None:
+    fig, words = lesson.figure_8().things
+    assert "take 20.62 ms" in words and "15.24 ms" in words
+    assert "242 and 328 requests a second" in words and "48.5 and 65.6 a second" in words
+    [alone, program] = [trace for trace in fig.data if trace.name == "prompts"]
+    assert list(alone.text) == [str(length) for length in FIGURE_8_LENGTHS]
+    assert list(program.text) == ["52 + 63", "17 + 18", "77"]
+    assert program.x[-1] + program.width[-1] / 2 == pytest.approx(15.24, abs=1e-4)
+    assert alone.x[-1] + alone.width[-1] / 2 == pytest.approx(20.62, abs=1e-4)
+
+
+def test_what_is_said_of_policies_is_so() -> None:
+    shown, fig, words = lesson.policies(guessed()).things
+    assert shown.data.count("<tr>") == 1 + 2 * len(lesson.POLICIES)
+    program, packed = (lesson.served(name, lesson.HEAVY) for name in (lesson.PROGRAM, lesson.PACKED))
+    assert (
+        packed.waste == 0 < program.waste and packed.percentiles["e2e_ms"]["p99"] < program.percentiles["e2e_ms"]["p99"]
+    )
+    assert f"{program.percentiles['e2e_ms']['p50']:,.0f} ms by the dynamic program" in words
+    assert len({axis.range for axis in fig.select_xaxes()}) == 1
+
+
+def test_latency_turns_up_in_the_order_that_is_told() -> None:
+    last = {
+        name: sum(point.times["e2e_ms"]["p99"] <= lesson.LIMIT_MS for point in points)
+        for name, points in lesson.swept().items()
+    }
+    assert last[lesson.NAIVE] < last[lesson.NONE] <= last[lesson.PROGRAM] < last[lesson.PACKED]
+    lowest = [points[0].times["e2e_ms"]["p50"] for points in lesson.swept().values()]
+    assert max(lowest) < 1.1 * min(lowest), "with little to do, all are the same"
+
+
+def test_the_gpus_rows_are_of_one_run_in_the_order_that_is_told() -> None:
+    where, shown, _ = lesson.on_the_h200().things
+    assert "NVIDIA H200" in where.data
+    places = [shown.data.index(each) for each in ("transformers, padded", "transformers, sorted", "packed prefill")]
+    assert places == sorted(places)
+
+
+def test_answers_come_sooner_where_requests_join() -> None:
+    groups, joining = map(serving_limits.answered, serving_limits.ANSWERING)
+    for key in ("ttft_ms", "e2e_ms"):
+        assert joining.percentiles[key]["p50"] < groups.percentiles[key]["p50"]
+    where, fig, *_ = serving_limits.continuous(guessed()).things
+    assert "Not this machine" in where.data and {trace.name for trace in fig.data} >= {"prompts", "decode"}
+
+
+def test_only_the_policy_that_is_not_in_the_lab_starves() -> None:
+    starved = serving_limits.shortest_first()
+    packed = lesson.served(lesson.PACKED, serving_limits.OVER)
+    others = [lesson.served(name, serving_limits.OVER) for name in lesson.POLICIES if name != lesson.NAIVE]
+    assert serving_limits.in_time(starved) > max(map(serving_limits.in_time, others)), "more than all others"
+    assert serving_limits.by_length(starved)[1] > 10 * serving_limits.by_length(packed)[1]
+    assert f"{packed.e2e_ms.max() / 1e3:.1f}" in serving_limits.ignored(guessed()).things[1]
+    for name in lesson.POLICIES:
+        calm, bursts = (lesson.served(name, lesson.LOAD, cv) for cv in (1.0, serving_limits.BURSTS))
+        assert serving_limits.in_time(bursts) < serving_limits.in_time(calm)
+
+
+def test_the_kernels_are_told_by_their_rows() -> None:
+    found = serving_limits.row_kernels()
+    assert all({*serving_limits.ROWS_AT_ONCE} <= of.keys() and len(of) == 4 for of in found.values())
+    where, shown, words = serving_limits.kernels().things
+    assert "NVIDIA H200" in where.data and shown.data.count("<tr>") == 1 + len(found)
+    wins = 0
+    for op, of in found.items():
+        one, two, four = (of[name].total_ms.p50 for name in serving_limits.ROWS_AT_ONCE)  # type: ignore[union-attr]
+        wins += min(two, four) < one
+        torch = of[f"torch-{op.partition('/')[0]}"].total_ms
+        assert torch and torch.p50 > one
+    assert f"in {wins} of {len(found)} sizes" in words
+    assert all(row in recorded.rows() for of in found.values() for row in of.values())
+
+
+# --- exercises
+
+
+def brute_force(lengths: tuple[int, ...], cost: exercises.Cost, most: int) -> float:
+    """The least over all partitions into sets, neighbours in length or not."""
+    if not lengths:
+        return 0.0
+    first, rest = lengths[0], lengths[1:]
+    best = float("inf")
+    for size in range(min(most, len(lengths))):
+        for others in combinations(range(len(rest)), size):
+            group = [first, *(rest[at] for at in others)]
+            left = tuple(length for at, length in enumerate(rest) if at not in others)
+            best = min(best, cost(max(group), len(group)) + brute_force(left, cost, most))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_first_solution_is_the_best_of_all_partitions(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    lengths = tuple(map(int, draw.integers(1, 300, int(draw.integers(1, 8)))))
+    for cost in (exercises.flat_cost, exercises.steep_cost, exercises.fitted_cost):
+        for most in (1, 3, 8):
+            assert exercises.cheapest(lengths, cost, most) == pytest.approx(brute_force(lengths, cost, most))
+
+
+@pytest.mark.parametrize("budget", [64, 100, 256])
+def test_the_second_solution_packs_as_the_policy_does(budget: int) -> None:
+    lengths = np.random.default_rng(budget).integers(1, 64, 30)
+    traffic = Traffic(np.zeros(30), lengths, np.ones(30, int))
+    policy = TokenBudget(budget=budget, max_rows=64)
+    served = simulate_traffic(traffic, policy, lesson.example())
+    assert exercises.pads_and_passes(lengths.tolist(), 8, budget)[1] == len(served.passes)
+
+
+@pytest.mark.parametrize("exercise", [exercises.best_batches, exercises.count_pads])
+def test_solutions_are_right_and_stubs_unanswered(exercise: Any) -> None:
+    verdict = exercise.check(exercise.answer)
+    assert verdict.ok and verdict.shown
+    assert exercise.check(lambda *args: ...).ok is None
+
+
+BATCH_SLIPS: list[tuple[Any, str]] = [
+    (lambda lengths, cost, most: exercises.cheapest(lengths, cost, len(lengths)), "At most `most`"),
+    (lambda lengths, cost, most: sum(cost(each, 1) for each in lengths), "each request on its own"),
+    (exercises._full_batches, "full batches"),
+    (exercises._unsorted, "Sort the requests"),
+    (exercises._padded_to_the_shortest, "padded to its longest"),
+    (lambda lengths, cost, most: 1.0, "best[n - k]"),
+    (lambda lengths, cost, most: "much", "return a number"),
+]
+
+
+@pytest.mark.parametrize(("slip", "said"), BATCH_SLIPS)
+def test_each_slip_of_the_batches_is_told(slip: Any, said: str) -> None:
+    verdict = exercises.best_batches.check(slip)
+    assert verdict.ok is False and said in verdict.message
+
+
+def pads(lengths: Any, rows: int, budget: int) -> int:
+    return exercises.pads_and_passes(lengths, rows, budget)[0]
+
+
+def passes(lengths: Any, rows: int, budget: int) -> int:
+    return exercises.pads_and_passes(lengths, rows, budget)[1]
+
+
+PAD_SLIPS: list[tuple[Any, str]] = [
+    (lambda *case: (pads(*case), -(-sum(case[0]) // case[2])), "work over the budget"),
+    (lambda *case: (pads(*case), exercises._first_fit(case[0], case[2])), "earlier pass"),
+    (lambda *case: (pads(*case), passes(sorted(case[0]), *case[1:])), "order of arrival"),
+    (lambda *case: (pads(sorted(case[0]), *case[1:]), passes(*case)), "order of arrival"),
+    (lambda *case: (len(case[0]) * max(case[0]) - sum(case[0]), passes(*case)), "longest of all"),
+    (lambda *case: (pads(*case) + sum(case[0]), passes(*case)), "rectangle"),
+    (lambda *case: (pads([*case[0], *[0] * (-len(case[0]) % case[1])], *case[1:]), passes(*case)), "nobody has"),
+    (lambda *case: pads(*case), "2 numbers"),
+]
+
+
+@pytest.mark.parametrize(("slip", "said"), PAD_SLIPS)
+def test_each_slip_of_the_pads_is_told(slip: Any, said: str) -> None:
+    verdict = exercises.count_pads.check(slip)
+    assert verdict.ok is False and said in verdict.message

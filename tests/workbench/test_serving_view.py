@@ -1,0 +1,194 @@
+"""The serving view: what is pressed is simulated, errors are told, a new view closes the old one."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from cost_tables import TOY_DECODER, TURBO_2060
+
+import eet_lab
+from eet_lab.errors import CostError, EETError, ScheduleError, TrafficError
+from eet_lab.figures.serving_film import MOST_PASSES, ServingFilm, lane
+from eet_lab.scheduling.policies import NaivePadding
+from eet_lab.scheduling.simulator import simulate_traffic
+from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
+from eet_lab.workbench import serving_view
+from eet_lab.workbench.serving_choices import LOADS, MOST_REQUESTS, Asked
+from eet_lab.workbench.serving_view import ServingView
+
+
+def eet_threads() -> list[str]:
+    return [each.name for each in threading.enumerate() if each.name.startswith("eet-")]
+
+
+@pytest.fixture
+def view() -> Iterator[ServingView]:
+    view = eet_lab.ServingView(TURBO_2060, requests=60, lengths="5-100")
+    yield view
+    view.close()
+    assert eet_threads() == []
+
+
+def click(view: ServingView, action: str) -> None:
+    view._page._buttons[action].click()
+    view.wait()
+
+
+def test_what_is_chosen_is_simulated_and_kept(view: ServingView) -> None:
+    assert view.results == {} and not view.busy
+    click(view, "simulate")
+    assert list(view.results) == ["Naive padding", "Dynamic program"]
+    traffic = make_traffic(60, Gamma(view._page._rate.value), Uniform(5, 100))
+    alone = simulate_traffic(traffic, NaivePadding(max_rows=TURBO_2060.most_rows), TURBO_2060)
+    assert np.array_equal(view.results["Naive padding"].last_ms, alone.last_ms)
+    assert "Naive padding" in view._page._table.value and "TTFT" not in view._page._table.value
+    [figure] = view._page._kept.outputs
+    assert "longest queue" in str(figure) and len(view._page.film.film["lanes"]) == 2
+    click(view, "loads")
+    assert list(view.figures) == ["batches", "loads"] and len(view._page._kept.outputs) == 2
+    assert len(view.figures["loads"].data[0].x) == len(LOADS)
+
+
+def test_fields_are_read_when_a_button_is_pressed(view: ServingView) -> None:
+    page = view._page
+    page._policies[1].value = "dynamic_program:trigger=lazy:wait_ms=2"
+    page._requests.value, page._cv.value, page._lengths.value = 40, 2.0, "lognormal:20:0.5"
+    view.press("simulate")
+    [_, lazy] = view.wait().values()
+    assert "trigger=lazy:wait_ms=2.0" in lazy.policy
+    assert len(lazy.traffic) == 40 and "gamma (cv 2)" in lazy.traffic.name and "log-normal" in lazy.traffic.name
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("_rate", -1.0, "rate is -1"),
+        ("_rate", float("nan"), "rate is nan"),
+        ("_lengths", "<b>many</b>", "neither a length"),
+        ("_lengths", "9000", "9,000 tokens"),
+    ],
+)
+def test_a_wrong_field_is_told_and_what_was_shown_stays(view: ServingView, field: str, value: Any, said: str) -> None:
+    click(view, "simulate")
+    getattr(view._page, field).value = value
+    click(view, "simulate")
+    assert "eet-error" in view._page._table.value and said in view._page._table.value
+    assert "<b>many" not in view._page._table.value
+    assert len(view.results) == 2 and len(view._page._kept.outputs) == 1
+    assert not view._page._buttons["simulate"].disabled
+
+
+def test_an_unknown_policy_and_none_are_told(view: ServingView) -> None:
+    view._page._policies[0].value = "naive_paddin"
+    click(view, "simulate")
+    assert "Did you mean" in view._page._table.value
+    for box in view._page._policies:
+        box.value = ""
+    click(view, "simulate")
+    assert "There are 0 policies" in view._page._table.value
+
+
+def test_stop_ends_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+
+    def endless(asked: Asked, table: Any, progress: Any, cancel: Any) -> dict:
+        begun.set()
+        progress(3, 7, "half-way")
+        while not cancel.is_set():
+            time.sleep(0.005)
+        raise eet_lab.workbench.serving_view.Cancelled("stopped")
+
+    monkeypatch.setitem(serving_view.WORK, "simulate", endless)
+    view = ServingView(TURBO_2060, requests=20)
+    view.start()
+    view.press("simulate")
+    assert begun.wait(10) and view.busy
+    deadline = time.monotonic() + 10
+    while "half-way: 3 of 7" not in view._page._status.value and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert "half-way: 3 of 7" in view._page._status.value and view._page._buttons["simulate"].disabled
+    with pytest.raises(EETError, match="not done after"):
+        view.wait(0.05)
+    view.press("stop")
+    assert view.wait(10) == {} and "Stopped." in view._page._status.value
+    view.press("simulate")  # and one that is asked for again takes the place of what runs
+    view.press("simulate")
+    time.sleep(0.3)
+    view.close()
+    assert eet_threads() == []
+
+
+def test_what_cannot_be_drawn_leaves_a_view_that_works(view: ServingView, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*given: Any) -> Any:
+        raise ZeroDivisionError("nothing to draw")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(serving_view, "batches", broken)
+        click(view, "simulate")
+    assert "nothing to draw" in view._page._table.value and not view._page._buttons["simulate"].disabled
+    click(view, "simulate")
+    assert "Naive padding" in view._page._table.value
+
+
+def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly() -> None:
+    first = ServingView(TURBO_2060, requests=20)
+    first.start()
+    wrong: list[tuple[Any, dict[str, Any], type[EETError]]] = [
+        ("no-such-table", {}, CostError),
+        (TURBO_2060, {"rate": -1.0}, TrafficError),
+        (TURBO_2060, {"cv": float("inf")}, TrafficError),
+        (TURBO_2060, {"requests": MOST_REQUESTS + 1}, TrafficError),
+        (TURBO_2060, {"requests": 0}, TrafficError),
+        (TURBO_2060, {"lengths": "1-9000"}, CostError),
+        (TURBO_2060, {"policies": []}, ScheduleError),
+        (TURBO_2060, {"policies": "continuous_batching"}, ScheduleError),
+    ]
+    for table, options, error in wrong:
+        with pytest.raises(error):
+            ServingView(table, **options)
+    first.press("simulate")
+    assert first.wait()
+    second = ServingView(TOY_DECODER, requests=20, lengths="5-30", new_tokens="2-10")
+    with pytest.raises(EETError, match="closed"):
+        first.press("simulate")
+    with pytest.raises(EETError, match="no action 'simulat'"):
+        second.press("simulat")
+    second.press("simulate")
+    assert list(second.wait()) == ["Packed, token budget", "Continuous batching"]
+    assert "TTFT p99 ms" in second._page._table.value
+    second.close()
+    second.close()
+    assert eet_threads() == [] and not second.busy
+
+
+def test_a_film_has_each_pass_and_each_request() -> None:
+    traffic = make_traffic(80, Gamma(100.0), Uniform(5, 90))
+    served = simulate_traffic(traffic, NaivePadding(max_rows=4), TURBO_2060)
+    film = lane("naive", "#000", served)
+    passes = np.frombuffer(film["passes"], "<f4").reshape(-1, 6)
+    assert len(passes) == len(served.passes) and not film["cut"]
+    np.testing.assert_allclose(passes[:, 1], served.passes.end_ms, rtol=1e-6)
+    assert np.array_equal(passes[:, 4], served.passes.pads) and passes[:, 5].sum() == 80
+    ended, took = (np.frombuffer(film[key], "<f4") for key in ("ended", "took"))
+    assert (np.diff(ended) >= 0).all() and took.sum() == pytest.approx(served.e2e_ms.sum(), rel=1e-5)
+    begun, came = (np.frombuffer(film[key], "<f4") for key in ("begun", "came"))
+    at = float(np.median(came))
+    assert (came <= at).sum() - (begun <= at).sum() == served.queued(np.array([at]))[0]
+    widget = ServingFilm()
+    widget.show({"naive": served}, "title")
+    assert widget.film["begin"] and len(widget.film["lanes"]) == 1
+    widget.stop()
+    assert widget.film == {}
+    widget.close()
+
+
+def test_a_long_film_is_cut() -> None:
+    traffic = make_traffic(MOST_PASSES + 5, Gamma(1e5), Uniform(5, 9))
+    served = simulate_traffic(traffic, NaivePadding(max_rows=1), TURBO_2060)
+    film = lane("naive", "#000", served)
+    assert film["cut"] and len(film["passes"]) == MOST_PASSES * 6 * 4
