@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from eet_lab.figures import theme
 from eet_lab.figures.packing import grid
 from eet_lab.scheduling.served import Passes, Served
-from eet_lab.words import percent
+from eet_lab.words import brief, percent
 
 PROMPTS, DECODES, WASTE = "prompts", "decode", "pads: computed, and nobody's"
 LOOKS: dict[str, dict[str, Any]] = {
@@ -117,7 +117,7 @@ def _small(values: np.ndarray) -> np.ndarray:
 
 
 def _told(ms: float) -> str:
-    return f"{ms / 1e3:.3g} s" if ms >= 1e3 else f"{ms:.3g} ms"
+    return f"{brief(ms / 1e3)} s" if ms >= 1e3 else f"{brief(ms)} ms"
 
 
 def _view(runs: Mapping[str, Served], span_ms: tuple[float, float] | None) -> tuple[float, float]:
