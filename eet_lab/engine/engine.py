@@ -12,13 +12,13 @@ import torch
 from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.exclusive import exclusive
-from eet_lab.engine.forecast import Forecast, Forecaster
+from eet_lab.engine.forecast import Forecast, Forecaster, check_keys
 from eet_lab.engine.generation import Generation, Record, StepEvent
 from eet_lab.engine.meta_trace import MetaTracer, new_cache
 from eet_lab.engine.settings import (
     Settings,
-    checked_batch,
     checked_bytes,
+    checked_columns,
     checked_each,
     checked_forced,
     checked_prompts,
@@ -192,10 +192,12 @@ class Engine(BaseEngine[Decoder]):
         settings = replace(checked_settings(settings), stop=())
         self._check_idle("reserve")
         self._free()
-        rows = checked_batch(num_rows, prompt_tokens, settings.max_new_tokens, self.model)
+        columns = checked_columns(num_rows, prompt_tokens, settings.max_new_tokens, self.model.config)
+        check_keys(num_rows, columns, self.model)
+        rows = [[self.model.config.bos_id] * prompt_tokens] * num_rows
         self._prepared()
         with self._closed_on_error(lambda: rows, settings):
-            self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
+            self._reserved = num_rows, columns
             self._allocating = "the arena of activations"
             if self.parts.schedule.max_rows is None:
                 passes = self.tracer.request([len(row) for row in rows], settings).passes

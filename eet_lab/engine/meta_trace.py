@@ -132,8 +132,9 @@ class MetaTracer:
         keys = Keys(each, cache.block_table, spans, padded)
         batch = Batch(token, token, token, token, each, each, each, keys, max_q, max_kv, spans)
         with nullcontext() if parts.ops.kernels else NoArithmetic():  # kernel wrappers recognize meta tensors
-            attend = partial(parts.attend, empty=partial(trace.empty, op="mask"), window=model.config.spec.window)
-            hidden = forward(model, ops, attend(ops, batch, cache), batch, parts.layers)  # no name keeps its mask alive
+            empty, window = partial(trace.empty, op="mask"), model.config.spec.window
+            attend = partial(parts.attend, ops, empty=empty, window=window)
+            hidden = forward(model, ops, attend(batch, cache), batch, parts.layers)  # which lets go of its mask
             next_token = self._task(model, ops, hidden, batch, Sampling(choice, each, real, each, real))
             ops.advance(buffer, next_token, batch.count)
 
