@@ -1,4 +1,4 @@
-"""Frozen dataclasses to JSON and back, checked against their type hints and the ranges in them (msgspec)."""
+"""Frozen dataclasses to JSON files and back, checked against their type hints and the ranges in them (msgspec)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import threading
 import typing
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
 
+from eet_lab.errors import ResultError
+from eet_lab.files import regular_content
 from eet_lab.words import visible
 
 T = TypeVar("T")
@@ -26,6 +29,16 @@ HALF = "\\ud"
 """How the escape of a surrogate begins. Pairs of them are one character, and fine."""
 SHOWN = 40
 """Characters of a wrong value that its error shows."""
+
+
+MOST_BYTES = 32 * 2**20
+"""The largest file. A ladder of GPT-2 XL takes 0.3 MB. JSON of many small objects takes twenty times that in memory."""
+
+
+def content_of(path: str | Path, follow_links: bool = True) -> bytes:
+    """A regular file's bytes; ResultError for what cannot be read, is larger than `MOST_BYTES`, or is no such file."""
+    remedy = "Measure fewer prompts or tokens, and save it again."
+    return regular_content(path, "a saved result", MOST_BYTES, ResultError, remedy=remedy, follow_links=follow_links)
 
 
 class Unreadable:

@@ -6,24 +6,25 @@ Source of the idea: gpt-fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eet_lab.bench.launches import STEPS, StepLaunches, counting
-from eet_lab.bench.peers.peer import Peer, Rows, Timing, left_padded
-from eet_lab.bench.timing import Stopwatch
-from eet_lab.engine.settings import Settings
-from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder
-from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Norm
 
-ACTS = {"gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "gelu": F.gelu, "relu": F.relu, "silu": F.silu}
-GATED = {"swiglu": "silu", "geglu": "gelu_tanh"}
+Rows = Sequence[Sequence[int]]
+
+ACTS: dict[str | None, Callable[[Tensor], Tensor]] = {
+    None: lambda x: x,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu": F.relu,
+}
+GATED = {"swiglu": F.silu, "geglu": ACTS["gelu_tanh"]}
 ALIGNED = 64
 """Columns of the cache are a multiple of it, so that SDPA need not copy the mask."""
 
@@ -81,10 +82,10 @@ class StaticDecoder:
             x = x + F.embedding(positions + model.config.first_position, model.position_embedding)
         turn = None if model.inv_freq is None else _turn(positions, model.inv_freq, spec.rope_factor, x.dtype)
         for w, cache in zip(model.layers, self.cache, strict=True):
-            qkv = F.linear(_norm(x, w.norm_1), w.qkv.weight, w.qkv.bias).view(B, Q, -1, spec.head_dim).transpose(1, 2)
+            qkv = F.linear(norm(x, w.norm_1), w.qkv.weight, w.qkv.bias).view(B, Q, -1, spec.head_dim).transpose(1, 2)
             q, k, v = qkv.split((spec.heads, spec.kv_heads, spec.kv_heads), 1)
             if w.q_norm is not None and w.k_norm is not None:
-                q, k = _norm(q, w.q_norm), _norm(k, w.k_norm)
+                q, k = norm(q, w.q_norm), norm(k, w.k_norm)
             if turn is not None:
                 q, k = _turned(q, *turn), _turned(k, *turn)
             keys, values = cache[0], cache[1]
@@ -92,9 +93,9 @@ class StaticDecoder:
             values.index_copy_(2, columns, v)
             mixed = _attention(q, keys[:, :, :max_kv], values[:, :, :max_kv], mask, causal, spec.scale)
             x = x + F.linear(mixed.transpose(1, 2).reshape(B, Q, -1), w.proj.weight, w.proj.bias)
-            h = _activated(F.linear(_norm(x, w.norm_2), w.fc_1.weight, w.fc_1.bias), model.config.act)
+            h = _activated(F.linear(norm(x, w.norm_2), w.fc_1.weight, w.fc_1.bias), model.config.act)
             x = x + F.linear(h, w.fc_2.weight, w.fc_2.bias)
-        return F.linear(_norm(x[:, -1:], model.norm), model.head.weight).argmax(-1)
+        return F.linear(norm(x[:, -1:], model.norm), model.head.weight).argmax(-1)
 
     def _mask(self, columns: Tensor, max_kv: int) -> Tensor:
         """What each query may see, [B,1,Q,max_kv]. A pad sees itself, since a softmax over nothing is NaN."""
@@ -103,96 +104,6 @@ class StaticDecoder:
         if (window := self.model.config.window) is not None:
             seen &= key > query - window
         return seen[:, None]
-
-
-class TorchGraphs(Peer):
-    """`StaticDecoder` with its step captured, as PyTorch runs it."""
-
-    name = "torch-cuda-graphs"
-
-    def __init__(self, model: Decoder, rows: Rows, settings: Settings) -> None:
-        super().__init__(model.device, model.weight_bytes)
-        self._model, self._rows, self._num_tokens = model, rows, settings.max_new_tokens
-        self._batch: StaticDecoder | None = None
-        self._graph = torch.cuda.CUDAGraph()
-
-    @staticmethod
-    def unavailable(device: str, config: Config | None = None) -> str | None:
-        """Why it cannot run on that device, or None."""
-        return None if device == "cuda" else "CUDA graphs need an NVIDIA GPU"
-
-    @memory_for("the KV cache of plain PyTorch")
-    @torch.inference_mode()
-    def _warm_up(self) -> Timing:
-        self._batch = batch = StaticDecoder(self._model, self._rows, self._num_tokens)
-        step = self._step_of(batch)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # libraries make their workspaces at the first call, which can't be captured
-            batch.prefill()
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        with torch.cuda.graph(self._graph):
-            step()
-        return self.time()
-
-    @memory_for("the prefill of plain PyTorch")
-    @torch.inference_mode()
-    def time(self) -> Timing:
-        batch = self._captured()
-        clock = Stopwatch(self._device.type)
-        batch.receive(self._rows)
-        batch.prefill()
-        clock.mark()
-        for _ in range(self._num_tokens - 1):
-            self._graph.replay()
-        clock.mark()
-        tokens = batch.tokens[:, batch.width - 1 :][:, : self._num_tokens].cpu()
-        clock.mark()
-        return Timing.of(clock.read_ms(), tokens)
-
-    @torch.inference_mode()
-    def launches(self) -> StepLaunches | None:
-        """The mean of 8 replays; None for runs of fewer."""
-        if self._num_tokens <= STEPS:
-            return None
-        self._captured().prefill()
-        with counting("cuda") as counter:
-            counter.start()
-            for _ in range(STEPS):
-                self._graph.replay()
-            return counter.stop().per_step()
-
-    def close(self) -> None:
-        self._batch = None
-        self._graph.reset()
-
-    def _step_of(self, batch: StaticDecoder) -> Callable[[], None]:
-        """What is captured."""
-        return batch.step
-
-    def _captured(self) -> StaticDecoder:
-        if self._batch is None:
-            raise RuntimeError("call prepare() first: it captures the step")
-        return self._batch
-
-
-class TorchCompile(TorchGraphs):
-    """The same, its step compiled before it is captured: what gpt-fast measures."""
-
-    name = "torch-compile"
-
-    def close(self) -> None:
-        super().close()
-        torch.compiler.reset()  # what was compiled holds the weights
-
-    def _step_of(self, batch: StaticDecoder) -> Callable[[], None]:
-        return compiled(batch)
-
-
-def compiled(batch: StaticDecoder, **how: Any) -> Callable[[], None]:
-    """A batch's step, compiled as one graph; the first call takes a minute for a large model."""
-    return torch.compile(batch.step, fullgraph=True, **(how or {"options": {"coordinate_descent_tuning": True}}))
 
 
 def _attention(
@@ -226,10 +137,22 @@ def _activated(x: Tensor, act: str) -> Tensor:
     if act not in GATED:
         return ACTS[act](x)
     gate, value = x.chunk(2, -1)
-    return ACTS[GATED[act]](gate) * value
+    return GATED[act](gate) * value
 
 
-def _norm(x: Tensor, w: Norm) -> Tensor:
+def norm(x: Tensor, w: Norm) -> Tensor:
+    """Layer norm, or RMS norm without a bias."""
     if w.bias is None:
         return F.rms_norm(x, x.shape[-1:], w.weight, w.eps)
     return F.layer_norm(x, x.shape[-1:], w.weight, w.bias, w.eps)
+
+
+def left_padded(rows: Rows, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [B,S] and attention mask [B,S]. Timed with every run, so laid out as quickly as our own prompts are."""
+    lengths = np.array([len(row) for row in rows])
+    longest = lengths.max()
+    ids = np.zeros((len(rows), longest), np.int64)
+    for to, row in zip(ids, rows, strict=True):
+        to[longest - len(row) :] = row
+    attended = np.arange(longest) >= longest - lengths[:, None]
+    return torch.from_numpy(ids).to(device), torch.from_numpy(attended.astype(np.int64)).to(device)

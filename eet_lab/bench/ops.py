@@ -1,4 +1,4 @@
-"""benchmark_op: one op at one size, ours beside others, in one process, interleaved."""
+"""benchmark_op: one op at one size, ours beside others, in one process, timed in turn."""
 
 from __future__ import annotations
 
@@ -7,28 +7,82 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from eet_lab.bench import timing
 from eet_lab.bench.cost import TIMES, beyond_caches, last_cache_bytes, predicted_ms, streaming_gb_per_s
 from eet_lab.bench.fit import check_op_fit
 from eet_lab.bench.launches import StepLaunches, counting
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.ops.provider import Judge, LeftOut, Prepared
-from eet_lab.bench.ops.providers import PROVIDERS, names_for
-from eet_lab.bench.ops.workload import OpWorkload
-from eet_lab.bench.providers import OURS
-from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.timing import SHARED, Tally, Timed
+from eet_lab.bench.op_providers import PROVIDERS, Prepared, names_for
+from eet_lab.bench.op_workloads import OpWorkload
+from eet_lab.bench.rows import OURS, Row, taken
+from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, Timed
 from eet_lab.devices import checked_device, kind_of, present
-from eet_lab.errors import PromptError, did_you_mean
+from eet_lab.errors import EETError, PromptError, did_you_mean, first_line
 from eet_lab.models.load import checked_dtype
-from eet_lab.ops import cuda, native
-from eet_lab.ops.oom import memory_for
-from eet_lab.ops.shapes import copied
+from eet_lab.ops import cuda, native, reference
+from eet_lab.ops.oom import is_out_of_memory, memory_for
+from eet_lab.ops.shapes import AttentionShape, copied
 from eet_lab.ops.types import fresh
 from eet_lab.progress import Cancel, Progress
 from eet_lab.threads import cpu_threads
 from eet_lab.words import brief
+
+NO_ROOM = "not checked: there is no room for the reference in fp64"
+
+EXACT = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]
+"""SDPA's kernels for the reference; sanitizers object to cuDNN's."""
+
+
+class Judge:
+    """What the op should give, by the reference in fp64, and how far rounding takes the reference itself.
+
+    The budget is that of `Case.check`: twice the reference's own error, and four roundings of the largest number.
+    """
+
+    def __init__(self, workload: OpWorkload, device: str, dtype: torch.dtype) -> None:
+        self._workload, self._device, self._dtype = workload, device, dtype
+        self._exact: Tensor | None = None
+        case, inputs = workload.case, workload.shape.inputs(device, dtype, 0)
+        plain = getattr(reference, case.op)
+        try:
+            with sdpa_kernel(EXACT):
+                exact = case.call(plain, copied(inputs, torch.float64), fresh)
+                low = case.call(plain, copied(inputs), fresh)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return
+        real = slice(None)
+        if isinstance(workload.shape, AttentionShape):
+            batch = inputs[2]
+            real = batch.columns >= batch.keys.begin[batch.rows]
+        self._exact, low = exact[real], low[real]
+        rounding = 4 * torch.finfo(dtype).eps * float(self._exact.abs().max())
+        self._budget = 2 * float((low - self._exact).abs().max()) + rounding
+
+    def ours(self) -> str:
+        """ "passed", or why not: by the case's own check, which sees more than the output."""
+        if self._exact is None:
+            return NO_ROOM
+        case = self._workload.case
+        try:
+            with sdpa_kernel(EXACT):
+                case.check(getattr(cuda, case.op), self._workload.shape, self._device, self._dtype)
+        except EETError as problem:
+            return first_line(problem)
+        return "passed"
+
+    def verdict(self, prepared: Prepared, less: str = "") -> str:
+        """The same for another provider's output; one that does `less` than the op cannot be compared."""
+        if less or self._exact is None:
+            return f"not compared: {less}" if less else NO_ROOM
+        got = prepared.read(prepared.call())
+        error = float((got.view(self._exact.shape) - self._exact).abs().max())
+        return "passed" if error <= self._budget else f"error {brief(error)}, the budget is {brief(self._budget)}"
+
 
 ROTATED_BYTES = {"cuda": 256 << 20, "cpu": beyond_caches(64 << 20, last_cache_bytes())}
 """Each call of a region reads a copy of its own; where all have so much together, all read from memory. Several times
@@ -49,7 +103,7 @@ def benchmark_op(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Time an op by each provider (none named: all that do this op), A, B, ..., A, B, ..., in regions of 100 ms.
+    """Time an op by each provider (none named: all that do this op), A B, B A, ..., in regions of 100 ms.
 
     Returns a row for each, its time in `total_ms`, and remarks: who is left out and why. Each output is checked first.
     Errors: PromptError, ModelError (device, dtype), OutOfMemory, Cancelled.
@@ -80,9 +134,11 @@ def _benchmarked(
     tally = Tally(2 + len(names) * (1 + repeats), progress)
     with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
         entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
-        runs = timing.interleaved({entry.name: entry.time for entry in entries}, repeats, tally, cancel)
+        series = [Series(entry.name, entry.time) for entry in entries]
+        timing.in_turn(series, Rounds(repeats), tally, cancel)
         shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")}
-        rows = [taken(where, **shared, **entry.figures(runs[entry.name], size)) for entry in entries]
+        timed = zip(entries, series, strict=True)
+        rows = [taken(where, **shared, **entry.figures(its.runs, size)) for entry, its in timed]
         disturbed = [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
         return rows, [*absent, *remarks, *disturbed, *_doubts(rows, workload, where, num_copies, size)]
 
@@ -143,20 +199,8 @@ def _prepared(
     tally.say("asking the reference in fp64")
     judge = Judge(workload, device, dtype)
     tally.finish()
-    entries, remarks = [], []
-    for name in names:
-        timing.check(cancel)
-        tally.say(f"preparing {name}")
-        try:
-            entries.append(PreparedOp(name, workload, copies, judge, device, tally.building))
-        except LeftOut as why:
-            remarks.append(f"{name} is left out: {why}")
-        except Exception as error:
-            if name == OURS:
-                raise
-            remarks.append(timing.failed(name, error))
-        tally.finish()
-    return entries, remarks
+    makers = {name: partial(PreparedOp, name, workload, copies, judge, device, tally.building) for name in names}
+    return timing.ready(makers, (OURS,), tally, cancel)
 
 
 class PreparedOp:

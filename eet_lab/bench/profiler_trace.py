@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from eet_lab.bench.launches import CALLS, is_work
-from eet_lab.bench.timeline.spans import Kind, Span, covered_us
+from eet_lab.bench.timeline import Kind, Span, covered_us
 from eet_lab.errors import MonitorError
 from eet_lab.paths import csrc_dir
 

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from eet_lab.bench.ops.providers import ACTS
-from eet_lab.bench.workloads import OP, evenly_spaced
+from eet_lab.bench.static_decoder import ACTS
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.naming import Form
@@ -25,6 +24,9 @@ from eet_lab.ops.records import ALL_CASES
 from eet_lab.ops.row_cases import NormShape, SoftmaxShape
 from eet_lab.ops.shapes import AttentionShape, LinearShape, NamedShape, Shape
 from eet_lab.ops.token_cases import ChooseShape, EmbedShape, TopKShape
+
+OP = "op:"
+"""How their names begin."""
 
 TIMED_CASES = tuple(case for case in ALL_CASES if case.op != "advance")
 """All but the one that moves its state on with each call, in the end beyond its token buffer."""
@@ -56,6 +58,11 @@ class OpWorkload:
         if not sizes:
             return tuple(cls(case, shape) for shape in case.bench)
         return (cls(case, read(case, sizes)),)
+
+
+def evenly_spaced(low: int, high: int, num: int) -> tuple[int, ...]:
+    """`num` lengths from `low` to `high`, both among them."""
+    return tuple(round(low + (high - low) * i / max(num - 1, 1)) for i in range(num))
 
 
 MOST = 2**31 - 2**16

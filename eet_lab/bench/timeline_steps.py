@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from eet_lab.bench.calls import Call, around_each, decode_calls
 from eet_lab.bench.environment import device_name, environment
-from eet_lab.bench.job import RunInputs
-from eet_lab.bench.timeline.spans import MOST_SPANS, Span, Timeline, Timelines, with_bytes
-from eet_lab.bench.timeline.trace import MARK, OP, ProfiledStep, read_steps
+from eet_lab.bench.launches import Call, around_each, decode_calls
+from eet_lab.bench.profiler_trace import MARK, OP, ProfiledStep, read_steps
+from eet_lab.bench.timeline import MOST_SPANS, Span, Timeline, Timelines, with_bytes
+from eet_lab.bench.workloads import RunInputs
 from eet_lab.engine.engine import Engine
 from eet_lab.errors import Cancelled, MonitorError, first_line
 from eet_lab.models import Model

@@ -1,4 +1,7 @@
-"""Attention by others: PyTorch's SDPA in each of its kernels, its varlen call, and FlashInfer's decode.
+"""What can stand in for an op: PyTorch's own functions, FlashInfer, and our kernels with several rows at a time.
+
+Attention by others is PyTorch's SDPA in each of its kernels, its varlen call, and FlashInfer's decode. To add a
+provider: an `OpProvider` in a tuple.
 
 T tokens, B rows, Q queries a row, K keys, H heads, G KV heads, D head dim.
 """
@@ -7,10 +10,12 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +23,54 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import pad_sequence
 
-from eet_lab.bench.ops.provider import Inputs, LeftOut, OpProvider, Prepared
+from eet_lab.bench.rows import OURS
+from eet_lab.bench.static_decoder import ACTS
+from eet_lab.bench.static_decoder import norm as torch_norm
+from eet_lab.bench.timing import LeftOut
 from eet_lab.errors import first_line
-from eet_lab.ops import reference
-from eet_lab.ops.shapes import AttentionShape
+from eet_lab.ops import cuda, native, reference
+from eet_lab.ops.cases import Case
+from eet_lab.ops.cuda.norm import INTERLEAVED
+from eet_lab.ops.int8_cases import Int8Shape
+from eet_lab.ops.next_token_case import NextTokenShape
+from eet_lab.ops.row_cases import NormShape
+from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
+from eet_lab.ops.types import fresh
+
+if TYPE_CHECKING:
+    pass
+
+
+Inputs = tuple[Any, ...]
+
+
+class Prepared(NamedTuple):
+    """`call` is what is timed; `read` gives its output the rows of the reference's, without pads."""
+
+    call: Callable[[], Any]
+    read: Callable[[Any], Tensor] = lambda out: out
+
+
+def always(given: Any) -> str | None:
+    """No reason against: for what runs everywhere, or takes all sizes."""
+    return None
+
+
+@dataclass(frozen=True)
+class OpProvider:
+    """A way to do some ops. What it leaves out of an op is said in `less`: then its output is not compared.
+
+    `make(shape, inputs)` may lay the inputs out as it likes best: only the call is timed. It raises `LeftOut` for sizes
+    that it does not take.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    make: Callable[[Any, Inputs], Prepared]
+    unavailable: Callable[[str], str | None] = always
+    less: str = ""
+    unfit: Callable[[Any], str | None] = always
+
 
 OPS = ("attention",)
 PAGE = 16  # columns of FlashInfer's cache that lie together; vLLM's and SGLang's default
@@ -155,3 +204,94 @@ ATTENTION: tuple[OpProvider, ...] = (
     OpProvider("torch-varlen", OPS, varlen, _varlen_unavailable),
     OpProvider("flashinfer", OPS, flashinfer, _flashinfer_unavailable),
 )
+
+
+def linear(shape: LinearShape, inputs: Inputs) -> Prepared:
+    """The product and the bias alone."""
+    x, w = inputs[0], inputs[1] if shape.residual else inputs[2]
+    return Prepared(lambda: F.linear(x, w.weight, w.bias))
+
+
+def linear_add(shape: LinearShape, inputs: Inputs) -> Prepared:
+    """linear(x) + residual, in two calls."""
+    x, w, residual = inputs[0], inputs[1], inputs[2].clone()
+    return Prepared(lambda: F.linear(x, w.weight, w.bias) + residual)
+
+
+def norm_linear(shape: LinearShape, inputs: Inputs) -> Prepared:
+    """act(linear(norm(x))), a call each."""
+    x, norm_w, w, act = inputs[0], inputs[1], inputs[2], ACTS[inputs[3]]
+    return Prepared(lambda: act(F.linear(torch_norm(x, norm_w), w.weight, w.bias)))
+
+
+def norm(shape: Any, inputs: Inputs) -> Prepared:
+    """Layer norm, or RMS norm without a bias."""
+    return Prepared(lambda: torch_norm(inputs[0], inputs[1]))
+
+
+def embed(shape: Any, inputs: Inputs) -> Prepared:
+    """Two look-ups and a sum."""
+    ids, positions, token_emb, position_emb = inputs
+    return Prepared(lambda: F.embedding(ids, token_emb) + F.embedding(positions, position_emb))
+
+
+def choose(shape: Any, inputs: Inputs) -> Prepared:
+    """Arg-max, or a draw with PyTorch's topk, sort and cumsum: the reference itself."""
+    logits, *_, positions, sampling = inputs
+    return Prepared(lambda: reference.choose(logits, positions, sampling))
+
+
+def next_token(shape: NextTokenShape, inputs: Inputs) -> Prepared:
+    """Norm, product and choice, as the reference has them."""
+    return Prepared(lambda: reference.next_token(*inputs, empty=fresh))
+
+
+def _int8(shape: Shape) -> str | None:
+    has_int8 = isinstance(shape, Int8Shape) or (isinstance(shape, NextTokenShape) and shape.int8)
+    return "PyTorch's linear takes no int8 weights" if has_int8 else None
+
+
+PLAIN = (
+    OpProvider(
+        "torch-linear",
+        ("norm_linear", "linear_residual"),
+        linear,
+        less="the product alone: nothing around it",
+        unfit=_int8,
+    ),
+    OpProvider("torch-linear-add", ("linear_residual",), linear_add, unfit=_int8),
+    OpProvider("torch-norm-linear", ("norm_linear",), norm_linear, unfit=_int8),
+    OpProvider("torch-norm", ("norm",), norm),
+    OpProvider("torch-embed", ("embed",), embed),
+    OpProvider("torch-next-token", ("next_token",), next_token, less="it is the reference", unfit=_int8),
+    OpProvider("torch-choose", ("choose", "choose_top_k"), choose, less="it is the reference"),
+)
+
+
+def softmax(shape: Any, inputs: Inputs) -> Prepared:
+    """PyTorch's softmax over the last dimension."""
+    return Prepared(lambda: torch.softmax(inputs[0], -1))
+
+
+def interleaved(rows: int, shape: Any, inputs: Inputs) -> Prepared:
+    """Our kernel with so many rows at a time."""
+    op: Any = cuda.norm if isinstance(shape, NormShape) else cuda.softmax
+    native.prepare(op.kernels)
+    return Prepared(lambda: op(*inputs, empty=fresh, rows=rows))
+
+
+ROWS = (
+    OpProvider("torch-softmax", ("softmax",), softmax),
+    *(
+        OpProvider(f"eet_lab-{rows}-rows", ("norm", "softmax"), partial(interleaved, rows), native.available)
+        for rows in INTERLEAVED[1:]
+    ),
+)
+
+
+PROVIDERS: dict[str, OpProvider] = {provider.name: provider for provider in (*PLAIN, *ROWS, *ATTENTION)}
+
+
+def names_for(case: Case) -> tuple[str, ...]:
+    """Ours, and everyone who does that case's op."""
+    return (OURS, *(name for name, provider in PROVIDERS.items() if case.op in provider.ops))
