@@ -94,7 +94,7 @@ def measure_accuracy(
     providers = named(providers, (OURS, HF), "accuracy")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
     pieces, decoder = Pieces.of(model, workload), model.decoder
-    checked_prompts(pieces.prompts, workload.new_tokens, model.config)
+    checked_prompts(pieces.prompts, Settings(workload.new_tokens), model.config)
     names: list[Recipe | str] = [Recipe(), *(recipe for recipe in chosen if recipe != Recipe())]
     names += [HF] if HF in providers else []
     precise = reference_logits(decoder, pieces.prompts, pieces.following, workload.new_tokens, cancel)

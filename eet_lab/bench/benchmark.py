@@ -84,7 +84,7 @@ def entered(
     """
     providers = named(providers, PROVIDERS, beside="; single ops (op:...) have others")
     chosen, repeated = distinct(recipes, device, model.config) if OURS in providers else ([], [])
-    rows = checked_prompts(workload.prompts(model.config.vocab_size), workload.new_tokens, model.config)
+    rows = checked_prompts(workload.prompts(model.config.vocab_size), Settings(workload.new_tokens), model.config)
     peers = {name: PEERS[name].unavailable(device, model.config) for name in providers if name in PEERS}
     others, absent = timing.split(peers)
     if not chosen and not others:

@@ -33,7 +33,7 @@ class RunInputs:
         check_repeats(repeats)
         chosen = Settings.of(**settings)
         encoded = as_rows(model, default_prompts(model) if prompts is None else prompts)
-        return cls(model, checked_prompts(encoded, chosen.max_new_tokens, model.config), chosen)
+        return cls(model, checked_prompts(encoded, chosen, model.config), chosen)
 
     @property
     def workload(self) -> str:

@@ -62,7 +62,7 @@ def run_stream(
     settings = Settings(max_new_tokens=stream.new_tokens)
     requests, chosen = stream.prompts(model.config.vocab_size), as_recipe(recipe, model.device, model.config)
     longest = max(requests, key=len)
-    checked_prompts([[0] * stream.high], stream.new_tokens, model.config)
+    checked_prompts([[0] * stream.high], Settings(stream.new_tokens), model.config)
     check = ParityCheck(model.decoder, requests[:WARM_UP], settings, cancel=cancel)
     before = allocated_afresh(model.device)
     engine = Engine(model.decoder, chosen.parts)
