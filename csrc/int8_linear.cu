@@ -70,24 +70,24 @@ cudaError_t launch_linear(Int8Args<T> a, int num_blocks, bool dependent, cudaStr
 }  // namespace
 
 // out = act(norm(x) (scale weight)^T + bias) + residual, for at most 16 tokens; `best` gets each block's largest.
-extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
+extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, const int64_t* rows, const void* weight,
                                        const void* scale, const void* bias, const void* residual,
                                        const void* norm_weight, const void* norm_bias, int dtype, int T, int N, int K,
-                                       int G, int log_inputs, int act, float eps, int blocks, int dependent,
+                                       int G, int log_inputs, int act, float eps, int num_blocks, int dependent,
                                        cudaStream_t stream) {
-  if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kMaxTokens || num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
   if (K % 16 || (G > 1 && 1 << log_inputs < kInt8Chunk)) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    Int8Args<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);
+    Int8Args<Type> a(out, best, x, rows, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, num_blocks);
     a.scale = static_cast<const float*>(scale), a.G = G, a.log_inputs = log_inputs;
     // 16 warps are ahead of 8 for four to eight tokens, and with groups for all up to eight (LOG).
     if (G > 1) {
-      return T <= 8 ? launch_linear<8, true>(a, blocks, dependent, stream)
-                    : launch_linear<16, true>(a, blocks, dependent, stream);
+      return T <= 8 ? launch_linear<8, true>(a, num_blocks, dependent, stream)
+                    : launch_linear<16, true>(a, num_blocks, dependent, stream);
     }
-    return T <= 3   ? launch_linear<4, false>(a, blocks, dependent, stream)
-           : T <= 8 ? launch_linear<8, false>(a, blocks, dependent, stream)
-                    : launch_linear<16, false>(a, blocks, dependent, stream);
+    return T <= 3   ? launch_linear<4, false>(a, num_blocks, dependent, stream)
+           : T <= 8 ? launch_linear<8, false>(a, num_blocks, dependent, stream)
+                    : launch_linear<16, false>(a, num_blocks, dependent, stream);
   });
 }

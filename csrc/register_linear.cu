@@ -128,14 +128,14 @@ cudaError_t launch_register_linear(RegisterArgs<T> a, int num_blocks, bool depen
 // out = act(norm(x) weight^T + bias) + residual, for at most eight tokens.
 extern "C" cudaError_t eet_register_linear(void* out, const void* x, const void* weight, const void* bias,
                                            const void* residual, const void* norm_weight, const void* norm_bias,
-                                           int dtype, int T, int N, int K, int act, float eps, int blocks,
+                                           int dtype, int T, int N, int K, int act, float eps, int num_blocks,
                                            int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kRegisterTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
-  if (eet::ceil_div(N, blocks) > kMostOutputs) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kRegisterTokens || num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
+  if (eet::ceil_div(N, num_blocks) > kMostOutputs) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const RegisterArgs<Type> a(out, nullptr, x, nullptr, weight, bias, residual, norm_weight, norm_bias, T, N, K, act,
-                               eps, blocks);
-    return launch_register_linear<Type>(a, blocks, dependent, stream);
+                               eps, num_blocks);
+    return launch_register_linear<Type>(a, num_blocks, dependent, stream);
   });
 }

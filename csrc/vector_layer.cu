@@ -201,17 +201,17 @@ cudaError_t launch_vector_layer(LayerArgs<T> a, int num_blocks, bool dependent, 
 // norm's weight and bias; the last may have no weight: then no qkv.
 extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended, void* exchange, unsigned* turns,
                                         int copies, const void* const* linears, int dtype, int T, int A, int C, int F,
-                                        int N, int act, int gated, float eps_2, float next_eps, int blocks, int dependent,
-                                        cudaStream_t stream) {
+                                        int N, int act, int gated, float eps_2, float next_eps, int num_blocks,
+                                        int dependent, cudaStream_t stream) {
   const int most_blocks = std::min(std::max(C, F), eet::device_attribute(cudaDevAttrMultiProcessorCount));
-  if (T < 1 || T > kMostTokens || copies < 1 || blocks < 1 || blocks > most_blocks) return cudaErrorInvalidValue;
+  if (T < 1 || T > kMostTokens || copies < 1 || num_blocks < 1 || num_blocks > most_blocks) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto phase = [&](int i, void* out, const void* in, const void* residual, int outputs, int inputs, int act,
                            float eps, int from, int to) {
       const void* const* w = linears + 4 * i;
       return Phase<Type>{{out, nullptr, in, nullptr, w[0], w[1], residual, w[2], w[3], T, outputs, inputs, act, eps,
-                          blocks},
+                          num_blocks},
                          from, to};
     };
     const int last = linears[12] ? T * (C + F) : -1;
@@ -224,7 +224,7 @@ extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended
                       0,
                       0,
                       {static_cast<uint16_t*>(exchange), turns, T * (2 * C + F), copies}};
-    if (gated) a.phase[1].pair(blocks);
-    return launch_vector_layer(a, blocks, dependent, stream);
+    if (gated) a.phase[1].pair(num_blocks);
+    return launch_vector_layer(a, num_blocks, dependent, stream);
   });
 }

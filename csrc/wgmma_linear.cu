@@ -204,14 +204,14 @@ cudaError_t launch_wgmma(WgmmaArgs<T> a, int num_blocks, int log_cluster, bool d
 // out = act(x weight^T + bias) + residual, for at most 64 tokens. `log_cluster`: blocks of a cluster, as a power of two;
 // -1: chosen by sizes.
 extern "C" cudaError_t eet_wgmma_linear(void* out, const void* x, const void* weight, const void* bias,
-                                        const void* residual, int dtype, int T, int N, int K, int act, int blocks,
+                                        const void* residual, int dtype, int T, int N, int K, int act, int num_blocks,
                                         int log_cluster, int dependent, cudaStream_t stream) {
   if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return cudaErrorInvalidValue;
-  if (T < 1 || T > eet::kMostTileTokens || N < 1 || K < 8 || K % 8 || blocks < 1) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kMostTileTokens || N < 1 || K < 8 || K % 8 || num_blocks < 1) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const WgmmaArgs<Type> a(out, nullptr, x, nullptr, weight, bias, residual, nullptr, nullptr, T, N, K, act, 0.f, 1);
-    return T <= 32 ? launch_wgmma<32>(a, blocks, log_cluster, dependent, stream)
-                   : launch_wgmma<64>(a, blocks, log_cluster, dependent, stream);
+    return T <= 32 ? launch_wgmma<32>(a, num_blocks, log_cluster, dependent, stream)
+                   : launch_wgmma<64>(a, num_blocks, log_cluster, dependent, stream);
   });
 }

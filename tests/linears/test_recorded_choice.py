@@ -65,7 +65,7 @@ def test_the_script_times_one_kernel_at_a_time(kernel_choice, name, monkeypatch)
 
     class Launchers:
         def __getattr__(self, name):
-            return lambda *given: launched.append(name.removeprefix("eet_"))
+            return lambda **given: launched.append(name.removeprefix("eet_"))
 
     def captured(runs):
         launched.clear()

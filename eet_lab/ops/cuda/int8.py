@@ -31,10 +31,10 @@ def takes_few(T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) ->
     )
 
 
-def groups(w: Linear, scale: Tensor) -> tuple[int, int]:
-    """G, and the logarithm of the number of inputs that share a scale (0 where all do)."""
+def groups(w: Linear, scale: Tensor) -> dict[str, int]:
+    """For launchers, G and the logarithm of the number of inputs that share a scale (0 where all do)."""
     (_, C), G = w.weight.shape, scale.shape[1]
-    return G, group_size(C, G).bit_length() - 1 if G > 1 else 0
+    return {"G": G, "log_inputs": group_size(C, G).bit_length() - 1 if G > 1 else 0}
 
 
 def expanded(w: Linear, x: Tensor, *, empty: Empty) -> Tensor:
@@ -43,7 +43,9 @@ def expanded(w: Linear, x: Tensor, *, empty: Empty) -> Tensor:
         return w.weight
     out = empty("dequantized", w.weight.shape, x)
     if not x.is_meta and len(x):
-        sizes = (*w.weight.shape, *groups(w, w.scale))
-        tensors = (at(out), at(w.weight), at(w.scale))
-        native.loaded("dequantize").eet_dequantize(*tensors, DTYPES[x.dtype], *sizes, stream_of(x))
+        N, K = w.weight.shape
+        native.loaded("dequantize").eet_dequantize(
+            out=at(out), weight=at(w.weight), scale=at(w.scale), dtype=DTYPES[x.dtype], N=N, K=K,
+            **groups(w, w.scale), stream=stream_of(x),
+        )  # fmt: skip
     return out

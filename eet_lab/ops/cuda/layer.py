@@ -108,11 +108,11 @@ def fused_layer(
     num_blocks = _num_blocks(C, F, gpu())
     copies = _copies(T, sizes, num_blocks)
     numbers, turns = _exchange(x.device, T, C, F, copies)
-    eps = w.norm_2.eps, following.norm_1.eps if following else 0.0
-    how = (activation, sizes.gated, *eps, num_blocks, dependent, stream_of(x))
     native.loaded("vector_layer").eet_vector_layer(
-        at(x), at(qkv), at(attended), at(numbers), turns.data_ptr(), copies, ctypes.addressof(pointers),
-        DTYPES[x.dtype], T, A, C, F, N, *how,
+        x=at(x), qkv=at(qkv), attended=at(attended), exchange=at(numbers), turns=turns.data_ptr(), copies=copies,
+        linears=ctypes.addressof(pointers), dtype=DTYPES[x.dtype], T=T, A=A, C=C, F=F, N=N, act=activation,
+        gated=sizes.gated, eps_2=w.norm_2.eps, next_eps=following.norm_1.eps if following else 0.0,
+        num_blocks=num_blocks, dependent=dependent, stream=stream_of(x),
     )  # fmt: skip
     return x, qkv
 

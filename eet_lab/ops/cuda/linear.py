@@ -25,7 +25,7 @@ from eet_lab.ops.cuda.launching import (
     stream_of,
     unfit_act,
 )
-from eet_lab.ops.cuda.norm import check_residual_norm, norm, residual_norm
+from eet_lab.ops.cuda.norm import check_residual_norm, norm, norm_arguments, residual_norm
 from eet_lab.ops.cuda.tiles import FEW, OUTPUTS, fits
 from eet_lab.ops.fits import refuses
 from eet_lab.ops.types import Empty, Linear, Norm
@@ -92,8 +92,10 @@ def _product(x: Tensor, w: Linear, act: str | None, empty: Empty, dependent: boo
         return out
     if _ends_apart(x, w, act):
         torch.mm(x, weight.t(), out=out)
-        sizes = (DTYPES[x.dtype], T, N, number, stream_of(x))
-        native.loaded("epilogue").eet_epilogue(at(out), at(out), at(w.bias), None, *sizes)
+        native.loaded("epilogue").eet_epilogue(
+            out=at(out), y=at(out), bias=at(w.bias), residual=None, dtype=DTYPES[x.dtype], T=T, N=N, act=number,
+            stream=stream_of(x),
+        )  # fmt: skip
     elif w.bias is None:
         torch.mm(x, weight.t(), out=out)
     elif act is None:
@@ -124,8 +126,10 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
         _by_tiles(residual, x, weight, w.bias, residual, None, dependent)
         return residual
     torch.mm(x, weight.t(), out=product)
-    out, sizes = at(residual), (DTYPES[x.dtype], T, N, 0, stream_of(x))
-    native.loaded("epilogue").eet_epilogue(out, at(product), at(w.bias), out, *sizes)
+    native.loaded("epilogue").eet_epilogue(
+        out=at(residual), y=at(product), bias=at(w.bias), residual=at(residual), dtype=DTYPES[x.dtype], T=T, N=N, act=0,
+        stream=stream_of(x),
+    )  # fmt: skip
     return residual
 
 
@@ -267,9 +271,12 @@ def _by_tiles(
     dependent: bool,
 ) -> None:
     """act(x weight^T + bias) + residual, in one launch."""
-    addresses, (N, C) = (at(out), at(x), at(weight), at(bias), at(residual)), weight.shape
-    sizes = (DTYPES[x.dtype], len(x), N, C, number_of(act), gpu().num_blocks)
-    native.loaded("wgmma_linear").eet_wgmma_linear(*addresses, *sizes, CHOOSE_CLUSTER, dependent, stream_of(x))
+    N, C = weight.shape
+    native.loaded("wgmma_linear").eet_wgmma_linear(
+        out=at(out), x=at(x), weight=at(weight), bias=at(bias), residual=at(residual), dtype=DTYPES[x.dtype], T=len(x),
+        N=N, K=C, act=number_of(act), num_blocks=gpu().num_blocks, log_cluster=CHOOSE_CLUSTER, dependent=dependent,
+        stream=stream_of(x),
+    )  # fmt: skip
 
 
 def _ends_apart(x: Tensor, w: Linear, act: str | None) -> bool:
@@ -300,25 +307,29 @@ def _stream(
     ):
         if tensor is not None:
             check(tensor, name, x.dtype, (size,))
-    to = (at(out), None if best is None else best.data_ptr(), at(x), None if rows is None else rows.data_ptr())
-    around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
-    drawn = [part.data_ptr() for part in draw] if draw else [None] * 3
-    sizes = (DTYPES[x.dtype], T, N, C)
-    gated, activation = act in GATED, number_of(act)
-    blocks = num_blocks(N // 2 if gated else N)
-    end = (norm_w.eps if norm_w else 0.0, blocks, dependent, stream_of(x))
+    gated = act in GATED
+    arguments = {
+        "out": at(out), "x": at(x), "weight": at(w.weight), "bias": at(w.bias), "residual": at(residual),
+        **norm_arguments(norm_w), "dtype": DTYPES[x.dtype], "T": T, "N": N, "K": C, "act": number_of(act),
+        "num_blocks": num_blocks(N // 2 if gated else N), "dependent": dependent, "stream": stream_of(x),
+    }  # fmt: skip
+    choice = {"best": None if best is None else best.data_ptr(), "rows": None if rows is None else rows.data_ptr()}
     if w.scale is not None:
-        weights, groups = (at(w.weight), at(w.scale)), int8.groups(w, w.scale)
-        native.loaded("int8_linear").eet_int8_linear(*to, *weights, *around, *sizes, *groups, activation, *end)
+        launch = native.loaded("int8_linear").eet_int8_linear
+        launch(**arguments, **choice, scale=at(w.scale), **int8.groups(w, w.scale))
         return
     how = dict(normed=norm_w is not None, gathered=rows is not None, gated=gated)
-    kernel = streaming_kernel(T, N, C, x.element_size(), **how)
+    kernel = streaming_kernel(T, N, C, x.element_size(), **how) or "linear"
+    launch = getattr(native.loaded(kernel), f"eet_{kernel}")
     if kernel == "register_linear":
-        addresses = (at(out), at(x), at(w.weight), *around)
-        native.loaded("register_linear").eet_register_linear(*addresses, *sizes, activation, *end)
+        launch(**arguments)
     else:
-        launch = getattr(native.loaded(kernel := kernel or "linear"), f"eet_{kernel}")
-        launch(*to, at(w.weight), *around, *drawn, *sizes, activation, gated, *end)
+        launch(**arguments, **choice, **_drawn(draw), gated=gated)
+
+
+def _drawn(draw: Draw | None) -> dict[str, int | None]:
+    """A draw for launchers."""
+    return {name: draw and getattr(draw, name).data_ptr() for name in Draw._fields}
 
 
 def streaming_kernel(
