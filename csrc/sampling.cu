@@ -21,14 +21,16 @@ template <typename T>
 __global__ void __launch_bounds__(kChoosers) choose_kernel(const ChooseArgs<T> a) {
   __shared__ typename eet::Row<T>::Weights weights;
   __shared__ eet::Choice how;
+  __shared__ uint32_t key;
   eet::cluster_arrive();  // who puts something into another block's memory has to know that it is there
   eet::wait_for_previous();
   eet::let_next_begin();
   if (threadIdx.x == 0) how = a.choice(blockIdx.y);
-  const eet::Gumbel noise(a.draw.key(blockIdx.y));
+  if (threadIdx.x == 32) key = a.draw.key(blockIdx.y);  // in another warp, which waits for its own loads
   eet::Row<T> row(a, weights);
   __syncthreads();
   row.scale = how.scale;
+  const eet::Gumbel noise(key);
   eet::cluster_wait();
   const uint64_t chosen = row.chosen(how, noise);
   if (blockIdx.x == 0 && threadIdx.x == 0) a.token[blockIdx.y] = eet::word_of(chosen);

@@ -136,7 +136,7 @@ __device__ uint64_t draw_from_sorted(const eet::Choice& how, int n, float top, c
 //          last one of the top-k or top-p stay
 // Source   Gumbel-max: Kool et al. 2019; a bound from what is known of parts: Fagin et al. 2001, the threshold algorithm
 template <typename T>
-__global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<T> a) {
+__global__ void __launch_bounds__(kChoosers, 1) choose_top_k_kernel(const TopKArgs<T> a) {
   __shared__ alignas(16) typename eet::Row<T>::Weights weights;
   __shared__ Shared shared;
   uint64_t* const lists = reinterpret_cast<uint64_t*>(weights);  // of each block, at the first: [cluster][room]
@@ -153,9 +153,9 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
   const int64_t place = a.draw.place(blockIdx.y), noise_key = a.draw.noise[blockIdx.y];
   uint64_t best = 0;
   if (threadIdx.x < a.num_blocks) best = a.best[int64_t(blockIdx.y) * a.num_blocks + threadIdx.x];
-  if (threadIdx.x == 0) shared.how = a.choice(blockIdx.y);
   eet::Row<T> row(a, weights);
   const uint4 first_vector = row.first_vector();
+  if (threadIdx.x == 0) shared.how = a.choice(blockIdx.y);
   const int64_t position = a.draw.positions[place];
   __syncthreads();
   const eet::Choice& how = shared.how;

@@ -47,9 +47,11 @@ struct Draw {
   // Of a row's noise: the token is drawn whose scaled logit is the largest with it.
   __device__ uint32_t key(int row) const { return exists() ? Gumbel::key_of(noise[row], positions[place(row)]) : 0; }
 
+  __device__ float temperature_of(int row) const { return exists() ? temperature[row] : 0.f; }
+
   // 1 / temperature, or 0 where nothing is drawn.
   __device__ float scale(int row) const {
-    const float its_temperature = exists() ? temperature[row] : 0.f;
+    const float its_temperature = temperature_of(row);
     return its_temperature > 0 ? 1.f / its_temperature : 0.f;
   }
 };

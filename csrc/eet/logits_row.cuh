@@ -35,12 +35,12 @@ struct ChooseArgs {
   ChooseArgs(int64_t* token, const void* logits, Draw draw, const int64_t* top_k, const float* top_p, int V)
       : token(token), logits(static_cast<const T*>(logits)), draw(draw), top_k(top_k), top_p(top_p), V(V) {}
 
-  // Of a row. Without a draw there are no limits.
+  // Of a row. Without a draw there are no limits. Loads come first, so that they are under way together.
   __device__ Choice choice(int row) const {
-    const float scale = draw.scale(row), its_top_p = top_p ? top_p[row] : 1.f;
+    const float temperature = draw.temperature_of(row), its_top_p = top_p ? top_p[row] : 1.f;
     const int64_t its_top_k = top_k ? top_k[row] : 0;
-    if (scale == 0) return {1.f, 1.f, V, false};
-    return {scale, its_top_p, its_top_k > 0 && its_top_k < V ? int(its_top_k) : V, true};
+    if (!(temperature > 0)) return {1.f, 1.f, V, false};
+    return {1.f / temperature, its_top_p, its_top_k > 0 && its_top_k < V ? int(its_top_k) : V, true};
   }
 };
 
