@@ -123,7 +123,7 @@ class Library:
         # Plain attributes, and plain functions: no code between an op and its launch.
         self.__dict__.update({name: launcher.launch for name, launcher in self.launchers.items()})
 
-    def __getattr__(self, name: str) -> Launcher:
+    def __getattr__(self, name: str) -> Callable[..., None]:
         near = did_you_mean(name, self.__dict__.get("launchers", ()))
         raise AttributeError(f"{self.__dict__.get('path')} has no launcher {name!r}.{near}")
 
