@@ -206,6 +206,7 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
         (attention, "_is_hopper", lambda device: True),
         (attention, "gpu", lambda: gpu),
         (linear, "gpu", lambda: gpu),
+        (linear, "_most_clusters", lambda *_: tuple(gpu.num_blocks >> log for log in range(3))),
         (layer, "gpu", lambda: gpu),
         (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
     )

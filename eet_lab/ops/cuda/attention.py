@@ -15,6 +15,7 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.attention import within_window
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, gpu, needs, stream_of
+from eet_lab.ops.cuda.plan import paired_bytes
 from eet_lab.ops.cuda.rotary import NO_ROTATION, is_rotated, rotary, rotation
 from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec
@@ -203,7 +204,8 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
         "cluster": split.blocks, "dependent": dependent,
     }  # fmt: skip
     if split.streams:
-        native.loaded("stream_attention").eet_stream_attention(**how)
+        room = paired_bytes(False, gpu().shared_bytes)
+        native.loaded("stream_attention").eet_stream_attention(**how, shared_bytes=room)
     else:
         native.loaded("decode_attention").eet_decode_attention(**how, mask=at(mask), K=K, warps=split.warps)
 

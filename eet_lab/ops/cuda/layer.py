@@ -113,7 +113,8 @@ def fused_layer(
         x=at(x), qkv=at(qkv), attended=at(attended), exchange=at(numbers), turns=turns.data_ptr(), copies=copies,
         linears=ctypes.addressof(pointers), dtype=DTYPES[x.dtype], T=T, A=A, C=C, F=F, N=N, act=activation,
         gated=sizes.gated, eps_2=w.norm_2.eps, next_eps=following.norm_1.eps if following else 0.0,
-        num_blocks=num_blocks, dependent=dependent, stream=stream_of(x),
+        num_blocks=num_blocks, **_planned(T, sizes, 3 + (following is not None), gpu()), dependent=dependent,
+        stream=stream_of(x),
     )  # fmt: skip
     return x, qkv
 
@@ -207,6 +208,15 @@ def plan(T: int, sizes: Sizes, num_linears: int, gpu: Limits) -> Plan | None:
         if num_stages >= min(needed, FEWEST_STAGES):
             return Plan(most_chunks, most_rows, num_stages, others + num_stages * stage_bytes)
     return None
+
+
+@cache
+def _planned(T: int, sizes: Sizes, num_linears: int, gpu: Limits) -> dict[str, int]:
+    """The plan by the launcher's names, for layers that were not refused."""
+    found = plan(T, sizes, num_linears, gpu)
+    if found is None:
+        raise KernelError(f"One launch takes no {T} tokens through these layers: {sizes}. {LEAVE_OUT}")
+    return found._asdict()
 
 
 def _num_blocks(C: int, F: int, gpu: Limits) -> int:

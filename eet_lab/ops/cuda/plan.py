@@ -47,6 +47,11 @@ class Product(NamedTuple):
         unit = 2 if self.gated else 1
         return ceil(self.N // unit, self.num_blocks) * unit
 
+    @property
+    def stride(self) -> int:
+        """Numbers from token to token in shared memory."""
+        return odd_stride(self.K * self.itemsize) // self.itemsize
+
 
 class Ring(NamedTuple):
     """What a plan brings into shared memory at a time."""
@@ -110,19 +115,26 @@ def odd_stride(num_bytes: int) -> int:
     return (ceil(num_bytes, 64) | 1) * 64
 
 
+def paired_bytes(residual: bool, shared_bytes: int) -> int:
+    """Bytes that a block takes at most, so that it shares a multiprocessor with one block of the kernel before it.
+
+    In a layer linears with and without a residual take turns, and attention comes between two: those with a residual
+    take somewhat more than half, the others what that leaves. `shared_bytes`: that a block can have.
+    """
+    over, static = 2048, 2048  # static arrays count too
+    half = (shared_bytes + RESERVED_BYTES) // 2
+    return half + (over if residual else -over - static - 2 * RESERVED_BYTES)
+
+
 def beside_or_alone(
     make: Callable[[int], Attempt[Plan] | None], residual: bool, shared_bytes: int
 ) -> Attempt[Plan] | None:
     """What `make` makes of the room beside another kernel's block, or if its ring would run dry there, of all room.
 
-    In a layer linears with and without a residual take turns, and attention comes between two: those with a residual
-    take somewhat more than half of a multiprocessor's, the others what that leaves, and all of it, used or not. So they
-    never share it with another block of their own, which would have to wait while other multiprocessors have nothing to
-    do (LOG).
+    A linear takes all the room that is its own, used or not. So it never shares a multiprocessor with another block of
+    its own, which would have to wait for it while other multiprocessors have nothing to do (LOG).
     """
-    over, static = 2048, 2048  # static arrays count too
-    half = (shared_bytes + RESERVED_BYTES) // 2
-    paired = half + (over if residual else -over - static - 2 * RESERVED_BYTES)
+    paired = paired_bytes(residual, shared_bytes)
     if (beside := make(paired)) and beside[1].flows:
         return beside[0]._replace(shared_bytes=paired), beside[1]
     return make(shared_bytes - RESERVED_BYTES)
