@@ -28,7 +28,7 @@ from eet_lab.bench.environment import device_name, versions
 from eet_lab.bench.timing import captured, event_ms
 from eet_lab.errors import EETError
 from eet_lab.ops import cuda, native
-from eet_lab.ops.cuda import int8, linear
+from eet_lab.ops.cuda import choice, linear
 from eet_lab.ops.int8 import quantized
 from eet_lab.ops.shapes import copied
 from eet_lab.ops.types import Linear, Norm, fresh
@@ -125,7 +125,7 @@ def only(kernel: str) -> Iterator[None]:
     taken = None if kernel == "cublas" else kernel
     with (
         patch.object(linear, "streaming_kernel", lambda *sizes, **how: taken),
-        patch.object(int8, "takes_few", lambda *sizes: taken is not None),
+        patch.object(choice, "takes_int8", lambda *sizes: taken is not None),
         patch.object(linear, "takes_tiles", lambda *sizes: False),
     ):
         yield

@@ -47,17 +47,18 @@ __global__ void append_kernel(const AppendArgs<T> a) {
 
 // `out` is null, or [T,HD] whose pads are to be 0.
 extern "C" cudaError_t eet_append(void* out, void* keys, void* values, const void* qkv, const int64_t* rows,
-                                  const int64_t* columns, const int64_t* first, const int64_t* count,
-                                  const int* table, int64_t column_stride, int64_t row_stride, int64_t head_stride,
-                                  int64_t key_stride, int blocks, int log_page, int dtype, int T, int H, int G, int D,
+                                  const int64_t* columns, const int64_t* first, const int64_t* count, const int* table,
+                                  int64_t columns_stride, int64_t row_stride, int64_t head_stride, int64_t key_stride,
+                                  int table_stride, int log_page, int dtype, int T, int H, int G, int D,
                                   cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto cache = [&](void* p) {
-      return eet::Cache<Type>{static_cast<Type*>(p), row_stride, head_stride, key_stride, {table, blocks, log_page}};
+      const eet::Pages pages{table, table_stride, log_page};
+      return eet::Cache<Type>{static_cast<Type*>(p), row_stride, head_stride, key_stride, pages};
     };
     const AppendArgs<Type> a{static_cast<Type*>(out), cache(keys), cache(values), static_cast<const Type*>(qkv), rows,
-                             columns, column_stride, first, count, {H, G, D}};
+                             columns, columns_stride, first, count, {H, G, D}};
     append_kernel<<<T, 128, 0, stream>>>(a);
     return cudaGetLastError();
   });

@@ -203,13 +203,13 @@ cudaError_t launch_for(const DecodeArgs<T>& a, const eet::Rotation<T>& rotation,
 // of the newest key among them. Without a mask: keys num_pad .. column, of which a row sees no more
 // than `seen`; with one: keys 0 .. K-1.
 // `warps` a block (4 or 8) and blocks a `cluster` (1, 2, 4 or 8) for each row and KV head; 0: chosen by their number.
-// `table` [B,blocks]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
+// `table` [B,table_stride]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
 extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values, const void* qkv,
                                             const int64_t* positions, const void* q_norm, const void* k_norm,
                                             const void* inv_freq, float factor, float eps, const void* mask,
                                             const int64_t* num_pad, const int64_t* columns, const int* table,
-                                            int64_t column_stride, int64_t row_stride, int64_t head_stride,
-                                            int64_t key_stride, int blocks, int log_page, int dtype, int B, int H,
+                                            int64_t columns_stride, int64_t row_stride, int64_t head_stride,
+                                            int64_t key_stride, int table_stride, int log_page, int dtype, int B, int H,
                                             int G, int D, int K, int seen, float scale, int warps, int cluster,
                                             int dependent, cudaStream_t stream) {
   const bool divided = (warps == 4 || warps == kMaxWarps) && cluster > 0 && cluster <= kMaxCluster;
@@ -222,11 +222,11 @@ extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values,
     using Type = decltype(type);
     const eet::Rotation<Type> rotation(positions, q_norm, k_norm, inv_freq, factor, eps);
     DecodeArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
-    a.column_stride = int(column_stride);
+    a.column_stride = int(columns_stride);
     a.row = int(row_stride), a.head = int(head_stride), a.column = int(key_stride);
     a.K = K, a.D = D, a.G = G, a.per_group = H / G, a.scale = eet::kLog2e * scale;
     a.qkv = static_cast<const Type*>(qkv), a.mask = static_cast<const Type*>(mask), a.out = static_cast<Type*>(out);
-    a.pages = {table, blocks, log_page};
+    a.pages = {table, table_stride, log_page};
     const How how{B, seen, warps, cluster, dependent != 0, stream};
     return table ? launch_for<Type, true>(a, rotation, how)
                  : launch_for<Type, false>(a, rotation, how);

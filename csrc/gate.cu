@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(256) gate_kernel(T* out, const T* x, int gate,
 
 }  // namespace
 
-// out [T,F] = act(x[:, :F]) * x[:, F:], x [T,2F]; `gate`: kSilu or kGeluTanh.
-extern "C" cudaError_t eet_gate(void* out, const void* x, int gate, int dtype, int T, int F, int dependent,
+// out [T,F] = act(x[:, :F]) * x[:, F:], x [T,2F]; `act`: kSilu or kGeluTanh.
+extern "C" cudaError_t eet_gate(void* out, const void* x, int act, int dtype, int T, int F, int dependent,
                                 cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
@@ -48,6 +48,6 @@ extern "C" cudaError_t eet_gate(void* out, const void* x, int gate, int dtype, i
     const int vectors = F / eet::kVec<Type>, threads = min(eet::ceil_div(vectors, 32) * 32, 256);
     const dim3 grid(T, eet::ceil_div(vectors, threads));
     return eet::launch(gate_kernel<Type>, {grid, threads, 0, stream, 1, dependent != 0}, static_cast<Type*>(out),
-                       static_cast<const Type*>(x), gate, F);
+                       static_cast<const Type*>(x), act, F);
   });
 }

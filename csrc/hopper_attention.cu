@@ -81,7 +81,7 @@ cudaError_t launch(eet::PrefillArgs<T> a, const T* qkv, void* keys, void* values
 // it, zeros as values.
 extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values, const void* qkv, const int64_t* first,
                                             const int64_t* count, const int64_t* num_pad, const int64_t* columns,
-                                            int64_t column_stride, int64_t row_stride, int64_t head_stride,
+                                            int64_t columns_stride, int64_t row_stride, int64_t head_stride,
                                             int64_t key_stride, int dtype, int T, int B, int longest, int H, int G,
                                             int D, int K, int all_new, int appends, int window, float scale, int causal,
                                             cudaStream_t stream) {
@@ -90,7 +90,7 @@ extern "C" cudaError_t eet_hopper_attention(void* out, void* keys, void* values,
     using Type = decltype(type);
     eet::PrefillArgs<Type> a{};
     a.out = static_cast<Type*>(out);
-    a.first = first, a.count = count, a.num_pad = num_pad, a.columns = columns, a.column_stride = column_stride;
+    a.first = first, a.count = count, a.num_pad = num_pad, a.columns = columns, a.column_stride = columns_stride;
     a.heads = {H, G, D}, a.B = B;
     a.all_new = all_new, a.appends = appends, a.window = eet::most_keys(window), a.scale = scale;
     const auto run = [&](auto plan) {

@@ -52,42 +52,37 @@ __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, 1) int8_linear_ke
   eet::multiply_tiles<kTokens, eet::Int8Product<T, kTokens, kGrouped>, Scales<kGrouped>>(a, shared);
 }
 
-// Whole chunks, and 16 bytes more: the rows that a warp reads at a time lie in different banks.
-template <typename T>
-int row_stride(int K) {
-  return eet::ceil_div(K, kInt8Chunk) * kInt8Chunk + 16 / int(sizeof(T));
-}
-
 template <int kTokens, bool kGrouped, typename T>
-cudaError_t launch_linear(Int8Args<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
-  const bool pairs = kTokens != 8;  // its 16 warps take more than half of the registers
-  const int bytes = eet::plan_tiles<kTokens>(a, row_stride<T>(a.K), kInt8Chunk, pairs);
-  if (!bytes) return cudaErrorInvalidValue;
+cudaError_t launch_linear(Int8Args<T> a, const eet::TilePlan& plan, int num_blocks, bool dependent,
+                          cudaStream_t stream) {
+  if (!eet::take_plan<kTokens>(a, plan, kInt8Chunk, kInt8Chunk * int(sizeof(T)))) return cudaErrorInvalidValue;
   return eet::launch(int8_linear_kernel<T, kTokens, kGrouped>,
-                     {dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent}, a);
+                     {dim3(num_blocks), eet::kReaders<kTokens> + 32, plan.shared_bytes, stream, 1, dependent}, a);
 }
 
 }  // namespace
 
 // out = act(norm(x) (scale weight)^T + bias) + residual, for at most 16 tokens; `best` gets each block's largest.
-extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
+extern "C" cudaError_t eet_int8_linear(void* out, void* best, const void* x, const int64_t* rows, const void* weight,
                                        const void* scale, const void* bias, const void* residual,
                                        const void* norm_weight, const void* norm_bias, int dtype, int T, int N, int K,
-                                       int G, int log_inputs, int act, float eps, int blocks, int dependent,
-                                       cudaStream_t stream) {
-  if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
+                                       int G, int log_inputs, int act, float eps, int num_blocks, int stride,
+                                       int stage_rows, int stage_inputs, int num_stages, int shared_bytes,
+                                       int dependent, cudaStream_t stream) {
+  if (T < 1 || T > eet::kMaxTokens || num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
   if (K % 16 || (G > 1 && 1 << log_inputs < kInt8Chunk)) return cudaErrorInvalidValue;
+  const eet::TilePlan plan{stride, stage_rows, stage_inputs, num_stages, shared_bytes};
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    Int8Args<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);
+    Int8Args<Type> a(out, best, x, rows, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, num_blocks);
     a.scale = static_cast<const float*>(scale), a.G = G, a.log_inputs = log_inputs;
     // 16 warps are ahead of 8 for four to eight tokens, and with groups for all up to eight (LOG).
     if (G > 1) {
-      return T <= 8 ? launch_linear<8, true>(a, blocks, dependent, stream)
-                    : launch_linear<16, true>(a, blocks, dependent, stream);
+      return T <= 8 ? launch_linear<8, true>(a, plan, num_blocks, dependent, stream)
+                    : launch_linear<16, true>(a, plan, num_blocks, dependent, stream);
     }
-    return T <= 3   ? launch_linear<4, false>(a, blocks, dependent, stream)
-           : T <= 8 ? launch_linear<8, false>(a, blocks, dependent, stream)
-                    : launch_linear<16, false>(a, blocks, dependent, stream);
+    return T <= 3   ? launch_linear<4, false>(a, plan, num_blocks, dependent, stream)
+           : T <= 8 ? launch_linear<8, false>(a, plan, num_blocks, dependent, stream)
+                    : launch_linear<16, false>(a, plan, num_blocks, dependent, stream);
   });
 }

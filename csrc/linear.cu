@@ -91,11 +91,10 @@ __global__ void __launch_bounds__(eet::kReaders<kTokens> + 32, eet::kResident)
 }
 
 template <int kTokens, typename T>
-cudaError_t launch_linear(eet::TileArgs<T, T> a, eet::WithNoise noise, int num_blocks, bool dependent,
-                          cudaStream_t stream) {
-  const int bytes = eet::plan_tiles<kTokens>(a, eet::odd_stride(a.K * sizeof(T)) / sizeof(T), 32, true);
-  if (!bytes) return cudaErrorInvalidValue;
-  const eet::Launch how{dim3(num_blocks), eet::kReaders<kTokens> + 32, bytes, stream, 1, dependent};
+cudaError_t launch_linear(eet::TileArgs<T, T> a, const eet::TilePlan& plan, eet::WithNoise noise, int num_blocks,
+                          bool dependent, cudaStream_t stream) {
+  if (!eet::take_plan<kTokens>(a, plan, 32, 64)) return cudaErrorInvalidValue;
+  const eet::Launch how{dim3(num_blocks), eet::kReaders<kTokens> + 32, plan.shared_bytes, stream, 1, dependent};
   if constexpr (sizeof(T) == 2) {
     if (a.unit == 2) return eet::launch(linear_kernel<T, kTokens, eet::Gated>, how, a, eet::Gated{});
   }
@@ -108,22 +107,24 @@ cudaError_t launch_linear(eet::TileArgs<T, T> a, eet::WithNoise noise, int num_b
 // out = act(norm(x) weight^T + bias) + residual, for at most 16 tokens; `best` gets each block's largest of a token, or
 // with `noise` the one that is drawn where its temperature [T] is above 0. `gated`, in 16 bits: weights are N/2 gates and
 // N/2 that they let through, act(gate) times which goes to out [T,N/2].
-extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
+extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const int64_t* rows, const void* weight,
                                   const void* bias, const void* residual, const void* norm_weight,
                                   const void* norm_bias, const int64_t* positions, const int64_t* noise,
                                   const float* temperature, int dtype, int T, int N, int K, int act, int gated,
-                                  float eps, int blocks, int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
+                                  float eps, int num_blocks, int stride, int stage_rows, int stage_inputs,
+                                  int num_stages, int shared_bytes, int dependent, cudaStream_t stream) {
+  if (T < 1 || T > eet::kMaxTokens || num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
   if (!eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
-  const eet::WithNoise drawn{{noise, temperature, positions, at}};
+  const eet::WithNoise drawn{{noise, temperature, positions, rows}};
+  const eet::TilePlan plan{stride, stage_rows, stage_inputs, num_stages, shared_bytes};
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    eet::TileArgs<Type, Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
-                                blocks);
+    eet::TileArgs<Type, Type> a(out, best, x, rows, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,
+                                num_blocks);
     if (gated && sizeof(Type) != 2) return cudaErrorInvalidValue;
-    if (gated) a.pair(blocks);
-    return T <= 4   ? launch_linear<4>(a, drawn, blocks, dependent, stream)
-           : T <= 8 ? launch_linear<8>(a, drawn, blocks, dependent, stream)
-                    : launch_linear<16>(a, drawn, blocks, dependent, stream);
+    if (gated) a.pair(num_blocks);
+    return T <= 4   ? launch_linear<4>(a, plan, drawn, num_blocks, dependent, stream)
+           : T <= 8 ? launch_linear<8>(a, plan, drawn, num_blocks, dependent, stream)
+                    : launch_linear<16>(a, plan, drawn, num_blocks, dependent, stream);
   });
 }

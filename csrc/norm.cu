@@ -78,16 +78,16 @@ __global__ void __launch_bounds__(32 << eet::kMaxLogTeam) norm_kernel(const Norm
 
 }  // namespace
 
-// `bias` null: an RMS norm. X rows are reduced at a time.
-extern "C" cudaError_t eet_norm(void* out, const void* x, const void* weight, const void* bias, int dtype, int T, int C,
-                                int X, float eps, int dependent, cudaStream_t stream) {
+// `norm_bias` null: an RMS norm. X rows are reduced at a time.
+extern "C" cudaError_t eet_norm(void* out, const void* x, const void* norm_weight, const void* norm_bias, int dtype,
+                                int T, int C, int X, float eps, int dependent, cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto in = [](const void* p) { return static_cast<const Type*>(p); };
     return eet::by_rows(X, [&](auto num_rows) {
       constexpr int kRows = decltype(num_rows)::value, kVec = eet::kVec<Type>;
       const auto grid = eet::rows_grid(T, C, kVec, kRows, eet::Rows<Type, kVec, kRows>::kHeld);
-      const NormArgs<Type> a{static_cast<Type*>(out), in(x), {in(weight), in(bias), eps}, T, C, grid.log_team};
+      const NormArgs<Type> a{static_cast<Type*>(out), in(x), {in(norm_weight), in(norm_bias), eps}, T, C, grid.log_team};
       return eet::launch(norm_kernel<Type, kRows>, {grid.blocks, grid.threads, 0, stream, 1, dependent != 0}, a);
     });
   });

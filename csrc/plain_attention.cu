@@ -96,15 +96,16 @@ __global__ void __launch_bounds__(kWarps * 32) plain_kernel(const PlainArgs a) {
 extern "C" cudaError_t eet_plain_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                            const int64_t* rows, const int64_t* columns, const int64_t* first,
                                            const int64_t* count, const int64_t* num_pad, const int* table,
-                                           int64_t column_stride, int64_t row_stride, int64_t head_stride,
-                                           int64_t key_stride, int blocks, int log_page, int T, int H, int G, int D,
-                                           int K, int window, float scale, int causal, cudaStream_t stream) {
+                                           int64_t columns_stride, int64_t row_stride, int64_t head_stride,
+                                           int64_t key_stride, int table_stride, int log_page, int T, int H, int G,
+                                           int D, int K, int window, float scale, int causal, cudaStream_t stream) {
   if (window && (mask || !causal)) return cudaErrorInvalidValue;
   const auto cache = [&](void* p) {
-    return eet::Cache<float>{static_cast<float*>(p), row_stride, head_stride, key_stride, {table, blocks, log_page}};
+    const eet::Pages pages{table, table_stride, log_page};
+    return eet::Cache<float>{static_cast<float*>(p), row_stride, head_stride, key_stride, pages};
   };
   const PlainArgs a{static_cast<float*>(out), cache(keys), cache(values), static_cast<const float*>(qkv),
-                    static_cast<const float*>(mask), rows, columns, first, count, num_pad, column_stride,
+                    static_cast<const float*>(mask), rows, columns, first, count, num_pad, columns_stride,
                     {H, G, D}, K, eet::most_keys(window), scale, causal != 0};
   plain_kernel<<<dim3(T, H), kWarps * 32, 0, stream>>>(a);
   return cudaGetLastError();

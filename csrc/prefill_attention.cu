@@ -217,19 +217,21 @@ cudaError_t launch_prefill(const PrefillArgs<T>& a, int B, int longest, cudaStre
 // row has tokens. With a mask: all keys 0 .. K-1 for all B * Q tokens.
 extern "C" cudaError_t eet_prefill_attention(void* out, void* keys, void* values, const void* qkv, const void* mask,
                                              const int64_t* first, const int64_t* count, const int64_t* num_pad,
-                                             const int64_t* columns, const int* table, int64_t column_stride,
-                                             int64_t row_stride, int64_t head_stride, int64_t key_stride, int blocks,
-                                             int log_page, int dtype, int B, int longest, int H, int G, int D, int K,
-                                             int window, float scale, int causal, cudaStream_t stream) {
+                                             const int64_t* columns, const int* table, int64_t columns_stride,
+                                             int64_t row_stride, int64_t head_stride, int64_t key_stride,
+                                             int table_stride, int log_page, int dtype, int B, int longest, int H,
+                                             int G, int D, int K, int window, float scale, int causal,
+                                             cudaStream_t stream) {
   if (window && (mask || !causal)) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto cache = [&](void* p) {
-      return eet::Cache<Type>{static_cast<Type*>(p), row_stride, head_stride, key_stride, {table, blocks, log_page}};
+      const eet::Pages pages{table, table_stride, log_page};
+      return eet::Cache<Type>{static_cast<Type*>(p), row_stride, head_stride, key_stride, pages};
     };
     const PrefillArgs<Type> a{static_cast<Type*>(out), cache(keys), cache(values), static_cast<const Type*>(qkv),
                               static_cast<const Type*>(mask), first, count, num_pad, columns,
-                              column_stride, {H, G, D}, longest, K, causal != 0, eet::most_keys(window), scale};
+                              columns_stride, {H, G, D}, longest, K, causal != 0, eet::most_keys(window), scale};
     if (D <= 32) return launch_prefill<Type, 32>(a, B, longest, stream);
     if (D <= 64) return launch_prefill<Type, 64>(a, B, longest, stream);
     if (D <= 128) return launch_prefill<Type, 128>(a, B, longest, stream);

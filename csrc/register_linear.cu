@@ -8,11 +8,9 @@
 
 namespace {
 
-constexpr int kLeastRows = 5;  // outputs of a stage, unless a block has fewer
 constexpr int kWarps = 8;      // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
 constexpr int kEach = 2, kMostOutputs = 32 * kEach;  // outputs of a token that a lane finishes, and its warp
-constexpr int kLeastCopy = 1792;                     // bytes of a row: the copy engine is hardly faster with less
 // A block has 288 threads. This many, twice, leave each 80 registers: of a quarter of the multiprocessor three of its
 // warps take 7,680 of 16,384 registers, and two of attention's warps find room beside them.
 constexpr int kBounds = 384;
@@ -80,47 +78,25 @@ __global__ void __launch_bounds__(kBounds, eet::kResident)
   }
 }
 
-// Cuts the stages so that they bring most bytes on their way in `room` bytes.
+// Whether Python's plan (eet_lab/ops/cuda/plan.py) has room for what a block keeps in `shared_bytes`.
 template <typename T>
-eet::RingPlan cut(RegisterArgs<T>& a, int room) {
-  eet::RingPlan best{};
-  int best_ahead = 0;
-  const int num_chunks = eet::ceil_div(a.K, eet::kChunk), in_one = kWarps * eet::kMostChunks;
-  const bool single = num_chunks <= in_one;
-  const int least_steps = single ? 1 : eet::ceil_div(num_chunks, kWarps * eet::kAheadChunks);
-  if (a.norm.weight && num_chunks > kWarps * eet::kNormChunks) return {};
-  RegisterArgs<T> c = a;
-  for (c.tile = eet::kStageRows; c.tile >= kLeastRows; --c.tile) {
-    c.num_tiles = eet::ceil_div(c.most_outputs(), c.tile);
-    for (int num = least_steps; num <= (single ? 1 : num_chunks); ++num) {
-      c.steps = eet::cut_inputs(c.K, num);
-      const int row_bytes = c.steps.most_chunks() * eet::kChunk * int(sizeof(T));
-      if (num > least_steps && row_bytes < kLeastCopy) break;
-      c.stage_stride = eet::odd_stride(row_bytes);
-      const int others = c.sums_bytes() + c.norm_bytes(), stage = eet::Ring::bytes(1, c.tile * c.stage_stride);
-      const int needed = c.num_tiles * num, fitting = room > others ? (room - others) / stage : 0;
-      c.num_stages = min(fitting, needed);
-      const int ahead = fitting >= needed ? INT_MAX : c.num_stages * c.tile * row_bytes;
-      // A tile takes the readers as long whatever it holds, so more of them have to be worth it.
-      if (ahead - best_ahead <= best_ahead / 10) continue;
-      a = c, best_ahead = ahead, best = {others + c.num_stages * stage, c.num_stages, needed, c.tile * row_bytes};
-    }
-  }
-  return best;
-}
-
-// Bytes of shared memory that a block takes; 0: it does not fit.
-template <typename T>
-int plan(RegisterArgs<T>& a) {
-  return eet::paired_or_alone(a.residual, [&](int room) { return cut(a, room); });
+bool is_sane(const RegisterArgs<T>& a, int shared_bytes) {
+  const int most = a.norm.weight ? eet::kNormChunks : a.steps.num == 1 ? eet::kMostChunks : eet::kAheadChunks;
+  if (a.steps.num > (a.norm.weight ? 1 : eet::ceil_div(a.K, eet::kChunk))) return false;
+  if (a.steps.most_chunks() > kWarps * most) return false;
+  if (a.tile < 1 || a.tile > eet::kStageRows || a.num_tiles != eet::ceil_div(a.most_outputs(), a.tile)) return false;
+  const int row_bytes = a.steps.most_chunks() * eet::kChunk * int(sizeof(T));
+  if (a.stage_stride < row_bytes || a.stage_stride > shared_bytes || a.stage_stride % 16) return false;
+  const int others = a.sums_bytes() + a.norm_bytes();
+  return eet::Ring::fits(a.num_stages, a.tile * a.stage_stride, shared_bytes - others);
 }
 
 template <typename T>
-cudaError_t launch_register_linear(RegisterArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
-  const int bytes = plan(a);
-  if (!bytes) return cudaErrorInvalidValue;
+cudaError_t launch_register_linear(const RegisterArgs<T>& a, int shared_bytes, int num_blocks, bool dependent,
+                                   cudaStream_t stream) {
+  if (!is_sane(a, shared_bytes)) return cudaErrorInvalidValue;
   const auto kernel = a.norm.weight ? register_linear_kernel<T, true> : register_linear_kernel<T, false>;
-  return eet::launch(kernel, {dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent}, a);
+  return eet::launch(kernel, {dim3(num_blocks), kReaders + 32, shared_bytes, stream, 1, dependent}, a);
 }
 
 }  // namespace
@@ -128,14 +104,17 @@ cudaError_t launch_register_linear(RegisterArgs<T> a, int num_blocks, bool depen
 // out = act(norm(x) weight^T + bias) + residual, for at most eight tokens.
 extern "C" cudaError_t eet_register_linear(void* out, const void* x, const void* weight, const void* bias,
                                            const void* residual, const void* norm_weight, const void* norm_bias,
-                                           int dtype, int T, int N, int K, int act, float eps, int blocks,
-                                           int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kRegisterTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
-  if (eet::ceil_div(N, blocks) > kMostOutputs) return cudaErrorInvalidValue;
+                                           int dtype, int T, int N, int K, int act, float eps, int num_blocks,
+                                           int num_steps, int tile, int stage_stride, int num_stages, int num_tiles,
+                                           int shared_bytes, int dependent, cudaStream_t stream) {
+  if (T < 1 || T > eet::kRegisterTokens || num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
+  if (num_steps < 1 || eet::ceil_div(N, num_blocks) > kMostOutputs) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const RegisterArgs<Type> a(out, nullptr, x, nullptr, weight, bias, residual, norm_weight, norm_bias, T, N, K, act,
-                               eps, blocks);
-    return launch_register_linear<Type>(a, blocks, dependent, stream);
+    RegisterArgs<Type> a(out, nullptr, x, nullptr, weight, bias, residual, norm_weight, norm_bias, T, N, K, act,
+                               eps, num_blocks);
+    a.steps = eet::cut_inputs(K, num_steps), a.tile = tile, a.stage_stride = stage_stride;
+    a.num_stages = num_stages, a.num_tiles = num_tiles;
+    return launch_register_linear<Type>(a, shared_bytes, num_blocks, dependent, stream);
   });
 }

@@ -219,13 +219,14 @@ int split(int seen, int jobs) {
 }
 
 template <typename T, int kDim, bool kPaged>
-cudaError_t launch_stream(StreamArgs<T> a, int B, int seen, int cluster, bool dependent, cudaStream_t stream) {
+cudaError_t launch_stream(StreamArgs<T> a, int B, int seen, int cluster, int shared_bytes, bool dependent,
+                          cudaStream_t stream) {
   using Stage = StageOf<kDim>;
   const int parts = eet::ceil_div(a.per_group, kHeads), num_heads = a.per_group < kHeads ? a.per_group : kHeads;
   if (!cluster) cluster = split<Stage>(seen, B * a.G * parts);
   while (1 << a.log_cluster < cluster) ++a.log_cluster;
   const int merged = eet::Merge<T>::shared_bytes(kWarps<kDim>, num_heads * kDim / 4, cluster);
-  a.num_stages = (eet::paired_shared(false) - merged) / eet::Ring::bytes(1, Stage::kBytes);
+  a.num_stages = (shared_bytes - merged) / eet::Ring::bytes(1, Stage::kBytes);
   if (a.num_stages < 1) return cudaErrorInvalidValue;
   const int bytes = merged + eet::Ring::bytes(a.num_stages, Stage::kBytes), threads = kWarps<kDim> * 32 + 32;
   const auto kernel = stream_attention_kernel<T, kDim, kPaged>;
@@ -236,29 +237,31 @@ cudaError_t launch_stream(StreamArgs<T> a, int B, int seen, int cluster, bool de
 
 // One token a row, token b being row b's; keys num_pad .. column, `seen` at most. With `inv_freq` or norms, its
 // queries and its key are rotated and normed first. Blocks a `cluster` (1, 2, 4 or 8) for each row and KV head; 0: chosen
-// by their number and the keys. A head's columns lie D numbers apart.
-// `table` [B,blocks]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
+// by their number and the keys. A head's columns lie D numbers apart. A block takes up to `shared_bytes`.
+// `table` [B,table_stride]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
 extern "C" cudaError_t eet_stream_attention(void* out, void* keys, void* values, const void* qkv,
                                             const int64_t* positions, const void* q_norm, const void* k_norm,
                                             const void* inv_freq, float factor, float eps, const int64_t* num_pad,
-                                            const int64_t* columns, const int* table, int64_t column_stride,
-                                            int64_t row_stride, int64_t head_stride, int blocks, int log_page,
-                                            int dtype, int B, int H, int G, int D, int seen, float scale,
-                                            int cluster, int dependent, cudaStream_t stream) {
+                                            const int64_t* columns, const int* table, int64_t columns_stride,
+                                            int64_t row_stride, int64_t head_stride, int64_t key_stride,
+                                            int table_stride, int log_page, int dtype, int B, int H, int G, int D,
+                                            int seen, float scale, int cluster, int shared_bytes, int dependent,
+                                            cudaStream_t stream) {
   if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) return cudaErrorInvalidValue;
   if (cluster < 0 || cluster > kMaxCluster || cluster & (cluster - 1)) return cudaErrorInvalidValue;
-  if (row_stride > INT_MAX || head_stride > INT_MAX || (D != 64 && D != 128)) return cudaErrorInvalidValue;
+  if (row_stride > INT_MAX || head_stride > INT_MAX || key_stride != D) return cudaErrorInvalidValue;
+  if (D != 64 && D != 128) return cudaErrorInvalidValue;
   if (table && 1 << log_page < kLeastPage) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     StreamArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
-    a.column_stride = int(column_stride), a.row = int(row_stride), a.head = int(head_stride);
+    a.column_stride = int(columns_stride), a.row = int(row_stride), a.head = int(head_stride);
     a.G = G, a.per_group = H / G, a.scale = eet::kLog2e * scale;
     a.qkv = static_cast<const Type*>(qkv), a.out = static_cast<Type*>(out);
-    a.pages = {table, blocks, log_page};
+    a.pages = {table, table_stride, log_page};
     a.rotation = {positions, q_norm, k_norm, inv_freq, factor, eps};
     const auto launch = D == 64 ? (table ? launch_stream<Type, 64, true> : launch_stream<Type, 64, false>)
                                 : (table ? launch_stream<Type, 128, true> : launch_stream<Type, 128, false>);
-    return launch(a, B, seen, cluster, dependent, stream);
+    return launch(a, B, seen, cluster, shared_bytes, dependent, stream);
   });
 }

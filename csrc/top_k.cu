@@ -207,16 +207,16 @@ __global__ void __launch_bounds__(kChoosers, 1) choose_top_k_kernel(const TopKAr
 
 }  // namespace
 
-// What eet_choose gives for logits [B,V] and rows with positions[at[i]]. `best` [B,num_blocks] has the largest of each
+// What eet_choose gives for logits [B,V] and rows with positions[rows[i]]. `best` [B,num_blocks] has the largest of each
 // block's tokens, as linear.cuh leaves them without a draw.
 extern "C" cudaError_t eet_choose_top_k(int64_t* token, const void* logits, const int64_t* best,
-                                        const int64_t* positions, const int64_t* at, const int64_t* noise,
+                                        const int64_t* positions, const int64_t* rows, const int64_t* noise,
                                         const float* temperature, const int64_t* top_k, const float* top_p, int dtype,
                                         int B, int V, int num_blocks, int dependent, cudaStream_t stream) {
   if (!noise || !top_k || !top_p || num_blocks > min(V, kChoosers)) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const TopKArgs<Type> a({token, logits, {noise, temperature, positions, at}, top_k, top_p, V}, best, num_blocks);
+    const TopKArgs<Type> a({token, logits, {noise, temperature, positions, rows}, top_k, top_p, V}, best, num_blocks);
     return eet::launch_on_rows(choose_top_k_kernel<Type>, a, B, dependent != 0, stream);
   });
 }

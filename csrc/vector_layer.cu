@@ -11,11 +11,8 @@
 namespace {
 
 constexpr int kMostPhases = 4, kMostTokens = 2;
-constexpr int kLeastRows = 4;                          // outputs of a stage, unless a block has fewer
 constexpr int kLogWarps = 3, kWarps = 1 << kLogWarps;  // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
-constexpr int kFewestStages = 4;      // that the ring can hold, or all
-constexpr int kAside = 10 * 1024;     // bytes of shared memory for attention's blocks, which begin early beside this
 constexpr int kInFlight = 48 * 1024;  // bytes that keep the memory busy: its rate times its latency, and more
 
 template <typename T>
@@ -149,46 +146,41 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
   if (blockIdx.x == 0 && threadIdx.x == 0) a.exchange.turn(turns);
 }
 
-// Steps of a row, so that no warp has too many chunks of one.
-int least_steps(int K) { return eet::ceil_div(eet::ceil_div(K, eet::kChunk), kWarps * eet::kMostChunks); }
+// What Python plans of shared memory (eet_lab/ops/cuda/layer.py): inputs of a stage, by kChunk, and its outputs, at most.
+struct Plan {
+  int most_chunks, most_rows, num_stages, shared_bytes;
+};
 
-// Cuts the stages, all of equal size, and says how many bytes a block takes; 0: it does not fit.
+// Cuts the stages, all of equal size, and says whether all that a block keeps has room.
 template <typename T>
-int plan(LayerArgs<T>& a) {
-  const int C = a.phase[1].K, most_chunks = eet::cut_inputs(C, least_steps(C)).most_chunks();
-  a.stage_stride = eet::odd_stride(most_chunks * eet::kChunk * int(sizeof(T)));
+bool take_plan(LayerArgs<T>& a, const Plan& plan) {
+  if (plan.most_chunks < 1 || plan.most_chunks > kWarps * eet::kMostChunks) return false;
+  if (plan.most_rows < 1 || plan.most_rows > eet::kStageRows) return false;
+  const int C = a.phase[1].K, sums = Products<T>::sums(a.num_tokens);
+  a.stage_stride = eet::odd_stride(plan.most_chunks * eet::kChunk * int(sizeof(T)));
   a.log_team = kLogWarps + 1 - a.num_tokens;
-  a.row_numbers = a.partial_floats = 0, a.norm_numbers = 2 * C;
-  const int room = eet::whole_shared() - kAside, sums = Products<T>::sums(a.num_tokens);
-  for (int most_rows = eet::kStageRows; most_rows >= kLeastRows; --most_rows) {
-    int needed = 0;
-    a.stage_rows = 0;
-    for (int p = 0; p < a.num_phases; ++p) {
-      Phase<T>& f = a.phase[p];
-      while (1 << a.log_group < f.most_outputs()) ++a.log_group;
-      f.stride = eet::odd_stride(f.K * int(sizeof(T))) / int(sizeof(T));
-      f.steps = eet::cut_inputs(f.K, eet::ceil_div(eet::ceil_div(f.K, eet::kChunk), most_chunks));
-      f.tile = eet::ceil_div(f.most_outputs(), eet::ceil_div(f.most_outputs(), most_rows));
-      const int stages = f.tiles() * f.steps.num;
-      a.stage_rows = max(a.stage_rows, f.tile), needed += stages;
-      a.row_numbers = max(a.row_numbers, a.num_tokens * f.stride);
-      a.partial_floats = max(a.partial_floats, stages * sums);
-    }
-    if (kReaders >> a.log_group < a.num_tokens * a.exchange.copies) return 0;
-    a.stage_bytes = a.stage_rows * a.stage_stride;
-    const int others = a.partial_floats * int(sizeof(float)) + (a.row_numbers + a.norm_numbers) * int(sizeof(T));
-    a.num_stages = min(needed, room > others ? (room - others) / eet::Ring::bytes(1, a.stage_bytes) : 0);
-    if (a.num_stages >= min(needed, kFewestStages)) return others + eet::Ring::bytes(a.num_stages, a.stage_bytes);
+  a.stage_rows = a.row_numbers = a.partial_floats = 0, a.norm_numbers = 2 * C;
+  for (int p = 0; p < a.num_phases; ++p) {
+    Phase<T>& f = a.phase[p];
+    while (1 << a.log_group < f.most_outputs()) ++a.log_group;
+    f.stride = eet::odd_stride(f.K * int(sizeof(T))) / int(sizeof(T));
+    f.steps = eet::cut_inputs(f.K, eet::ceil_div(eet::ceil_div(f.K, eet::kChunk), plan.most_chunks));
+    f.tile = eet::ceil_div(f.most_outputs(), eet::ceil_div(f.most_outputs(), plan.most_rows));
+    a.stage_rows = max(a.stage_rows, f.tile);
+    a.row_numbers = max(a.row_numbers, a.num_tokens * f.stride);
+    a.partial_floats = max(a.partial_floats, f.tiles() * f.steps.num * sums);
   }
-  return 0;
+  if (kReaders >> a.log_group < a.num_tokens * a.exchange.copies) return false;
+  a.stage_bytes = a.stage_rows * a.stage_stride, a.num_stages = plan.num_stages;
+  const int others = a.partial_floats * int(sizeof(float)) + (a.row_numbers + a.norm_numbers) * int(sizeof(T));
+  return eet::Ring::fits(plan.num_stages, a.stage_bytes, plan.shared_bytes - others);
 }
 
 template <typename T>
-cudaError_t launch_vector_layer(LayerArgs<T> a, int num_blocks, bool dependent, cudaStream_t stream) {
-  const int bytes = plan(a);
-  if (!bytes) return cudaErrorInvalidValue;
+cudaError_t launch_vector_layer(LayerArgs<T> a, const Plan& plan, int num_blocks, bool dependent, cudaStream_t stream) {
+  if (!take_plan(a, plan)) return cudaErrorInvalidValue;
   const auto kernel = a.phase[1].unit == 2 ? vector_layer_kernel<T, true> : vector_layer_kernel<T, false>;
-  return eet::launch(kernel, {dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent}, a);
+  return eet::launch(kernel, {dim3(num_blocks), kReaders + 32, plan.shared_bytes, stream, 1, dependent}, a);
 }
 
 }  // namespace
@@ -201,17 +193,19 @@ cudaError_t launch_vector_layer(LayerArgs<T> a, int num_blocks, bool dependent, 
 // norm's weight and bias; the last may have no weight: then no qkv.
 extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended, void* exchange, unsigned* turns,
                                         int copies, const void* const* linears, int dtype, int T, int A, int C, int F,
-                                        int N, int act, int gated, float eps_2, float next_eps, int blocks, int dependent,
+                                        int N, int act, int gated, float eps_2, float next_eps, int num_blocks,
+                                        int most_chunks, int most_rows, int num_stages, int shared_bytes, int dependent,
                                         cudaStream_t stream) {
   const int most_blocks = std::min(std::max(C, F), eet::device_attribute(cudaDevAttrMultiProcessorCount));
-  if (T < 1 || T > kMostTokens || copies < 1 || blocks < 1 || blocks > most_blocks) return cudaErrorInvalidValue;
+  if (T < 1 || T > kMostTokens || copies < 1 || num_blocks < 1 || num_blocks > most_blocks) return cudaErrorInvalidValue;
+  const Plan plan{most_chunks, most_rows, num_stages, shared_bytes};
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto phase = [&](int i, void* out, const void* in, const void* residual, int outputs, int inputs, int act,
                            float eps, int from, int to) {
       const void* const* w = linears + 4 * i;
       return Phase<Type>{{out, nullptr, in, nullptr, w[0], w[1], residual, w[2], w[3], T, outputs, inputs, act, eps,
-                          blocks},
+                          num_blocks},
                          from, to};
     };
     const int last = linears[12] ? T * (C + F) : -1;
@@ -224,7 +218,7 @@ extern "C" cudaError_t eet_vector_layer(void* x, void* qkv, const void* attended
                       0,
                       0,
                       {static_cast<uint16_t*>(exchange), turns, T * (2 * C + F), copies}};
-    if (gated) a.phase[1].pair(blocks);
-    return launch_vector_layer(a, blocks, dependent, stream);
+    if (gated) a.phase[1].pair(num_blocks);
+    return launch_vector_layer(a, plan, num_blocks, dependent, stream);
   });
 }

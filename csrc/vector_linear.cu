@@ -6,11 +6,8 @@
 
 namespace {
 
-constexpr int kLeastRows = 5;                          // outputs of a stage, unless a block has fewer
 constexpr int kLogWarps = 3, kWarps = 1 << kLogWarps;  // that multiply; one more fills the ring
 constexpr int kReaders = 32 * kWarps;
-constexpr int kMostPartials = 16 * 1024;  // bytes of sums that wait in shared memory to be added up
-constexpr int kLeastCopy = 1920;          // bytes of a row: the copy engine takes as long for smaller ones (LOG)
 
 template <typename T>
 using Products = eet::StageProducts<T, kWarps>;
@@ -93,49 +90,26 @@ __global__ void __launch_bounds__(kReaders + 32, eet::kResident)
   if (!Choice::kGated && a.best) eet::leave_best(outputs.best, a.best, a.num_tokens, group, kReaders, scratch);
 }
 
-// Cuts the stages so that they bring most bytes on their way in `room` bytes.
+// Whether Python's plan (eet_lab/ops/cuda/plan.py) has room for what a block keeps in `shared_bytes`.
 template <typename T>
-eet::RingPlan cut(VectorArgs<T>& a, int room, int least_copy) {
-  eet::RingPlan best{};
-  int best_ahead = 0;
+bool is_sane(const VectorArgs<T>& a, int shared_bytes) {
+  const int chunks = eet::ceil_div(a.K, eet::kChunk), stride = chunks * eet::kChunk;
+  if (a.steps.num < 1 || a.steps.num > chunks || a.steps.most_chunks() > kWarps * eet::kMostChunks) return false;
+  if (a.tile < 1 || a.tile > eet::kStageRows || a.tile % a.unit) return false;
+  if (a.num_tiles < 1 || a.num_tiles > (kReaders >> a.log_tokens) / a.tile) return false;
+  const int row_bytes = a.steps.most_chunks() * eet::kChunk * int(sizeof(T));
+  if (a.stage_stride < row_bytes || a.stage_stride > shared_bytes || a.stage_stride % 16) return false;
+  if (a.stride < stride || a.stride > shared_bytes || a.stride % 8) return false;
   const int x_bytes = (a.num_tokens * a.stride + (a.norm.weight ? 2 * a.K : 0)) * int(sizeof(T));
-  const int num_chunks = eet::ceil_div(a.K, eet::kChunk);
-  VectorArgs<T> c = a;
-  for (c.tile = eet::kStageRows; c.tile >= kLeastRows; c.tile -= c.unit) {
-    const int tiles = eet::ceil_div(c.most_outputs(), c.tile);
-    for (int num = eet::ceil_div(num_chunks, kWarps * eet::kMostChunks); num <= num_chunks; ++num) {
-      c.steps = eet::cut_inputs(c.K, num);
-      const int row_bytes = c.steps.most_chunks() * eet::kChunk * int(sizeof(T));
-      const int sums_bytes = num * c.sums() * int(sizeof(float));
-      if (num > 1 && row_bytes < least_copy) break;
-      c.stage_stride = eet::odd_stride(row_bytes);
-      c.num_tiles = max(1, min(min((kReaders >> c.log_tokens) / c.tile, tiles), kMostPartials / sums_bytes));
-      const int others = c.num_tiles * sums_bytes + x_bytes, stage = eet::Ring::bytes(1, c.tile * c.stage_stride);
-      const int needed = tiles * num, fitting = room > others ? (room - others) / stage : 0;
-      c.num_stages = min(fitting, needed);
-      const int ahead = fitting >= needed ? INT_MAX : c.num_stages * c.tile * row_bytes;
-      if (ahead <= best_ahead) continue;
-      a = c, best_ahead = ahead, best = {others + c.num_stages * stage, c.num_stages, needed, c.tile * row_bytes};
-    }
-  }
-  return best;
-}
-
-// Bytes of shared memory that a block takes; 0: it does not fit.
-template <typename T>
-int plan(VectorArgs<T>& a) {
-  a.stride = eet::odd_stride(a.K * sizeof(T)) / sizeof(T);
-  a.log_tokens = a.num_tokens > 2 ? 2 : a.num_tokens - 1;
-  const int bytes = eet::paired_or_alone(a.residual, [&](int room) { return cut(a, room, kLeastCopy); });
-  return bytes ? bytes : cut(a, eet::whole_shared(), 128).bytes;
+  const int others = a.num_tiles * a.steps.num * a.sums() * int(sizeof(float)) + x_bytes;
+  return eet::Ring::fits(a.num_stages, a.tile * a.stage_stride, shared_bytes - others);
 }
 
 template <typename T>
-cudaError_t launch_vector_linear(VectorArgs<T> a, eet::WithNoise noise, int num_blocks, bool dependent,
-                                 cudaStream_t stream) {
-  const int bytes = plan(a);
-  if (!bytes) return cudaErrorInvalidValue;
-  const eet::Launch how{dim3(num_blocks), kReaders + 32, bytes, stream, 1, dependent};
+cudaError_t launch_vector_linear(const VectorArgs<T>& a, int shared_bytes, eet::WithNoise noise, int num_blocks,
+                                 bool dependent, cudaStream_t stream) {
+  if (!is_sane(a, shared_bytes)) return cudaErrorInvalidValue;
+  const eet::Launch how{dim3(num_blocks), kReaders + 32, shared_bytes, stream, 1, dependent};
   if (a.unit == 2) return eet::launch(vector_linear_kernel<T, eet::Gated>, how, a, eet::Gated{});
   return noise.exists() ? eet::launch(vector_linear_kernel<T, eet::WithNoise>, how, a, noise)
                         : eet::launch(vector_linear_kernel<T, eet::Largest>, how, a, eet::Largest{});
@@ -146,18 +120,23 @@ cudaError_t launch_vector_linear(VectorArgs<T> a, eet::WithNoise noise, int num_
 // out = act(norm(x) weight^T + bias) + residual, for at most four tokens; `best` gets each block's largest of a token,
 // or with `noise` the one that is drawn where its temperature [T] is above 0. `gated`: weights are N/2 gates and N/2 that
 // they let through, act(gate) times which goes to out [T,N/2].
-extern "C" cudaError_t eet_vector_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
+extern "C" cudaError_t eet_vector_linear(void* out, void* best, const void* x, const int64_t* rows, const void* weight,
                                          const void* bias, const void* residual, const void* norm_weight,
                                          const void* norm_bias, const int64_t* positions, const int64_t* noise,
                                          const float* temperature, int dtype, int T, int N, int K, int act, int gated,
-                                         float eps, int blocks, int dependent, cudaStream_t stream) {
-  if (T < 1 || T > eet::kVectorTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
-  if (!eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
-  const eet::WithNoise drawn{{noise, temperature, positions, at}};
+                                         float eps, int num_blocks, int stride, int num_steps, int tile,
+                                         int stage_stride, int num_stages, int num_tiles, int shared_bytes,
+                                         int dependent, cudaStream_t stream) {
+  if (T < 1 || T > eet::kVectorTokens || num_blocks < 1 || num_blocks > N) return cudaErrorInvalidValue;
+  if (num_steps < 1 || !eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
+  const eet::WithNoise drawn{{noise, temperature, positions, rows}};
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    VectorArgs<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);
-    if (gated) a.pair(blocks);
-    return launch_vector_linear<Type>(a, drawn, blocks, dependent, stream);
+    VectorArgs<Type> a(out, best, x, rows, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, num_blocks);
+    if (gated) a.pair(num_blocks);
+    a.log_tokens = T > 2 ? 2 : T - 1, a.stride = stride;
+    a.steps = eet::cut_inputs(K, num_steps), a.tile = tile, a.stage_stride = stage_stride;
+    a.num_stages = num_stages, a.num_tiles = num_tiles;
+    return launch_vector_linear<Type>(a, shared_bytes, drawn, num_blocks, dependent, stream);
   });
 }

@@ -113,105 +113,99 @@ __global__ void __launch_bounds__(kThreads, 2) wgmma_linear_kernel(const __grid_
 #endif
 }
 
-// Blocks of a cluster of this size that run at once, each on a multiprocessor of its own: some of those are left over.
+// Clusters of this size that run at once, each block on a multiprocessor of its own: some of those are left over.
 template <typename Kernel>
 int most_clusters(Kernel kernel, int log_cluster, int num_blocks) {
-  static int found[eet::kMostLogCluster + 1] = {};
   if (!log_cluster) return num_blocks;
-  if (!found[log_cluster]) {
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim.x = 1 << log_cluster;
-    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(num_blocks >> log_cluster << log_cluster);
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = eet::whole_shared();
-    config.attrs = &attribute, config.numAttrs = 1;
-    if (eet::allow_shared(kernel, eet::whole_shared())) return 0;
-    if (cudaOccupancyMaxActiveClusters(&found[log_cluster], kernel, &config)) return 0;
-  }
-  return min(found[log_cluster], num_blocks >> log_cluster);
+  int found = 0;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = 1 << log_cluster;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(num_blocks >> log_cluster << log_cluster);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = eet::whole_shared();
+  config.attrs = &attribute, config.numAttrs = 1;
+  if (eet::allow_shared(kernel, eet::whole_shared())) return 0;
+  if (cudaOccupancyMaxActiveClusters(&found, kernel, &config)) return 0;
+  return min(found, num_blocks >> log_cluster);
 }
 
-// Bytes of shared memory that a block takes; 0: it does not fit.
+// Whether N outputs of K inputs can be divided so.
+bool can_divide(int N, int K, int num_clusters, int log_cluster, int tile) {
+  if (num_clusters < 1 || num_clusters > N || tile < 1 || tile > eet::kMostOutputs) return false;
+  return log_cluster >= 0 && log_cluster <= eet::kMostLogCluster && eet::ceil_div(K, kTileInputs) >> log_cluster;
+}
+
+// Whether Python's plan (eet_lab/ops/cuda/plan.py) has room for what a block keeps in `shared_bytes`.
 template <int kTokens, int kTiles, typename T>
-int plan(WgmmaArgs<T>& a) {
-  const int stage = a.stage_bytes(), sums = kTileGroups * a.num_tokens * a.sum_stride() * int(sizeof(float)), tiles = a.num_tiles();
+bool is_sane(const WgmmaArgs<T>& a, int shared_bytes) {
+  const int stage = a.stage_bytes(), tiles = a.num_tiles();
+  const int sums = kTileGroups * a.num_tokens * a.sum_stride() * int(sizeof(float));
+  if (a.log_cluster && (tiles > 1 || a.tile > kTileRows)) return false;
   // Whole tiles are read: what lies behind the last stage has to be there.
   const int beyond = max(kTiles * kTileRows * kTileRowBytes, a.tile_bytes() + kTokens * kTileRowBytes) - stage;
   const int needed = eet::ceil_div(a.num_steps(), 1 << a.log_cluster) * tiles;
   const int held_tokens = a.residual ? eet::ceil_div(a.num_tokens, 1 << a.log_cluster) : 0;
-  const int held = eet::ceil_div((held_tokens + 1) * a.tile * int(sizeof(T)), 16) * 16;
-  return eet::paired_or_alone(a.residual, [&](int room) -> eet::RingPlan {
-    const int behind = tiles > 1 ? max(sums, beyond) : beyond, each = eet::Ring::bytes(1, stage);
-    a.num_stages = min((room - behind - held) / each, needed);
-    // A stage is the same warpgroup's in every round (LOG), which keeps one of its own while it waits for the next.
-    if (a.num_stages < needed) a.num_stages -= a.num_stages % kTileGroups;
-    if (a.num_stages < min(2 * kTileGroups, needed)) return {};
-    a.sums_at = tiles > 1 ? a.num_stages * stage : 0;
-    a.held_at = max(a.num_stages * stage + behind, a.sums_at + sums);
-    a.barriers_at = a.held_at + held;
-    const int bytes = a.barriers_at + a.num_stages * (each - stage);
-    return {bytes > room ? 0 : bytes, a.num_stages, needed, stage};
-  });
+  const int held = (held_tokens + 1) * a.tile * int(sizeof(T));
+  if (!eet::Ring::fits(a.num_stages, stage, shared_bytes)) return false;
+  // A stage is the same warpgroup's in every round (LOG), which keeps one of its own while it waits for the next.
+  if (a.num_stages < needed && (a.num_stages % kTileGroups || a.num_stages < 2 * kTileGroups)) return false;
+  const int ring = a.num_stages * stage, barriers = a.num_stages * 2 * int(sizeof(uint64_t));
+  if (a.sums_at % 16 || a.held_at % 16 || a.barriers_at % 16 || a.sums_at < (tiles > 1 ? ring : 0)) return false;
+  return a.held_at >= ring + beyond && a.held_at - sums >= a.sums_at && a.barriers_at - held >= a.held_at &&
+         a.barriers_at <= shared_bytes - barriers;
 }
 
 template <int kTokens, int kTiles, typename T>
-cudaError_t launch_tiles(WgmmaArgs<T> a, int num_clusters, bool dependent, cudaStream_t stream) {
-  const int bytes = plan<kTokens, kTiles>(a), cluster = 1 << a.log_cluster;
-  if (!bytes) return cudaErrorInvalidValue;
-  const eet::Launch how{dim3(num_clusters * cluster), kThreads, bytes, stream, cluster, dependent};
+cudaError_t launch_tiles(const WgmmaArgs<T>& a, int shared_bytes, int num_clusters, bool dependent,
+                         cudaStream_t stream) {
+  if (!is_sane<kTokens, kTiles>(a, shared_bytes)) return cudaErrorInvalidValue;
+  const int cluster = 1 << a.log_cluster;
+  const eet::Launch how{dim3(num_clusters * cluster), kThreads, shared_bytes, stream, cluster, dependent};
   return eet::launch(wgmma_linear_kernel<T, kTokens, kTiles>, how, a);
 }
 
-// Divides outputs among clusters, and inputs among their blocks; `most_clusters` of them there are, by their size as a
-// power of two. Returns how many; 0: such a size (-1: any) does not do.
-template <typename T, typename Most>
-int divide(WgmmaArgs<T>& a, int log_cluster, Most most_clusters) {
-  // A stage takes about as long whatever it holds; so many stages longer takes a cluster, to begin and to merge (LOG).
-  constexpr int kMerging[eet::kMostLogCluster + 1] = {0, 5, 11};
-  int least = INT_MAX, num_clusters = 0;
-  for (int log = 0; log <= eet::kMostLogCluster && a.num_steps() >> log; ++log) {
-    const int clusters = min(a.N, most_clusters(log));
-    if (!clusters || (log_cluster >= 0 && log != log_cluster)) continue;
-    const int most = eet::ceil_div(a.N, clusters), tiles = eet::ceil_div(most, eet::kMostOutputs);
-    if (log && most > kTileRows) continue;  // their sums are as many as those of more steps
-    const int cost = tiles * eet::ceil_div(a.num_steps(), 1 << log) + kMerging[log];
-    if (cost >= least) continue;
-    least = cost, a.log_cluster = log, a.tile = eet::ceil_div(most, tiles), num_clusters = clusters;
-  }
-  if (num_clusters) a.share = a.N / num_clusters, a.rest = a.N % num_clusters;
-  return num_clusters;
-}
-
 template <int kTokens, typename T>
-cudaError_t launch_wgmma(WgmmaArgs<T> a, int num_blocks, int log_cluster, bool dependent, cudaStream_t stream) {
-  const int num_clusters = divide(
-      a, log_cluster, [&](int log) { return most_clusters(wgmma_linear_kernel<T, kTokens, 1>, log, num_blocks); });
-  if (!num_clusters) return cudaErrorInvalidValue;
+cudaError_t launch_wgmma(WgmmaArgs<T> a, int shared_bytes, int num_clusters, bool dependent, cudaStream_t stream) {
   const auto map = [&](CUtensorMap* to, const T* from, int rows, int box) {
     return eet::make_tensor_map(to, from, a.K, 1, a.K, rows, a.K, 1, int64_t(a.K) * rows, box);
   };
   if (cudaError_t error = map(&a.weights, a.weight, a.N, a.tile)) return error;
   if (cudaError_t error = map(&a.inputs, a.x, a.num_tokens, a.num_tokens)) return error;
-  return a.tile <= kTileRows ? launch_tiles<kTokens, 1>(a, num_clusters, dependent, stream)
-                             : launch_tiles<kTokens, 2>(a, num_clusters, dependent, stream);
+  return a.tile <= kTileRows ? launch_tiles<kTokens, 1>(a, shared_bytes, num_clusters, dependent, stream)
+                             : launch_tiles<kTokens, 2>(a, shared_bytes, num_clusters, dependent, stream);
 }
 
 }  // namespace
 
-// out = act(x weight^T + bias) + residual, for at most 64 tokens. `log_cluster`: blocks of a cluster, as a power of two;
-// -1: chosen by sizes.
+// out = act(x weight^T + bias) + residual, for at most 64 tokens. `log_cluster`: blocks of a cluster, as a power of two.
 extern "C" cudaError_t eet_wgmma_linear(void* out, const void* x, const void* weight, const void* bias,
-                                        const void* residual, int dtype, int T, int N, int K, int act, int blocks,
-                                        int log_cluster, int dependent, cudaStream_t stream) {
+                                        const void* residual, int dtype, int T, int N, int K, int act, int num_clusters,
+                                        int log_cluster, int tile, int num_stages, int sums_at, int held_at,
+                                        int barriers_at, int shared_bytes, int dependent, cudaStream_t stream) {
   if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) != 9) return cudaErrorInvalidValue;
-  if (T < 1 || T > eet::kMostTileTokens || N < 1 || K < 8 || K % 8 || blocks < 1) return cudaErrorInvalidValue;
+  if (T < 1 || T > eet::kMostTileTokens || N < 1 || K < 8 || K % 8) return cudaErrorInvalidValue;
+  if (!can_divide(N, K, num_clusters, log_cluster, tile)) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const WgmmaArgs<Type> a(out, nullptr, x, nullptr, weight, bias, residual, nullptr, nullptr, T, N, K, act, 0.f, 1);
-    return T <= 32 ? launch_wgmma<32>(a, blocks, log_cluster, dependent, stream)
-                   : launch_wgmma<64>(a, blocks, log_cluster, dependent, stream);
+    WgmmaArgs<Type> a(out, nullptr, x, nullptr, weight, bias, residual, nullptr, nullptr, T, N, K, act, 0.f,
+                      num_clusters);
+    a.log_cluster = log_cluster, a.tile = tile, a.num_stages = num_stages;
+    a.sums_at = sums_at, a.held_at = held_at, a.barriers_at = barriers_at;
+    return T <= 32 ? launch_wgmma<32>(a, shared_bytes, num_clusters, dependent, stream)
+                   : launch_wgmma<64>(a, shared_bytes, num_clusters, dependent, stream);
+  });
+}
+
+// Clusters of 1, 2 and 4 blocks: `found` [3], the host's, gets how many of them run at once on `num_blocks`
+// multiprocessors. Nothing is launched.
+extern "C" cudaError_t eet_wgmma_clusters(int* found, int dtype, int T, int num_blocks) {
+  return eet::by_half_type(dtype, [&](auto type) {
+    using Type = decltype(type);
+    const auto kernel = T <= 32 ? wgmma_linear_kernel<Type, 32, 1> : wgmma_linear_kernel<Type, 64, 1>;
+    for (int log = 0; log <= eet::kMostLogCluster; ++log) found[log] = most_clusters(kernel, log, num_blocks);
+    return cudaSuccess;
   });
 }

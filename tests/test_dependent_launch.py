@@ -128,8 +128,13 @@ class Library:
         self._signatures, self._launched = signatures(source(kernel).read_text()), launched
 
     def __getattr__(self, name: str):
-        place = next((i for i, p in enumerate(self._signatures[name]) if p.name == "dependent"), None)
-        return lambda *args: self._launched.append((name, None if place is None else bool(args[place])))
+        takes = {parameter.name for parameter in self._signatures[name]}
+
+        def launch(**arguments):
+            assert set(arguments) == takes
+            self._launched.append((name, bool(arguments["dependent"]) if "dependent" in takes else None))
+
+        return launch
 
 
 @pytest.fixture

@@ -39,9 +39,12 @@ class Library:
     def __getattr__(self, name: str):
         parameters = self._signatures[name]
 
-        def launch(*args):
-            assert len(args) == len(parameters), f"{name} takes {', '.join(p.name for p in parameters)}"
-            for (parameter, kind), value in zip(parameters, args, strict=True):
+        def launch(**arguments):
+            assert set(arguments) == {p.name for p in parameters}, (
+                f"{name} takes {', '.join(p.name for p in parameters)}"
+            )
+            for parameter, kind in parameters:
+                value = arguments[parameter]
                 assert isinstance(value, KINDS[kind]), f"{name}: {parameter} is {value!r}"
             self._launched.append(name)
 
@@ -172,6 +175,6 @@ def test_a_cache_of_too_many_columns_for_decode_attention_is_told_in_the_meta_tr
 
 def test_a_launch_with_an_argument_too_few_is_noticed(launched):
     with pytest.raises(AssertionError, match="eet_choose_best takes token, best, B"):
-        native.loaded("sampling").eet_choose_best(0, 0, 1, 1, 0)
+        native.loaded("sampling").eet_choose_best(token=0, best=0, B=1, num_blocks=1, dependent=0)
     with pytest.raises(AssertionError, match="num_blocks is None"):
-        native.loaded("sampling").eet_choose_best(0, 0, 1, None, 0, 0)
+        native.loaded("sampling").eet_choose_best(token=0, best=0, B=1, num_blocks=None, dependent=0, stream=0)

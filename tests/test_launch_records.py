@@ -16,8 +16,6 @@ import torch
 from eet_lab.ops.cuda import layer, linear
 from eet_lab.ops.cuda.launching import DTYPES
 from eet_lab.ops.native import all_names
-from eet_lab.ops.native.build import source
-from eet_lab.ops.native.launchers import signatures
 from eet_lab.ops.records import ALL_CASES
 
 SANITIZE = Path(__file__).resolve().parents[1] / "benchmarks" / "sanitize"
@@ -57,22 +55,19 @@ def test_the_fused_choice_is_recorded(sanitize):
     heads = {"eet_linear", "eet_vector_linear", "eet_int8_linear"}
     assert heads | {"eet_choose_best", "eet_choose_top_k", "eet_choose"} <= names
     for name in heads - {"eet_int8_linear"}:
-        parameters = [p.name for p in signatures(source(name.removeprefix("eet_")).read_text())[name]]
-        calls = [dict(zip(parameters, launch.args, strict=True)) for launch in launches if launch.launcher == name]
+        calls = [launch.arguments for launch in launches if launch.launcher == name]
         assert any(call["temperature"] and call["positions"] and call["noise"] for call in calls), "it draws"
         assert any(call["out"] and call["best"] for call in calls), "for top-k"
     for name in heads:
-        best, x, at = zip(*(launch.args[1:4] for launch in launches if launch.launcher == name), strict=True)
-        assert any(best) and all(x), name
-        assert any(place and rows for place, rows in zip(best, at, strict=True)), name
+        calls = [launch.arguments for launch in launches if launch.launcher == name]
+        assert all(call["x"] for call in calls), name
+        assert any(call["best"] and call["rows"] for call in calls), name
 
 
 def test_blocks_of_many_weights_are_recorded(sanitize):
     """eet_linear for few tokens in 16 bits: with a norm, and heads that choose and that draw."""
-    names = [p.name for p in signatures(source("linear").read_text())["eet_linear"]]
     found = sanitize.record({}, passes=[each for each in sanitize.PASSES if each.num_blocks == 2])
-    launches = [launch for call in found.calls for launch in call.launches if launch.kernel == "linear"]
-    calls = [dict(zip(names, launch.args, strict=True)) for launch in launches]
+    calls = [launch.arguments for call in found.calls for launch in call.launches if launch.kernel == "linear"]
     assert {(call["T"], bool(call["best"]), bool(call["temperature"])) for call in calls} == {
         (2, False, False),
         (4, False, False),
@@ -86,9 +81,8 @@ def test_blocks_of_many_weights_are_recorded(sanitize):
 def test_prompts_go_round_hoppers_ring(sanitize, D, columns):
     """`columns` are the stages of its plan for this head dim, of 64 keys each (csrc/hopper_attention.cu)."""
     found = sanitize.record({}, passes=[each for each in sanitize.PASSES if each.names])
-    names = [p.name for p in signatures(source("hopper_attention").read_text())["eet_hopper_attention"]]
     launches = [launch for call in found.calls for launch in call.launches if launch.kernel == "hopper_attention"]
-    longest = [each["longest"] for each in (dict(zip(names, x.args, strict=True)) for x in launches) if each["D"] == D]
+    longest = [each.arguments["longest"] for each in launches if each.arguments["D"] == D]
     assert len(longest) == 2 and min(longest) > columns, "in both types of 16 bits"
     assert sum(sum(call.sizes) for call in found.calls) < 64 << 20
 
@@ -96,14 +90,13 @@ def test_prompts_go_round_hoppers_ring(sanitize, D, columns):
 def test_what_pytorch_writes_is_told_even_if_it_was_there_before(sanitize):
     """Numbers that no kernel wrote, times an identity, are the same numbers."""
     norm, choose = recorded(sanitize, "next_token", "b65/t65/v403/c64/tied").launches
-    assert choose.args[1].buffer in choose.written and norm.launcher == "eet_norm"
+    assert choose.arguments["logits"].buffer in choose.written and norm.launcher == "eet_norm"
 
 
 def test_linears_fill_few_blocks_on_a_small_gpu(sanitize):
-    names = [p.name for p in signatures(source("vector_linear").read_text())["eet_vector_linear"]]
     for which, blocks in ((0, 96), (1, 8)):
         [launch] = recorded(sanitize, "norm_linear", "t1/n96/c64/gelu_tanh", which).launches
-        assert dict(zip(names, launch.args, strict=True))["blocks"] == blocks
+        assert launch.arguments["num_blocks"] == blocks
 
 
 def test_nothing_of_a_pretended_gpu_stays(sanitize):
@@ -118,7 +111,7 @@ def test_nothing_of_a_pretended_gpu_stays(sanitize):
 def test_inputs_have_contents_and_what_is_new_has_none(sanitize):
     call = recorded(sanitize, "norm_linear", "t1/n96/c64/gelu_tanh")
     [launch] = call.launches
-    out, best, x = launch.args[:3]
+    out, best, x = (launch.arguments[name] for name in ("out", "best", "x"))
     assert launch.launcher == "eet_vector_linear" and best is None
     assert isinstance(out, sanitize.At) and out.buffer not in launch.written
     assert len(launch.written[x.buffer]) == call.sizes[x.buffer] == 64 * 2
@@ -128,14 +121,14 @@ def test_inputs_have_contents_and_what_is_new_has_none(sanitize):
 def test_what_pytorch_writes_between_two_launches_is_told(sanitize):
     """More tokens: a product by cuBLAS, and our bias and residual over that."""
     [epilogue] = recorded(sanitize, "linear_residual", "t65/n96/c64").launches
-    out, product = epilogue.args[:2]
+    out, product = epilogue.arguments["out"], epilogue.arguments["y"]
     assert product.buffer in epilogue.written and product != out
 
 
 def test_what_pytorch_reads_between_two_launches_has_no_contents(sanitize):
     """Our norm, and what cuBLAS makes of it, bias and activation included."""
     [norm] = recorded(sanitize, "norm_linear", "t65/n96/c64/gelu_tanh").launches
-    assert norm.args[0].buffer not in norm.written, "our norm writes it"
+    assert norm.arguments["out"].buffer not in norm.written, "our norm writes it"
 
 
 class FakeGpu:
@@ -165,7 +158,7 @@ def test_a_launch_is_made_with_the_same_arguments(sanitize, monkeypatch, error):
     play = sys.modules["play"]
 
     def launcher(*args):
-        places = (ctypes.c_void_p * 16).from_address(args[6].value)
+        places = (ctypes.c_void_p * 16).from_address(args[list(call.launches[0].arguments).index("linears")].value)
         made.append(([arg.value for arg in args], list(places)))
         return error
 
@@ -187,8 +180,8 @@ def test_a_launch_is_made_with_the_same_arguments(sanitize, monkeypatch, error):
         assert len(gpu.uploads.get(gpu.given[given.buffer], b"")) in (0, call.sizes[given.buffer])
         return gpu.given[given.buffer] + given.offset
 
-    assert places == [real(given) for given in launch.args[6]]
-    for value, given in zip(args, launch.args, strict=True):
+    assert places == [real(given) for given in launch.arguments["linears"]]
+    for value, given in zip(args, launch.arguments.values(), strict=True):
         if type(given) is not tuple:
             assert value is given is None or value == pytest.approx(0 + real(given))
     assert len(gpu.given) == len(call.sizes) == len(set(gpu.given))

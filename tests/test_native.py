@@ -7,6 +7,7 @@ import errno
 import importlib
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -110,7 +111,7 @@ def test_a_build_is_done_once_and_again_when_a_header_changes(cache, small):
 
 def run(path: Path) -> int:
     out = ctypes.c_int()
-    Library(path, SMALL).eet_answer(ctypes.addressof(out), 0, 1.0, None)
+    Library(path, SMALL).eet_answer(out=ctypes.addressof(out), step=0, scale=1.0, stream=None)
     return out.value
 
 
@@ -129,41 +130,69 @@ def launcher():
     )
     names = ("out", "size", "step", "scale", "dependent")
     made = Launcher(library, "eet_answer", [Parameter(*each) for each in zip(names, kinds, strict=True)])
-    made.passed = passed
-    return made
+    made.launch.passed = passed
+    return made.launch
 
 
 @pytest.mark.parametrize("size", [2**31, 2**32 + 5, -(2**31) - 1])
 def test_a_size_that_an_int_cannot_hold_is_told_before_the_launch(launcher, size):
     """ctypes takes its lower 32 bits without a word."""
     with pytest.raises(KernelError) as told:
-        launcher(1 << 40, size, 3, 1.0, True)
+        launcher(out=1 << 40, size=size, step=3, scale=1.0, dependent=True)
     assert f"size is {size:,}" in str(told.value) and f"{2**31 - 1:,}" in str(told.value)
     assert launcher.passed == []
 
 
 def test_sizes_up_to_the_largest_int_arrive(launcher):
-    launcher(1 << 40, 2**31 - 1, 2**40, 0.5, True)
-    launcher(None, 0, -(2**40), 0.5, False)
+    launcher(out=1 << 40, size=2**31 - 1, step=2**40, scale=0.5, dependent=True)
+    launcher(dependent=False, scale=0.5, step=-(2**40), size=0, out=None)
     assert launcher.passed == [(1 << 40, 2**31 - 1, 2**40, 0.5, 1), (None, 0, -(2**40), 0.5, 0)]
     with pytest.raises(KernelError, match=r"eet_answer failed: too bad \(size=-5, step=3, scale=1.0, dependent=0\)"):
-        launcher(None, -5, 3, 1.0, 0)
+        launcher(out=None, size=-5, step=3, scale=1.0, dependent=0)
 
 
-@pytest.mark.parametrize("args", [(1, 2), (1, 2.5, 3, 1.0, 0), (1, 2, 3, 1.0, "no")])
-def test_what_is_no_argument_at_all_is_a_type_error(launcher, args):
-    with pytest.raises((TypeError, ctypes.ArgumentError)):
-        launcher(*args)
+GIVEN = {"out": 1, "size": 2, "step": 3, "scale": 1.0, "dependent": 0}
+
+
+@pytest.mark.parametrize("wrong", [{"size": 2.5}, {"dependent": "no"}, {"out": 1.5}, {"step": None}, {"scale": "no"}])
+def test_what_is_no_argument_at_all_is_a_type_error(launcher, wrong):
+    with pytest.raises((TypeError, struct.error, ctypes.ArgumentError)):
+        launcher(**GIVEN | wrong)
+    assert launcher.passed == []
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_an_argument_that_is_missing_is_named(launcher, name):
+    with pytest.raises(KernelError, match=f"eet_answer was not given {name}. It takes, by keyword: out, size, step,"):
+        launcher(**{each: value for each, value in GIVEN.items() if each != name})
+    with pytest.raises(KernelError, match="eet_answer was not given out, size, step, scale, dependent"):
+        launcher()
+    assert launcher.passed == []
+
+
+def test_an_argument_that_no_parameter_has_is_named(launcher):
+    with pytest.raises(KernelError, match="eet_answer has no parameter 'sizes'. Did you mean 'size'?"):
+        launcher(**GIVEN, sizes=3)
+    with pytest.raises(KernelError, match="eet_answer has no parameter 'dependant'. Did you mean 'dependent'?"):
+        launcher(out=1, size=2, step=3, scale=1.0, dependant=0)
+    with pytest.raises(TypeError, match="eet_answer.* takes 0 positional arguments"):
+        launcher(*GIVEN.values())
+    assert launcher.passed == []
+
+
+def test_a_parameter_that_no_keyword_can_be_is_told():
+    with pytest.raises(KernelBuildError, match="eet_x: no keyword of a call can be 'lambda'"):
+        signatures('extern "C" cudaError_t eet_x(float lambda, cudaStream_t stream) {}')
 
 
 @needs_nvcc
 def test_a_launcher_passes_its_arguments_and_raises_on_an_error(cache, small):
     library = Library(native.build([small], arch="80")[str(small)], SMALL)
     out = ctypes.c_int()
-    library.eet_answer(ctypes.addressof(out), 1 << 33, 2.0**-33, 0)
+    library.eet_answer(out=ctypes.addressof(out), step=1 << 33, scale=2.0**-33, stream=0)
     assert out.value == 43
     with pytest.raises(KernelError, match=r"eet_answer failed: too bad \(CUDA error 1\) \(step=-5, scale=1.0\)"):
-        library.eet_answer(None, -5, 1.0, None)
+        library.eet_answer(out=None, step=-5, scale=1.0, stream=None)
     with pytest.raises(AttributeError, match="Did you mean 'eet_answer'"):
         _ = library.eet_anser
 
@@ -198,7 +227,7 @@ def test_a_library_that_is_not_what_was_built_is_built_again(small, cache, damag
 import ctypes
 from eet_lab.ops import native
 found, out = native.build([{str(small)!r}], arch="80")[{str(small)!r}], ctypes.c_int()
-native.Library(found, {SMALL!r}).eet_answer(ctypes.addressof(out), 0, 1.0, None)
+native.Library(found, {SMALL!r}).eet_answer(out=ctypes.addressof(out), step=0, scale=1.0, stream=None)
 print(found, out.value)
 """
     path, _, answer = in_a_process(script).rpartition(" ")

@@ -28,8 +28,8 @@ class Launch(NamedTuple):
 
     kernel: str
     launcher: str
-    kinds: str  # of the arguments: p, i, l or f
-    args: tuple[Any, ...]  # numbers, None, At, or a tuple of those
+    kinds: str  # of its parameters: p, i, l or f
+    arguments: dict[str, Any]  # by name, in C's order: numbers, None, At, or a tuple of those
     written: dict[int, bytes]
 
 
@@ -79,7 +79,7 @@ def _arguments(launch: Launch, buffers: Sequence[int]) -> tuple[list[Any], list[
         return buffers[value.buffer] + value.offset if isinstance(value, At) else value
 
     arguments, lists = [], []
-    for kind, value in zip(launch.kinds, launch.args, strict=True):
+    for kind, value in zip(launch.kinds, launch.arguments.values(), strict=True):
         if type(value) is tuple:
             lists.append((ctypes.c_void_p * len(value))(*map(real, value)))
             arguments.append(kinds[kind](ctypes.addressof(lists[-1])))

@@ -123,12 +123,15 @@ class _Recorder:
         letters = {ctypes.c_void_p: "p", ctypes.c_int: "i", ctypes.c_int64: "l", ctypes.c_float: "f"}
         kinds = "".join(letters[parameter.ctype] for parameter in parameters)
 
-        def launch(*args: Any) -> None:
+        def launch(**arguments: Any) -> None:
+            names = [parameter.name for parameter in parameters]
+            if set(arguments) != set(names):
+                raise TypeError(f"{name} takes {', '.join(names)}, and was given {', '.join(arguments)}.")
             written = dict[int, bytes]()
-            converted = tuple(
-                self._pointer(value, parameter.name, written) if kind == "p" else value
-                for value, kind, parameter in zip(args, kinds, parameters, strict=True)
-            )
+            converted = {
+                each: self._pointer(arguments[each], each, written) if kind == "p" else arguments[each]
+                for each, kind in zip(names, kinds, strict=True)
+            }
             self._launches.append(Launch(kernel, name, kinds, converted, written))
 
         return launch
@@ -203,6 +206,7 @@ def _pretended(gpu: Limits) -> Iterator[_Recorder]:
         (attention, "_is_hopper", lambda device: True),
         (attention, "gpu", lambda: gpu),
         (linear, "gpu", lambda: gpu),
+        (linear, "_most_clusters", lambda *_: tuple(gpu.num_blocks >> log for log in range(3))),
         (layer, "gpu", lambda: gpu),
         (torch._C, "_cuda_getCurrentRawStream", lambda index: 0),
     )

@@ -51,37 +51,6 @@ __host__ __device__ inline int ceil_div(int a, int b) { return (a + b - 1) / b; 
 // Bytes of shared memory that a block can have.
 inline int whole_shared() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - 1024; }
 
-// Bytes that a block takes at most, so that it shares a multiprocessor with one block of the kernel before it. In a layer
-// linears with and without a residual take turns, and attention comes between two: those with a residual take somewhat
-// more than half, the others what that leaves. Linears take all of it, used or not, and so never share with another block
-// of their own, which would have to wait for it while other multiprocessors have nothing to do (LOG).
-inline int paired_shared(bool has_residual) {
-  constexpr int kOver = 2048, kStatic = 2048;  // static arrays count too
-  const int half = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / 2;
-  const int reserved = 2 * device_attribute(cudaDevAttrReservedSharedMemoryPerBlock);
-  return half + (has_residual ? kOver : -kOver - kStatic - reserved);
-}
-
-// What a block with a ring takes of shared memory (0: it does not fit), how many stages that holds, how many its weights
-// are, and the bytes of one.
-struct RingPlan {
-  int bytes, num_stages, needed, stage_bytes;
-
-  // Whether the memory stays busy while a stage is read: not with two stages, however large, and not with less than its
-  // rate times its latency (LOG).
-  bool flows() const { return num_stages >= needed || (num_stages >= 3 && num_stages * stage_bytes >= 48 * 1024); }
-};
-
-// Bytes of a block beside another kernel's, or alone, if its ring would run dry there; 0: it does not fit.
-// `plan(room)` cuts its stages, the last time as they are to be.
-template <typename Plan>
-int paired_or_alone(bool has_residual, Plan plan) {
-  const int paired = paired_shared(has_residual);
-  const RingPlan beside = plan(paired);
-  if (beside.bytes && beside.flows()) return paired;
-  return plan(whole_shared()).bytes;
-}
-
 // How a kernel is launched. `cluster`: blocks along x that read each other's shared memory (sm_90 and later).
 // `dependent`: it may begin while the kernel before it in the stream still runs (sm_90 and later); every thread block
 // then calls wait_for_previous() before it touches what another kernel wrote or reads, and before it ends.

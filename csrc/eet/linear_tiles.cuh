@@ -1,4 +1,4 @@
-// Linears of up to 16 tokens whose warps share stages of 16 outputs: sizes, the plan of a launch, and what a block keeps
+// Linears of up to 16 tokens whose warps share stages of 16 outputs: sizes, the check of a plan, and what a block keeps
 // in shared memory. T tokens, N outputs, K inputs.
 #pragma once
 
@@ -35,26 +35,26 @@ struct TileArgs : LinearArgs<T, W> {
   }
 };
 
-// Cuts the stages, of equal size and a multiple of `chunk` inputs, and says how many bytes a block takes; 0: too many.
-// `pairs`: two blocks have enough registers to share a multiprocessor.
+// What Python plans of shared memory (eet_lab/ops/cuda/plan.py), as in TileArgs.
+struct TilePlan {
+  int stride, stage_rows, stage_inputs, num_stages, shared_bytes;
+};
+
+// Whether the plan has room for what the block keeps. A warp multiplies `chunk` inputs of a stage at a time, and reads
+// `chunk_bytes` of the activations.
 template <int kTokens, typename T, typename W>
-int plan_tiles(TileArgs<T, W>& a, int stride, int chunk, bool pairs) {
+bool take_plan(TileArgs<T, W>& a, const TilePlan& plan, int chunk, int chunk_bytes) {
   constexpr int kWarps = 1 << kLogWarps<kTokens>;
   a.log_team = kLogWarps<kTokens>;
   while (a.log_team && kWarps >> a.log_team < a.num_tokens) --a.log_team;
-  a.stride = stride;
-  // 1 to 2 KiB for each output: the copy engine takes as long for less (LOG).
-  const int most_inputs = 2048 / int(sizeof(W));
-  a.stage_inputs = ceil_div(ceil_div(a.K, ceil_div(a.K, most_inputs)), chunk) * chunk;
-  a.stage_rows = min(kTile, a.most_outputs());
-  const int stage = Ring::bytes(1, a.stage_bytes());
-  const int needed = ceil_div(a.most_outputs(), kTile) * ceil_div(a.K, a.stage_inputs);
+  a.stride = plan.stride, a.stage_rows = plan.stage_rows, a.stage_inputs = plan.stage_inputs;
+  a.num_stages = plan.num_stages;
+  const int row_bytes = ceil_div(a.K * int(sizeof(T)), chunk_bytes) * chunk_bytes;
+  if (plan.stride < row_bytes / int(sizeof(T)) || plan.stride > plan.shared_bytes / int(sizeof(T))) return false;
+  if (plan.stride * sizeof(T) % 16 || plan.stage_rows < min(kTile, a.most_outputs()) || plan.stage_rows > kTile) return false;
+  if (plan.stage_inputs < chunk || plan.stage_inputs % chunk || plan.stage_inputs > plan.shared_bytes) return false;
   const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, kWarps) * int(sizeof(float));
-  const auto plan = [&](int room) -> RingPlan {
-    a.num_stages = min((room - others) / stage, needed);
-    return {a.num_stages < 1 ? 0 : others + a.num_stages * stage, a.num_stages, needed, a.stage_bytes()};
-  };
-  return pairs ? paired_or_alone(a.residual, plan) : plan(whole_shared()).bytes;
+  return Ring::fits(plan.num_stages, a.stage_bytes(), plan.shared_bytes - others);
 }
 
 // What a block has in shared memory: activations, then what warps leave of their sums, then the ring.

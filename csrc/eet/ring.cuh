@@ -36,6 +36,10 @@ struct Ring {
   static constexpr int bytes(int num_stages, int stage_bytes) {
     return num_stages * (stage_bytes + 2 * int(sizeof(uint64_t)));
   }
+  // Whether a plan's stages, one at least, lie in `room` bytes.
+  static bool fits(int num_stages, int stage_bytes, int room) {
+    return num_stages > 0 && stage_bytes > 0 && num_stages <= room / bytes(1, stage_bytes);
+  }
 
   __device__ uint64_t* filled(RingPlace at) const { return barriers + at.stage; }
   __device__ uint64_t* emptied(RingPlace at) const { return barriers + num_stages + at.stage; }

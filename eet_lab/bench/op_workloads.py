@@ -16,8 +16,8 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.naming import Form
 from eet_lab.ops.cases import Case
-from eet_lab.ops.cuda.tiles import FEW
 from eet_lab.ops.cuda.tokens import MOST_BLOCKS
+from eet_lab.ops.fits import FEW
 from eet_lab.ops.int8_cases import Int8Shape
 from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.records import ALL_CASES

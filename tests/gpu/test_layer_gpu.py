@@ -69,17 +69,19 @@ def test_it_is_one_launch():
 
 @pytest.mark.parametrize("T", [1, 2])
 def test_what_is_said_to_fit_does_and_nothing_else(T, monkeypatch):
-    """Sizes of shared memory stand in Python and in the launcher."""
+    """The launcher knows what a block has to hold, and refuses a plan without the room."""
     for C in (8, 64, 1000, 1600, 2048, 2560, 3200, 4096, 5120, 6144, 8192):
         config = Config(1, C, 1, 4 * C, 8, 8)
         one = weights.random_decoder(config, 0, torch.device("cuda"), torch.float16).layers[0]
         inputs = [torch.zeros(T, C, device="cuda", dtype=torch.float16) for _ in range(2)]
-        if layer._fits(T, layer._sizes(one), layer.gpu()):
+        if layer.plan(T, layer._sizes(one), 4, layer.gpu()):
             cuda.fused_layer(*inputs, one, one, "gelu", empty=fresh)
             torch.cuda.synchronize()
             continue
         with monkeypatch.context() as patched:
-            patched.setattr(layer, "_fits", lambda *sizes: True)
+            plan = layer.Plan(64, 8, layer.FEWEST_STAGES, layer.gpu().shared_bytes)
+            patched.setattr(layer, "plan", lambda *sizes: plan)
+            patched.setattr(layer, "_planned", lambda *sizes: plan._asdict())
             patched.setattr(layer, "_copies", lambda *sizes: 1)
             with pytest.raises(KernelError, match="eet_vector_layer failed"):
                 cuda.fused_layer(*inputs, one, one, "gelu", empty=fresh)

@@ -238,5 +238,6 @@ def test_a_kernel_from_a_cell_runs():
     }
     """
     x = torch.ones(1000, device="cuda")
-    native.compile_source(text, "twice").my_twice(x.data_ptr(), len(x), torch.cuda.current_stream().cuda_stream)
+    stream = torch.cuda.current_stream().cuda_stream
+    native.compile_source(text, "twice").my_twice(x=x.data_ptr(), n=len(x), stream=stream)
     assert torch.equal(x, torch.full_like(x, 2))

@@ -1,4 +1,4 @@
-"""Compiled plans, and GPUs that are not there."""
+"""Compiled checks of plans, and GPUs that are not there."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from math import ceil
 import pytest
 from host_code import compiled
 
-from eet_lab.ops.cuda import linear
+from eet_lab.ops.cuda import choice, linear, plan
 from eet_lab.ops.cuda.launching import Limits
-from linears.sources import GPUS, INT8_SOURCE, REGISTER_SOURCE, TILE_SOURCE, VECTOR_SOURCE, WGMMA_SOURCE
+from linears import sources
+from linears.sources import GPUS
 
 
 def _library_of(source: str):
-    """A fixture: the plans in a source."""
+    """A fixture: the check in a source."""
 
     @pytest.fixture(scope="module")
     def library(tmp_path_factory):
@@ -23,38 +24,43 @@ def _library_of(source: str):
     return library
 
 
-library = _library_of(VECTOR_SOURCE)
-register_library = _library_of(REGISTER_SOURCE)
-tile_library = _library_of(TILE_SOURCE)
-int8_library = _library_of(INT8_SOURCE)
-wgmma_library = _library_of(WGMMA_SOURCE)
-
-
-def planned(
-    libraries, gpu, T: int, N: int, K: int, normed: bool, gated: bool = False
-) -> tuple[int, int, int, int] | None:
-    """Bytes of shared memory, stages of the ring, bytes of one, and outputs of a block; None: it is cuBLAS's."""
-    kernel = linear.streaming_kernel(T, N, K, 2, normed=normed, gated=gated)
-    if kernel is None:
-        return None
-    assert {"vector_linear": 4, "register_linear": 8, "linear": 16}[kernel] >= T, "its launcher refuses more"
-    assert kernel != "register_linear" or ceil(N / linear.num_blocks(N)) <= 64
-    library = libraries[kernel]
-    library.set_gpu(*gpu)
-    unit = 2 if gated else 1
-    found, blocks = (ctypes.c_int * 2)(), linear.num_blocks(N // unit)
-    num_bytes = library.plan_of(T, N, K, 2 if gated else normed, not normed, blocks, found)
-    return num_bytes, *found, ceil(N // unit / blocks) * unit
+vector_library = _library_of(sources.VECTOR)
+register_library = _library_of(sources.REGISTER)
+linear_library = _library_of(sources.LINEAR)
+int8_library = _library_of(sources.INT8)
+wgmma_library = _library_of(sources.WGMMA)
 
 
 @pytest.fixture
-def plans(library, register_library, tile_library, monkeypatch):
-    """A function (gpu, T, N, K, normed, gated=False) that tells what `planned` does."""
-    libraries = {"vector_linear": library, "register_linear": register_library, "linear": tile_library}
+def accepts(request):
+    """A function (kernel, product, numbers, grouped=False): whether its launcher takes this plan."""
 
-    def tell(gpu, *sizes):
+    def ask(kernel: str, product: plan.Product, numbers, grouped: bool = False) -> bool:
+        library = request.getfixturevalue(f"{kernel.removesuffix('_linear')}_library")
+        T, N, K, itemsize, blocks, normed, residual, gated = map(int, product)
+        told = (ctypes.c_int * 8)(*numbers)
+        return bool(library.accepts(T, N, K, itemsize, blocks, normed, residual, gated, int(grouped), told))
+
+    return ask
+
+
+@pytest.fixture
+def plans(monkeypatch):
+    """A function (gpu, T, N, K, normed, gated=False): shared memory of the kernel that takes it, stages of the ring,
+    bytes of one, and outputs of a block; None: it is cuBLAS's.
+    """
+
+    def tell(gpu, T: int, N: int, K: int, normed: bool, gated: bool = False):
         monkeypatch.setattr(linear, "gpu", lambda: Limits(*gpu))
-        return planned(libraries, gpu, *sizes)
+        kernel = linear.streaming_kernel(T, N, K, 2, normed=normed, gated=gated)
+        if kernel is None:
+            return None
+        assert {"vector_linear": 4, "register_linear": 8, "linear": 16}[kernel] >= T, "its launcher refuses more"
+        assert kernel != "register_linear" or ceil(N / linear.num_blocks(N)) <= 64
+        product = choice.product_of(T, N, K, 2, Limits(*gpu), normed=normed, residual=not normed, gated=gated)
+        make = {"vector_linear": plan.vector, "register_linear": plan.register, "linear": plan.tiles}[kernel]
+        found, ring = make(product, gpu[0])
+        return found.shared_bytes, ring.num_stages, ring.stage_bytes, product.outputs
 
     return tell
 

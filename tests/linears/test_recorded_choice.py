@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from eet_lab.ops import native
-from eet_lab.ops.cuda import int8, linear
+from eet_lab.ops.cuda import choice, linear
+from eet_lab.ops.cuda.launching import Limits
 from linears.sources import GPUS
 
 RECORDED = Path(__file__).resolve().parents[2] / "benchmarks" / "h200-kernel-choice.json"
@@ -35,7 +36,7 @@ def test_no_choice_is_far_from_the_fastest_that_was_recorded(h200, timed):
         for row in rows:
             T, N, C = row["T"], row["N"], row["C"]
             if "int8_linear" in row:
-                kernel = "int8_linear" if int8.takes_few(T, C, 2, normed, GPUS[-1][0]) else None
+                kernel = "int8_linear" if choice.takes_int8(T, N, C, 2, normed, 1, Limits(*GPUS[-1])) else None
             else:
                 kernel = linear.streaming_kernel(T, N, C, 2, normed=normed)
             times = {name: us for name, us in row.items() if name not in "TNC" and us}
@@ -65,7 +66,7 @@ def test_the_script_times_one_kernel_at_a_time(kernel_choice, name, monkeypatch)
 
     class Launchers:
         def __getattr__(self, name):
-            return lambda *given: launched.append(name.removeprefix("eet_"))
+            return lambda **given: launched.append(name.removeprefix("eet_"))
 
     def captured(runs):
         launched.clear()

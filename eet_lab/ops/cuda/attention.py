@@ -15,7 +15,8 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import native
 from eet_lab.ops.attention import within_window
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, gpu, needs, stream_of
-from eet_lab.ops.cuda.rotary import NO_ROTATION, Rotation, is_rotated, rotary, rotation
+from eet_lab.ops.cuda.plan import paired_bytes
+from eet_lab.ops.cuda.rotary import NO_ROTATION, is_rotated, rotary, rotation
 from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec
 
@@ -142,16 +143,16 @@ def _attend(
     if mask is not None:
         check(mask, "mask", qkv.dtype, (B, 1, T // B, K))
     one_each = batch.one_each or (T == B and mask is not None)
-    heads = NO_ROTATION
+    turned = NO_ROTATION
     if is_rotated(spec, extras):
         if one_each and rotates(D, qkv.itemsize):
-            heads = rotation(qkv, batch.positions, spec, extras)
+            turned = rotation(qkv, batch.positions, spec, extras)
         else:
             rotary(qkv, batch.positions, spec, extras, dependent=dependent)
-    pages, paging = _pages(table, page, B, K)
-    cached = _Cached(out, keys, values, qkv, mask, batch, (H, G, D), K, pages, paging, _scores(spec, batch, mask))
+    paging = NO_PAGES if table is None else _paging(table, page, B, K)
+    cached = _Cached(out, keys, values, qkv, mask, batch, (H, G, D), K, paging, _scores(spec, batch, mask))
     if one_each and qkv.dtype != torch.float32:
-        _decode(cached, heads, split, dependent)
+        _decode(cached, turned, split, dependent)
     else:
         _append_and_attend(cached)
     return out
@@ -168,25 +169,25 @@ class _Cached(NamedTuple):
     batch: Batch
     heads: tuple[int, int, int]  # H, G, D
     K: int
-    pages: int | None  # the address of the block table
-    paging: tuple[int, int]
+    paging: dict[str, int | None]  # for launchers: the block table, and how it is read
     scores: tuple[int, float]  # the window, and what they are multiplied by
 
     @property
-    def addresses(self) -> tuple[int | None, ...]:
-        return at(self.out), at(self.keys), at(self.values), at(self.qkv)
+    def arguments(self) -> dict[str, Any]:
+        """What all launchers take."""
+        qkv, columns, (row, head, key, _), (H, G, D) = self.qkv, self.batch.columns, self.keys.stride(), self.heads
+        return {
+            "out": at(self.out), "keys": at(self.keys), "values": at(self.values), "qkv": at(qkv),
+            "columns": columns.data_ptr(), "columns_stride": columns.stride(0), "row_stride": row, "head_stride": head,
+            "key_stride": key, "H": H, "G": G, "D": D, "stream": stream_of(qkv),
+        }  # fmt: skip
 
-    @property
-    def strides(self) -> tuple[int, ...]:
-        return self.batch.columns.stride(0), *self.keys.stride()[:3]
 
-
-def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bool) -> None:
+def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, dependent: bool) -> None:
     """One token a row, in 16 bits: a launch that also writes the cache."""
     qkv, keys, mask, batch, (H, G, D), K = cached.qkv, cached.keys, cached.mask, cached.batch, cached.heads, cached.K
-    B, strides = len(qkv), cached.strides
     can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
-    window, scale = cached.scores
+    B, (window, scale) = len(qkv), cached.scores
     seen = window or K
     split = split or Split(can_stream and _streams(B, H, G, seen))
     if split.streams and not can_stream:
@@ -195,46 +196,42 @@ def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bo
             f"{torch.cuda.get_device_name(qkv.device)}, the head dim is {D}, columns are {keys.stride(2)} numbers "
             f"apart, and mask is {'' if mask is None else 'not '}None. Leave split out."
         )
-    read: tuple[Any, ...] = (*cached.addresses, *heads.addresses, *heads.numbers)
-    row = (batch.keys.begin.data_ptr(), batch.columns.data_ptr(), cached.pages)
-    sizes = (DTYPES[qkv.dtype], B, H, G, D)
+    how = cached.arguments
+    how |= turned
+    how |= cached.paging
+    how |= {
+        "num_pad": batch.keys.begin.data_ptr(), "dtype": DTYPES[qkv.dtype], "B": B, "seen": seen, "scale": scale,
+        "cluster": split.blocks, "dependent": dependent,
+    }  # fmt: skip
     if split.streams:
-        launch = native.loaded("stream_attention").eet_stream_attention
-        how: tuple[int, ...] = (split.blocks, dependent)
-        launch(*read, *row, *strides[:3], *cached.paging, *sizes, seen, scale, *how, stream_of(qkv))
+        room = paired_bytes(False, gpu().shared_bytes)
+        native.loaded("stream_attention").eet_stream_attention(**how, shared_bytes=room)
     else:
-        launch = native.loaded("decode_attention").eet_decode_attention
-        how = (split.warps, split.blocks, dependent)
-        launch(*read, at(mask), *row, *strides, *cached.paging, *sizes, K, seen, scale, *how, stream_of(qkv))
+        native.loaded("decode_attention").eet_decode_attention(**how, mask=at(mask), K=K, warps=split.warps)
 
 
 def _append_and_attend(cached: _Cached) -> None:
     """Any tokens: a launch that writes the cache, and one that attends; Hopper's own kernel does both where it can."""
-    qkv, mask, batch, pages, K = cached.qkv, cached.mask, cached.batch, cached.pages, cached.K
-    T, B, (H, G, D), longest = len(qkv), batch.num_rows, cached.heads, batch.max_q
+    qkv, mask, batch, paging, how = cached.qkv, cached.mask, cached.batch, cached.paging, cached.arguments
+    T, B, D, longest, (window, scale) = len(qkv), batch.num_rows, cached.heads[2], batch.max_q, cached.scores
     has_pads, all_new = _of_rows(batch)
-    rows, first, count = batch.rows.data_ptr(), batch.first.data_ptr(), batch.count.data_ptr()
-    columns, num_pad = batch.columns.data_ptr(), batch.keys.begin.data_ptr()
-    dtype, stream, lies = DTYPES[qkv.dtype], stream_of(qkv), (*cached.strides, *cached.paging)
-    how = (*cached.scores, True)
-    on_hopper = mask is None and _takes_hopper(qkv, D) and (all_new or pages is None)  # copied are rectangles
-    appends = on_hopper and all_new and pages is None
+    rows, dtype = batch.rows.data_ptr(), {"dtype": DTYPES[qkv.dtype]}
+    how |= {"first": batch.first.data_ptr(), "count": batch.count.data_ptr()}
+    in_pages = paging["table"] is not None
+    on_hopper = mask is None and _takes_hopper(qkv, D) and (all_new or not in_pages)  # copied are rectangles
+    appends = on_hopper and all_new and not in_pages
     if not appends:
-        zeroed = at(cached.out) if mask is None and has_pads else None
-        where = (rows, columns, first, count, pages, *lies)
-        native.loaded("append").eet_append(zeroed, *cached.addresses[1:], *where, dtype, T, H, G, D, stream)
+        zeroed = {"out": at(cached.out) if mask is None and has_pads else None}
+        native.loaded("append").eet_append(**how | zeroed, **paging, **dtype, rows=rows, T=T)
+    how |= {"num_pad": batch.keys.begin.data_ptr(), "K": cached.K, "window": window, "scale": scale, "causal": True}
     if on_hopper:
         attend = native.loaded("hopper_attention").eet_hopper_attention
-        sizes: tuple[int, ...] = (dtype, T, B, longest, H, G, D, K, all_new, appends)
-        attend(*cached.addresses, first, count, num_pad, columns, *cached.strides, *sizes, *how, stream)
+        attend(**how, **dtype, T=T, B=B, longest=longest, all_new=all_new, appends=appends)
     elif qkv.dtype == torch.float32:
-        attend = native.loaded("plain_attention").eet_plain_attention
-        each = (at(mask), rows, columns, first, count, num_pad, pages, *lies)
-        attend(*cached.addresses, *each, T, H, G, D, K, *how, stream)
+        native.loaded("plain_attention").eet_plain_attention(**how, **paging, mask=at(mask), rows=rows, T=T)
     else:
         attend = native.loaded("prefill_attention").eet_prefill_attention
-        sizes = (dtype, B, longest if mask is None else T // B, H, G, D, K)
-        attend(*cached.addresses, at(mask), first, count, num_pad, columns, pages, *lies, *sizes, *how, stream)
+        attend(**how, **paging, **dtype, mask=at(mask), B=B, longest=longest if mask is None else T // B)
 
 
 def _of_rows(batch: Batch) -> tuple[bool, bool]:
@@ -262,27 +259,31 @@ def _attend_within(
         out.zero_()
     if is_rotated(spec, extras):
         rotary(qkv, batch.positions, spec, extras, dependent=dependent)
-    each = (batch.first, batch.count, batch.keys.begin, batch.columns)
-    first, count, num_pad, columns = (part.data_ptr() for part in each)
-    sizes, how, stream = (H, G, D), (*_scores(spec, batch, mask), spec.causal), stream_of(qkv)
+    first, (window, scale) = batch.first.data_ptr(), _scores(spec, batch, mask)
+    how = {
+        "out": at(out), "qkv": at(qkv), "first": first, "count": batch.count.data_ptr(), "columns_stride": 1,
+        "H": H, "G": G, "D": D, "window": window, "scale": scale, "causal": spec.causal, "stream": stream_of(qkv),
+    }  # fmt: skip
     if mask is None and _takes_hopper(qkv, D):
-        attend = native.loaded("hopper_attention").eet_hopper_attention
-        shape: tuple[int, ...] = (DTYPES[qkv.dtype], T, B, Q, *sizes, Q, True, False)
-        lies: tuple[int, ...] = (1, 0, 0, 0)
-        attend(at(out), None, None, at(qkv), first, count, num_pad, columns, *lies, *shape, *how, stream)
+        native.loaded("hopper_attention").eet_hopper_attention(
+            **how, keys=None, values=None, num_pad=batch.keys.begin.data_ptr(), columns=batch.columns.data_ptr(),
+            row_stride=0, head_stride=0, key_stride=0, dtype=DTYPES[qkv.dtype], T=T, B=B, longest=Q, K=Q,
+            all_new=True, appends=False,
+        )  # fmt: skip
         return out
-    keys, values = at(qkv[:, H * D :]), at(qkv[:, (H + G) * D :])
-    tensors, K = (at(out), keys, values, at(qkv), at(mask)), T // B
+    K = T // B
     # A column is a token of the pass, or with a mask one of its row.
     token = batch.columns if mask is not None else torch.arange(T, device=qkv.device)
-    lies = (1, width * K if mask is not None else 0, D, width, 0, 0)
+    how |= {
+        "keys": at(qkv[:, H * D :]), "values": at(qkv[:, (H + G) * D :]), "mask": at(mask), "num_pad": first,
+        "columns": token.data_ptr(), "row_stride": width * K if mask is not None else 0, "head_stride": D,
+        "key_stride": width, "K": K, **NO_PAGES,
+    }  # fmt: skip
     if qkv.dtype == torch.float32:
-        attend, rows = native.loaded("plain_attention").eet_plain_attention, batch.rows.data_ptr()
-        attend(*tensors, rows, token.data_ptr(), first, count, first, None, *lies, T, *sizes, K, *how, stream)
+        native.loaded("plain_attention").eet_plain_attention(**how, rows=batch.rows.data_ptr(), T=T)
     else:
-        attend = native.loaded("prefill_attention").eet_prefill_attention
-        shape = (DTYPES[qkv.dtype], B, Q if mask is None else K, *sizes, K)
-        attend(*tensors, first, count, first, token.data_ptr(), None, *lies, *shape, *how, stream)
+        longest = Q if mask is None else K
+        native.loaded("prefill_attention").eet_prefill_attention(**how, dtype=DTYPES[qkv.dtype], B=B, longest=longest)
     return out
 
 
@@ -297,14 +298,15 @@ def rotates(head_dim: int, itemsize: int) -> bool:
     return itemsize == 2 and head_dim in ROTATED_DIMS
 
 
-def _pages(table: Tensor | None, page: int, B: int, K: int) -> tuple[int | None, tuple[int, int]]:
-    """For launchers: the block table, and how many blocks a row has and the logarithm of a page's columns."""
-    if table is None:
-        return None, (0, 0)
+NO_PAGES: dict[str, int | None] = {"table": None, "table_stride": 0, "log_page": 0}
+
+
+def _paging(table: Tensor, page: int, B: int, K: int) -> dict[str, int | None]:
+    """For launchers: the block table, how many blocks a row has there, and the logarithm of a page's columns."""
     if page < TILE or page & (page - 1):
         raise KernelError(f"A page has {page} columns; kernels need a power of two from {TILE} on. {REMEDY}")
     check(table, "block_table", torch.int32, (B, max(table.shape[1], -(-K // page))))
-    return table.data_ptr(), (table.stride(0), page.bit_length() - 1)
+    return {"table": table.data_ptr(), "table_stride": table.stride(0), "log_page": page.bit_length() - 1}
 
 
 def _streams(B: int, H: int, G: int, K: int) -> bool:

@@ -19,5 +19,8 @@ def gate(x: Tensor, act: str, *, empty: Empty, dependent: bool = False) -> Tenso
     out = empty("activated", (T, F), x)
     if out.is_meta or not T:
         return out
-    native.loaded("gate").eet_gate(at(out), at(x), number_of(act), DTYPES[x.dtype], T, F, dependent, stream_of(x))
+    native.loaded("gate").eet_gate(
+        out=at(out), x=at(x), act=number_of(act), dtype=DTYPES[x.dtype], T=T, F=F,
+        dependent=dependent, stream=stream_of(x),
+    )  # fmt: skip
     return out

@@ -1,40 +1,22 @@
-"""Int8 weights of the linear ops: which the kernel takes as they are, and how the others are made whole for cuBLAS.
+"""Int8 weights of the linear ops: what launchers are told of them, and how they are made whole for cuBLAS.
 
 T tokens, C channels, N outputs, G groups of an output's inputs with a scale each.
 """
 
 from __future__ import annotations
 
-from functools import cache
-
 from torch import Tensor
 
 from eet_lab.ops import native
-from eet_lab.ops.cuda import tiles
 from eet_lab.ops.cuda.launching import DTYPES, at, stream_of
 from eet_lab.ops.int8 import group_size
 from eet_lab.ops.types import Empty, Linear
 
-ALIGNED = 16  # channels: an output's weights are copied 16 bytes at a time
 
-
-@cache
-def takes_few(T: int, C: int, itemsize: int, normed: bool, shared_bytes: int) -> bool:
-    """Whether eet_int8_linear takes so many tokens, in blocks that can have `shared_bytes` of shared memory.
-
-    With one stage in its ring too: to expand the weights for cuBLAS moves five times as many bytes.
-    """
-    return (
-        T <= tiles.FEW
-        and C % ALIGNED == 0
-        and tiles.fits(T, C, itemsize, normed=normed, stages=1, shared_bytes=shared_bytes, int8_weights=True)
-    )
-
-
-def groups(w: Linear, scale: Tensor) -> tuple[int, int]:
-    """G, and the logarithm of the number of inputs that share a scale (0 where all do)."""
+def groups(w: Linear, scale: Tensor) -> dict[str, int]:
+    """For launchers, G and the logarithm of the number of inputs that share a scale (0 where all do)."""
     (_, C), G = w.weight.shape, scale.shape[1]
-    return G, group_size(C, G).bit_length() - 1 if G > 1 else 0
+    return {"G": G, "log_inputs": group_size(C, G).bit_length() - 1 if G > 1 else 0}
 
 
 def expanded(w: Linear, x: Tensor, *, empty: Empty) -> Tensor:
@@ -43,7 +25,9 @@ def expanded(w: Linear, x: Tensor, *, empty: Empty) -> Tensor:
         return w.weight
     out = empty("dequantized", w.weight.shape, x)
     if not x.is_meta and len(x):
-        sizes = (*w.weight.shape, *groups(w, w.scale))
-        tensors = (at(out), at(w.weight), at(w.scale))
-        native.loaded("dequantize").eet_dequantize(*tensors, DTYPES[x.dtype], *sizes, stream_of(x))
+        N, K = w.weight.shape
+        native.loaded("dequantize").eet_dequantize(
+            out=at(out), weight=at(w.weight), scale=at(w.scale), dtype=DTYPES[x.dtype], N=N, K=K,
+            **groups(w, w.scale), stream=stream_of(x),
+        )  # fmt: skip
     return out

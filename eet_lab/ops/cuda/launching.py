@@ -97,11 +97,6 @@ def gpu() -> Limits:
     return limits() or HOPPER
 
 
-def odd_stride(num_bytes: int) -> int:
-    """Bytes between rows in shared memory, as in linear.cuh."""
-    return (-(-num_bytes // 64) | 1) * 64
-
-
 def stream_of(x: Tensor) -> int:
     """The stream that torch launches on at present."""
     return torch._C._cuda_getCurrentRawStream(x.device.index)

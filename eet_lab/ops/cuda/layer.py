@@ -24,15 +24,16 @@ from eet_lab.ops.cuda.launching import (
     gpu,
     needs,
     number_of,
-    odd_stride,
     stream_of,
     unfit_act,
 )
+from eet_lab.ops.cuda.plan import BARRIER_BYTES, CHUNK, CHUNKS, STAGE_OUTPUTS, WARPS, ceil, odd_stride
 from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.types import Empty, Layer, Linear, Norm
 
 MOST_TOKENS = 2
 NUM_READERS = 256  # threads that multiply
+FEWEST_ROWS = 4  # outputs of a stage, unless a block has fewer
 FEWEST_STAGES = 4  # that the ring of weights can hold, or all
 MOST_COPIES = 8  # of what blocks exchange
 ASIDE = 11 * 1024  # bytes of shared memory that are left to the kernels around it and to the system
@@ -108,11 +109,12 @@ def fused_layer(
     num_blocks = _num_blocks(C, F, gpu())
     copies = _copies(T, sizes, num_blocks)
     numbers, turns = _exchange(x.device, T, C, F, copies)
-    eps = w.norm_2.eps, following.norm_1.eps if following else 0.0
-    how = (activation, sizes.gated, *eps, num_blocks, dependent, stream_of(x))
     native.loaded("vector_layer").eet_vector_layer(
-        at(x), at(qkv), at(attended), at(numbers), turns.data_ptr(), copies, ctypes.addressof(pointers),
-        DTYPES[x.dtype], T, A, C, F, N, *how,
+        x=at(x), qkv=at(qkv), attended=at(attended), exchange=at(numbers), turns=turns.data_ptr(), copies=copies,
+        linears=ctypes.addressof(pointers), dtype=DTYPES[x.dtype], T=T, A=A, C=C, F=F, N=N, act=activation,
+        gated=sizes.gated, eps_2=w.norm_2.eps, next_eps=following.norm_1.eps if following else 0.0,
+        num_blocks=num_blocks, **_planned(T, sizes, 3 + (following is not None), gpu()), dependent=dependent,
+        stream=stream_of(x),
     )  # fmt: skip
     return x, qkv
 
@@ -138,7 +140,7 @@ def _refused(layers: Sequence[Layer], T: int, gpu: Limits) -> str | None:
             f"One launch takes layers whose channels are multiples of 8: these have {sizes.C}, and "
             f"{sizes.F} inside, after {sizes.A} of attention."
         )
-    if not _fits(T, sizes, gpu):
+    if plan(T, sizes, 4, gpu) is None:
         return (
             f"One launch takes no {T} tokens through layers of {sizes.C} channels and {sizes.F} inside: of "
             f"{gpu.shared_bytes:,} bytes of shared memory their activations leave too little to weights."
@@ -173,27 +175,48 @@ def _linears(w: Layer) -> tuple[Linear, ...]:
     return w.qkv, w.proj, w.fc_1, w.fc_2
 
 
+class Plan(NamedTuple):
+    """What the launcher is told of shared memory."""
+
+    most_chunks: int  # inputs of a stage, by CHUNK
+    most_rows: int  # outputs of a stage
+    num_stages: int
+    shared_bytes: int
+
+
 @cache
-def _fits(T: int, sizes: Sizes, gpu: Limits) -> bool:
-    """As `plan` in vector_layer.cu."""
+def plan(T: int, sizes: Sizes, num_linears: int, gpu: Limits) -> Plan | None:
+    """The plan for the first of the four linears, the last layer's three or all; None: they do not fit."""
     A, C, F, N, _ = sizes
-    num_blocks, row_chunks = _num_blocks(C, F, gpu), _ceil(C, 32)
+    num_blocks, row_chunks = _num_blocks(C, F, gpu), ceil(C, CHUNK)
     if not _copies(T, sizes, num_blocks):
-        return False
-    most_chunks = _ceil(row_chunks, _ceil(row_chunks, 64))  # of a stage's rows
-    for most_rows in range(8, 3, -1):
-        num_stages = partial = rows = 0
-        for outputs, inputs in ((C, A), (sizes.fc_1_rows, C), (C, F), (N, C)):
-            its_outputs, steps = _of_a_block(outputs, sizes, num_blocks), _ceil(_ceil(inputs, 32), most_chunks)
-            tiles = _ceil(its_outputs, most_rows)
-            rows = max(rows, _ceil(its_outputs, tiles))
-            num_stages += tiles * steps
-            partial = max(partial, 4 * tiles * steps * 8 * 8 * T)
-        stage_bytes = rows * odd_stride(64 * most_chunks) + 16
-        room = gpu.shared_bytes - ASIDE - partial - T * odd_stride(2 * max(A, C, F)) - 4 * C
-        if room // stage_bytes >= min(num_stages, FEWEST_STAGES):
-            return True
-    return False
+        return None
+    most_chunks = ceil(row_chunks, ceil(row_chunks, WARPS * CHUNKS))
+    linears = ((C, A), (sizes.fc_1_rows, C), (C, F), (N, C))[:num_linears]
+    for most_rows in range(STAGE_OUTPUTS, FEWEST_ROWS - 1, -1):
+        needed = partial = rows = 0
+        for outputs, inputs in linears:
+            its_outputs, steps = _of_a_block(outputs, sizes, num_blocks), ceil(ceil(inputs, CHUNK), most_chunks)
+            its_tiles = ceil(its_outputs, most_rows)
+            tile = ceil(its_outputs, its_tiles)
+            stages = ceil(its_outputs, tile) * steps
+            rows, needed = max(rows, tile), needed + stages
+            partial = max(partial, 4 * stages * STAGE_OUTPUTS * T * WARPS)
+        stage_bytes = rows * odd_stride(2 * CHUNK * most_chunks) + BARRIER_BYTES
+        others = partial + T * odd_stride(2 * max(inputs for _, inputs in linears)) + 4 * C
+        num_stages = min(needed, max(0, gpu.shared_bytes - ASIDE - others) // stage_bytes)
+        if num_stages >= min(needed, FEWEST_STAGES):
+            return Plan(most_chunks, most_rows, num_stages, others + num_stages * stage_bytes)
+    return None
+
+
+@cache
+def _planned(T: int, sizes: Sizes, num_linears: int, gpu: Limits) -> dict[str, int]:
+    """The plan by the launcher's names, for layers that were not refused."""
+    found = plan(T, sizes, num_linears, gpu)
+    if found is None:
+        raise KernelError(f"One launch takes no {T} tokens through these layers: {sizes}. {LEAVE_OUT}")
+    return found._asdict()
 
 
 def _num_blocks(C: int, F: int, gpu: Limits) -> int:
@@ -201,15 +224,10 @@ def _num_blocks(C: int, F: int, gpu: Limits) -> int:
     return min(gpu.num_blocks, max(C, F))
 
 
-def _ceil(a: int, b: int) -> int:
-    """a / b, rounded up."""
-    return -(-a // b)
-
-
 def _of_a_block(outputs: int, sizes: Sizes, num_blocks: int) -> int:
     """Outputs at most; a gate is in the block of what it lets through."""
     unit = 2 if sizes.gated and outputs == sizes.fc_1_rows else 1
-    return _ceil(outputs // unit, num_blocks) * unit
+    return ceil(outputs // unit, num_blocks) * unit
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
@@ -10,13 +12,12 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
-from eet_lab.ops.cuda import int8
+from eet_lab.ops.cuda import choice, int8
 from eet_lab.ops.cuda.gate import gate
 from eet_lab.ops.cuda.launching import (
     DTYPES,
     GATED,
     REMEDY,
-    Limits,
     at,
     check,
     gpu,
@@ -25,28 +26,14 @@ from eet_lab.ops.cuda.launching import (
     stream_of,
     unfit_act,
 )
-from eet_lab.ops.cuda.norm import check_residual_norm, norm, residual_norm
-from eet_lab.ops.cuda.tiles import FEW, OUTPUTS, fits
+from eet_lab.ops.cuda.norm import check_residual_norm, norm, norm_arguments, residual_norm
 from eet_lab.ops.fits import refuses
 from eet_lab.ops.types import Empty, Linear, Norm
 
 PRODUCTS = ("linear", "vector_linear", "register_linear", "wgmma_linear", "int8_linear", "dequantize")
-# Which kernel takes a product was measured by size in 16 bits on an H200, beside cuBLAS (benchmarks/kernel_choice.py)
-# and in chains of a layer's products (LOG). Other GPUs and fp32 follow the same rule.
-MOST_INPUTS, MOST_NORMED = 48 * 1024, 12 * 1024  # inputs of an output; with more, or a norm of more, cuBLAS is ahead
-MOST_NORMED_FROM_NINE = 3584  # the same of a norm, from nine tokens on: cuBLAS is ahead at 4,096, and not at 3,072
-CUBLAS_OUTPUTS = 8  # cuBLAS takes up to three times as long if the outputs are no multiple (rows of n50257)
 CUBLAS_ACT = "gelu_tanh"  # the activation that cuBLAS ends a product with
-MOST_VECTOR_TOKENS = 4  # of vector_linear, in 16 bits
-LINEAR_BLOCK_BYTES = range(280 << 10, 3 << 20)  # weights of a block, of products with a norm: linear is ahead of it
-MOST_REGISTER_TOKENS = 8  # of register_linear, in 16 bits
-FEWEST_IN_REGISTERS = 4  # tokens from which on it is ahead; fewer only without a norm, with so many activations:
-WIDE_ACTIVATIONS = 20 * 1024
-REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
-REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
 FEW_IN_TILES = 9  # of wgmma_linear, in 16 bits
 MOST_TILE_TOKENS = 64
-CHOOSE_CLUSTER = -1  # blocks that divide the inputs: the launcher chooses
 
 
 @refuses(unfit_act)
@@ -92,8 +79,10 @@ def _product(x: Tensor, w: Linear, act: str | None, empty: Empty, dependent: boo
         return out
     if _ends_apart(x, w, act):
         torch.mm(x, weight.t(), out=out)
-        sizes = (DTYPES[x.dtype], T, N, number, stream_of(x))
-        native.loaded("epilogue").eet_epilogue(at(out), at(out), at(w.bias), None, *sizes)
+        native.loaded("epilogue").eet_epilogue(
+            out=at(out), y=at(out), bias=at(w.bias), residual=None, dtype=DTYPES[x.dtype], T=T, N=N, act=number,
+            stream=stream_of(x),
+        )  # fmt: skip
     elif w.bias is None:
         torch.mm(x, weight.t(), out=out)
     elif act is None:
@@ -124,8 +113,10 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dep
         _by_tiles(residual, x, weight, w.bias, residual, None, dependent)
         return residual
     torch.mm(x, weight.t(), out=product)
-    out, sizes = at(residual), (DTYPES[x.dtype], T, N, 0, stream_of(x))
-    native.loaded("epilogue").eet_epilogue(out, at(product), at(w.bias), out, *sizes)
+    native.loaded("epilogue").eet_epilogue(
+        out=at(residual), y=at(product), bias=at(w.bias), residual=at(residual), dtype=DTYPES[x.dtype], T=T, N=N, act=0,
+        stream=stream_of(x),
+    )  # fmt: skip
     return residual
 
 
@@ -221,7 +212,7 @@ def takes_few(T: int, x: Tensor, w: Linear, *, normed: bool = True, gathered: bo
     """
     (N, C), itemsize = w.weight.shape, x.element_size()
     if w.scale is not None:
-        return int8.takes_few(T, C, itemsize, normed, gpu().shared_bytes)
+        return choice.takes_int8(T, N, C, itemsize, normed, w.scale.shape[1], gpu())
     return streaming_kernel(T, N, C, itemsize, normed=normed, gathered=gathered) is not None
 
 
@@ -267,9 +258,22 @@ def _by_tiles(
     dependent: bool,
 ) -> None:
     """act(x weight^T + bias) + residual, in one launch."""
-    addresses, (N, C) = (at(out), at(x), at(weight), at(bias), at(residual)), weight.shape
-    sizes = (DTYPES[x.dtype], len(x), N, C, number_of(act), gpu().num_blocks)
-    native.loaded("wgmma_linear").eet_wgmma_linear(*addresses, *sizes, CHOOSE_CLUSTER, dependent, stream_of(x))
+    T, (N, C), dtype, on = len(x), weight.shape, DTYPES[x.dtype], gpu()
+    launchers = native.loaded("wgmma_linear")
+    most = _most_clusters(launchers.eet_wgmma_clusters, dtype, T > 32, on.num_blocks)
+    launchers.eet_wgmma_linear(
+        **choice.tiled(T, N, C, x.element_size(), residual is not None, most, on),
+        out=at(out), x=at(x), weight=at(weight), bias=at(bias), residual=at(residual), dtype=dtype, act=number_of(act),
+        dependent=dependent, stream=stream_of(x),
+    )  # fmt: skip
+
+
+@cache
+def _most_clusters(ask: Callable[..., None], dtype: int, many: bool, num_blocks: int) -> tuple[int, ...]:
+    """How many clusters of 1, 2 and 4 blocks this GPU runs at once, as a launcher tells; `many`: of over 32 tokens."""
+    found = (ctypes.c_int * 3)(num_blocks)
+    ask(found=ctypes.addressof(found), dtype=dtype, T=MOST_TILE_TOKENS if many else 32, num_blocks=num_blocks)
+    return tuple(found)
 
 
 def _ends_apart(x: Tensor, w: Linear, act: str | None) -> bool:
@@ -300,25 +304,33 @@ def _stream(
     ):
         if tensor is not None:
             check(tensor, name, x.dtype, (size,))
-    to = (at(out), None if best is None else best.data_ptr(), at(x), None if rows is None else rows.data_ptr())
-    around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
-    drawn = [part.data_ptr() for part in draw] if draw else [None] * 3
-    sizes = (DTYPES[x.dtype], T, N, C)
-    gated, activation = act in GATED, number_of(act)
-    blocks = num_blocks(N // 2 if gated else N)
-    end = (norm_w.eps if norm_w else 0.0, blocks, dependent, stream_of(x))
+    normed, is_gathered, gated = norm_w is not None, rows is not None, act in GATED
+    scales = 0 if w.scale is None else w.scale.shape[1]
+    sizes = (T, N, C, x.element_size())
+    plain = streaming_kernel(*sizes, normed=normed, gathered=is_gathered, gated=gated) or "linear"
+    kernel = "int8_linear" if scales else plain
+    planned = choice.streamed(kernel, *sizes, normed, gated, residual is not None, scales, gpu())
+    arguments = {
+        **planned, "out": at(out), "x": at(x), "weight": at(w.weight), "bias": at(w.bias), "residual": at(residual),
+        **norm_arguments(norm_w), "dtype": DTYPES[x.dtype], "act": number_of(act), "dependent": dependent,
+        "stream": stream_of(x),
+    }  # fmt: skip
+    if kernel != "register_linear":
+        arguments["best"] = None if best is None else best.data_ptr()
+        arguments["rows"] = None if rows is None else rows.data_ptr()
+    if kernel in ("linear", "vector_linear"):
+        arguments |= _drawn(draw) if draw else NO_DRAW
     if w.scale is not None:
-        weights, groups = (at(w.weight), at(w.scale)), int8.groups(w, w.scale)
-        native.loaded("int8_linear").eet_int8_linear(*to, *weights, *around, *sizes, *groups, activation, *end)
-        return
-    how = dict(normed=norm_w is not None, gathered=rows is not None, gated=gated)
-    kernel = streaming_kernel(T, N, C, x.element_size(), **how)
-    if kernel == "register_linear":
-        addresses = (at(out), at(x), at(w.weight), *around)
-        native.loaded("register_linear").eet_register_linear(*addresses, *sizes, activation, *end)
-    else:
-        launch = getattr(native.loaded(kernel := kernel or "linear"), f"eet_{kernel}")
-        launch(*to, at(w.weight), *around, *drawn, *sizes, activation, gated, *end)
+        arguments |= {"scale": at(w.scale), **int8.groups(w, w.scale)}
+    getattr(native.loaded(kernel), f"eet_{kernel}")(**arguments)
+
+
+NO_DRAW = dict.fromkeys(Draw._fields)
+
+
+def _drawn(draw: Draw) -> dict[str, int]:
+    """A draw for launchers."""
+    return {name: part.data_ptr() for name, part in zip(NO_DRAW, draw, strict=True)}
 
 
 def streaming_kernel(
@@ -328,46 +340,7 @@ def streaming_kernel(
 
     `gated`: of N/2 gates and N/2 outputs that they let through, side by side.
     """
-    return _streaming_kernel(T, N, C, itemsize, normed, gathered, gated, gpu())
-
-
-@cache
-def _streaming_kernel(
-    T: int, N: int, C: int, itemsize: int, normed: bool, gathered: bool, gated: bool, on: Limits
-) -> str | None:
-    is_half, unit = itemsize == 2, 2 if gated else 1
-    if T > FEW or (gated and (N % 2 or not is_half)):
-        return None
-    outputs = -(-N // unit // max(1, min(N // unit, on.num_blocks))) * unit  # of a block
-    choices: list[tuple[str, int, int]] = []  # with how many stages the ring must have, and outputs of one at most
-    if _most_inputs(T, normed, gathered) >= C:
-        if is_half and not gathered and not gated and _suits_registers(T, outputs, C, normed):
-            return "register_linear"
-        # With one stage nothing is on its way while that is multiplied; vector_linear cuts its stages smaller.
-        vector = [("vector_linear", 1, OUTPUTS)] if is_half and T <= MOST_VECTOR_TOKENS else []
-        if not vector or (normed and outputs * C * itemsize in LINEAR_BLOCK_BYTES):
-            choices.append(("linear", 2, outputs))
-        choices += vector
-    if N % CUBLAS_OUTPUTS:
-        choices.append(("linear", 1, outputs))
-    for kernel, stages, most in choices:
-        if fits(T, C, itemsize, normed=normed, stages=stages, shared_bytes=on.shared_bytes, outputs=most):
-            return kernel
-    return None
-
-
-def _most_inputs(T: int, normed: bool, gathered: bool) -> int:
-    """Of an output; with more, cuBLAS takes the product. Rows that lie apart are a head's, which chooses as it ends."""
-    if not normed:
-        return MOST_INPUTS
-    return MOST_NORMED if T <= 8 or gathered else MOST_NORMED_FROM_NINE
-
-
-def _suits_registers(T: int, outputs: int, C: int, normed: bool) -> bool:
-    """Whether a product in 16 bits, of so many outputs of a block, is register_linear's."""
-    if T > MOST_REGISTER_TOKENS or outputs > REGISTER_OUTPUTS or (normed and C > REGISTER_CHANNELS):
-        return False
-    return T >= FEWEST_IN_REGISTERS or (not normed and T * C >= WIDE_ACTIVATIONS)
+    return choice.streaming_kernel(T, N, C, itemsize, normed, gathered, gated, gpu())
 
 
 def num_blocks(N: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from eet_lab.errors import KernelError
@@ -12,6 +14,13 @@ from eet_lab.ops.types import Empty, Norm
 MOST_HELD = 8192  # channels of a row that stays in registers
 INTERLEAVED = (1, 2, 4)
 """Rows that a team of warps may reduce at a time, so that the shuffles of one hide behind those of the others."""
+
+
+def norm_arguments(w: Norm | None) -> dict[str, Any]:
+    """A norm for launchers; none is one without weights."""
+    if w is None:
+        return {"norm_weight": None, "norm_bias": None, "eps": 0.0}
+    return {"norm_weight": at(w.weight), "norm_bias": at(w.bias), "eps": w.eps}
 
 
 @needs("norm")
@@ -26,8 +35,10 @@ def norm(x: Tensor, w: Norm, *, empty: Empty, rows: int = 1, dependent: bool = F
     out = empty("normed", x.shape, x)
     if x.is_meta or not T:
         return out
-    tensors = (at(out), at(x), at(w.weight), at(w.bias))
-    native.loaded("norm").eet_norm(*tensors, DTYPES[x.dtype], T, C, rows, w.eps, dependent, stream_of(x))
+    native.loaded("norm").eet_norm(
+        out=at(out), x=at(x), **norm_arguments(w), dtype=DTYPES[x.dtype], T=T, C=C, X=rows,
+        dependent=dependent, stream=stream_of(x),
+    )  # fmt: skip
     return out
 
 
@@ -36,9 +47,10 @@ def residual_norm(
 ) -> Tensor:
     """norm(y + bias + residual), written over `residual`: all [T,C], bias [C]. One launch."""
     T, C = residual.shape
-    tensors = (at(residual), at(y), at(bias), at(w.weight), at(w.bias))
-    launch = native.loaded("residual_norm").eet_residual_norm
-    launch(*tensors, DTYPES[residual.dtype], T, C, w.eps, dependent, stream_of(residual))
+    native.loaded("residual_norm").eet_residual_norm(
+        residual=at(residual), y=at(y), bias=at(bias), **norm_arguments(w), dtype=DTYPES[residual.dtype], T=T, C=C,
+        dependent=dependent, stream=stream_of(residual),
+    )  # fmt: skip
     return residual
 
 
@@ -61,7 +73,9 @@ def softmax(x: Tensor, *, empty: Empty, rows: int = 1, dependent: bool = False) 
     out = empty("softmax", x.shape, x)
     if x.is_meta or not x.numel():
         return out
-    native.loaded("softmax").eet_softmax(at(out), at(x), DTYPES[x.dtype], T, C, rows, dependent, stream_of(x))
+    native.loaded("softmax").eet_softmax(
+        out=at(out), x=at(x), dtype=DTYPES[x.dtype], T=T, C=C, X=rows, dependent=dependent, stream=stream_of(x)
+    )
     return out
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,15 +12,8 @@ from eet_lab.ops.cuda.launching import DTYPES, at, check, needs, stream_of
 from eet_lab.ops.types import Extras, Spec
 
 
-class Rotation(NamedTuple):
-    """What launchers want to know of it."""
-
-    addresses: tuple[int | None, ...]  # of positions, q_norm, k_norm, inv_freq
-    numbers: tuple[float, float]  # the factor of cosines and sines; eps of the norms
-
-
-def rotation(qkv: Tensor, positions: Tensor, spec: Spec, extras: Extras) -> Rotation:
-    """The rotation of qkv [T,(H+2G)D]; KernelError for tensors that are not as the kernels need them."""
+def rotation(qkv: Tensor, positions: Tensor, spec: Spec, extras: Extras) -> dict[str, Any]:
+    """The rotation of qkv [T,(H+2G)D], for launchers; KernelError for tensors that are not as the kernels need them."""
     T, D = len(qkv), spec.head_dim
     check(positions, "positions", torch.int64, (T,))
     norms = [None if norm is None else norm.weight for norm in (extras.q_norm, extras.k_norm)]
@@ -29,11 +22,17 @@ def rotation(qkv: Tensor, positions: Tensor, spec: Spec, extras: Extras) -> Rota
             check(weight, f"the weight of {name}", qkv.dtype, (D,))
     if extras.inv_freq is not None:
         check(extras.inv_freq, "inv_freq", torch.float32, (D // 2,))
-    addresses = (positions.data_ptr(), *map(at, norms), at(extras.inv_freq))
-    return Rotation(addresses, (spec.rope_factor, extras.q_norm.eps if extras.q_norm else 0.0))
+    return {
+        "positions": positions.data_ptr(),
+        "q_norm": at(norms[0]),
+        "k_norm": at(norms[1]),
+        "inv_freq": at(extras.inv_freq),
+        "factor": spec.rope_factor,  # of cosines and sines
+        "eps": extras.q_norm.eps if extras.q_norm else 0.0,
+    }
 
 
-NO_ROTATION = Rotation((None,) * 4, (1.0, 0.0))
+NO_ROTATION: dict[str, Any] = dict.fromkeys(("positions", "q_norm", "k_norm", "inv_freq")) | {"factor": 1.0, "eps": 0.0}
 
 
 def is_rotated(spec: Spec, extras: Extras) -> bool:
@@ -50,7 +49,8 @@ def rotary(qkv: Tensor, positions: Tensor, spec: Spec, extras: Extras, *, depend
     T, (H, G, D) = len(qkv), spec[:3]
     if qkv.is_meta or not T:
         return qkv
-    addresses, numbers = rotation(qkv, positions, spec, extras)
-    sizes = (DTYPES[qkv.dtype], T, H, G, D)
-    native.loaded("rotary").eet_rotary(at(qkv), *addresses, *numbers, *sizes, dependent, stream_of(qkv))
+    native.loaded("rotary").eet_rotary(
+        qkv=at(qkv), **rotation(qkv, positions, spec, extras), dtype=DTYPES[qkv.dtype], T=T, H=H, G=G, D=D,
+        dependent=dependent, stream=stream_of(qkv),
+    )  # fmt: skip
     return qkv

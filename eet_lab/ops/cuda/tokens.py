@@ -47,8 +47,11 @@ def embed(
     out = empty("embedded", (T, C), token_embedding)
     if out.is_meta or not T:
         return out
-    tensors = (at(out), ids.data_ptr(), positions.data_ptr(), at(token_embedding), at(position_embedding))
-    native.loaded("tokens").eet_embed(*tensors, DTYPES[out.dtype], T, C, dependent, stream_of(out))
+    native.loaded("tokens").eet_embed(
+        out=at(out), ids=ids.data_ptr(), positions=positions.data_ptr(), token_embedding=at(token_embedding),
+        position_embedding=at(position_embedding), dtype=DTYPES[out.dtype], T=T, C=C, dependent=dependent,
+        stream=stream_of(out),
+    )  # fmt: skip
     return out
 
 
@@ -130,8 +133,10 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empt
     token = empty("token", (B,), positions)
     if token.is_meta or not B:
         return token
-    tensors = (token.data_ptr(), at(logits), positions.data_ptr(), *asked)
-    native.loaded("sampling").eet_choose(*tensors, DTYPES[logits.dtype], B, V, dependent, stream_of(logits))
+    native.loaded("sampling").eet_choose(
+        token=token.data_ptr(), logits=at(logits), positions=positions.data_ptr(), **asked, dtype=DTYPES[logits.dtype],
+        B=B, V=V, dependent=dependent, stream=stream_of(logits),
+    )  # fmt: skip
     return token
 
 
@@ -160,9 +165,11 @@ def choose_top_k(
     token = empty("token", (B,), rows)
     if token.is_meta or not B:
         return token
-    tensors = (token.data_ptr(), at(logits), best.data_ptr(), positions.data_ptr(), rows.data_ptr(), *asked)
-    sizes = (DTYPES[logits.dtype], B, V, blocks)
-    native.loaded("top_k").eet_choose_top_k(*tensors, *sizes, dependent, stream_of(logits))
+    native.loaded("top_k").eet_choose_top_k(
+        token=token.data_ptr(), logits=at(logits), best=best.data_ptr(), positions=positions.data_ptr(),
+        rows=rows.data_ptr(), **asked, dtype=DTYPES[logits.dtype], B=B, V=V, num_blocks=blocks, dependent=dependent,
+        stream=stream_of(logits),
+    )  # fmt: skip
     return token
 
 
@@ -172,13 +179,14 @@ def _check_logits(logits: Tensor) -> None:
     check(logits, "logits", logits.dtype, tuple(logits.shape))
 
 
-def _asked(sampling: Sampling, B: int) -> list[int | None]:
-    """The addresses of what B rows ask for, as far as a kernel has to look at it."""
+def _asked(sampling: Sampling, B: int) -> dict[str, int | None]:
+    """For launchers, what B rows ask for, as far as a kernel has to look at it."""
     dtypes = (torch.int64, torch.float32, torch.int64, torch.float32)
     for name, part, dtype in zip(Sampling._fields[1:], sampling[1:], dtypes, strict=True):
         check(part, name, dtype, (B,))
     num_read = {Choice.GREEDY: 0, Choice.DRAW: 2, Choice.LIMITED: 4}[sampling.choice]
-    return [part.data_ptr() if i < num_read else None for i, part in enumerate(sampling[1:])]
+    names = ("noise", "temperature", "top_k", "top_p")
+    return {name: getattr(sampling, name).data_ptr() if i < num_read else None for i, name in enumerate(names)}
 
 
 @needs("sampling")
@@ -188,8 +196,10 @@ def choose_best(best: Tensor, *, empty: Empty, dependent: bool = False) -> Tenso
     token = empty("token", (B,), best)
     if token.is_meta or not B:
         return token
-    stream = stream_of(best)
-    native.loaded("sampling").eet_choose_best(token.data_ptr(), best.data_ptr(), B, num_blocks, dependent, stream)
+    native.loaded("sampling").eet_choose_best(
+        token=token.data_ptr(), best=best.data_ptr(), B=B, num_blocks=num_blocks, dependent=dependent,
+        stream=stream_of(best),
+    )  # fmt: skip
     return token
 
 
@@ -204,6 +214,9 @@ def advance(buffer: TokenBuffer, token: Tensor, count: Tensor, *, empty: Empty, 
     check(count, "count", torch.int64, (B,))
     if token.is_meta or not B:
         return
-    tensors = (part.data_ptr() for part in (*buffer, token, count))
-    sizes = (*buffer.tokens.stride(), B, len(buffer.log))
-    native.loaded("tokens").eet_advance(*tensors, *sizes, dependent, stream_of(token))
+    tensors = {name: part.data_ptr() for name, part in zip(buffer._fields, buffer, strict=True)}
+    row_stride, column_stride = buffer.tokens.stride()
+    native.loaded("tokens").eet_advance(
+        **tensors, token=token.data_ptr(), count=count.data_ptr(), row_stride=row_stride, column_stride=column_stride,
+        B=B, R=len(buffer.log), dependent=dependent, stream=stream_of(token),
+    )  # fmt: skip

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import keyword
 import re
 import struct
-from collections.abc import Iterable
-from itertools import compress
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,48 +32,86 @@ class Parameter(NamedTuple):
     ctype: Any
 
 
+MISSING: Any = type("Missing", (), {"__repr__": lambda self: "..."})()
+"""What stands for an argument that a launch was not given: no int, and no pointer."""
+
+
 class Launcher:
-    """A C function that returns a cudaError_t; calling it raises KernelError when that is not 0."""
+    """A C function that returns a cudaError_t: `launch` takes its arguments by keyword, as C names them.
+
+    It raises KernelError for a name that is missing or unknown, for a number that no int holds, and when C returns an
+    error.
+    """
 
     def __init__(self, library: Library, name: str, parameters: list[Parameter]) -> None:
         self.name, self.parameters, self._library = name, parameters, library
-        self._function = library.cdll[name]
-        self._function.argtypes = [parameter.ctype for parameter in parameters]
-        self._function.restype = ctypes.c_int
-        self._is_int = [parameter.ctype is ctypes.c_int for parameter in parameters]
-        self._pack_ints = struct.Struct(f"{sum(self._is_int)}i").pack
+        function = library.cdll[name]
+        function.argtypes = [parameter.ctype for parameter in parameters]
+        function.restype = ctypes.c_int
+        self.launch = self._taking_keywords(function)
 
-    def __call__(self, *args: int | float | None) -> None:
-        try:  # ctypes passes the lower 32 bits of what an int cannot hold; this is the least that finds it
-            self._pack_ints(*compress(args, self._is_int))
-        except struct.error:
-            self._check_ints(args)
-        if error := self._function(*args):
-            raise KernelError(self._explain(error, args))
+    def _taking_keywords(self, function: Any) -> Callable[..., None]:
+        """A function with the keywords for parameters. Its source is text, as namedtuple's is: Python itself then puts
+        keywords in their order, in half the time that it takes to look each up in a dictionary (LOG).
 
-    def _check_ints(self, args: tuple[int | float | None, ...]) -> None:
-        """KernelError for a number that no int holds; for what else is wrong, ctypes has its own words."""
-        for parameter, value in zip(self.parameters, args, strict=False):
+        C has no names that begin with two underscores.
+        """
+        names = [parameter.name for parameter in self.parameters]
+        ints = [parameter.name for parameter in self.parameters if parameter.ctype is ctypes.c_int]
+        everything, all_ints = f"{', '.join(names)},", ", ".join(ints)
+        text = f"""
+def {self.name}(*, {", ".join(f"{name}=__missing" for name in names)}, **__unknown):
+    if __unknown:
+        raise __refusal(__unknown, ({everything}))
+    try:  # ctypes passes the lower 32 bits of what an int cannot hold; this is the least that finds it
+        __pack_ints({all_ints})
+        __error = __function({everything})
+    except __Wrong as __problem:
+        raise __refusal({{}}, ({everything})) or __problem
+    if __error:
+        raise __failure(__error, ({everything}))
+"""
+        known = {
+            "__missing": MISSING,
+            "__pack_ints": struct.Struct(f"{len(ints)}i").pack,
+            "__function": function,
+            "__Wrong": (struct.error, ctypes.ArgumentError),
+            "__refusal": self._refusal,
+            "__failure": self._failure,
+        }
+        exec(compile(text, f"<keywords of {self.name}>", "exec"), known)
+        return known[self.name]
+
+    def _refusal(self, unknown: dict[str, Any], args: tuple[Any, ...]) -> KernelError | None:
+        """What is wrong with arguments; None where ctypes has its own words for it."""
+        names = [parameter.name for parameter in self.parameters]
+        takes = f"It takes, by keyword: {', '.join(names)}."
+        for name in unknown:
+            return KernelError(f"{self.name} has no parameter {name!r}.{did_you_mean(name, names)} {takes}")
+        if missing := [name for name, value in zip(names, args, strict=True) if value is MISSING]:
+            return KernelError(f"{self.name} was not given {', '.join(missing)}. {takes}")
+        for parameter, value in zip(self.parameters, args, strict=True):
             if parameter.ctype is ctypes.c_int and isinstance(value, int) and not -MOST - 1 <= value <= MOST:
-                raise KernelError(
+                return KernelError(
                     f"{self.name}: {parameter.name} is {value:,}, but kernels count from {-MOST - 1:,} to {MOST:,}. "
                     "Use fewer tokens or smaller sizes; in a kernel of your own, declare it int64_t."
                 )
+        return None
 
-    def _explain(self, error: int, args: tuple[int | float | None, ...]) -> str:
+    def _failure(self, error: int, args: tuple[Any, ...]) -> KernelError:
         sizes = (
             f"{parameter.name}={value}"
             for parameter, value in zip(self.parameters, args, strict=True)
             if parameter.ctype is not ctypes.c_void_p
         )
-        return (
+        return KernelError(
             f"{self.name} failed: {self._library.error_string(error)} ({', '.join(sizes)}). Its source says above each "
             "kernel what it needs. Leave the technique out that launches it; restart Python if all launches fail now."
         )
 
 
 class Library:
-    """A shared library; its launchers are its attributes: `library.eet_norm(...)`."""
+    """A shared library; its launchers are its attributes: `library.eet_norm(out=..., x=..., ...)`."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
@@ -82,9 +120,10 @@ class Library:
         except OSError as error:
             raise KernelBuildError(f"{path} cannot be loaded: {error}. Delete it; it is built again.") from error
         self.launchers = {name: Launcher(self, name, parameters) for name, parameters in signatures(text).items()}
-        self.__dict__.update(self.launchers)  # plain attributes: no look-up code between an op and its launch
+        # Plain attributes, and plain functions: no code between an op and its launch.
+        self.__dict__.update({name: launcher.launch for name, launcher in self.launchers.items()})
 
-    def __getattr__(self, name: str) -> Launcher:
+    def __getattr__(self, name: str) -> Callable[..., None]:
         near = did_you_mean(name, self.__dict__.get("launchers", ()))
         raise AttributeError(f"{self.__dict__.get('path')} has no launcher {name!r}.{near}")
 
@@ -109,6 +148,10 @@ def _parameter(text: str, launcher: str) -> Parameter:
     ctype = ctypes.c_void_p if kind.endswith("*") else _SCALARS.get(kind)
     if declared is None or ctype is None:
         raise KernelBuildError(f"{launcher}: cannot pass {text.strip()!r}; use a pointer, {', '.join(_SCALARS)}.")
+    if keyword.iskeyword(declared[2]):
+        raise KernelBuildError(
+            f"{launcher}: no keyword of a call can be {declared[2]!r}; give the parameter another name."
+        )
     return Parameter(declared[2], ctype)
 
 
