@@ -31,8 +31,8 @@ LENGTHS, ONE = Uniform(5, 250), Uniform(1, 1)
 NUM, ROWS = 1000, 8
 LOAD, HEAVY = 0.8, 1.1
 """What comes, as a share of what can be served one by one."""
-LOADS = (0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
-LIMIT_MS = 3000.0
+LOADS = (0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.2, 1.3)
+LIMIT_MS = 5000.0
 NONE, NAIVE, BUCKETS, PROGRAM, PACKED = "No batching", "Naive padding", "Length buckets", "Dynamic program", "Packed"
 POLICIES = {
     NONE: NoBatching(),
@@ -78,16 +78,18 @@ def costs() -> Shown:
     """The cost table as a surface, and what a text costs in company."""
     cost = example()
     short, long, most = cost.lengths[0], cost.lengths[-1], cost.batches[-1]
+    alone, company = ([cost.at(length, rows) / rows for length in (short, long)] for rows in (1, most))
+    saved = [percent(1 - less / more) for more, less in zip(alone, company, strict=True)]
     return Shown(
         where(cost),
         cost_surface(cost, "What a pass costs: every point was measured, between them it is interpolated"),
         cost_of_one(cost, "What a text costs in company"),
-        f"A text of {short} tokens takes {brief(cost.at(short, 1))} ms alone, and {brief(cost.at(short, most) / most)} "
-        f"ms as one of {most}: what a pass costs at least is shared. A text of {long} takes {brief(cost.at(long, 1))} "
-        f"ms alone and {brief(cost.at(long, most) / most)} as one of {most}: it fills this processor by itself, and "
-        "company saves next to nothing. A GPU is filled by more tokens than a thread of a processor, so expect curves "
+        f"A text of {short} tokens takes {brief(alone[0])} ms alone, and {brief(company[0])} ms as one of {most}: a "
+        f"pass costs something whatever it reads, which is shared, and company saves {saved[0]}. A text of {long} takes "
+        f"{brief(alone[1])} ms alone and {brief(company[1])} as one of {most}, and company saves {saved[1]}: it nearly "
+        "fills this processor by itself. A GPU is filled by more tokens than a thread of a processor, so expect curves "
         "there that fall further; `eet-lab simulate --model` measures yours.",
-    )
+    )  # fmt: skip
 
 
 def predict() -> Prediction:
