@@ -111,7 +111,7 @@ def naive(guess: Prediction) -> Shown:
     runs = {name: served(name, LOAD) for name in (NONE, NAIVE)}
     lost = served(NAIVE, LOAD)
     return Shown(
-        batches(runs, "The same texts, one by one and in padded batches: the first 40 seconds", (0.0, 40e3)),
+        batches(runs, "The same texts, one by one and in padded batches: the first 100 seconds", (0.0, 100e3)),
         f"You said: {guess}. A box is a pass, as wide as it takes and as high as the tokens that it computes. Texts "
         "that come while a pass runs wait, and are padded to the longest of them. While a large batch runs, more come, "
         "so the next batch is large, too, and most likely has a long text in it. In the end "
