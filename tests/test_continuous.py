@@ -15,7 +15,7 @@ from test_captures import emulated
 from test_soak import held
 
 from eet_lab.bench import compare, ladder
-from eet_lab.bench.perplexity import perplexity
+from eet_lab.bench.held_out import perplexity
 from eet_lab.engine import slots
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings

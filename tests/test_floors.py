@@ -12,8 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the ground up. A name covers its sub-modules unless they are named themselves; the longest name counts.
 FLOORS = (
     (
+        "eet_lab.codec",
         "eet_lab.devices",
         "eet_lab.errors",
+        "eet_lab.files",
         "eet_lab.knobs",
         "eet_lab.limits",
         "eet_lab.naming",
@@ -34,7 +36,7 @@ FLOORS = (
         "eet_lab.texts",
     ),
     ("eet_lab.techniques",),
-    ("eet_lab.bench",),
+    ("eet_lab.bench", "eet_lab.serving"),
     ("eet_lab.figures",),
     ("eet_lab.workbench",),
     ("eet_lab.lessons", "eet_lab.cli", "eet_lab.__main__", "eet_lab.commands", "eet_lab.doctor", "eet_lab.lab"),

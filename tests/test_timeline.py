@@ -11,21 +11,19 @@ from itertools import pairwise
 import pytest
 from gpu_traces import eager, graphed, of_kind
 
-from eet_lab.bench.calls import Call
-from eet_lab.bench.launches import counting
+from eet_lab.bench.launches import Call, counting
+from eet_lab.bench.profiler_trace import ProfiledStep, read_steps
 from eet_lab.bench.timeline import (
     Timeline,
     Timelines,
+    covered_us,
     decode,
     encode,
     read_timelines,
-    step_timeline,
-    timelines,
+    with_bytes,
     write_trace,
 )
-from eet_lab.bench.timeline.spans import covered_us, with_bytes
-from eet_lab.bench.timeline.steps import NEW_TOKENS, SAMPLES, Probe, earliest
-from eet_lab.bench.timeline.trace import ProfiledStep, read_steps
+from eet_lab.bench.timeline_steps import NEW_TOKENS, SAMPLES, Probe, earliest, step_timeline, timelines
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, MonitorError, PromptError, ResultError

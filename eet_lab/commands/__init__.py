@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eet_lab.commands import bench, compare, doctor, generate, lab, techniques
+from eet_lab.commands import bench, compare, doctor, generate, lab, simulate, techniques
 from eet_lab.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
@@ -12,4 +12,5 @@ COMMANDS: tuple[Command, ...] = (
     generate.COMMAND,
     compare.COMMAND,
     bench.COMMAND,
+    simulate.COMMAND,
 )

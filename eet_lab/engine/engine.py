@@ -12,13 +12,13 @@ import torch
 from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.exclusive import exclusive
-from eet_lab.engine.forecast import Forecast, Forecaster
+from eet_lab.engine.forecast import Forecast, Forecaster, check_keys
 from eet_lab.engine.generation import Generation, Record, StepEvent
 from eet_lab.engine.meta_trace import MetaTracer, new_cache
 from eet_lab.engine.settings import (
     Settings,
-    checked_batch,
     checked_bytes,
+    checked_columns,
     checked_each,
     checked_forced,
     checked_prompts,
@@ -109,7 +109,7 @@ class Engine(BaseEngine[Decoder]):
         that are placed, and captured where steps are. There are as many slots, of as many columns, as the last
         `reserve` made room for; else those of `continuous_batching`, of 1,024 columns. All calls come from one thread.
         Errors: RecipeError without `continuous_batching`; PromptError, after which nothing has changed; EngineBusy on
-        another thread than the first request's.
+        another thread than the first request's; OutOfMemory, as in `step`.
         """
         settings = checked_settings(settings)
         [row] = checked_prompts([prompt], settings, self.model.config)
@@ -192,10 +192,12 @@ class Engine(BaseEngine[Decoder]):
         settings = replace(checked_settings(settings), stop=())
         self._check_idle("reserve")
         self._free()
-        rows = checked_batch(num_rows, prompt_tokens, settings.max_new_tokens, self.model)
+        columns = checked_columns(num_rows, prompt_tokens, settings.max_new_tokens, self.model.config)
+        check_keys(num_rows, columns, self.model)
+        rows = [[self.model.config.bos_id] * prompt_tokens] * num_rows
         self._prepared()
         with self._closed_on_error(lambda: rows, settings):
-            self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
+            self._reserved = num_rows, columns
             self._allocating = "the arena of activations"
             if self.parts.schedule.max_rows is None:
                 passes = self.tracer.request([len(row) for row in rows], settings).passes

@@ -133,8 +133,8 @@ class MetaTracer:
         batch = Batch(token, token, token, token, each, each, each, keys, max_q, max_kv, spans)
         with nullcontext() if parts.ops.kernels else NoArithmetic():  # kernel wrappers recognize meta tensors
             empty, window = partial(trace.empty, op="mask"), model.config.spec.window
-            attend = parts.attend(ops, batch, cache, empty=empty, window=window)
-            hidden = forward(model, ops, attend, batch, parts.layers)
+            attend = partial(parts.attend, ops, empty=empty, window=window)
+            hidden = forward(model, ops, attend(batch, cache), batch, parts.layers)  # which lets go of its mask
             next_token = self._task(model, ops, hidden, batch, Sampling(choice, each, real, each, real))
             ops.advance(buffer, next_token, batch.count)
 

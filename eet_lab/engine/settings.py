@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from eet_lab.errors import OutOfMemory, PromptError, did_you_mean
+from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models.config import Config
-from eet_lab.models.decoder import Decoder
-from eet_lab.monitor.free import free_bytes_of
-from eet_lab.ops.oom import OTHERS
 from eet_lab.ops.reference import noise_keys
 from eet_lab.ops.types import Choice, Sampling
 from eet_lab.words import counted, told
@@ -219,12 +216,8 @@ def _listed(value: object) -> str:
     return ", such as its tolist()" if hasattr(value, "tolist") else ""
 
 
-def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model: Decoder) -> list[list[int]]:
-    """A batch of `num_rows` prompts, each of `prompt_tokens` BOS tokens.
-
-    Errors: PromptError for a batch that cannot run; OutOfMemory if its keys and values alone do not fit.
-    """
-    config = model.config
+def checked_columns(num_rows: int, prompt_tokens: int, max_new_tokens: int, config: Config) -> int:
+    """The columns of a batch of `num_rows` prompts, each of `prompt_tokens`; PromptError for one that cannot run."""
     for name, value in (("num_rows", num_rows), ("prompt_tokens", prompt_tokens)):
         if not _whole(value, 1):
             raise PromptError(f"{name} is {told(value)}, but it must be a whole number from 1 on.")
@@ -234,14 +227,7 @@ def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model:
             f"prompt_tokens is {prompt_tokens:,}; with {max_new_tokens} new ones it would pass the model's context of "
             f"{config.context} tokens. {remedy(config.context - prompt_tokens)}"
         )
-    row_bytes = columns * config.kv_bytes_per_token(model.dtype.itemsize)
-    if num_rows * row_bytes > (free := free_bytes_of(model.device)):
-        raise OutOfMemory(
-            f"num_rows is {num_rows:,}, but the keys and values of each row take {row_bytes:,} bytes, and {free:,} are "
-            f"free. That is room for {free // row_bytes:,} rows at the very most, before activations: Engine.forecast "
-            f"tells how many would fit. Ask for fewer rows or tokens. {OTHERS}"
-        )
-    return [[config.bos_id] * prompt_tokens] * num_rows
+    return columns
 
 
 def checked_texts(texts: Sequence[Sequence[int]], config: Config, truncate: bool = False) -> list[Sequence[int]]:

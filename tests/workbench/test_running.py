@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eet_lab.bench import Comparison, Ladder, Run
-from eet_lab.bench.timeline import timelines
+from eet_lab.bench.timeline_steps import timelines
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError
 from eet_lab.figures.outputs import PLOTLY
