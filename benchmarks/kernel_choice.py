@@ -1,4 +1,4 @@
-"""Every kernel that can take a product of few tokens, beside cuBLAS, by size: evidence for ops/cuda/linear.py.
+"""Every kernel that can take a product of few tokens, beside cuBLAS, by size: evidence for ops/cuda/choice.py.
 
     python benchmarks/kernel_choice.py --out h200-kernel-choice.json --commit COMMIT
 

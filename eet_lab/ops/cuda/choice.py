@@ -24,7 +24,7 @@ FEWEST_IN_REGISTERS = 4  # tokens from which on it is ahead; fewer only without 
 WIDE_ACTIVATIONS = 20 * 1024
 REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
 REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
-LEAST_RING = 32 * 1024  # bytes of vector_linear's, if not all: as many as a stage of linear has
+LEAST_RING = 28 * 1024  # bytes of vector_linear's ring, if not all: about what a stage of linear is
 INT8_CHANNELS = 16  # their multiples: an output's weights are copied 16 bytes at a time
 
 
