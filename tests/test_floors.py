@@ -30,11 +30,12 @@ FLOORS = (
         "eet_lab.encoding",
         "eet_lab.training",
         "eet_lab.definition",
+        "eet_lab.pipelines",
         "eet_lab.technique",
         "eet_lab.texts",
     ),
     ("eet_lab.techniques",),
-    ("eet_lab.bench",),
+    ("eet_lab.bench", "eet_lab.serving"),
     ("eet_lab.figures",),
     ("eet_lab.workbench",),
     ("eet_lab.lessons", "eet_lab.cli", "eet_lab.__main__", "eet_lab.commands", "eet_lab.doctor", "eet_lab.lab"),
@@ -44,6 +45,7 @@ LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 # What the package's techniques are is known one floor up; they register themselves on first use.
 LIFTS = {("eet_lab.technique", "eet_lab.techniques")}
 
+SERVING = ("eet_lab.serving",)
 PAGES = ("eet_lab.figures", "eet_lab.workbench", "eet_lab.lessons")
 HOMES = {
     "ipywidgets": PAGES,
@@ -51,6 +53,12 @@ HOMES = {
     "plotly": PAGES,
     "IPython": PAGES,
     "pynvml": ("eet_lab.monitor",),
+    "fastapi": SERVING,
+    "h11": SERVING,
+    "prometheus_client": SERVING,
+    "pydantic": SERVING,
+    "starlette": SERVING,
+    "uvicorn": SERVING,
 }
 STRANGERS = {
     "eet_lab.engine": "eet_lab.technique",
