@@ -87,13 +87,26 @@ def test_ctrl_c_ends_a_server_that_is_not_up_yet(run):
     assert run().end(signal.SIGINT) == 0
 
 
-def test_a_key_comes_from_a_file(tmp_path, run):
+def test_words_become_options(tmp_path, monkeypatch, capsys):
     (tmp_path / "key").write_text("secret\n")
-    run = run("--api-key-file", str(tmp_path / "key"), "--served-model-name", "mine")
-    assert httpx.get(f"{run.url}/v1/models", timeout=60).status_code == 401
-    told = httpx.get(f"{run.url}/v1/models", headers={"authorization": "Bearer secret"})
-    assert told.json()["data"][0]["id"] == "mine"
-    assert run.end() == 0
+    servers = []
+    monkeypatch.setattr("eet_lab.serving.handle.run_server", servers.append)
+    words = ["--api-key-file", str(tmp_path / "key"), "--served-model-name", "mine", "--drain-s", "2.5"]
+    recipe = "all,continuous_batching:rows=3"
+    assert main(["serve", "--port", "0", "--device", "cpu", "--recipe", recipe, "--max-model-len", "99", *words]) == 0
+    [server] = servers
+    service = server.service
+    assert (service.options.api_key, service.name, service.options.drain_s, service.columns) == (
+        "secret",
+        "mine",
+        2.5,
+        99,
+    )
+    assert service.recipe.parts.schedule.max_rows == 3
+    out, err = capsys.readouterr()
+    assert "http://127.0.0.1:" in out and err == ""
+    assert main(["serve", "--port", "0", "--device", "cpu", "--host", "0.0.0.0"]) == 0
+    assert "no --api-key-file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 
@@ -33,6 +34,14 @@ def test_serve_returns_at_once_and_stop_works_at_any_time(demo, monkeypatch):
     served.stop()
     assert served.state == "stopped" and not served._thread.is_alive()
     assert not served._server.service.worker._thread.is_alive()
+
+
+def test_a_package_that_is_missing_is_named(demo, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("eet_lab.serving.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(SetupError, match=r"uvicorn.*pip install 'eet-lab\[serve\]'"):
+        eet_lab.serve(demo)
 
 
 def test_a_server_can_be_stopped_before_it_is_up(demo, monkeypatch):
