@@ -4,6 +4,7 @@
 # make test-oldest  the tests with the oldest versions that pyproject.toml allows, in an environment of its own
 # make lint      ruff and mypy alone
 # make doctor    set up and say what is here and what is missing
+# make media     remake the README's pictures from the real page
 # make clean     remove the environment and what was built
 #
 # ARGS passes words on:  make lab ARGS="--port 9000 --no-browser"   make test ARGS="-k monitor"
@@ -12,7 +13,7 @@
 # WORKERS tests so many files at a time:  make test WORKERS=0   one after the other, in twice the time of 2
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-gpu test-oldest lint doctor clean
+.PHONY: help lab test test-gpu test-oldest lint doctor media clean
 
 PYTHON ?=
 WORKERS ?= 2
@@ -49,6 +50,11 @@ test-gpu:
 
 test-oldest:
 	@python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/oldest.py --all $(ARGS)
+
+media:
+	@$(SETUP) --extra dev
+	@$(BIN)/python tools/chromium.py
+	$(BIN)/python tools/media.py $(ARGS)
 
 clean:
 	rm -rf .venv .venv-oldest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

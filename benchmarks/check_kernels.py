@@ -23,11 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch.nn.attention import sdpa_kernel
 
-from eet_lab.bench.ops import OpWorkload, benchmark_op
-from eet_lab.bench.ops.provider import EXACT, NO_ROOM
-from eet_lab.bench.ops.workload import TIMED_CASES
-from eet_lab.bench.providers import OURS
-from eet_lab.bench.rows import Row, append
+from eet_lab.bench.op_workloads import TIMED_CASES, OpWorkload
+from eet_lab.bench.ops import EXACT, NO_ROOM, benchmark_op
+from eet_lab.bench.rows import OURS, Row, append
 from eet_lab.bench.timing import Timed
 from eet_lab.errors import EETError
 from eet_lab.ops import cuda, native

@@ -31,7 +31,6 @@ struct DecodeArgs {
   const int64_t* num_pad;  // [B]
   int column_stride, row, head, column;  // the last three are strides of the cache, in numbers; `row` also of pages
   int K, D, G, per_group, log_cluster;   // per_group: query heads of a KV head
-  int window;                            // keys that a row sees at most
   float scale;                           // of scores, in units of log2(e)
   const T* qkv;                          // [B,(H+2G)D]
   const T* mask;                         // [B,1,1,K] or null
@@ -65,12 +64,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   const int D = w.D, last = a.K - 1;
 
   // Tiles begin at multiples of 16, and warps of all the cluster's blocks take turns: a warp knows its first tile, and
-  // requests it, before it knows where the row's pads end, and before the kernel ahead of this one has ended. A window's
-  // tiles begin with that of its first key: it alone waits for the row's column, which it reads by a load of its own.
-  const int64_t* const column = a.columns + int64_t(b) * a.column_stride;
-  int next = (warp * cluster + rank) * kTileKeys;
-  if (a.window < a.K) next += max(0, int(*static_cast<const volatile int64_t*>(column)) + 1 - a.window) & -kTileKeys;
-  const int newest = int(*column), num_pad = min(int(a.num_pad[b]), newest);
+  // requests it, before it knows where the row's pads end, and before the kernel ahead of this one has ended.
+  const int newest = int(a.columns[int64_t(b) * a.column_stride]), num_pad = min(int(a.num_pad[b]), newest);
   // Where column 0 would lie if all columns lay like those of this tile.
   const auto lies = [&](int tile) {
     int64_t at = int64_t(kPaged ? a.pages.page(b, tile) : b) * a.row + int64_t(kv) * a.head;
@@ -78,6 +73,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
     return at;
   };
   const int column_bytes = a.column * int(sizeof(T));
+  int next = (warp * cluster + rank) * kTileKeys;
   int64_t at = lies(min(next, last));
   const auto key_at = [&](int k) { return eet::Columns<T>{a.keys + at + w.input(0), column_bytes, last}(k); };
   const auto value_at = [&](int k) { return eet::Columns<T>{a.values + at + w.channel(0), column_bytes, last}(k); };
@@ -112,7 +108,7 @@ __global__ void __launch_bounds__(kMaxWarps * 32, kResidentWarps<kDim> / kMaxWar
   if (mask) load_mask(next);
   if (cluster > 1) eet::cluster_wait();
 
-  const int begin = mask ? 0 : max(num_pad, newest + 1 - a.window), end = mask ? a.K : newest + 1;
+  const int begin = mask ? 0 : num_pad, end = mask ? a.K : newest + 1;
   const int stride = num_warps * kTileKeys << a.log_cluster, pads = begin - next - kTileKeys;
   int step = pads < 0 ? stride : (pads + stride) & -stride;  // after a tile of nothing but pads, to the first other one
   for (bool is_first = true; next < end; is_first = false) {
@@ -169,11 +165,17 @@ void split(int tiles, int jobs, int& warps, int& cluster) {
   while (clusters && cluster < kMaxCluster && grows(8)) cluster *= 2;
 }
 
+struct How {
+  int B, seen, warps, cluster;  // seen: keys that a row sees at most
+  bool dependent;
+  cudaStream_t stream;
+};
+
 template <typename T, int kDim, bool kExact, bool kPaged, typename Rotation = NoRotation>
-cudaError_t launch_decode(DecodeArgs<T> a, int B, int warps, int cluster, bool dependent, cudaStream_t stream,
-                          Rotation rotation = {}) {
+cudaError_t launch_decode(DecodeArgs<T> a, How how, Rotation rotation = {}) {
+  auto& [B, seen, warps, cluster, dependent, stream] = how;
   const int parts = eet::ceil_div(a.per_group, kHeads);
-  const int num_columns = std::min(a.K - kTileKeys, a.window - 1) + kTileKeys;  // of the tiles that a window meets
+  const int num_columns = std::min(a.K - kTileKeys, seen - 1) + kTileKeys;  // of the tiles that they meet
   if (!warps) split<kDim>(eet::ceil_div(num_columns, kTileKeys), B * a.G * parts, warps, cluster);
   while (1 << a.log_cluster < cluster) ++a.log_cluster;
   const int num_heads = a.per_group < kHeads ? a.per_group : kHeads;
@@ -183,24 +185,23 @@ cudaError_t launch_decode(DecodeArgs<T> a, int B, int warps, int cluster, bool d
 }
 
 template <typename T, bool kPaged>
-cudaError_t launch_for(const DecodeArgs<T>& a, const eet::Rotation<T>& rotation, int B, int warps, int cluster,
-                       bool dependent, cudaStream_t stream) {
+cudaError_t launch_for(const DecodeArgs<T>& a, const eet::Rotation<T>& rotation, const How& how) {
   if (rotation.exists()) {  // pairs of numbers of such heads lie in one lane
-    return a.D == 64 ? launch_decode<T, 64, true, kPaged>(a, B, warps, cluster, dependent, stream, rotation)
-                     : launch_decode<T, 128, true, kPaged>(a, B, warps, cluster, dependent, stream, rotation);
+    return a.D == 64 ? launch_decode<T, 64, true, kPaged>(a, how, rotation)
+                     : launch_decode<T, 128, true, kPaged>(a, how, rotation);
   }
-  if (a.D == 64) return launch_decode<T, 64, true, kPaged>(a, B, warps, cluster, dependent, stream);
-  if (a.D == 128) return launch_decode<T, 128, true, kPaged>(a, B, warps, cluster, dependent, stream);
-  if (a.D < 64) return launch_decode<T, 64, false, kPaged>(a, B, warps, cluster, dependent, stream);
-  if (a.D < 128) return launch_decode<T, 128, false, kPaged>(a, B, warps, cluster, dependent, stream);
-  return launch_decode<T, 256, false, kPaged>(a, B, warps, cluster, dependent, stream);
+  if (a.D == 64) return launch_decode<T, 64, true, kPaged>(a, how);
+  if (a.D == 128) return launch_decode<T, 128, true, kPaged>(a, how);
+  if (a.D < 64) return launch_decode<T, 64, false, kPaged>(a, how);
+  if (a.D < 128) return launch_decode<T, 128, false, kPaged>(a, how);
+  return launch_decode<T, 256, false, kPaged>(a, how);
 }
 
 }  // namespace
 
 // One token a row, token b being row b's; with `inv_freq` or norms, heads of 64 or 128 are rotated and normed first, those
-// of the newest key among them. Without a mask: keys num_pad .. column, with a window the last of them; with one: keys
-// 0 .. K-1.
+// of the newest key among them. Without a mask: keys num_pad .. column, of which a row sees no more
+// than `seen`; with one: keys 0 .. K-1.
 // `warps` a block (4 or 8) and blocks a `cluster` (1, 2, 4 or 8) for each row and KV head; 0: chosen by their number.
 // `table` [B,blocks]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
 extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values, const void* qkv,
@@ -209,13 +210,13 @@ extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values,
                                             const int64_t* num_pad, const int64_t* columns, const int* table,
                                             int64_t column_stride, int64_t row_stride, int64_t head_stride,
                                             int64_t key_stride, int blocks, int log_page, int dtype, int B, int H,
-                                            int G, int D, int K, int window, float scale, int warps, int cluster,
+                                            int G, int D, int K, int seen, float scale, int warps, int cluster,
                                             int dependent, cudaStream_t stream) {
   const bool divided = (warps == 4 || warps == kMaxWarps) && cluster > 0 && cluster <= kMaxCluster;
   if ((warps || cluster) && (!divided || cluster & (cluster - 1))) return cudaErrorInvalidValue;
   if (row_stride > INT_MAX || head_stride > INT_MAX || key_stride > INT_MAX / 2) return cudaErrorInvalidValue;
   if (table && 1 << log_page < kTileKeys) return cudaErrorInvalidValue;
-  if (window && mask) return cudaErrorInvalidValue;
+  if (seen < 1 || seen > K) return cudaErrorInvalidValue;
   if ((inv_freq || q_norm) && D != 64 && D != 128) return cudaErrorInvalidValue;
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
@@ -223,10 +224,11 @@ extern "C" cudaError_t eet_decode_attention(void* out, void* keys, void* values,
     DecodeArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
     a.column_stride = int(column_stride);
     a.row = int(row_stride), a.head = int(head_stride), a.column = int(key_stride);
-    a.K = K, a.D = D, a.G = G, a.per_group = H / G, a.scale = eet::kLog2e * scale, a.window = eet::most_keys(window);
+    a.K = K, a.D = D, a.G = G, a.per_group = H / G, a.scale = eet::kLog2e * scale;
     a.qkv = static_cast<const Type*>(qkv), a.mask = static_cast<const Type*>(mask), a.out = static_cast<Type*>(out);
     a.pages = {table, blocks, log_page};
-    return table ? launch_for<Type, true>(a, rotation, B, warps, cluster, dependent, stream)
-                 : launch_for<Type, false>(a, rotation, B, warps, cluster, dependent, stream);
+    const How how{B, seen, warps, cluster, dependent != 0, stream};
+    return table ? launch_for<Type, true>(a, rotation, how)
+                 : launch_for<Type, false>(a, rotation, how);
   });
 }

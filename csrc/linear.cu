@@ -105,17 +105,17 @@ cudaError_t launch_linear(eet::TileArgs<T, T> a, eet::WithNoise noise, int num_b
 
 }  // namespace
 
-// out = act(norm(x) weight^T + bias) + residual, for at most 16 tokens; `best` gets each block's largest of a token, with
-// a temperature the one that is drawn. `gated`, in 16 bits: weights are N/2 gates and N/2 that they let through, act(gate)
-// times which goes to out [T,N/2].
+// out = act(norm(x) weight^T + bias) + residual, for at most 16 tokens; `best` gets each block's largest of a token, or
+// with `noise` the one that is drawn where its temperature [T] is above 0. `gated`, in 16 bits: weights are N/2 gates and
+// N/2 that they let through, act(gate) times which goes to out [T,N/2].
 extern "C" cudaError_t eet_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
                                   const void* bias, const void* residual, const void* norm_weight,
                                   const void* norm_bias, const int64_t* positions, const int64_t* noise,
-                                  float temperature, int dtype, int T, int N, int K, int act, int gated, float eps,
-                                  int blocks, int dependent, cudaStream_t stream) {
+                                  const float* temperature, int dtype, int T, int N, int K, int act, int gated,
+                                  float eps, int blocks, int dependent, cudaStream_t stream) {
   if (T < 1 || T > eet::kMaxTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
   if (!eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
-  const eet::WithNoise drawn{eet::draw_of(noise, positions, at, temperature)};
+  const eet::WithNoise drawn{{noise, temperature, positions, at}};
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     eet::TileArgs<Type, Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps,

@@ -20,13 +20,19 @@ using eet::ChooseArgs, eet::kChoosers;
 template <typename T>
 __global__ void __launch_bounds__(kChoosers) choose_kernel(const ChooseArgs<T> a) {
   __shared__ typename eet::Row<T>::Weights weights;
+  __shared__ eet::Choice how;
+  __shared__ uint32_t key;
   eet::cluster_arrive();  // who puts something into another block's memory has to know that it is there
   eet::wait_for_previous();
   eet::let_next_begin();
-  const eet::Gumbel noise(a.draw.key(blockIdx.y));
+  if (threadIdx.x == 0) how = a.choice(blockIdx.y);
+  if (threadIdx.x == 32) key = a.draw.key(blockIdx.y);  // in another warp, which waits for its own loads
   eet::Row<T> row(a, weights);
+  __syncthreads();
+  row.scale = how.scale;
+  const eet::Gumbel noise(key);
   eet::cluster_wait();
-  const uint64_t chosen = row.chosen(a, noise);
+  const uint64_t chosen = row.chosen(how, noise);
   if (blockIdx.x == 0 && threadIdx.x == 0) a.token[blockIdx.y] = eet::word_of(chosen);
 }
 
@@ -48,13 +54,14 @@ __global__ void choose_best_kernel(int64_t* token, const uint64_t* best, int num
 
 }  // namespace
 
-// token = arg-max of logits where the temperature is 0, else a draw.
+// token = arg-max of logits in rows whose temperature [B] is 0, else a draw after the row's top_k and top_p [B]. Without
+// `noise` all rows get their arg-max, and without top_k and top_p there are no limits.
 extern "C" cudaError_t eet_choose(int64_t* token, const void* logits, const int64_t* positions, const int64_t* noise,
-                                  int dtype, int B, int V, int top_k, float temperature, float top_p, int dependent,
-                                  cudaStream_t stream) {
+                                  const float* temperature, const int64_t* top_k, const float* top_p, int dtype, int B,
+                                  int V, int dependent, cudaStream_t stream) {
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const ChooseArgs<Type> a(token, logits, eet::draw_of(noise, positions, nullptr, temperature), V, top_k, top_p);
+    const ChooseArgs<Type> a(token, logits, {noise, temperature, positions, nullptr}, top_k, top_p, V);
     return eet::launch_on_rows(choose_kernel<Type>, a, B, dependent != 0, stream);
   });
 }

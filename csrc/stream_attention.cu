@@ -1,6 +1,5 @@
 // Attention of one new token a row whose keys and values stream through shared memory, with the write of the new ones
 // into the cache. B rows, H heads, G KV heads, D head dim, K columns of the KV cache.
-#include <algorithm>
 #include <climits>
 
 #include "eet/attention.cuh"
@@ -29,7 +28,6 @@ struct StreamArgs {
   const int64_t* num_pad;  // [B]
   int column_stride, row, head;                  // the last two are strides of the cache, in numbers; `row` also of pages
   int G, per_group, log_cluster, num_stages;     // per_group: query heads of a KV head
-  int window;                                    // keys that a row sees at most
   float scale;                                   // of scores, in units of log2(e)
   const T* qkv;                                  // [B,(H+2G)D]
   T* out;                                        // [B,HD]
@@ -135,8 +133,7 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
   const eet::Merge<T> merge{reinterpret_cast<float4*>(barriers + 2 * a.num_stages), stats[0], &counter,
                             kWarps<kDim>, num_heads * kDim / 4, rank, a.log_cluster, kDim};
 
-  const int newest = int(a.columns[int64_t(b) * a.column_stride]);
-  const int begin = max(min(int(a.num_pad[b]), newest), newest + 1 - a.window);
+  const int newest = int(a.columns[int64_t(b) * a.column_stride]), begin = min(int(a.num_pad[b]), newest);
   merge.open();
   if (threadIdx.x == kReaders) ring.init(kWarps<kDim>);
   const bool rotates = a.rotation.exists();
@@ -211,9 +208,9 @@ __global__ void __launch_bounds__(kWarps<kDim> * 32 + 32, 2)
 
 // Blocks of a cluster: as many as find a multiprocessor each, and of long rows two of them.
 template <typename Stage>
-int split(int K, int jobs) {
+int split(int seen, int jobs) {
   constexpr int kMany = 32;  // stages of a block
-  const int processors = eet::device_attribute(cudaDevAttrMultiProcessorCount), num_stages = eet::ceil_div(K, Stage::kKeys);
+  const int processors = eet::device_attribute(cudaDevAttrMultiProcessorCount), num_stages = eet::ceil_div(seen, Stage::kKeys);
   int cluster = 1;
   const auto grows = [&](int each) { return cluster < kMaxCluster && 2 * cluster * jobs <= each * processors; };
   while (cluster < num_stages && grows(1)) cluster *= 2;
@@ -222,10 +219,10 @@ int split(int K, int jobs) {
 }
 
 template <typename T, int kDim, bool kPaged>
-cudaError_t launch_stream(StreamArgs<T> a, int B, int K, int cluster, bool dependent, cudaStream_t stream) {
+cudaError_t launch_stream(StreamArgs<T> a, int B, int seen, int cluster, bool dependent, cudaStream_t stream) {
   using Stage = StageOf<kDim>;
   const int parts = eet::ceil_div(a.per_group, kHeads), num_heads = a.per_group < kHeads ? a.per_group : kHeads;
-  if (!cluster) cluster = split<Stage>(K, B * a.G * parts);
+  if (!cluster) cluster = split<Stage>(seen, B * a.G * parts);
   while (1 << a.log_cluster < cluster) ++a.log_cluster;
   const int merged = eet::Merge<T>::shared_bytes(kWarps<kDim>, num_heads * kDim / 4, cluster);
   a.num_stages = (eet::paired_shared(false) - merged) / eet::Ring::bytes(1, Stage::kBytes);
@@ -237,16 +234,16 @@ cudaError_t launch_stream(StreamArgs<T> a, int B, int K, int cluster, bool depen
 
 }  // namespace
 
-// One token a row, token b being row b's; keys num_pad .. column, with a window the last of them. With `inv_freq` or
-// norms, its queries and its key are rotated and normed first. Blocks a `cluster` (1, 2, 4 or 8) for each row and KV head;
-// 0: chosen by their number and the columns, K at most. A head's columns lie D numbers apart.
+// One token a row, token b being row b's; keys num_pad .. column, `seen` at most. With `inv_freq` or norms, its
+// queries and its key are rotated and normed first. Blocks a `cluster` (1, 2, 4 or 8) for each row and KV head; 0: chosen
+// by their number and the keys. A head's columns lie D numbers apart.
 // `table` [B,blocks]: the cache is in pages of 2^log_page columns, 16 or more; null: it is not.
 extern "C" cudaError_t eet_stream_attention(void* out, void* keys, void* values, const void* qkv,
                                             const int64_t* positions, const void* q_norm, const void* k_norm,
                                             const void* inv_freq, float factor, float eps, const int64_t* num_pad,
                                             const int64_t* columns, const int* table, int64_t column_stride,
                                             int64_t row_stride, int64_t head_stride, int blocks, int log_page,
-                                            int dtype, int B, int H, int G, int D, int K, int window, float scale,
+                                            int dtype, int B, int H, int G, int D, int seen, float scale,
                                             int cluster, int dependent, cudaStream_t stream) {
   if (eet::device_attribute(cudaDevAttrComputeCapabilityMajor) < 9) return cudaErrorInvalidValue;
   if (cluster < 0 || cluster > kMaxCluster || cluster & (cluster - 1)) return cudaErrorInvalidValue;
@@ -256,12 +253,12 @@ extern "C" cudaError_t eet_stream_attention(void* out, void* keys, void* values,
     using Type = decltype(type);
     StreamArgs<Type> a{static_cast<Type*>(keys), static_cast<Type*>(values), columns, num_pad};
     a.column_stride = int(column_stride), a.row = int(row_stride), a.head = int(head_stride);
-    a.G = G, a.per_group = H / G, a.scale = eet::kLog2e * scale, a.window = eet::most_keys(window);
+    a.G = G, a.per_group = H / G, a.scale = eet::kLog2e * scale;
     a.qkv = static_cast<const Type*>(qkv), a.out = static_cast<Type*>(out);
     a.pages = {table, blocks, log_page};
     a.rotation = {positions, q_norm, k_norm, inv_freq, factor, eps};
     const auto launch = D == 64 ? (table ? launch_stream<Type, 64, true> : launch_stream<Type, 64, false>)
                                 : (table ? launch_stream<Type, 128, true> : launch_stream<Type, 128, false>);
-    return launch(a, B, std::min(K, a.window), cluster, dependent, stream);
+    return launch(a, B, seen, cluster, dependent, stream);
   });
 }

@@ -29,6 +29,7 @@ struct Shared {
   uint64_t sorted[kChoosers];
   int counts[kBins], num_listed, num_found;
   float mass;
+  eet::Choice how;
 };
 
 // Scores from `low` to `top`, dealt out to bins in their order.
@@ -63,12 +64,11 @@ __device__ void sort(uint64_t* to, uint64_t* from, int n) {
 }
 
 // The scores of the k-th largest of the head's blocks and of the largest; `key` is that of the thread's block, or 0.
-template <typename T>
-__device__ float2 bounds(const TopKArgs<T>& a, uint32_t key, Shared& shared) {
+__device__ float2 bounds(int num_blocks, int top_k, uint32_t key, Shared& shared) {
   shared.keys[threadIdx.x] = key;
   __syncthreads();
   uint32_t kept = ~0u;
-  if (threadIdx.x < a.num_blocks && num_larger(shared.keys, a.num_blocks, key) < a.top_k) kept = key;
+  if (threadIdx.x < num_blocks && num_larger(shared.keys, num_blocks, key) < top_k) kept = key;
   const uint32_t least = __reduce_min_sync(0xffffffffu, kept), largest = __reduce_max_sync(0xffffffffu, key);
   if (threadIdx.x % 32 == 0) shared.least_of[threadIdx.x / 32] = least, shared.largest_of[threadIdx.x / 32] = largest;
   __syncthreads();
@@ -104,17 +104,17 @@ __device__ int reduced(uint64_t* to, const uint64_t* from, int n, int least, Bin
 }
 
 // Draws from a row's `n` tokens, one for each thread, which are in order: what the top-k and the top-p leave of them.
-template <typename T>
-__device__ uint64_t draw_from_sorted(const TopKArgs<T>& a, int n, float top, const eet::Gumbel& noise, Shared& shared) {
+__device__ uint64_t draw_from_sorted(const eet::Choice& how, int n, float top, const eet::Gumbel& noise,
+                                     Shared& shared) {
   const uint64_t mine = threadIdx.x < n ? shared.sorted[threadIdx.x] : 0;
   const float score = eet::value_of(mine);
-  bool stays = threadIdx.x < n && score >= eet::value_of(shared.sorted[a.top_k - 1]);
-  if (a.top_p < 1) {
+  bool stays = threadIdx.x < n && score >= eet::value_of(shared.sorted[how.top_k - 1]);
+  if (how.top_p < 1) {
     const float mass = eet::running_sum<kChoosers>(stays ? eet::exp_of(score - top) : 0.f);
     if (threadIdx.x == kChoosers - 1) shared.mass = mass;
     __syncthreads();
     // The token that reaches it; the last one, if rounding leaves that to none.
-    const int last = __syncthreads_count(int(threadIdx.x) < n - 1 && mass < shared.mass * a.top_p);
+    const int last = __syncthreads_count(int(threadIdx.x) < n - 1 && mass < shared.mass * how.top_p);
     stays = stays && score >= eet::value_of(shared.sorted[last]);
   }
   uint64_t best = 0;
@@ -129,13 +129,14 @@ __device__ uint64_t draw_from_sorted(const TopKArgs<T>& a, int n, float top, con
 //          that reach it to the first; this drops most of them if they are many, by 512 bins of scores, puts the others
 //          in order, weighs them and draws
 // Traffic  num_blocks pairs of 8 bytes a block and V logits a row, from L2, but for choose_kernel's way
-// Needs    k <= num_blocks <= 512. Where a block has more than its share of 2,048 tokens above the bound, or more than
-//          512 are left down to the bin of the k-th, choose_kernel's way is taken
+// Needs    num_blocks <= 512. A row with a larger k than num_blocks or with none, one of whose blocks has more than its
+//          share of 2,048 tokens above the bound, or that has more than 512 left down to the bin of the k-th, takes
+//          choose_kernel's way
 // Numerics scores, noise and masses in fp32: the draw that PyTorch makes of the same logits; tokens that tie with the
 //          last one of the top-k or top-p stay
 // Source   Gumbel-max: Kool et al. 2019; a bound from what is known of parts: Fagin et al. 2001, the threshold algorithm
 template <typename T>
-__global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<T> a) {
+__global__ void __launch_bounds__(kChoosers, 1) choose_top_k_kernel(const TopKArgs<T> a) {
   __shared__ alignas(16) typename eet::Row<T>::Weights weights;
   __shared__ Shared shared;
   uint64_t* const lists = reinterpret_cast<uint64_t*>(weights);  // of each block, at the first: [cluster][room]
@@ -154,54 +155,68 @@ __global__ void __launch_bounds__(kChoosers) choose_top_k_kernel(const TopKArgs<
   if (threadIdx.x < a.num_blocks) best = a.best[int64_t(blockIdx.y) * a.num_blocks + threadIdx.x];
   eet::Row<T> row(a, weights);
   const uint4 first_vector = row.first_vector();
+  if (threadIdx.x == 0) shared.how = a.choice(blockIdx.y);
   const int64_t position = a.draw.positions[place];
-  const uint32_t key = best ? eet::ordered(eet::scaled(eet::value_of(best), a.draw.scale)) : 0;
-  const float2 bound = bounds(a, key, shared);
-  const float least = bound.x, top = bound.y;
-  eet::cluster_wait();
-  row.each(first_vector, [&](T logit, int token) {
-    const float score = row.score(logit);
-    if (!(score >= least)) return;  // nor is NaN a candidate
-    const int number = atomicAdd(&shared.num_listed, 1);
-    if (number < room) eet::put(&lists[rank * room + number], 0, eet::pair(score, token));
-  });
-  const eet::Gumbel noise(eet::Gumbel::key_of(noise_key, position));
   __syncthreads();
-  if (threadIdx.x == 0) eet::put(&shared.lengths[rank], 0, uint64_t(shared.num_listed));
-  eet::cluster_barrier();
-
+  const eet::Choice& how = shared.how;
+  row.scale = how.scale;
+  bool few = how.draws && how.top_k <= a.num_blocks;  // the same in all of the cluster
   int n = 0;
-  if (rank == 0) {
-    n = gathered(found, lists, shared);
-    const bool many = n > kFew;
-    if (many) n = reduced(lists, found, n, a.top_k, Bins(least, top), shared);
-    const bool fits = n >= a.top_k && n <= kChoosers;  // a NaN may be a block's largest, but is no candidate
-    if (threadIdx.x < gridDim.x) eet::put(&shared.fits, threadIdx.x, uint64_t(fits));
-    if (fits) sort(shared.sorted, lists + (many ? 0 : kMost), n);
+  float top = 0;
+  uint32_t mixed;
+  if (few) {
+    const uint32_t key = best ? eet::ordered(eet::scaled(eet::value_of(best), how.scale)) : 0;
+    const float2 bound = bounds(a.num_blocks, how.top_k, key, shared);
+    const float least = bound.x;
+    top = bound.y;
+    eet::cluster_wait();
+    row.each(first_vector, [&](T logit, int token) {
+      const float score = row.score(logit);
+      if (!(score >= least)) return;  // nor is NaN a candidate
+      const int number = atomicAdd(&shared.num_listed, 1);
+      if (number < room) eet::put(&lists[rank * room + number], 0, eet::pair(score, token));
+    });
+    mixed = eet::Gumbel::key_of(noise_key, position);
+    __syncthreads();
+    if (threadIdx.x == 0) eet::put(&shared.lengths[rank], 0, uint64_t(shared.num_listed));
+    eet::cluster_barrier();
+
+    if (rank == 0) {
+      n = gathered(found, lists, shared);
+      const bool many = n > kFew;
+      if (many) n = reduced(lists, found, n, how.top_k, Bins(least, top), shared);
+      const bool fits = n >= how.top_k && n <= kChoosers;  // a NaN may be a block's largest, but is no candidate
+      if (threadIdx.x < gridDim.x) eet::put(&shared.fits, threadIdx.x, uint64_t(fits));
+      if (fits) sort(shared.sorted, lists + (many ? 0 : kMost), n);
+    }
+    eet::cluster_barrier();
+    few = shared.fits;
+  } else {
+    eet::cluster_wait();
+    mixed = eet::Gumbel::key_of(noise_key, position);
   }
-  eet::cluster_barrier();
+  const eet::Gumbel noise(mixed);
   uint64_t chosen = 0;
-  if (!shared.fits) {
-    chosen = row.chosen(a, noise);
+  if (!few) {
+    chosen = row.chosen(how, noise);
   } else if (rank == 0) {
-    chosen = draw_from_sorted(a, n, top, noise, shared);
+    chosen = draw_from_sorted(how, n, top, noise, shared);
   }
   if (rank == 0 && threadIdx.x == 0) a.token[blockIdx.y] = eet::word_of(chosen);
 }
 
 }  // namespace
 
-// A draw from the top_k of logits [B,V] and, if top_p < 1, from the fewest of these that have this share of their mass.
-// `best` [B,num_blocks] has the largest of each block's tokens, as linear.cuh leaves them without a draw.
+// What eet_choose gives for logits [B,V] and rows with positions[at[i]]. `best` [B,num_blocks] has the largest of each
+// block's tokens, as linear.cuh leaves them without a draw.
 extern "C" cudaError_t eet_choose_top_k(int64_t* token, const void* logits, const int64_t* best,
-                                        const int64_t* positions, const int64_t* at, const int64_t* noise, int dtype,
-                                        int B, int V, int num_blocks, int top_k, float temperature, float top_p,
-                                        int dependent, cudaStream_t stream) {
-  const eet::Draw draw = eet::draw_of(noise, positions, at, temperature);
-  if (!draw.exists() || top_k < 1 || top_k > num_blocks || num_blocks > min(V, kChoosers)) return cudaErrorInvalidValue;
+                                        const int64_t* positions, const int64_t* at, const int64_t* noise,
+                                        const float* temperature, const int64_t* top_k, const float* top_p, int dtype,
+                                        int B, int V, int num_blocks, int dependent, cudaStream_t stream) {
+  if (!noise || !top_k || !top_p || num_blocks > min(V, kChoosers)) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
-    const TopKArgs<Type> a({token, logits, draw, V, top_k, top_p}, best, num_blocks);
+    const TopKArgs<Type> a({token, logits, {noise, temperature, positions, at}, top_k, top_p, V}, best, num_blocks);
     return eet::launch_on_rows(choose_top_k_kernel<Type>, a, B, dependent != 0, stream);
   });
 }

@@ -144,16 +144,16 @@ cudaError_t launch_vector_linear(VectorArgs<T> a, eet::WithNoise noise, int num_
 }  // namespace
 
 // out = act(norm(x) weight^T + bias) + residual, for at most four tokens; `best` gets each block's largest of a token,
-// with a temperature the one that is drawn. `gated`: weights are N/2 gates and N/2 that they let through, act(gate) times
-// which goes to out [T,N/2].
+// or with `noise` the one that is drawn where its temperature [T] is above 0. `gated`: weights are N/2 gates and N/2 that
+// they let through, act(gate) times which goes to out [T,N/2].
 extern "C" cudaError_t eet_vector_linear(void* out, void* best, const void* x, const int64_t* at, const void* weight,
                                          const void* bias, const void* residual, const void* norm_weight,
                                          const void* norm_bias, const int64_t* positions, const int64_t* noise,
-                                         float temperature, int dtype, int T, int N, int K, int act, int gated,
+                                         const float* temperature, int dtype, int T, int N, int K, int act, int gated,
                                          float eps, int blocks, int dependent, cudaStream_t stream) {
   if (T < 1 || T > eet::kVectorTokens || blocks < 1 || blocks > N) return cudaErrorInvalidValue;
   if (!eet::can_pair(gated, N, best, residual)) return cudaErrorInvalidValue;
-  const eet::WithNoise drawn{eet::draw_of(noise, positions, at, temperature)};
+  const eet::WithNoise drawn{{noise, temperature, positions, at}};
   return eet::by_half_type(dtype, [&](auto type) {
     using Type = decltype(type);
     VectorArgs<Type> a(out, best, x, at, weight, bias, residual, norm_weight, norm_bias, T, N, K, act, eps, blocks);

@@ -34,6 +34,14 @@ class ScheduleError(EETError, ValueError):
     """A batching policy that cannot be, or a request that a scheduler does not know (any more)."""
 
 
+class CostError(EETError, ValueError):
+    """A cost table that cannot be read, or that was asked for a pass beyond what was measured."""
+
+
+class TrafficError(EETError, ValueError):
+    """Arrivals or lengths of requests that cannot be, such as those of a damaged trace."""
+
+
 class EngineBusy(EETError, RuntimeError):
     """An engine that was asked for something while it is generating."""
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from math import floor, isfinite, log10
 from reprlib import repr as shortened
@@ -131,3 +132,20 @@ def told(value: object) -> str:
         return shortened(value)
     except ValueError:
         return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Cells as lines, in columns, with a rule below the first line."""
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
+    head, *body = ("  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in rows)
+    return [head, "-" * len(head), *body]
+
+
+def _width(cell: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in cell)
+
+
+def _padded(cell: str, width: int, column: int) -> str:
+    """The first column stands on the left, numbers on the right."""
+    space = " " * (width - _width(cell))
+    return space + cell if column else cell + space

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from eet_lab.bench.profiler_trace import MARK, OP, ProfiledStep
 from eet_lab.bench.timeline import Span, Timeline
-from eet_lab.bench.timeline.trace import MARK, OP, ProfiledStep
 
 ADD = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::Half>, "

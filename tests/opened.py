@@ -22,5 +22,6 @@ def opened(engine: Engine, prompts: Sequence[Sequence[int]], settings: Settings)
     columns = max(lengths) + settings.max_new_tokens
     slots = engine._open_slots(schedule, lengths, columns, settings, RequestClock())
     for row, prompt in enumerate(prompts):
-        slots.add(Request(tuple(prompt), settings.max_new_tokens), RequestSettings.of(settings, row))
+        asked = RequestSettings.of(settings, engine.model.config.vocab_size, row)
+        slots.add(Request(tuple(prompt), settings.max_new_tokens), asked)
     return slots

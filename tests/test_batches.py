@@ -17,6 +17,10 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import RecipeError
 from eet_lab.models import load
 from eet_lab.ops import reference
+from eet_lab.ops.attention import within_window
+from eet_lab.ops.shapes import AttentionShape
+from eet_lab.ops.types import fresh
+from eet_lab.parts.attend import Bounds
 from eet_lab.parts.batches import batch_of, end_to_end, left_padded, make_batch
 from eet_lab.scheduling import (
     LEFT_PADDED,
@@ -168,3 +172,19 @@ def test_what_the_first_pass_reads_follows_from_the_schedule(schedule, reads):
     assert batch.count.tolist() == reads == schedule.first_counts([2, 9, 4])
     assert batch.keys.begin.tolist() == ([7, 0, 5] if schedule.aligned else [0, 0, 0])
     assert len(batch.ids) == (27 if schedule.aligned else sum(reads))
+
+
+@pytest.mark.parametrize("decode", [True, False])
+def test_a_window_is_another_first_column_where_each_row_reads_one_token(decode):
+    """Once a pass, for all layers; a prompt's tokens see different columns, so that theirs stays a matter of the op."""
+    shape = AttentionShape((3, 9), 2, 2, 8, decode=decode, window=4)
+    batch, asked = shape.batch("cpu"), []
+
+    def empty(name, *of, **how):
+        asked.append(name)
+        return fresh(name, *of, **how)
+
+    attend = Bounds(None, batch, None, empty=empty, window=4)
+    assert attend.batch.keys.begin.tolist() == ([6, 5] if decode else [6, 0])
+    assert within_window(attend.batch, 4, empty) is attend.batch if decode else attend.batch is batch
+    assert asked == ["window_begin"] * decode

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eet_lab.bench import accuracy
-from eet_lab.bench.accuracy import distance, measure_accuracy
+from eet_lab.bench import held_out
+from eet_lab.bench.held_out import distance, measure_accuracy
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.commands.bench_tables import accuracy_table
 from eet_lab.errors import ModelError, PromptError
@@ -63,9 +63,9 @@ def test_a_small_error_is_no_rounding_in_fp32(monkeypatch):
     demo = load("demo", device="cpu")
     [baseline] = measure_accuracy(demo, WORKLOAD, "baseline")[0]
     assert baseline.equality == "passed" and baseline.kl < 1e-10
-    by_steps = accuracy.by_steps
+    by_steps = held_out.by_steps
     monkeypatch.setattr(
-        accuracy, "by_steps", lambda decoder, parts, *more: by_steps(decoder, parts, *more) + (parts != Parts()) * OFF
+        held_out, "by_steps", lambda decoder, parts, *more: by_steps(decoder, parts, *more) + (parts != Parts()) * OFF
     )
     [_, off] = measure_accuracy(demo, WORKLOAD, "all")[0]
     assert off.equality.startswith("KL")

@@ -16,10 +16,9 @@ from counted import Counted
 
 from eet_lab import models
 from eet_lab.bench import Workload, benchmark, fit, peers
-from eet_lab.bench.benchmark import distinct
 from eet_lab.bench.cost import streaming_gb_per_s
-from eet_lab.bench.logits import reference_logits
-from eet_lab.bench.parity import ParityCheck
+from eet_lab.bench.parity import ParityCheck, reference_logits
+from eet_lab.bench.rows import distinct
 from eet_lab.cli import main
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings

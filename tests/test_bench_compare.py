@@ -15,8 +15,8 @@ from typing import ClassVar
 import pytest
 
 from eet_lab.bench import Comparison, compare, ladder, load_result, measure
-from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import streaming_gb_per_s
+from eet_lab.bench.launches import num_kernels
 from eet_lab.bench.measure import Subject, _warnings
 from eet_lab.bench.paired import LEAST_PAIRS, SURE_PAIRS
 from eet_lab.bench.timing import MOST_ROUNDS, NARROW, Rounds

@@ -114,3 +114,8 @@ def test_what_cannot_be_encoded_is_told():
     stop.set()
     with pytest.raises(Cancelled):
         encode_all(ours("bert"), WORKLOAD, cancel=stop)
+
+
+def test_a_provider_that_is_named_twice_is_timed_once():
+    rows, _ = encode_all(ours("bert"), WORKLOAD, "all", ("hf-sdpa", "eet_lab", "hf-sdpa"), repeats=1)
+    assert sorted(row.provider for row in rows) == ["eet_lab", "hf-sdpa"]

@@ -7,8 +7,7 @@ from conftest import make_gpt2
 from every_recipe import every_recipe
 
 from eet_lab.bench import Workload, benchmark, compare
-from eet_lab.bench.calls import decode_calls, num_launches
-from eet_lab.bench.launches import launches_per_token
+from eet_lab.bench.launches import decode_calls, launches_per_token, num_launches
 from eet_lab.bench.parity import ParityCheck
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings

@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_bench_results import comparison, damage, ladder, run
 
-from eet_lab.bench import files, load_result
-from eet_lab.bench.files import read_result
+from eet_lab import codec
+from eet_lab.bench import load_result, results
 from eet_lab.bench.paired import Change
+from eet_lab.bench.results import read_result
 from eet_lab.cli import main
 from eet_lab.errors import ResultError
 from eet_lab.figures.results import plot
@@ -246,7 +247,7 @@ def test_pipes_devices_and_folders_are_not_read(tmp_path):
     link.symlink_to(comparison().save(tmp_path / "r.json"))
     assert load_result(link) == comparison()
     with pytest.raises(ResultError, match="is a link"):
-        files.content_of(link, follow_links=False)
+        codec.content_of(link, follow_links=False)
 
 
 ESCAPE = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202eevil"
@@ -282,10 +283,10 @@ def test_no_escape_sequence_of_an_error_reaches_the_terminal(tmp_path, capfd):
         assert all(c == "\n" or c.isprintable() for c in capfd.readouterr().err)
 
 
-RECORDED = Path(files.__file__).parents[1] / "recorded"
+RECORDED = Path(results.__file__).parents[1] / "recorded"
 AT_ONCE = """
 import sys, threading
-from eet_lab.bench.files import load_result
+from eet_lab.bench.results import load_result
 sys.setswitchinterval(1e-6)
 together = threading.Barrier(6)
 threads = [threading.Thread(target=lambda: (together.wait(), load_result(sys.argv[1]))) for _ in range(6)]

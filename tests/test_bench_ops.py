@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from eet_lab.bench import ops as op_benchmark
 from eet_lab.bench.cost import MOST_BYTES, beyond_caches, last_cache_bytes
 from eet_lab.bench.launches import StepLaunches
-from eet_lab.bench.ops import PROVIDERS, OpWorkload, benchmark_op
-from eet_lab.bench.ops import benchmark as op_benchmark
-from eet_lab.bench.ops.attention import _paged
-from eet_lab.bench.ops.provider import Judge, OpProvider, Prepared
-from eet_lab.bench.ops.providers import names_for
-from eet_lab.bench.ops.workload import TIMED_CASES
+from eet_lab.bench.op_providers import PROVIDERS, OpProvider, Prepared, _paged, names_for
+from eet_lab.bench.op_workloads import TIMED_CASES, OpWorkload
+from eet_lab.bench.ops import Judge, benchmark_op
 from eet_lab.bench.rows import append, read
 from eet_lab.bench.timing import SHARED
 from eet_lab.cli import main

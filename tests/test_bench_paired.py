@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from eet_lab.bench.measured import TIMES
 from eet_lab.bench.paired import LEAST_PAIRS, LEVEL, Change, left_off, median_interval, memory_words
-from eet_lab.bench.timing import MOST_ROUNDS, Rounds, counterbalanced
+from eet_lab.bench.timing import MOST_ROUNDS, Rounds, Series, Tally, counterbalanced, in_turn
 
 times = st.floats(0.01, 1e5)
 pairs = st.lists(st.tuples(times, times), min_size=1, max_size=40)
@@ -196,18 +196,25 @@ class Machine:
     def __init__(self, monkeypatch, seconds, noise, effect=1.0, repeats=None, budget_s=4.0, seed=0):
         self.now, self._random, self._seconds, self._noise, self._effect = 0.0, Random(seed), seconds, noise, effect
         monkeypatch.setattr("eet_lab.bench.timing.time.perf_counter", lambda: self.now)
-        self.runs: tuple[list[float], list[float]] = ([], [])
         self.order: list[int] = []
-        self.rounds = Rounds(repeats, budget_s, lambda: [Change.of(*self.runs)])
+        self.told: list[tuple[int, int]] = []
+        self._series = [Series(str(which), lambda which=which: self._run(which)) for which in (0, 1)]
+        self.rounds = Rounds(repeats, budget_s, lambda: [self._change()])
 
     def change(self):
-        for number in self.rounds:
-            for which in counterbalanced((0, 1), number):
-                took = self._seconds * math.exp(self._random.gauss(0, self._noise)) * (self._effect if which else 1)
-                self.now += took
-                self.runs[which].append(took)
-                self.order.append(which)
-        return Change.of(*self.runs)
+        tally = Tally(2 * self.rounds.expected, lambda done, total, message: self.told.append((done, total)))
+        in_turn(self._series, self.rounds, tally)
+        tally.say("done")
+        return self._change()
+
+    def _run(self, which):
+        took = self._seconds * math.exp(self._random.gauss(0, self._noise)) * (self._effect if which else 1)
+        self.now += took
+        self.order.append(which)
+        return took
+
+    def _change(self):
+        return Change.of(*(each.runs for each in self._series))
 
 
 LITTLE = [100.0, 110, 120, 100, 110, 120, 100, 110]
@@ -257,8 +264,10 @@ def test_runs_are_timed_in_turn_and_in_both_orders(monkeypatch):
     ],
 )
 def test_pairs_end_when_enough_is_known_or_time_is_up(monkeypatch, seconds, noise, least, most):
-    change = Machine(monkeypatch, seconds, noise).change()
+    machine = Machine(monkeypatch, seconds, noise)
+    change = machine.change()
     assert least <= change.num_pairs <= most
+    assert machine.told[0] == (0, 2 * LEAST_PAIRS) and machine.told[-1] == (2 * change.num_pairs,) * 2
     assert change.num_pairs % 2 == 0, "both orders as often"
 
 

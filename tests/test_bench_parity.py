@@ -12,9 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench.codec import encode
-from eet_lab.bench.logits import drawn_margin, noise_at, reference_logits
-from eet_lab.bench.parity import ParityCheck, parity
+from eet_lab.bench.parity import ParityCheck, drawn_margin, noise_at, parity, reference_logits
+from eet_lab.codec import encode
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import load

@@ -13,15 +13,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eet_lab.bench import Spread, Workload, benchmark, launches
+from eet_lab.bench import Spread, Workload, benchmark, launches, peers
 from eet_lab.bench import cost as costs
-from eet_lab.bench.calls import num_kernels
 from eet_lab.bench.cost import LaunchCost, predicted_ms, step_cost, step_weight_bytes, streaming_gb_per_s
-from eet_lab.bench.launches import StepLaunches
+from eet_lab.bench.launches import StepLaunches, num_kernels
 from eet_lab.bench.parity import ParityCheck, reference_logits
-from eet_lab.bench.peers import HuggingFace, Timing, huggingface, make, to_hf
-from eet_lab.bench.peers.peer import left_padded
+from eet_lab.bench.peers import HuggingFace, Timing, make, to_hf
 from eet_lab.bench.rows import Row, append, file_name, markdown, newest, read
+from eet_lab.bench.static_decoder import left_padded
 from eet_lab.bench.workloads import Requests, Stream, Texts
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -93,7 +92,7 @@ def test_peers_say_what_we_say_and_take_time(tiny, name, new_tokens):
 def test_laying_out_the_prompts_counts_for_peers_too(tiny, monkeypatch, pass_time):
     [peer], _ = make(["hf-sdpa"], tiny.decoder, ROWS, Settings(max_new_tokens=2))
     peer.prepare()
-    monkeypatch.setattr(huggingface, "left_padded", lambda *given: pass_time(1e4) or left_padded(*given))
+    monkeypatch.setattr(peers, "left_padded", lambda *given: pass_time(1e4) or left_padded(*given))
     timing = peer.time()
     assert 1e7 < timing.ttft_ms < timing.total_ms
 

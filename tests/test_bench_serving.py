@@ -8,10 +8,11 @@ import pytest
 from families import ours
 
 from eet_lab.bench.rows import append, read
-from eet_lab.bench.serving import HF, percentiles, serve_all
+from eet_lab.bench.serving import HF, serve_all
 from eet_lab.bench.workloads import Requests
 from eet_lab.commands.bench_tables import serve_table
 from eet_lab.errors import Cancelled, PromptError, RecipeError
+from eet_lab.scheduling.served import percentiles
 
 RECIPE = "all,continuous_batching:rows=3:chunk=8:budget=16"
 

@@ -11,9 +11,8 @@ import torch
 from opened import opened
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eet_lab.bench.calls import decode_calls, num_bytes, num_kernels, num_launches
 from eet_lab.bench.cost import step_cost
-from eet_lab.bench.launches import launches_per_token
+from eet_lab.bench.launches import decode_calls, launches_per_token, num_bytes, num_kernels, num_launches
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import weights

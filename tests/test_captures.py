@@ -19,6 +19,7 @@ from eet_lab.memory import POOLS, RELEASES
 from eet_lab.models import weights
 from eet_lab.models.config import Config
 from eet_lab.ops import reference
+from eet_lab.ops.types import Choice
 from eet_lab.parts import Parts
 from eet_lab.parts.kv_cache import StaticKV
 from eet_lab.parts.launch import Decode
@@ -30,8 +31,9 @@ QUICK = [name for name in POOLS if name != "optimal"]
 
 
 class Captured(NamedTuple):
-    """What a graph knows for good: addresses."""
+    """What a graph knows for good: which kernels choose, and addresses."""
 
+    choice: Choice
     addresses: list
     kept: list[StorageWeakRef]
     activations: list[tuple[int, StorageWeakRef]]
@@ -72,10 +74,11 @@ class Emulated:
             del memory.empty
         self._counts["captures"] += 1
         kept = [StorageWeakRef(tensor.untyped_storage()) for tensor in self._kept()]
-        return Captured(self._addresses(), kept, given)
+        return Captured(self._slots._choice, self._addresses(), kept, given)
 
     def _replay(self, step: Captured, max_kv: int) -> None:
         chunks = {chunk.data_ptr(): chunk.numel() for chunk in self._slots._engine.memory._chunks.values()}
+        assert self._slots._choice == step.choice, "it chooses in another way"
         assert self._addresses() == step.addresses, "something moved"
         assert not any(storage.expired() for storage in step.kept), "what it read is gone"
         assert not any(storage.expired() for _, storage in step.activations), "a chunk is gone"
@@ -91,7 +94,7 @@ class Emulated:
         batch = slots._next._replace(max_kv=4)
         kv = [part for number in range(cache.num_layers) for part in cache.layer(number, batch)]
         tables = [] if (table := cache.block_table) is None else [table]
-        return [*slots.table.buffer, slots.table.noise, slots.table.begin, *kv, *tables]
+        return [*slots.table.buffer, *slots.table.sampling[1:], slots.table.begin, *kv, *tables]
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ def drawn(draw: random.Random) -> tuple[list[list[int]], Settings]:
     longest = draw.choice((40, 40, 40, 9))
     lengths = [longest, *(draw.randint(1, longest) for _ in range(draw.choice((3, 3, 3, 1))))]
     prompts = [[draw.randrange(1, 60) for _ in range(length)] for length in lengths]
-    return prompts, Settings(8, draw.choice((0, 0, 0, 0.9)), seed=draw.randint(0, 9))
+    return prompts, Settings(8, draw.choice((0, 0, 0, 0.9)), draw.choice((0, 0, 9)), seed=draw.randint(0, 9))
 
 
 class Stopped(Exception):

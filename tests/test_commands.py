@@ -11,8 +11,8 @@ import pytest
 from conftest import make_gpt2
 
 from eet_lab.bench import Spread, load_result
-from eet_lab.bench.files import renamed
 from eet_lab.bench.peers import HuggingFace
+from eet_lab.bench.results import renamed
 from eet_lab.bench.rows import Row
 from eet_lab.cli import main
 from eet_lab.commands.bench_tables import model_table
@@ -144,7 +144,7 @@ def test_a_comparison_is_not_lost_where_there_is_no_trace(folder, tmp_path, caps
     def stopped(*args, **how):
         raise Cancelled("The timeline was stopped.")
 
-    monkeypatch.setattr("eet_lab.bench.timeline.timelines", stopped)
+    monkeypatch.setattr("eet_lab.bench.timeline_steps.timelines", stopped)
     words = ["--repeats", "1", "--device", "cpu", "--save", str(tmp_path / "result.json")]
     assert main(["compare", "--model", folder, *SHORT, *words, "--trace", str(tmp_path / "trace.json")]) == 1
     assert "There is no trace: The timeline was stopped." in capsys.readouterr().err

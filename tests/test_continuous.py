@@ -15,7 +15,7 @@ from test_captures import emulated
 from test_soak import held
 
 from eet_lab.bench import compare, ladder
-from eet_lab.bench.perplexity import perplexity
+from eet_lab.bench.held_out import perplexity
 from eet_lab.engine import slots
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -29,6 +29,16 @@ from eet_lab.technique import Recipe
 
 BASE = "pre_padding,mask_removal,packed_prefill"
 STORES = ("static", "paged")
+GREEDY: tuple[dict, ...] = ({},)
+MIXED: tuple[dict, ...] = (
+    {},
+    {"top_k": 3, "top_p": 0.5},  # greedy all the same
+    {"temperature": 0.9},
+    {"temperature": 1.3, "top_k": 1000},  # more than there are
+    {"temperature": 0.8, "top_k": 5},
+    {"temperature": 1.4, "top_p": 0.6},
+    {"temperature": 0.7, "top_k": 9, "top_p": 0.8},
+)
 POLICIES = ("rows=3:chunk=16:budget=16", "rows=2:chunk=1:budget=16", "rows=16")
 
 
@@ -83,15 +93,18 @@ def test_requests_that_join_equal_transformers(name, store):
     assert all(tuple(request.generated) == expected(name)[row] for row, request in added)
 
 
-def random_life(engine, alone, seed, num_requests, temperature=0.0, most=24):
-    """Requests come and go as it happens; some are cancelled, some end by a stop token. Returns how many were whole."""
+def random_life(engine, alone, seed, num_requests, hows=GREEDY, most=24):
+    """Requests come and go as it happens, each asks for one of `hows`; some are cancelled, some end by a stop token.
+    Returns how many were whole.
+    """
     draw, running, num_whole = random.Random(seed), {}, 0
     while num_requests or running:
         if num_requests and draw.random() < 0.5:
             num_requests -= 1
             prompt = [draw.randrange(1, 60) for _ in range(draw.randint(1, most))]
             stop = tuple(draw.sample(range(61), 4)) if draw.random() < 0.3 else ()
-            settings = Settings(draw.randint(1, most), temperature, seed=draw.randint(0, 2), stop=stop)
+            how = draw.choice(hows) if hows[1:] else hows[0]
+            settings = Settings(draw.randint(1, most), **how, seed=draw.randint(0, 2), stop=stop)
             number = draw.randint(0, 2)
             running[engine.add(prompt, settings, number=number)] = prompt, settings, number
         engine.step()
@@ -108,12 +121,12 @@ def random_life(engine, alone, seed, num_requests, temperature=0.0, most=24):
     return num_whole
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.9], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("hows", [GREEDY, MIXED], ids=["greedy", "mixed"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("store", STORES)
-def test_each_gets_what_it_would_get_alone(decoder, alone, store, policy, temperature):
+def test_each_gets_what_it_would_get_alone(decoder, alone, store, policy, hows):
     engine = engine_of(decoder, store, policy)
-    assert random_life(engine, alone, f"{store}{policy}", 25, temperature) > 12
+    assert random_life(engine, alone, f"{store}{policy}", 25, hows) > 12
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -121,8 +134,24 @@ def test_captured_steps_serve_requests_that_come_and_go(decoder, alone, store):
     parts, counts = emulated(Recipe.parse(recipe(store)).parts)
     engine = Engine(decoder, parts)
     engine.reserve(1, 94, Settings(2))
-    assert random_life(engine, alone, store, 40, 0.9) > 25
+    assert random_life(engine, alone, store, 40, MIXED[2:3]) > 25
     assert counts["launches"] <= 2 and counts["replays"] > 3 * counts["captures"]
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_no_step_is_captured_for_values_that_are_new(decoder, alone, store):
+    """What a step is captured for is only how it chooses: greedily, from all tokens, or from some of them."""
+    parts, counts = emulated(Recipe.parse(recipe(store)).parts)
+    engine = Engine(decoder, parts)
+    engine.reserve(1, 47, Settings(2))
+    for how in (MIXED[0], MIXED[2], MIXED[4]):
+        for _ in range(2):  # the first step of all is launched, not captured
+            request = engine.add([1], Settings(47, **how))
+            while engine.step() or not request.done:
+                pass
+    captures = counts["captures"]
+    assert random_life(engine, alone, f"mixed {store}", 25, MIXED) > 12
+    assert counts["captures"] == captures > 3 and counts["launches"] == 3
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -180,7 +209,7 @@ def lagging(monkeypatch):
 def test_a_host_that_is_behind_hears_the_same(decoder, alone, policy, pages):
     more = {} if pages is None else {"kv_cache": PagedKV(page=16, num_pages=pages)}
     engine = engine_of(decoder, "paged" if pages else "static", policy, columns=64, **more)
-    assert random_life(engine, alone, f"{policy}{pages}", 25, 0.9) > 12
+    assert random_life(engine, alone, f"{policy}{pages}", 25, MIXED) > 12
 
 
 @pytest.mark.usefixtures("lagging")
@@ -281,7 +310,7 @@ def test_compare_ladder_and_perplexity_take_it():
     assert perplexity(model, words, ids).value == pytest.approx(perplexity(model, "", ids).value, rel=1e-5)
 
 
-def test_one_that_steps_in_another_thread_or_asks_for_another_draw_is_refused(decoder):
+def test_one_that_steps_in_another_thread_is_refused(decoder):
     engine = engine_of(decoder)
     request = engine.add([1, 2], Settings(4))
     refused = []
@@ -297,8 +326,6 @@ def test_one_that_steps_in_another_thread_or_asks_for_another_draw_is_refused(de
         thread.start()
         thread.join()
     assert len(refused) == len(calls)
-    with pytest.raises(PromptError, match="temperature is 0.5, but the requests in flight have 0"):
-        engine.add([3], Settings(4, temperature=0.5))
     for call in (lambda: engine.generate([[1]]), lambda: engine.reserve(1, 1)):
         with pytest.raises(EngineBusy, match="in flight"):
             call()

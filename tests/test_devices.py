@@ -11,8 +11,9 @@ import torch
 import eet_lab
 from eet_lab import devices
 from eet_lab.bench import cost, timing
-from eet_lab.bench.ops import OpWorkload, benchmark_op
-from eet_lab.bench.ops import benchmark as op_race
+from eet_lab.bench import ops as op_race
+from eet_lab.bench.op_workloads import OpWorkload
+from eet_lab.bench.ops import benchmark_op
 from eet_lab.cli import main
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings

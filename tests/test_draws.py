@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from test_engine import RECIPES, batch
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
+from eet_lab.errors import PromptError
 from eet_lab.ops import reference
+from eet_lab.ops.types import Choice, Sampling
 from eet_lab.technique import Recipe
 
 
@@ -29,6 +35,85 @@ def test_draws_do_not_depend_on_the_recipe(tiny, settings):
     assert len(runs) == 1
     other = Engine(tiny.decoder).generate(prompts, Settings(12, **(settings | {"seed": 5}))).tokens
     assert other not in runs
+
+
+EACH = [
+    Settings(12),
+    Settings(3, 0.9, seed=5),
+    Settings(20, 1.2, top_k=7, seed=2**40),
+    Settings(9, 0.7, top_p=0.6),
+    Settings(1, 1.0, top_k=10**6),
+    Settings(7, 0.0, top_k=2, top_p=0.1),
+]
+
+
+PACKED = "pre_padding,mask_removal,packed_prefill,memory_reuse"
+
+
+@pytest.fixture(scope="module")
+def each_alone(tiny):
+    """Prompts, and what each gets where all have its settings.
+
+    The longest has one new token and short ones have many, so that pads and rows' ends part.
+    """
+    prompts, plain = batch(len(EACH), 1, 17), Engine(tiny.decoder)
+    prompts[4] += [5] * 40
+    return prompts, [plain.generate(prompts, settings).tokens[row] for row, settings in enumerate(EACH)]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    ["", "pre_padding:read=shortest", "pre_padding,memory_reuse", PACKED, f"{PACKED},continuous_batching:rows=4"],
+)
+def test_each_prompt_of_a_batch_has_settings_of_its_own(tiny, each_alone, recipe):
+    (prompts, alone), engine = each_alone, Engine(tiny.decoder, Recipe.parse(recipe).parts)
+    assert engine.generate(prompts, EACH).tokens == tuple(alone)
+    stops = tuple(replace(settings, stop=row[-1:]) for settings, row in zip(EACH, alone, strict=True))
+    found = engine.generate(prompts, stops)
+    assert found.tokens == tuple(row[: row.index(row[-1]) + 1] for row in alone)
+    forced = [[7] * settings.max_new_tokens for settings in EACH]
+    assert engine.generate(prompts, EACH, forced=forced).tokens == tuple(map(tuple, forced))
+
+
+def test_settings_that_are_not_one_for_each_prompt_are_refused(tiny):
+    engine = Engine(tiny.decoder)
+    for settings, says in (
+        (EACH[:2], "settings has 2 Settings for 3 prompts; give each prompt its own"),
+        ([], "settings has 0 Settings for 3 prompts"),
+        ([Settings(), 5, Settings()], "settings is 5, but it must be Settings"),
+        ("abc", "settings is 'abc', but it must be Settings"),
+        ([Settings(), Settings(10**6), Settings()], "Prompt 2 has 1 tokens; with 1000000 new ones"),
+    ):
+        with pytest.raises(PromptError, match=says):
+            engine.generate([[1], [2], [3]], settings)
+    with pytest.raises(PromptError, match="Row 2 of forced has 12 tokens, but max_new_tokens is 3"):
+        engine.generate([[1], [2]], EACH[:2], forced=[[1] * 12] * 2)
+
+
+ASKED = st.tuples(
+    st.sampled_from([0.0, 0.1, 0.7, 1.0, 3.0]),
+    st.sampled_from([0, 1, 2, 5, 11, 12, 40]),
+    st.sampled_from([1e-6, 0.3, 0.9, 1.0]),
+)
+
+
+@given(st.lists(ASKED, min_size=1, max_size=8), st.integers(0, 2**62 - 1), st.sampled_from([0.5, 8.0]), st.booleans())
+def test_a_row_gets_what_it_would_get_alone_to_the_bit(asked, seed, spread, ties):
+    source = torch.Generator().manual_seed(seed % 2**31)
+    logits = torch.randn(len(asked), 12, generator=source) * spread
+    logits = logits.round() if ties else logits
+    keys, positions = reference.noise_keys(seed, len(asked)), torch.arange(len(asked)) * 3
+    together = reference.choose(logits, positions, Sampling.of(keys, asked, 12))
+    for row, how in enumerate(asked):
+        at = slice(row, row + 1)
+        sampling = Sampling.of(keys[at], [how], 12)
+        alone = reference.choose(logits[at], positions[at], sampling)
+        assert together[at] == alone, how
+        if sampling.choice == Choice.GREEDY:
+            assert alone == logits[at].argmax(-1)
+        for more in Choice:
+            if more > sampling.choice:
+                assert reference.choose(logits[at], positions[at], sampling._replace(choice=more)) == alone, (how, more)
 
 
 def test_draws_stay_within_top_k_and_top_p(tiny, monkeypatch):

@@ -9,7 +9,6 @@ import torch
 from test_engine import batch
 
 from eet_lab.engine import forecast
-from eet_lab.engine import settings as engine_settings
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory, PromptError
@@ -110,8 +109,7 @@ def test_of_two_engines_on_a_gpu_with_room_for_one_the_other_says_who_may_hold_i
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
         original(num_pad, capacity, ends)
 
-    for module in (forecast, engine_settings):
-        monkeypatch.setattr(module, "free_bytes_of", free)
+    monkeypatch.setattr(forecast, "free_bytes_of", free)
     monkeypatch.setattr(second.cache, "open", opened)
     told = first.generate(rows, new)
     assert first.forecast(rows, new, total + tiny.decoder.weight_bytes).fits

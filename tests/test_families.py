@@ -14,9 +14,9 @@ from families import CONFIGS, NEW, WINDOW, V, expected, ours, prompts, theirs
 from test_captures import emulated
 
 from eet_lab.bench import compare
-from eet_lab.bench.logits import reference_logits
+from eet_lab.bench.held_out import perplexity
+from eet_lab.bench.parity import reference_logits
 from eet_lab.bench.peers import to_hf
-from eet_lab.bench.perplexity import perplexity
 from eet_lab.commands.arguments import tell_unfit
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings

@@ -12,8 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # From the ground up. A name covers its sub-modules unless they are named themselves; the longest name counts.
 FLOORS = (
     (
+        "eet_lab.codec",
         "eet_lab.devices",
         "eet_lab.errors",
+        "eet_lab.files",
         "eet_lab.knobs",
         "eet_lab.limits",
         "eet_lab.naming",

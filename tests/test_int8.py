@@ -190,7 +190,7 @@ def test_launchers_get_what_they_are_declared_to_take(launched, group):
     call = launched["eet_int8_linear"]
     assert (call["out"], call["best"], call["at"], call["T"]) == (None, best.data_ptr(), rows.data_ptr(), 2)
     with pytest.raises(KernelError, match="int8 head draws no tokens.*logits"):
-        linear.largest_outputs(x, rows, norm, w, linear.Draw(rows, rows[:1], 0.7), empty=fresh)
+        linear.largest_outputs(x, rows, norm, w, linear.Draw(rows, rows[:1], norm.weight), empty=fresh)
     made = int8.expanded(w, x, empty=fresh)
     call = launched["eet_dequantize"]
     assert (call["out"], call["N"], call["K"], call["G"]) == (made.data_ptr(), 48, 1600, sizes["G"])

@@ -9,6 +9,7 @@ from importlib import import_module
 import pytest
 import torch
 
+from eet_lab.engine.settings import Settings
 from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cuda.attention import Split
@@ -86,15 +87,15 @@ def nothing_but(each: torch.Tensor, max_q: int) -> Batch:
         ((0.7, 300, 1.0), "eet_choose_best"),  # as many words as there are
         ((0.7, 132, 1.0), "eet_choose_top_k"),
         ((0.7, 9, 0.5), "eet_choose_top_k"),
-        ((0.7, 133, 1.0), "eet_choose"),  # more than there are blocks
-        ((0.7, 0, 0.5), "eet_choose"),
-        ((0.7, 300, 0.5), "eet_choose"),
+        ((0.7, 133, 1.0), "eet_choose_top_k"),  # more than there are blocks
+        ((0.7, 0, 0.5), "eet_choose_top_k"),
+        ((0.7, 300, 0.5), "eet_choose_top_k"),
     ],
 )
 def test_the_choice_of_a_token_too(how, chooses, launched):
     x, head, each = torch.ones(3, 16), Linear(torch.ones(300, 16), None), torch.arange(3)
     batch = nothing_but(each, max_q=1)
-    sampling = Sampling(*how, torch.arange(3))
+    sampling = Sampling.of(torch.arange(3), [how] * 3, 300)
     cuda.next_token(x, batch, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
     assert launched == ["eet_linear", chooses]
 
@@ -104,7 +105,7 @@ def test_a_draw_on_a_gpu_of_more_blocks_than_threads_takes_the_other_way(launche
     monkeypatch.setattr(module, "gpu", lambda: Limits(227 * 1024, 513))
     x, head, each = torch.ones(3, 16), Linear(torch.ones(600, 16), None), torch.arange(3)
     batch = nothing_but(each, max_q=1)
-    sampling = Sampling(0.7, 9, 1.0, torch.arange(3))
+    sampling = Sampling.of(torch.arange(3), [(0.7, 9, 1.0)] * 3, 600)
     cuda.next_token(x, batch, Norm(torch.ones(16), None, 1e-5), head, sampling, empty=fresh)
     assert launched == ["eet_linear", "eet_choose"]
 
@@ -112,7 +113,7 @@ def test_a_draw_on_a_gpu_of_more_blocks_than_threads_takes_the_other_way(launche
 def test_the_newest_of_as_many_tokens_as_rows_are_picked_where_a_row_has_several(launched):
     """Of 20 slots ten read two tokens each: as many tokens as rows, and not one each."""
     x, head = torch.ones(20, 16), Linear(torch.ones(300, 16), None)
-    each, sampling, norm = torch.arange(20), Sampling(0.0, 0, 1.0, torch.arange(20)), Norm(torch.ones(16), None, 1e-5)
+    each, sampling, norm = torch.arange(20), Settings().sampling(20), Norm(torch.ones(16), None, 1e-5)
     asked = []
 
     def empty(name, *args, **options):
@@ -131,7 +132,7 @@ def test_no_rows_need_no_launch(temperature, launched):
     """A grid of 0 blocks would be refused as an invalid configuration."""
     head, none = Linear(torch.ones(40, 16), None), torch.empty(0, dtype=torch.long)
     batch = nothing_but(none, max_q=0)
-    sampling = Sampling(temperature, 0, 1.0, none)
+    sampling = Settings(temperature=temperature).sampling(0)
     norm = Norm(torch.ones(16), None, 1e-5)
     assert cuda.next_token(torch.ones(0, 16), batch, norm, head, sampling, empty=fresh).shape == (0,)
     assert launched == []

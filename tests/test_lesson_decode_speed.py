@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from eet_lab.bench import Spread, Workload
-from eet_lab.bench.calls import counted, decode_calls, num_kernels, num_launches
 from eet_lab.bench.cost import LaunchCost, step_ms, step_weight_bytes
-from eet_lab.bench.launches import StepLaunches
+from eet_lab.bench.launches import StepLaunches, counted, decode_calls, num_kernels, num_launches
 from eet_lab.figures import theme
 from eet_lab.lessons import Prediction, decode_speed, recorded, roofline, rungs, speed_exercises, step
 from eet_lab.lessons.step import LAYER, Timed, timed

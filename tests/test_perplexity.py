@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench import compare, ladder, load_result, perplexity
-from eet_lab.bench.perplexity import held_out, why_not, windows
+from eet_lab.bench.held_out import held_out, why_not, windows
 from eet_lab.errors import Cancelled, ModelError, PromptError
 from eet_lab.models import load
 from eet_lab.models.config import PRESETS, Config

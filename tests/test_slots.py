@@ -110,3 +110,13 @@ def test_requests_that_have_left_are_forgotten(decoder):
 def test_requests_do_not_join_in_a_cache_that_grows(decoder):
     with pytest.raises(RecipeError, match="cannot join in a KV cache that grows: add memory_reuse"):
         Engine(decoder, replace(Parts(), schedule=Schedule(max_rows=2)))
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_slots_that_others_ran_beside_find_their_places_again(decoder, store):
+    """Prompts of one token are decoded at once, in whatever places the arena has."""
+    engine, plain = engine_of(decoder, store, "rows=8:chunk=4:budget=8", columns=40), Engine(decoder)
+    for count in (8, 1, 8, 2, 5):
+        rows = [[1 + row] for row in range(count)]
+        for settings in (Settings(8), Settings(8, 0.9, top_k=5)):
+            assert engine.generate(rows, settings).tokens == plain.generate(rows, settings).tokens

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -12,27 +11,26 @@ from itertools import pairwise
 import pytest
 from gpu_traces import eager, graphed, of_kind
 
-from eet_lab.bench.calls import Call
-from eet_lab.bench.launches import counting
+from eet_lab.bench.launches import Call, counting
+from eet_lab.bench.profiler_trace import ProfiledStep, read_steps
 from eet_lab.bench.timeline import (
     Timeline,
     Timelines,
+    covered_us,
     decode,
     encode,
     read_timelines,
-    step_timeline,
-    timelines,
+    with_bytes,
     write_trace,
 )
-from eet_lab.bench.timeline.spans import covered_us, with_bytes
-from eet_lab.bench.timeline.steps import NEW_TOKENS, SAMPLES, Probe, earliest
-from eet_lab.bench.timeline.trace import ProfiledStep, read_steps
+from eet_lab.bench.timeline_steps import NEW_TOKENS, SAMPLES, Probe, earliest, step_timeline, timelines
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, MonitorError, PromptError, ResultError
-from eet_lab.figures.timeline import busy_shares, headline, timeline_figure
+from eet_lab.figures.timeline import busy_shares, caption, headline, short_caption, timeline_figure
 from eet_lab.parts import Parts
 from eet_lab.parts.launch import GraphLaunch
+from eet_lab.words import ms_words
 
 ROWS = [[5], [7, 8, 9, 10], [3, 1, 4, 1, 5, 9, 2]]
 
@@ -202,7 +200,7 @@ def test_a_file_gives_back_what_was_kept(taken, recorded):
 def test_a_step_of_gpt2_xl_takes_little_room(recorded):
     assert recorded.baseline.num_launches > 1100
     assert len(json.dumps(encode(recorded), separators=(",", ":"))) < 100_000
-    assert len(timeline_figure(recorded).to_json()) < 150_000
+    assert len(timeline_figure(recorded, 258).to_json()) < 150_000
 
 
 @pytest.mark.parametrize(
@@ -289,20 +287,19 @@ def test_a_trace_that_cannot_be_written_says_so(taken, tmp_path):
 def test_the_headline_says_the_point(recorded, taken):
     baseline, selection = map(headline, recorded)
     busy = 100 * recorded.baseline.device_busy_us / 10_200
-    assert baseline.startswith(f"<b>baseline</b>: 1,130 launches, device busy {busy:.0f} % of 10.2 ms")
-    assert "while watched" in baseline
-    assert "1 launch, device busy 97 % of 1.48 ms" in selection and "watched" not in selection
+    assert baseline == f"<b>baseline</b>: 1,130 launches, device busy {busy:.0f} % of 10.2 ms"
+    assert "1 launch, device busy 97 % of 1.48 ms" in selection
     assert f"{taken.baseline.num_launches} calls of PyTorch in" in headline(taken.baseline)
 
 
-def test_the_figure_has_both_on_one_clock_and_lanes_that_do_not_zoom(recorded):
-    fig = timeline_figure(recorded)
-    assert fig.layout.xaxis2.matches == "x"
+def test_both_are_on_one_clock_or_each_has_its_width_and_lanes_do_not_zoom(recorded):
+    fig, own = timeline_figure(recorded, 258), timeline_figure(recorded, 258, own_width=True)
+    longest = max(each.step_us for each in recorded)
+    assert fig.layout.xaxis.range == fig.layout.xaxis2.range == (0, longest) and fig.layout.xaxis2.matches == "x"
+    assert [axis.range[1] for axis in (own.layout.xaxis, own.layout.xaxis2)] == [each.step_us for each in recorded]
+    assert own.layout.xaxis2.matches is None and "whole width" in own.layout.xaxis2.title.text
     assert fig.layout.yaxis.fixedrange and fig.layout.yaxis2.fixedrange
     assert list(fig.layout.yaxis.ticktext) == ["host", "device", "busy"]
-    same, own = (button.args[0] for button in fig.layout.updatemenus[0].buttons)
-    assert same["xaxis2.range"] == same["xaxis.range"] == [0, max(each.step_us for each in recorded)]
-    assert own["xaxis2.matches"] is None and own["xaxis2.range"] == [0, recorded.selection.step_us]
     bars = [trace for trace in fig.data if trace.type == "bar" and trace.hoverinfo != "skip"]
     assert sum(len(bar.x) for bar in bars) == sum(len(each.spans) for each in recorded)
     assert len(fig.data) < 60
@@ -311,35 +308,25 @@ def test_the_figure_has_both_on_one_clock_and_lanes_that_do_not_zoom(recorded):
 
 
 def test_without_a_device_there_is_a_lane_for_the_host_alone(taken):
-    fig = timeline_figure(taken)
-    assert list(fig.layout.yaxis.ticktext) == ["host"]
-    assert "CPU" in fig.layout.title.text
-    assert "no device" in below_title(fig)
+    assert list(timeline_figure(taken, 258).layout.yaxis.ticktext) == ["host"]
+    assert "CPU" in short_caption(taken)
+    assert "no device" in caption(taken)
 
 
-def test_the_figure_says_where_it_was_taken_and_what_could_not_be_seen(recorded):
+def test_the_caption_says_where_it_was_taken_and_what_could_not_be_seen(recorded):
     baseline, selection = recorded
-    fig = timeline_figure(Timelines(replace(baseline, origin="<b>here", remark="2 kernels " + "x " * 90), selection))
-    said = below_title(fig)
-    assert said.startswith("One step of each, and no measure of the difference")
-    assert "Latency. Taken on &lt;b&gt;here. 2 kernels x x" in said
+    said = caption(Timelines(replace(baseline, origin="<b>here", remark="2 kernels"), selection))
+    assert f"While watched: {ms_words(baseline.step_us / 1e3)} and {ms_words(selection.step_us / 1e3)}." in said
+    assert "in Latency. Taken on <b>here. 2 kernels" in said and "One step of each, and no measure of the" in said
     assert said.endswith(f"Taken on {selection.origin}. {selection.remark}".strip())
-    plain = timeline_figure(Timelines(*(replace(each, remark="") for each in recorded)))
-    lines, fewer = (each.layout.title.text.count("<br>") for each in (fig, plain))
-    assert lines > fewer
-    grown = {each.layout.height - each.layout.margin.t for each in (fig, plain)}
-    assert len(grown) == 1, "the plots keep their height"
-
-
-def below_title(fig) -> str:
-    """What stands in small letters below the figure's title, as one line."""
-    return " ".join(re.sub("</?span[^>]*>", "", fig.layout.title.text).split("<br>")[1:])
+    unslowed = Timelines(*(replace(each, unprofiled_us=each.step_us) for each in recorded))
+    assert "watched" not in short_caption(unslowed)
 
 
 def test_names_from_a_file_are_text(recorded):
     evil = replace(recorded.baseline.spans[-1], name="<b>x</b>%{x}", full='<a href="javascript:1">', op="<i>")
     timeline = replace(recorded.baseline, spans=(*recorded.baseline.spans[:-1], evil), recipe="<u>", source="<s>")
-    text = timeline_figure(Timelines(timeline, timeline)).to_json()
+    text = timeline_figure(Timelines(timeline, timeline), 258).to_json()
     for tag in ("<b>x", "<a href", "<i>", "<u>", "<s>", "%{x}"):
         assert tag not in text and json.dumps(tag)[1:-1].replace("<", "\\u003c") not in text
 

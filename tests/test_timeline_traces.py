@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gpu_traces import ADD, ATTENTION, GEMM, LINEAR, Trace, eager, graphed, of_kind
 
-from eet_lab.bench.timeline.trace import copy_name, is_work_call, kernel_name, our_kernels, read_steps
+from eet_lab.bench.profiler_trace import copy_name, is_work_call, kernel_name, our_kernels, read_steps
 from eet_lab.errors import MonitorError
 
 

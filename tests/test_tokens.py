@@ -60,7 +60,7 @@ def without_noise(x, step, norm_w, head, sampling, *, empty):
 
 
 def without_top_k(x, step, norm_w, head, sampling, *, empty):
-    return reference.next_token(x, step, norm_w, head, sampling._replace(top_k=0), empty=empty)
+    return reference.next_token(x, step, norm_w, head, sampling._replace(top_k=sampling.top_k * 0), empty=empty)
 
 
 def of_one_block(logits, best, rows, positions, sampling, *, empty):
@@ -106,7 +106,7 @@ def test_every_case_fails_an_op_that_is_wrong(op, wrong, shape):
 
 def test_a_word_outside_of_the_top_k_fails_even_if_its_noise_is_the_largest():
     def careless(logits, positions, sampling, *, empty):
-        return reference.choose(logits, positions, sampling._replace(top_k=0))
+        return reference.choose(logits, positions, sampling._replace(top_k=sampling.top_k * 0))
 
     with pytest.raises(CaseFailed, match="error inf"):
         CASE["choose"].check(careless, ChooseShape(64, 1000, 2.0, top_k=2), "cpu", torch.float32)
@@ -114,8 +114,8 @@ def test_a_word_outside_of_the_top_k_fails_even_if_its_noise_is_the_largest():
 
 def drawn(logits, **how):
     """All words that are ever drawn."""
-    sampling = Sampling(1.0, how.get("top_k", 0), how.get("top_p", 1.0), reference.noise_keys(3, 4000))
-    rows = torch.tensor(logits).expand(4000, -1)
+    rows, asked = torch.tensor(logits).expand(4000, -1), (1.0, how.get("top_k", 0), how.get("top_p", 1.0))
+    sampling = Sampling.of(reference.noise_keys(3, 4000), [asked] * 4000, len(logits))
     return set(reference.choose(rows, torch.arange(4000), sampling).tolist())
 
 
@@ -138,7 +138,8 @@ def test_top_p_keeps_the_words_whose_betters_have_less_mass(logits, top_p, seed)
     scores = torch.tensor([logits], dtype=torch.float32)
     chances = scores.double().softmax(-1)[0]
     better = torch.stack([chances[scores[0] > score].sum() for score in scores[0]])
-    word = int(reference.choose(scores, torch.tensor([1]), Sampling(1.0, 0, top_p, reference.noise_keys(seed, 1))))
+    sampling = Sampling.of(reference.noise_keys(seed, 1), [(1.0, 0, top_p)], len(logits))
+    word = int(reference.choose(scores, torch.tensor([1]), sampling))
     assert better[word] < top_p + 1e-5
 
 
@@ -175,15 +176,16 @@ def test_it_refines_what_the_fused_kernels_replaced():
 
 
 def test_it_is_traced_without_a_gpu(tiny):
-    for settings in (Settings(), Settings(temperature=1.0, top_p=0.5)):
+    drawn = Settings(temperature=1.0)
+    for settings, end in ((Settings(), 1), (drawn, 1), (replace(drawn, top_p=0.5), 2), (replace(drawn, top_k=9), 2)):
         engine = Engine(tiny.decoder, Recipe.parse("pre_padding,memory_reuse,fused_kernels,fused_sampling").parts)
-        sampling = settings.sampling(2)
         engine.memory.plan(engine.tracer.request([40, 30], settings).passes, tiny.decoder.token_embedding)
         names = {name: [life.name for life in plan.lifetimes] for name, plan in engine.plans().items()}
         assert names["decode"][0] == "embedded" and names["decode"][-1] == "token"
-        drawn_rows = [] if sampling.greedy else ["newest", "newest_positions"]
-        assert [name for name in names["prefill"] if name.startswith("newest")] == drawn_rows
-        assert names["prefill"][-2] == names["decode"][-2] == ("best" if sampling.greedy else "linear")
+        assert not [name for name in names["prefill"] if name.startswith("newest")]
+        chosen = ["linear", "best", "token"][-1 - end :]
+        assert names["prefill"][-1 - end :] == names["decode"][-1 - end :] == chosen
+        assert all("linear" not in name[-2:] for name in names.values())
 
 
 def test_what_is_not_supported_is_said():

@@ -11,8 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eet_lab.bench.providers import OURS
-from eet_lab.bench.rows import Row, digits, markdown, newest, percent, read
+from eet_lab.bench.rows import OURS, Row, digits, markdown, newest, percent, read
 from eet_lab.bench.workloads import Stream
 from eet_lab.technique import less_than_all, registry
 from eet_lab.words import MiB

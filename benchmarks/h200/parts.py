@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 from check_kernels import HOME, cold_build_s, is_wrong
 
-from eet_lab.bench import accuracy, caching_allocator, encoding
-from eet_lab.bench.benchmark import OURS, benchmark
+from eet_lab.bench import caching_allocator, encoding, held_out
+from eet_lab.bench.benchmark import benchmark
 from eet_lab.bench.cost import launch_cost, streaming_gb_per_s
-from eet_lab.bench.ops import OpWorkload, benchmark_op
+from eet_lab.bench.op_workloads import OpWorkload
+from eet_lab.bench.ops import benchmark_op
 from eet_lab.bench.peers import PEERS
-from eet_lab.bench.rows import Row, append
-from eet_lab.bench.serving import HF, serve_all
-from eet_lab.bench.stream import row, run_stream
+from eet_lab.bench.rows import OURS, Row, append
+from eet_lab.bench.serving import HF, row, run_stream, serve_all
 from eet_lab.bench.workloads import Requests, Stream, Texts, Workload
 from eet_lab.commands.bench_tables import accuracy_table, encode_table, model_table, op_tables, serve_table
 from eet_lab.technique import registry
@@ -97,8 +97,7 @@ def benchmarked(
             distinct = list(dict.fromkeys(str(as_recipe(each, model.device, model.config)) for each in recipes))
             providers = [OURS, *(name for name in peers if session.peers is None or name in session.peers)]
             rows, remarks = benchmark(model, workload, distinct, providers, repeats=repeats, **session.common())
-            append(rows, session.out)
-            print(model_table(rows), *remarks, sep="\n", flush=True)
+            keep(session, rows, remarks, model_table)
             found[str(workload)] = {"rows": len(rows), "remarks": remarks}
         return found
 
@@ -183,8 +182,8 @@ def accuracy_of(text: str, *recipes: str) -> Callable[[Session], Any]:
     def work(session: Session) -> Any:
         workload = "accuracy:demo/b2/p8/n4" if session.smoke else text
         model = session.model("demo")
-        rows, remarks = accuracy.measure_accuracy(
-            model, workload, recipes, (OURS, accuracy.HF), cancel=session.deadline
+        rows, remarks = held_out.measure_accuracy(
+            model, workload, recipes, (OURS, held_out.HF), cancel=session.deadline
         )
         keep(session, rows, remarks, accuracy_table)
         return {"kl": {row.name: row.kl for row in rows}, "nll": {row.name: row.nll for row in rows}}

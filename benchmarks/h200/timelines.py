@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from eet_lab.bench import load_result
-from eet_lab.bench.timeline import encode, read_timelines, timelines, write_trace
+from eet_lab.bench.timeline import encode, read_timelines, write_trace
+from eet_lab.bench.timeline_steps import timelines
 from eet_lab.bench.workloads import Workload
 from eet_lab.paths import PACKAGE
 from h200.recorded import asked

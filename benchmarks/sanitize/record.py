@@ -15,6 +15,7 @@ import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -182,7 +183,7 @@ class _Memory:
         elif isinstance(each, (tuple, list)):
             for part in each:
                 self._visit(part)
-        elif hasattr(each, "__dict__"):
+        elif hasattr(each, "__dict__") and not isinstance(each, Enum):
             self._visit(tuple(vars(each).values()))
 
 

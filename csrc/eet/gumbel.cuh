@@ -30,15 +30,15 @@ class Gumbel {
   uint32_t key;
 };
 
-// As PyTorch divides by a number: times its reciprocal, rounded before anything is added.
+// Times the reciprocal of a temperature, rounded before anything is added.
 __device__ inline float scaled(float logit, float scale) { return __fmul_rn(logit, scale); }
 
-// How tokens are drawn, if at all.
+// How tokens are drawn, if at all. Rows of one launch may ask for different things.
 struct Draw {
-  const int64_t* noise;      // [B] keys of the rows' noise, or null: the largest logit is chosen
+  const int64_t* noise;      // [B] keys of the rows' noise, or null: every row's largest logit is chosen
+  const float* temperature;  // [B] 0: the row's largest logit is chosen
   const int64_t* positions;  // [.]
   const int64_t* at;         // [B] or null: row i has positions[at[i]]
-  float scale;               // 1 / temperature, or 1
 
   __host__ __device__ bool exists() const { return noise; }
 
@@ -46,11 +46,14 @@ struct Draw {
 
   // Of a row's noise: the token is drawn whose scaled logit is the largest with it.
   __device__ uint32_t key(int row) const { return exists() ? Gumbel::key_of(noise[row], positions[place(row)]) : 0; }
-};
 
-inline Draw draw_of(const int64_t* noise, const int64_t* positions, const int64_t* at, float temperature) {
-  if (temperature > 0) return {noise, positions, at, 1.f / temperature};
-  return {nullptr, nullptr, nullptr, 1.f};
-}
+  __device__ float temperature_of(int row) const { return exists() ? temperature[row] : 0.f; }
+
+  // 1 / temperature, or 0 where nothing is drawn.
+  __device__ float scale(int row) const {
+    const float its_temperature = temperature_of(row);
+    return its_temperature > 0 ? 1.f / its_temperature : 0.f;
+  }
+};
 
 }  // namespace eet

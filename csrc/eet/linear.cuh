@@ -124,21 +124,23 @@ struct Largest : InOrder {
   __device__ float value(float output, int, int) const { return output; }
 };
 
-// Outputs that are logits, with the noise of a draw.
+// Outputs that are logits, scaled and with the noise of a draw where the token's row is drawn.
 struct WithNoise : Draw, InOrder {
   // By all threads, once what was before is there; they meet before they ask for a value.
   __device__ void prepare(int num_tokens) const {
-    if (threadIdx.x < num_tokens) keys()[threadIdx.x] = key(threadIdx.x);
+    if (threadIdx.x < num_tokens) rows()[threadIdx.x] = {key(threadIdx.x), __float_as_uint(scale(threadIdx.x))};
   }
 
   __device__ float value(float logit, int token, int n) const {
-    return scaled(logit, scale) + Gumbel(keys()[token]).of(n);
+    const uint2 row = rows()[token];
+    const float its_scale = __uint_as_float(row.y);
+    return its_scale > 0 ? scaled(logit, its_scale) + Gumbel(row.x).of(n) : logit;
   }
 
  private:
-  __device__ static uint32_t* keys() {  // in shared memory, since registers are few where outputs are finished
-    __shared__ uint32_t keys[kMaxTokens];
-    return keys;
+  __device__ static uint2* rows() {  // in shared memory, since registers are few where outputs are finished
+    __shared__ uint2 rows[kMaxTokens];
+    return rows;
   }
 };
 

@@ -15,22 +15,33 @@ inline constexpr int kDigits = 1 << kDigitBits;
 inline constexpr int kChoosers = 32 * kDigits;  // a warp adds up what one digit weighs
 inline constexpr int kMaxCluster = 16;
 
+// How one row's token is chosen; in shared memory, since it is one for all threads and registers are few.
+struct Choice {
+  float scale;  // of logits
+  float top_p;  // 1: no limit
+  int top_k;    // V: no limit
+  bool draws;   // else the largest logit is chosen
+};
+
 template <typename T>
 struct ChooseArgs {
-  int64_t* token;   // [B]
-  const T* logits;  // [B,V]
+  int64_t* token;        // [B]
+  const T* logits;       // [B,V]
   Draw draw;
-  int V, top_k;     // V: no limit
-  float top_p;      // 1: no limit
+  const int64_t* top_k;  // [B] or null; 0: no limit
+  const float* top_p;    // [B] or null; 1: no limit
+  int V;
 
-  // Without a draw there are no limits.
-  ChooseArgs(int64_t* token, const void* logits, Draw draw, int V, int top_k, float top_p)
-      : token(token),
-        logits(static_cast<const T*>(logits)),
-        draw(draw),
-        V(V),
-        top_k(draw.exists() && top_k > 0 ? min(top_k, V) : V),
-        top_p(draw.exists() ? top_p : 1.f) {}
+  ChooseArgs(int64_t* token, const void* logits, Draw draw, const int64_t* top_k, const float* top_p, int V)
+      : token(token), logits(static_cast<const T*>(logits)), draw(draw), top_k(top_k), top_p(top_p), V(V) {}
+
+  // Of a row. Without a draw there are no limits. Loads come first, so that they are under way together.
+  __device__ Choice choice(int row) const {
+    const float temperature = draw.temperature_of(row), its_top_p = top_p ? top_p[row] : 1.f;
+    const int64_t its_top_k = top_k ? top_k[row] : 0;
+    if (!(temperature > 0)) return {1.f, 1.f, V, false};
+    return {1.f / temperature, its_top_p, its_top_k > 0 && its_top_k < V ? int(its_top_k) : V, true};
+  }
 };
 
 // A row of logits, its tokens dealt out to a cluster's threads, and what those find out together. A block puts what it
@@ -40,8 +51,10 @@ class Row {
  public:
   using Weights = float[kDigits][kChoosers];  // in shared memory, written and read by chosen() alone
 
+  float scale;  // of logits, set once it is there
+
   __device__ Row(const ChooseArgs<T>& a, Weights& weights)
-      : weights(weights), logits(a.logits + int64_t(blockIdx.y) * a.V), V(a.V), scale(a.draw.scale) {}
+      : weights(weights), logits(a.logits + int64_t(blockIdx.y) * a.V), V(a.V) {}
 
   // Calls visit(logit, token) for this thread's tokens, in ascending order. Vectors begin where memory allows it, which
   // may be before the row; a row is read from L2 at first, and from L1 after that. `v` is first_vector(), for those who
@@ -68,23 +81,23 @@ class Row {
   __device__ uint4 first_vector() const { return vector(first_word()); }
 
   // Of this row's tokens, where the next one is drawn: top-k, then top-p among what it left, then the noise.
-  __device__ uint64_t chosen(const ChooseArgs<T>& a, const Gumbel& noise) {
+  __device__ uint64_t chosen(const Choice& how, const Gumbel& noise) {
 #pragma unroll 1
     for (int as_mass = 0; as_mass < 2; ++as_mass) {
-      if (as_mass ? a.top_p >= 1 : a.top_k >= V) continue;
+      if (as_mass ? how.top_p >= 1 : how.top_k >= V) continue;
       if (as_mass) {
         float most = -INFINITY;
         each([&](T logit, int) { most = fmaxf(most, score(logit)); });
         top = value_of(largest(pair(most, 0)));
       }
-      lowest = max(lowest, threshold(as_mass ? a.top_p : a.top_k, as_mass));
+      lowest = max(lowest, threshold(as_mass ? how.top_p : how.top_k, as_mass));
     }
 
     float best = -INFINITY;
     int token = 0;
     each([&](T logit, int candidate) {
       if (key(logit) < lowest) return;
-      const float value = score(logit) + (a.draw.exists() ? noise.of(candidate) : 0.f);
+      const float value = score(logit) + (how.draws ? noise.of(candidate) : 0.f);
       if (value > best) best = value, token = candidate;
     });
     return largest(pair(best, token));
@@ -185,7 +198,7 @@ class Row {
   Weights& weights;
   const T* logits;
   int V, turn = 0;
-  float scale, top;     // the largest score, once it is needed
+  float top;            // the largest score, once it is needed
   uint32_t lowest = 0;  // key that stays
 };
 

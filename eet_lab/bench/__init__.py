@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from eet_lab.bench.benchmark import benchmark
 from eet_lab.bench.compare import compare
-from eet_lab.bench.files import load_result
-from eet_lab.bench.job import RunInputs, watched
+from eet_lab.bench.held_out import perplexity
 from eet_lab.bench.ladder import ladder
-from eet_lab.bench.measure import measure
+from eet_lab.bench.measure import measure, watched
 from eet_lab.bench.measured import MEMORY_KEYS, Cost, Environment, Measurement, Parity, Perplexity, Spread
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import parity
-from eet_lab.bench.perplexity import perplexity
-from eet_lab.bench.results import Comparison, Ladder, Run, Rung
-from eet_lab.bench.workloads import Workload, default_prompts
+from eet_lab.bench.results import Comparison, Ladder, Run, Rung, load_result
+from eet_lab.bench.workloads import RunInputs, Workload, default_prompts
 
 __all__ = [
     "MEMORY_KEYS",

@@ -1,34 +1,34 @@
-"""benchmark: our recipes beside their peers on one workload, in one process, interleaved."""
+"""benchmark: our recipes beside their peers on one workload, in one process, timed in turn."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
-from pathlib import Path
-from typing import NamedTuple
-
-import torch
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 from eet_lab.bench import peers, timing
+from eet_lab.bench.cost import expansion_ms, predicted_ms, step_cost
 from eet_lab.bench.fit import check_fit
-from eet_lab.bench.measure import Subject
+from eet_lab.bench.held_out import held_out_perplexity
+from eet_lab.bench.launches import StepLaunches, launches_per_token
+from eet_lab.bench.measure import Subject, TimedRun
+from eet_lab.bench.measured import Cost, Parity, Spread
 from eet_lab.bench.parity import ParityCheck
-from eet_lab.bench.peers import PEERS
-from eet_lab.bench.perplexity import held_out_perplexity
-from eet_lab.bench.providers import OURS, PeerProvider, Provider, RecipeProvider, named
-from eet_lab.bench.rows import Row, taken
+from eet_lab.bench.peers import PEERS, Peer, Timing
+from eet_lab.bench.rows import OURS, Row, distinct, equality, named, taken
 from eet_lab.bench.tables import perplexities
-from eet_lab.bench.timing import Tally
-from eet_lab.bench.workloads import Requests, Texts, Workload
+from eet_lab.bench.timing import Rounds, Series, Tally
+from eet_lab.bench.workloads import Workload
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError
-from eet_lab.models import Config, Model
+from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.monitor import open_source
 from eet_lab.progress import Cancel, Progress
-from eet_lab.technique import Recipe, Technique
-from eet_lab.texts import RecipeLike, as_recipe
+from eet_lab.technique import Recipe
+from eet_lab.texts import RecipeLike
+from eet_lab.words import brief
 
 PROVIDERS = (OURS, *PEERS)
 
@@ -44,7 +44,7 @@ def benchmark(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Time each recipe (if "eet_lab" is among the providers) and each peer, A, B, ..., A, B, ..., on random prompts.
+    """Time each recipe (if "eet_lab" is among the providers) and each peer, A B, B A, A B, ..., on random prompts.
 
     `workload` may be its name, and must be one of `model`; `recipes` are one or several, each as `as_recipe` takes it.
     Returns a row for each, and remarks: which peers could not run and why, which recipes do not fit into memory, and
@@ -53,8 +53,7 @@ def benchmark(
     Errors, before any work: RecipeError, PromptError, OutOfMemory where nothing fits; then OutOfMemory, Cancelled.
     """
     timing.check_repeats(repeats)
-    workload = Workload.parse(workload) if isinstance(workload, str) else workload
-    check_is_of(workload, model)
+    workload = Workload.of(workload, model)
     chosen, others, remarks, rows = entered(model, workload, recipes, providers, model.device)
     tally = Tally(1 + (len(chosen) + len(others)) * (1 + repeats), progress)
     found, told, doubts = _timed(model, workload, chosen, others, rows, repeats, tally, cancel)
@@ -84,7 +83,7 @@ def entered(
     """
     providers = named(providers, PROVIDERS, beside="; single ops (op:...) have others")
     chosen, repeated = distinct(recipes, device, model.config) if OURS in providers else ([], [])
-    rows = checked_prompts(workload.prompts(model.config.vocab_size), workload.new_tokens, model.config)
+    rows = checked_prompts(workload.prompts(model.config.vocab_size), Settings(workload.new_tokens), model.config)
     peers = {name: PEERS[name].unavailable(device, model.config) for name in providers if name in PEERS}
     others, absent = timing.split(peers)
     if not chosen and not others:
@@ -92,35 +91,6 @@ def entered(
         raise PromptError(f"Nothing is left to time: {why}. Add {OURS}, or others.")
     fitting, too_large = check_fit(model.decoder, device, workload, chosen)
     return Entries(fitting, others, [*absent, *repeated, *too_large], rows)
-
-
-def check_is_of(workload: Workload | Requests | Texts, model: Model) -> None:
-    """PromptError where a workload names another model than the one that is there: its rows would tell a lie.
-
-    A live model came without a name, so that it goes by any.
-    """
-    names = (model.name, model.label, Path(model.name).name)
-    if model.kind != "live" and workload.model not in names and Path(workload.model).resolve().name != model.name:
-        raise PromptError(
-            f"{workload} is a workload of {workload.model!r}, but the model is {model.name!r}. Load "
-            f"that model, or name {replace(workload, model=model.name)}."
-        )
-
-
-def distinct(
-    recipes: RecipeLike | Sequence[RecipeLike], device: str, config: Config | None = None
-) -> tuple[list[Recipe], list[str]]:
-    """Each recipe once, and a remark on those that are the same in other words. Errors: those of `as_recipe`."""
-    given = [recipes] if isinstance(recipes, (str, Recipe, Technique)) else recipes
-    words: dict[Recipe, list[str]] = {}
-    for each in given:
-        words.setdefault(as_recipe(each, device, config), []).append(repr(str(each)))
-    remarks = [
-        f"{recipe} was given {len(said)} times, as {' and '.join(said)}: it is timed once."
-        for recipe, said in words.items()
-        if len(said) > 1
-    ]
-    return list(words), remarks
 
 
 def _timed(
@@ -143,15 +113,23 @@ def _timed(
         made, absent = peers.make(others, model.decoder, rows, settings)
         providers: list[Provider] = [*ours, *(PeerProvider(peer, model, rows) for peer in made)]
         try:
-            ready, failed = _prepared(providers, check, tally, cancel)
-            runs = timing.interleaved({each.name: each.time for each in ready}, repeats, tally, cancel)
+            makers = {each.name: partial(_prepared, each, check, tally) for each in providers}
+            ready, failed = timing.ready(makers, [each.name for each in ours], tally, cancel)
+            series = [Series(each.name, each.time) for each in ready]
+            timing.in_turn(series, Rounds(repeats), tally, cancel)
             shared = {"workload": str(workload), "dtype": model.dtype}
-            found = [taken(model.device, **shared, **each.figures(runs[each.name])) for each in ready]
+            timed = zip(ready, series, strict=True)
+            found = [taken(model.device, **shared, **each.figures(its.runs)) for each, its in timed]
         finally:
             for each in providers:
                 each.close()
     doubts = dict.fromkeys(f"{each.name}: {warning}" for each in ours for warning in each.warnings)
     return found, [*timing.split(absent)[1], *failed], list(doubts)
+
+
+def _prepared(provider: Provider, check: ParityCheck, tally: Tally) -> Provider:
+    provider.prepare(check, tally.building)
+    return provider
 
 
 def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Cancel | None) -> list[str]:
@@ -173,21 +151,130 @@ def _quality(model: Model, recipes: Sequence[Recipe], tally: Tally, cancel: Canc
     return told
 
 
-def _prepared(
-    providers: Sequence[Provider], check: ParityCheck, tally: Tally, cancel: Cancel | None
-) -> tuple[list[Provider], list[str]]:
-    """Those that are ready, and why the others are not. Ours raise; a peer that fails is left out."""
-    ready, failed = [], []
-    for each in providers:
-        timing.check(cancel)
-        tally.say(f"preparing {each.name}")
-        try:
-            each.prepare(check, tally.building)
-            ready.append(each)
-        except Exception as error:
-            if not isinstance(each, PeerProvider):
-                raise
-            failed.append(timing.failed(each.name, error))
-            torch._dynamo.reset()
-        tally.finish()
-    return ready, failed
+class Provider(Protocol):
+    """One that takes part, ours with one recipe."""
+
+    name: str
+
+    def prepare(self, check: ParityCheck, progress: Progress) -> None:
+        """Build, compile, warm up, and check the output."""
+
+    def time(self) -> Any:
+        """One measured run."""
+
+    def figures(self, runs: Sequence[Any]) -> dict[str, Any]:
+        """What a row holds of these runs."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+class RecipeProvider:
+    """A recipe of this package."""
+
+    def __init__(self, subject: Subject, recipe: Recipe, model: Model, rows: Sequence[Sequence[int]]) -> None:
+        self.name, self.subject = subject.recipe, subject
+        self._recipe, self._model, self._rows = recipe, model, rows
+        self._parity: Parity | None = None
+        self.warnings: tuple[str, ...] = ()
+
+    def prepare(self, check: ParityCheck, progress: Progress) -> None:
+        tokens = self.subject.prepare(progress)
+        self._parity = check.judge(self._recipe.parts, tokens, self._recipe.tolerance)
+
+    def time(self) -> TimedRun:
+        return self.subject.run()
+
+    def figures(self, runs: Sequence[TimedRun]) -> dict[str, Any]:
+        m, same = self.subject.measurement(runs), self._parity
+        assert m.cost is not None and same is not None
+        launches, extra_ms = self._launches(), expansion_ms(self.subject.engine.model)
+        self.warnings = m.warnings
+        if self._model.device == "cpu" and self.subject.uncounted:
+            self.warnings += (self.subject.uncounted,)
+        if extra_ms:
+            self.warnings += (
+                f"plain PyTorch expands int8 weights in every step: of the prediction that is {brief(extra_ms)} ms, "
+                "which the floor leaves out",
+            )
+        return {
+            "provider": OURS,
+            "recipe": self.name,
+            "ttft_ms": m.ttft_ms,
+            "tpot_ms": m.tpot_ms,
+            "total_ms": m.total_ms,
+            "peak_bytes": m.memory["peak"],
+            "activation_bytes": m.memory["activations"],
+            "lower_bound_bytes": max(plan.lower_bound_bytes for plan in self.subject.engine.plans().values()),
+            "equality": equality(same),
+            "same_tokens": same.same_tokens,
+            **costs(m.cost, launches, self._model.device, extra_ms),
+        }
+
+    def close(self) -> None:
+        self.subject.close()
+
+    def _launches(self) -> StepLaunches | None:
+        """On a CPU each call is a launch."""
+        if self._model.device == "cpu":
+            calls = self.subject.launches
+            return None if calls is None else StepLaunches(calls, calls)
+        return launches_per_token(self.subject.engine, len(self._rows))
+
+
+class PeerProvider:
+    """A peer. Its logits cannot be had, so its tokens are checked: they may part from the baseline's at near-ties."""
+
+    def __init__(self, peer: Peer, model: Model, rows: Sequence[Sequence[int]]) -> None:
+        self.name, self._peer, self._model, self._rows = peer.name, peer, model, rows
+        self._equality, self._same = "", False
+
+    def prepare(self, check: ParityCheck, progress: Progress) -> None:
+        firsts, margins = check.first_differences(self._peer.prepare().tokens)
+        self._same = not any(first is not None for first in firsts)
+        self._equality = check.doubt(firsts, margins) or "passed"
+
+    def time(self) -> Timing:
+        return self._peer.time()
+
+    def figures(self, runs: Sequence[Timing]) -> dict[str, Any]:
+        tpot_ms = Spread.of([t.tpot_ms for t in runs])
+        tokens = len(runs[0].tokens[0])
+        cost = step_cost(self._model.decoder, self._rows, tokens, tpot_ms)
+        return {
+            "provider": self.name,
+            "recipe": "",
+            "ttft_ms": Spread.of([t.ttft_ms for t in runs]),
+            "tpot_ms": tpot_ms,
+            "total_ms": Spread.of([t.total_ms for t in runs]),
+            "peak_bytes": self._peer.peak_bytes,
+            "activation_bytes": self._activation_bytes(tokens),
+            "equality": self._equality,
+            "same_tokens": self._same,
+            **costs(cost, self._peer.launches(), self._model.device),
+        }
+
+    def close(self) -> None:
+        self._peer.close()
+
+    def _activation_bytes(self, new_tokens: int) -> int | None:
+        """The peak beyond weights and a KV cache of all columns, pads among them; what is longer counts."""
+        if self._peer.peak_bytes is None:
+            return None
+        columns = max(map(len, self._rows)) + new_tokens - 1
+        per_column = self._model.config.kv_bytes_per_token(self._model.decoder.dtype.itemsize)
+        return self._peer.peak_bytes - self._peer.weight_bytes - len(self._rows) * columns * per_column
+
+
+def costs(cost: Cost, counted: StepLaunches | None, device: str, extra_ms: float = 0.0) -> dict[str, Any]:
+    """What a row tells of the hardware's bound, of launches, and of what they predict, `extra_ms` on top."""
+    predicted = counted and round(predicted_ms(cost.step_bytes, counted, device) + extra_ms, 5)
+    return {
+        "floor_ms": cost.floor_ms,
+        "gb_per_s": cost.gb_per_s,
+        "ceiling_gb_per_s": cost.ceiling_gb_per_s,
+        "launches_per_token": counted and counted.launches,
+        "kernels_per_token": counted and counted.kernels,
+        "predicted_ms": predicted,
+    }

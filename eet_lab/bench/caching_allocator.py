@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from eet_lab.bench.environment import device_name, versions
+from eet_lab.codec import decode, parse
 from eet_lab.errors import EETError
 from eet_lab.memory import Lifetime
 from eet_lab.memory.workloads import Workload, eet_sweep, turbo_artifact
@@ -96,8 +97,6 @@ def _calls() -> tuple[int, int]:
 @cache
 def here() -> AllocatorTrace:
     """Measured now, each setting in a process of its own; EETError without a GPU."""
-    from eet_lab.bench.environment import device_name, versions
-
     if not torch.cuda.is_available():
         raise EETError("torch sees no NVIDIA GPU here, and its caching allocator serves GPUs only.")
     found = {setting: _in_its_own_process(value) for setting, value in SETTINGS.items()}
@@ -113,7 +112,7 @@ def _in_its_own_process(value: str) -> dict[str, Cached]:
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EETError(f"The allocator with {value or 'its defaults'} could not be tried: {done.stderr.strip()[-500:]}")
-    return {name: _cached(each) for name, each in json.loads(done.stdout).items()}
+    return decode(dict[str, Cached], parse(done.stdout.encode()))
 
 
 def recorded(path: Path | None = None) -> AllocatorTrace | None:
@@ -121,16 +120,7 @@ def recorded(path: Path | None = None) -> AllocatorTrace | None:
     path = path or RECORDED
     if not path.exists():
         return None
-    told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    by_stream = {
-        stream: {setting: _cached(each) for setting, each in settings.items()}
-        for stream, settings in told["streams"].items()
-    }
-    return AllocatorTrace(told["device"], told["torch"], told["date"], by_stream)
-
-
-def _cached(told: dict[str, Any]) -> Cached:
-    return Cached(tuple(told["reserved_bytes"]), told["most_allocated_bytes"], told["allocations"], told["frees"])
+    return decode(AllocatorTrace, parse(path.read_bytes()))
 
 
 def main(words: Sequence[str]) -> None:

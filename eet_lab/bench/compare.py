@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 
-from eet_lab.bench.compare_texts import compare_texts
-from eet_lab.bench.job import RunInputs
+from eet_lab.bench.encoding import compare_texts
+from eet_lab.bench.held_out import held_out_perplexity
 from eet_lab.bench.measure import OnStep, Subject, TimedRun
-from eet_lab.bench.measured import TIMES, Measurement, Parity, Perplexity
+from eet_lab.bench.measured import Measurement, Parity, Perplexity
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import ParityCheck
-from eet_lab.bench.perplexity import held_out_perplexity
-from eet_lab.bench.results import Comparison
-from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Tally, check_budget, counterbalanced
+from eet_lab.bench.results import Comparison, changes
+from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, in_turn
+from eet_lab.bench.workloads import RunInputs
 from eet_lab.engine.engine import Engine
 from eet_lab.models import Model
 from eet_lab.models.encoder import Encoder
@@ -32,21 +32,18 @@ OnPhase = Callable[[str, str], None]
 """Called with a phase ("warm-up", "check", "watched", "measured") and the recipe that it is about."""
 
 
-def for_encoders(of_texts: Callable[..., Any]) -> Callable[[Work], Work]:
-    """A decorator: a model that is an encoder goes to `of_texts`."""
+def or_texts(work: Work) -> Work:
+    """A decorator: where the model is an encoder, texts are compared, with what was given and no defaults."""
 
-    def decorator(work: Work) -> Work:
-        @wraps(work)
-        def chosen(model: Any, *args: Any, **keywords: Any) -> Any:
-            is_encoder = isinstance(getattr(model, "network", None), Encoder)
-            return (of_texts if is_encoder else work)(model, *args, **keywords)
+    @wraps(work)
+    def chosen(model: Any, *args: Any, **keywords: Any) -> Any:
+        is_encoder = isinstance(getattr(model, "network", None), Encoder)
+        return (compare_texts if is_encoder else work)(model, *args, **keywords)
 
-        return cast(Work, chosen)
-
-    return decorator
+    return cast(Work, chosen)
 
 
-@for_encoders(compare_texts)
+@or_texts
 @on_its_device
 def compare(
     model: Model,
@@ -83,11 +80,11 @@ def compare(
     recipes = [as_recipe(each, model.device, model.config) for each in (baseline, recipe)]
     job = RunInputs.of(model, prompts, repeats, settings)
     with closing(open_source(model.device)) as source:
-        tally = Tally(0, progress)
+        rounds = Rounds(repeats, budget_s, lambda: pair.changes().values())
+        tally = Tally(4 + 2 * watch + 2 * rounds.expected, progress)
         pair = _Pair(job, recipes, source, cancel, tally, on_phase)
-        rounds = Rounds(repeats, budget_s, lambda: changes(*pair.timed).values())
         try:
-            pair.check(watch, rounds, on_step, on_engine)
+            pair.check(watch, on_step, on_engine)
             pair.time(rounds, on_partial)
             found = pair.comparison()
         finally:
@@ -108,21 +105,17 @@ class _Pair:
         tally: Tally,
         on_phase: OnPhase | None,
     ) -> None:
-        self._job, self._recipes, self._cancel, self._tally, self._on_phase = job, recipes, cancel, tally, on_phase
+        self._job, self._recipes, self._cancel, self._tally = job, recipes, cancel, tally
+        self._on_phase: OnPhase = on_phase or (lambda phase, about: None)
         self._described = job.described()
         self._subjects = [Subject(job.model, each, job.rows, job.settings, source, cancel) for each in recipes]
-        self.timed: tuple[list[TimedRun], list[TimedRun]] = ([], [])
+        self._timed = [Series(each.recipe, partial(self._measured, each)) for each in self._subjects]
         self._watched: list[TimedRun] = []
         self._quality: list[Perplexity | None] = [None, None]
         self._parity: Parity | None = None
-        self._units = 0  # of work that is not timed
 
-    def check(
-        self, watch: bool, rounds: Rounds, on_step: OnStep | None, on_engine: Callable[[Engine], None] | None
-    ) -> None:
+    def check(self, watch: bool, on_step: OnStep | None, on_engine: Callable[[Engine], None] | None) -> None:
         """Warm up, run both once for those who watch, and check the output."""
-        self._units = 4 + 2 * watch
-        self._tally.expect(self._units + 2 * rounds.expected)
         for subject in self._subjects:
             self._enter("warm-up", subject.recipe, f"warming up {subject.recipe}")
             if watch:
@@ -152,23 +145,24 @@ class _Pair:
 
     def time(self, rounds: Rounds, on_partial: Callable[[Comparison], None] | None) -> None:
         """TimedRun both in turn, in both orders, until `rounds` are enough."""
-        for number in rounds:
-            self._tally.expect(self._units + 2 * rounds.expected)
-            if number and on_partial is not None:
-                on_partial(self.comparison(costed=False))
-            for subject, runs in counterbalanced(list(zip(self._subjects, self.timed, strict=True)), number):
-                self._enter("measured", subject.recipe, f"timing {subject.recipe}, pair {number + 1}")
-                runs.append(subject.run())
-                self._tally.finish()
-        self._tally.expect(self._units + 2 * len(self.timed[0]))
+        tell = None if on_partial is None else lambda: on_partial(self.comparison(costed=False))
+        in_turn(self._timed, rounds, self._tally, self._cancel, on_round=tell)
+
+    def _measured(self, subject: Subject) -> TimedRun:
+        self._on_phase("measured", subject.recipe)
+        return subject.run()
+
+    def changes(self) -> dict[str, Change]:
+        """What the pairs that there are say of every time."""
+        return changes(*([run.generation for run in each.runs] for each in self._timed))
 
     def comparison(self, costed: bool = True) -> Comparison:
         """The result of the pairs that there are; `costed` once nothing is timed any more."""
         assert self._parity is not None, "what is timed has been checked"
         beside = [[run] for run in self._watched] or [[], []]
         before, after = (
-            replace(subject.measurement(runs, others, costed), perplexity=quality)
-            for subject, runs, others, quality in zip(self._subjects, self.timed, beside, self._quality, strict=True)
+            replace(subject.measurement(timed.runs, others, costed), perplexity=quality)
+            for subject, timed, others, quality in zip(self._subjects, self._timed, beside, self._quality, strict=True)
         )
         seen = self._subjects[1].measurement(self._watched[1:], costed=costed) if self._watched else None
         return Comparison(
@@ -178,7 +172,7 @@ class _Pair:
             parity=self._parity,
             watched=seen,
             watching_cost_percent=_cost_percent(seen, after),
-            changes=changes(*self.timed),
+            changes=self.changes(),
         )
 
     def close(self) -> None:
@@ -188,17 +182,7 @@ class _Pair:
 
     def _enter(self, phase: str, about: str, message: str) -> None:
         self._tally.say(message)
-        if self._on_phase is not None:
-            self._on_phase(phase, about)
-
-
-def changes(befores: Sequence[TimedRun], afters: Sequence[TimedRun]) -> dict[str, Change]:
-    """What the runs of each round say of every time, by its name in a `Measurement`."""
-    found = {}
-    for metric in TIMES:
-        before, after = ([metric.read(run.generation) for run in runs] for runs in (befores, afters))
-        found[metric.key] = Change.of(before, after, metric.more_is_better)
-    return {key: change for key, change in found.items() if change is not None}
+        self._on_phase(phase, about)
 
 
 def _cost_percent(watched: Measurement | None, measured: Measurement) -> float | None:

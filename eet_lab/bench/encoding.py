@@ -1,29 +1,39 @@
-"""An encoder over many texts: how many tokens a second, ours by recipe, and transformers' beside it.
+"""An encoder over many texts: tokens a second by recipe, transformers' beside it, and two recipes compared.
 
 A row of `encode:bert-base/t2048/p5-500`: 2,048 texts of random lengths from 5 to 500 tokens, drawn with seed 0, in
-order of arrival, from lists of token ids to the mean of each text's last hidden states on the host.
+order of arrival, from lists of token ids to the mean of each text's last hidden states on the host. A comparison's
+runs go the same way.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from eet_lab.bench import timing
-from eet_lab.bench.benchmark import check_is_of, distinct
-from eet_lab.bench.measured import Spread
-from eet_lab.bench.peers.huggingface import encoder_to_hf
-from eet_lab.bench.providers import OURS, named
-from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.timing import Tally
-from eet_lab.bench.workloads import Texts
-from eet_lab.engine.encode import EncoderEngine
+from eet_lab.bench.environment import environment
+from eet_lab.bench.measure import as_measurement
+from eet_lab.bench.measured import MEMORY_KEYS, Measurement, Parity, Spread
+from eet_lab.bench.paired import Change
+from eet_lab.bench.peers import encoder_to_hf
+from eet_lab.bench.results import Comparison, changes
+from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
+from eet_lab.bench.timing import PAIR_BUDGET_S, SHARED, Rounds, Series, Tally, check_budget, check_repeats, in_turn
+from eet_lab.bench.workloads import Texts, default_prompts
+from eet_lab.encoding import Texts as GivenTexts
+from eet_lab.encoding import as_texts
+from eet_lab.engine.encode import EncoderEngine, readable
+from eet_lab.engine.settings import Settings
 from eet_lab.engine.tasks import MEAN
+from eet_lab.errors import PromptError
 from eet_lab.models import Model
 from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder
@@ -32,8 +42,11 @@ from eet_lab.ops.oom import memory_for
 from eet_lab.parts import Parts
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.progress import Cancel, Progress
-from eet_lab.texts import RecipeLike
+from eet_lab.technique import Recipe
+from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.words import plain
+
+Rows = Sequence[Sequence[int]]
 
 HF, SORTED = "hf-sdpa", "hf-sdpa-sorted"
 """transformers, padded: batches in order of arrival, and of texts that were sorted by their length before."""
@@ -44,16 +57,35 @@ CHECKED = 16
 
 
 class Read(NamedTuple):
-    """One run: seconds in all, the vectors [N,C] on the host, and the most bytes beyond what was there before.
+    """One run over `rows`: seconds in all, the vectors [N,C] on the host, and the most bytes beyond those before it.
 
-    `activation_bytes` are those that an engine of ours asked for; 0 for others.
+    `activation_bytes` are those that an engine of ours asked for; 0 for others. As a `TimedTokens` it is one step.
     """
 
+    rows: Rows
     total_s: float
     vectors: Tensor
     peak_bytes: int | None
     activation_bytes: int
     was_disturbed: bool
+    ttft_ms: None = None
+    tpot_ms: None = None
+
+    @property
+    def total_ms(self) -> float:
+        return self.total_s * 1e3
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(map(len, self.rows)) / self.total_s
+
+    @property
+    def step_ms(self) -> tuple[float, ...]:
+        return (self.total_ms,)
+
+    @property
+    def tokens(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(map(tuple, self.rows))
 
 
 @on_its_encoders_device
@@ -68,48 +100,42 @@ def encode_all(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Encode all texts with each recipe and peer interleaved, `repeats` times, after a run of each that warms up.
+    """Encode all texts with each recipe and peer in turn, `repeats` times, after a run of each that warms up.
 
     `batch_tokens` is what a pass of ours reads. The vectors of some texts are held against those of the baseline in
     fp32, within an error budget that the baseline's own error sets. Returns rows and remarks.
     Errors: RecipeError, PromptError, ModelError, OutOfMemory, Cancelled.
     """
-    timing.check_repeats(repeats)
-    texts = Texts.parse(texts) if isinstance(texts, str) else texts
-    check_is_of(texts, model)
+    check_repeats(repeats)
+    texts = Texts.of(texts, model)
     providers = named(providers, (OURS, HF, SORTED), "texts")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
     rows, encoder = texts.prompts(model.config.vocab_size), model.encoder
     budget = ErrorBudget(encoder, rows)
-    runs_of: dict[str, Callable[[], Read]] = {}
+    series: list[Series[Read]] = []
     with ExitStack() as open_engines:
         for recipe in chosen:
             engine = open_engines.enter_context(closing(EncoderEngine(encoder, recipe.parts)))
-            runs_of[str(recipe)] = partial(encoded, engine, rows, Batching(batch_tokens), cancel)
+            series.append(Series(str(recipe), partial(encoded, engine, rows, Batching(batch_tokens), cancel)))
         peers = [name for name in providers if name != OURS]
         hf = encoder_to_hf(encoder) if peers else None
         for name in peers:
-            runs_of[name] = partial(encoded_by_hf, hf, rows, name == SORTED)
-        tally = Tally((1 + repeats) * len(runs_of), progress)
-        timing.interleaved(runs_of, 1, tally, cancel, "warming up")
-        runs = timing.interleaved(runs_of, repeats, tally, cancel)
-    total = sum(map(len, rows))
-    return [_row(texts, name, model, total, each, budget) for name, each in runs.items()], remarks
+            series.append(Series(name, partial(encoded_by_hf, hf, rows, name == SORTED)))
+        timing.after_warm_up(series, repeats, progress, cancel)
+    return [_row(texts, each, model, budget) for each in series], remarks
 
 
-def encoded(
-    engine: EncoderEngine, rows: Sequence[Sequence[int]], batching: Batching, cancel: Cancel | None = None
-) -> Read:
+def encoded(engine: EncoderEngine, rows: Rows, batching: Batching, cancel: Cancel | None = None) -> Read:
     """All texts by an engine of ours."""
 
     def work() -> tuple[Tensor, int]:
         run = engine.read([Text(row) for row in rows], MEAN, batching, cancel=cancel)
         return cast(Tensor, run.values), run.activation_bytes
 
-    return _timed(work, engine.model.device, engine.memory.held_bytes)
+    return _timed(rows, work, engine.model.device, engine.memory.held_bytes)
 
 
-def encoded_by_hf(model: Any, rows: Sequence[Sequence[int]], is_sorted: bool) -> Read:
+def encoded_by_hf(model: Any, rows: Rows, is_sorted: bool) -> Read:
     """The same by transformers: padded on the right, a batch after the other."""
 
     @memory_for("a buffer of transformers")
@@ -128,10 +154,10 @@ def encoded_by_hf(model: Any, rows: Sequence[Sequence[int]], is_sorted: bool) ->
             vectors[numbers] = mean.float().cpu()
         return vectors, 0
 
-    return _timed(work, model.device)
+    return _timed(rows, work, model.device)
 
 
-def _timed(work: Callable[[], tuple[Tensor, int]], device: torch.device, held_bytes: int = 0) -> Read:
+def _timed(rows: Rows, work: Callable[[], tuple[Tensor, int]], device: torch.device, held_bytes: int = 0) -> Read:
     """A run that ends with its vectors on the host, so that all of the GPU's work is in its time.
 
     `held_bytes`: what an earlier run left allocated, which counts for this one too.
@@ -142,7 +168,7 @@ def _timed(work: Callable[[], tuple[Tensor, int]], device: torch.device, held_by
         torch.cuda.reset_peak_memory_stats(device)
     run = timing.on_host(work)
     peak = None if before is None else torch.cuda.max_memory_allocated(device) - before
-    return Read(run.seconds, run.value[0], peak, run.value[1], device.type == "cpu" and run.was_disturbed)
+    return Read(rows, run.seconds, run.value[0], peak, run.value[1], device.type == "cpu" and run.was_disturbed)
 
 
 class ErrorBudget:
@@ -151,7 +177,7 @@ class ErrorBudget:
     For an fp32 model these are the same, and what remains is rounding in another order.
     """
 
-    def __init__(self, encoder: Encoder, rows: Sequence[Sequence[int]]) -> None:
+    def __init__(self, encoder: Encoder, rows: Rows) -> None:
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
         self._numbers = sorted({*order[: CHECKED // 2], *order[-CHECKED // 2 :]})
         some = [rows[number] for number in self._numbers]
@@ -170,22 +196,143 @@ class ErrorBudget:
         return float((vectors[self._numbers] - self._precise).abs().max())
 
 
-def _plain(encoder: Encoder, rows: Sequence[Sequence[int]]) -> Tensor:
+def _plain(encoder: Encoder, rows: Rows) -> Tensor:
     with closing(EncoderEngine(encoder, Parts())) as engine:
         return cast(Tensor, engine.read([Text(row) for row in rows], MEAN).values)
 
 
-def _row(texts: Texts, name: str, model: Model, num_tokens: int, runs: Sequence[Read], budget: ErrorBudget) -> Row:
-    is_peer = name in (HF, SORTED)
-    middle = timing.median_run(runs, lambda run: run.total_s)
+def _row(texts: Texts, series: Series[Read], model: Model, budget: ErrorBudget) -> Row:
+    middle = timing.median_run(series.runs, lambda run: run.total_s)
     return taken(
         model.device,
         workload=str(texts),
-        provider=name if is_peer else OURS,
-        recipe="" if is_peer else name,
+        **credited(series.name, (HF, SORTED)),
         dtype=model.dtype,
-        total_ms=Spread.of([run.total_s * 1e3 for run in runs]),
+        total_ms=Spread.of([run.total_ms for run in series.runs]),
         peak_bytes=middle.peak_bytes,
         equality=budget.verdict(middle.vectors),
-        tok_s=num_tokens / middle.total_s,
+        tok_s=middle.tokens_per_s,
     )
+
+
+@on_its_encoders_device
+def compare_texts(
+    model: Model,
+    texts: GivenTexts | None = None,
+    recipe: RecipeLike = "all",
+    *,
+    baseline: RecipeLike = "",
+    repeats: int | None = None,
+    budget_s: float = PAIR_BUDGET_S,
+    batch_tokens: int = Batching.batch_tokens,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    on_partial: Callable[[Comparison], None] | None = None,
+    **others: Any,
+) -> Comparison:
+    """`compare` for an encoder: read the texts with `baseline` and `recipe`, check the vectors, then time both in turn.
+
+    `batch_tokens` is what a pass reads at most. The result has the time end to end and the throughput, but no time to a
+    first token and none per token. Settings of generation, and views of its steps, are a PromptError.
+    """
+    check_repeats(repeats)
+    check_budget(budget_s)
+    if others:
+        raise PromptError(f"An encoder reads texts and generates none, so it takes no {', '.join(others)}.")
+    recipes = [as_recipe(each, model.device, model.config) for each in (baseline, recipe)]
+    given = readable(as_texts(model, default_prompts(model) if texts is None else texts), model.encoder.config, False)
+    rows, batching = [np.asarray(text.ids).tolist() for text in given], Batching(batch_tokens)
+    with ExitStack() as engines:
+        sides = [engines.enter_context(closing(_Side(model, each, rows, batching, cancel))) for each in recipes]
+        pair = _TextPair(model, rows, batching, sides)
+        rounds = Rounds(repeats, budget_s, lambda: pair.changes().values())
+        tally = Tally(3 + 2 * rounds.expected, progress)
+        pair.check(tally)
+        tell = None if on_partial is None else lambda: on_partial(pair.comparison())
+        in_turn([side.timed for side in sides], rounds, tally, cancel, on_round=tell)
+        tally.say("done")
+        return pair.comparison()
+
+
+class _Side:
+    """One recipe of a comparison: its engine and its runs."""
+
+    def __init__(self, model: Model, recipe: Recipe, rows: Rows, batching: Batching, cancel: Cancel | None) -> None:
+        self.recipe, self.timed = recipe, Series(str(recipe), self.read)
+        self._model, self._rows, self._batching, self._cancel = model, rows, batching, cancel
+        self._engine = EncoderEngine(model.encoder, recipe.parts)
+        self.first: Read | None = None
+
+    def read(self) -> Read:
+        """One run over all texts."""
+        return encoded(self._engine, self._rows, self._batching, self._cancel)
+
+    def measurement(self) -> Measurement:
+        """What its runs say; a run counts as one step, whose tokens are those that were read."""
+        assert self.first is not None, "what is timed has been warmed up"
+        num_tokens, runs = sum(map(len, self._rows)), self.timed.runs
+        middle = timing.median_run(runs, lambda run: run.total_s)
+        activations = middle.activation_bytes if middle.peak_bytes is None else middle.peak_bytes
+        weights = self._model.encoder.weight_bytes
+        memory = dict.fromkeys(MEMORY_KEYS, 0) | {"weights": weights, "activations": activations}
+        found = as_measurement(
+            self._model, self.recipe, Settings(), [(run, (num_tokens,)) for run in runs],
+            memory | {"peak": weights + activations}, prepare_s=self.first.total_s, captures=0,
+        )  # fmt: skip
+        return replace(found, warnings=(SHARED,) * any(run.was_disturbed for run in runs))
+
+    def close(self) -> None:
+        """Give the memory back to the device."""
+        self._engine.close()
+
+
+class _TextPair:
+    """Both recipes on the same texts, and whether their vectors agree."""
+
+    def __init__(self, model: Model, rows: Rows, batching: Batching, sides: Sequence[_Side]) -> None:
+        self._rows, self._sides = rows, sides
+        self._budget = ErrorBudget(model.encoder, rows)
+        lengths = tuple(map(len, rows))
+        self._described: dict[str, Any] = {
+            "environment": environment(model),
+            "workload": str(Texts(model.name, len(rows), min(lengths), max(lengths))),
+            "prompts": tuple(map(model.decode, rows)),
+            "prompt_lengths": lengths,
+            "settings": {"batch_tokens": batching.batch_tokens},
+        }
+        self._parity: Parity | None = None
+
+    def check(self, tally: Tally) -> None:
+        """Warm both up, and hold the vectors of that run against each other and against fp32."""
+        for side in self._sides:
+            tally.say(f"warming up {side.recipe}")
+            side.first = side.read()
+            tally.finish()
+        tally.say("checking the vectors against the baseline")
+        self._parity = self._judged(*(side.first.vectors for side in self._sides if side.first is not None))
+        tally.finish()
+
+    def _judged(self, before: torch.Tensor, after: torch.Tensor) -> Parity:
+        off, most, nothing = self._budget.error(after), self._budget.most, (None,) * len(self._rows)
+        verdict = "identical" if torch.equal(before, after) else "within rounding" if off <= most else "different"
+        return Parity(
+            same_tokens=verdict != "different",
+            first_difference=nothing,
+            margins=nothing,
+            max_error=off if math.isfinite(off) else None,
+            budget=most,
+            verdict=verdict,  # type: ignore[arg-type]
+            explanation=f"Vectors are at most {plain(off)} off those in fp32; the budget is {plain(most)}.",
+        )
+
+    def changes(self) -> dict[str, Change]:
+        """What the pairs of runs say of the time and of the throughput."""
+        return changes(*(side.timed.runs for side in self._sides))
+
+    def comparison(self) -> Comparison:
+        """The result of the pairs that there are."""
+        assert self._parity is not None, "what is timed has been checked"
+        before, after = (side.measurement() for side in self._sides)
+        return Comparison(
+            **self._described, baseline=before, selection=after, parity=self._parity, changes=self.changes()
+        )

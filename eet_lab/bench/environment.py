@@ -101,8 +101,6 @@ def machine_id(device: str) -> str | None:
             parts.append(Path(path).read_text(encoding="ascii", errors="replace").strip())
             break
     if device != "cpu":
-        import torch
-
         if not torch.cuda.is_available():
             return None
         parts.append(str(torch.cuda.get_device_properties(0).uuid))

@@ -8,18 +8,20 @@ from __future__ import annotations
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from eet_lab.bench.cost import NUM_BYTES
-from eet_lab.bench.logits import PeakBytes, reference_logits
-from eet_lab.bench.parity import num_checked
-from eet_lab.bench.perplexity import BATCH, CHUNK, WINDOW, Scorer, why_not
+from eet_lab.bench.held_out import BATCH, CHUNK, WINDOW, Scorer, why_not
+from eet_lab.bench.parity import num_checked, reference_logits
 from eet_lab.bench.workloads import Workload
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.forecast import LIBRARY_BYTES, Forecast, Forecaster, Peak
+from eet_lab.engine.forecast import Forecast, Forecaster, Peak, workspace_bytes
 from eet_lab.engine.meta_trace import META, MetaTracer
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory
@@ -32,7 +34,7 @@ from eet_lab.technique import Recipe
 from eet_lab.words import sized
 
 if TYPE_CHECKING:
-    from eet_lab.bench.ops.workload import OpWorkload
+    from eet_lab.bench.op_workloads import OpWorkload
 
 FLOAT_BYTES = 4
 
@@ -72,7 +74,7 @@ def forecast_compare(model: Model, lengths: Sequence[int], recipe: Recipe, setti
     return CompareForecast(
         engine_bytes=sum(weights.values()) + sum(peak.kv + peak.activations for peak in (before, after)),
         check_bytes=check,
-        workspace_bytes=_workspace_bytes(model.decoder.device),
+        workspace_bytes=workspace_bytes(model.decoder.device),
     )
 
 
@@ -130,6 +132,30 @@ def parity_bytes(model: Decoder, lengths: Sequence[int], settings: Settings) -> 
     return ParityBytes(B * (N + 1) * V * model.dtype.itemsize, alive.peak, reference.nbytes, row)
 
 
+class PeakBytes(TorchDispatchMode):
+    """While it is entered: the most bytes at once of all storages that operators have made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {_storage(leaf) for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)}
+        result = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and _storage(leaf) not in given:
+                storage = leaf.untyped_storage()
+                self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}
+        self.peak = max(self.peak, sum(num_bytes for _, num_bytes in self._alive.values()))
+        return result
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
 def _text_bytes(engine: Engine) -> int:
     """The peak of an engine while it computes the perplexity of held-out text."""
     model = engine.tracer.model
@@ -183,7 +209,7 @@ def check_fit(
         raise OutOfMemory(f"{workload} cannot be timed. {' '.join(remarks)}")
     weights = num_bytes([t for each in (baseline, *fitting) for t in tensors(each.engine.model)])
     check = parity_bytes(outline, workload.lengths, settings)
-    needed = weights + _workspace_bytes(there) + benchmark_peak(baseline, fitting, check)
+    needed = weights + workspace_bytes(there) + benchmark_peak(baseline, fitting, check)
     free += _held_bytes(model, [each.recipe for each in fitting])
     if needed > free:
         names = ", ".join(str(each.recipe) for each in fitting) or "its baseline"
@@ -207,11 +233,6 @@ def _held_bytes(model: Decoder, recipes: Sequence[Recipe]) -> int:
     return 0 if model.device.type == "meta" else num_bytes([t for change in changes for t in change.held(model)])
 
 
-def _workspace_bytes(device: torch.device) -> int:
-    """What cuBLAS keeps on a GPU."""
-    return 0 if device.type == "cpu" else LIBRARY_BYTES
-
-
 def _fit_of(
     outline: Decoder, recipe: Recipe, lengths: Sequence[int], settings: Settings, device: torch.device, free: int
 ) -> RecipeFit | Forecast:
@@ -219,7 +240,7 @@ def _fit_of(
     engine = Engine(outline, recipe.parts)
     forecaster = Forecaster(engine.tracer, engine.parts, settings)
     peak = forecaster.peak(lengths)
-    if engine.model.weight_bytes + _workspace_bytes(device) + sum(peak) > free:
+    if engine.model.weight_bytes + workspace_bytes(device) + sum(peak) > free:
         return forecaster.forecast(lengths, device, free)
     changed = bool(recipe.parts.weights)
     return RecipeFit(recipe, engine, peak, parity_bytes(engine.model, lengths, settings).precise if changed else 0)
@@ -255,15 +276,10 @@ def check_op_fit(workload: OpWorkload, device: str, dtype: torch.dtype, num_copi
     numbers = workload.shape.held_bytes(1)
     host, copies = numbers * (DRAWN_BYTES + dtype.itemsize), 2 * num_copies * numbers * dtype.itemsize
     if device == "cpu":
-        _check(workload, "this machine", host + copies + 2 * numbers * EXACT_BYTES, free_bytes_of(torch.device("cpu")))
-    else:
-        _check(workload, "this machine", host, free_bytes_of(torch.device("cpu")))
-        _check(workload, "the GPU", copies, torch.cuda.mem_get_info()[0])
-
-
-def _check(workload: OpWorkload, where: str, needed: int, free: int) -> None:
-    if needed > free:
-        raise OutOfMemory(
-            f"{workload} needs about {needed / GIB:,.1f} GiB, but {where} has {free / GIB:,.1f} GiB free. "
-            "Give smaller sizes, or half precision."
-        )
+        host, copies = host + copies + 2 * numbers * EXACT_BYTES, 0
+    for where, kind, needed in (("this machine", "cpu", host), ("the GPU", device, copies)):
+        if needed > (free := free_bytes_of(torch.device(kind))):
+            raise OutOfMemory(
+                f"{workload} needs about {needed / GIB:,.1f} GiB, but {where} has {free / GIB:,.1f} GiB free. "
+                "Give smaller sizes, or half precision."
+            )

@@ -8,15 +8,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from eet_lab.bench.compare import changes
-from eet_lab.bench.job import RunInputs
+from eet_lab.bench.held_out import held_out_perplexity
 from eet_lab.bench.measure import Subject, TimedRun
 from eet_lab.bench.measured import Measurement, Parity, Perplexity, Spread
 from eet_lab.bench.paired import Change
 from eet_lab.bench.parity import ParityCheck
-from eet_lab.bench.perplexity import held_out_perplexity
-from eet_lab.bench.results import Ladder, Rung
-from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Tally, check_budget, counterbalanced
+from eet_lab.bench.results import Ladder, Rung, changes
+from eet_lab.bench.timing import PAIR_BUDGET_S, Rounds, Series, Tally, check_budget, in_turn
+from eet_lab.bench.workloads import RunInputs
 from eet_lab.errors import Cancelled
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
@@ -107,12 +106,21 @@ class _Entry:
 
     def __init__(self, recipe: Recipe, subject: Subject) -> None:
         self.recipe, self.subject = recipe, subject
-        self.runs: dict[int, TimedRun] = {}
+        self.timed = Series(str(recipe), self._run)
+        self.stays = True
         self.quality: Perplexity | None = None
         self.parity: Parity | None = None
 
     def measurement(self, costed: bool) -> Measurement:
-        return replace(self.subject.measurement(list(self.runs.values()), costed=costed), perplexity=self.quality)
+        return replace(self.subject.measurement(self.timed.runs, costed=costed), perplexity=self.quality)
+
+    def _run(self) -> TimedRun:
+        if self.stays:
+            return self.subject.run()
+        self.subject.prepare()
+        run = self.subject.run()
+        self.subject.close()
+        return run
 
 
 class _Climb:
@@ -127,7 +135,7 @@ class _Climb:
             name: _Entry(recipe, Subject(job.model, recipe, job.rows, job.settings, source, cancel))
             for name, recipe in recipes.items()
         }
-        self._stays, self._most_bytes = True, 0
+        self._most_bytes = 0
 
     def measure(self, rounds: Rounds, progress: Progress | None, on_partial: Callable[[Ladder], None] | None) -> None:
         """Check all, then time all in turn. Cancelled once it is stopped."""
@@ -137,19 +145,8 @@ class _Climb:
         parity_check = ParityCheck(job.model.decoder, job.rows, job.settings, cancel=self._cancel)
         for each in entries:
             self._check(each, parity_check, tally)
-        for number in rounds:
-            tally.expect(num * (2 + rounds.expected))
-            if number and on_partial is not None:
-                on_partial(self.result(partial=False, costed=False))
-            for each in counterbalanced(entries, number):
-                tally.say(f"timing {each.recipe}, round {number + 1}")
-                if not self._stays:
-                    each.subject.prepare()
-                each.runs[number] = each.subject.run()
-                if not self._stays:
-                    each.subject.close()
-                tally.finish()
-        tally.expect(num * (2 + len(entries[0].runs)))
+        tell = None if on_partial is None else lambda: on_partial(self.result(partial=False, costed=False))
+        in_turn([each.timed for each in entries], rounds, tally, self._cancel, on_round=tell)
         tally.say("done")
 
     def _check(self, entry: _Entry, parity_check: ParityCheck, tally: Tally) -> None:
@@ -159,10 +156,11 @@ class _Climb:
         tally.finish()
         tally.say(f"checking {recipe}")
         self._most_bytes = max(self._most_bytes, entry.subject.run_bytes + parity_check.recorded_bytes)
-        if self._stays and free_bytes_of(self._job.model.decoder.device) < ROOM * self._most_bytes:
-            self._stays = False
+        if entry.stays and free_bytes_of(self._job.model.decoder.device) < ROOM * self._most_bytes:
+            for each in self.entries.values():
+                each.stays = False
             self.close()
-        if not self._stays:
+        if not entry.stays:
             entry.subject.close()
         entry.parity = parity_check.judge(recipe.parts, tokens, recipe.tolerance)
         if self._full.lossy and (recipe.lossy or not recipe):
@@ -171,11 +169,11 @@ class _Climb:
 
     def own_times(self) -> list[Change]:
         """Every time of each rung, as `compare` asks for pairs by every time of its two recipes."""
-        return [change for a, b in self._neighbours() for change in changes(*self._paired(a, b)).values()]
+        return [change for a, b in self._neighbours() for change in self._changes(a, b).values()]
 
     def result(self, partial: bool, costed: bool = True) -> Ladder:
         """The rungs whose recipes have been timed."""
-        timed = {name: each.measurement(costed) for name, each in self.entries.items() if each.runs}
+        timed = {name: each.measurement(costed) for name, each in self.entries.items() if each.timed.runs}
         climbed: list[Rung] = []
         left_out: list[Rung] = []
         for above, (name, along, recipe) in zip([None, *(r for _, _, r in self._up)], self._up, strict=False):
@@ -186,7 +184,7 @@ class _Climb:
             if str(self._full) in timed and str(recipe) in timed:
                 left_out.append(self._rung(name, along, recipe, self._full, timed))
         first, last = self.entries[str(Recipe())], self.entries[str(self._full)]
-        whole = changes(*self._paired(first, last)) if len(climbed) > 1 else {}
+        whole = self._changes(first, last) if len(climbed) > 1 else {}
         return Ladder(
             **self._described,
             recipe=str(self._full),
@@ -208,10 +206,10 @@ class _Climb:
         return [(self.entries[a], self.entries[b]) for a, b in names]
 
     @staticmethod
-    def _paired(before: _Entry, after: _Entry) -> tuple[list[TimedRun], list[TimedRun]]:
-        """The runs of those rounds in which both ran."""
-        rounds = sorted(before.runs.keys() & after.runs.keys())
-        return [before.runs[number] for number in rounds], [after.runs[number] for number in rounds]
+    def _changes(before: _Entry, after: _Entry) -> dict[str, Change]:
+        """What those rounds say in which both ran: each begins with the first, and leaves none out."""
+        num = min(len(before.timed.runs), len(after.timed.runs))
+        return changes(*([run.generation for run in each.timed.runs[:num]] for each in (before, after)))
 
     def _rung(
         self, name: str, along: tuple[str, ...], recipe: Recipe, against: Recipe | None, timed: dict[str, Measurement]
@@ -222,7 +220,7 @@ class _Climb:
         if against is None:
             return Rung(name, title, along, measurement, parity)
         before = timed[str(against)]
-        found = changes(*self._paired(self.entries[str(against)], own))
+        found = self._changes(self.entries[str(against)], own)
         return Rung(
             name,
             title,

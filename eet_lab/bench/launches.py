@@ -1,16 +1,31 @@
-"""How much a decode step launches: counted by torch's profiler on a GPU, and by PyTorch's dispatcher on a CPU."""
+"""What a decode step calls, launches and reads.
+
+It is counted by torch's profiler on a GPU, and by PyTorch's dispatcher on a CPU; or told without a GPU, from what ops
+declare and from a tiny decoder. B rows, T tokens, K columns of the KV cache, L layers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields, replace
+from functools import partial, wraps
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eet_lab.engine.engine import Engine
+from eet_lab.engine.meta_trace import META, new_cache
 from eet_lab.engine.settings import Settings
+from eet_lab.models.config import PRESETS, Config
+from eet_lab.models.decoder import forward
+from eet_lab.models.weights import random_decoder
+from eet_lab.ops import reference
+from eet_lab.ops.records import OPS
+from eet_lab.ops.types import Keys, TokenBuffer, fresh
+from eet_lab.parts import Ops, Parts
+from eet_lab.parts.batches import decode_batch, empty_buffer
 
 CALLS = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch", "cudaMemcpyAsync", "cudaMemsetAsync")
 """What the host hands to the GPU; names with a suffix such as cudaLaunchKernelExC count as well."""
@@ -46,7 +61,7 @@ class Counter(Protocol):
 @contextmanager
 def counting(device: str) -> Iterator[Counter]:
     """A counter that suits "cpu" or "cuda"; it ends with the block, whatever happened there."""
-    counter = Calls() if device == "cpu" else Profile()
+    counter = CallCounter() if device == "cpu" else Profile()
     try:
         yield counter
     finally:
@@ -58,29 +73,47 @@ def is_work(function: Any) -> bool:
     return not (function.is_view or function.__name__.startswith(("empty", "new_empty", "detach")))
 
 
-class Calls(TorchDispatchMode):
-    """The counter for a CPU, where every call of PyTorch is launch and kernel in one."""
+class Call(NamedTuple):
+    """One op of a step. `launches` is None for plain PyTorch, which decides for itself."""
+
+    op: str
+    launches: int | None
+    read_bytes: int
+
+
+class TorchCalls(TorchDispatchMode):
+    """Notes what PyTorch computes while it is entered; views and new memory are no work for the device."""
+
+    torch_call = Call("torch", None, 0)
 
     def __init__(self) -> None:
         super().__init__()
-        self._num, self._runs = 0, False
+        self.calls: list[Call] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_work(function):
+            self.calls.append(self.torch_call)
+        return function(*args, **(kwargs or {}))
+
+
+class CallCounter(TorchCalls):
+    """The counter for a CPU, where every call of PyTorch is launch and kernel in one."""
+
+    _runs = False
 
     def start(self) -> None:
-        self._num, self._runs = 0, True
+        self.calls.clear()
+        self._runs = True
         self.__enter__()
 
     def stop(self) -> StepLaunches:
         self.end()
-        return StepLaunches(self._num, self._num)
+        return StepLaunches(len(self.calls), len(self.calls))
 
     def end(self) -> None:
         if self._runs:
             self.__exit__(None, None, None)
         self._runs = False
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self._num += is_work(function)
-        return function(*args, **(kwargs or {}))
 
 
 class Profile:
@@ -131,3 +164,172 @@ def _counted(engine: Engine, rows: list[list[int]], settings: Settings) -> StepL
         counter.start()
         engine.generate(rows, settings)
         return counter.stop()
+
+
+def decode_calls(
+    config: Config, parts: Parts, batch: int, context: int, dtype: torch.dtype = torch.float16
+) -> tuple[Call, ...]:
+    """The ops of the decode step of `batch` rows that reads `context` columns, its own among them, in order.
+
+    What plain PyTorch does between the ops, such as building a mask, is a call named "torch". Nothing is computed.
+    Where rows are too many, or their channels, for a linear to stream its weights (`ops.cuda.linear`: on an H200 more
+    than 13 rows of GPT-2 XL in 16 bits, and always more than 16), its product is one launch of cuBLAS, beside ours.
+    Without a GPU the limits are an H200's.
+    """
+    engine = Engine(random_decoder(config, 0, torch.device("meta"), dtype), parts)
+    return CallRecorder().decoded(engine, empty_buffer(batch, context, META), [(0, context)] * batch)
+
+
+def num_launches(calls: tuple[Call, ...]) -> int | None:
+    """The launches of all calls together; None where plain PyTorch is among them."""
+    known = [call.launches for call in calls if call.launches is not None]
+    return sum(known) if len(known) == len(calls) else None
+
+
+def num_bytes(calls: tuple[Call, ...]) -> int:
+    """Bytes that a step moves, each once an op: weights, keys, values and activations."""
+    return sum(call.read_bytes for call in calls)
+
+
+def declared_launches(name: str, op: Callable) -> int | None:
+    """What the op in a slot declares that it launches; None for plain PyTorch, and for an op of someone else."""
+    return OPS[name].launches if hasattr(op, "kernels") and op.__name__ == name else None
+
+
+class CallRecorder(TorchCalls):
+    """Notes ops, and what PyTorch computes between them."""
+
+    _in_op = False
+
+    def decoded(self, engine: Engine, buffer: TokenBuffer, seen: Sequence[tuple[int, int]]) -> tuple[Call, ...]:
+        """The ops of one decode step of an engine whose rows see these columns, which the KV cache has room for."""
+        parts, B, device = engine.parts, len(seen), buffer.ids.device
+        max_kv = max(end for _, end in seen)
+        slots = {f.name: getattr(parts.ops, f.name) for f in fields(parts.ops)}
+        ops: Any = Ops(**{name: partial(self.run, name, op) for name, op in slots.items()}).bind(fresh)
+        cache = new_cache(engine.model, parts)
+        cache.open([0] * B, max_kv)
+        begin = torch.tensor([begin for begin, _ in seen], device=device)
+        keys = Keys(begin, cache.block_table, tuple(seen), padded=any(first for first, _ in seen))
+        batch = decode_batch(buffer, keys, max_kv)._replace(spans=tuple((row, 1) for row in range(B)))
+        if parts.is_captured:
+            batch = batch._replace(spans=None, keys=keys._replace(spans=None))
+        sampling = Settings().sampling(B, device)
+        with torch.inference_mode(), self:
+            attend = parts.attend(ops, batch, cache, empty=fresh, window=engine.model.config.spec.window)
+            hidden = forward(engine.model, ops, attend, batch, parts.layers)
+            ops.advance(buffer, engine.task(engine.model, ops, hidden, batch, sampling), batch.count)
+        return tuple(self.calls)
+
+    def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
+        """An op by the name of its slot."""
+        record, described = OPS[name], {key: value for key, value in keywords.items() if key != "empty"}
+        launches = declared_launches(name, op)
+        if launches is not None:
+            launches += record.more_launches(*args, **described)
+        self.calls.append(Call(name, launches, record.read_bytes(*args, **described)))
+        if name == "advance":  # it changes its state and gives nothing, so nothing is learned by running it
+            return None
+        self._in_op = True
+        try:
+            return op(*args, **keywords)
+        finally:
+            self._in_op = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._in_op:
+            return function(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(function, types, args, kwargs)
+
+
+def around_each(ops: Ops, around: Callable[[str], AbstractContextManager]) -> Ops:
+    """The same ops, each run within `around(the name of its slot)`; a meta trace is not."""
+
+    def within(name: str, op: Callable) -> Callable:
+        @wraps(op)
+        def run(*args: Any, **keywords: Any) -> Any:
+            if any(isinstance(arg, torch.Tensor) and arg.is_meta for arg in args):
+                return op(*args, **keywords)
+            with around(name):
+                return op(*args, **keywords)
+
+        return run
+
+    return Ops(**{f.name: within(f.name, getattr(ops, f.name)) for f in fields(ops)})
+
+
+Counts = tuple[tuple[str, int], ...]
+
+
+class StepCalls(NamedTuple):
+    """How often something is handed to the device: by each op of a layer, and in a whole step."""
+
+    layer: Counts
+    layers: int
+    beside: int
+
+    @property
+    def total(self) -> int:
+        return self.layers * sum(count for _, count in self.layer) + self.beside
+
+
+def counted(parts: Parts, lengths: Sequence[int], num_layers: int, like: Config = PRESETS["gpt2"]) -> StepCalls:
+    """What a decode step of rows with prompts of `lengths` tokens calls, in a decoder of `num_layers` layers.
+
+    It is of the family of `like`.
+
+    PyTorch's calls are counted while they happen, on the CPU, less views and new memory; ours count what their cases
+    declare, and where an op over kernels leaves something to PyTorch, what its reference calls. Sizes do not matter,
+    only how many rows there are and which are equally long, so the decoder is tiny. On a GPU some calls of PyTorch
+    are two kernels: its profiler counts up to a fifth more.
+    """
+    places = {length: place for place, length in enumerate(sorted(set(lengths)), 2)}
+    one, two = (_calls(parts, tuple(places[length] for length in lengths), num, like) for num in (1, 2))
+    in_all = [sum(count for _, count in calls) for calls in (one, two)]
+    per_layer = in_all[1] - in_all[0]
+    layer = tuple((op, count) for op, count in one if op in ("norm_linear", "linear_residual", "attention"))
+    cache = per_layer - sum(count for _, count in layer)  # a KV cache that grows, before the attention of each layer
+    layer = tuple((op, count + (cache if op == "attention" else 0)) for op, count in layer)
+    return StepCalls(layer, num_layers, in_all[0] - per_layer)
+
+
+def num_kernels(parts: Parts, lengths: Sequence[int], config: Config, dtype: torch.dtype = torch.float16) -> int:
+    """The kernels of a decode step of a model, as `counted`, with what `decode_calls` knows besides.
+
+    Most of a layer may be one kernel. An op takes more than one where rows or channels are too many to stream its
+    weights, and in float32.
+    """
+    layers, found = config.num_layers, counted(parts, lengths, config.num_layers, config)
+    one_layer = decode_calls(replace(config, num_layers=1), parts, len(lengths), max(lengths) + 1, dtype)
+    if "fused_layer" in (call.op for call in one_layer):
+        return found.beside + 2 * layers + 1  # the first layer's queries, keys and values are on their own
+    more = [(call.op, call.launches - (OPS[call.op].launches or 0)) for call in one_layer if call.launches is not None]
+    return found.total + sum(count if op == "next_token" else count * layers for op, count in more)
+
+
+def _calls(parts: Parts, lengths: tuple[int, ...], num_layers: int, like: Config) -> Counts:
+    device = torch.device("cpu")
+    column = max(lengths)
+    sizes: dict[str, Any] = {"hidden_size": 32, "ffn_size": 64, "vocab_size": 64, "bos_id": 0, "eos_id": None}
+    sizes |= {"num_heads": 2, "num_kv_heads": 1 if like.num_kv_heads < like.num_heads else 2, "head_dim": 16}
+    config = replace(like, num_layers=num_layers, context=column + 2, tied_head=True, **sizes)
+    engine = Engine(random_decoder(config, 0, device, torch.float32), parts)
+    pads = parts.schedule.pads(lengths)
+    ends = [pad + length for pad, length in zip(pads, lengths, strict=True)]
+    buffer = empty_buffer(len(lengths), column + 2, device)
+    buffer.columns.copy_(torch.tensor(ends))
+    found = _Counter().decoded(engine, buffer, [(pad, end + 1) for pad, end in zip(pads, ends, strict=True)])
+    return tuple((call.op.removeprefix("masked_"), call.launches or 0) for call in found)
+
+
+class _Counter(CallRecorder):
+    """Runs every op, those over kernels by their reference, and notes how much each of them launches."""
+
+    torch_call = Call("torch", 1, 0)
+
+    def run(self, name: str, op: Callable, *args: Any, **keywords: Any) -> Any:
+        before = len(self.calls)
+        result = (getattr(reference, name) if hasattr(op, "kernels") else op)(*args, **keywords)
+        declared = declared_launches(name, op)
+        self.calls[before:] = [Call(name, len(self.calls) - before if declared is None else declared, 0)]
+        return result

@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import torch
 
-from eet_lab.bench.calls import is_launched_by_python, num_kernels
 from eet_lab.bench.cost import step_cost
-from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread
+from eet_lab.bench.launches import num_kernels
+from eet_lab.bench.measured import STEADY_RUNS, Measurement, Spread, TimedTokens
+from eet_lab.bench.results import Run
 from eet_lab.bench.timing import SHARED, check_repeats, on_host
+from eet_lab.bench.workloads import RunInputs
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
 from eet_lab.engine.settings import Settings
@@ -147,7 +149,7 @@ class Subject:
 
         A user's own op may fail there, and one that needs a GPU must not be called.
         """
-        if not is_launched_by_python(self.engine.parts):
+        if self.engine.parts.is_captured:
             return 1
         if self._model.device == "cuda" and not self._is_ours:
             return "only our own techniques are counted"
@@ -192,7 +194,7 @@ def as_measurement(
     model: Model,
     recipe: Recipe,
     settings: Settings,
-    runs: Sequence[tuple[Generation, tuple[int, ...]]],
+    runs: Sequence[tuple[TimedTokens, tuple[int, ...]]],
     memory: Mapping[str, int],
     *,
     prepare_s: float,
@@ -242,6 +244,33 @@ def measure(
     finally:
         subject.close()
         source.close()
+
+
+def watched(
+    engine: Engine,
+    recipe: Recipe,
+    job: RunInputs,
+    on_step: OnStep,
+    cancel: Cancel | None = None,
+    prepare_s: float = 0.0,
+) -> Run:
+    """Generate once, calling `on_step` for every step. Stopped by `cancel`, it gives what there is until then.
+
+    Errors: those of `Engine.generate`.
+    """
+    model, counts = job.model, list[int]()
+
+    def note(event: StepEvent) -> None:
+        counts.append(len(event.tokens))
+        on_step(event)
+
+    before = allocated_afresh(model.device)
+    run = engine.generate(job.rows, job.settings, on_step=note, cancel=cancel)
+    measurement = as_measurement(
+        model, recipe, job.settings, [(run, tuple(counts))], memory_of(engine, model.device, before),
+        prepare_s=prepare_s, captures=engine.captures,
+    )  # fmt: skip
+    return Run(**job.described(), measurement=measurement, stopped=run.cancelled)
 
 
 def _joules_per_token(runs: Sequence[TimedRun]) -> float | None:

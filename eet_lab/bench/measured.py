@@ -9,9 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from eet_lab.bench.codec import (
+from eet_lab.codec import (
     Amount,
     Bytes,
     Count,
@@ -81,7 +81,7 @@ class Environment:
     model: Name
     model_label: Name
     recorded: bool = False
-    machine: Name | None = None  # `provenance.machine_id` of where it was taken; older files lack it
+    machine: Name | None = None  # `environment.machine_id` of where it was taken; older files lack it
 
     @property
     def origin(self) -> str:
@@ -102,7 +102,7 @@ class Cost:
     ceiling_gb_per_s: Positive | None
     floor_ms: Ms | None
     gb_per_s: Amount | None  # achieved: step_bytes over the measured time per token
-    launches_per_token: Positive | None  # told without the device (`bench.calls`), by up to a fifth too few in PyTorch
+    launches_per_token: Positive | None  # told without the device (`launches`): PyTorch may have a fifth more
 
     @property
     def step_bytes(self) -> int:
@@ -157,6 +157,23 @@ class Measurement:
     warnings: Many[Text] = ()
     cost: Cost | None = None
     perplexity: Perplexity | None = None
+
+
+class TimedTokens(Protocol):
+    """What every run tells, of a decoder as of an encoder: when tokens came or were read; None for what it has not."""
+
+    @property
+    def ttft_ms(self) -> float | None: ...
+    @property
+    def tpot_ms(self) -> float | None: ...
+    @property
+    def total_ms(self) -> float: ...
+    @property
+    def tokens_per_s(self) -> float: ...
+    @property
+    def step_ms(self) -> Sequence[float]: ...
+    @property
+    def tokens(self) -> tuple[tuple[int, ...], ...]: ...
 
 
 @dataclass(frozen=True)

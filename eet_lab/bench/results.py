@@ -1,18 +1,50 @@
-"""What a run, a comparison and a ladder give back: frozen dataclasses that can be saved, loaded and shown."""
+"""What a run, a comparison and a ladder give back: frozen dataclasses that can be saved, loaded and shown.
+
+`load_result` reads a saved one, or gives a clear reason why not.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from eet_lab.bench import tables
-from eet_lab.bench.codec import Count, Many, Name, Real, Setting, SignedBytes, Some, Text, encode
-from eet_lab.bench.measured import TIMES, Environment, Measurement, Parity, Spread
+from eet_lab.bench.environment import placed
+from eet_lab.bench.measured import (
+    MEMORY_KEYS,
+    TIMES,
+    Environment,
+    Measurement,
+    Metric,
+    Parity,
+    Recording,
+    Spread,
+    TimedTokens,
+    p50,
+)
 from eet_lab.bench.paired import Change
+from eet_lab.codec import (
+    Count,
+    Many,
+    Name,
+    Real,
+    Setting,
+    SignedBytes,
+    Some,
+    Text,
+    Unknown,
+    content_of,
+    decode,
+    encode,
+    parse,
+    shown,
+)
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
+from eet_lab.words import visible
 
 SCHEMA = 1
 """The version of the file format; raised when an older reader would misread a newer file."""
@@ -169,10 +201,163 @@ class Ladder(Result):
         return f"Ladder({self.workload!r}, {self.recipe!r}, {rungs})"
 
 
+def changes(befores: Sequence[TimedTokens], afters: Sequence[TimedTokens]) -> dict[str, Change]:
+    """What the runs of each round say of every time, by its name in a `Measurement`."""
+    return _known(
+        lambda metric: Change.of([*map(metric.read, befores)], [*map(metric.read, afters)], metric.more_is_better)
+    )
+
+
 def unpaired(before: Measurement, after: Measurement) -> dict[str, Change]:
     """What medians say, without an interval, of runs that were not paired."""
-    found = {}
-    for metric in TIMES:
-        a, b = metric.read(before), metric.read(after)
-        found[metric.key] = Change.unpaired(a and a.p50, b and b.p50, metric.more_is_better)
-    return {key: change for key, change in found.items() if change is not None}
+    return _known(
+        lambda metric: Change.unpaired(p50(metric.read(before)), p50(metric.read(after)), metric.more_is_better)
+    )
+
+
+def _known(change: Callable[[Metric], Change | None]) -> dict[str, Change]:
+    return {metric.key: found for metric in TIMES if (found := change(metric)) is not None}
+
+
+KINDS: dict[str, type[Run | Comparison | Ladder]] = {"run": Run, "comparison": Comparison, "ladder": Ladder}
+
+SHORTEST_MS = 1e-6
+"""No clock tells less of a step that took any time; an axis of logarithms has to end somewhere."""
+
+
+def load_result(path: str | Path) -> Run | Comparison | Ladder:
+    """A Run, Comparison or Ladder from its file; ResultError, naming what is wrong, where it is damaged or foreign."""
+    return read_result(content_of(path), str(path))[0]
+
+
+def read_result(content: bytes, called: str) -> tuple[Run | Comparison | Ladder, dict[str, Any]]:
+    """The result that a file's bytes hold, and what stands beside it; ResultError, which calls the file `called`.
+
+    It is marked as recorded unless it was taken on this machine, whatever the file says of itself.
+    Beside it, "monitor" is checked: a replay plays its samples. Whatever else there is has to be checked by its reader.
+    """
+    name = visible(called)
+    try:
+        whole = parse(content)
+    except ValueError as error:
+        raise ResultError(f"{name} is not a saved result: {error}. Save it again.") from error
+    if not isinstance(whole, dict) or "eet_lab_result" not in whole:
+        raise ResultError(f"{name} is JSON, but not a result of EET Lab; result.save(path) makes those.")
+    version, kind = whole.pop("eet_lab_result"), whole.pop("kind", None)
+    if version != SCHEMA or isinstance(version, bool):
+        raise ResultError(
+            f"{name} has format {shown(version)}, but this version of EET Lab reads format "
+            f"{SCHEMA}; open it with the version that wrote it, or measure again."
+        )
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ResultError(f"{name} holds a {shown(kind)}; known kinds are {', '.join(KINDS)}.")
+    try:
+        result = decode(KINDS[kind], renamed(whole.pop("result", None)))
+        for problem in problems(result):
+            raise ValueError(f"result.{problem}")
+        decode(dict[Name, Recording], whole.get("monitor", {}), "monitor")
+    except Unknown as error:
+        raise ResultError(
+            f"{name} is of a later version: {error}. Open it with the version that wrote it, or measure again."
+        ) from error
+    except ValueError as error:
+        raise ResultError(f"{name} is damaged: {error}. Measure and save it again.") from error
+    return replace(result, environment=placed(result.environment)), whole
+
+
+OLD_NAMES = {"sameness": "parity"}
+"""Fields of a result, or of a rung, by the names that they had in files of earlier versions."""
+
+
+def renamed(data: Any) -> Any:
+    """A result as it was read, with the names of today; what is no object is left to the checks."""
+    if isinstance(data, list):
+        return [renamed(each) for each in data]
+    if not isinstance(data, dict):
+        return data
+    rungs = {name: renamed(data[name]) for name in ("rungs", "left_out") if name in data}
+    return {OLD_NAMES.get(name, name): value for name, value in (data | rungs).items()}
+
+
+def measurements(result: Run | Comparison | Ladder) -> dict[str, Measurement]:
+    """Every measurement that a result holds, by its place."""
+    if isinstance(result, Run):
+        return {"measurement": result.measurement}
+    if isinstance(result, Comparison):
+        named = {"baseline": result.baseline, "selection": result.selection, "watched": result.watched}
+        return {name: m for name, m in named.items() if m is not None}
+    rungs = {"rungs": result.rungs, "left_out": result.left_out}
+    return {f"{name}[{i}]": rung.measurement for name, those in rungs.items() for i, rung in enumerate(those)}
+
+
+def problems(result: Run | Comparison | Ladder) -> Iterator[str]:
+    """What the types do not tell, and tables, figures and the replay rely on."""
+    num_rows = len(result.prompt_lengths)
+    if len(result.prompts) != num_rows:
+        yield f"prompts has {len(result.prompts)} texts, but there are {num_rows} prompts"
+    if not isinstance(result.settings.get("stop", []), list):
+        yield f"settings.stop is {shown(result.settings['stop'])}, but it must be a list of token ids"
+    for where, m in measurements(result).items():
+        yield from (f"{where}{problem}" for problem in _problems(m, num_rows, isinstance(result, Run)))
+    if isinstance(result, Comparison):
+        yield from (f"parity{problem}" for problem in _rows(result.parity, num_rows))
+    if isinstance(result, Ladder):
+        yield from _sums(result, num_rows)
+
+
+def _problems(m: Measurement, num_rows: int, may_be_stopped: bool) -> Iterator[str]:
+    yield from (f".memory has no {key}" for key in MEMORY_KEYS if key not in m.memory)
+    if len(m.step_ms) != len(m.step_tokens):
+        yield f" has {len(m.step_ms)} step_ms, but {len(m.step_tokens)} step_tokens"
+    if not any(m.step_ms) and not may_be_stopped:
+        yield f".step_ms is {shown(m.step_ms)}, but at least one step must take longer than 0 ms"
+    for i, ms in enumerate(m.step_ms):
+        if 0 < ms < SHORTEST_MS:
+            yield f".step_ms[{i}] is {ms}, but it must be 0 or at least {SHORTEST_MS}"
+    for name in ("tokens", "texts"):
+        rows = len(getattr(m, name))
+        if rows != num_rows:
+            yield f".{name} has {rows} rows, but there are {num_rows} prompts"
+    given, steps = sum(map(len, m.tokens)), sum(m.step_tokens)
+    if given != steps:
+        yield f".step_tokens sums up to {steps}, but there are {given} tokens"
+    if not (may_be_stopped or all(m.tokens)):
+        yield f".tokens[{list(map(len, m.tokens)).index(0)}] is [], but each prompt must have at least one token"
+    for name in ("ttft_ms", "tpot_ms", "total_ms", "tokens_per_s"):
+        times: Spread | None = getattr(m, name)
+        if times is not None and times.p20 < SHORTEST_MS:
+            yield f".{name}.p20 is {times.p20}, but it must be at least {SHORTEST_MS}"
+        yield from (f".{name}{problem}" for problem in _order(times))
+    if m.cost is not None and (m.cost.floor_ms is None) != (m.cost.ceiling_gb_per_s is None):
+        yield ".cost has one of floor_ms and ceiling_gb_per_s, but it must have both or neither"
+
+
+def _order(spread: Spread | None) -> Iterator[str]:
+    if spread is not None and not spread.p20 <= spread.p50 <= spread.p80:
+        yield f" is {spread.p20}, {spread.p50}, {spread.p80}, but p20, p50 and p80 must rise"
+
+
+def _rows(parity: Parity, num_rows: int) -> Iterator[str]:
+    for name in ("first_difference", "margins"):
+        rows = len(getattr(parity, name))
+        if rows != num_rows:
+            yield f".{name} has {rows} rows, but there are {num_rows} prompts"
+
+
+def _sums(ladder: Ladder, num_rows: int) -> Iterator[str]:
+    """Each rung's own bytes are its peak less that of the rung it is compared with: they are counted, so they agree."""
+    if ladder.left_out and not ladder.rungs:
+        yield "left_out has rungs, but rungs has none that they could be compared with"
+        return
+    before = [*ladder.rungs[:1], *ladder.rungs[:-1]]
+    for name, rungs, others in (
+        ("rungs", ladder.rungs, before),
+        ("left_out", ladder.left_out, [*ladder.rungs[-1:]] * len(ladder.left_out)),
+    ):
+        for i, (rung, other) in enumerate(zip(rungs, others, strict=True)):
+            own = rung.measurement.memory["peak"] - other.measurement.memory["peak"]
+            if rung.delta_bytes != own:
+                yield f"{name}[{i}].delta_bytes is {rung.delta_bytes:,}, but the peaks differ by {own:,}"
+            for each in ("delta_ms", "delta_ttft_ms", "delta_tpot_ms"):
+                yield from (f"{name}[{i}].{each}{problem}" for problem in _order(getattr(rung, each)))
+            yield from (f"{name}[{i}].parity{problem}" for problem in _rows(rung.parity, num_rows))

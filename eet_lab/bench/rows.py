@@ -1,20 +1,25 @@
-"""Rows: one JSON line per workload, provider and recipe in `benchmarks/<gpu>.jsonl`, and tables made from them."""
+"""Rows: one JSON line per workload, provider and recipe in `benchmarks/<gpu>.jsonl`; whose it is; tables of them."""
 
 from __future__ import annotations
 
 import json
 import re
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eet_lab.bench.codec import decode, encode, parse
 from eet_lab.bench.environment import device_name, versions
-from eet_lab.bench.measured import Spread
-from eet_lab.errors import ResultError
+from eet_lab.bench.measured import Parity, Spread
+from eet_lab.codec import decode, encode, parse
+from eet_lab.errors import PromptError, ResultError, did_you_mean
+from eet_lab.models import Config
+from eet_lab.technique import Recipe, Technique
+from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.words import brief
+
+OURS = "eet_lab"
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,54 @@ class Row:
     @property
     def name(self) -> str:
         """Who ran: our recipe, or the provider."""
-        return self.recipe if self.provider == "eet_lab" and self.recipe else self.provider
+        return self.recipe if self.provider == OURS and self.recipe else self.provider
 
     @property
     def share_of_ceiling(self) -> float | None:
         """The floor over what a step, or the op, took: 1 is the rate of a streaming read. None where one is missing."""
         took = self.total_ms if self.is_op else self.tpot_ms
         return self.floor_ms / took.p50 if self.floor_ms and took else None
+
+
+def named(providers: Sequence[str] | str, known: Sequence[str], what: str = "", beside: str = "") -> list[str]:
+    """The providers, one or several, by their names, each once; PromptError for what is none of `known`.
+
+    The error says `what` they provide, and what there is `beside` those that are known.
+    """
+    names = [providers] if isinstance(providers, str) else list(dict.fromkeys(providers))
+    for name in names:
+        if name not in known:
+            of, told = f" of {what}" if what else "", ", ".join(known) + beside
+            raise PromptError(f"There is no provider {name!r}{of}.{did_you_mean(name, known)} Known ones: {told}.")
+    return names
+
+
+def distinct(
+    recipes: RecipeLike | Sequence[RecipeLike], device: str, config: Config | None = None
+) -> tuple[list[Recipe], list[str]]:
+    """Each recipe once, and a remark on those that are the same in other words. Errors: those of `as_recipe`."""
+    given = [recipes] if isinstance(recipes, (str, Recipe, Technique)) else recipes
+    words: dict[Recipe, list[str]] = {}
+    for each in given:
+        words.setdefault(as_recipe(each, device, config), []).append(repr(str(each)))
+    remarks = [
+        f"{recipe} was given {len(said)} times, as {' and '.join(said)}: it is timed once."
+        for recipe, said in words.items()
+        if len(said) > 1
+    ]
+    return list(words), remarks
+
+
+def credited(name: str, peers: Collection[str]) -> dict[str, str]:
+    """The provider and the recipe of a row: one of the `peers`, or ours with the recipe of that name."""
+    return {"provider": name, "recipe": ""} if name in peers else {"provider": OURS, "recipe": name}
+
+
+def equality(same: Parity) -> str:
+    """What a row says of the check: "passed", how far a lossy recipe is off, or why it did not pass."""
+    if same.verdict == "lossy":
+        return f"lossy: logits off by {brief(same.max_error or 0.0, 2)}, stated bound {brief(same.budget, 2)}"
+    return "passed" if same.verdict != "different" else same.explanation
 
 
 RUN = uuid.uuid4().hex[:12]
@@ -195,45 +241,42 @@ def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
 
 def _model_cells(row: Row) -> list[str]:
     ttft, tpot, total = map(_median, (row.ttft_ms, row.tpot_ms, row.total_ms))
-    peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
-    return [ttft, tpot, digits(row.predicted_ms), percent(row.share_of_ceiling), total, peak]
+    return [ttft, tpot, digits(row.predicted_ms), percent(row.share_of_ceiling), total, _gib(row)]
 
 
 def _throughput_cells(row: Row) -> list[str]:
     """Of requests or texts that are all there at once."""
     waits = ((row.percentiles or {}).get(name, {}).get("p50") for name in ("ttft_ms", "tpot_ms"))
-    peak = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
-    return [digits(row.tok_s), *map(digits, waits), _median(row.total_ms), peak]
+    return [digits(row.tok_s), *map(digits, waits), _median(row.total_ms), _gib(row)]
 
 
 def _stream_cells(row: Row) -> list[str]:
     """Of requests one after the other: what they allocated, and how much was held at most."""
-    counts = ["–" if count is None else f"{count}" for count in (row.driver_allocations, row.step_allocations)]
+    counts = (digits(count, str) for count in (row.driver_allocations, row.step_allocations))
     over = row.activation_bytes and row.lower_bound_bytes and row.activation_bytes / row.lower_bound_bytes
-    held = "–" if row.peak_bytes is None else f"{row.peak_bytes / 2**30:.2f}"
-    return [_median(row.total_ms), *counts, digits(over or None), held]
+    return [_median(row.total_ms), *counts, digits(over or None), _gib(row)]
 
 
 def _op_cells(row: Row) -> list[str]:
-    took = _median(row.total_ms, 1e3)
-    rate = "–" if row.gb_per_s is None else f"{row.gb_per_s:.0f}"
-    return [took, rate, percent(row.share_of_ceiling)]
+    return [_median(row.total_ms, 1e3), digits(row.gb_per_s, "{:.0f}".format), percent(row.share_of_ceiling)]
+
+
+def _gib(row: Row) -> str:
+    return digits(row.peak_bytes, lambda num_bytes: f"{num_bytes / 2**30:.2f}")
 
 
 def _median(spread: Spread | None, scale: float = 1) -> str:
     return digits(None if spread is None else spread.p50 * scale)
 
 
-def digits(value: float | None) -> str:
-    """Three digits, or a dash for what is missing."""
-    if value is None:
-        return "–"
-    return brief(value)
+def digits(value: float | None, form: Callable[[float], str] = brief) -> str:
+    """Three digits, or another form; a dash for what is missing."""
+    return "–" if value is None else form(value)
 
 
 def percent(share: float | None) -> str:
     """A share of 1 in whole percents, or a dash."""
-    return "–" if share is None else f"{share:.0%}".removesuffix("%")
+    return digits(share, lambda share: f"{share:.0%}".removesuffix("%"))
 
 
 def _total(row: Row) -> float:

@@ -1,36 +1,41 @@
-"""Many requests through one engine, as a server has them: tokens per second, and how long each request waited.
+"""Many requests through one engine: all at once, as a server has them, or a stream of one after the other.
 
 A row of `serve:llama-1b/r256/p100-1024/n512/all`: 256 prompts of random lengths from 100 to 1,024 tokens, drawn with
-seed 0, 512 new tokens for each, all there at once, in process.
+seed 0, 512 new tokens for each, all there at once, in process: tokens per second, and how long each request waited.
+A stream tells how fast it was, and what it allocated.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from functools import partial
-from statistics import quantiles
+from itertools import pairwise
 from typing import Any, NamedTuple
 
+import torch
+
 from eet_lab.bench import timing
-from eet_lab.bench.benchmark import check_is_of, distinct
-from eet_lab.bench.measured import Spread
-from eet_lab.bench.parity import parity
+from eet_lab.bench.measure import allocated_afresh
+from eet_lab.bench.measured import Parity, Spread
+from eet_lab.bench.parity import ParityCheck, parity
 from eet_lab.bench.peers import to_hf
-from eet_lab.bench.providers import OURS, named
-from eet_lab.bench.rows import Row, taken
-from eet_lab.bench.timing import Tally
-from eet_lab.bench.workloads import Requests
+from eet_lab.bench.rows import OURS, Row, credited, distinct, equality, named, taken
+from eet_lab.bench.timing import Series, on_host
+from eet_lab.bench.workloads import Requests, Stream
 from eet_lab.engine.engine import Engine
-from eet_lab.engine.settings import Settings
+from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import Cancelled, RecipeError
+from eet_lab.memory import live_bytes
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling import Request
+from eet_lab.scheduling.served import percentiles
 from eet_lab.technique import Recipe
-from eet_lab.texts import RecipeLike
+from eet_lab.texts import RecipeLike, as_recipe
 
 RECIPE = "all,continuous_batching:rows=256:budget=2048"
 HF = "hf-generate-batch"
@@ -68,32 +73,29 @@ def serve_all(
     progress: Progress | None = None,
     cancel: Cancel | None = None,
 ) -> tuple[list[Row], list[str]]:
-    """Serve all requests with each recipe and peer interleaved, `repeats` times, after a run of each that warms up.
+    """Serve all requests with each recipe and peer in turn, `repeats` times, after a run of each that warms up.
 
     A row tells of the run with the median throughput. What our recipes say is checked on a sample before; a peer's
     tokens are compared with ours. Returns rows and remarks. Errors: RecipeError for a recipe without continuous
     batching, or whose tokens are wrong; PromptError; OutOfMemory; Cancelled.
     """
     timing.check_repeats(repeats)
-    requests = Requests.parse(requests) if isinstance(requests, str) else requests
-    check_is_of(requests, model)
+    requests = Requests.of(requests, model)
     providers = named(providers, (OURS, HF), "requests")
     chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
     prompts, settings = requests.prompts(model.config.vocab_size), Settings(requests.new_tokens)
-    runs_of: dict[str, Callable[[], ServingRun]] = {}
+    series: list[Series[ServingRun]] = []
     with ExitStack() as open_engines:
         for recipe in chosen:
             engine = open_engines.enter_context(closing(_ready(model, recipe, prompts, settings)))
-            runs_of[str(recipe)] = partial(served, engine, prompts, settings, cancel)
+            series.append(Series(str(recipe), partial(served, engine, prompts, settings, cancel)))
         if HF in providers:
-            runs_of[HF] = partial(served_by_hf, to_hf(model.decoder), prompts, settings)
-        tally = Tally((1 + repeats) * len(runs_of), progress)
-        timing.interleaved(runs_of, 1, tally, cancel, "warming up")
-        runs = timing.interleaved(runs_of, repeats, tally, cancel)
-    rows, first = [], next(iter(runs.values()))[0]
-    for name, all_runs in runs.items():
-        run = timing.median_run(all_runs, lambda run: run.tok_s)
-        rows.append(_row(requests, "" if name == HF else name, name, model, run, first.tokens == run.tokens))
+            series.append(Series(HF, partial(served_by_hf, to_hf(model.decoder), prompts, settings)))
+        timing.after_warm_up(series, repeats, progress, cancel)
+    said, rows = series[0].runs[0].tokens, []
+    for each in series:
+        run = timing.median_run(each.runs, lambda run: run.tok_s)
+        rows.append(_row(requests, each.name, model, run, said == run.tokens))
     return rows, remarks
 
 
@@ -142,12 +144,11 @@ def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Setting
     return ServingRun(total_s, [t[0] for t in times], [t[-1] for t in times], [o.generated_tokens for o in outputs])
 
 
-def _row(requests: Requests, recipe: str, name: str, model: Model, run: ServingRun, same: bool) -> Row:
+def _row(requests: Requests, name: str, model: Model, run: ServingRun, same: bool) -> Row:
     return taken(
         model.device,
         workload=str(requests),
-        provider=HF if name == HF else OURS,
-        recipe=recipe,
+        **credited(name, (HF,)),
         dtype=model.dtype,
         ttft_ms=Spread.of(run.first_ms),
         tpot_ms=Spread.of(run.tpot_ms),
@@ -163,9 +164,118 @@ def _row(requests: Requests, recipe: str, name: str, model: Model, run: ServingR
     )
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """{"p50": ..., "p95": ..., "p99": ...}, interpolated; empty of nothing."""
-    if len(values) < 2:
-        return dict.fromkeys(("p50", "p95", "p99"), values[0]) if values else {}
-    cut = quantiles(values, n=100, method="inclusive")
-    return {"p50": cut[49], "p95": cut[94], "p99": cut[98]}
+WARM_UP = 3  # requests before any is timed
+
+
+@dataclass(frozen=True)
+class StreamResult:
+    """What a stream took. None is what could not be counted on this device.
+
+    `activation_bytes` is the peak beyond weights, libraries and KV cache; `lower_bound_bytes` what the largest
+    request has alive at once, at the least. `step_allocations`: of torch, in a steady decode step. `same` judges the
+    first requests, before any is timed.
+    """
+
+    total_ms: float
+    num_tokens: int
+    peak_bytes: int | None
+    activation_bytes: int | None
+    lower_bound_bytes: int
+    driver_allocations: int
+    step_allocations: int | None
+    same: Parity
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.num_tokens / self.total_ms * 1e3
+
+
+@on_its_device
+def run_stream(
+    model: Model, stream: Stream, recipe: str | Recipe = "all", *, reserved: bool = True, cancel: Cancel | None = None
+) -> StreamResult:
+    """Serve a stream, after memory was reserved for its largest request, or as it comes.
+
+    Errors: RecipeError, PromptError, OutOfMemory, Cancelled.
+    """
+    settings = Settings(max_new_tokens=stream.new_tokens)
+    requests, chosen = stream.prompts(model.config.vocab_size), as_recipe(recipe, model.device, model.config)
+    longest = max(requests, key=len)
+    checked_prompts([[0] * stream.high], Settings(stream.new_tokens), model.config)
+    check = ParityCheck(model.decoder, requests[:WARM_UP], settings, cancel=cancel)
+    before = allocated_afresh(model.device)
+    engine = Engine(model.decoder, chosen.parts)
+    try:
+        engine.prepare(cancel=cancel)
+        if reserved:
+            engine.reserve(1, stream.high, settings)
+        first = [_tokens(engine, prompt, settings, cancel) for prompt in requests[:WARM_UP]]
+        calls = _driver_allocations(engine, model.device)
+        if model.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        timed = on_host(lambda: sum(len(_tokens(engine, prompt, settings, cancel)) for prompt in requests))
+        calls = _driver_allocations(engine, model.device) - calls
+        peak = torch.cuda.max_memory_allocated() - before if model.device == "cuda" else None
+        return StreamResult(
+            total_ms=timed.seconds * 1e3,  # every request waits for its tokens
+            num_tokens=timed.value,
+            peak_bytes=peak,
+            activation_bytes=None if peak is None or not reserved else peak - engine.kv_bytes,
+            lower_bound_bytes=_lower_bound(engine, longest, settings),
+            driver_allocations=calls,
+            step_allocations=_step_allocations(engine, longest, settings, model.device),
+            same=check.judge(chosen.parts, first, chosen.tolerance),
+        )
+    finally:
+        engine.close()
+
+
+def row(model: Model, stream: Stream, recipe: str, result: StreamResult, reserved: bool) -> Row:
+    """The line of a result file; a recipe with a reservation ends in " (reserved)"."""
+    return taken(
+        model.device,
+        workload=str(stream),
+        provider=OURS,
+        recipe=str(as_recipe(recipe, model.device, model.config)) + " (reserved)" * reserved,
+        dtype=model.dtype,
+        total_ms=Spread.of([result.total_ms]),
+        peak_bytes=result.peak_bytes,
+        equality=equality(result.same),
+        same_tokens=result.same.same_tokens,
+        activation_bytes=result.activation_bytes,
+        lower_bound_bytes=result.lower_bound_bytes,
+        driver_allocations=result.driver_allocations,
+        step_allocations=result.step_allocations,
+    )
+
+
+def _tokens(engine: Engine, prompt: Sequence[int], settings: Settings, cancel: Cancel | None) -> tuple[int, ...]:
+    generation = engine.generate([prompt], settings, cancel=cancel)
+    if generation.cancelled:
+        raise Cancelled("The stream was stopped.")
+    return generation.tokens[0]
+
+
+def _driver_allocations(engine: Engine, device: str) -> int:
+    """Of torch's allocator on a GPU; on the CPU those of the memory part, whose chunks stand for it."""
+    if device == "cuda":
+        return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
+    return int(engine.memory.calls.allocations)
+
+
+def _lower_bound(engine: Engine, prompt: Sequence[int], settings: Settings) -> int:
+    return max(max(live_bytes(trace)) for trace in engine.lifetimes([prompt], settings).values())
+
+
+def _step_allocations(engine: Engine, prompt: Sequence[int], settings: Settings, device: str) -> int | None:
+    """What torch allocates from one step to the next, where that is the same for most."""
+    if device != "cuda":
+        return None
+    counts = []
+    engine.generate(
+        [prompt],
+        settings,
+        on_step=lambda event: counts.append(torch.cuda.memory_stats()["allocation.all.allocated"]),
+    )
+    between = sorted(b - a for a, b in pairwise(counts))
+    return between[len(between) // 2] if between else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html as markup
-import unicodedata
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from eet_lab.bench.paired import LEAST_EFFECT, LEAST_PAIRS, SURE_PAIRS, Change, 
 from eet_lab.technique import registry
 from eet_lab.words import (
     MiB,
+    aligned,
     amount,
     brief,
     counted,
@@ -64,13 +64,6 @@ def text(result: Any) -> str:
     title, rows, remarks = layout(result)
     rows = [list(map(visible, row)) for row in rows]
     return "\n".join([visible(title), "", *aligned(rows), "", *map(visible, remarks)])
-
-
-def aligned(rows: Rows) -> list[str]:
-    """Lines with a rule below the first."""
-    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
-    head, *body = ("  ".join(map(_padded, row, widths, range(len(row)))).rstrip() for row in rows)
-    return [head, "-" * len(head), *body]
 
 
 def html(result: Any) -> str:
@@ -348,13 +341,3 @@ def _html_row(tag: str, cells: list[str]) -> str:
     indent = "1.5em" if cells[0].startswith("  ") else "0.5em"
     name = f'<th style="text-align:left;padding-left:{indent}">{first.strip()}</th>'
     return f"<tr>{name}{''.join(f'<{tag}>{cell}</{tag}>' for cell in rest)}</tr>"
-
-
-def _width(cell: str) -> int:
-    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in cell)
-
-
-def _padded(cell: str, width: int, column: int) -> str:
-    """The first column stands on the left, numbers on the right."""
-    space = " " * (width - _width(cell))
-    return space + cell if column else cell + space

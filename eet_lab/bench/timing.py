@@ -1,10 +1,11 @@
-"""How a time is taken: the clocks of host and device, providers interleaved until enough is known, and Stop."""
+"""How a time is taken: the clocks of host and device, the one loop of runs in turn, and Stop."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -163,15 +164,17 @@ class Rounds:
     `SURE_PAIRS` in any case.
     """
 
-    def __init__(self, repeats: int | None, budget_s: float, changes: Callable[[], Collection[Change]]) -> None:
+    def __init__(
+        self, repeats: int | None, budget_s: float = 0.0, changes: Callable[[], Collection[Change]] = tuple
+    ) -> None:
         self._repeats, self._budget_s, self._changes = repeats, budget_s, changes
-        self._spent_s, self._done = 0.0, 0
+        self._spent_s, self.done = 0.0, 0
 
     def __iter__(self) -> Iterator[int]:
         while self._goes_on():
             start = time.perf_counter()
-            yield self._done
-            self._done += 1
+            yield self.done
+            self.done += 1
             self._spent_s += time.perf_counter() - start
 
     @property
@@ -179,20 +182,20 @@ class Rounds:
         """How many there will be, at the pace so far; never fewer than there were."""
         if self._repeats is not None:
             return self._repeats
-        if not self._done or self._spent_s <= 0:
+        if not self.done or self._spent_s <= 0:
             return LEAST_PAIRS
-        in_budget = math.floor(min(self._budget_s * self._done / self._spent_s, MOST_ROUNDS) / 2) * 2
-        return max(LEAST_PAIRS, in_budget, self._done)
+        in_budget = math.floor(min(self._budget_s * self.done / self._spent_s, MOST_ROUNDS) / 2) * 2
+        return max(LEAST_PAIRS, in_budget, self.done)
 
     def _goes_on(self) -> bool:
         if self._repeats is not None:
-            return self._done < self._repeats
-        if self._done < LEAST_PAIRS or self._done % 2:
+            return self.done < self._repeats
+        if self.done < LEAST_PAIRS or self.done % 2:
             return True
         found = self._changes()
         if any(change.is_doubtful for change in found):
             return True
-        return self._done < self.expected and any(change.width > NARROW for change in found)
+        return self.done < self.expected and any(change.width > NARROW for change in found)
 
 
 def check_repeats(repeats: int | None) -> None:
@@ -221,26 +224,75 @@ def split(reasons: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
     return [name for name, why in reasons.items() if not why], remarks
 
 
-def failed(name: str, error: Exception) -> str:
-    """The remark on one who could not be made ready."""
-    return f"{name} failed: {type(error).__name__}: {first_line(error)}"
+class LeftOut(Exception):
+    """One who cannot do what is timed; says why."""
 
 
-def interleaved(
-    runs: Mapping[str, Callable[[], Run]], repeats: int, tally: Tally, cancel: Cancel | None, doing: str = "timing"
-) -> dict[str, list[Run]]:
-    """Run A, B, ..., A, B, ..., so that a device that warms up or slows down does so for all; each one's runs by name.
+def ready(
+    makers: Mapping[str, Callable[[], Item]], ours: Collection[str], tally: Tally, cancel: Cancel | None
+) -> tuple[list[Item], list[str]]:
+    """What the makers make, and why the others are left out. Those named in `ours` raise; others may fail."""
+    made, remarks = list[Item](), list[str]()
+    for name, make in makers.items():
+        check(cancel)
+        tally.say(f"preparing {name}")
+        try:
+            made.append(make())
+        except LeftOut as why:
+            remarks.append(f"{name} is left out: {why}")
+        except Exception as error:
+            if name in ours:
+                raise
+            remarks.append(f"{name} failed: {type(error).__name__}: {first_line(error)}")
+            torch._dynamo.reset()
+        tally.finish()
+    return made, remarks
 
-    Every run is a unit of `tally`, which is told what is being done. Cancelled between two runs.
+
+@dataclass
+class Series(Generic[Run]):
+    """One who is timed in turn with others: what makes a run, and the runs that there are by now."""
+
+    name: str
+    run: Callable[[], Run]
+    runs: list[Run] = field(default_factory=list)
+
+
+def in_turn(
+    series: Sequence[Series[Any]],
+    rounds: Rounds,
+    tally: Tally,
+    cancel: Cancel | None = None,
+    *,
+    doing: str = "timing",
+    on_round: Callable[[], None] | None = None,
+) -> None:
+    """A round after the other, A B C, then C B A, so that a device that warms up or slows down does so for all.
+
+    Every run is a unit of `tally`, whose total goes with `rounds`. `on_round` is called between two rounds.
+    Errors: Cancelled between two runs.
     """
-    found: dict[str, list[Run]] = {name: [] for name in runs}
-    for repeat in range(repeats):
-        for name, run in runs.items():
+    expected = rounds.expected
+    for number in rounds:
+        tally.add(len(series) * (rounds.expected - expected))
+        expected = rounds.expected
+        if number and on_round is not None:
+            on_round()
+        for each in counterbalanced(series, number):
             check(cancel)
-            tally.say(f"{doing} {name}, {repeat + 1} of {repeats}")
-            found[name].append(run())
+            tally.say(f"{doing} {each.name}, {number + 1} of {expected}")
+            each.runs.append(each.run())
             tally.finish()
-    return found
+    tally.add(len(series) * (rounds.done - expected))
+
+
+def after_warm_up(
+    series: Sequence[Series[Any]], repeats: int, progress: Progress | None, cancel: Cancel | None
+) -> None:
+    """A run of each that is not kept, then so many of each in turn. Errors: Cancelled between two runs."""
+    tally = Tally((1 + repeats) * len(series), progress)
+    in_turn([replace(each, runs=[]) for each in series], Rounds(1), tally, cancel, doing="warming up")
+    in_turn(series, Rounds(repeats), tally, cancel)
 
 
 def median_run(runs: Sequence[Run], key: Callable[[Run], float]) -> Run:
@@ -264,9 +316,9 @@ class Tally:
         if self._progress is not None:
             self._progress(done, total, f"building kernels: {message}")
 
-    def expect(self, total: int) -> None:
-        """There are more units, or fewer, than was thought."""
-        self._total = total
+    def add(self, units: int) -> None:
+        """There are so many more units than was thought, or fewer."""
+        self._total += units
 
     def finish(self, units: int = 1) -> None:
         """So many more units are done."""

@@ -1,18 +1,24 @@
-"""Workloads: what is run, under names such as `gpt2-xl/b8/p16-512/n128`; those of single ops are in `ops.workload`."""
+"""Workloads: what is run, under names such as `gpt2-xl/b8/p16-512/n128`; `op_workloads` has those of single ops."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self
 
+from eet_lab.bench.environment import environment
+from eet_lab.bench.op_workloads import OP, TIMED_CASES, OpWorkload, evenly_spaced
+from eet_lab.bench.timing import check_repeats
+from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError
 from eet_lab.models import Model
 from eet_lab.naming import Form
+from eet_lab.texts import Prompts, as_rows
 
-OP, SERVE, ENCODE, ACCURACY = "op:", "serve:", "encode:", "accuracy:"
-"""How workloads of a single op, of requests to a server, of texts for an encoder, and of accuracy begin."""
+SERVE, ENCODE, ACCURACY = "serve:", "encode:", "accuracy:"
+"""How workloads of requests to a server, of texts for an encoder, and of accuracy begin."""
 
 FIRST_TOKEN = 5
 """The first ordinary token id: lower ones are special in RoBERTa, and transformers counts positions from its pads."""
@@ -58,6 +64,7 @@ class Named:
     """What workloads share: sizes that are checked, and a name; `str` and `parse` are inverse."""
 
     kind: ClassVar[Kind]
+    model: str
 
     def __post_init__(self) -> None:
         _, num, low, high, *_ = astuple(self)
@@ -82,6 +89,21 @@ class Named:
             raise PromptError(f"{text!r} is no {what}. Write {form}, for example {example}.")
         return cls(**given | {"high": given["high"] or given["low"]})  # one length is both ends of the range
 
+    @classmethod
+    def of(cls, given: Self | str, model: Model) -> Self:
+        """The workload that is given, or named; PromptError where its name, or the model in it, is another.
+
+        A row would tell a lie of another model. A live one came without a name, so that it goes by any.
+        """
+        workload = cls.parse(given) if isinstance(given, str) else given
+        wanted, names = workload.model, (model.name, model.label, Path(model.name).name)
+        if model.kind != "live" and wanted not in names and Path(wanted).resolve().name != model.name:
+            raise PromptError(
+                f"{workload} is a workload of {wanted!r}, but the model is {model.name!r}. Load that model, or name "
+                f"{replace(workload, model=model.name)}."
+            )
+        return workload
+
     def __str__(self) -> str:
         low, high = (getattr(self, name) for name in ("low", "high"))
         return self.kind.form.write(vars(self) | {"high": high if high > low else None})
@@ -96,7 +118,6 @@ class Workload(Named):
 
     kind = _kind("workload", "b<batch rows>" + SPAN + NEW, "gpt2-xl/b8/p16-512/n128")
 
-    model: str
     batch: int
     low: int
     high: int
@@ -111,6 +132,13 @@ class Workload(Named):
         """Random token ids of these lengths; the same for the same seed."""
         draw = random.Random(seed)
         return [[draw.randrange(vocab_size) for _ in range(length)] for length in self.lengths]
+
+
+@dataclass(frozen=True)
+class HeldOut(Workload):
+    """The same of pieces of held-out text, all of one length, and of the tokens that follow each of them."""
+
+    kind = _kind("workload of held-out text", "b<batch rows>" + SPAN + NEW, "demo/b16/p64/n64", ACCURACY)
 
 
 class Drawn(Named):
@@ -137,7 +165,6 @@ class Requests(Drawn):
         SERVE,
     )
 
-    model: str
     requests: int
     low: int
     high: int
@@ -156,7 +183,6 @@ class Stream(Drawn):
 
     kind = _kind("stream", "r<requests requests>" + RANGE + NEW, "gpt2-xl/r200/p1-960/n16")
 
-    model: str
     requests: int
     low: int
     high: int
@@ -173,15 +199,24 @@ class Texts(Drawn):
     kind = _kind("workload of texts", "t<texts texts>" + SPAN, "bert-base/t2048/p5-500", ENCODE)
     first_token = FIRST_TOKEN
 
-    model: str
     texts: int
     low: int
     high: int
 
 
-def evenly_spaced(low: int, high: int, num: int) -> tuple[int, ...]:
-    """`num` lengths from `low` to `high`, both among them."""
-    return tuple(round(low + (high - low) * i / max(num - 1, 1)) for i in range(num))
+KINDS: dict[str, type[Named]] = {SERVE: Requests, ENCODE: Texts, ACCURACY: HeldOut}
+"""Workloads whose names begin with a word; one without is a `Workload`."""
+
+
+def parse(text: str) -> tuple[Named | OpWorkload, ...]:
+    """What a name that can be timed stands for: one workload, or all sizes of `op:<case>`; PromptError for no such."""
+    text = text.strip()
+    if text.startswith(OP):
+        return OpWorkload.parse(text)
+    if text.partition("/")[0] in {case.name for case in TIMED_CASES}:
+        raise PromptError(f"{text!r} names an op. Did you mean '{OP}{text}'?")
+    kind = next((kind for word, kind in KINDS.items() if text.startswith(word)), Workload)
+    return (kind.parse(text),)
 
 
 def describe(name: str, rows: Sequence[Sequence[int]], new_tokens: int) -> str:
@@ -195,3 +230,35 @@ def default_prompts(model: Model) -> list[str | list[int]]:
     if model.tokenizer is not None:
         return list(DEMO_PROMPTS)
     return list(Workload(model.name, 8, 2, 30, 1).prompts(model.config.vocab_size))
+
+
+@dataclass(frozen=True)
+class RunInputs:
+    """A model, its prompts as token ids, and how to generate."""
+
+    model: Model
+    rows: list[list[int]]
+    settings: Settings
+
+    @classmethod
+    def of(cls, model: Model, prompts: Prompts | None, repeats: int | None, settings: dict[str, Any]) -> RunInputs:
+        """The inputs from what the user gave (no prompts: the default ones); PromptError for what cannot run."""
+        check_repeats(repeats)
+        chosen = Settings.of(**settings)
+        encoded = as_rows(model, default_prompts(model) if prompts is None else prompts)
+        return cls(model, checked_prompts(encoded, chosen, model.config), chosen)
+
+    @property
+    def workload(self) -> str:
+        return describe(self.model.name, self.rows, self.settings.max_new_tokens)
+
+    def described(self) -> dict[str, Any]:
+        """The fields that every result begins with."""
+        settings = asdict(self.settings)
+        return {
+            "environment": environment(self.model),
+            "workload": self.workload,
+            "prompts": tuple(map(self.model.decode, self.rows)),
+            "prompt_lengths": tuple(map(len, self.rows)),
+            "settings": settings | {"stop": list(settings["stop"])},
+        }

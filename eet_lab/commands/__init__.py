@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eet_lab.commands import bench, compare, doctor, generate, lab, serve, techniques
+from eet_lab.commands import bench, compare, doctor, generate, lab, serve, simulate, techniques
 from eet_lab.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
@@ -13,4 +13,5 @@ COMMANDS: tuple[Command, ...] = (
     serve.COMMAND,
     compare.COMMAND,
     bench.COMMAND,
+    simulate.COMMAND,
 )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eet_lab.commands.arguments import add_model, load_encoder, load_model
 from eet_lab.commands.command import Command
@@ -13,7 +13,9 @@ from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.errors import Cancelled, PromptError, RecipeError, SetupError
 
 if TYPE_CHECKING:
+    from eet_lab.bench.op_workloads import OpWorkload
     from eet_lab.bench.rows import Row
+    from eet_lab.bench.workloads import Workload
     from eet_lab.progress import Cancel, Progress
 
     Found = tuple[list[Row], list[str], str]
@@ -71,27 +73,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Benchmark and print; 130 when stopped."""
-    from eet_lab.bench.ops.workload import TIMED_CASES
     from eet_lab.bench.rows import append
     from eet_lab.bench.timing import check_repeats
-    from eet_lab.bench.workloads import ACCURACY, ENCODE, OP, SERVE
+    from eet_lab.bench.workloads import HeldOut, parse
     from eet_lab.progress import Clock
 
-    if args.repeats is not None and args.workload.startswith(ACCURACY):
+    workloads = parse(args.workload)
+    if args.repeats is not None and isinstance(workloads[0], HeldOut):
         raise PromptError(f"--repeats is {args.repeats}, but accuracy is not timed; leave it out.")
     args.repeats = REPEATS if args.repeats is None else args.repeats
     check_repeats(args.repeats)
     _check_recipes(args.recipe or (), args.provider or ("eet_lab",))
-    if args.workload.partition("/")[0] in {case.name for case in TIMED_CASES}:
-        raise PromptError(f"{args.workload!r} names an op. Did you mean '{OP}{args.workload}'?")
     if args.append:
         append((), args.append)  # makes the folder: one that cannot be made is told before any work
     line = ProgressLine(Clock())
-    kinds = {OP: _ops, SERVE: _serve, ENCODE: _encode, ACCURACY: _accuracy}
-    timed = next((timed for prefix, timed in kinds.items() if args.workload.startswith(prefix)), _models)
     try:
         with stoppable() as stop:
-            rows, remarks, shown = timed(args, line, stop)
+            rows, remarks, shown = _timed(args, workloads, line, stop)
     except Cancelled:
         print("Stopped.")
         return 130
@@ -119,77 +117,59 @@ def _check_recipes(recipes: Sequence[str], providers: Sequence[str]) -> None:
         )
 
 
-def _models(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.benchmark import benchmark, entered
-    from eet_lab.bench.workloads import Workload
-    from eet_lab.commands.bench_tables import model_table
+def _timed(args: argparse.Namespace, workloads: Sequence[Any], progress: Progress, cancel: Cancel) -> Found:
+    """Rows, remarks, and the table, by what kind of workload it is."""
+    from eet_lab.bench import encoding, held_out, serving
+    from eet_lab.bench import workloads as kinds
+    from eet_lab.bench.benchmark import benchmark
+    from eet_lab.bench.op_workloads import OpWorkload
+    from eet_lab.commands import bench_tables as tables
+
+    workload = workloads[0]
+    if isinstance(workload, OpWorkload):
+        return _ops(args, workloads, progress, cancel)
+    how: dict[str, Any] = {"progress": progress, "cancel": cancel}
+    if type(workload) is not kinds.HeldOut:
+        how["repeats"] = args.repeats
+    works: dict[type, tuple[Callable[..., Any], str, Callable[[Sequence[Row]], str]]] = {
+        kinds.Workload: (benchmark, "all", tables.model_table),
+        kinds.Requests: (serving.serve_all, serving.RECIPE, tables.serve_table),
+        kinds.Texts: (encoding.encode_all, "all", tables.encode_table),
+        kinds.HeldOut: (held_out.measure_accuracy, "all", tables.accuracy_table),
+    }
+    work, recipes, table = works[type(workload)]
+    asked = args.recipe or [recipes], args.provider or ["eet_lab"]
+    if work is benchmark:
+        _check_preset(args, workload, *asked)
+    load = load_encoder if work is encoding.encode_all else load_model
+    rows, remarks = work(load(args, workload.model), workload, *asked, **how)
+    return rows, remarks, table(rows)
+
+
+def _check_preset(args: argparse.Namespace, workload: Workload, recipes: list[str], providers: list[str]) -> None:
+    """The errors of what cannot run, before the weights of a preset are drawn, which takes a while."""
+    from eet_lab.bench.benchmark import entered
     from eet_lab.devices import checked_device, kind_of, present
     from eet_lab.models import load
     from eet_lab.models.config import PRESETS
     from eet_lab.models.load import checked_dtype
 
-    workload = Workload.parse(args.workload)
-    recipes, providers = args.recipe or ["all"], args.provider or ["eet_lab"]
-    if workload.model in PRESETS:  # their weights are drawn, which takes a while for those of what cannot run anyway
+    if workload.model in PRESETS:
         device = checked_device(args.device)
         outline = load(workload.model, device="meta", dtype=checked_dtype(args.dtype, device))
         with present(device):
             entered(outline, workload, recipes, providers, kind_of(device))
-    model = load_model(args, workload.model)
-    rows, remarks = benchmark(
-        model, workload, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel
-    )
-    return rows, remarks, model_table(rows)
 
 
-def _serve(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.serving import RECIPE, serve_all
-    from eet_lab.bench.workloads import Requests
-    from eet_lab.commands.bench_tables import serve_table
-
-    requests = Requests.parse(args.workload)
-    model = load_model(args, requests.model)
-    providers = args.provider or ["eet_lab"]
-    recipes = args.recipe or [RECIPE]
-    rows, remarks = serve_all(
-        model, requests, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel
-    )
-    return rows, remarks, serve_table(rows)
-
-
-def _encode(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.encoding import encode_all
-    from eet_lab.bench.workloads import Texts
-    from eet_lab.commands.bench_tables import encode_table
-
-    texts = Texts.parse(args.workload)
-    model, recipes = load_encoder(args, texts.model), args.recipe or ["all"]
-    providers = args.provider or ["eet_lab"]
-    rows, remarks = encode_all(model, texts, recipes, providers, repeats=args.repeats, progress=progress, cancel=cancel)
-    return rows, remarks, encode_table(rows)
-
-
-def _accuracy(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.accuracy import measure_accuracy
-    from eet_lab.bench.workloads import ACCURACY, Workload
-    from eet_lab.commands.bench_tables import accuracy_table
-
-    workload = Workload.parse(args.workload.removeprefix(ACCURACY))
-    model, recipes = load_model(args, workload.model), args.recipe or ["all"]
-    providers = args.provider or ["eet_lab"]
-    rows, remarks = measure_accuracy(model, workload, recipes, providers, progress=progress, cancel=cancel)
-    return rows, remarks, accuracy_table(rows)
-
-
-def _ops(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Found:
-    from eet_lab.bench.ops import OpWorkload, benchmark_op
+def _ops(args: argparse.Namespace, workloads: Sequence[OpWorkload], progress: Progress, cancel: Cancel) -> Found:
+    from eet_lab.bench.ops import benchmark_op
     from eet_lab.commands.bench_tables import op_tables
 
     if args.recipe:
         raise PromptError(f"--recipe is {args.recipe[0]!r}, but an op has no recipe; leave it out.")
     found: list[Row] = []
     said: dict[str, None] = {}
-    for workload in OpWorkload.parse(args.workload):
+    for workload in workloads:
         rows, remarks = benchmark_op(
             workload,
             args.provider or (),

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from eet_lab.bench.cost import call_us, launch_cost
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.rows import Row
-from eet_lab.bench.tables import aligned, spread
+from eet_lab.bench.rows import Row, digits
+from eet_lab.bench.tables import spread
 from eet_lab.technique import less_than_all
-from eet_lab.words import MiB, brief, plain
+from eet_lab.words import MiB, aligned, brief, plain
+
+WHOLE, GROUPED = "{:.0f}".format, "{:,.0f}".format
 
 
 def model_table(rows: Sequence[Row]) -> str:
@@ -20,9 +22,8 @@ def model_table(rows: Sequence[Row]) -> str:
     cells = [["", "TTFT ms", "TPOT ms", "total ms", *bound, "peak MiB", "same output"]]
     for row in rows:
         times = map(_spread, (row.ttft_ms, row.tpot_ms, row.total_ms))
-        peak = row.peak_bytes and row.peak_bytes / MiB
-        counts = [_number(row.launches_per_token, ".0f"), _number(row.kernels_per_token, ".0f")]
-        cells.append([_name(row), *times, *_bound(row, 1), *counts, _number(peak, ".1f"), row.equality])
+        counts = [digits(row.launches_per_token, WHOLE), digits(row.kernels_per_token, WHOLE)]
+        cells.append([_name(row), *times, *_bound(row, 1), *counts, _peak(row), row.equality])
     return "\n".join([*_titled(rows[0], cells), "", *_legend(rows[0], "a step")])
 
 
@@ -35,7 +36,7 @@ def serve_table(rows: Sequence[Row]) -> str:
             " / ".join(map(plain, (each(name) or {}).values())) or "–" for name in ("ttft_ms", "tpot_ms", "e2e_ms")
         )
         same = {None: "–", True: "yes", False: "no"}[row.same_tokens]
-        cells.append([_name(row), _number(row.tok_s, ",.0f"), *waits, same])
+        cells.append([_name(row), digits(row.tok_s, GROUPED), *waits, same])
     return "\n".join(_titled(rows[0], cells)) if rows else ""
 
 
@@ -43,10 +44,7 @@ def encode_table(rows: Sequence[Row]) -> str:
     """Rows of one workload of texts."""
     cells = [["", "tok/s", "total ms", "peak MiB", "same output"]]
     for row in rows:
-        peak = row.peak_bytes and row.peak_bytes / MiB
-        cells.append(
-            [_name(row), _number(row.tok_s, ",.0f"), _spread(row.total_ms), _number(peak, ".1f"), row.equality]
-        )
+        cells.append([_name(row), digits(row.tok_s, GROUPED), _spread(row.total_ms), _peak(row), row.equality])
     return "\n".join(_titled(rows[0], cells)) if rows else ""
 
 
@@ -54,7 +52,7 @@ def accuracy_table(rows: Sequence[Row]) -> str:
     """Rows of one workload of text."""
     cells = [["", "KL from fp32, nats", "NLL, nats", "same output"]]
     for row in rows:
-        distances = ("–" if value is None else plain(value) for value in (row.kl, row.nll))
+        distances = (digits(value, plain) for value in (row.kl, row.nll))
         cells.append([_name(row) or "baseline", *distances, row.equality])
     return "\n".join(_titled(rows[0], cells)) if rows else ""
 
@@ -71,7 +69,7 @@ def op_tables(rows: Sequence[Row]) -> str:
 def _op_table(rows: Sequence[Row]) -> list[str]:
     cells = [["", "us", "floor us", "predicted us", "GB/s", "% of ceiling", "kernels", "same output"]]
     for row in rows:
-        kernels = _number(row.kernels_per_token, ".0f")
+        kernels = digits(row.kernels_per_token, WHOLE)
         cells.append([row.provider, _spread(row.total_ms, 1e3), *_bound(row, 1e3), kernels, row.equality])
     return _titled(rows[0], cells)
 
@@ -84,10 +82,7 @@ def _name(row: Row) -> str:
 def _bound(row: Row, scale: float) -> list[str]:
     floor, predicted = (ms and ms * scale for ms in (row.floor_ms, row.predicted_ms))
     share = row.share_of_ceiling and 100 * row.share_of_ceiling
-    return [
-        *("–" if value is None else plain(value) for value in (floor, predicted, row.gb_per_s)),
-        _number(share, ".0f"),
-    ]
+    return [*(digits(value, plain) for value in (floor, predicted, row.gb_per_s)), digits(share, WHOLE)]
 
 
 def _titled(row: Row, cells: list[list[str]]) -> list[str]:
@@ -97,7 +92,7 @@ def _titled(row: Row, cells: list[list[str]]) -> list[str]:
 def _legend(row: Row, what: str) -> list[str]:
     """What the columns mean, with the numbers of this device."""
     lines = [
-        f"The ceiling is {_number(row.ceiling_gb_per_s, ',.0f')} GB/s, what a streaming read reaches here; the floor "
+        f"The ceiling is {digits(row.ceiling_gb_per_s, GROUPED)} GB/s, what a streaming read reaches here; the floor "
         f"is what {what} must move at that rate."
     ]
     cost = launch_cost("cuda" if row.gpu.startswith("NVIDIA") else "cpu")
@@ -119,5 +114,5 @@ def _spread(times: Spread | None, scale: float = 1) -> str:
     return "–" if times is None else spread(times, scale)
 
 
-def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else f"{value:{form}}"
+def _peak(row: Row) -> str:
+    return digits(row.peak_bytes, lambda num_bytes: f"{num_bytes / MiB:.1f}")

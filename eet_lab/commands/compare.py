@@ -81,8 +81,9 @@ def loaded(args: argparse.Namespace):  # type: ignore[no-untyped-def]
 
     ResultError where a trace is wanted and there are no timelines.
     """
-    from eet_lab.bench.files import content_of, read_result
+    from eet_lab.bench.results import read_result
     from eet_lab.bench.timeline import timelines_of
+    from eet_lab.codec import content_of
 
     result, beside = read_result(content_of(args.load), str(args.load))
     steps = timelines_of(beside)
@@ -96,7 +97,7 @@ def loaded(args: argparse.Namespace):  # type: ignore[no-untyped-def]
 def measured(args: argparse.Namespace):  # type: ignore[no-untyped-def]
     """The comparison or the ladder that the options ask for, and its timelines where a trace is wanted."""
     from eet_lab.bench import compare, ladder
-    from eet_lab.bench.timeline import timelines
+    from eet_lab.bench.timeline_steps import timelines
     from eet_lab.bench.timing import check_repeats
     from eet_lab.progress import Clock
 

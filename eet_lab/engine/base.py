@@ -37,7 +37,8 @@ class BaseEngine(Generic[Model]):
         self.model: Model = model
         self.memory = self.parts.memory()
         self.ops = self.parts.ops.bind_each(lambda op: partial(self._empty, op=op))
-        self.attend = partial(self.parts.attend, self.ops, empty=partial(self._empty, op="mask"))
+        window, empty = model.config.spec.window, partial(self._empty, op="mask")
+        self.attend = partial(self.parts.attend, self.ops, empty=empty, window=window)
         self.busy = Lock()
         self._cancel: Cancel | None = None
         self._allocating = ""

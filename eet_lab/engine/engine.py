@@ -12,16 +12,19 @@ import torch
 from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.clock import RequestClock
 from eet_lab.engine.exclusive import exclusive
-from eet_lab.engine.forecast import Forecast, Forecaster
+from eet_lab.engine.forecast import Forecast, Forecaster, check_keys
 from eet_lab.engine.generation import Generation, Record, StepEvent
 from eet_lab.engine.meta_trace import MetaTracer, new_cache
 from eet_lab.engine.settings import (
     Settings,
-    checked_batch,
     checked_bytes,
+    checked_columns,
+    checked_each,
     checked_forced,
     checked_prompts,
     checked_settings,
+    of_all,
+    one_each,
 )
 from eet_lab.engine.slots import COLUMNS, NewToken, Slots
 from eet_lab.engine.staging import Staging
@@ -71,7 +74,7 @@ class Engine(BaseEngine[Decoder]):
     def generate(
         self,
         prompts: Sequence[Sequence[int]],
-        settings: Settings | None = None,
+        settings: Settings | Sequence[Settings] | None = None,
         *,
         on_step: Callable[[StepEvent], None] | None = None,
         cancel: Cancel | None = None,
@@ -79,35 +82,37 @@ class Engine(BaseEngine[Decoder]):
     ) -> Generation:
         """Continue every prompt (token ids, ragged) and return the tokens with their timing.
 
-        `on_step` is called on this thread for each finished step. `cancel` ends the run at the next step, or between
-        two ops of the prefill; what was generated until then is returned. `forced` [B, max_new_tokens] replaces what
-        would be chosen (teacher forcing), and is checked as prompts are. Errors: PromptError before any work;
-        OutOfMemory, after which the memory is free again.
+        `settings` are the same for all, or a list with those of each prompt. `on_step` is called on this thread for
+        each finished step. `cancel` ends the run at the next step, or between two ops of the prefill; what was
+        generated until then is returned. `forced` [B, max_new_tokens] replaces what would be chosen (teacher forcing),
+        and is checked as prompts are. Errors: PromptError before any work; OutOfMemory, after which the memory is free
+        again.
         """
-        clock, settings = RequestClock(), checked_settings(settings)
+        clock, settings = RequestClock(), checked_each(settings)
         self._check_idle("generate")
-        rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
+        rows = checked_prompts(prompts, settings, self.model.config)
+        each = one_each(settings, len(rows))
         if forced is not None:
-            forced = checked_forced(forced, len(rows), settings.max_new_tokens, self.model.config)
+            forced = checked_forced(forced, each, self.model.config)
         clock.once(lambda: self._prepared(cancel))
-        with self._closed_on_error(lambda: rows, settings):
-            return self._generate(rows, settings, on_step or (lambda event: None), cancel, forced, clock)
+        with self._closed_on_error(lambda: rows, of_all([len(row) for row in rows], each, self.model.config.context)):
+            return self._generate(rows, each, on_step or (lambda event: None), cancel, forced, clock)
 
     @exclusive
     @torch.inference_mode()
     def add(self, prompt: Sequence[int], settings: Settings | None = None, *, number: int = 0) -> Request:
         """Queue a prompt (token ids), to be continued by `step` beside those that are there already.
 
-        It joins as soon as there is a slot, and is `done` when its last token is in `generated`. It gets the tokens
-        that it would get alone: as row `number` of a batch, if it is drawn with a seed that others have too. How tokens
-        are drawn, but for the seed, is the same for all that are in flight. There are as many slots, of as many
-        columns, as the last `reserve` made room for; else those of `continuous_batching`, of 1,024 columns. All calls
-        come from one thread.
+        It joins as soon as there is a slot, and is `done` when its last token is in `generated`. Settings are its own:
+        it gets the tokens that it would get alone, as row `number` of a batch, if it is drawn with a seed that others
+        have too. The first that is drawn, and the first with a top-k or top-p, may take longer: passes that choose like
+        that are placed, and captured where steps are. There are as many slots, of as many columns, as the last
+        `reserve` made room for; else those of `continuous_batching`, of 1,024 columns. All calls come from one thread.
         Errors: RecipeError without `continuous_batching`; PromptError, after which nothing has changed; EngineBusy on
-        another thread than the first request's.
+        another thread than the first request's; OutOfMemory, as in `step`.
         """
         settings = checked_settings(settings)
-        [row] = checked_prompts([prompt], settings.max_new_tokens, self.model.config)
+        [row] = checked_prompts([prompt], settings, self.model.config)
         check_whole(PromptError, "number", number, 0, MOST)
         if (schedule := self.parts.schedule).max_rows is None:
             raise RecipeError("Requests join one by one with continuous_batching: add it to the recipe, or `generate`.")
@@ -117,12 +122,11 @@ class Engine(BaseEngine[Decoder]):
             self._prepared()
             rows, columns = self._reserved if self._reserved[0] else (schedule.max_rows, COLUMNS)
             schedule, columns = schedule.of_at_most(rows), min(columns, self.model.config.context)
-            with self._closed_on_error(lambda: self._filling(rows, columns, settings), settings):
+            with self._closed_on_error(lambda: self._filling(rows, columns), Settings(1)):
                 self._open_slots(schedule, [columns] * rows, columns, settings, RequestClock())
-        slots = self._checked_slots("add")
-        slots.check_alike(settings)
-        request = Request(tuple(row), settings.max_new_tokens)
-        slots.add(request, RequestSettings.of(settings, number))
+        slots, request = self._checked_slots("add"), Request(tuple(row), settings.max_new_tokens)
+        with self._closed_on_error(lambda: self._filling(slots.num_slots, slots.capacity), Settings(1)):
+            slots.add(request, RequestSettings.of(settings, self.model.config.vocab_size, number))
         return request
 
     @exclusive
@@ -136,8 +140,7 @@ class Engine(BaseEngine[Decoder]):
         if self._slots is None:
             return []
         slots = self._checked_slots("step")
-        rows, columns, settings = slots.num_slots, slots.capacity, slots.settings
-        with self._closed_on_error(lambda: self._filling(rows, columns, settings), settings):
+        with self._closed_on_error(lambda: self._filling(slots.num_slots, slots.capacity), Settings(1)):
             return [NewToken(*new, told.t_ms) for told in slots.step() for new in told.tokens]
 
     @exclusive
@@ -150,9 +153,9 @@ class Engine(BaseEngine[Decoder]):
             raise ScheduleError(f"{request!r:.80} is unknown to this engine: no request is in flight. Add it first.")
         self._checked_slots("cancel").cancel(request)
 
-    def _filling(self, num_rows: int, columns: int, settings: Settings) -> list[list[int]]:
-        """Prompts that fill so many slots of so many columns, together with their new tokens."""
-        return [[self.model.config.bos_id] * max(columns - settings.max_new_tokens, 1)] * num_rows
+    def _filling(self, num_rows: int, columns: int) -> list[list[int]]:
+        """Prompts that fill so many slots of so many columns, together with a new token."""
+        return [[self.model.config.bos_id] * max(columns - 1, 1)] * num_rows
 
     def _checked_slots(self, name: str) -> Slots:
         """What is in flight; EngineBusy for a call from another thread than the one that opened it."""
@@ -189,10 +192,12 @@ class Engine(BaseEngine[Decoder]):
         settings = replace(checked_settings(settings), stop=())
         self._check_idle("reserve")
         self._free()
-        rows = checked_batch(num_rows, prompt_tokens, settings.max_new_tokens, self.model)
+        columns = checked_columns(num_rows, prompt_tokens, settings.max_new_tokens, self.model.config)
+        check_keys(num_rows, columns, self.model)
+        rows = [[self.model.config.bos_id] * prompt_tokens] * num_rows
         self._prepared()
         with self._closed_on_error(lambda: rows, settings):
-            self._reserved = num_rows, len(rows[0]) + settings.max_new_tokens
+            self._reserved = num_rows, columns
             self._allocating = "the arena of activations"
             if self.parts.schedule.max_rows is None:
                 passes = self.tracer.request([len(row) for row in rows], settings).passes
@@ -203,7 +208,7 @@ class Engine(BaseEngine[Decoder]):
                 if event.index:
                     enough.set()
 
-            self._generate(rows, settings, stop_after_two, enough, None, RequestClock())
+            self._generate(rows, [settings] * num_rows, stop_after_two, enough, None, RequestClock())
 
     def _prepared(self, cancel: Cancel | None = None) -> bool:
         """Whether kernels were loaded since this engine last asked."""
@@ -229,19 +234,21 @@ class Engine(BaseEngine[Decoder]):
     def _generate(
         self,
         prompts: list[list[int]],
-        settings: Settings,
+        each: Sequence[Settings],
         on_step: Callable[[StepEvent], None],
         cancel: Cancel | None,
         forced: Sequence[Sequence[int]] | None,
         clock: RequestClock,
     ) -> Generation:
-        requests = [Request(tuple(prompt), settings.max_new_tokens) for prompt in prompts]
-        longest = max(request.full_length for request in requests)
+        requests = [Request(tuple(row), asked.max_new_tokens) for row, asked in zip(prompts, each, strict=True)]
         schedule, lengths = self.parts.schedule.of_at_most(len(prompts)), [len(prompt) for prompt in prompts]
-        slots = self._open_slots(schedule, lengths, longest, settings, clock)
+        pads = [0] * len(prompts) if schedule.max_rows is not None else schedule.pads(lengths)
+        columns = max(pad + request.full_length for pad, request in zip(pads, requests, strict=True))
+        slots = self._open_slots(schedule, lengths, columns, each, clock)
         slots.check(requests)
-        for row, request in enumerate(requests):
-            slots.add(request, RequestSettings.of(settings, row, forced[row] if forced is not None else ()))
+        for row, (request, asked) in enumerate(zip(requests, each, strict=True)):
+            known, num_tokens = forced[row] if forced is not None else (), self.model.config.vocab_size
+            slots.add(request, RequestSettings.of(asked, num_tokens, row, known))
         record = Record(requests, slots.num_passes(requests), on_step)
         try:
             while not slots.idle and not record.finished and not (cancel is not None and cancel.is_set()):
@@ -259,7 +266,12 @@ class Engine(BaseEngine[Decoder]):
         return done
 
     def _open_slots(
-        self, schedule: Schedule, lengths: Sequence[int], columns: int, settings: Settings, clock: RequestClock
+        self,
+        schedule: Schedule,
+        lengths: Sequence[int],
+        columns: int,
+        settings: Settings | Sequence[Settings],
+        clock: RequestClock,
     ) -> Slots:
         """Idle slots for prompts of such lengths: ones that are there, if they suit, else new ones.
 
@@ -275,21 +287,21 @@ class Engine(BaseEngine[Decoder]):
         shape = self.tracer.request(lengths, settings, columns)
         if is_batch:
             self.cache.check_room(shape.num_pad, shape.ends)
-        key = schedule, num_slots, columns, settings.sampling(1)[:3], libraries(self.parts.ops.kernels)
+        key = schedule, num_slots, columns, libraries(self.parts.ops.kernels)
         generation = self.memory.generation
         if key not in self._all_slots and (not is_covered or len(self._all_slots) == MOST_SLOTS):
             self._drop_slots()
         self._allocating = "the arena of activations"
-        if is_batch or key not in self._all_slots:
+        if is_batch or key not in self._all_slots or last is not self._all_slots[key]:  # others were placed since
             keep = self.memory.plan if is_batch else self.memory.reserve
             clock.once(lambda: keep(shape.passes, like=self.model.token_embedding))
         if self.memory.generation != generation:
             self._drop_slots()
         self._allocating = f"the KV cache [{num_slots} rows x {columns} columns]"
         if key not in self._all_slots:
-            self._all_slots[key] = Slots(self, schedule, num_slots, columns, settings)
+            self._all_slots[key] = Slots(self, schedule, num_slots, columns)
         slots = self._slots = self._all_slots[key]
-        slots.begin(clock, shape, settings, ran_last=slots is last)
+        slots.begin(clock, shape, ran_last=slots is last)
         return slots
 
     def lifetimes(
@@ -300,7 +312,7 @@ class Engine(BaseEngine[Decoder]):
         Traced on meta tensors: no GPU is needed, nothing is computed, and a model without data does as well.
         """
         settings = checked_settings(settings)
-        rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
+        rows = checked_prompts(prompts, settings, self.model.config)
         passes = self.tracer.request([len(row) for row in rows], settings).passes
         return {name: self.memory.traced(traced_pass) for name, traced_pass in passes.items()}
 
@@ -315,7 +327,7 @@ class Engine(BaseEngine[Decoder]):
         """
         settings = checked_settings(settings)
         checked_bytes("free_bytes", free_bytes)
-        rows = checked_prompts(prompts, settings.max_new_tokens, self.model.config)
+        rows = checked_prompts(prompts, settings, self.model.config)
         forecaster = Forecaster(self.tracer, self.parts, settings)
         return forecaster.forecast([len(row) for row in rows], self.model.device, free_bytes)
 
@@ -337,7 +349,7 @@ class Engine(BaseEngine[Decoder]):
     @property
     def captures(self) -> int:
         """Decode steps captured so far; 0 where the launch part captures nothing."""
-        return 0 if self._slots is None else getattr(self._slots.launch, "captures", 0)
+        return 0 if self._slots is None else self._slots.captures
 
     def _free(self) -> None:
         self._drop_slots()

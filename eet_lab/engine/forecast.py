@@ -11,10 +11,11 @@ import torch
 
 from eet_lab.engine.meta_trace import META, MetaTracer, RequestShape
 from eet_lab.engine.settings import Settings
-from eet_lab.errors import PromptError
+from eet_lab.errors import OutOfMemory, PromptError
 from eet_lab.memory import live_bytes
+from eet_lab.models.decoder import Decoder
 from eet_lab.monitor import free_bytes_of
-from eet_lab.ops.oom import REMEDY
+from eet_lab.ops.oom import OTHERS, REMEDY
 from eet_lab.ops.types import Keys
 from eet_lab.parts import Parts
 from eet_lab.parts.batches import decode_batch, empty_buffer
@@ -27,6 +28,25 @@ MOST_TOKENS = 2**20
 
 LIBRARY_BYTES = 32 * 2**20
 """What cuBLAS keeps on a large GPU once it has multiplied anything."""
+
+
+def workspace_bytes(device: torch.device) -> int:
+    """What libraries keep for themselves on that device."""
+    return 0 if device.type == "cpu" else LIBRARY_BYTES
+
+
+def check_keys(num_rows: int, num_columns: int, model: Decoder) -> None:
+    """OutOfMemory where the keys and values of so many rows and columns do not fit on their own.
+
+    It is asked before lists of so many rows are made, which a forecast needs.
+    """
+    row_bytes = num_columns * model.config.kv_bytes_per_token(model.dtype.itemsize)
+    if num_rows * row_bytes > (free := free_bytes_of(model.device)):
+        raise OutOfMemory(
+            f"num_rows is {num_rows:,}, but the keys and values of each row take {row_bytes:,} bytes, and {free:,} are "
+            f"free. That is room for {free // row_bytes:,} rows at the very most, before activations: Engine.forecast "
+            f"tells how many would fit. Ask for fewer rows or tokens. {OTHERS}"
+        )
 
 
 class Peak(NamedTuple):
@@ -126,12 +146,11 @@ class Forecaster:
         `free_bytes` None: what the device has, beside the model's weights, which are there already; for a model of
         shapes alone, what this machine has for weights too.
         """
-        on_host = device.type == "cpu" or (device.type == "meta" and free_bytes is None)
-        workspace_bytes = 0 if on_host else LIBRARY_BYTES
-        if free_bytes is None:
-            there = 0 if device.type == "meta" else self._tracer.model.weight_bytes
-            free_bytes = free_bytes_of(device) + there
         model, num_new = self._tracer.model, self._settings.max_new_tokens
+        on_host = device.type == "meta" and free_bytes is None
+        workspace = 0 if on_host else workspace_bytes(device)
+        if free_bytes is None:
+            free_bytes = free_bytes_of(device) + (0 if device.type == "meta" else model.weight_bytes)
         lengths = sorted(lengths, reverse=True)  # fewer rows "of this shape" are the longest: no order of theirs counts
         num_rows, longest = len(lengths), lengths[0]
         peak = self.peak(lengths, num_new)
@@ -140,7 +159,7 @@ class Forecaster:
 
         def needed(lengths: Sequence[int], num_new: int) -> int:
             try:
-                return model.weight_bytes + workspace_bytes + sum(self.peak(lengths, num_new, outlined))
+                return model.weight_bytes + workspace + sum(self.peak(lengths, num_new, outlined))
             except PromptError:  # more than a limited pool of pages holds
                 return sys.maxsize
 
@@ -160,7 +179,7 @@ class Forecaster:
             kv_bytes=peak.kv,
             activation_bytes=peak.activations,
             growth_bytes=peak.growth,
-            workspace_bytes=workspace_bytes,
+            workspace_bytes=workspace,
             free_bytes=free_bytes,
             largest_batch=largest(rows, free_bytes, 1, most, num_rows),
             largest_context=largest(columns, free_bytes, 2, context, longest + num_new),

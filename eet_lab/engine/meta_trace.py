@@ -11,11 +11,11 @@ import torch
 from torch.nn.functional import layer_norm, rms_norm
 from torch.overrides import TorchFunctionMode
 
-from eet_lab.engine.settings import Settings
+from eet_lab.engine.settings import Settings, one_each
 from eet_lab.engine.tasks import Task
 from eet_lab.models.decoder import Decoder, forward, mapped, tensors
 from eet_lab.models.encoder import Encoder
-from eet_lab.ops.types import Batch, Keys, Sampling
+from eet_lab.ops.types import Batch, Choice, Keys, Sampling
 from eet_lab.parts import Parts
 from eet_lab.parts.batches import empty_buffer
 from eet_lab.parts.kv_cache import KVCache
@@ -30,10 +30,12 @@ TELLING = 3
 
 class RequestShape(NamedTuple):
     """A request before anything is known of its tokens: its passes, {"prefill": ..., "decode": ...}, the latter the
-    longest step; the pads of each slot, and where it ends; how many columns it has, and how many the first pass reads.
+    longest step, by what chooses its tokens; the pads of each slot, and where it ends; how many columns it has, and how
+    many the first pass reads.
     """
 
     passes: dict[str, TracedPass]
+    choices: tuple[Choice, ...]
     num_pad: list[int]
     ends: list[int]
     capacity: int
@@ -50,43 +52,53 @@ class MetaTracer:
     def model(self) -> Decoder:
         return mapped(self._given, lambda tensor: tensor.to(META))
 
-    def request(self, lengths: Sequence[int], settings: Settings, capacity: int | None = None) -> RequestShape:
+    def request(
+        self, lengths: Sequence[int], settings: Settings | Sequence[Settings], capacity: int | None = None
+    ) -> RequestShape:
         """What prompts of such lengths do to memory, as `Engine.generate` runs them.
 
         `capacity`: the columns of a slot, if they are more than these prompts take.
         """
-        capacity = capacity or max(lengths) + settings.max_new_tokens
-        schedule = self._parts.schedule.of_at_most(len(lengths))
+        each, schedule = one_each(settings, len(lengths)), self._parts.schedule.of_at_most(len(lengths))
+        choices = dict.fromkeys(asked.choice(self.model.config.vocab_size) for asked in each)
         if (B := schedule.max_rows) is not None:
-            passes = self.mixed(schedule, capacity, settings, schedule.most_tokens(capacity), capacity)
-            return RequestShape(passes, [0] * B, [capacity] * B, capacity, capacity)
+            full = [length + asked.max_new_tokens for length, asked in zip(lengths, each, strict=True)]
+            capacity = capacity or max(full)
+            passes = self.mixed(schedule, capacity, (*choices,), schedule.most_tokens(capacity), capacity)
+            return RequestShape(passes, (*choices,), [0] * B, [capacity] * B, capacity, capacity)
         pads, counts = schedule.pads(lengths), schedule.first_counts(lengths)
+        ends = [pad + length + asked.max_new_tokens for pad, length, asked in zip(pads, lengths, each, strict=True)]
+        capacity, choice = capacity or max(ends), max(choices)
         T = sum(counts) + (sum(pads) if schedule.aligned else 0)
         max_kv = max(pad + count for pad, count in zip(pads, counts, strict=True))
-        passes = self._passes(len(lengths), T, max(counts), max_kv, capacity, settings)
-        ends = [pad + length + settings.max_new_tokens for pad, length in zip(pads, lengths, strict=True)]
-        return RequestShape(passes, pads, ends, capacity, max_kv)
+        passes = self._passes(len(lengths), T, max(counts), max_kv, capacity, choice)
+        return RequestShape(passes, (choice,), pads, ends, capacity, max_kv)
 
     def mixed(
-        self, schedule: Schedule, capacity: int, settings: Settings, T: int, max_kv: int
+        self, schedule: Schedule, capacity: int, choices: Sequence[Choice], T: int, max_kv: int
     ) -> dict[str, TracedPass]:
-        """A pass over T tokens, whichever slots they are of, in columns [0, max_kv); and the longest decode step."""
-        return self._passes(schedule.max_rows or 0, T, T, max_kv, capacity, settings)
+        """A pass over T tokens, whichever slots they are of, in columns [0, max_kv); and the longest decode step.
+
+        Both for each of the choices; those of the first have plain names.
+        """
+        return {
+            pass_name(name, choice, choices): traced_pass
+            for choice in choices
+            for name, traced_pass in self._passes(schedule.max_rows or 0, T, T, max_kv, capacity, choice).items()
+        }
 
     def new_cache(self) -> KVCache:
         """A KV cache without data."""
         return new_cache(self.model, self._parts)
 
-    def _passes(
-        self, B: int, T: int, max_q: int, max_kv: int, capacity: int, settings: Settings
-    ) -> dict[str, TracedPass]:
+    def _passes(self, B: int, T: int, max_q: int, max_kv: int, capacity: int, choice: Choice) -> dict[str, TracedPass]:
         """A first pass, and the longest decode step of slots of `capacity` columns, whose last one is never read."""
-        padded, sampling = self._parts.schedule.aligned and B > 1, settings.sampling(B)
+        padded = self._parts.schedule.aligned and B > 1
         sizes = {"prefill": (T, max_q, max_kv), "decode": (B, 1, capacity - 1)}
 
         def traced_pass(name: str) -> TracedPass:
-            run = partial(self._trace, B, *sizes[name], padded, name == "decode", sampling)
-            key = name, B, *sizes[name], padded, sampling[:3]
+            run = partial(self._trace, B, *sizes[name], padded, name == "decode", choice)
+            key = name, B, *sizes[name], padded, choice
             return TracedPass(key, partial(run, None), partial(run, self._telling), repeated=name == "decode")
 
         return {name: traced_pass(name) for name in sizes}
@@ -105,7 +117,7 @@ class MetaTracer:
         max_kv: int,
         padded: bool,
         is_decode: bool,
-        sampling: Sampling,
+        choice: Choice,
         num_layers: int | None,
         trace: Trace,
     ) -> None:
@@ -116,12 +128,14 @@ class MetaTracer:
         cache.open([0] * B, max_kv)
         spans = None if is_decode and parts.is_captured else ((0, 0),) * B
         token, each = (torch.empty(num, dtype=torch.long, device=META) for num in (T, B))
+        real = each.float()
         keys = Keys(each, cache.block_table, spans, padded)
         batch = Batch(token, token, token, token, each, each, each, keys, max_q, max_kv, spans)
         with nullcontext() if parts.ops.kernels else NoArithmetic():  # kernel wrappers recognize meta tensors
-            attend = partial(parts.attend, ops, empty=partial(trace.empty, op="mask"))
-            hidden = forward(model, ops, attend(batch, cache), batch, parts.layers)
-            next_token = self._task(model, ops, hidden, batch, sampling._replace(noise=sampling.noise.to(META)))
+            empty, window = partial(trace.empty, op="mask"), model.config.spec.window
+            attend = partial(parts.attend, ops, empty=empty, window=window)
+            hidden = forward(model, ops, attend(batch, cache), batch, parts.layers)  # which lets go of its mask
+            next_token = self._task(model, ops, hidden, batch, Sampling(choice, each, real, each, real))
             ops.advance(buffer, next_token, batch.count)
 
 
@@ -147,6 +161,11 @@ class NoArithmetic(TorchFunctionMode):
 def new_cache(model: Decoder, parts: Parts) -> KVCache:
     """The KV cache that the parts ask for, on the model's device; nothing is held until it is opened."""
     return parts.kv_cache(len(model.layers), model.config.num_kv_heads, model.config.head_dim, model.token_embedding)
+
+
+def pass_name(name: str, choice: Choice, choices: Sequence[Choice]) -> str:
+    """What a pass is called whose tokens are chosen so, where slots have such choices."""
+    return name if choice == choices[0] else f"{name}, {choice.name.lower()}"
 
 
 def are_alike(model: Decoder | Encoder) -> bool:

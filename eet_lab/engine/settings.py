@@ -6,20 +6,17 @@ import marshal
 import math
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 
-from eet_lab.errors import OutOfMemory, PromptError, did_you_mean
+from eet_lab.errors import PromptError, did_you_mean
 from eet_lab.models.config import Config
-from eet_lab.models.decoder import Decoder
-from eet_lab.monitor.free import free_bytes_of
-from eet_lab.ops.oom import OTHERS
 from eet_lab.ops.reference import noise_keys
-from eet_lab.ops.types import Sampling
+from eet_lab.ops.types import Choice, Sampling
 from eet_lab.words import counted, told
 
 MOST = 2**31 - 1
@@ -74,10 +71,18 @@ class Settings:
             raise PromptError(f"There is no setting {unknown[0]!r}.{hint} There are {', '.join(names)}.")
         return cls(**settings)
 
-    def sampling(self, num_rows: int, device: torch.device | str = "cpu") -> Sampling:
-        """The same as the ops read it, for a batch of so many rows."""
-        noise = noise_keys(self.seed, num_rows, device)
-        return Sampling(float(self.temperature), self.top_k, float(self.top_p), noise)
+    @property
+    def asked(self) -> tuple[float, int, float]:
+        """How tokens are chosen, but for the seed: temperature, top-k and top-p."""
+        return float(self.temperature), self.top_k, float(self.top_p)
+
+    def choice(self, num_tokens: int) -> Choice:
+        """The plainest choice that does, among so many tokens."""
+        return Choice.of(*self.asked, num_tokens)
+
+    def sampling(self, num_rows: int, device: torch.device | str = "cpu", num_tokens: int = MOST) -> Sampling:
+        """The same as the ops read it, for a batch of so many rows; a top-k of `num_tokens`, all there are, is none."""
+        return Sampling.of(noise_keys(self.seed, num_rows, device), [self.asked] * num_rows, num_tokens)
 
 
 def checked_settings(settings: Settings | None) -> Settings:
@@ -88,35 +93,61 @@ def checked_settings(settings: Settings | None) -> Settings:
     raise PromptError(f"settings is {told(settings)}, but it must be Settings, {how}.")
 
 
-def checked_prompts(prompts: Sequence[Sequence[int]], max_new_tokens: int, config: Config) -> list[list[int]]:
+def checked_each(settings: Settings | Sequence[Settings] | None) -> Settings | list[Settings]:
+    """The same, or the default ones; PromptError for what is neither Settings nor a list of them."""
+    if _is_list(settings):
+        return [checked_settings(each) for each in settings]  # type: ignore[union-attr]
+    return checked_settings(settings)  # type: ignore[arg-type]
+
+
+def one_each(settings: Settings | Sequence[Settings], num_prompts: int) -> list[Settings]:
+    """The settings of each prompt, which may all have the same."""
+    return [settings] * num_prompts if isinstance(settings, Settings) else list(settings)
+
+
+def of_all(lengths: Sequence[int], each: Sequence[Settings], context: int) -> Settings:
+    """Settings with which prompts of such lengths need what they do with their own, or somewhat more."""
+    most = max(each, key=lambda settings: settings.choice(MOST))
+    new_tokens = max(settings.max_new_tokens for settings in each)
+    return replace(most, max_new_tokens=min(new_tokens, context - max(lengths)), stop=())
+
+
+def checked_prompts(
+    prompts: Sequence[Sequence[int]], settings: Settings | Sequence[Settings], config: Config
+) -> list[list[int]]:
     """The prompts as lists of token ids, an empty one as BOS; PromptError for what cannot run."""
     rows = [row or [config.bos_id] for row in _checked_rows("prompts", "Prompt {}", prompts, config)]
     if not rows:
         raise PromptError("There are no prompts; give at least one (an empty one starts from BOS).")
-    longest = max(range(len(rows)), key=lambda number: len(rows[number]))  # its remedy suits all
-    length = len(rows[longest])
-    if length + max_new_tokens > config.context:
+    each = one_each(settings, len(rows))
+    if len(each) != len(rows):
         raise PromptError(
-            f"Prompt {longest + 1} has {length} tokens; with {max_new_tokens} new ones it would pass the model's "
+            f"settings has {len(each)} Settings for {counted(len(rows), 'prompt')}; give each prompt its own, or one "
+            "Settings for all."
+        )
+    full = [len(row) + asked.max_new_tokens for row, asked in zip(rows, each, strict=True)]
+    longest = full.index(max(full))  # its remedy suits all
+    if full[longest] > config.context:
+        length, new_tokens = len(rows[longest]), each[longest].max_new_tokens
+        raise PromptError(
+            f"Prompt {longest + 1} has {length} tokens; with {new_tokens} new ones it would pass the model's "
             f"context of {config.context} tokens. {remedy(config.context - length)}"
         )
     return rows
 
 
-def checked_forced(
-    forced: Sequence[Sequence[int]], num_rows: int, max_new_tokens: int, config: Config
-) -> list[list[int]]:
+def checked_forced(forced: Sequence[Sequence[int]], each: Sequence[Settings], config: Config) -> list[list[int]]:
     """What shall be generated, as lists of token ids, one for each prompt; PromptError for what is not that."""
     rows = _checked_rows("forced", "Row {} of forced", forced, config)
-    if len(rows) != num_rows:
+    if len(rows) != len(each):
         raise PromptError(
-            f"forced has {counted(len(rows), 'row')} for {counted(num_rows, 'prompt')}; give each prompt a row."
+            f"forced has {counted(len(rows), 'row')} for {counted(len(each), 'prompt')}; give each prompt a row."
         )
-    for number, row in enumerate(rows, 1):
-        if len(row) != max_new_tokens:
+    for number, (row, settings) in enumerate(zip(rows, each, strict=True), 1):
+        if len(row) != settings.max_new_tokens:
             raise PromptError(
-                f"Row {number} of forced has {counted(len(row), 'token')}, but max_new_tokens is {max_new_tokens}; "
-                "give as many."
+                f"Row {number} of forced has {counted(len(row), 'token')}, but max_new_tokens is "
+                f"{settings.max_new_tokens}; give as many."
             )
     return rows
 
@@ -185,12 +216,8 @@ def _listed(value: object) -> str:
     return ", such as its tolist()" if hasattr(value, "tolist") else ""
 
 
-def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model: Decoder) -> list[list[int]]:
-    """A batch of `num_rows` prompts, each of `prompt_tokens` BOS tokens.
-
-    Errors: PromptError for a batch that cannot run; OutOfMemory if its keys and values alone do not fit.
-    """
-    config = model.config
+def checked_columns(num_rows: int, prompt_tokens: int, max_new_tokens: int, config: Config) -> int:
+    """The columns of a batch of `num_rows` prompts, each of `prompt_tokens`; PromptError for one that cannot run."""
     for name, value in (("num_rows", num_rows), ("prompt_tokens", prompt_tokens)):
         if not _whole(value, 1):
             raise PromptError(f"{name} is {told(value)}, but it must be a whole number from 1 on.")
@@ -200,14 +227,7 @@ def checked_batch(num_rows: int, prompt_tokens: int, max_new_tokens: int, model:
             f"prompt_tokens is {prompt_tokens:,}; with {max_new_tokens} new ones it would pass the model's context of "
             f"{config.context} tokens. {remedy(config.context - prompt_tokens)}"
         )
-    row_bytes = columns * config.kv_bytes_per_token(model.dtype.itemsize)
-    if num_rows * row_bytes > (free := free_bytes_of(model.device)):
-        raise OutOfMemory(
-            f"num_rows is {num_rows:,}, but the keys and values of each row take {row_bytes:,} bytes, and {free:,} are "
-            f"free. That is room for {free // row_bytes:,} rows at the very most, before activations: Engine.forecast "
-            f"tells how many would fit. Ask for fewer rows or tokens. {OTHERS}"
-        )
-    return [[config.bos_id] * prompt_tokens] * num_rows
+    return columns
 
 
 def checked_texts(texts: Sequence[Sequence[int]], config: Config, truncate: bool = False) -> list[Sequence[int]]:

@@ -13,19 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from eet_lab.engine.clock import RequestClock
-from eet_lab.engine.settings import Settings
+from eet_lab.engine.meta_trace import RequestShape, pass_name
 from eet_lab.engine.stream import PassTokens, StepTokens, open_stream
 from eet_lab.engine.token_buffer import Arrival, RequestSettings, SlotTable, num_numbers_of_changes
 from eet_lab.errors import PromptError
 from eet_lab.models.decoder import forward
-from eet_lab.ops.types import Batch, Keys
+from eet_lab.ops.types import Batch, Choice, Keys
 from eet_lab.parts.batches import batch_of, decode_batch
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Held, Request, Row, Schedule, Scheduler
 
 if TYPE_CHECKING:
     from eet_lab.engine.engine import Engine
-    from eet_lab.engine.meta_trace import RequestShape
 
 COLUMNS = 1024
 """The columns of a slot, where nothing says how long requests will be."""
@@ -55,38 +54,41 @@ class Slots:
     that is on the device already, the pass is a decode step; else it is sent from the host.
     """
 
-    def __init__(self, engine: Engine, schedule: Schedule, num_slots: int, capacity: int, settings: Settings) -> None:
-        """For requests of at most `capacity` tokens. `settings` tell how all of them are drawn, but for the seed."""
-        self._engine, self.schedule, self.capacity, self.settings = engine, schedule, capacity, settings
+    def __init__(self, engine: Engine, schedule: Schedule, num_slots: int, capacity: int) -> None:
+        """For requests of at most `capacity` tokens."""
+        self._engine, self.schedule, self.capacity = engine, schedule, capacity
         self.num_slots, self.thread = num_slots, current_thread()
         self.is_batch = schedule.max_rows is None
         engine.staging.hold(num_numbers_of_changes(num_slots))
         self.table = SlotTable(engine.slot_staging, self.num_slots, capacity)
-        self.launch: Any = None
+        self._launches: dict[Choice, Any] = {}
+        self._choices: tuple[Choice, ...] = ()  # for which there is a place in the arena
+        self._choice = Choice.GREEDY  # of the next pass: the most general one of the requests that are in slots
         self._generation = -1
         self._unfinished: dict[Request, RequestSettings] = {}
 
-    def begin(self, clock: RequestClock, shape: RequestShape, settings: Settings, ran_last: bool) -> None:
+    def begin(self, clock: RequestClock, shape: RequestShape, ran_last: bool) -> None:
         """Start to count time and passes, where nothing runs and nothing is on its way.
 
-        `settings` may have another seed and other stop tokens. `ran_last`: no others have used the same memory since.
+        `ran_last`: no others have used the same memory since.
         """
         engine, cache = self._engine, self._engine.cache
-        self.settings, self.clock = settings, clock
+        self.clock, self._choice = clock, Choice.GREEDY
+        if self.is_batch or not ran_last:
+            self._choices = shape.choices
         self._stream = open_stream(clock, engine.model.device, self.num_slots)
         if self.is_batch or not ran_last:
             cache.open(shape.num_pad, self.capacity, shape.ends)
         if not ran_last:
             self.table.fill([])
             self._owners = list[Request | None]([None] * self.num_slots)  # as the device knows them
-            self.sampling = self.settings.sampling(self.num_slots)._replace(noise=self.table.noise)
         elif not self.is_batch:
             self.table.buffer.num_passes.zero_()
         if cache.generation != self._generation:  # what was captured is void
             padded = self.schedule.aligned and self.num_slots > 1
             keys = Keys(self.table.begin, cache.block_table, padded=padded)
             self._generation, self._next = cache.generation, decode_batch(self.table.buffer, keys, self.capacity)
-            self.launch = self._new_launch()
+            self._launches = {}
         ledger = Held(cache.ledger) if self.is_batch else cache.ledger
         self.scheduler = Scheduler(self.schedule, ledger, engine.model.config.context)
         self._pads = shape.num_pad
@@ -104,23 +106,32 @@ class Slots:
         """All that is on its way is for requests that were cancelled."""
         return self.scheduler.idle and not self._unfinished
 
-    def check_alike(self, settings: Settings) -> None:
-        """PromptError for what cannot share a pass with those that are in flight."""
-        for name in ("temperature", "top_k", "top_p"):
-            mine, theirs = getattr(settings, name), getattr(self.settings, name)
-            if mine != theirs:
-                raise PromptError(
-                    f"{name} is {mine}, but the requests in flight have {theirs}, and a pass draws all its tokens in "
-                    "one way. Ask for the same, wait until they are done, or use another Engine: weights are shared."
-                )
+    @property
+    def captures(self) -> int:
+        """Decode steps captured so far; 0 where the launch part captures nothing."""
+        return sum(getattr(launch, "captures", 0) for launch in self._launches.values())
 
     def add(self, request: Request, settings: RequestSettings) -> None:
         """Queue a request. Errors: those of `check`."""
         self.check([request])
+        self._make_room(settings.choice)
         self.scheduler.add(request)
         self._unfinished[request] = settings
         if self.is_batch:
             self._added.append(request)
+            self._choice = max(self._choice, settings.choice)  # until all have left: nothing is captured on the way
+
+    def _make_room(self, choice: Choice) -> None:
+        """A place in the arena for passes that choose like that. A batch has it from the beginning."""
+        if self.is_batch or choice in self._choices:
+            return
+        engine, self._choices = self._engine, (*self._choices, choice)
+        engine._allocating, most = "the arena of activations", self.schedule.most_tokens(self.capacity)
+        passes = engine.tracer.mixed(self.schedule, self.capacity, self._choices, most, self.capacity)
+        generation = engine.memory.generation
+        engine.memory.reserve(passes, like=engine.model.token_embedding)
+        if engine.memory.generation != generation:
+            self._launches = {}
 
     def check(self, requests: Sequence[Request]) -> None:
         """PromptError for one that is longer than a slot, or than all pages."""
@@ -173,7 +184,7 @@ class Slots:
 
     def close(self) -> None:
         """Let go of graphs, which refer to the slots as these do to them; and of all requests: nothing more comes."""
-        self.launch = None
+        self._launches = {}
         for request in self._unfinished:
             request.finish_reason = "cancelled"
         self._unfinished = {}
@@ -205,10 +216,9 @@ class Slots:
         self._seen: Spans | None = None
         if not self._engine.parts.is_captured:  # a replay would show its ops the numbers of another step
             self._seen = tuple((pad, ends.get(slot, max_kv)) for slot, pad in enumerate(self._pads))
-        self.launch(max_kv)
-
-    def _new_launch(self) -> Any:
-        return self._engine.parts.launch(self._decode, self.capacity - 1)  # the last column is never read
+        if self._choice not in self._launches:  # the last column is never read
+            self._launches[self._choice] = self._engine.parts.launch(self._decode, self.capacity - 1)
+        self._launches[self._choice](max_kv)
 
     def _decode(self, max_kv: int) -> None:
         batch = self._next._replace(max_kv=max_kv)
@@ -219,9 +229,10 @@ class Slots:
 
     def _run(self, name: str, batch: Batch) -> None:
         engine = self._engine
-        engine.memory.enter(name)
+        engine.memory.enter(pass_name(name, self._choice, self._choices))
         hidden = forward(engine.model, engine.ops, engine.attend(batch, engine.cache), batch, engine.parts.layers)
-        token = engine.task(engine.model, engine.ops, hidden, batch, self.sampling)
+        sampling = self.table.sampling._replace(choice=self._choice)
+        token = engine.task(engine.model, engine.ops, hidden, batch, sampling)
         engine.ops.advance(self.table.buffer, token, batch.count)
 
     def _changes(self, rows: Sequence[Row]) -> list[Tensor]:
@@ -236,6 +247,9 @@ class Slots:
         left = [slot for slot, owner in enumerate(self._owners) if owner is not None and owner.slot != slot]
         for slot in left:
             self._owners[slot] = None
+        if (came or left) and not self.is_batch:
+            here = (self._unfinished[owner].choice for owner in self._owners if owner is not None)
+            self._choice = max(here, default=Choice.GREEDY)
         return self.table.changes(arrivals, left)
 
     def _sent(self, rows: Sequence[Row], changes: Sequence[Tensor]) -> Batch:
@@ -260,10 +274,10 @@ class Slots:
         max_kv = min(_rounded(batch.max_kv, COLUMN_STEP), self.capacity)
         T = T if T <= TOKEN_STEP else min(_rounded(T, TOKEN_STEP), self.schedule.most_tokens(self.capacity))
         generation = engine.memory.generation
-        passes = engine.tracer.mixed(self.schedule, self.capacity, self.settings, T, max_kv)
+        passes = engine.tracer.mixed(self.schedule, self.capacity, self._choices, T, max_kv)
         engine.memory.plan(passes, like=engine.model.token_embedding)  # it recurs, so it is no setup
         if engine.memory.generation != generation:
-            self.launch = self._new_launch()
+            self._launches = {}
 
     def _read(self, arrived: Sequence[StepTokens]) -> list[PassTokens]:
         """What the passes that have arrived told, to those that are still interested."""

@@ -15,6 +15,11 @@ MOST_PAGEABLE = 8192
 """Numbers that the driver takes in before a copy returns: 64 KiB."""
 
 
+def padded(num_numbers: int) -> int:
+    """The room that so many take."""
+    return -(-num_numbers // ALIGNED) * ALIGNED
+
+
 class Staging:
     """A buffer of int64 on the device. It grows when more comes, and never shrinks."""
 
@@ -23,7 +28,7 @@ class Staging:
 
     def receive(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The same tensors on the device, contiguous; they are overwritten by what comes next."""
-        sizes = [-(-part.numel() // ALIGNED) * ALIGNED for part in parts]
+        sizes = [padded(part.numel()) for part in parts]
         # For more than that the driver would wait until all before the copy is done, unless the memory is pinned.
         pinned = self._data.is_cuda and sum(sizes) > MOST_PAGEABLE
         sent = torch.zeros(sum(sizes), dtype=torch.long, pin_memory=pinned)

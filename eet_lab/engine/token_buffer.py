@@ -14,22 +14,14 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.settings import Settings
-from eet_lab.engine.staging import ALIGNED, Staging
+from eet_lab.engine.staging import Staging, padded
 from eet_lab.ops.reference import noise_keys
-from eet_lab.ops.types import TokenBuffer
+from eet_lab.ops.types import Choice, Sampling, TokenBuffer
 from eet_lab.parts.batches import LOGGED
 from eet_lab.scheduling import Row
 
 NO_REQUEST = -1
 """The noise key of an idle slot."""
-
-IDLE = (0, 0, 0, 0, 0, NO_REQUEST, 0)
-"""The numbers of an idle slot, in the order of `SlotTable.numbers`."""
-
-
-def num_numbers_of_changes(num_slots: int) -> int:
-    """The numbers that are sent where so many leave at once: a batch that ends needs no more."""
-    return (1 + len(IDLE)) * -(-num_slots // ALIGNED) * ALIGNED
 
 
 class RequestSettings(NamedTuple):
@@ -37,13 +29,48 @@ class RequestSettings(NamedTuple):
 
     stop: frozenset[int]
     noise: int  # key of its row's noise
+    temperature: float
+    top_k: int
+    top_p: float
+    choice: Choice
     forced: tuple[int, ...] = ()  # what it shall generate, whatever the model says
 
     @classmethod
-    def of(cls, settings: Settings, number: int = 0, forced: Sequence[int] = ()) -> RequestSettings:
-        """The settings of request `number` among those of one seed. It draws what row `number` of a batch draws."""
-        noise = int(noise_keys(settings.seed, 1, first=number))
-        return cls(frozenset(() if forced else settings.stop), noise, tuple(forced))
+    def of(cls, settings: Settings, num_tokens: int, number: int = 0, forced: Sequence[int] = ()) -> RequestSettings:
+        """The settings of request `number` among those of one seed. It draws what row `number` of a batch draws.
+
+        `num_tokens` is the vocabulary's size.
+        """
+        noise, stop = int(noise_keys(settings.seed, 1, first=number)), frozenset(() if forced else settings.stop)
+        return cls(stop, noise, *settings.asked, settings.choice(num_tokens), tuple(forced))
+
+
+class Numbers(NamedTuple):
+    """What the device holds of one slot, beside its tokens; as it is for an idle one."""
+
+    end: int = 0
+    limit: int = 0
+    column: int = 0
+    id: int = 0
+    position: int = 0
+    noise: int = NO_REQUEST
+    begin: int = 0
+    top_k: int = 0
+
+
+class Reals(NamedTuple):
+    """The same: what is no whole number."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+
+
+IDLE = Numbers(), Reals()
+
+
+def num_numbers_of_changes(num_slots: int) -> int:
+    """The numbers that are sent where so many leave at once: a batch that ends needs no more."""
+    return sum(map(padded, (num_slots, len(Numbers._fields) * num_slots, num_slots)))
 
 
 class Arrival(NamedTuple):
@@ -52,7 +79,7 @@ class Arrival(NamedTuple):
     slot: int
     pad: int
     known: Sequence[int]
-    numbers: tuple[int, ...]
+    numbers: tuple[Numbers, Reals]
 
     @classmethod
     def of(cls, row: Row, settings: RequestSettings) -> Arrival:
@@ -62,38 +89,37 @@ class Arrival(NamedTuple):
         if request.generated or settings.forced:
             known = *request.prompt, *request.generated, *settings.forced[len(request.generated) :]
         limit = pad + request.full_length - 1
-        return cls(row.slot, pad, known, (pad + len(known), limit, pad, known[0], 0, settings.noise, pad))
+        whole = Numbers(pad + len(known), limit, pad, known[0], 0, settings.noise, pad, settings.top_k)
+        return cls(row.slot, pad, known, (whole, Reals(settings.temperature, settings.top_p)))
 
 
 class SlotTable:
-    """The token buffer, and what else is known of each slot: the noise key of its draws, and its pads.
+    """The token buffer, and what else is known of each slot: how its tokens are chosen, and its pads.
 
     It is there once it was filled, and lies at the same addresses from then on, as long as none is larger.
     """
 
     buffer: TokenBuffer
-    noise: Tensor  # [B]
+    sampling: Sampling  # with the most general choice, until a pass says its own
     begin: Tensor  # [B]  columns of the KV cache before the slot's first token
 
     def __init__(self, memory: Staging, num_slots: int, num_columns: int) -> None:
         self._memory, self._shape = memory, (num_columns, num_slots)
 
-    @property
-    def numbers(self) -> tuple[Tensor, ...]:
-        """[B] each: what a slot has a number of."""
-        b = self.buffer
-        return b.end, b.limit, b.columns, b.ids, b.positions, self.noise, self.begin
-
     def fill(self, arrivals: Iterable[Arrival]) -> None:
         """All slots anew, in one copy: those of `arrivals`, all others idle. No pass is counted yet."""
         S, B = self._shape
-        tokens, numbers = np.zeros((S, B), np.int64), np.tile(np.array(IDLE, np.int64)[:, None], (1, B))
+        slots = [IDLE] * padded(B)  # so that every row begins at an address that kernels take
+        tokens = np.zeros((S, B), np.int64)
         for slot, pad, known, its_numbers in arrivals:
             tokens[pad : pad + len(known), slot] = known
-            numbers[:, slot] = its_numbers
-        parts = (tokens, *numbers, np.zeros((LOGGED, B), np.int64), np.zeros(1, np.int64))
-        tokens_on, *numbers_on, log, num_passes = self._memory.receive(list(map(torch.from_numpy, parts)))
-        end, limit, columns, ids, positions, self.noise, self.begin = numbers_on
+            slots[slot] = its_numbers
+        parts = (tokens, *_rows(slots), np.zeros((LOGGED, B), np.int64), np.zeros(1, np.int64))
+        tokens_on, self._whole, real, log, num_passes = self._memory.receive(list(map(torch.from_numpy, parts)))
+        self._real = _as_reals(real)
+        end, limit, columns, ids, positions, noise, self.begin, top_k = self._whole[:, :B]
+        temperature, top_p = self._real[:, :B]
+        self.sampling = Sampling(Choice.LIMITED, noise, temperature, top_k, top_p)
         self.buffer = TokenBuffer(tokens_on.t(), end, limit, columns, ids, positions, log, num_passes)
 
     def changes(self, arrivals: Sequence[Arrival], left: Sequence[int]) -> list[Tensor]:
@@ -105,12 +131,23 @@ class SlotTable:
         where = np.repeat(np.array([arrival.slot for arrival in arrivals], np.int64), lengths)
         columns = [np.arange(arrival.pad, arrival.pad + len(arrival.known)) for arrival in arrivals]
         ids = np.fromiter(chain.from_iterable(arrival.known for arrival in arrivals), np.int64, sum(lengths))
-        parts = (np.array([*slots], np.int64), *np.array([*slots.values()], np.int64).T.copy(), where)
+        parts = (np.array([*slots], np.int64), *_rows([*slots.values()]), where)
         return list(map(torch.from_numpy, (*parts, np.concatenate(columns or [where]), ids)))
 
     def change(self, arrived: Sequence[Tensor]) -> None:
         """Take in what `changes` told, once it is on the device."""
-        slots, *numbers, where, columns, ids = arrived
-        for part, new in zip(self.numbers, numbers, strict=True):
-            part.index_copy_(0, slots, new)
+        slots, whole, real, where, columns, ids = arrived
+        self._whole.index_copy_(1, slots, whole)
+        self._real.index_copy_(1, slots, _as_reals(real))
         self.buffer.tokens.index_put_((where, columns), ids)
+
+
+def _rows(slots: Sequence[tuple[Numbers, Reals]]) -> tuple[np.ndarray, np.ndarray]:
+    """What slots hold, all of a kind side by side; the real numbers are fp32, two in the room of one whole number."""
+    whole = np.array([numbers for numbers, _ in slots], np.int64).T.copy()
+    real = np.array([reals for _, reals in slots], np.float32).T.copy()
+    return whole, real.reshape(-1).view(np.int64)
+
+
+def _as_reals(arrived: Tensor) -> Tensor:
+    return arrived.view(torch.float32).view(len(Reals._fields), -1)

@@ -1,16 +1,16 @@
-// Stands unseen in a FigureBox and fires the window's resize event when the box gets another width, or is shown again.
+// Stands unseen in a FigureBox and fires the window's resize event when the box gets another size, or is shown again.
 
 const SETTLE_MS = 60;
 
 function render({ el }) {
   el.style.display = "none";
-  let width = -1, timer = 0, frame = 0;
+  let size = "", timer = 0, frame = 0;
   const watch = new ResizeObserver((entries) => {
-    const now = Math.round(entries[entries.length - 1].contentRect.width);
-    if (now === width) return;
-    width = now;
+    const { width, height } = entries[entries.length - 1].contentRect, now = [width, height].map(Math.round).join();
+    if (now === size) return;
+    size = now;
     clearTimeout(timer);
-    if (now) timer = setTimeout(() => window.dispatchEvent(new Event("resize")), SETTLE_MS);
+    if (width) timer = setTimeout(() => window.dispatchEvent(new Event("resize")), SETTLE_MS);
   });
   function find() { // a view is rendered before it stands in the page
     const box = el.closest(".eet-figure-box");

@@ -69,7 +69,8 @@ def waterfall(result: Ladder, log: bool | None = None) -> go.Figure:
         showgrid=False, tickvals=places, ticktext=[theme.words(name, NAME_WIDTH) for name in names],
         tickfont={"size": 11}, range=[-0.6, len(names) - 0.4],
     )  # fmt: skip
-    return fig.update_layout(showlegend=False, xaxis_title=_honesty(steps, result))
+    below = {"text": _rule(steps, result), "font": {"size": 11}, "standoff": 4}
+    return fig.update_layout(showlegend=False, xaxis_title=below)
 
 
 def left_out(result: Ladder, log: bool | None = None) -> go.Figure:
@@ -178,11 +179,6 @@ def _remark(fig: go.Figure, at: int, count: int, text: str, line: int) -> None:
         text=text, x=at - 0.36 if early else at + 0.36, xanchor="left" if early else "right", y=1, yref="paper",
         yanchor="top", yshift=-LINE_PX * line, showarrow=False, font={"size": 11}, align="left",
     )  # fmt: skip
-
-
-def _honesty(steps: Sequence[OwnTime], result: Ladder) -> dict[str, Any]:
-    """Below the names: what the whiskers are, and when grey says that they cannot be told apart."""
-    return {"text": _rule(steps, result), "font": {"size": 11}, "standoff": 4}
 
 
 def _rule(steps: Sequence[OwnTime], result: Ladder) -> str:

@@ -51,19 +51,37 @@ function render({ model, el }) {
   }
   function later() { if (!waiting) { waiting = true; requestAnimationFrame(draw); } }
 
+  // What a name says after a colon, a point or a bracket goes first where there is little room, and so does a unit that all
+  // lines share, which the title has then.
+  function told(name) {
+    const end = name.search(/: | · | \(/), main = end < 0 ? name : name.slice(0, end);
+    return [main, piece("eet-strip-more", name.slice(main.length))];
+  }
+  function piece(className, text) {
+    const node = document.createElement("span");
+    node.className = className;
+    node.textContent = text;
+    return node;
+  }
+
   function legend() {
-    titleEl.textContent = titleEl.title = model.get("title");
+    const units = model.get("series").map((s) => s.unit || model.get("unit")), shared = new Set(units).size < 2;
+    titleEl.title = model.get("title");
+    titleEl.replaceChildren(...told(model.get("title")), piece("eet-strip-less", shared && units[0] ? ", " + units[0] : ""));
     scaleEl.setAttribute("aria-pressed", String(scale === "log"));
     scaleEl.setAttribute("aria-label", "logarithmic axis of " + model.get("title"));
     noteEl.textContent = model.get("note");
     noteEl.style.display = model.get("note") ? "" : "none";
     legendEl.replaceChildren();
-    values = model.get("series").map((s) => {
+    values = model.get("series").map((s, i) => {
       const item = document.createElement("span"), dot = document.createElement("i"), value = document.createElement("b");
+      const number = document.createTextNode(""), unit = piece(shared ? "eet-strip-more" : "", " " + units[i]);
       dot.style.background = s.color;
-      item.append(dot, document.createTextNode(s.name + " "), value);
+      item.title = s.name;
+      value.append(number, unit);
+      item.append(dot, ...told(s.name), " ", value);
       legendEl.append(item);
-      return value;
+      return (last) => { number.textContent = last === undefined ? "–" : brief(last); unit.hidden = last === undefined; };
     });
   }
 
@@ -76,9 +94,9 @@ function render({ model, el }) {
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
     const style = getComputedStyle(el), ink = style.getPropertyValue("--eet-dim") || "#777", grid = style.getPropertyValue("--eet-line") || "#ccc";
-    const series = model.get("series"), unit = model.get("unit");
+    const series = model.get("series");
     const shown = lines.filter((l) => l.x.length);
-    lines.forEach((l, i) => { values[i].textContent = l.y.length ? brief(l.y[l.y.length - 1]) + " " + (series[i].unit || unit) : "–"; });
+    lines.forEach((l, i) => { values[i](l.y[l.y.length - 1]); });
     el.dataset.draws = (+el.dataset.draws || 0) + 1;
     el.dataset.points = shown.reduce((n, l) => n + l.x.length, 0);
     pen.font = "10px " + (style.getPropertyValue("--jp-ui-font-family") || "sans-serif");
@@ -121,7 +139,7 @@ function render({ model, el }) {
       const last = line.x.length - 1;
       if (!log || line.y[last] > 0) { pen.beginPath(); pen.arc(px(line.x[last]), py(line.y[last]), 2.4, 0, 7); pen.fill(); }
     });
-    canvas.setAttribute("aria-label", titleEl.textContent + ": " + legendEl.innerText);
+    canvas.setAttribute("aria-label", titleEl.title + ": " + legendEl.innerText);
   }
 
   function onMessage(message, buffers) {

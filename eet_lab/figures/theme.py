@@ -186,7 +186,7 @@ def note(text: str, kind: str = "plain") -> str:
 def error_card(error: BaseException) -> str:
     """What went wrong, readable: errors made for users as they are, others with their traceback in a fold."""
     if isinstance(error, EETError):
-        detail = _fold("details", _cause(error)) if error.__cause__ else ""
+        detail = _fold("details", "".join(traceback.format_exception(error.__cause__))) if error.__cause__ else ""
         title = escape(name_in_words(error))
         return f'<div class="eet-error" role="alert"><b>{title}</b><p>{escape(str(error))}</p>{detail}</div>'
     trace = "".join(traceback.format_exception(error))
@@ -199,7 +199,3 @@ def error_card(error: BaseException) -> str:
 
 def _fold(title: str, text: str) -> str:
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
-
-
-def _cause(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error.__cause__))

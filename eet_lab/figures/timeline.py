@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
 
 import plotly.graph_objects as go
@@ -31,34 +31,27 @@ OP_WIDTH, WIDTH = 0.86, 0.56
 """Heights of a bar in its lane: what runs within an op is drawn on it."""
 BUSY_HEIGHT, BUSY_BINS = 0.8, 120
 
-HEIGHT, TOP, BOTTOM = 520, 100, 84
-LOW, LOW_TOP, LOW_BOTTOM = 400, 42, 62
-"""A figure lower than the first has no title of its own, and the margins that follow."""
+TOP, BOTTOM = 24, 62
+"""Room for the upper step's headline, and for marks of time, their title and two lines of the legend."""
 LONGEST_LINE = 72
-CAPTION_WIDTH, CAPTION_LINE = 96, 15
-"""Characters and pixels of a line below the title."""
 ONE_EACH = "One step of each, and no measure of the difference: how long steps take is in Latency."
 SLOWED = 1.05
 """The least ratio of a step under the profiler to one without it that the headline tells."""
 
 
-def timeline_figure(timelines: Timelines, height: int | None = None) -> go.Figure:
-    """The baseline above the selection on one clock, or each at its own width; zoom and pan go along time alone.
+def timeline_figure(timelines: Timelines, height: int, own_width: bool = False) -> go.Figure:
+    """The baseline above the selection on one clock, or each over the whole width; zoom and pan go along time alone.
 
     A bar is at least a pixel wide, so far out the device looks busy all the time: a third lane tells its share.
-    A trace is all spans that share a name, so that a hover's words are written once. With a low `height`, title and
-    caption are left to the page: see `caption`.
+    A trace is all spans that share a name, so that a hover's words are written once. Its title is left to the page:
+    see `caption`.
     """
-    low = height is not None and height < LOW
-    said = [f'<span style="font-size:11px">{_text(line)}</span>' for line in _caption(timelines)]
-    taller = CAPTION_LINE * len(said)
-    title = "" if low else "<br>".join([_title(timelines.selection), *said])
-    top, bottom = (LOW_TOP, LOW_BOTTOM) if low else (TOP + taller, BOTTOM)
     fig = theme.subplots(
-        2, 1, title, height=(height or HEIGHT) + (0 if low else taller), layout={"barmode": "overlay"},
-        vertical_spacing=0.24 if low else 0.2, subplot_titles=[headline(timeline) for timeline in timelines],
+        2, 1, height=height, layout={"barmode": "overlay"}, vertical_spacing=0.24,
+        subplot_titles=[*map(headline, timelines)],
     )  # fmt: skip
     kinds: set[str] = set()
+    longest = max(timeline.step_us for timeline in timelines)
     for row, timeline in enumerate(timelines, 1):
         for spans in _alike(timeline.spans):
             fig.add_trace(_bars(spans, in_legend=spans[0].kind not in kinds), row=row, col=1)
@@ -73,33 +66,32 @@ def timeline_figure(timelines: Timelines, height: int | None = None) -> go.Figur
             row=row, col=1, tickvals=list(lanes.values()), ticktext=list(lanes), fixedrange=True, showgrid=False,
             zeroline=False, range=[min(lanes.values()) - 0.5, LANES["host"] + 0.5],
         )  # fmt: skip
-    fig.update_xaxes(zeroline=False, tickformat=theme.DIGITS, minallowed=0)
-    fig.update_annotations(x=0, xanchor="left", font={"size": 12})
-    fig.update_layout(legend=theme.LEGEND_BELOW, margin={"t": top, "b": bottom})
-    fig.update_layout(title={"y": 1, "yref": "container", "yanchor": "top", "pad": {"t": 14, "l": 12}})
-    fig = _with_clocks(fig, [timeline.step_us for timeline in timelines])
-    return _lowered(fig) if low else fig
-
-
-def _lowered(fig: go.Figure) -> go.Figure:
-    """Small letters, the buttons at the right, and marks of time below the lower step alone."""
-    fig.update_layout(legend={"y": -0.42, "font": {"size": 10}})
-    menu = {"font": {"size": 10}, "x": 1, "xanchor": "right", "y": 1.03, "yanchor": "bottom", "pad": {"t": 0, "b": 0}}
-    fig.update_layout(updatemenus=[menu])
-    fig.update_xaxes(tickfont={"size": 10}, title={"font": {"size": 11}, "standoff": 2})
+        fig.update_xaxes(row=row, col=1, range=[0, timeline.step_us if own_width else longest])
+    clock = "each over the whole width" if own_width else "both on the same clock"
+    fig.update_xaxes(zeroline=False, tickformat=theme.DIGITS, minallowed=0, tickfont={"size": 10})
+    fig.update_xaxes(
+        row=2, col=1, matches=None if own_width else "x",
+        title={"text": f"microseconds, {clock}", "font": {"size": 11}, "standoff": 2},
+    )  # fmt: skip
     fig.update_yaxes(tickfont={"size": 10})
-    return fig
+    fig.update_annotations(x=0, xanchor="left", font={"size": 11})
+    return fig.update_layout(legend={**theme.LEGEND_BELOW, "font": {"size": 10}}, margin={"t": TOP, "b": BOTTOM})
 
 
 def caption(timelines: Timelines) -> str:
-    """What the step is, where it was taken, and what could not be seen: a low figure's title."""
-    said = " ".join(_remarks(timelines))
-    return f"{_title(timelines.selection, plain_text=True)}. {said}"
+    """What the steps are, where they were taken, and what could not be seen."""
+    each = (text for timeline in timelines for text in (f"Taken on {timeline.origin}.", timeline.remark))
+    return " ".join([short_caption(timelines), ONE_EACH, *dict.fromkeys(text for text in each if text)])
 
 
 def short_caption(timelines: Timelines) -> str:
-    """The same in a line."""
-    return f"{_title(timelines.selection, plain_text=True)}."
+    """What the steps are, and how much slower the profiler made them."""
+    of = timelines.selection
+    rows = counted(of.num_rows, "row")
+    said = f"One decode step: {rows}, {of.num_columns:,} columns of KV cache; by {of.source}."
+    if any(each.step_us > SLOWED * each.unprofiled_us for each in timelines):
+        said += f" While watched: {' and '.join(ms_words(each.step_us / 1e3) for each in timelines)}."
+    return said
 
 
 def headline(timeline: Timeline) -> str:
@@ -107,28 +99,9 @@ def headline(timeline: Timeline) -> str:
     name = _text(short_form(timeline.recipe, timeline.device_kind))
     ms = ms_words(timeline.unprofiled_us / 1e3)
     if timeline.busy_share is None:
-        point = f"{counted(timeline.num_launches, 'call')} of PyTorch in {ms}"
-    else:
-        busy = f"device busy {100 * timeline.busy_share:.0f} % of {ms}"
-        point = f"{timeline.num_launches:,} launch{'' if timeline.num_launches == 1 else 'es'}, {busy}"
-    slowed = timeline.step_us > SLOWED * timeline.unprofiled_us
-    return f"<b>{name}</b>: {point}" + (f"; {ms_words(timeline.step_us / 1e3)} while watched" if slowed else "")
-
-
-def _caption(timelines: Timelines) -> list[str]:
-    """Lines below the title."""
-    return textwrap.wrap(" ".join(_remarks(timelines)), CAPTION_WIDTH)
-
-
-def _remarks(timelines: Timelines) -> list[str]:
-    """What it does not say, where it was taken, and what could not be seen."""
-    each = (text for timeline in timelines for text in (f"Taken on {timeline.origin}.", timeline.remark))
-    return [ONE_EACH, *dict.fromkeys(text for text in each if text)]
-
-
-def _title(timeline: Timeline, plain_text: bool = False) -> str:
-    rows, source = counted(timeline.num_rows, "row"), timeline.source if plain_text else _text(timeline.source)
-    return f"One decode step: {rows}, {timeline.num_columns:,} columns of the KV cache; by {source}"
+        return f"<b>{name}</b>: {counted(timeline.num_launches, 'call')} of PyTorch in {ms}"
+    launches = f"{timeline.num_launches:,} launch{'' if timeline.num_launches == 1 else 'es'}"
+    return f"<b>{name}</b>: {launches}, device busy {100 * timeline.busy_share:.0f} % of {ms}"
 
 
 def _busy(timeline: Timeline) -> tuple[go.Bar, go.Scatter]:
@@ -205,24 +178,3 @@ def _text(text: str) -> str:
 
 def _tenths(values: Iterable[float]) -> list[float]:
     return [round(value, 1) for value in values]
-
-
-def _with_clocks(fig: go.Figure, widths: Sequence[float]) -> go.Figure:
-    """Two buttons above the plot: both steps on the longer one's clock, or each over the whole width."""
-    longest = max(widths)
-    same = {"xaxis.range": [0, longest], "xaxis2.range": [0, longest], "xaxis2.matches": "x"}
-    own = {"xaxis2.matches": None, "xaxis.range": [0, widths[0]], "xaxis2.range": [0, widths[1]]}
-    titles = {"same clock": "microseconds, both on the same clock", "own width": "microseconds, each at its own width"}
-    buttons = [
-        {"label": label, "method": "relayout", "args": [how | {"xaxis2.title.text": titles[label]}]}
-        for label, how in (("same clock", same), ("own width", own))
-    ]
-    fig.update_xaxes(range=[0, longest])
-    fig.update_xaxes(row=2, col=1, matches="x", title=titles["same clock"])
-    plot = HEIGHT - TOP - BOTTOM
-    menu = {
-        "type": "buttons", "direction": "right", "showactive": False, "buttons": buttons, "font": {"color": theme.INK},
-        "x": 0, "xanchor": "left", "y": 1 + 28 / plot, "yanchor": "bottom", "pad": {"t": 0, "b": 0},
-        "bgcolor": "rgba(0,0,0,0)", "bordercolor": theme.GRID,
-    }  # fmt: skip
-    return fig.update_layout(updatemenus=[menu])

@@ -26,7 +26,9 @@ function render({ model, el }) {
     if (!pane) return;
     pane.said.append(document.createTextNode(text));
     pane.count.textContent = count + " tokens";
-    pane.body.scrollTop = pane.body.scrollHeight;
+    // To the end in whole lines, so that none is cut under the head: an empty one below the text makes up for the rest.
+    const { body } = pane, below = body.scrollHeight - body.clientHeight;
+    body.scrollTop = below - (below % parseFloat(getComputedStyle(body).lineHeight));
   }
   function fromSnapshot() {
     const all = JSON.parse(model.get("snapshot") || "{}");

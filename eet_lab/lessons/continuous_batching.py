@@ -7,7 +7,7 @@ from functools import cache
 from statistics import mean
 
 from eet_lab.bench import Change
-from eet_lab.bench.timing import Rounds, counterbalanced
+from eet_lab.bench.timing import Rounds, Series, Tally, in_turn
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures.slot_lanes import lanes, lanes_by_slots, pass_tokens
@@ -162,16 +162,15 @@ Changes = tuple[Change, Change]
 
 
 @on_its_device
-def in_turn(model: Model, budget_s: float = 4.0) -> tuple[Changes, bool]:
+def paired(model: Model, budget_s: float = 4.0) -> tuple[Changes, bool]:
     """What joining changes of the total and of the mean TTFT, in pairs of runs; and whether the tokens are the same."""
     runners = Runner(model, False), Runner(model, True)
     try:
         for runner in runners:  # to warm up
             runner.run()
             runner.totals_ms, runner.ttfts_ms = [], []
-        for number in Rounds(None, budget_s, lambda: _changes(*runners)):
-            for runner in counterbalanced(runners, number):
-                runner.run()
+        rounds = Rounds(None, budget_s, lambda: _changes(*runners))
+        in_turn([Series(RECIPE, runner.run) for runner in runners], rounds, Tally(0, None))
         return _changes(*runners), runners[0].tokens == runners[1].tokens
     finally:
         for runner in runners:
@@ -190,7 +189,7 @@ def _changes(groups: Runner, joining: Runner) -> Changes:
 @after_prediction
 def measured(guess: Prediction, model: Model, budget_s: float = 4.0) -> Shown:
     """The twelve requests on the engine, in groups and joining, in turn until the interval of the pairs is narrow."""
-    (total, ttft), same = in_turn(model, budget_s)
+    (total, ttft), same = paired(model, budget_s)
     groups, joined = (len(each.passes) for each in both().values())
     gains_more = total.verdict == ttft.verdict == "better" and ttft.ratio < total.ratio
     sooner = (

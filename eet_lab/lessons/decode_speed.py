@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from eet_lab.bench import Ladder, Workload
-from eet_lab.bench.calls import counted, num_kernels
 from eet_lab.bench.cost import launch_cost, step_cost, streaming_gb_per_s
+from eet_lab.bench.launches import counted, num_kernels
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import Row
 from eet_lab.devices import present

@@ -13,9 +13,8 @@ import plotly.graph_objects as go
 from IPython.display import HTML
 
 from eet_lab.bench import Ladder, Spread
-from eet_lab.bench.calls import is_launched_by_python, num_kernels
 from eet_lab.bench.cost import LaunchCost, step_ms
-from eet_lab.bench.launches import StepLaunches
+from eet_lab.bench.launches import StepLaunches, num_kernels
 from eet_lab.figures import theme
 from eet_lab.lessons.show import table
 from eet_lab.models.config import Config
@@ -47,7 +46,7 @@ def rises(result: Ladder, config: Config, price: LaunchCost | None) -> list[Rise
             continue
         parts = Recipe.parse(rung.measurement.recipe.removeprefix("baseline"), device).parts
         kernels = num_kernels(parts, result.prompt_lengths, config)
-        launches = kernels if is_launched_by_python(parts) else 1
+        launches = 1 if parts.is_captured else kernels
         predicted = step_ms(cost.floor_ms, StepLaunches(launches, kernels), price)
         title = f"+ {rung.title}" if number else rung.title
         found.append(Rise(title, launches, kernels, cost.floor_ms, predicted, tpot))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from eet_lab.bench.calls import around_each, decode_calls
+from eet_lab.bench.launches import around_each, decode_calls
 from eet_lab.bench.rows import Row
 from eet_lab.bench.timing import Stopwatch
 from eet_lab.engine.engine import Engine

@@ -143,6 +143,16 @@ def attention(
     return out.flatten(1)
 
 
+def within_window(batch: Batch, window: int, empty: Empty) -> Batch:
+    """The batch, one token a row, where `keys.begin` is no earlier than the first column that a window shows."""
+    if batch.keys.window == window:
+        return batch
+    begin = empty("window_begin", batch.columns.shape, batch.keys.begin)
+    torch.sub(batch.columns, window - 1, out=begin)
+    torch.maximum(begin, batch.keys.begin, out=begin)
+    return batch._replace(keys=batch.keys._replace(begin=begin, window=window))
+
+
 def _seeing_the_same(
     spans: Sequence[tuple[int, int]], seen: Sequence[tuple[int, int]], num_tokens: int
 ) -> Iterator[tuple[slice, tuple[int, int], tuple[int, int]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,11 +20,14 @@ from eet_lab.ops.types import Batch, Linear, Norm, Sampling, fresh
 
 @dataclass(frozen=True)
 class NextTokenShape(NamedShape):
-    """B rows, each with its newest among T tokens, and the arg-max of V logits, or a draw."""
+    """B rows, each with its newest among T tokens, and the arg-max of V logits, or a draw.
+
+    `mixed`: rows ask for that, and for less of it, in turn.
+    """
 
     form = Form(
         "b<B rows>/t<T tokens>/v<V vocabulary>/c<C channels>"
-        "[/int8]{/rms}{/tied}{/greedy}[/temp<temperature temperature>][/k<top_k top-k>]",
+        "[/int8]{/rms}{/tied}{/greedy}[/temp<temperature temperature>][/k<top_k top-k>]{/mixed}",
         temperature=TEXT,
     )
 
@@ -37,6 +40,7 @@ class NextTokenShape(NamedShape):
     tied: bool = False  # every C-th token has one and the same weight, 1: their logits are equal in any order of sums
     temperature: float = 0.0
     top_k: int = 0
+    mixed: bool = False
 
     def named(self) -> Mapping[str, Any]:
         """Greedy is not named."""
@@ -53,7 +57,7 @@ class NextTokenShape(NamedShape):
         if self.int8:
             whole, scale = quantized(weight)
             head = Linear(whole, None, scale)
-        sampling = Sampling(self.temperature, self.top_k, 1.0, reference.noise_keys(seed, self.B, device))
+        sampling = Sampling.of(reference.noise_keys(seed, self.B, device), asked(self, self.B), self.V)
         return x, self.batch(device), norm, head, sampling
 
     def batch(self, device: str) -> Batch:
@@ -100,7 +104,7 @@ class NextTokenCase(Case):
             raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no token of {shape.V} a row.")
         if not shape.B:
             return 0.0, 0.0
-        if shape.tied and not shape.temperature and bool((got >= shape.C).any()):
+        if shape.tied and bool((got[inputs[4].temperature == 0] >= shape.C).any()):
             raise CaseFailed(f"{self.name}/{shape}: {got.tolist()} are not the lowest of the tokens that tie.")
         exact = reference.newest_logits(*copied(inputs[:4], torch.float64), empty=fresh)
         low = reference.newest_logits(*copied(inputs[:4]), empty=fresh)
@@ -112,21 +116,48 @@ class NextTokenCase(Case):
         return error, budget
 
 
+class HasLimits(Protocol):
+    """A shape that says how its tokens are chosen."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def mixed(self) -> bool: ...
+
+
+def asked(shape: HasLimits, num_rows: int, top_p: float = 1.0) -> list[tuple[float, int, float]]:
+    """The temperature, top-k and top-p of each row. Mixed rows have all of the shape's limits, some of them, or none;
+    or a temperature of 0, whatever the limits are; or a top-k of all tokens.
+    """
+    T, k = shape.temperature, shape.top_k
+    turn = [
+        (T, k, top_p),
+        (0.0, 0, 1.0),
+        (T, 0, 1.0),
+        (T, k, 1.0),
+        (0.0, k, top_p),
+        (T, 2**31 - 1, top_p),
+        (T, 0, top_p),
+    ]
+    return [turn[row % len(turn)] if shape.mixed else turn[0] for row in range(num_rows)]
+
+
 def beaten(exact: Tensor, got: Tensor, batch: Batch, sampling: Sampling, slack: float) -> Tensor:
     """The margin, in logits, by which each row's token is beaten: exact logits [B,V] in fp64, tokens [B] -> [B].
 
     Two logits may differ by `slack`: tokens that lie so far above the end of the top-k are certainly in it.
     """
-    mine, noisy, below = got[:, None], exact, torch.zeros_like(exact[:, 0])
-    certain, k = torch.ones_like(exact, dtype=torch.bool), sampling.kept_by_top_k(exact.shape[-1])
-    if not sampling.greedy:
-        positions = batch.positions.index_select(0, batch.last)
-        noisy = exact + sampling.temperature * reference.gumbel(sampling.noise, positions, exact.shape[-1])
-    if k < exact.shape[-1]:
-        end = exact.topk(k).values[:, -1:]
-        certain, below = exact > end + slack, (end - exact.gather(-1, mine))[:, 0]
+    V, mine, temperature = exact.shape[-1], got[:, None], sampling.temperature[:, None].double()
+    positions = batch.positions.index_select(0, batch.last)
+    noisy = exact + temperature * reference.gumbel(sampling.noise, positions, V)
+    top_k = sampling.top_k[:, None]
+    is_cut = (temperature > 0) & (top_k > 0) & (top_k < V)
+    end = exact.sort(-1, descending=True).values.gather(-1, torch.where(is_cut, top_k - 1, 0))
+    certain, below = (exact > end + slack) | ~is_cut, (end - exact.gather(-1, mine)).masked_fill(~is_cut, 0)
     rivals = noisy.masked_fill(~certain, -torch.inf).amax(-1)
-    return torch.maximum(rivals - noisy.gather(-1, mine)[:, 0], below)
+    return torch.maximum(rivals - noisy.gather(-1, mine)[:, 0], below[:, 0])
 
 
 NEXT_TOKEN = NextTokenCase(
@@ -165,6 +196,14 @@ NEXT_TOKEN = NextTokenCase(
         NextTokenShape(1, 1, 7, 8, top_k=3, temperature=1.0),
         NextTokenShape(20, 67, 499, 64, top_k=10, temperature=1.0),
         NextTokenShape(8, 8, 50257, 768, top_k=50, temperature=0.8),
+        # Rows that ask for different things, in every kernel; some have no limit, or a top-k of more than all blocks.
+        *(
+            NextTokenShape(B, T, V, C, top_k=k, temperature=0.8, mixed=True)
+            for B, T, V, C in ((3, 7, 1003, 64), (7, 7, 1001, 72), (16, 43, 515, 72), (20, 20, 499, 64))
+            for k in (0, 9)
+        ),
+        NextTokenShape(7, 7, 1003, 64, tied=True, top_k=133, temperature=1.3, mixed=True),
+        *(NextTokenShape(7, 9, 1003, 64, int8=True, top_k=k, temperature=0.8, mixed=True) for k in (0, 20)),
     ),
     (
         NextTokenShape(1, 1, 50257, 1600),

@@ -23,7 +23,7 @@ from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.row_cases import ROW_CASES
 from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
 from eet_lab.ops.token_cases import TOKEN_CASES, AdvanceShape, EmbedShape
-from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Extras, Layer, Linear, Norm, Sampling, Spec, TokenBuffer
+from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Choice, Extras, Layer, Linear, Norm, Sampling, Spec, TokenBuffer
 
 ALL_CASES = (*CASES, *INT8_CASES, *LAYER_CASES, *ROW_CASES, *TOKEN_CASES, *ENCODER_CASES)
 """Every case of every op with kernels: what the checks on a GPU go through."""
@@ -88,9 +88,9 @@ def _masked_attention(qkv: Tensor, kv: KV, batch: Batch, spec: Spec, extras: Ext
 
 
 def _next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: Sampling) -> int:
-    V, C = head.weight.shape
-    top_k = sampling.kept_by_top_k(V) % V  # 0: all of them
-    shape = NextTokenShape(len(batch.last), len(x), V, C, temperature=sampling.temperature, top_k=top_k)
+    (V, C), choice = head.weight.shape, sampling.choice
+    drawn, limited = choice > Choice.GREEDY, choice == Choice.LIMITED
+    shape = NextTokenShape(len(batch.last), len(x), V, C, temperature=float(drawn), top_k=int(limited))
     return _linear_bytes(head, shape, x.itemsize)
 
 
@@ -115,6 +115,18 @@ def _embed_norm(
 
 def _advance(buffer: TokenBuffer, token: Tensor, count: Tensor) -> int:
     return AdvanceShape(len(buffer.ids)).read_bytes(buffer.ids.itemsize)
+
+
+def _more_of_embed_norm(
+    ids: Tensor,
+    positions: Tensor,
+    types: Tensor | None,
+    token_embedding: Tensor,
+    position_embedding: Tensor,
+    type_embedding: Tensor | None,
+    norm: Norm,
+) -> int:
+    return int(types is not None and type_embedding is not None)  # types that are told are gathered
 
 
 def _more_of_norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None) -> int:
@@ -151,7 +163,7 @@ OPS = {
         Op("attention", _attention, _more_of_attention),
         Op("next_token", _next_token, _more_of_next_token),
         Op("advance", _advance),
-        Op("embed_norm", _embed_norm),
+        Op("embed_norm", _embed_norm, _more_of_embed_norm),
         Op("linear_residual_norm", _linear_residual, _more_of_residual_norm),
     )
 }

@@ -14,7 +14,7 @@ from torch import Tensor
 from eet_lab.ops.attention import append, attention, dense_mask, gathered, heads, masked_attention
 from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.norms import norm, softmax
-from eet_lab.ops.types import Batch, Empty, Layer, Linear, Norm, Sampling, TokenBuffer
+from eet_lab.ops.types import Batch, Choice, Empty, Layer, Linear, Norm, Sampling, TokenBuffer
 
 __all__ = [
     "activate",
@@ -160,21 +160,35 @@ def next_token(
 
 
 def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
-    """Arg-max, or a draw by the Gumbel-max trick: logits [B,V], positions [B] -> [B].
+    """Arg-max, or a draw by the Gumbel-max trick, each row as it asks for: logits [B,V], positions [B] -> [B].
 
-    Tokens that tie with the last one of the top-k or top-p stay.
+    A score is the logit times 1 / temperature, both in fp32. Tokens that tie with the last one of the top-k or top-p
+    stay.
     """
     if sampling.greedy:
         return logits.argmax(-1)
-    scores = logits.float() / sampling.temperature
-    if 0 < sampling.top_k < scores.shape[-1]:
-        scores = scores.masked_fill(scores < scores.topk(sampling.top_k).values[:, -1:], -torch.inf)
-    if sampling.top_p < 1:
-        ordered = scores.sort(-1, descending=True).values
-        before_last = ordered.softmax(-1).cumsum(-1) < sampling.top_p
-        last = before_last.sum(-1, keepdim=True).clamp_(max=scores.shape[-1] - 1)  # the token that reaches the mass
-        scores = scores.masked_fill(scores < ordered.gather(-1, last), -torch.inf)
-    return (scores + gumbel(sampling.noise, positions, scores.shape[-1])).argmax(-1)
+    is_drawn = (sampling.temperature > 0)[:, None]
+    scores = logits.float() * torch.where(is_drawn[:, 0], 1 / sampling.temperature, 1)[:, None]
+    if sampling.choice == Choice.LIMITED:
+        top_k, top_p = (torch.where(is_drawn, part[:, None], 1) for part in (sampling.top_k, sampling.top_p))
+        least = least_kept(scores, top_k, top_p)
+        scores = scores.masked_fill((scores < least) & is_drawn, -torch.inf)
+    noisy = scores + gumbel(sampling.noise, positions, scores.shape[-1])
+    return torch.where(is_drawn, noisy, scores).argmax(-1)
+
+
+def least_kept(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """The smallest score [B,1] that the top-k [B,1] and then the top-p [B,1] of each row keep: scores [B,V]."""
+    V = scores.shape[-1]
+    kept = torch.where(top_k > 0, top_k, V).clamp(max=V)
+    if scores.device.type == "cpu" and not (top_p < 1).any():  # the host may look, and a sort takes 200 times as long
+        return scores.topk(int(kept.max())).values.gather(-1, kept - 1)
+    ordered = scores.sort(-1, descending=True).values
+    least = ordered.gather(-1, kept - 1)
+    ordered = ordered.masked_fill(ordered < least, -torch.inf)
+    before_last = ordered.softmax(-1).cumsum(-1) < top_p
+    reaches = before_last.sum(-1, keepdim=True).clamp_(max=V - 1)  # the token that reaches the mass
+    return torch.where(top_p < 1, ordered.gather(-1, reaches), least)
 
 
 def choose_top_k(

@@ -16,7 +16,7 @@ from torch import Tensor
 from eet_lab.naming import TEXT, Form
 from eet_lab.ops import reference
 from eet_lab.ops.cases import Case, CaseFailed, RedZones
-from eet_lab.ops.next_token_case import NEXT_TOKEN
+from eet_lab.ops.next_token_case import NEXT_TOKEN, asked
 from eet_lab.ops.shapes import NamedShape, Normal, Shape, copied
 from eet_lab.ops.types import Empty, Sampling, TokenBuffer
 
@@ -58,10 +58,13 @@ def _num_distinct(count: int, n: int) -> int:
 
 @dataclass(frozen=True)
 class ChooseShape(NamedShape):
-    """Logits [B,V] of a normal distribution that is `spread` wide, and how to choose among them."""
+    """Logits [B,V] of a normal distribution that is `spread` wide, and how to choose among them.
+
+    `mixed`: rows ask for that, and for less of it, in turn.
+    """
 
     form = Form(
-        "b<B rows>/v<V vocabulary>[/greedy][/temp<temperature temperature>][/k<top_k top-k>][/p<top_p top-p>]",
+        "b<B rows>/v<V vocabulary>[/greedy][/temp<temperature temperature>][/k<top_k top-k>][/p<top_p top-p>]{/mixed}",
         temperature=TEXT,
         top_p=TEXT,
     )
@@ -72,6 +75,7 @@ class ChooseShape(NamedShape):
     top_k: int = 0
     top_p: float = 1.0
     spread: float = 3.0
+    mixed: bool = False
 
     def named(self) -> Mapping[str, Any]:
         """A top-p of 1 is not named, nor is the usual spread."""
@@ -83,7 +87,11 @@ class ChooseShape(NamedShape):
         logits = Normal(device, dtype, seed)(self.B, self.V, scale=self.spread)
         positions = torch.arange(self.B, device=device) * 7 + seed
         keys = reference.noise_keys(seed * 2**33 + 11, self.B, device)
-        return logits, positions, Sampling(self.temperature, self.top_k, self.top_p, keys)
+        return logits, positions, self.sampling(keys)
+
+    def sampling(self, noise: Tensor) -> Sampling:
+        """What rows with these noise keys [B] ask for."""
+        return Sampling.of(noise, asked(self, len(noise), self.top_p), self.V)
 
     def read_bytes(self, itemsize: int) -> int:
         """All logits once."""
@@ -187,8 +195,9 @@ class ChooseCase(Case):
             raise CaseFailed(f"{self.name}/{shape}: {tuple(got.shape)} {got.dtype} is no token of {shape.V} a row.")
         if not shape.B:
             return 0.0, 0.0
-        if sampling.greedy:
-            error, budget = float((got != logits.argmax(-1)).sum()), 0.0
+        wrong = int((got != logits.argmax(-1))[sampling.temperature == 0].sum())
+        if sampling.greedy or wrong:
+            error, budget = float(wrong), 0.0
         else:
             value, certain, possible = judged(logits, positions, sampling)
             mine, each = got[:, None], torch.arange(shape.B, device=logits.device)
@@ -202,23 +211,24 @@ class ChooseCase(Case):
 
 def judged(logits: Tensor, positions: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
     """Three fp64 tensors [B,V]: score plus noise; tokens that certainly stay in top-k and top-p; those that may."""
-    scores = logits.double() / sampling.temperature
-    value = scores + reference.gumbel(sampling.noise, positions, scores.shape[-1])
-    certain = possible = torch.ones_like(scores, dtype=torch.bool)
-    if 0 < sampling.top_k < scores.shape[-1]:
-        last = scores.topk(sampling.top_k).values[:, -1:]
-        rounding = 4 * torch.finfo(torch.float32).eps * last.abs()  # two fp32 scores may become one
-        certain, possible = scores >= last, scores >= last - rounding
-        scores = scores.masked_fill(~certain, -torch.inf)
-    if sampling.top_p < 1:
-        ordered, order = scores.sort(-1, descending=True)
-        mass = torch.cat([torch.zeros_like(ordered[:, :1]), ordered.softmax(-1).cumsum(-1)], -1)
-        above = mass.gather(-1, torch.searchsorted(-ordered, -scores))  # of the tokens that are larger
-        certain, possible = (
-            certain & (above < sampling.top_p - MASS_ROUNDING),
-            possible & (above < sampling.top_p + MASS_ROUNDING),
-        )
-        certain.scatter_(-1, order[:, :1], True)
+    V, is_drawn = logits.shape[-1], (sampling.temperature > 0)[:, None]
+    top_k, top_p = (
+        torch.where(is_drawn, part[:, None], limit) for part, limit in zip(sampling[3:], (0, 1), strict=True)
+    )
+    scores = logits.double() * torch.where(is_drawn, 1 / sampling.temperature.double()[:, None], 1)
+    value = torch.where(is_drawn, scores + reference.gumbel(sampling.noise, positions, V), scores)
+    ordered = scores.sort(-1, descending=True).values
+    last = ordered.gather(-1, torch.where(top_k > 0, top_k - 1, V - 1).clamp(max=V - 1))
+    rounding = 4 * torch.finfo(torch.float32).eps * last.abs()  # two fp32 scores may become one
+    certain, possible = scores >= last, scores >= last - rounding
+    scores = scores.masked_fill(~certain, -torch.inf)
+    ordered, order = scores.sort(-1, descending=True)
+    mass = torch.cat([torch.zeros_like(ordered[:, :1]), ordered.softmax(-1).cumsum(-1)], -1)
+    above = mass.gather(-1, torch.searchsorted(-ordered, -scores))  # of the tokens that are larger
+    is_cut = top_p < 1
+    certain &= (above < top_p - MASS_ROUNDING) | ~is_cut
+    possible &= (above < top_p + MASS_ROUNDING) | ~is_cut
+    certain.scatter_(-1, order[:, :1], True)
     return value, certain, possible
 
 
@@ -254,6 +264,9 @@ HOW: tuple[dict[str, Any], ...] = (
 )
 
 
+MIXED: tuple[dict[str, Any], ...] = tuple(how | {"mixed": True} for how in HOW[1:])
+
+
 TOP_K: tuple[dict[str, Any], ...] = (
     {},
     {"top_k": 1},
@@ -285,6 +298,7 @@ TOKEN_CASES = (
             *_choices(((1, 499), (3, 4096), (17, 50257), (300, 1001), (2, 7))),
             *_choices(((2, 5000),), spread=0.0),  # all tokens tie
             *_choices(((2, 5000),), spread=40.0),  # one token has nearly all chances
+            *(ChooseShape(B, V, **how) for (B, V), how in product(((9, 499), (17, 50257), (2, 7)), MIXED)),
             ChooseShape(2, 151936, 1.0, top_k=151935, top_p=0.99),
             ChooseShape(4, 1000, 1.0, top_k=1, top_p=1e-9),
             ChooseShape(0, 100),
@@ -302,6 +316,13 @@ TOKEN_CASES = (
             # A whole cluster, its lists short, long and too long.
             *(TopKShape(1, 50257, top_k=k, clumped=clumped) for k in (50, 131) for clumped in (False, True)),
             TopKShape(1, 151936, top_p=0.9),
+            # Rows without a top-k, or with one of more than there are blocks, beside such as have a smaller one.
+            *(
+                TopKShape(B, V, 0.8, k, p, mixed=True)
+                for B, V in ((7, 499), (16, 50257))
+                for k, p in ((50, 1), (9, 0.7))
+            ),
+            *(TopKShape(B, 4096, 1.0, top_k=k, top_p=0.9) for B, k in ((3, 133), (2, 4096), (1, 0))),
             *_top_k(((2, 5000),), spread=40.0),
             TopKShape(3, 1000, top_k=3, num_blocks=3),
             TopKShape(3, 1000, top_k=8, top_p=0.5, num_blocks=8, clumped=True),

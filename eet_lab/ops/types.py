@@ -6,7 +6,8 @@ K columns of the KV cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import NamedTuple, Protocol
 
 import torch
@@ -81,10 +82,11 @@ class Keys(NamedTuple):
     Columns that no query sees may share a page; pages of a row are its own otherwise.
     """
 
-    begin: Tensor  # [B] int64  columns before a row's first token: its pads
+    begin: Tensor  # [B] int64  columns before the first that a row may see: its pads
     table: Tensor | None = None  # [B,blocks] int32: column c of row b is [table[b,c // page],:,c % page]
     spans: tuple[tuple[int, int], ...] | None = None  # begin and end of each row, on the host
     padded: bool = False  # whether any row of this batch has pads
+    window: int | None = None  # where each row reads one token: `begin` is no earlier than such a window's first column
 
 
 class Batch(NamedTuple):
@@ -124,21 +126,46 @@ class Attend(Protocol):
         """Queries, keys and values [T,(H+2G)D] of a layer -> [T,HD]."""
 
 
-class Sampling(NamedTuple):
-    """How the next token is drawn. A row's noise is the same in every recipe, whoever shares the batch."""
+class Choice(IntEnum):
+    """What chooses a token, from the plainest to the most general: each serves what the plainer ones ask for, too."""
 
-    temperature: float  # 0: greedy
-    top_k: int  # 0: no limit
-    top_p: float  # 1: no limit
-    noise: Tensor  # [B] int64, on the device, so that a captured step can be replayed with other draws: `noise_keys`
+    GREEDY = 0  # the largest logit
+    DRAW = 1  # a draw from all tokens
+    LIMITED = 2  # a draw after top-k and top-p
+
+    @classmethod
+    def of(cls, temperature: float, top_k: int, top_p: float, num_tokens: int) -> Choice:
+        """The plainest one that does for a row, of so many tokens in all."""
+        if temperature == 0:
+            return cls.GREEDY
+        return cls.LIMITED if 0 < top_k < num_tokens or top_p < 1 else cls.DRAW
+
+
+class Sampling(NamedTuple):
+    """How each row's next token is chosen. A row gets the same token in every recipe, whoever shares the batch.
+
+    The values are on the device, where a captured step reads those of the requests that it is replayed for. What the
+    host knows of them chooses the kernels: `choice` serves all rows.
+    """
+
+    choice: Choice
+    noise: Tensor  # [B] int64: `noise_keys`
+    temperature: Tensor  # [B] fp32; 0: greedy
+    top_k: Tensor  # [B] int64; 0: no limit
+    top_p: Tensor  # [B] fp32; 1: no limit
+
+    @classmethod
+    def of(cls, noise: Tensor, asked: Sequence[tuple[float, int, float]], num_tokens: int) -> Sampling:
+        """Rows with these noise keys [B], which ask for a temperature, a top-k and a top-p each."""
+        choice = max((Choice.of(*each, num_tokens) for each in asked), default=Choice.GREEDY)
+        values = torch.tensor(asked, dtype=torch.float64).reshape(len(asked), 3).T  # it holds any top-k
+        dtypes = torch.float32, torch.int64, torch.float32
+        limits = (part.to(noise.device, dtype) for part, dtype in zip(values, dtypes, strict=True))
+        return cls(choice, noise, *limits)
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
-
-    def kept_by_top_k(self, num_tokens: int) -> int:
-        """How many of so many tokens the top-k keeps, but for those that tie."""
-        return self.top_k if 0 < self.top_k < num_tokens and not self.greedy else num_tokens
+        return self.choice == Choice.GREEDY
 
 
 class TokenBuffer(NamedTuple):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from eet_lab.ops import reference
+from eet_lab.ops.attention import within_window
 from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec
 
 if TYPE_CHECKING:
@@ -14,10 +15,16 @@ if TYPE_CHECKING:
 
 
 class Bounds:
-    """A row's first column and the query's own bound the keys; nothing is built, and pads are never read."""
+    """A row's first column and the query's own bound the keys; no mask is built, and pads are never read.
 
-    def __init__(self, ops: Any, batch: Batch, cache: KVCache | None, *, empty: Empty) -> None:
-        self.ops, self.batch, self.cache, self.empty = ops, batch, cache, empty
+    Where each row reads one token, a window is another first column, the same for all layers.
+    """
+
+    def __init__(
+        self, ops: Any, batch: Batch, cache: KVCache | None, *, empty: Empty, window: int | None = None
+    ) -> None:
+        self.ops, self.cache, self.empty = ops, cache, empty
+        self.batch = within_window(batch, window, empty) if window is not None and batch.one_each else batch
 
     def __call__(self, layer: int, qkv: Tensor, spec: Spec, extras: Extras = NO_EXTRAS) -> Tensor:
         return self.ops.attention(qkv, self._kv(layer), self.batch, spec, extras)
@@ -29,7 +36,9 @@ class Bounds:
 class DenseMask(Bounds):
     """The baseline: an additive mask [B,1,Q,K], built once a pass and added in every layer."""
 
-    def __init__(self, ops: Any, batch: Batch, cache: KVCache | None, *, empty: Empty) -> None:
+    def __init__(
+        self, ops: Any, batch: Batch, cache: KVCache | None, *, empty: Empty, window: int | None = None
+    ) -> None:
         super().__init__(ops, batch, cache, empty=empty)
         self._masks: dict[Spec, Tensor] = {}
 

@@ -42,8 +42,10 @@ class LaysOutTexts(Protocol):
 class MakesAttend(Protocol):
     """How attention knows what a query may see."""
 
-    def __call__(self, ops: Any, batch: Batch, cache: KVCache | None, /, *, empty: Empty) -> Attend:
-        """The attention of one pass; without a cache its tokens see each other."""
+    def __call__(
+        self, ops: Any, batch: Batch, cache: KVCache | None, /, *, empty: Empty, window: int | None = None
+    ) -> Attend:
+        """The attention of one pass; without a cache its tokens see each other. `window` is that of all layers."""
 
 
 class MakesCache(Protocol):

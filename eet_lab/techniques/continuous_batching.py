@@ -17,8 +17,8 @@ class ContinuousBatching(Technique):
     Without it, a batch begins together, and its rows are held until the last one is done: a short answer waits for a
     long one, and a prompt that comes meanwhile waits for all of them. With it, the batch is a number of slots. A
     request that waits joins as soon as a slot is free. A step has a budget of tokens: every row that generates reads
-    one, and what is left reads prompts, in chunks, so that a long prompt holds up no answer for long. Each request gets
-    the tokens that it would get alone.
+    one, and what is left reads prompts, in chunks, so that a long prompt holds up no answer for long. Each request has
+    settings of its own, and gets the tokens that it would get alone.
 
     Expect nothing for prompts that begin and end together. Expect more tokens per second where there are more requests
     than slots, or answers differ in length. A request's slot has room for its full length (`memory_reuse`), or takes

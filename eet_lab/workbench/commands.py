@@ -121,9 +121,10 @@ class Tab(Command):
 
 
 class Scale(Command):
-    """A logarithmic axis, or a linear one."""
+    """Switch a scale of figures: "log", for a logarithmic axis, or "own width", for the steps of a timeline."""
 
-    log: bool
+    name: str
+    on: bool
 
 
 class Export(Command):

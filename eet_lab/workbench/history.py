@@ -22,8 +22,9 @@ from tempfile import mkdtemp
 from typing import Any
 
 from eet_lab.bench.environment import placed
-from eet_lab.bench.files import content_of, read_result
+from eet_lab.bench.results import read_result
 from eet_lab.bench.timeline import Timelines, encode, timelines_of
+from eet_lab.codec import content_of
 from eet_lab.errors import EETError, ResultError, first_line
 from eet_lab.paths import PACKAGE, results_dir, write_whole
 from eet_lab.words import visible

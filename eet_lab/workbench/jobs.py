@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from eet_lab import bench
-from eet_lab.bench.timeline import timelines
+from eet_lab.bench.timeline_steps import timelines
 from eet_lab.devices import present
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings

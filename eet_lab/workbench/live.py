@@ -28,16 +28,16 @@ PLAN: Line = ("engine_bytes", "plan: weights + KV + arena", "MiB", 1 / MiB)
 
 GPU_MEMORY: list[Line] = [
     PLAN,
-    ("torch_allocated_bytes", "torch allocated", "MiB", 1 / MiB),
-    ("torch_reserved_bytes", "torch reserved", "MiB", 1 / MiB),
-    ("memory_used_bytes", "NVML used", "MiB", 1 / MiB),
+    ("torch_allocated_bytes", "allocated (torch)", "MiB", 1 / MiB),
+    ("torch_reserved_bytes", "reserved (torch)", "MiB", 1 / MiB),
+    ("memory_used_bytes", "used (NVML)", "MiB", 1 / MiB),
 ]
 CPU_MEMORY: list[Line] = [PLAN, ("process_rss_bytes", "process RSS", "MiB", 1 / MiB)]
 GPU_LOAD: list[Line] = [("utilization_percent", "utilization", "%", 1), ("power_w", "power", "W", 1)]
 CPU_LOAD: list[Line] = [("process_cpu_percent", "this process's CPU", "%", 1)]
 UNWATCHED = "A Ladder is timed, not watched."
 LATER = " What it generates, and what each technique saves, is here once it is done."
-LATENCY = "Latency per token step"
+LATENCY = "Latency per step"
 
 
 class Charts:
@@ -64,11 +64,11 @@ class Charts:
         if gpu:
             self._set(self.memory, _titled("GPU memory", where), GPU_MEMORY)
         else:
-            self._set(self.memory, _titled("Process memory (no GPU)", where), CPU_MEMORY)
+            self._set(self.memory, _titled("CPU memory (no GPU)", where), CPU_MEMORY)
         if gpu and counters:
-            self._set(self.load, _titled("GPU utilization and power", where), GPU_LOAD)
+            self._set(self.load, _titled("GPU load", where), GPU_LOAD)
         else:
-            self._set(self.load, _titled("CPU utilization (no GPU counters)", where), CPU_LOAD)
+            self._set(self.load, _titled("CPU load (no GPU counters)", where), CPU_LOAD)
 
     def name(self, runs: Sequence[str]) -> None:
         """What the two runs are called whose steps are drawn."""

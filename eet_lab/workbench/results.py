@@ -132,8 +132,8 @@ class Results:
         match command:
             case c.Tab(name):
                 self._sheet.open(name)
-            case c.Scale(log):
-                self._sheet.scale(log)
+            case c.Scale(name, on):
+                self._sheet.scale(name, on)
             case c.Pick(what, name):
                 self.memory.pick(what, name)
             case c.Export(id, format):
@@ -222,7 +222,7 @@ class Results:
         """
         shown = self.result
         if isinstance(shown, Ladder):
-            return effects(shown), "what each saved in this ladder"
+            return effects(shown), "saved in this ladder"
         own = (row for row in self.history.rows() if row.kind == "ladder" and not row.recorded and not row.problem)
         row = None if self.opened else next(own, None)
         last = None if row is None else self._opened_once(row)
@@ -231,7 +231,7 @@ class Results:
         of = last.environment.model, last.environment.model_label, last.prompts
         if of != (model.name, model.label, tuple(prompts)):
             return {}, ""
-        return effects(last), f"what each saved in {row.name}"
+        return effects(last), f"saved in {row.name}"
 
     def _opened_once(self, row: KeptRun) -> Ladder | None:
         """A kept ladder; None where its file has gone since."""

@@ -21,8 +21,9 @@ STAGE_PX = 258
 """The height of a figure: all of it is in view on the stage."""
 BELOW_WORDS_PX = 222
 """The height of one with words above it, which take their room from the stage."""
+LOG, OWN_WIDTH = "log", "own width"
 NOTHING_ELSE: dict[str, Any] = {
-    "note": None, "tabs": [], "picks": [], "tools": {"log": None, "exports": []}, "tables": [], "words": [],
+    "note": None, "tabs": [], "picks": [], "tools": {"scale": None, "exports": []}, "tables": [], "words": [],
 }  # fmt: skip
 """What the sheet shows beside the text that streams."""
 KEPT = "Kept with a run: numbers, texts, a recorded timeline. Memory addresses are shown for the newest result only."
@@ -51,7 +52,7 @@ class Sheet:
     def __init__(self, page: Page, memory: MemoryTab) -> None:
         self._page, self._memory = page, memory
         self._wanted = ""
-        self._log: bool | None = None  # as the reader asked for it; None: as suits each figure
+        self._scales: dict[str, bool] = {}  # as the reader asked for them; else as suits each figure
         self._is_log = False
         self._drawn: tuple[tuple[Any, ...], tuple[Any, ...]] | None = None  # what the figures are of, and how
 
@@ -59,9 +60,9 @@ class Sheet:
         """Open a tab; "" the first one."""
         self._wanted = tab
 
-    def scale(self, log: bool) -> None:
-        """A logarithmic axis, or a linear one, where a figure has the choice."""
-        self._log = log
+    def scale(self, name: str, on: bool) -> None:
+        """Switch a scale, LOG or OWN_WIDTH, of the figures that have it."""
+        self._scales[name] = on
 
     def show(self, subject: SheetContent) -> None:
         """Put up the tiles, the tabs and the stage."""
@@ -87,10 +88,16 @@ class Sheet:
             "note": _note(subject, tab),
             "tabs": self._tabs(subject),
             "picks": self._memory.picks() if tab == "arena" else [],
-            "tools": {"log": self._is_log if tab in SCALED else None, "exports": _exports(subject)},
+            "tools": {"scale": self._scale(subject, tab), "exports": _exports(subject)},
             "tables": self._tables(subject, tab),
             "words": self._words(subject, tab),
         }
+
+    def _scale(self, subject: SheetContent, tab: str) -> dict[str, Any] | None:
+        """The scale that the figure can be switched to."""
+        if tab == "timeline" and subject.timelines:
+            return {"name": OWN_WIDTH, "on": self._scales.get(OWN_WIDTH, False)}
+        return {"name": LOG, "on": self._is_log} if tab in SCALED else None
 
     def _words(self, subject: SheetContent, tab: str) -> list[dict[str, str]]:
         """What stands above a figure, or on a tab without one."""
@@ -123,7 +130,7 @@ class Sheet:
             self._drawn = None
             self._page.stage("stream" if subject.running else "race")
             return True
-        of, how = (subject.result, subject.timelines), (tab, self._log, *self._arena(tab))
+        of, how = (subject.result, subject.timelines), (tab, dict(self._scales), *self._arena(tab))
         # Results are large and do not change, so they are compared as objects. Held on to, none can take another's id.
         if self._drawn is None or self._drawn[1] != how or not all(map(is_, of, self._drawn[0])):
             self._drawn = of, how
@@ -142,10 +149,11 @@ class Sheet:
         if tab == "arena":
             return [self._memory.figure(BELOW_WORDS_PX)]
         if tab == "timeline":
-            return [timeline_figure(subject.timelines, STAGE_PX)] if subject.timelines else []
+            own_width = self._scales.get(OWN_WIDTH, False)
+            return [timeline_figure(subject.timelines, STAGE_PX, own_width)] if subject.timelines else []
         if result is None or isinstance(result, Run) or tab in ("", "table", "texts", "planners"):
             return []
-        figure = plot(result, tab, log=self._log)
+        figure = plot(result, tab, log=self._scales.get(LOG))
         assert isinstance(figure, go.Figure)  # one kind is one figure
         self._is_log = "log" in (figure.layout.xaxis.type, figure.layout.yaxis.type)
         return [figure.update_layout(height=BELOW_WORDS_PX if tab == "parity" else STAGE_PX)]

@@ -38,8 +38,9 @@ class SideBySide:
         lines = [["recipe", *(row.recipe for row in self.rows)], ["device", *(row.device for row in self.rows)]]
         one, other = map(facts, self.ends)
         lines += [[name, one[name], other[name]] for name in one]
-        same = "yes" if self.ends[0].tokens == self.ends[1].tokens else "no"
-        return {"head": ["", *(row.label for row in self.rows)], "rows": lines, "notes": [HOW, self._same(same)]}
+        same = f"The same tokens: {'yes' if self.ends[0].tokens == self.ends[1].tokens else 'no'}."
+        notes = [HOW, same if self.same_prompts else "They had other prompts."]
+        return {"head": ["", *(row.label for row in self.rows)], "rows": lines, "notes": notes}
 
     def tiles(self) -> list[dict[str, Any]]:
         """The second, from the first."""
@@ -49,6 +50,3 @@ class SideBySide:
         """What stands in the banner."""
         names = " and ".join(f"{row.label} ({row.recipe})" for row in self.rows)
         return f"These are two kept runs side by side: {names}. They were not timed in turn."
-
-    def _same(self, verdict: str) -> str:
-        return f"The same tokens: {verdict}." if self.same_prompts else "They had other prompts."

@@ -16,9 +16,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from eet_lab.bench import codec
-from eet_lab.bench.codec import Name, Text, Whole
-from eet_lab.bench.files import content_of
+from eet_lab import codec
+from eet_lab.codec import Name, Text, Whole, content_of
 from eet_lab.errors import EETError, ResultError
 from eet_lab.paths import write_whole
 from eet_lab.workbench.rows import Summary

@@ -44,6 +44,9 @@ class Workbench:
     generation (max_new_tokens, temperature, top_k, top_p, seed). Runs are kept in `folder`. `result` is the last one,
     and `report()` shows it as a cell's own output, which still shows when the kernel is gone.
 
+    A page that is reloaded shows what was saved with the notebook: where that was before the cell ran, run the cell
+    again. Kept runs come back, and a run under way goes on.
+
     Opening another workbench closes this one, unless it is busy and the new one is asked for with the same words: then
     the same workbench is shown again, as after a reload of the page. `close()` ends its threads. Errors: RecipeError,
     PromptError, ModelError (no such device).

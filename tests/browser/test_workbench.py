@@ -54,6 +54,24 @@ def place(page: Any, selector: str) -> dict[str, float]:
     return page.locator(selector).first.bounding_box()
 
 
+CUT_CHARTS = """() => [...document.querySelectorAll('.eet-strip')].filter((e) => e.offsetParent).flatMap((chart) => {
+  const place = chart.getBoundingClientRect(), title = chart.querySelector('.eet-strip-title');
+  const cut = [...chart.querySelectorAll('.eet-strip-legend > span')].filter((each) => {
+    const { right, bottom } = each.getBoundingClientRect(); return right > place.right || bottom > place.bottom; });
+  const low = chart.querySelector('canvas').clientHeight < 30 ? [chart] : [];
+  if (title.scrollWidth > title.clientWidth) cut.push(title);
+  return [...cut, ...low].map((each) => each.innerText); })"""
+"""Names and values that do not fit into their chart, and charts that they leave no room."""
+FILLS = """() => {
+  const stage = document.querySelector('.eet-stage'), plot = stage.querySelector('.eet-figure .main-svg');
+  return Math.abs(stage.clientHeight - 12 - plot.clientHeight) <= 2; }"""
+"""The figure is as high as the stage without its margins."""
+TOP_LINES = """() => [...document.querySelectorAll('.eet-stream-body')].map((body) => {
+  const line = parseFloat(getComputedStyle(body).lineHeight);
+  return [body.scrollTop, body.scrollTop % line, line]; })"""
+"""How far each prompt's text is scrolled, how much of that cuts a line, and a line's height."""
+
+
 def hovered(page: Any, chart: Any) -> str:
     """What a chart says of the bar under the pointer. Drawn anew it says nothing, until the pointer moves again."""
     for _ in range(10):
@@ -125,6 +143,9 @@ def test_choose_run_stop_compare_and_reload(bench: Any) -> None:
     seen = points(page)
     page.wait_for_function(f"() => +document.querySelector('.eet-strip').dataset.points > {seen + 20}")
     assert "<b>name</b>" in page.locator(".eet-stream-pane").first.inner_text()
+    page.wait_for_function(f"() => ({TOP_LINES})().some(([top]) => top > 40)", timeout=30_000)
+    for _, cut, line in page.evaluate(TOP_LINES):
+        assert min(cut, line - cut) < 1, "the line under a pane's head is whole"
     now = place(page, ".eet-answer")["y"] - place(page, ".eet-live")["y"]
     assert abs(now - top) < 2, "nothing jumps when a run begins"
 
@@ -233,9 +254,18 @@ def test_the_recorded_h200_races_on_one_clock(bench: Any) -> None:
     button(page, "10 ×").click()
     expect(button(page, "10 ×")).to_have_attribute("aria-pressed", "true")
 
-    # Its timeline was recorded with it.
+    # Its timeline was recorded with it, and fills the stage. In larger type and narrow windows charts keep their words.
     tab(page, "Timeline")
     page.wait_for_selector(f"{FIGURE} .barlayer .trace", timeout=20_000)
+    button(page, "own width").click()
+    page.wait_for_function(f"() => document.querySelector('{FIGURE} .x2title')?.textContent.includes('whole width')")
+    page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+    for size in ((1440, 900), (500, 800), (2560, 1300)):
+        page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
+        for _ in range(2):  # in larger type, and back
+            button(page, "Larger type").click()
+            page.wait_for_function(f"() => ({CUT_CHARTS})().length === 0", timeout=10_000)
+            page.wait_for_function(FILLS, timeout=10_000)
     button(page, "Back to my model").click()
     page.wait_for_function("() => !document.querySelector('.eet-bar').innerText.includes('kept run')")
 
@@ -257,6 +287,10 @@ def test_a_saved_notebook_is_small_even_with_widget_state(bench: Any) -> None:
     below = "(all) => all.getBoundingClientRect().bottom"
     output = page.locator(".jp-Cell-outputArea").first.evaluate(below)
     assert output >= page.locator(".eet-runs").evaluate(below), "nothing lies over what follows"
+    page.set_viewport_size({"width": 500, "height": 800})
+    outputs = ".jp-mod-outputsScrolled .jp-Cell-outputArea"
+    page.wait_for_function(f"() => document.querySelector('{outputs}').clientWidth < 500")
+    assert place(page, ".eet-bench")["y"] - place(page, outputs)["y"] < 10, "nor is there an empty prompt above"
     notebook = bench.save()
     widgets = notebook["metadata"]["widgets"]["application/vnd.jupyter.widget-state+json"]["state"]
     assert len(widgets) > 10, "the state of the widgets is there"

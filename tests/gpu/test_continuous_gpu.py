@@ -30,12 +30,13 @@ def parts_of(recipe: str, kv: str, policy: str):
     return Recipe.parse(f"{recipe.format(kv=f'memory_reuse:kv={kv}')},{policy}", "cuda").check("cuda").parts
 
 
-def joined(engine: Engine, rows: list[list[int]], settings: Settings, seed: int = 0) -> list[tuple[int, ...]]:
-    """Every prompt is added at a random time, as row 0 of its own batch."""
+def joined(engine: Engine, rows: list[list[int]], settings: Settings | list[Settings], seed: int = 0) -> list[tuple]:
+    """Every prompt is added at a random time, as row 0 of its own batch, with its settings or those of all."""
     draw, waiting, added = random.Random(seed), list(rows), []
+    each = iter([settings] * len(rows) if isinstance(settings, Settings) else settings)
     while waiting or any(not request.done for request in added):
         while waiting and draw.random() < 0.4:
-            added.append(engine.add(waiting.pop(0), settings))
+            added.append(engine.add(waiting.pop(0), next(each)))
         engine.step()
     engine.step()
     return [tuple(request.generated) for request in added]
@@ -59,6 +60,40 @@ def test_in_fp32_each_gets_the_tokens_that_it_would_get_alone(fp32, recipe, kv, 
             assert joined(engine, rows, settings, seed) == want
 
 
+HOWS = [{}, {"temperature": 0.9}, {"temperature": 0.8, "top_k": 50}, {"temperature": 0.7, "top_p": 0.8}]
+HOWS += [{"top_k": 5}, {"temperature": 1.2, "top_k": 10**6}, {"temperature": 1.1, "top_k": 300, "top_p": 0.9}]
+
+
+def mixed(count: int, new_tokens: int) -> list[Settings]:
+    return [Settings(new_tokens, **HOWS[row % len(HOWS)], seed=row % 3) for row in range(count)]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kv", ["static", "paged"])
+@pytest.mark.parametrize("recipe", RECIPES[:2])
+def test_in_fp32_each_has_settings_of_its_own(fp32, recipe, kv, policy):
+    rows, each, plain = batch(28, 1, 70), mixed(28, 24), Engine(fp32)
+    want = [plain.generate([row], settings).tokens[0] for row, settings in zip(rows, each, strict=True)]
+    engine = Engine(fp32, parts_of(recipe, kv, policy))
+    engine.reserve(engine.parts.schedule.max_rows, 100, Settings(24))
+    for seed in range(2):
+        assert joined(engine, rows, each, seed) == want
+
+
+def test_in_fp32_each_prompt_of_a_batch_has_settings_of_its_own(fp32):
+    rows, each, plain = batch(14, 1, 70), mixed(14, 16), Engine(fp32)
+    each = [replace(settings, max_new_tokens=1 + row) for row, settings in enumerate(each)]
+    alone = [plain.generate(rows, settings).tokens[row] for row, settings in enumerate(each)]
+    for recipe in (
+        "",
+        "fused_kernels,fused_sampling",
+        "pre_padding,mask_removal,memory_reuse,fused_kernels,cuda_graphs",
+    ):
+        engine = Engine(fp32, Recipe.parse(recipe, "cuda").check("cuda").parts)
+        for _ in range(2):
+            assert engine.generate(rows, each).tokens == tuple(alone), recipe
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kv", ["static", "paged"])
@@ -78,6 +113,12 @@ def test_one_capture_serves_whoever_comes(fp32, kv):
     captures = engine.captures
     joined(engine, batch(12, 1, 70, seed=1), Settings(24))
     assert engine.captures == captures > 0
+    joined(engine, batch(14, 1, 70), mixed(14, 24))
+    joined(engine, batch(14, 1, 70, seed=1), mixed(14, 24)[::-1], seed=1)
+    captures = engine.captures
+    others = [replace(settings, temperature=settings.temperature * 0.9, seed=9) for settings in mixed(14, 24)]
+    joined(engine, batch(14, 1, 70, seed=2), others, seed=2)
+    assert engine.captures == captures, "values are read on the device"
 
 
 def test_preempted_requests_get_the_same_tokens(fp32):

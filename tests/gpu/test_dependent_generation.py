@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from eet_lab.bench.logits import LogitsRecorder
+from eet_lab.bench.parity import LogitsRecorder
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.models import weights

@@ -85,7 +85,7 @@ def test_launches_are_as_many_as_declared(case):
 
 @every_shape((case for case in (*CASES, *ENCODER_CASES) if case.name not in MANY_WAYS), MOST_BYTES)
 def test_launches_are_as_many_as_a_step_is_said_to_have(case, shape):
-    """Whatever kernel takes the shape; cuBLAS may add up the parts of a product in one more."""
+    """Whatever kernel takes the shape; cuBLAS may add up the parts of a product, and end it, in one more."""
     if not getattr(shape, "T", True):
         pytest.skip("without tokens there is nothing to launch")
     inputs = shape.inputs("cuda", torch.float16, 0)
@@ -94,7 +94,8 @@ def test_launches_are_as_many_as_a_step_is_said_to_have(case, shape):
         return OPS[case.op].more_launches(*arguments, **keywords)
 
     expected = case.launches + Case.call(case, more, inputs, fresh)
-    launches = [name for name in launches_of(lambda: run(case, inputs)) if "splitKreduce" not in name]
+    of_cublas = "splitKreduce", "cublasLtEpilogue_t"
+    launches = [name for name in launches_of(lambda: run(case, inputs)) if not any(word in name for word in of_cublas)]
     assert len(launches) == expected, launches
 
 
@@ -138,7 +139,8 @@ def test_a_replayed_decode_goes_from_stage_to_stage(split, window):
     step = step._replace(columns=columns.expand(2))
     out = replayed_steps(lambda: cuda.attention(qkv, kv, step, spec, empty=fresh, split=split), columns, 4)
     for i, got in enumerate(out):
-        at = step._replace(columns=torch.full((2,), 382 + i, device="cuda"))
+        seen = step.keys._replace(spans=None)  # the host knows where the columns were at first
+        at = step._replace(columns=torch.full((2,), 382 + i, device="cuda"), spans=None, keys=seen)
         expected = DECODE.call(reference.attention, (qkv, plain, at, spec), fresh)
         torch.testing.assert_close(got, expected, rtol=0, atol=4e-3)
 

@@ -13,10 +13,11 @@ from eet_lab.errors import KernelError
 from eet_lab.ops import cuda, reference
 from eet_lab.ops.cuda.launching import dependent
 from eet_lab.ops.cuda.linear import outputs_and_largest, takes_few
+from eet_lab.ops.next_token_case import NextTokenShape
 from eet_lab.ops.reference import noise_keys
 from eet_lab.ops.shapes import Normal, copied
-from eet_lab.ops.token_cases import HOW, TOKEN_CASES, TOP_K, ChooseShape, TopKShape, block_maxima
-from eet_lab.ops.types import Batch, Linear, Norm, Sampling, fresh
+from eet_lab.ops.token_cases import HOW, MIXED, TOKEN_CASES, TOP_K, ChooseShape, TopKShape, block_maxima
+from eet_lab.ops.types import Batch, Choice, Linear, Norm, Sampling, fresh
 from gpu.launches import launches_of, replayed
 
 pytestmark = pytest.mark.gpu
@@ -29,21 +30,21 @@ def test_within_the_budget(case, shape, dtype, way):
     case.check(way(getattr(cuda, case.op)), shape, "cuda", dtype)
 
 
-@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("how", [*HOW, *MIXED], ids=str)
 def test_draws_equal_pytorchs(how, dtype):
     """Noise, scores and order are the same to the bit; only a sum of chances may round to the other side of top_p."""
     source = torch.Generator(device="cuda").manual_seed(1)
     shape = ChooseShape(64, 50257, **how)
     for seed in range(6):
         logits = (torch.randn(64, shape.V, device="cuda", generator=source) * (0.5 + seed)).to(dtype)
-        sampling = Sampling(shape.temperature, shape.top_k, shape.top_p, noise_keys(seed * 2**35 + seed, 64, "cuda"))
+        sampling = shape.sampling(noise_keys(seed * 2**35 + seed, 64, "cuda"))
         positions = torch.arange(64, device="cuda") * 3 + seed
         expected = reference.choose(logits, positions, sampling)
         assert torch.equal(cuda.choose(logits, positions, sampling, empty=fresh), expected), seed
 
 
 @pytest.mark.parametrize("clumped", [False, True])
-@pytest.mark.parametrize("how", TOP_K, ids=str)
+@pytest.mark.parametrize("how", [*TOP_K, *({"mixed": True} | how for how in TOP_K)], ids=str)
 def test_draws_from_the_top_k_equal_pytorchs(how, clumped, dtype):
     for seed in range(8):
         shape = TopKShape(16, 50257, **how, spread=0.5 + seed, clumped=clumped)
@@ -52,11 +53,12 @@ def test_draws_from_the_top_k_equal_pytorchs(how, clumped, dtype):
         assert torch.equal(cuda.choose_top_k(*inputs, empty=fresh), expected), seed
 
 
-@pytest.mark.parametrize("how", HOW[1:], ids=str)
+@pytest.mark.parametrize("how", [*HOW[1:], *MIXED], ids=str)
 def test_every_row_draws_on_its_own(how):
     logits, positions, sampling = ChooseShape(9, 777, **how).inputs("cuda", torch.float16, 5)
     each = [slice(row, row + 1) for row in range(len(logits))]
-    alone = [reference.choose(logits[at], positions[at], sampling._replace(noise=sampling.noise[at])) for at in each]
+    asked = [Sampling(sampling.choice, *(part[at] for part in sampling[1:])) for at in each]
+    alone = [reference.choose(logits[at], positions[at], its) for at, its in zip(each, asked, strict=True)]
     assert torch.equal(cuda.choose(logits, positions, sampling, empty=fresh), torch.cat(alone))
 
 
@@ -68,7 +70,7 @@ def test_hidden_words_are_never_drawn():
         for how in HOW:
             sampling = Settings(seed=seed, **how).sampling(3, "cuda")
             assert set(cuda.choose(logits, positions, sampling, empty=fresh).tolist()) <= {7, 4321}
-            if 0 < sampling.top_k <= 132:
+            if sampling.choice == Choice.LIMITED:
                 with_best = (logits, block_maxima(logits, 132), positions, positions, sampling)
                 assert set(cuda.choose_top_k(*with_best, empty=fresh).tolist()) <= {7, 4321}
 
@@ -94,7 +96,7 @@ def test_a_word_is_drawn_even_from_what_overflowed(how, num_nan, dtype):
     best = torch.nan_to_num(logits.float(), nan=torch.inf).to(dtype)
     best = block_maxima(torch.where(logits.isnan(), logits, best), 132)  # a NaN is the largest
     got = [cuda.choose(logits, positions, sampling, empty=fresh)]
-    if 0 < sampling.top_k <= 132:
+    if sampling.choice == Choice.LIMITED:
         got += [cuda.choose_top_k(logits, best, rows, positions, sampling, empty=fresh)]
     assert all(bool(((token >= 0) & (token < 50257)).all()) for token in got)
 
@@ -143,15 +145,53 @@ def test_the_next_token_is_the_choice_among_logits_that_need_not_be_written(B, T
     for how in ({}, *({"temperature": 1.0} | limits for limits in ({}, top_k, top_p, top_k | top_p))):
         args = (x, batch, norm, w, Settings(seed=9, **how).sampling(B, x.device))
         expected = cuda.next_token_by_torch(*args, empty=fresh)
-        if takes_few(B, x, w, gathered=True) and how.keys() != {
-            "temperature",
-            "top_p",
-        }:  # the sums of its logits are in another order
+        if takes_few(B, x, w, gathered=True):  # the sums of its logits may be in another order
             logits, best = outputs_and_largest(x, last, norm, w, empty=fresh)
             assert torch.equal(block_maxima(logits, best.shape[1]), best)
             expected = reference.choose(logits, batch.positions[last], args[-1])
         for op in (cuda.next_token, dependent(cuda.next_token)):
             assert torch.equal(op(*args, empty=fresh), expected), how
+
+
+ASKED = [(0.0, 0, 1.0), (0.8, 0, 1.0), (1.0, 50, 1.0), (0.7, 0, 0.9), (1.3, 200, 0.6), (0.0, 9, 0.5), (1.1, 10**6, 1.0)]
+
+
+@pytest.mark.parametrize("int8", [False, True])
+@pytest.mark.parametrize(("B", "T"), [(1, 1), (3, 3), (7, 40), (16, 16), (20, 20), (65, 65)])
+def test_a_row_gets_what_it_would_get_if_all_asked_for_the_same(B, T, int8, dtype):
+    """To the bit: whatever launches the most general of the rows needs, its logits are the same."""
+    for seed in range(4):
+        shape = NextTokenShape(B, T, 5003, 64, int8=int8)
+        x, batch, norm, head, greedy = shape.inputs("cuda", dtype, seed)
+        asked = [ASKED[(row + seed) % len(ASKED)] for row in range(B)]
+        for limit in (len(ASKED), 2):  # with limits, and draws alone
+            mixed = [how if ASKED.index(how) < limit else ASKED[row % 2] for row, how in enumerate(asked)]
+            args = x, batch, norm, head
+            got = cuda.next_token(*args, Sampling.of(greedy.noise, mixed, 5003), empty=fresh)
+            for how in dict.fromkeys(mixed):
+                rows = torch.tensor([row for row, its in enumerate(mixed) if its == how], device="cuda")
+                alone = cuda.next_token(*args, Sampling.of(greedy.noise, [how] * B, 5003), empty=fresh)
+                assert torch.equal(got[rows], alone[rows]), (seed, how)
+
+
+@pytest.mark.parametrize("B", [5, 20])
+@pytest.mark.parametrize("choice", [Choice.DRAW, Choice.LIMITED])
+def test_a_captured_choice_is_replayed_with_other_values(B, choice):
+    x, batch, norm, head, greedy = NextTokenShape(B, B, 5003, 64).inputs("cuda", torch.float16, 3)
+    first, *others = [[ASKED[(row + seed) % (2 * choice)] for row in range(B)] for seed in range(3)]
+    sampling, graph = Sampling.of(greedy.noise.clone(), first, 5003), torch.cuda.CUDAGraph()
+    assert sampling.choice == choice
+    call = partial(dependent(cuda.next_token), x, batch, norm, head, sampling, empty=fresh)
+    call()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        token = call()
+    for seed, asked in enumerate(others):
+        new = Sampling.of(noise_keys(seed, B, "cuda"), asked, 5003)._replace(choice=choice)
+        for part, value in zip(sampling[1:], new[1:], strict=True):
+            part.copy_(value)
+        graph.replay()
+        assert torch.equal(token, cuda.next_token(x, batch, norm, head, new, empty=fresh))
 
 
 def test_logits_that_vectors_cannot_read_are_refused():

@@ -85,14 +85,14 @@ def test_on_a_gpu_memory_is_three_kinds_of_lines_that_may_stop(
     live = bench.controller.page.live
     assert [s["name"] for s in live.memory.series] == [
         "plan: weights + KV + arena",
-        "torch allocated",
-        "torch reserved",
-        "NVML used",
+        "allocated (torch)",
+        "reserved (torch)",
+        "used (NVML)",
     ]
     turn_until(bench, lambda: live.memory.points)
     assert {(series, y) for series, _, y in live.load.points} == {(0, 40.0), (1, 300.0)}
     assert {series for series, _, _ in live.memory.points} == {0, 1, 2, 3}
     gpu.missing = {"memory_used_bytes": "NVML: GPU is lost", "power_w": "NVML: GPU is lost"}
     turn_until(bench, lambda: live.memory.note)
-    assert live.memory.note == "NVML used: NVML: GPU is lost"
+    assert live.memory.note == "used (NVML): NVML: GPU is lost"
     assert live.load.note == "power: NVML: GPU is lost"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eet_lab.bench import Comparison, Ladder, Run
-from eet_lab.bench.timeline import timelines
+from eet_lab.bench.timeline_steps import timelines
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError
 from eet_lab.figures.outputs import PLOTLY
@@ -234,12 +234,12 @@ def test_a_logarithmic_axis_is_a_click(bench: Workbench) -> None:
     for tab in ("latency", "tokens"):
         do(bench, c.Tab(tab))
         axes = [drawn(bench)[0]["layout"][name].get("type") for name in ("xaxis", "yaxis")]
-        assert shown(bench, "answer")["tools"]["log"] == ("log" in axes), "what can be clicked says what is there"
+        assert shown(bench, "answer")["tools"]["scale"] == {"name": "log", "on": "log" in axes}, "as it is drawn"
     do(bench, c.Tab("memory"))
-    assert shown(bench, "answer")["tools"]["log"] is None
-    do(bench, c.Tab("latency"), c.Scale(True))
+    assert shown(bench, "answer")["tools"]["scale"] is None
+    do(bench, c.Tab("latency"), c.Scale("log", True))
     assert drawn(bench)[0]["layout"]["yaxis"]["type"] == "log"
-    do(bench, c.Scale(False))
+    do(bench, c.Scale("log", False))
     assert drawn(bench)[0]["layout"]["yaxis"].get("type", "linear") == "linear"
 
 

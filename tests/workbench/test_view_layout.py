@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from playwright.sync_api import expect
 
@@ -20,6 +22,12 @@ HIDDEN = """(names) => [...document.querySelectorAll(names)].filter((each) => {
 }).map((each) => each.textContent)"""
 """What is cut, or does not lie in its own cell, head or card."""
 
+
+CUT = """(names) => [...document.querySelectorAll(names)].filter((each) => each.offsetParent && (
+  each.scrollWidth > each.clientWidth + 1 || each.scrollHeight > each.clientHeight + 1))
+.map((each) => each.textContent)"""
+"""What is in the page, and not all of it in view."""
+CAPTIONS = ".eet-sheet-told, .eet-effects-of, .eet-card-head > *, .eet-card-opener, .eet-number-change, .eet-tech-title"
 
 PLACES = [".eet-bar", ".eet-techniques", ".eet-tech-card", ".eet-inputs", ".eet-live", ".eet-numbers"]
 PLACES += [".eet-do-run", ".eet-do-compare", ".eet-do-ladder"]
@@ -52,6 +60,29 @@ def test_the_headline_is_whole(opened: Open, large: bool) -> None:
         page.set_viewport_size({"width": width, "height": 800})
         told = "(told) => [told.scrollHeight - told.clientHeight, told.scrollWidth - told.clientWidth]"
         assert page.locator(".eet-told-block").evaluate(told) == [0, 0], width
+
+
+def test_captions_and_progress_are_whole(opened: Open) -> None:
+    laddered, running = page_states.laddered(), page_states.busy()
+    why = "Activations take 0.73 MiB more: a pass over whole prompts is wider than one over single tokens."
+    laddered["answer"]["note"] = {"text": f"{why} Ladder shows which technique costs it.", "kind": "plain"}
+    laddered["techniques"]["card"] |= {"title": "Packed prefill", "lesson": {"label": "lesson 02", "href": "02"}}
+    row = next(each for each in laddered["techniques"]["list"] if each["name"] == laddered["techniques"]["selected"])
+    row["needs"] = "needs Pre-padding, Mask removal"
+    running["bar"]["status"]["text"] = "measuring, live view paused: baseline"
+    page = opened(laddered)
+    below = "(all) => all.map((each) => each.getBoundingClientRect().bottom)"
+    for width, large in itertools.product((1281, 836, 400), (False, True)):  # JupyterLab's of 1440, 1000 and 500
+        page.set_viewport_size({"width": width, "height": 800})
+        page.evaluate("(on) => document.querySelector('.eet-bench').classList.toggle('eet-large', on)", large)
+        show(page, laddered)
+        assert page.evaluate(CUT, f"{CAPTIONS}, .eet-about, .eet-banner") == [], (width, large)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, large
+        page.evaluate("document.querySelector('.eet-card-opener').click()")
+        assert page.evaluate(CUT, ".eet-card-head > *") == [], (width, large)
+        show(page, running)
+        [told], [progress] = (page.locator(name).evaluate_all(below) for name in (".eet-told-block", ".eet-share"))
+        assert progress <= told and page.locator(".eet-share").is_visible(), (width, large)
 
 
 @pytest.mark.parametrize("width", [1270, 1390, 2400])

@@ -101,7 +101,7 @@ CLICKS = [
     ),
     (".eet-tech-title >> nth=1", {"view": "techniques", "command": "select", "name": "mask_removal"}),
     ("role=tab[name='Peak memory']", {"view": "answer", "command": "tab", "name": "memory"}),
-    (".eet-sheet-tools [aria-pressed]", {"view": "answer", "command": "scale", "log": False}),
+    (".eet-sheet-tools [aria-pressed]", {"view": "answer", "command": "scale", "name": "log", "on": False}),
     ("role=button[name='Export: CSV']", {"view": "answer", "command": "export", "id": "", "format": "csv"}),
     ('[aria-label^="Tick compare 1,"]', {"view": "runs", "command": "tick", "id": MINE, "on": True}),
     (".eet-pin", {"view": "runs", "command": "pin", "id": MINE, "on": True}),

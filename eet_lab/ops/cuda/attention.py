@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
+from eet_lab.ops.attention import within_window
 from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, gpu, needs, stream_of
 from eet_lab.ops.cuda.rotary import NO_ROTATION, Rotation, is_rotated, rotary, rotation
 from eet_lab.ops.fits import Shapes, refuses
@@ -127,6 +128,8 @@ def _attend(
         return _attend_within(qkv, batch, spec, extras, mask, empty, dependent)
     if not spec.causal:
         raise KernelError(f"Queries that see what comes after them take no KV cache. {REMEDY}")
+    if batch.one_each and spec.window is not None and mask is None:  # as an attend part does once for all layers
+        batch = within_window(batch, spec.window, empty)
     (keys, values), table = kv, batch.keys.table
     (T, width), (_, G, page, D) = qkv.shape, keys.shape
     H, B, K = width // D - 2 * G, batch.num_rows, batch.max_kv
@@ -183,8 +186,9 @@ def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bo
     qkv, keys, mask, batch, (H, G, D), K = cached.qkv, cached.keys, cached.mask, cached.batch, cached.heads, cached.K
     B, strides = len(qkv), cached.strides
     can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
-    window, _ = cached.scores
-    split = split or Split(can_stream and _streams(B, H, G, window or K))
+    window, scale = cached.scores
+    seen = window or K
+    split = split or Split(can_stream and _streams(B, H, G, seen))
     if split.streams and not can_stream:
         raise KernelError(
             f"{split} needs Hopper, no mask, a head dim of {STREAM_DIMS} and its columns side by side, but this is "
@@ -193,15 +197,15 @@ def _decode(cached: _Cached, heads: Rotation, split: Split | None, dependent: bo
         )
     read: tuple[Any, ...] = (*cached.addresses, *heads.addresses, *heads.numbers)
     row = (batch.keys.begin.data_ptr(), batch.columns.data_ptr(), cached.pages)
-    sizes = (DTYPES[qkv.dtype], B, H, G, D, K)
+    sizes = (DTYPES[qkv.dtype], B, H, G, D)
     if split.streams:
         launch = native.loaded("stream_attention").eet_stream_attention
         how: tuple[int, ...] = (split.blocks, dependent)
-        launch(*read, *row, *strides[:3], *cached.paging, *sizes, *cached.scores, *how, stream_of(qkv))
+        launch(*read, *row, *strides[:3], *cached.paging, *sizes, seen, scale, *how, stream_of(qkv))
     else:
         launch = native.loaded("decode_attention").eet_decode_attention
         how = (split.warps, split.blocks, dependent)
-        launch(*read, at(mask), *row, *strides, *cached.paging, *sizes, *cached.scores, *how, stream_of(qkv))
+        launch(*read, at(mask), *row, *strides, *cached.paging, *sizes, K, seen, scale, *how, stream_of(qkv))
 
 
 def _append_and_attend(cached: _Cached) -> None:

@@ -45,7 +45,7 @@ WIDE_ACTIVATIONS = 20 * 1024
 REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
 REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
 FEW_IN_TILES = 9  # of wgmma_linear, in 16 bits
-MOST_TILE_TOKENS = 0  # 64 once its present form has run on a GPU (LOG); until then none
+MOST_TILE_TOKENS = 64
 CHOOSE_CLUSTER = -1  # blocks that divide the inputs: the launcher chooses
 
 
@@ -153,11 +153,14 @@ def linear_residual_norm(
 
 
 class Draw(NamedTuple):
-    """Outputs are logits, of which one is drawn: the largest divided by the temperature and with its noise."""
+    """Outputs are logits, of which one is drawn: the largest divided by the temperature and with its noise.
+
+    Where the temperature is 0 it is the largest output.
+    """
 
     positions: Tensor  # [.] int64, of the rows of x
     noise: Tensor  # [T] int64
-    temperature: float
+    temperature: Tensor  # [T] fp32
 
 
 @needs("linear", "vector_linear", "int8_linear")
@@ -204,7 +207,8 @@ def _check_choice(x: Tensor, rows: Tensor, w: Linear, draw: Draw | None = None) 
         if w.scale is not None:
             raise KernelError(f"An int8 head draws no tokens. Write its logits, and draw from those. {REMEDY}")
         check(draw.positions, "positions", torch.int64, (len(x),))
-        check(draw.noise, "noise", torch.int64, (len(rows),))
+        check(draw.noise, "noise", torch.int64, (T,))
+        check(draw.temperature, "temperature", torch.float32, (T,))
     return T, num_blocks(N)
 
 
@@ -298,7 +302,7 @@ def _stream(
             check(tensor, name, x.dtype, (size,))
     to = (at(out), None if best is None else best.data_ptr(), at(x), None if rows is None else rows.data_ptr())
     around = (at(w.bias), at(residual), *((at(norm_w.weight), at(norm_w.bias)) if norm_w else (None, None)))
-    drawn = (draw.positions.data_ptr(), draw.noise.data_ptr(), draw.temperature) if draw else (None, None, 0.0)
+    drawn = [part.data_ptr() for part in draw] if draw else [None] * 3
     sizes = (DTYPES[x.dtype], T, N, C)
     gated, activation = act in GATED, number_of(act)
     blocks = num_blocks(N // 2 if gated else N)

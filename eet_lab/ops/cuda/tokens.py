@@ -16,7 +16,7 @@ from eet_lab.ops.cuda.launching import DTYPES, REMEDY, at, check, needs, stream_
 from eet_lab.ops.cuda.linear import Draw, largest_outputs, norm_linear, num_blocks, outputs_and_largest, takes_few
 from eet_lab.ops.cuda.norm import check_residual_norm, residual_norm
 from eet_lab.ops.fits import refuses
-from eet_lab.ops.types import Batch, Empty, Linear, Norm, Sampling, TokenBuffer
+from eet_lab.ops.types import Batch, Choice, Empty, Linear, Norm, Sampling, TokenBuffer
 
 MOST_BLOCKS = 512  # of a head, from whose largest logits choose_top_k begins
 
@@ -85,21 +85,21 @@ def next_token(
     """The next token of every row, [B]: our norm and head, and a choice.
 
     Few rows are two launches: every block of the head leaves the largest of its logits, and the second launch chooses
-    among those. So it does for a draw from all tokens, whose noise a head that is not int8 adds; for top-k, the head
-    writes the logits too, and the second launch keeps those that reach the k-th largest of these. Else, which is with
-    top-p alone, with a k of more than there are blocks, and for more rows, logits are written and one launch chooses;
-    rows of more than one token take two more before, which pick the newest.
+    among those. So it does for a draw from all tokens, whose noise a head that is not int8 adds. For top-k and top-p
+    the head writes the logits too, and the second launch keeps those that reach the k-th largest of these. Else, which
+    is for more rows, logits are written and one launch chooses; rows of more than one token take two more before, which
+    pick the newest. For so many rows, `sampling.choice` says which launches these are, and the logits are the same in
+    all of them.
     """
     B, V = len(batch.last), len(head.weight)
-    positions, top_k = batch.positions, sampling.kept_by_top_k(V)
-    if takes_few(B, x, head, gathered=True):
-        if sampling.greedy or (top_k == V and sampling.top_p == 1 and head.scale is None):
-            draw = None if sampling.greedy else Draw(positions, sampling.noise, sampling.temperature)
-            best = largest_outputs(x, batch.last, norm_w, head, draw, empty=empty, dependent=dependent)
-            return choose_best(best, empty=empty, dependent=dependent)
-        if top_k < V and top_k <= num_blocks(V) <= MOST_BLOCKS:
-            logits, best = outputs_and_largest(x, batch.last, norm_w, head, empty=empty, dependent=dependent)
-            return choose_top_k(logits, best, batch.last, positions, sampling, empty=empty, dependent=dependent)
+    positions, few = batch.positions, takes_few(B, x, head, gathered=True)
+    if few and sampling.choice == Choice.LIMITED and num_blocks(V) <= MOST_BLOCKS:
+        logits, best = outputs_and_largest(x, batch.last, norm_w, head, empty=empty, dependent=dependent)
+        return choose_top_k(logits, best, batch.last, positions, sampling, empty=empty, dependent=dependent)
+    if few and (sampling.greedy or (sampling.choice == Choice.DRAW and head.scale is None)):
+        draw = None if sampling.greedy else Draw(positions, sampling.noise, sampling.temperature)
+        best = largest_outputs(x, batch.last, norm_w, head, draw, empty=empty, dependent=dependent)
+        return choose_best(best, empty=empty, dependent=dependent)
     if not batch.one_each:  # else a row's only token is its newest
         x = torch.index_select(x, 0, batch.last, out=empty("newest", (B, x.shape[1]), x))
         positions = torch.index_select(positions, 0, batch.last, out=empty("newest_positions", (B,), positions))
@@ -126,13 +126,12 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, *, empty: Empt
     B, V = logits.shape
     _check_logits(logits)
     check(positions, "positions", torch.int64, (B,))
-    check(sampling.noise, "noise", torch.int64, (B,))
+    asked = _asked(sampling, B)
     token = empty("token", (B,), positions)
     if token.is_meta or not B:
         return token
-    tensors = (token.data_ptr(), at(logits), positions.data_ptr(), sampling.noise.data_ptr())
-    how = (min(sampling.top_k, V), sampling.temperature, sampling.top_p)
-    native.loaded("sampling").eet_choose(*tensors, DTYPES[logits.dtype], B, V, *how, dependent, stream_of(logits))
+    tensors = (token.data_ptr(), at(logits), positions.data_ptr(), *asked)
+    native.loaded("sampling").eet_choose(*tensors, DTYPES[logits.dtype], B, V, dependent, stream_of(logits))
     return token
 
 
@@ -147,24 +146,23 @@ def choose_top_k(
     empty: Empty,
     dependent: bool = False,
 ) -> Tensor:
-    """The draw of `choose` with a top-k, in one launch, and mostly one look at the logits: [B,V] -> [B].
+    """The draw of `choose`, in one launch, and with a top-k mostly one look at the logits: [B,V] -> [B].
 
     `best` [B,blocks] is what `outputs_and_largest` gives beside them, and row i has position positions[rows[i]]. There
-    are at least top_k blocks, and at most 512.
+    are at most 512 blocks. A row with a top-k of more than there are, or without, takes as many looks as in `choose`.
     """
     (B, V), blocks = logits.shape, best.shape[1]
     _check_logits(logits)
     check(best, "best", torch.int64, (B, blocks))
     check(rows, "rows", torch.int64, (B,))
     check(positions, "positions", torch.int64, (len(positions),))
-    check(sampling.noise, "noise", torch.int64, (B,))
+    asked = _asked(sampling._replace(choice=Choice.LIMITED), B)
     token = empty("token", (B,), rows)
     if token.is_meta or not B:
         return token
-    tensors = (token.data_ptr(), at(logits), best.data_ptr(), positions.data_ptr(), rows.data_ptr())
+    tensors = (token.data_ptr(), at(logits), best.data_ptr(), positions.data_ptr(), rows.data_ptr(), *asked)
     sizes = (DTYPES[logits.dtype], B, V, blocks)
-    how = (sampling.top_k, sampling.temperature, sampling.top_p, dependent, stream_of(logits))
-    native.loaded("top_k").eet_choose_top_k(*tensors, sampling.noise.data_ptr(), *sizes, *how)
+    native.loaded("top_k").eet_choose_top_k(*tensors, *sizes, dependent, stream_of(logits))
     return token
 
 
@@ -172,6 +170,15 @@ def _check_logits(logits: Tensor) -> None:
     if logits.dtype not in DTYPES:
         raise KernelError(f"logits are {logits.dtype}; kernels take {', '.join(map(str, DTYPES))}. {REMEDY}")
     check(logits, "logits", logits.dtype, tuple(logits.shape))
+
+
+def _asked(sampling: Sampling, B: int) -> list[int | None]:
+    """The addresses of what B rows ask for, as far as a kernel has to look at it."""
+    dtypes = (torch.int64, torch.float32, torch.int64, torch.float32)
+    for name, part, dtype in zip(Sampling._fields[1:], sampling[1:], dtypes, strict=True):
+        check(part, name, dtype, (B,))
+    num_read = {Choice.GREEDY: 0, Choice.DRAW: 2, Choice.LIMITED: 4}[sampling.choice]
+    return [part.data_ptr() if i < num_read else None for i, part in enumerate(sampling[1:])]
 
 
 @needs("sampling")

@@ -49,11 +49,13 @@ function tabs(s, ui) {
       tabIndex: t.name === s.tab ? 0 : -1, onclick: () => choose(t.name) }, t.title)));
 }
 
-function tools({ log, exports }, ui) {
+const SCALES = { log: "A logarithmic axis", "own width": "Each step over the whole width, instead of both on one clock" };
+
+function tools({ scale, exports }, ui) {
   const exporting = exports.length > 0 && !!ui.local.exporting;
   return h("div", { class: "eet-sheet-tools", key: "tools" },
-    log != null && button({ class: "eet-soft", key: "log", "aria-pressed": String(log), title: "A logarithmic axis",
-      onclick: () => ui.send("scale", { log: !log }) }, "log"),
+    scale && button({ class: "eet-soft", key: scale.name, "aria-pressed": String(scale.on), title: SCALES[scale.name],
+      onclick: () => ui.send("scale", { name: scale.name, on: !scale.on }) }, scale.name),
     exporting && h("span", { key: "formats", role: "group", "aria-label": "Export as" }, exports.map((e) => button({ class: "eet-soft", key: e.name,
       "aria-label": `Export: ${e.label}`, onclick: () => ui.send("export", { id: "", format: e.name }) }, e.label))),
     exports.length > 0 && button({ class: "eet-soft", key: "export", "aria-expanded": String(exporting), title: "Save this result as a file",

@@ -147,10 +147,7 @@ def grown(result: Comparison) -> str:
     if after["peak"] < (1 + LEAST_SHARE) * before["peak"] or more < (after["peak"] - before["peak"]) / 2:
         return ""
     why = "; ".join(_wider(result))
-    return (
-        f"Activations take {brief(more / MiB)} MiB more{why and f': {why}'}. Ladder shows which technique saves memory "
-        "and which one costs it."
-    )
+    return f"Activations take {brief(more / MiB)} MiB more{why and f': {why}'}. Ladder shows which technique costs it."
 
 
 def _wider(result: Comparison) -> Iterator[str]:

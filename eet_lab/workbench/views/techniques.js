@@ -10,7 +10,7 @@ export default view((s, ui) => [
     h("span", { class: "eet-recipe", title: s.recipe_tip }, s.recipe),
     s.effects_of && h("span", { class: "eet-effects-of", title: s.effects_of }, s.effects_of.split(",")[0]) /* of which run: its tooltip */,
     s.card && button({ class: "eet-soft eet-card-opener", key: "opener", "aria-expanded": String(!!ui.local.open),
-      onclick: () => open(!ui.local.open, ui) }, `${s.card.title}: ${s.card.knobs.length ? "knobs, " : ""}how it works`)),
+      onclick: () => open(!ui.local.open, ui) }, `${s.card.knobs.length ? "Knobs of" : "About"} ${s.card.title}`)),
   list(s, ui),
   s.card && card(s, ui),
 ], closing);

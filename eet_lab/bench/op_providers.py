@@ -1,0 +1,297 @@
+"""What can stand in for an op: PyTorch's own functions, FlashInfer, and our kernels with several rows at a time.
+
+Attention by others is PyTorch's SDPA in each of its kernels, its varlen call, and FlashInfer's decode. To add a
+provider: an `OpProvider` in a tuple.
+
+T tokens, B rows, Q queries a row, K keys, H heads, G KV heads, D head dim.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pad_sequence
+
+from eet_lab.bench.rows import OURS
+from eet_lab.bench.static_decoder import ACTS
+from eet_lab.bench.static_decoder import norm as torch_norm
+from eet_lab.bench.timing import LeftOut
+from eet_lab.errors import first_line
+from eet_lab.ops import cuda, native, reference
+from eet_lab.ops.cases import Case
+from eet_lab.ops.cuda.norm import INTERLEAVED
+from eet_lab.ops.int8_cases import Int8Shape
+from eet_lab.ops.next_token_case import NextTokenShape
+from eet_lab.ops.row_cases import NormShape
+from eet_lab.ops.shapes import AttentionShape, LinearShape, Shape
+from eet_lab.ops.types import fresh
+
+if TYPE_CHECKING:
+    pass
+
+
+Inputs = tuple[Any, ...]
+
+
+class Prepared(NamedTuple):
+    """`call` is what is timed; `read` gives its output the rows of the reference's, without pads."""
+
+    call: Callable[[], Any]
+    read: Callable[[Any], Tensor] = lambda out: out
+
+
+def always(given: Any) -> str | None:
+    """No reason against: for what runs everywhere, or takes all sizes."""
+    return None
+
+
+@dataclass(frozen=True)
+class OpProvider:
+    """A way to do some ops. What it leaves out of an op is said in `less`: then its output is not compared.
+
+    `make(shape, inputs)` may lay the inputs out as it likes best: only the call is timed. It raises `LeftOut` for sizes
+    that it does not take.
+    """
+
+    name: str
+    ops: tuple[str, ...]
+    make: Callable[[Any, Inputs], Prepared]
+    unavailable: Callable[[str], str | None] = always
+    less: str = ""
+    unfit: Callable[[Any], str | None] = always
+
+
+OPS = ("attention",)
+PAGE = 16  # columns of FlashInfer's cache that lie together; vLLM's and SGLang's default
+WORKSPACE_BYTES = 128 << 20  # what FlashInfer's documentation gives its wrappers
+
+
+def sdpa(backend: SDPBackend, shape: AttentionShape, inputs: Inputs) -> Prepared:
+    """Causal SDPA; ragged prompts are padded on the right, where causality hides the pads at no cost."""
+    rows, ragged = _rows(shape, inputs), len(set(shape.lengths)) > 1
+    q, k, v = map(_padded, zip(*rows, strict=True))
+    if shape.decode and not ragged:
+        k, v = reference.append(*inputs[:4])[1:]  # the cache as it is, rather than a copy
+    mask = _key_mask(shape, q.device) if shape.decode and ragged else None
+    causal, gqa = not shape.decode, shape.H > shape.G
+
+    def call() -> Tensor:
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=gqa)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as many as there are reasons why a kernel does not take these sizes
+        try:
+            call()
+        except RuntimeError as error:
+            raise LeftOut(f"SDPA's kernel does not take these sizes: {first_line(error)}") from error
+    lengths = [len(row[0]) for row in rows]
+
+    def read(out: Tensor) -> Tensor:
+        return torch.cat([out[row, :, :length].transpose(0, 1).flatten(1) for row, length in enumerate(lengths)])
+
+    return Prepared(call, read)
+
+
+def varlen(shape: AttentionShape, inputs: Inputs) -> Prepared:
+    """`torch.nn.attention.varlen`: all rows' tokens in one dimension, no pads."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    rows = _rows(shape, inputs)
+    q, k, v = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    queries, keys = ([len(row[part]) for row in rows] for part in (0, 1))
+    ends = _ends(queries, q.device), _ends(keys, q.device)
+    options: dict[str, Any] = {} if shape.decode else {"window_size": (-1, 0)}  # everything to the left: causal
+    if shape.H > shape.G:
+        if "enable_gqa" not in inspect.signature(varlen_attn).parameters:
+            raise LeftOut(f"torch {torch.__version__}'s varlen_attn takes no grouped heads")
+        options["enable_gqa"] = True
+    return Prepared(lambda: varlen_attn(q, k, v, *ends, max(queries), max(keys), **options), lambda out: out.flatten(1))
+
+
+def flashinfer(shape: AttentionShape, inputs: Inputs) -> Prepared:
+    """FlashInfer's decode: its call for one row, its planned paged wrapper for more; the plan is not timed."""
+    if not shape.decode:
+        raise LeftOut("only its decode attention is timed")
+    module: Any = import_module("flashinfer")
+    rows = _rows(shape, inputs)
+    q = torch.cat([row[0] for row in rows])  # [B,H,D]
+    grouped = shape.H // shape.G >= 4  # its documentation: tensor cores pay for large groups
+    if len(rows) == 1:
+        k, v = (part.contiguous() for part in rows[0][1:])
+        one = partial(module.single_decode_with_kv_cache, q[0], k, v, use_tensor_cores=grouped)
+        return Prepared(one, lambda out: out.view(1, -1))
+    pages = [_paged(part) for part in zip(*(row[1:] for row in rows), strict=True)]
+    counts = [-(-length // PAGE) for length in shape.lengths]
+    workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=q.device)
+    wrapper = module.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD", use_tensor_cores=grouped)
+    last = torch.tensor([(length - 1) % PAGE + 1 for length in shape.lengths], dtype=torch.int32, device=q.device)
+    indices = torch.arange(sum(counts), dtype=torch.int32, device=q.device)
+    sizes = (shape.H, shape.G, shape.D, PAGE)
+    wrapper.plan(_ends(counts, q.device), indices, last, *sizes, q_data_type=q.dtype, kv_data_type=q.dtype)
+    return Prepared(lambda: wrapper.run(q, tuple(pages)), lambda out: out.flatten(1))
+
+
+def _rows(shape: AttentionShape, inputs: Inputs) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Each row's real queries [Q,H,D], and keys and values [K,G,D] with the new ones among them."""
+    qkv, kv, batch = inputs[:3]
+    q, keys, values = reference.append(qkv, kv, batch, shape.spec)
+    found = []
+    for row, ((first, count), seen) in enumerate(zip(batch.spans, batch.keys.spans, strict=True)):
+        k, v = (cache[row, :, slice(*seen)].transpose(0, 1) for cache in (keys, values))
+        found.append((q[first : first + count], k, v))
+    return found
+
+
+def _padded(rows: tuple[Tensor, ...]) -> Tensor:
+    """Rows [N,H,D] -> [B,H,N,D] with zeros on the right."""
+    return pad_sequence(list(rows), batch_first=True).transpose(1, 2)
+
+
+def _key_mask(shape: AttentionShape, device: torch.device) -> Tensor:
+    """[B,1,1,K]: which keys of right-padded rows are real."""
+    lengths = torch.tensor(shape.lengths, device=device)
+    return (torch.arange(max(shape.lengths), device=device) < lengths[:, None])[:, None, None]
+
+
+def _paged(rows: tuple[Tensor, ...]) -> Tensor:
+    """Rows [K,G,D] -> pages [P,PAGE,G,D], each row beginning with a page of its own."""
+    return torch.cat([F.pad(row, (0, 0, 0, 0, 0, -len(row) % PAGE)).unflatten(0, (-1, PAGE)) for row in rows])
+
+
+def _ends(lengths: list[int], device: torch.device) -> Tensor:
+    """0 and the running sums, int32."""
+    return F.pad(torch.tensor(lengths, device=device).cumsum(0), (1, 0)).int()
+
+
+def _varlen_unavailable(device: str) -> str | None:
+    if device != "cuda":
+        return "torch's varlen attention needs an NVIDIA GPU"
+    if find_spec("torch.nn.attention.varlen") is None:
+        return f"torch {torch.__version__} has no torch.nn.attention.varlen; it came with 2.10"
+    from torch.nn.attention.varlen import varlen_attn
+
+    if "window_size" not in inspect.signature(varlen_attn).parameters:
+        return f"torch {torch.__version__}'s varlen_attn has no window_size; it came with 2.11"
+    return None
+
+
+def _flashinfer_unavailable(device: str) -> str | None:
+    if device != "cuda":
+        return "FlashInfer needs an NVIDIA GPU"
+    return None if find_spec("flashinfer") else "FlashInfer is not installed: pip install flashinfer-python"
+
+
+def _gpu_only(device: str) -> str | None:
+    return None if device == "cuda" else "this kernel of SDPA needs an NVIDIA GPU"
+
+
+ATTENTION: tuple[OpProvider, ...] = (
+    OpProvider("torch-sdpa-flash", OPS, partial(sdpa, SDPBackend.FLASH_ATTENTION)),
+    OpProvider("torch-sdpa-cudnn", OPS, partial(sdpa, SDPBackend.CUDNN_ATTENTION), _gpu_only),
+    OpProvider("torch-sdpa-efficient", OPS, partial(sdpa, SDPBackend.EFFICIENT_ATTENTION), _gpu_only),
+    OpProvider("torch-varlen", OPS, varlen, _varlen_unavailable),
+    OpProvider("flashinfer", OPS, flashinfer, _flashinfer_unavailable),
+)
+
+
+def linear(shape: LinearShape, inputs: Inputs) -> Prepared:
+    """The product and the bias alone."""
+    x, w = inputs[0], inputs[1] if shape.residual else inputs[2]
+    return Prepared(lambda: F.linear(x, w.weight, w.bias))
+
+
+def linear_add(shape: LinearShape, inputs: Inputs) -> Prepared:
+    """linear(x) + residual, in two calls."""
+    x, w, residual = inputs[0], inputs[1], inputs[2].clone()
+    return Prepared(lambda: F.linear(x, w.weight, w.bias) + residual)
+
+
+def norm_linear(shape: LinearShape, inputs: Inputs) -> Prepared:
+    """act(linear(norm(x))), a call each."""
+    x, norm_w, w, act = inputs[0], inputs[1], inputs[2], ACTS[inputs[3]]
+    return Prepared(lambda: act(F.linear(torch_norm(x, norm_w), w.weight, w.bias)))
+
+
+def norm(shape: Any, inputs: Inputs) -> Prepared:
+    """Layer norm, or RMS norm without a bias."""
+    return Prepared(lambda: torch_norm(inputs[0], inputs[1]))
+
+
+def embed(shape: Any, inputs: Inputs) -> Prepared:
+    """Two look-ups and a sum."""
+    ids, positions, token_emb, position_emb = inputs
+    return Prepared(lambda: F.embedding(ids, token_emb) + F.embedding(positions, position_emb))
+
+
+def choose(shape: Any, inputs: Inputs) -> Prepared:
+    """Arg-max, or a draw with PyTorch's topk, sort and cumsum: the reference itself."""
+    logits, *_, positions, sampling = inputs
+    return Prepared(lambda: reference.choose(logits, positions, sampling))
+
+
+def next_token(shape: NextTokenShape, inputs: Inputs) -> Prepared:
+    """Norm, product and choice, as the reference has them."""
+    return Prepared(lambda: reference.next_token(*inputs, empty=fresh))
+
+
+def _int8(shape: Shape) -> str | None:
+    has_int8 = isinstance(shape, Int8Shape) or (isinstance(shape, NextTokenShape) and shape.int8)
+    return "PyTorch's linear takes no int8 weights" if has_int8 else None
+
+
+PLAIN = (
+    OpProvider(
+        "torch-linear",
+        ("norm_linear", "linear_residual"),
+        linear,
+        less="the product alone: nothing around it",
+        unfit=_int8,
+    ),
+    OpProvider("torch-linear-add", ("linear_residual",), linear_add, unfit=_int8),
+    OpProvider("torch-norm-linear", ("norm_linear",), norm_linear, unfit=_int8),
+    OpProvider("torch-norm", ("norm",), norm),
+    OpProvider("torch-embed", ("embed",), embed),
+    OpProvider("torch-next-token", ("next_token",), next_token, less="it is the reference", unfit=_int8),
+    OpProvider("torch-choose", ("choose", "choose_top_k"), choose, less="it is the reference"),
+)
+
+
+def softmax(shape: Any, inputs: Inputs) -> Prepared:
+    """PyTorch's softmax over the last dimension."""
+    return Prepared(lambda: torch.softmax(inputs[0], -1))
+
+
+def interleaved(rows: int, shape: Any, inputs: Inputs) -> Prepared:
+    """Our kernel with so many rows at a time."""
+    op: Any = cuda.norm if isinstance(shape, NormShape) else cuda.softmax
+    native.prepare(op.kernels)
+    return Prepared(lambda: op(*inputs, empty=fresh, rows=rows))
+
+
+ROWS = (
+    OpProvider("torch-softmax", ("softmax",), softmax),
+    *(
+        OpProvider(f"eet_lab-{rows}-rows", ("norm", "softmax"), partial(interleaved, rows), native.available)
+        for rows in INTERLEAVED[1:]
+    ),
+)
+
+
+PROVIDERS: dict[str, OpProvider] = {provider.name: provider for provider in (*PLAIN, *ROWS, *ATTENTION)}
+
+
+def names_for(case: Case) -> tuple[str, ...]:
+    """Ours, and everyone who does that case's op."""
+    return (OURS, *(name for name, provider in PROVIDERS.items() if case.op in provider.ops))

@@ -1,0 +1,281 @@
+"""benchmark_op: one op at one size, ours beside others, in one process, timed in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from eet_lab.bench import timing
+from eet_lab.bench.cost import TIMES, beyond_caches, last_cache_bytes, predicted_ms, streaming_gb_per_s
+from eet_lab.bench.fit import check_op_fit
+from eet_lab.bench.launches import StepLaunches, counting
+from eet_lab.bench.measured import Spread
+from eet_lab.bench.op_providers import PROVIDERS, Prepared, names_for
+from eet_lab.bench.op_workloads import OpWorkload
+from eet_lab.bench.rows import OURS, Row, taken
+from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, Timed
+from eet_lab.devices import checked_device, kind_of, present
+from eet_lab.errors import EETError, PromptError, did_you_mean, first_line
+from eet_lab.models.load import checked_dtype
+from eet_lab.ops import cuda, native, reference
+from eet_lab.ops.oom import is_out_of_memory, memory_for
+from eet_lab.ops.shapes import AttentionShape, copied
+from eet_lab.ops.types import fresh
+from eet_lab.progress import Cancel, Progress
+from eet_lab.threads import cpu_threads
+from eet_lab.words import brief
+
+NO_ROOM = "not checked: there is no room for the reference in fp64"
+
+EXACT = [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION]
+"""SDPA's kernels for the reference; sanitizers object to cuDNN's."""
+
+
+class Judge:
+    """What the op should give, by the reference in fp64, and how far rounding takes the reference itself.
+
+    The budget is that of `Case.check`: twice the reference's own error, and four roundings of the largest number.
+    """
+
+    def __init__(self, workload: OpWorkload, device: str, dtype: torch.dtype) -> None:
+        self._workload, self._device, self._dtype = workload, device, dtype
+        self._exact: Tensor | None = None
+        case, inputs = workload.case, workload.shape.inputs(device, dtype, 0)
+        plain = getattr(reference, case.op)
+        try:
+            with sdpa_kernel(EXACT):
+                exact = case.call(plain, copied(inputs, torch.float64), fresh)
+                low = case.call(plain, copied(inputs), fresh)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return
+        real = slice(None)
+        if isinstance(workload.shape, AttentionShape):
+            batch = inputs[2]
+            real = batch.columns >= batch.keys.begin[batch.rows]
+        self._exact, low = exact[real], low[real]
+        rounding = 4 * torch.finfo(dtype).eps * float(self._exact.abs().max())
+        self._budget = 2 * float((low - self._exact).abs().max()) + rounding
+
+    def ours(self) -> str:
+        """ "passed", or why not: by the case's own check, which sees more than the output."""
+        if self._exact is None:
+            return NO_ROOM
+        case = self._workload.case
+        try:
+            with sdpa_kernel(EXACT):
+                case.check(getattr(cuda, case.op), self._workload.shape, self._device, self._dtype)
+        except EETError as problem:
+            return first_line(problem)
+        return "passed"
+
+    def verdict(self, prepared: Prepared, less: str = "") -> str:
+        """The same for another provider's output; one that does `less` than the op cannot be compared."""
+        if less or self._exact is None:
+            return f"not compared: {less}" if less else NO_ROOM
+        got = prepared.read(prepared.call())
+        error = float((got.view(self._exact.shape) - self._exact).abs().max())
+        return "passed" if error <= self._budget else f"error {brief(error)}, the budget is {brief(self._budget)}"
+
+
+ROTATED_BYTES = {"cuda": 256 << 20, "cpu": beyond_caches(64 << 20, last_cache_bytes())}
+"""Each call of a region reads a copy of its own; where all have so much together, all read from memory. Several times
+the last cache, as far as a machine has the memory for that (`cost.MOST_BYTES`).
+"""
+
+MOST_COPIES = 48
+"""A copy may hold far more than a call reads: `embed` a whole table, FlashInfer's wrapper a workspace of 128 MiB."""
+
+
+def benchmark_op(
+    workload: OpWorkload,
+    providers: Sequence[str] = (),
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | None = None,
+    repeats: int = 5,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> tuple[list[Row], list[str]]:
+    """Time an op by each provider (none named: all that do this op), A B, B A, ..., in regions of 100 ms.
+
+    Returns a row for each, its time in `total_ms`, and remarks: who is left out and why. Each output is checked first.
+    Errors: PromptError, ModelError (device, dtype), OutOfMemory, Cancelled.
+    """
+    timing.check_repeats(repeats)
+    there = checked_device(device)
+    with present(there):
+        where = kind_of(there)
+        return _benchmarked(workload, providers, where, checked_dtype(dtype, where), repeats, progress, cancel)
+
+
+def _benchmarked(
+    workload: OpWorkload,
+    providers: Sequence[str],
+    where: str,
+    kind: torch.dtype,
+    repeats: int,
+    progress: Progress | None,
+    cancel: Cancel | None,
+) -> tuple[list[Row], list[str]]:
+    """`benchmark_op` on the current device, which is of the kind `where`."""
+    names, absent = _available(workload, _chosen(workload, providers), where)
+    if not names:
+        return [], absent
+    size = workload.shape.read_bytes(kind.itemsize)
+    num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[where] // size) + 1)
+    check_op_fit(workload, where, kind, num_copies)
+    tally = Tally(2 + len(names) * (1 + repeats), progress)
+    with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
+        entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)
+        series = [Series(entry.name, entry.time) for entry in entries]
+        timing.in_turn(series, Rounds(repeats), tally, cancel)
+        shared = {"workload": str(workload), "dtype": str(kind).removeprefix("torch.")}
+        timed = zip(entries, series, strict=True)
+        rows = [taken(where, **shared, **entry.figures(its.runs, size)) for entry, its in timed]
+        disturbed = [f"{entry.name}: {SHARED}." for entry in entries if entry.was_disturbed]
+        return rows, [*absent, *remarks, *disturbed, *_doubts(rows, workload, where, num_copies, size)]
+
+
+def _doubts(rows: Sequence[Row], workload: OpWorkload, device: str, num_copies: int, size: int) -> Iterator[str]:
+    """Remarks on rows whose GB/s may be that of a cache, not of memory."""
+    for row in rows:
+        if (row.share_of_ceiling or 0) > 1:
+            why = _why_faster(workload, device, num_copies, size)
+            yield f"{row.provider} was faster than a streaming read: {why}"
+    if rows and num_copies * size < ROTATED_BYTES[device]:
+        yield (
+            f"{workload} is small: its {num_copies} copies have {brief(num_copies * size / 1e6)} MB together, which a "
+            "cache may hold, so its GB/s and % of ceiling need not be those of memory."
+        )
+
+
+def _why_faster(workload: OpWorkload, device: str, num_copies: int, size: int) -> str:
+    """Why an op was faster than the streaming read that sets the ceiling.
+
+    Its inputs may have stayed in a cache. On a CPU the ceiling may also be too low: on some, neither way to read that
+    is tried is the fastest.
+    """
+    beyond = max(ROTATED_BYTES[device], TIMES * (last_cache_bytes() or 0))
+    if device == "cuda" or num_copies * size < beyond:
+        return f"its {num_copies} copies of the inputs stayed in a cache, so the floor does not hold."
+    return (
+        f"the {num_copies * size / 1e6:,.0f} MB of {workload} are beyond the caches, so the read that sets the ceiling "
+        "was the slower one, and the floor is too high."
+    )
+
+
+def _available(workload: OpWorkload, names: Sequence[str], device: str) -> tuple[list[str], list[str]]:
+    """The providers that can run here at these sizes, and why the others cannot."""
+
+    def reason(name: str) -> str | None:
+        if name == OURS:
+            return native.available(device)
+        return PROVIDERS[name].unavailable(device) or PROVIDERS[name].unfit(workload.shape)
+
+    return timing.split({name: reason(name) for name in names})
+
+
+def _prepared(
+    workload: OpWorkload,
+    names: Sequence[str],
+    num_copies: int,
+    device: str,
+    dtype: torch.dtype,
+    tally: Tally,
+    cancel: Cancel | None,
+) -> tuple[list[PreparedOp], list[str]]:
+    """The providers that are ready, and why the others are not. Ours raises where it fails; others are left out."""
+    tally.say(f"making inputs of {workload}")
+    inputs = workload.shape.inputs(device, dtype, 0)
+    copies = [inputs, *(copied(inputs) for _ in range(num_copies - 1))]
+    tally.finish()
+    tally.say("asking the reference in fp64")
+    judge = Judge(workload, device, dtype)
+    tally.finish()
+    makers = {name: partial(PreparedOp, name, workload, copies, judge, device, tally.building) for name in names}
+    return timing.ready(makers, (OURS,), tally, cancel)
+
+
+class PreparedOp:
+    """One provider, prepared on every copy of the inputs and checked on the first."""
+
+    def __init__(
+        self,
+        name: str,
+        workload: OpWorkload,
+        copies: Sequence[tuple],
+        judge: Judge,
+        device: str,
+        building: Progress,
+    ) -> None:
+        self.name, self._device = name, device
+        make = _ours(workload, building) if name == OURS else partial(PROVIDERS[name].make, workload.shape)
+        prepared = [make(inputs) for inputs in copies]
+        self._equality = judge.ours() if name == OURS else judge.verdict(prepared[0], PROVIDERS[name].less)
+        self._launches = _counted(prepared[0], device)
+        self._timed = Timed([each.call for each in prepared], device)
+        self.was_disturbed = False
+
+    def time(self) -> float:
+        """Milliseconds a call, over one region."""
+        timed = timing.on_host(self._timed.ms)
+        self.was_disturbed |= self._device == "cpu" and timed.was_disturbed
+        return timed.value
+
+    def figures(self, runs: Sequence[float], size: int) -> dict[str, Any]:
+        """What a row holds of these runs; `size` bytes have to be moved."""
+        in_us = Spread.of([ms * 1e3 for ms in runs])
+        assert in_us is not None
+        total_ms = Spread(*(round(us / 1e3, 7) for us in (in_us.p20, in_us.p50, in_us.p80)))
+        ceiling, inside = streaming_gb_per_s(self._device), self._launches
+        return {
+            "provider": self.name,
+            "recipe": "",
+            "total_ms": total_ms,
+            "floor_ms": round(size / ceiling / 1e6, 6),
+            "gb_per_s": round(size / total_ms.p50 / 1e6, 3),
+            "ceiling_gb_per_s": round(ceiling, 2),
+            "kernels_per_token": inside and inside.kernels,
+            "predicted_ms": inside and predicted_ms(size, inside, self._device),
+            "equality": self._equality,
+        }
+
+
+def _ours(workload: OpWorkload, building: Progress) -> Callable[[tuple], Prepared]:
+    """Our kernels' call for one copy of the inputs."""
+    case = workload.case
+    op = getattr(cuda, case.op)
+    native.prepare(op.kernels, progress=building)
+
+    def prepared(inputs: tuple) -> Prepared:
+        own = copied(inputs)  # what it writes over, such as a residual, others read
+        return Prepared(lambda: case.call(op, own, fresh))
+
+    return prepared
+
+
+def _chosen(workload: OpWorkload, providers: Sequence[str]) -> Sequence[str]:
+    known = names_for(workload.case)
+    for name in providers:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise PromptError(f"{name!r} does not do {workload.case.op}.{hint} Those that do: {', '.join(known)}.")
+    return providers or known
+
+
+def _counted(prepared: Prepared, device: str) -> StepLaunches | None:
+    """What a call launches, on a GPU in a graph, so that none is the host's; None where that cannot be seen."""
+    with counting(device) as counter:
+        counter.start()
+        prepared.call()
+        found = counter.stop()
+    if not all(found):
+        return None
+    return found if device == "cpu" else found._replace(launches=0)

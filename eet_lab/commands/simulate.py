@@ -1,0 +1,201 @@
+"""`eet-lab simulate`: batching policies on the same traffic, in warped time over a measured cost table."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from eet_lab.commands.command import Command
+from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
+from eet_lab.errors import Cancelled, CostError, SetupError, TrafficError
+
+if TYPE_CHECKING:
+    from eet_lab.progress import Cancel, Progress
+    from eet_lab.scheduling.cost import CostTable
+    from eet_lab.scheduling.policy import BasePolicy
+    from eet_lab.scheduling.served import Served
+    from eet_lab.scheduling.traffic import Lengths, Traffic
+
+GUIDE = """\
+Serves one traffic by several batching policies and prints how long requests take. Nothing is computed but time: each
+pass takes what a cost table says, which was measured. Continuous batching plans with the scheduler of the engine.
+
+  eet-lab simulate                                        all policies on a small model's example table
+  eet-lab simulate --table bert-base-cpu --rate 4 --lengths 5-250
+  eet-lab simulate --policy no_batching --policy dynamic_program:trigger=lazy:wait_ms=20 --limit 500
+  eet-lab simulate --rate 8 --cv 3 --lengths lognormal:40:0.8 --new-tokens 5-60 --requests 5000
+  eet-lab simulate --trace requests.csv --table my.json   requests of a recorded day
+  eet-lab simulate --model demo --save my.json            measure a table here first, and keep it
+
+Tables: the examples demo-cpu (a decoder) and bert-base-cpu (an encoder), each measured once on a CPU that the output
+names, or a file that --save wrote. With --model the table is measured here, or was before (it is cached).
+
+Lengths: 128; 5-500 (uniform); lognormal:MEDIAN:SIGMA; or a file of whole numbers, one a line. A trace is CSV with
+time (in seconds), length and, if need be, new_tokens in each line, or JSONL with these names.
+
+Policies: no_batching, naive_padding, length_buckets, dynamic_program, token_budget, continuous_batching; a colon turns
+a knob, as in length_buckets:width=32. --card NAME shows what one optimizes, what it ignores, and its knobs.
+"""
+
+NO_BATCHING_SHARE = 0.9
+"""The default rate, as a share of what no batching can serve."""
+SAMPLE = 200
+"""The requests on which that is found out."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    table = parser.add_argument_group("what a pass costs")
+    table.add_argument("--table", metavar="NAME", help="an example, or a file in .json (default: demo-cpu)")
+    table.add_argument("--model", metavar="NAME", help="measure this model's table here instead")
+    table.add_argument("--recipe", metavar="WORDS", help="measure it under this recipe")
+    table.add_argument("--device", metavar="NAME", help="measure it there: cuda, cuda:1 or cpu")
+    table.add_argument("--dtype", choices=["float16", "bfloat16", "float32"], help="measure it in this type")
+    table.add_argument("--save", type=Path, metavar="FILE", help="write the table as JSON")
+    group = parser.add_argument_group("traffic")
+    group.add_argument("--trace", type=Path, metavar="FILE", help="requests that were recorded")
+    group.add_argument(
+        "--rate", type=float, metavar="X", help="requests a second (default: 0.9 of what no batching can serve)"
+    )
+    group.add_argument("--cv", type=float, metavar="X", help="1 (default): Poisson; more: bursts; 0: like clockwork")
+    group.add_argument("--requests", type=int, metavar="N", help="how many (default: 2,000)")
+    group.add_argument("--lengths", metavar="WORDS", help="tokens of a prompt or text (default: up to a quarter)")
+    group.add_argument("--new-tokens", metavar="WORDS", help="tokens of an answer (default: up to a quarter)")
+    group.add_argument("--seed", type=int, metavar="N", help="makes draws repeatable (default: 0)")
+    parser.add_argument(
+        "--policy", action="append", metavar="WORDS", help="may be given several times (default: all that fit)"
+    )
+    parser.add_argument("--limit", type=float, metavar="MS", help="count requests that end within so many milliseconds")
+    parser.add_argument("--card", metavar="NAME", help="show a policy's card, and simulate nothing")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print; 130 when stopped."""
+    from eet_lab.commands.simulate_table import served_table
+    from eet_lab.scheduling.cost_files import save_cost
+
+    if args.card is not None:
+        print(card(args.card))
+        return 0
+    _check(args)
+    line = ProgressLine()
+    try:
+        with stoppable() as stop:
+            table = _table(args, line, stop)
+            traffic = _traffic(args, table)
+            found, remarks = _served(args, traffic, table, line, stop)
+    except Cancelled:
+        print("Stopped.")
+        return 130
+    finally:
+        line.clear()
+    if not found:
+        raise SetupError(f"No policy could be simulated. {'; '.join(remark.rstrip('.') for remark in remarks)}.")
+    print(served_table(found, traffic, table, args.limit))
+    for remark in remarks:
+        print(remark)
+    if args.save:
+        print(f"saved to {save_cost(table, args.save)}")
+    return 0
+
+
+def card(name: str) -> str:
+    """A policy's docstring, and its knobs."""
+    from eet_lab.scheduling.policies import parse_policy
+
+    policy = parse_policy(name)
+    knobs = [f"{policy.name}:{knob}={value}" for knob, value in policy.knobs.items()]
+    return "\n".join([f"{policy.title} ({policy.name})", "", policy.card, *([""] if knobs else []), *knobs])
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Errors for options that would have no effect, before any work."""
+    check_writable(args.save)
+    if args.limit is not None and not 0 < args.limit < float("inf"):
+        raise TrafficError(f"--limit is {args.limit}, but it must be a number of milliseconds above 0.")
+    drawn = ("rate", "cv", "requests", "lengths", "new_tokens", "seed")
+    if args.trace and (idle := [name for name in drawn if getattr(args, name) is not None]):
+        raise TrafficError(f"--{idle[0].replace('_', '-')} draws requests, but --trace gives them. Leave one out.")
+    measured = [name for name in ("recipe", "device", "dtype") if getattr(args, name) is not None]
+    if args.model is None and measured:
+        raise CostError(f"--{measured[0]} is for measuring a table. Add --model, or leave it out.")
+    if args.model is not None and args.table is not None:
+        raise CostError("--table names a table, and --model measures one. Leave one of them out.")
+
+
+def _table(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> CostTable:
+    if args.model is None:
+        from eet_lab.scheduling.cost_files import load_cost
+
+        return load_cost(args.table or "demo-cpu")
+    from eet_lab.models import load
+    from eet_lab.serving.profile import profile
+
+    model = load(args.model, device=args.device, dtype=args.dtype)
+    return profile(model, args.recipe, progress=progress, cancel=cancel)
+
+
+def _traffic(args: argparse.Namespace, table: CostTable) -> Traffic:
+    from eet_lab.scheduling.traffic import Gamma, make_traffic, read_lengths
+
+    if args.trace:
+        from eet_lab.scheduling.trace import read_trace
+
+        return read_trace(args.trace)
+    most = max(table.most_length // 4, 1)
+    lengths = read_lengths(args.lengths or f"1-{most}", table.most_length)
+    answers = read_lengths((args.new_tokens or f"1-{most}") if table.kind == "decoder" else "1", table.most_length)
+    seed = 0 if args.seed is None else args.seed
+    requests, cv = (2000 if args.requests is None else args.requests), (1.0 if args.cv is None else args.cv)
+    rate = args.rate if args.rate is not None else _default_rate(lengths, answers, table)
+    return make_traffic(requests, Gamma(rate, cv), lengths, answers, seed)
+
+
+def _default_rate(lengths: Lengths, answers: Lengths, table: CostTable) -> float:
+    """Most of what can be served one by one, which is found out on a sample; in two digits."""
+    from eet_lab.scheduling.policies import NoBatching
+    from eet_lab.scheduling.simulator import simulate_traffic
+    from eet_lab.scheduling.traffic import Gamma, make_traffic
+
+    sample = make_traffic(SAMPLE, Gamma(1e6), lengths, answers)
+    return float(f"{NO_BATCHING_SHARE * simulate_traffic(sample, NoBatching(), table).requests_per_s:.2g}")
+
+
+def _served(
+    args: argparse.Namespace, traffic: Traffic, table: CostTable, progress: Progress, cancel: Cancel
+) -> tuple[list[Served], list[str]]:
+    """What each policy makes of the traffic, and remarks on those of the default ones that go beyond the table."""
+    from eet_lab.scheduling.simulator import check_fits, simulate_traffic
+
+    found, remarks = list[Any](), list[str]()
+    policies = _policies(args.policy, traffic, table)
+    for policy in policies:
+        check_fits(traffic, policy, table)
+    for number, policy in enumerate(policies):
+        progress(number, len(policies), policy.title)
+        try:
+            found.append(simulate_traffic(traffic, policy, table, cancel=cancel))
+        except CostError as error:
+            if args.policy:
+                raise
+            remarks.append(f"{policy} is left out: {error}")
+    return found, remarks
+
+
+def _policies(words: Sequence[str] | None, traffic: Traffic, table: CostTable) -> list[BasePolicy]:
+    """The policies that are named, or all for such a model; what their knobs leave open, the table's reach decides."""
+    from eet_lab.scheduling.policies import POLICIES, parse_policy
+
+    decodes, limits = table.kind == "decoder", dict[str, Any](max_rows=table.most_rows, budget=table.most_tokens)
+    if decodes:  # a group's prompts are read in one pass
+        limits["max_rows"] = max(min(table.most_rows, table.most_tokens // int(traffic.lengths.max())), 1)
+    joining = limits | {"max_rows": table.most_rows, "chunk": min(table.most_tokens, 256)}
+    stage = "generate" if decodes else "encode"
+    names = words or [name for name, kind in POLICIES.items() if stage in kind.stages]
+    is_joining = {name: kind.joins for name, kind in POLICIES.items()}
+    return [parse_policy(name, joining if is_joining.get(name.partition(":")[0]) else limits) for name in names]
+
+
+COMMAND = Command("simulate", "serve traffic by several batching policies, in warped time", GUIDE, add_arguments, run)

@@ -1,0 +1,40 @@
+"""What `eet-lab simulate` prints: a line for each policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from eet_lab.scheduling.cost import CostTable
+from eet_lab.scheduling.served import Served
+from eet_lab.scheduling.traffic import Traffic
+from eet_lab.words import aligned, brief, visible
+
+
+def served_table(found: Sequence[Served], traffic: Traffic, table: CostTable, limit_ms: float | None) -> str:
+    """Policies on one traffic."""
+    times = {"TTFT": "ttft_ms", "TPOT": "tpot_ms"} if table.kind == "decoder" else {}
+    times["end to end"] = "e2e_ms"
+    head = ["", "requests/s", "tokens/s", "busy %", "pads %", "rows a pass"]
+    head += [f"{name} ms p50 / p95 / p99" for name in times]
+    cells = [head + ([f"within {brief(limit_ms)} ms, /s"] if limit_ms else [])]
+    for each in found:
+        rates = [brief(each.requests_per_s), brief(each.tokens_per_s)]
+        shares = [f"{100 * each.busy:.0f}", f"{100 * each.waste:.0f}", brief(float(each.passes.rows.mean()))]
+        waits = [_three(each.percentiles[key]) for key in times.values()]
+        good = [brief(each.goodput(e2e_ms=limit_ms))] if limit_ms else []
+        cells.append([each.policy, *rates, *shares, *waits, *good])
+    rate = f"{brief(traffic.rate)} a second came, {len(traffic):,} in all"
+    return "\n".join(
+        [
+            visible(traffic.name),
+            "",
+            *aligned(cells),
+            "",
+            f"{rate}. Simulated with times of {table.source}.",
+            "Busy near 100 %: more came than could be served, and waiting grows for as long as it lasts.",
+        ]
+    )
+
+
+def _three(times: Mapping[str, float]) -> str:
+    return " / ".join(map(brief, times.values())) or "–"

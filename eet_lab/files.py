@@ -1,0 +1,46 @@
+"""Files that somebody else may have made: read whole, and only where that must come to an end."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from eet_lab.errors import EETError
+from eet_lab.words import sized, visible
+
+
+def regular_content(
+    path: str | Path,
+    what: str,
+    most_bytes: int,
+    error: type[EETError],
+    *,
+    remedy: str,
+    follow_links: bool = True,
+) -> bytes:
+    """A regular file's bytes; `error`, which calls it `what`, where it cannot be read or has more than `most_bytes`.
+
+    What may wait for ever, or never end, such as a pipe or a device, is not read. `remedy` is for a file that is too
+    large.
+    """
+    name = visible(str(path))
+    links = 0 if follow_links else os.O_NOFOLLOW
+    try:
+        if not follow_links and os.path.islink(path):
+            raise error(f"{name} is a link, and only regular files are read. Copy the file that it points to.")
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | links), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise error(f"{name} is not a regular file, and only those are read. Give {what}.")
+            content = file.read(most_bytes + 1) if status.st_size <= most_bytes else b""
+    except IsADirectoryError as problem:
+        raise error(f"{name} is not a regular file, but a folder. Give {what}.") from problem
+    except (OSError, ValueError) as problem:  # a name with a NUL byte is a ValueError
+        raise error(f"{name} cannot be read: {getattr(problem, 'strerror', None) or problem}.") from problem
+    if max(status.st_size, len(content)) > most_bytes:
+        raise error(
+            f"{name} has {sized(max(status.st_size, len(content)))}, but {what} has at most {sized(most_bytes)}. "
+            f"{remedy}"
+        )
+    return content

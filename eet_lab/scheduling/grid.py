@@ -1,0 +1,103 @@
+"""Numbers measured where axes cross, and a monotone value in between."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise, product
+from typing import Any, NamedTuple
+
+from eet_lab.errors import CostError
+from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.words import brief, told
+
+MOST_NODES = 1_000_000
+
+
+class Axis(NamedTuple):
+    """Where one of the sizes was measured: whole numbers that rise. `name` is what an error calls them."""
+
+    name: str
+    nodes: tuple[int, ...]
+
+
+class Grid:
+    """A value for every point up to the last node of each axis: never less for more, and no more than measured.
+
+    Times are noisy, so a larger pass may have been measured as the quicker one. A node counts as the longest time of
+    all that are no larger in any direction (the running maximum along each axis), which makes it monotone; between
+    nodes it is linear in each direction, which keeps it so. Below the first node of an axis the value is that of the
+    first node; beyond the last one there is none.
+    """
+
+    def __init__(self, axes: Sequence[Axis], values: Any, where: str = "The table") -> None:
+        """`values` are sequences in sequences, as deep as there are axes. CostError where they do not fit."""
+        self.axes, self._where = tuple(axes), where
+        for name, nodes in self.axes:
+            _check_nodes(name, nodes)
+        sizes = [len(nodes) for _, nodes in self.axes]
+        if (num := math.prod(sizes)) > MOST_NODES:
+            raise CostError(f"{where} has {num:,} nodes, but at most {MOST_NODES:,} are read. Measure fewer.")
+        self._steps = [math.prod(sizes[axis + 1 :]) for axis in range(len(sizes))]
+        self._values = _risen(_flat(values, self.axes, where), sizes, self._steps)
+
+    def at(self, *point: float) -> float:
+        """The value at a point; CostError beyond what was measured."""
+        corners = [(0, 1.0)]
+        for axis, step, place in zip(self.axes, self._steps, point, strict=True):
+            nodes = axis.nodes
+            if place > nodes[-1]:
+                self._refuse(axis, place)
+            after = bisect_left(nodes, place)
+            if nodes[after] == place or not after:
+                corners = [(at + after * step, share) for at, share in corners]
+                continue
+            part = (place - nodes[after - 1]) / (nodes[after] - nodes[after - 1])
+            low, high = (after - 1) * step, after * step
+            corners = [(at + low, share * (1 - part)) for at, share in corners] + [
+                (at + high, share * part) for at, share in corners
+            ]
+        values = self._values
+        return sum(values[at] * share for at, share in corners)
+
+    def _refuse(self, axis: Axis, place: float) -> None:
+        raise CostError(
+            f"A pass has {brief(place)} {axis.name}, but {self._where} was measured up to {axis.nodes[-1]:,}. Let "
+            "passes be smaller (fewer rows, a smaller budget, shorter requests), or measure a larger table."
+        )
+
+
+def _check_nodes(name: str, nodes: Sequence[int]) -> None:
+    if not nodes:
+        raise CostError(f"There are no {name}, but at least one must have been measured.")
+    for node in nodes:
+        check_whole(CostError, name, node, 0, MOST)
+    for before, after in pairwise(nodes):
+        if after <= before:
+            raise CostError(f"{name} has {after:,} after {before:,}, but they must rise.")
+
+
+def _flat(values: Any, axes: Sequence[Axis], where: str) -> list[float]:
+    """All values in one row, the last axis fastest; CostError where there are too few, too many, or none of time."""
+    rows = [values]
+    for name, nodes in axes:
+        for row in rows:
+            if isinstance(row, str) or not isinstance(row, Sequence) or len(row) != len(nodes):
+                found = len(row) if isinstance(row, Sequence) else told(row)
+                raise CostError(f"{where} has {found} times along its {name}, but {len(nodes)} places for them.")
+        rows = [inner for row in rows for inner in row]
+    for value in rows:
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise CostError(f"{where} has a time of {told(value)} ms, but each must be finite and more than 0.")
+    return [float(value) for value in rows]
+
+
+def _risen(values: list[float], sizes: Sequence[int], steps: Sequence[int]) -> list[float]:
+    """The running maximum along each axis."""
+    for axis, step in enumerate(steps):
+        for place in product(*map(range, sizes)):
+            if place[axis]:
+                at = sum(map(int.__mul__, place, steps))
+                values[at] = max(values[at], values[at - step])
+    return values

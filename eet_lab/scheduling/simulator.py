@@ -1,0 +1,184 @@
+"""Discrete events over a cost table: a policy serves traffic in warped time, pass by pass.
+
+A decoder's passes are planned by the `Scheduler` that plans those of an engine; only time is made of a table.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from math import inf, isnan, nan
+
+import numpy as np
+
+from eet_lab.errors import Cancelled, CostError, ScheduleError
+from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost, PassSize
+from eet_lab.scheduling.pages import Ledger, Slab
+from eet_lab.scheduling.policy import Plan, Policy
+from eet_lab.scheduling.queued import Queue, Queued
+from eet_lab.scheduling.request import Request
+from eet_lab.scheduling.scheduler import Scheduler
+from eet_lab.scheduling.served import Passes, Served
+from eet_lab.scheduling.traffic import Traffic
+from eet_lab.scheduling.whole import MOST
+from eet_lab.words import visible
+
+LOOKS = 1024
+"""Passes between two looks at Stop, and two reports of progress."""
+
+
+def simulate_traffic(
+    traffic: Traffic,
+    policy: Policy,
+    cost: CostTable,
+    *,
+    ledger: Ledger | None = None,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> Served:
+    """Serve the traffic by the policy, until all are done; each pass takes what the cost table says.
+
+    `ledger` is the KV cache of a policy that joins; None: each slot has room for the longest request. Tokens come to
+    the host at once. Errors: CostError for passes beyond the table; ScheduleError for a policy that is not for such a
+    model, or never serves a request; PromptError for one that fits no cache; Cancelled.
+    """
+    check_fits(traffic, policy, cost)
+    if ledger is not None and not (policy.joins and isinstance(cost, DecoderCost)):
+        raise ScheduleError("A ledger is given, but only a policy that joins has one for all requests; leave it out.")
+    queue, record = Queue(traffic), _Record(len(traffic), progress, cancel)
+    preempted = 0
+    if isinstance(cost, EncoderCost):
+        _read_texts(queue, policy, cost, record)
+    elif policy.joins:
+        preempted = _join(queue, policy, cost, record, ledger or _slab(traffic, policy.schedule.max_rows or 1))
+    else:
+        _generate_groups(queue, policy, cost, record)
+    source = visible(f"{cost.source.model} on {cost.source.device}")
+    return Served(traffic, str(policy), source, *record.times(), record.passes(), preempted)
+
+
+def check_fits(traffic: Traffic, policy: Policy, cost: CostTable) -> None:
+    """ScheduleError for a policy that is not for such a model; CostError for requests longer than what was measured."""
+    stage, model = ("encode", "an encoder") if isinstance(cost, EncoderCost) else ("generate", "a decoder")
+    if stage not in policy.stages:
+        raise ScheduleError(f"{policy.name} is not for {model}, which this cost table is of. Take another policy.")
+    totals = traffic.lengths if stage == "encode" else traffic.lengths + traffic.new_tokens
+    if (longest := int(totals.max())) > cost.most_length:
+        raise CostError(
+            f"The longest request has {longest:,} tokens, but {visible(cost.source.model)} was measured up to "
+            f"{cost.most_length:,}. Take shorter ones, or measure a larger table."
+        )
+
+
+class _Record:
+    """What is noted on the way."""
+
+    def __init__(self, num: int, progress: Progress | None, cancel: Cancel | None) -> None:
+        self.start, self.first, self.last = ([nan] * num for _ in range(3))
+        self._passes: list[array] = [array("d"), array("d"), *(array("q") for _ in range(4))]
+        self._num, self._progress, self._cancel = num, progress, cancel
+        self.done = 0
+
+    def add(self, begin_ms: float, end_ms: float, rows: int, prompt_tokens: int, decoded: int, pads: int) -> None:
+        """Note a pass. Cancelled once someone has pressed Stop."""
+        for column, value in zip(self._passes, (begin_ms, end_ms, rows, prompt_tokens, decoded, pads), strict=True):
+            column.append(value)
+        if len(self._passes[0]) % LOOKS == 0:
+            if self._cancel is not None and self._cancel.is_set():
+                raise Cancelled("The simulation was stopped.")
+            if self._progress is not None:
+                self._progress(self.done, self._num, "requests")
+
+    def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """When each request was begun, told its first token, and its last."""
+        return np.array(self.start), np.array(self.first), np.array(self.last)
+
+    def passes(self) -> Passes:
+        """All passes."""
+        return Passes(*map(np.array, self._passes))
+
+
+def _read_texts(queue: Queue, policy: Policy, cost: EncoderCost, record: _Record) -> None:
+    """An encoder: a group is a pass."""
+    is_packed = policy.is_packed
+    for group in queue.groups(policy, cost):
+        lengths, begin_ms = [each.length for each in group], queue.now_ms
+        total, rectangle = sum(lengths), len(lengths) * max(lengths)
+        took = cost.packed(lengths) if is_packed else cost.padded(max(lengths), len(lengths))
+        queue.now_ms = end_ms = begin_ms + took
+        record.done += len(group)
+        record.add(begin_ms, end_ms, len(group), total, 0, 0 if is_packed else rectangle - total)
+        for number, *_ in group:
+            record.start[number], record.first[number], record.last[number] = begin_ms, end_ms, end_ms
+
+
+def _generate_groups(queue: Queue, policy: Policy, cost: DecoderCost, record: _Record) -> None:
+    """A decoder whose groups begin together, and run until their last answer is complete."""
+    for group in queue.groups(policy, cost):
+        longest = max(each.length for each in group) + max(each.new_tokens for each in group)
+        generating = _Generating(Scheduler(policy.schedule, Slab(len(group), longest), MOST), cost, record)
+        generating.add(group)
+        while not generating.scheduler.idle:
+            queue.now_ms = generating.step(queue.now_ms)
+
+
+def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: _Record, ledger: Ledger) -> int:
+    """A decoder whose requests join while others run; how many gave way for others."""
+    scheduler = Scheduler(policy.schedule, ledger, MOST)
+    generating = _Generating(scheduler, cost, record)
+    while True:
+        queue.admit()
+        plan = policy.next(queue.waiting, queue.now_ms, cost) if queue.waiting else Plan[Queued]([])
+        for group in plan.groups:
+            queue.take(group)
+            generating.add(group)
+        if not scheduler.idle:
+            queue.now_ms = generating.step(queue.now_ms)
+        elif queue.waiting or queue.next_ms < inf:
+            queue.wait(plan, policy)
+        else:
+            return scheduler.num_preempted
+
+
+class _Generating:
+    """Requests in a scheduler, by their numbers."""
+
+    def __init__(self, scheduler: Scheduler, cost: DecoderCost, record: _Record) -> None:
+        self.scheduler, self._cost, self._record = scheduler, cost, record
+        self._number_of: dict[Request, int] = {}
+
+    def add(self, group: Sequence[Queued]) -> None:
+        for number, length, new_tokens, _ in group:
+            request = Request(_prompt(length), new_tokens)
+            self.scheduler.add(request)
+            self._number_of[request] = number
+
+    def step(self, now_ms: float) -> float:
+        """One pass; returns when it ends."""
+        rows, record, number_of = self.scheduler.next(), self._record, self._number_of
+        size = PassSize.of(rows)
+        end_ms = now_ms + self._cost.pass_ms(size)
+        for request, _, start, count, tells in rows:
+            if not start and isnan(record.start[number_of[request]]):  # else it is read again, since it gave way
+                record.start[number_of[request]] = now_ms
+            if tells:
+                request.generated.append(0)
+                if start + count == len(request.prompt):
+                    record.first[number_of[request]] = end_ms
+        for request in self.scheduler.advance(rows):
+            record.last[number_of.pop(request)] = end_ms
+            record.done += 1
+        record.add(now_ms, end_ms, len(rows), size.prompt_tokens, size.decoded, size.pads)
+        return end_ms
+
+
+@cache
+def _prompt(length: int) -> tuple[int, ...]:
+    """A prompt of that length; requests of the same length share one."""
+    return (0,) * length
+
+
+def _slab(traffic: Traffic, num_slots: int) -> Slab:
+    return Slab(num_slots, int((traffic.lengths + traffic.new_tokens).max()))

@@ -1,0 +1,136 @@
+"""Traces: traffic that was recorded, one request a line, as CSV or JSONL."""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from eet_lab.errors import TrafficError
+from eet_lab.files import regular_content
+from eet_lab.scheduling.traffic import MOST_BYTES, MOST_REQUESTS, REMEDY, Traffic
+from eet_lab.scheduling.whole import MOST
+from eet_lab.words import told, visible
+
+FIELDS = ("time", "length", "new_tokens")
+"""Seconds from any beginning, tokens of the prompt, and tokens that are asked for (1, where a trace does not say)."""
+
+Fields = tuple[float, float, float]
+
+
+def read_trace(path: str | Path) -> Traffic:
+    """Traffic from a file; TrafficError, naming the line, where it is damaged.
+
+    CSV has the columns time, length and, if need be, new_tokens, in this order or as its first line names them; JSONL
+    has an object with these names in each line. Requests are put in the order of their times.
+    """
+    name = visible(str(path))
+    content = regular_content(path, "a trace", MOST_BYTES, TrafficError, remedy=REMEDY)
+    try:
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise TrafficError(f"{name} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line and not line.isspace()]
+    if numbered and numbered[0][1].lstrip()[0] == "{":
+        read: Callable[[str], Fields] = _of_json
+    else:
+        read, numbered = _csv_reader(numbered, name)
+    if not numbered:
+        raise TrafficError(f"{name} holds no request. A line is time,length,new_tokens, such as 0.25,128,64.")
+    if len(numbered) > MOST_REQUESTS:
+        raise TrafficError(f"{name} has {len(numbered):,} requests, but at most {MOST_REQUESTS:,} are read. {REMEDY}")
+    values = array("d")
+    for number, line in numbered:
+        try:
+            values.extend(read(line))
+        except (ValueError, OverflowError, RecursionError) as error:
+            raise TrafficError(f"{name}, line {number}: {_said(error)} in {told(visible(line))}.") from None
+    found = np.array(values).reshape(-1, 3)
+    _check(found, [number for number, _ in numbered], name)
+    found = found[np.argsort(found[:, 0], kind="stable")]
+    time, lengths, new_tokens = found.T
+    return Traffic(time * 1e3, lengths.astype(np.int64), new_tokens.astype(np.int64), visible(Path(path).name))
+
+
+def _csv_reader(numbered: list[tuple[int, str]], name: str) -> tuple[Callable[[str], Fields], list[tuple[int, str]]]:
+    """What reads a line, and the lines without the one that names the columns."""
+    if not numbered:
+        return _of_columns, numbered
+    number, first = numbered[0]
+    columns = [column.strip().lower() for column in first.split(",")]
+    if any(map(_is_number, columns)):
+        return _of_columns, numbered
+    if sorted(columns) not in (sorted(FIELDS), sorted(FIELDS[:2])):
+        raise TrafficError(
+            f"{name}, line {number}: the columns are {told(visible(first))}, but they must be time, length and "
+            "new_tokens, or the first two."
+        )
+    order = [columns.index(field) for field in FIELDS if field in columns]
+
+    def read(line: str) -> Fields:
+        values = line.split(",")
+        if len(values) != len(columns):
+            raise ValueError(f"{len(values)} fields instead of {len(columns)}")
+        return _told([float(values[place]) for place in order])
+
+    return read, numbered[1:]
+
+
+def _of_columns(line: str) -> Fields:
+    return _told([*map(float, line.split(","))])
+
+
+def _of_json(line: str) -> Fields:
+    found = json.loads(line)
+    if not isinstance(found, dict) or not {"time", "length"} <= found.keys() <= set(FIELDS):
+        raise ValueError('no object with "time", "length" and, if need be, "new_tokens"')
+    values = [found[field] for field in FIELDS if field in found]
+    if any(type(value) not in (int, float) for value in values):
+        raise ValueError("a value that is no number")
+    return _told(values)
+
+
+def _told(values: Sequence[float]) -> Fields:
+    if not 2 <= len(values) <= 3:
+        raise ValueError(f"{len(values)} fields instead of 2 or 3")
+    return (*values, 1.0) if len(values) == 2 else tuple(values)  # type: ignore[return-value]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return "there is no JSON"
+    if isinstance(error, OverflowError | RecursionError):
+        return "there is a number or an object that is too large"
+    message = str(error)
+    return "there is no number" if message.startswith("could not convert") else f"there is {message}"
+
+
+def _check(found: np.ndarray, numbers: Sequence[int], name: str) -> None:
+    """TrafficError for the first request that cannot be."""
+    whole = np.isfinite(found) & (found == np.floor(found))
+    limits: Iterable[tuple[Any, str, str]] = (
+        (~(np.isfinite(found[:, 0]) & (found[:, 0] >= 0) & (found[:, 0] <= 1e9)), "time", "0 to 1e9 seconds"),
+        (~(whole[:, 1] & (found[:, 1] >= 1) & (found[:, 1] <= MOST)), "length", f"1 to {MOST:,}, whole"),
+        (~(whole[:, 2] & (found[:, 2] >= 1) & (found[:, 2] <= MOST)), "new_tokens", f"1 to {MOST:,}, whole"),
+    )
+    for column, (wrong, field, limit) in enumerate(limits):
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            shown = _shown(found[at, column].item())
+            raise TrafficError(f"{name}, line {numbers[at]}: {field} is {shown}, but it must be {limit}.")
+
+
+def _shown(value: float) -> str:
+    return told(int(value) if value.is_integer() and abs(value) < 1e15 else value)

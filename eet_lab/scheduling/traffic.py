@@ -1,0 +1,213 @@
+"""Traffic: when requests come, how long they are, and how many tokens they ask for. N requests."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from eet_lab.errors import TrafficError
+from eet_lab.files import regular_content
+from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.words import brief, plain, told, visible
+
+MOST_REQUESTS = 10_000_000
+MOST_BYTES = 2**29
+"""The largest file of lengths, or trace."""
+REMEDY = "Cut it to fewer requests."
+
+
+@dataclass(frozen=True, eq=False)
+class Traffic:
+    """Requests that come whatever has become of those before (open loop), in the order of their arrival.
+
+    `arrival_ms` [N] are the times from the beginning, `lengths` [N] the tokens of each prompt or text, and
+    `new_tokens` [N] those that are told; an encoder tells none, and does not look at them.
+    """
+
+    arrival_ms: np.ndarray
+    lengths: np.ndarray
+    new_tokens: np.ndarray
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        sizes = {np.shape(each) for each in (self.arrival_ms, self.lengths, self.new_tokens)}
+        if len(sizes) != 1 or len(size := sizes.pop()) != 1 or not size[0]:
+            raise TrafficError("Traffic has a time, a length and new tokens for each request, of which there is one.")
+        gaps = np.diff(self.arrival_ms, prepend=0.0)
+        if not (np.isfinite(gaps) & (gaps >= 0)).all():
+            raise TrafficError("Arrivals must be finite milliseconds from 0 on, and in order. Sort requests by them.")
+        if min(self.lengths.min(), self.new_tokens.min()) < 1:
+            raise TrafficError("Lengths and new tokens must be at least 1. Leave out requests of no tokens.")
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def rate(self) -> float:
+        """Requests a second, on average; infinite where all come together."""
+        span_s = float(self.arrival_ms[-1] - self.arrival_ms[0]) / 1e3
+        return (len(self) - 1) / span_s if span_s else math.inf
+
+
+class Arrivals(Protocol):
+    """How requests come."""
+
+    def times(self, draw: np.random.Generator, num: int) -> np.ndarray:
+        """Milliseconds at which each of so many comes, in order."""
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """Gaps that are gamma-distributed: `rate` requests a second, whose gaps vary by `cv` times their mean.
+
+    1 is a Poisson process, which has no memory; more comes in bursts, less more evenly, and 0 like clockwork.
+    """
+
+    rate: float
+    cv: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_real("rate", self.rate, 1e-6, 1e9, " requests a second")
+        _check_real("cv", self.cv, 0.0, 100.0, ", the gaps' standard deviation over their mean")
+
+    def times(self, draw: np.random.Generator, num: int) -> np.ndarray:
+        gaps = np.ones(num)
+        if self.cv:
+            gaps = draw.gamma(1 / self.cv**2, self.cv**2, num)
+        return np.cumsum(gaps) * (1e3 / self.rate)
+
+    def __str__(self) -> str:
+        return f"{'Poisson' if self.cv == 1 else f'gamma (cv {brief(self.cv)})'}, {brief(self.rate)} a second"
+
+
+class Lengths(Protocol):
+    """How long requests are."""
+
+    def draw(self, draw: np.random.Generator, num: int) -> np.ndarray:
+        """So many whole numbers, each 1 or more."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every length from `low` to `high` is as likely as another."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        check_whole(TrafficError, "the shortest length", self.low, 1, MOST)
+        check_whole(TrafficError, "the longest length", self.high, self.low, MOST)
+
+    def draw(self, draw: np.random.Generator, num: int) -> np.ndarray:
+        return draw.integers(self.low, self.high, num, endpoint=True)
+
+    def __str__(self) -> str:
+        return f"U[{self.low},{self.high}]"
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """Many short ones and a few long ones: half are below `median`, and their logarithms deviate by `sigma`.
+
+    What would be longer than `most` is cut to it.
+    """
+
+    median: float
+    sigma: float
+    most: int = MOST
+
+    def __post_init__(self) -> None:
+        _check_real("the median length", self.median, 1.0, MOST)
+        _check_real("sigma", self.sigma, 0.0, 10.0)
+        check_whole(TrafficError, "the longest length", self.most, 1, MOST)
+
+    def draw(self, draw: np.random.Generator, num: int) -> np.ndarray:
+        found = self.median * np.exp(self.sigma * draw.standard_normal(num))
+        return np.clip(np.rint(found), 1, self.most).astype(np.int64)
+
+    def __str__(self) -> str:
+        return f"log-normal (median {brief(self.median)}, sigma {brief(self.sigma)})"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Lengths that were seen, from which each is drawn anew; `name` says where."""
+
+    seen: tuple[int, ...]
+    name: str = "drawn"
+
+    def __post_init__(self) -> None:
+        if not self.seen:
+            raise TrafficError("There are no lengths to draw from. Give at least one.")
+        for length in self.seen:
+            check_whole(TrafficError, "a length", length, 1, MOST)
+
+    def draw(self, draw: np.random.Generator, num: int) -> np.ndarray:
+        return draw.choice(np.array(self.seen), num)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def make_traffic(
+    requests: int, arrivals: Arrivals, lengths: Lengths, new_tokens: Lengths = Uniform(1, 1), seed: int = 0
+) -> Traffic:
+    """So many requests; the same for the same seed. Arrivals, lengths and answers are drawn from streams of their own.
+
+    So another rate moves the same requests closer together. Errors: TrafficError.
+    """
+    check_whole(TrafficError, "requests", requests, 1, MOST_REQUESTS)
+    check_whole(TrafficError, "seed", seed, 0, 2**63)
+    when, read, answer = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(3))
+    name = f"{requests:,} requests, {arrivals}, lengths {lengths}, answers {new_tokens}, seed {seed}"
+    return Traffic(
+        arrivals.times(when, requests), lengths.draw(read, requests), new_tokens.draw(answer, requests), name
+    )
+
+
+def read_lengths(words: str, most: int = MOST) -> Lengths:
+    """Lengths from "128", "5-500", "lognormal:40:0.8" (median, sigma), or a file of whole numbers, one a line.
+
+    Log-normal ones are cut to `most`. TrafficError for what is none of these.
+    """
+    kind, *numbers = words.split(":")
+    if kind == "lognormal":
+        try:
+            median, sigma = map(float, numbers)
+        except ValueError:
+            raise TrafficError(
+                f"{told(words)} is no distribution of lengths: write lognormal:MEDIAN:SIGMA, such as lognormal:40:0.8."
+            ) from None
+        return LogNormal(median, sigma, most)
+    low, _, high = words.partition("-")
+    if low.isdecimal() and (not high or high.isdecimal()):
+        return Uniform(*(int(number[:20]) for number in (low, high or low)))
+    if not os.path.exists(words):  # of Path it would be an error for a NUL byte
+        raise TrafficError(
+            f"{told(words)} is neither a length such as 128, nor a range such as 5-500, nor lognormal:MEDIAN:SIGMA, "
+            "nor a file."
+        )
+    return Drawn(tuple(_lengths_of(Path(words))), visible(Path(words).name))
+
+
+def _lengths_of(path: Path) -> Sequence[int]:
+    lines = regular_content(path, "a file of lengths", MOST_BYTES, TrafficError, remedy=REMEDY).split()
+    found = [int(line) if line.isdigit() and len(line) < 12 else 0 for line in lines]
+    for number, length in enumerate(found, 1):
+        if not 1 <= length <= MOST:
+            raise TrafficError(
+                f"{visible(str(path))} has {told(lines[number - 1])} as number {number}, but each must be a whole "
+                f"number from 1 to {MOST:,}."
+            )
+    return found
+
+
+def _check_real(name: str, value: object, low: float, high: float, what: str = "") -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise TrafficError(f"{name} is {told(value)}, but it must be from {plain(low)} to {plain(high, 10)}{what}.")

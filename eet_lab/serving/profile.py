@@ -1,0 +1,83 @@
+"""profile: measure how long a model's passes take, by what they read, into a cost table. Seconds, once a machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import eet_lab
+from eet_lab.bench.environment import device_name, versions
+from eet_lab.bench.timing import check_repeats
+from eet_lab.errors import CostError
+from eet_lab.models import Model
+from eet_lab.models.on_device import checked_model
+from eet_lab.paths import cache_dir
+from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling.cost import CostTable, Provenance
+from eet_lab.scheduling.cost_files import load_cost, save_cost
+from eet_lab.serving.profile_decoder import decoder_axes, measured_decoder
+from eet_lab.serving.profile_encoder import encoder_axes, measured_encoder
+from eet_lab.serving.sizes import REPEATS
+from eet_lab.technique import Recipe
+from eet_lab.texts import RecipeLike, as_recipe
+
+ENCODE, GENERATE = "all", "all,continuous_batching"
+"""Recipes where none is given."""
+
+
+def profile(
+    model: Model,
+    recipe: RecipeLike | None = None,
+    *,
+    axes: Sequence[Sequence[int]] | None = None,
+    repeats: int = REPEATS,
+    note: str = "",
+    fresh: bool = False,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> CostTable:
+    """The cost table of a model under a recipe: measured, or what was measured before in the user's cache folder.
+
+    `axes` are what is measured: lengths and batches of an encoder; extras, rows and columns of a decoder, as
+    `DecoderCost` names them. None: powers up to the model's context and the recipe's rows and budget. Each time is the
+    median of `repeats`. A table is kept by model, recipe, device, commit and axes; `fresh` measures it again, as does
+    code that differs from its commit. Errors: RecipeError for a decoder's recipe without continuous batching;
+    CostError for axes that the model cannot run; OutOfMemory; Cancelled.
+    """
+    check_repeats(repeats)
+    decodes = checked_model(model).config.stage == "generate"
+    chosen = as_recipe(recipe if recipe is not None else GENERATE if decodes else ENCODE, model.device, model.config)
+    source = _source(model, chosen, note)
+    if axes is None:
+        axes = decoder_axes(model, chosen, repeats) if decodes else encoder_axes(model)
+    wanted = [tuple(axis) for axis in axes]
+    if len(wanted) != (3 if decodes else 2):
+        raise CostError(f"There are {len(wanted)} axes, but a table of {model.name} has {3 if decodes else 2}.")
+    kept = None if source.commit is None or source.commit.endswith("+") else _place(source, wanted, repeats)
+    if kept is not None and not fresh and kept.exists():
+        with suppress(CostError):
+            return load_cost(kept)
+    measure = measured_decoder if decodes else measured_encoder
+    table: CostTable = measure(model, chosen, wanted, source, repeats, progress, cancel)
+    if kept is not None:
+        kept.parent.mkdir(mode=0o700, exist_ok=True)
+        save_cost(table, kept)
+    return table
+
+
+def _source(model: Model, recipe: Recipe, note: str) -> Provenance:
+    known = versions(model.device)
+    del known["transformers"]
+    where = {"device": device_name(model.device), "dtype": model.dtype, "eet_lab": eet_lab.__version__}
+    return Provenance(model.name, str(recipe), **where, **known | {"torch": str(known["torch"])}, note=note)
+
+
+def _place(source: Provenance, axes: Any, repeats: int) -> Path:
+    """Where the table is kept."""
+    told = [source.model, source.recipe, source.device, source.dtype, source.commit, source.torch, source.note]
+    digest = hashlib.blake2b(json.dumps([*told, axes, repeats]).encode(), digest_size=10).hexdigest()
+    return cache_dir() / "cost" / f"{digest}.json"

@@ -1,0 +1,184 @@
+"""A decoder's cost table: decode steps, and passes that read prompts beside rows that decode.
+
+R rows, K columns of the KV cache that a row sees.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from contextlib import closing
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import torch
+
+from eet_lab.bench.timing import Tally, check, on_host
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import CostError, RecipeError
+from eet_lab.models import Model
+from eet_lab.models.on_device import on_its_device
+from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling import Request
+from eet_lab.scheduling.cost import DecoderCost, Provenance
+from eet_lab.serving.sizes import Timed, median_of, noted, powers
+from eet_lab.technique import Recipe
+
+DECODE_STEPS = 8
+"""Decode steps that are timed together: an engine's host runs ahead of its GPU by as many."""
+
+
+class Mix(NamedTuple):
+    """A pass: `decoding` rows of K columns on average, and `joining` ones that read `extra` tokens beyond one each."""
+
+    decoding: int
+    columns: int
+    joining: int
+    extra: int
+
+
+def _limits(model: Model, recipe: Recipe) -> tuple[int, int, int]:
+    """Slots, tokens of a pass, and tokens of a row in a pass; RecipeError for a recipe whose requests do not join."""
+    schedule, most = recipe.parts.schedule, model.config.context - 1
+    if schedule.max_rows is None or not schedule.joins:
+        raise RecipeError(f"{recipe or 'The baseline'} serves no requests that join: add continuous_batching to it.")
+    budget = schedule.budget or schedule.max_rows * most
+    return min(schedule.max_rows, budget), budget, min(schedule.chunk or most, most)
+
+
+def _read_meanwhile(rows: int, columns: int, budget: int) -> int:
+    """The passes in which so many rows read their prompts: those that came first decode until the last has come."""
+    return -(-rows * columns // budget)
+
+
+def _num_timed(num_extras: int, repeats: int) -> int:
+    """The most passes that are timed on the same rows: each adds a column to them."""
+    return (1 + repeats) * (DECODE_STEPS + num_extras)
+
+
+def decoder_axes(model: Model, recipe: Recipe, repeats: int) -> tuple[tuple[int, ...], ...]:
+    """Extras up to the budget, rows up to the slots, and columns up to what the context leaves room for."""
+    slots, budget, chunk = _limits(model, recipe)
+    context = model.config.context
+    extra = min(budget - 1, slots * (chunk - 1))
+    extras = (0, *powers(1, 8, extra)) if extra else (0,)
+    more = _read_meanwhile(slots, context, budget) + _num_timed(len(extras), repeats)
+    most = max(context - more - 1, 1)
+    return extras, powers(1, 4, slots), powers(min(16, most), 4, most)
+
+
+@on_its_device
+def measured_decoder(
+    model: Model,
+    recipe: Recipe,
+    axes: Sequence[tuple[int, ...]],
+    source: Provenance,
+    repeats: int,
+    progress: Progress | None,
+    cancel: Cancel | None,
+) -> DecoderCost:
+    """Passes of an engine over random tokens, each between two moments at which its device has nothing to do."""
+    extras, rows, columns = axes
+    filler = [[[1.0] * len(columns)] * len(rows)] * len(extras)
+    DecoderCost(extras, rows, columns, filler, source)  # type: ignore[arg-type]  # which checks the axes
+    slots, budget, chunk = _limits(model, recipe)
+    if rows[-1] > slots or rows[0] < 1:
+        raise CostError(f"rows go from {rows[0]:,} to {rows[-1]:,}, but {recipe} has 1 to {slots:,}.")
+    num_timed = _num_timed(len(extras), repeats)
+    new = _read_meanwhile(rows[-1], columns[-1], budget) + num_timed + 1
+    if (reached := columns[-1] + new) > model.config.context:
+        raise CostError(
+            f"The table's last number of columns is {columns[-1]:,}, and rows reach {reached:,} while it is measured, "
+            f"but the model's context is {model.config.context:,}. Measure fewer columns, rows or extras."
+        )
+    nodes = list(product(extras, rows, columns))
+    mixes = [_mix(*node, slots, budget, chunk) for node in nodes]
+    with closing(Engine(model.decoder, recipe.parts)) as engine:
+        engine.prepare(progress, cancel)
+        engine.reserve(slots, max(columns[-1], min(chunk, extras[-1] + 1) + 1 - new), Settings(new))
+        bench = _Decoding(engine, budget, num_timed, Settings(new), repeats, cancel)
+        times = bench.measured(mixes, Tally(len(set(mixes)), progress))
+    found = iter([times[mix].ms for mix in mixes])
+    table = tuple(tuple(tuple(next(found) for _ in columns) for _ in rows) for _ in extras)
+    return DecoderCost(extras, rows, columns, table, noted(source, times.values()))
+
+
+def _mix(extra: int, rows: int, columns: int, slots: int, budget: int, chunk: int) -> Mix:
+    """The pass that stands for a node of the table: the nearest that the recipe allows.
+
+    No pass has more tokens than the budget, and no row reads more than a chunk, so that more of them have to join.
+    """
+    extra = min(extra, budget - rows, slots * (chunk - 1))
+    if not extra:
+        return Mix(rows, columns, 0, 0)
+    joining = -(-extra // (chunk - 1))
+    decoding = max(rows - joining, 0)
+    return Mix(decoding, columns if decoding else 0, joining, min(extra, budget - joining - decoding))
+
+
+class _Decoding:
+    """Times passes of an engine on requests of random tokens."""
+
+    def __init__(
+        self, engine: Engine, budget: int, num_timed: int, settings: Settings, repeats: int, cancel: Cancel | None
+    ) -> None:
+        self._engine, self._budget, self._num_timed = engine, budget, num_timed
+        self._settings, self._repeats, self._cancel = settings, repeats, cancel
+        self._draw = random.Random(0)
+
+    def measured(self, mixes: Iterable[Mix], tally: Tally) -> dict[Mix, Timed]:
+        """The median ms of each. Those with the same rows that decode come together, so that these are read once."""
+        times = {}
+        begun: dict[tuple[int, int], list[Mix]] = {}
+        for mix in dict.fromkeys(mixes):
+            begun.setdefault((mix.decoding, mix.columns), []).append(mix)
+        for (decoding, columns), alike in begun.items():
+            tally.say(f"{decoding:,} rows of {columns:,} columns")
+            requests = self._begin(decoding, columns)
+            for mix in alike:
+                run = partial(self._join, mix) if mix.joining else self._decode
+                times[mix] = median_of(run, self._repeats, self._cancel)
+                tally.finish()
+            for request in requests:
+                self._engine.cancel(request)
+        return times
+
+    def _begin(self, rows: int, columns: int) -> list[Request]:
+        """So many requests whose next tokens see so many columns, on average and over the passes that are timed."""
+        ahead = (_read_meanwhile(rows, columns, self._budget) + self._num_timed) // 2
+        length = max(columns - ahead, 1)
+        requests = [self._engine.add(self._prompt(length), self._settings) for _ in range(rows)]
+        while any(request.read < length for request in requests):
+            check(self._cancel)
+            self._engine.step()
+        return requests
+
+    def _prompt(self, length: int) -> list[int]:
+        return [self._draw.randrange(self._engine.model.config.vocab_size) for _ in range(length)]
+
+    def _decode(self) -> Timed:
+        """A decode step, in a run of them."""
+        return self._timed(DECODE_STEPS)
+
+    def _join(self, mix: Mix) -> Timed:
+        """A pass that reads prompts beside the rows that decode, alone: those who join have no more to tell."""
+        shares = [mix.extra // mix.joining + (place < mix.extra % mix.joining) for place in range(mix.joining)]
+        for share in shares:
+            self._engine.add(self._prompt(1 + share), Settings(1))
+        return self._timed(1)
+
+    def _timed(self, steps: int) -> Timed:
+        """One of so many steps."""
+        device = self._engine.model.device
+        wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+
+        def work() -> None:
+            for _ in range(steps):
+                self._engine.step()
+            wait()
+
+        wait()
+        took = on_host(work)
+        return Timed(took.seconds * 1e3 / steps, device.type == "cpu" and took.was_disturbed)

@@ -1,0 +1,136 @@
+"""`eet-lab simulate` as it is typed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from cost_tables import MADE_UP, TOY_DECODER, TURBO_2060
+
+from eet_lab.cli import main
+from eet_lab.scheduling.cost import DecoderCost
+from eet_lab.scheduling.cost_files import load_cost, save_cost
+from eet_lab.scheduling.policies import POLICIES
+
+
+@pytest.fixture
+def encoder(tmp_path):
+    return str(save_cost(TURBO_2060, tmp_path / "encoder.json"))
+
+
+@pytest.fixture
+def decoder(tmp_path):
+    return str(save_cost(TOY_DECODER, tmp_path / "decoder.json"))
+
+
+def lines_of(out: str) -> dict[str, list[str]]:
+    """The cells of each policy's line, by its name."""
+    cells = [line.split() for line in out.splitlines()]
+    return {name: row for row in cells if row and (name := row[0].partition(":")[0]) in POLICIES}
+
+
+def test_all_policies_on_one_traffic(decoder, capsys):
+    words = ["simulate", "--table", decoder, "--requests", "100", "--new-tokens", "1-20"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert set(lines_of(out)) == set(POLICIES)
+    assert "TTFT ms p50 / p95 / p99" in out and "Simulated with times of toy, baseline, - on no device" in out
+    assert "100 requests, Poisson, " in out
+    assert main(words) == 0
+    assert capsys.readouterr().out == out, "the same seed, the same table"
+
+
+def test_an_encoder_has_no_first_token(encoder, capsys):
+    words = ["--rate", "120", "--lengths", "5-500", "--requests", "3000", "--limit", "100"]
+    assert main(["simulate", "--table", encoder, *words]) == 0
+    out = capsys.readouterr().out
+    rows = lines_of(out)
+    assert set(rows) == {name for name, kind in POLICIES.items() if "encode" in kind.stages}
+    assert "TTFT" not in out and "within 100 ms, /s" in out
+    good = {name: float(row[-1]) for name, row in rows.items()}
+    assert good["naive_padding"] < good["no_batching"] < good["dynamic_program"] < good["token_budget"]
+
+
+def test_policies_in_words_and_a_trace(encoder, tmp_path, capsys):
+    (tmp_path / "trace.csv").write_text("time,length\n0,30\n0.001,40\n0.5,512\n")
+    lazy = "dynamic_program:trigger=lazy:wait_ms=3.0:max_rows=4"
+    words = ["--trace", str(tmp_path / "trace.csv"), "--policy", lazy, "--policy", "no_batching"]
+    assert main(["simulate", "--table", encoder, *words]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("trace.csv\n") and lazy in out and set(lines_of(out)) == {"dynamic_program", "no_batching"}
+
+
+def test_default_policies_beyond_the_table_are_left_out_with_their_reason(tmp_path, capsys):
+    """Ten tokens a pass are enough for prompts in chunks, and for nobody who reads them whole."""
+    table = DecoderCost((0, 1, 9), (1, 4), (16, 256), [[[1.0, 2.0]] * 2] * 3, MADE_UP)
+    path = str(save_cost(table, tmp_path / "small.json"))
+    words = ["--lengths", "50-100", "--new-tokens", "5", "--requests", "50", "--rate", "9"]
+    assert main(["simulate", "--table", path, *words]) == 0
+    out = capsys.readouterr().out
+    assert set(lines_of(out.split("Busy near")[0])) == {"continuous_batching"}
+    assert "no_batching is left out: A pass has" in out and "was measured up to 9" in out
+    assert main(["simulate", "--table", path, *words, "--policy", "no_batching"]) == 2
+
+
+def test_what_is_asked_for_beyond_the_table_is_an_error(encoder, capsys):
+    assert main(["simulate", "--table", encoder, "--lengths", "600", "--rate", "1"]) == 2
+    assert "measured up to 512" in capsys.readouterr().err
+    words = ["--policy", "naive_padding:max_rows=21", "--rate", "9999", "--lengths", "9"]
+    assert main(["simulate", "--table", encoder, *words]) == 2
+    assert "21 texts, but the table of toy was measured up to 20" in capsys.readouterr().err
+
+
+def test_a_model_is_measured_and_its_table_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("eet_lab.serving.profile.profile", lambda *given, **how: TOY_DECODER)
+    words = ["--model", "demo", "--device", "cpu", "--save", str(tmp_path / "mine.json"), "--requests", "20"]
+    assert main(["simulate", *words]) == 0
+    assert "saved to" in capsys.readouterr().out and load_cost(tmp_path / "mine.json") == TOY_DECODER
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_every_policy_has_a_card(name, capsys):
+    assert main(["simulate", "--card", name]) == 0
+    out = capsys.readouterr().out
+    assert POLICIES[name].title in out and all(f"{name}:{knob}=" in out for knob in POLICIES[name]().knobs)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--policy", "dynamic"], "Did you mean 'dynamic_program'"),
+        (["--policy", "naive_padding:max_rows=0"], "max_rows is 0"),
+        (["--card", "nobody"], "There is no policy 'nobody'"),
+        (["--table", "h200"], "There is no example 'h200'; there are bert-base-cpu, demo-cpu"),
+        (["--table", "no/where.json"], "cannot be read"),
+        (["--trace", "nowhere.csv"], "nowhere.csv cannot be read"),
+        (["--trace", "x.csv", "--rate", "4"], "--rate draws requests, but --trace gives them"),
+        (["--trace", "x.csv", "--new-tokens", "4"], "--new-tokens draws"),
+        (["--rate", "0"], "rate is 0.0"),
+        (["--rate", "nan"], "rate is nan"),
+        (["--cv", "-1"], "cv is -1.0"),
+        (["--requests", "0"], "requests is 0"),
+        (["--requests", "999999999999"], "requests is 999999999999"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--lengths", "5-1"], "the longest length is 1"),
+        (["--limit", "nan"], "--limit is nan"),
+        (["--recipe", "all"], "--recipe is for measuring a table. Add --model"),
+        (["--model", "demo", "--table", "demo-cpu"], "Leave one of them out"),
+        (["--save", "no/where.json"], "no/where.json cannot be written"),
+        (["--table", "bert-base-cpu", "--policy", "continuous_batching"], "not for an encoder"),
+    ],
+)
+def test_bad_input_is_one_line_on_stderr(words, says, capsys):
+    assert main(["simulate", *words]) == 2
+    streams = capsys.readouterr()
+    assert says in streams.err and streams.err.count("\n") == 1 and streams.out == ""
+
+
+def test_it_needs_no_torch(decoder):
+    code = f"""
+import sys
+from eet_lab.cli import main
+main(["simulate", "--table", {decoder!r}, "--requests", "20"])
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
