@@ -1,4 +1,4 @@
-"""Every kernel that can take a product of few tokens, beside cuBLAS, by size: evidence for ops/cuda/linear.py.
+"""Every kernel that can take a product of few tokens, beside cuBLAS, by size: evidence for ops/cuda/choice.py.
 
     python benchmarks/kernel_choice.py --out h200-kernel-choice.json --commit COMMIT
 
@@ -123,8 +123,13 @@ def random(*shape: int) -> Tensor:
 def only(kernel: str) -> Iterator[None]:
     """Every product is this kernel's, and none is multiplied in tiles."""
     taken = None if kernel == "cublas" else kernel
+
+    def streamed(T: int, N: int, C: int, itemsize: int, normed: bool, gathered: bool, *how: Any) -> tuple[str, Any]:
+        return kernel, choice.told(kernel, T, N, C, itemsize, normed, *how)
+
     with (
         patch.object(linear, "streaming_kernel", lambda *sizes, **how: taken),
+        patch.object(choice, "streamed", streamed),
         patch.object(choice, "takes_int8", lambda *sizes: taken is not None),
         patch.object(linear, "takes_tiles", lambda *sizes: False),
     ):

@@ -85,8 +85,7 @@ bool is_sane(const RegisterArgs<T>& a, int shared_bytes) {
   if (a.steps.num > (a.norm.weight ? 1 : eet::ceil_div(a.K, eet::kChunk))) return false;
   if (a.steps.most_chunks() > kWarps * most) return false;
   if (a.tile < 1 || a.tile > eet::kStageRows || a.num_tiles != eet::ceil_div(a.most_outputs(), a.tile)) return false;
-  const int row_bytes = a.steps.most_chunks() * eet::kChunk * int(sizeof(T));
-  if (a.stage_stride < row_bytes || a.stage_stride > shared_bytes || a.stage_stride % 16) return false;
+  if (!eet::holds_steps(a.steps, sizeof(T), a.stage_stride, shared_bytes)) return false;
   const int others = a.sums_bytes() + a.norm_bytes();
   return eet::Ring::fits(a.num_stages, a.tile * a.stage_stride, shared_bytes - others);
 }

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kReaders + 32, 1) vector_layer_kernel(const __
   if (blockIdx.x == 0 && threadIdx.x == 0) a.exchange.turn(turns);
 }
 
-// What Python plans of shared memory (eet_lab/ops/cuda/layer.py): inputs of a stage, by kChunk, and its outputs, at most.
+// What Python plans of shared memory (eet_lab/ops/cuda/layer.py): chunks of a stage's inputs, and its outputs, at most.
 struct Plan {
   int most_chunks, most_rows, num_stages, shared_bytes;
 };

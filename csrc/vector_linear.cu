@@ -97,8 +97,7 @@ bool is_sane(const VectorArgs<T>& a, int shared_bytes) {
   if (a.steps.num < 1 || a.steps.num > chunks || a.steps.most_chunks() > kWarps * eet::kMostChunks) return false;
   if (a.tile < 1 || a.tile > eet::kStageRows || a.tile % a.unit) return false;
   if (a.num_tiles < 1 || a.num_tiles > (kReaders >> a.log_tokens) / a.tile) return false;
-  const int row_bytes = a.steps.most_chunks() * eet::kChunk * int(sizeof(T));
-  if (a.stage_stride < row_bytes || a.stage_stride > shared_bytes || a.stage_stride % 16) return false;
+  if (!eet::holds_steps(a.steps, sizeof(T), a.stage_stride, shared_bytes)) return false;
   if (a.stride < stride || a.stride > shared_bytes || a.stride % 8) return false;
   const int x_bytes = (a.num_tokens * a.stride + (a.norm.weight ? 2 * a.K : 0)) * int(sizeof(T));
   const int others = a.num_tiles * a.steps.num * a.sums() * int(sizeof(float)) + x_bytes;

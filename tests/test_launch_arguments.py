@@ -46,7 +46,8 @@ class Library:
             for parameter, kind in parameters:
                 value = arguments[parameter]
                 assert isinstance(value, KINDS[kind]), f"{name}: {parameter} is {value!r}"
-            self._launched.append(name)
+            if "stream" in arguments:  # else it tells of the GPU
+                self._launched.append(name)
 
         return launch
 

@@ -51,7 +51,8 @@ bool take_plan(TileArgs<T, W>& a, const TilePlan& plan, int chunk, int chunk_byt
   a.num_stages = plan.num_stages;
   const int row_bytes = ceil_div(a.K * int(sizeof(T)), chunk_bytes) * chunk_bytes;
   if (plan.stride < row_bytes / int(sizeof(T)) || plan.stride > plan.shared_bytes / int(sizeof(T))) return false;
-  if (plan.stride * sizeof(T) % 16 || plan.stage_rows < min(kTile, a.most_outputs()) || plan.stage_rows > kTile) return false;
+  if (plan.stride * sizeof(T) % 16 || plan.stage_rows > kTile) return false;
+  if (plan.stage_rows < min(kTile, a.most_outputs())) return false;
   if (plan.stage_inputs < chunk || plan.stage_inputs % chunk || plan.stage_inputs > plan.shared_bytes) return false;
   const int others = a.x_bytes() + a.partial_floats(kTiles<kTokens>, kWarps) * int(sizeof(float));
   return Ring::fits(plan.num_stages, a.stage_bytes(), plan.shared_bytes - others);

@@ -30,6 +30,12 @@ inline Steps cut_inputs(int K, int num_steps) {
   return {num_steps, chunks / num_steps, chunks % num_steps};
 }
 
+// Whether a plan's stages, of outputs so many bytes apart, hold the longest step.
+inline bool holds_steps(const Steps& steps, int itemsize, int stage_stride, int shared_bytes) {
+  const int row_bytes = steps.most_chunks() * kChunk * itemsize;
+  return stage_stride >= row_bytes && stage_stride <= shared_bytes && stage_stride % 16 == 0;
+}
+
 // The warp that fills a ring. It asks for `in_flight` bytes at a time, but for two stages at least: whatever else its
 // multiprocessor asks for, such as activations, waits behind what was asked for before.
 class WeightStream {

@@ -18,23 +18,38 @@ def ended_by(stop: Collection[int], decode: Decode) -> Decode:
 
 
 class Transcript:
-    """Text a piece at a time: a character that spans tokens waits for its last one, and only that one waits."""
+    """Text a piece at a time: a character that spans tokens waits for its last one, and only that one waits.
+
+    A piece is read together with the one before it: some tokenizers drop the space in front of a text's first word.
+    """
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._pending: list[int] = []
+        self._before: list[int] = []
+        self._before_length = 0
 
     def add(self, ids: Iterable[int]) -> str:
         """The text that is now certain. Bytes that cannot become a character any more are shown as broken."""
         self._pending += ids
         most, least = len(self._pending), max(len(self._pending) - MAX_PENDING, 0)
-        whole = (end for end in range(most, least, -1) if not self._decode(self._pending[:end]).endswith(BROKEN))
-        return self._take(next(whole, least))
+        for end in range(most, least, -1):
+            alone = self._decode(self._pending[:end])
+            if not alone.endswith(BROKEN):
+                return self._take(end, alone)
+        return self._take(least)
 
     def finish(self) -> str:
         """The text of what still waits: nothing more comes."""
         return self._take(len(self._pending))
 
-    def _take(self, num_tokens: int) -> str:
+    def _take(self, num_tokens: int, alone: str = "") -> str:
+        """The text of so many tokens; `alone`: what they are without those before, where that ends well."""
         taken, self._pending = self._pending[:num_tokens], self._pending[num_tokens:]
-        return self._decode(taken) if taken else ""
+        if not taken:
+            return ""
+        is_begun = bool(self._before) or not alone
+        text = self._decode(self._before + taken)[self._before_length :] if is_begun else alone
+        # Half a character that was given up would be whole again with what follows.
+        self._before, self._before_length = (taken, len(alone)) if alone else ([], 0)
+        return text

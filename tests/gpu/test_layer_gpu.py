@@ -70,6 +70,7 @@ def test_it_is_one_launch():
 @pytest.mark.parametrize("T", [1, 2])
 def test_what_is_said_to_fit_does_and_nothing_else(T, monkeypatch):
     """The launcher knows what a block has to hold, and refuses a plan without the room."""
+    plan = layer.Plan(64, 8, layer.FEWEST_STAGES, layer.gpu().shared_bytes)
     for C in (8, 64, 1000, 1600, 2048, 2560, 3200, 4096, 5120, 6144, 8192):
         config = Config(1, C, 1, 4 * C, 8, 8)
         one = weights.random_decoder(config, 0, torch.device("cuda"), torch.float16).layers[0]
@@ -79,7 +80,6 @@ def test_what_is_said_to_fit_does_and_nothing_else(T, monkeypatch):
             torch.cuda.synchronize()
             continue
         with monkeypatch.context() as patched:
-            plan = layer.Plan(64, 8, layer.FEWEST_STAGES, layer.gpu().shared_bytes)
             patched.setattr(layer, "plan", lambda *sizes: plan)
             patched.setattr(layer, "_planned", lambda *sizes: plan._asdict())
             patched.setattr(layer, "_copies", lambda *sizes: 1)

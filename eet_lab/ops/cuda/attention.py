@@ -150,7 +150,13 @@ def _attend(
         else:
             rotary(qkv, batch.positions, spec, extras, dependent=dependent)
     paging = NO_PAGES if table is None else _paging(table, page, B, K)
-    cached = _Cached(out, keys, values, qkv, mask, batch, (H, G, D), K, paging, _scores(spec, batch, mask))
+    columns, (row, head, key, _) = batch.columns, keys.stride()
+    arguments = {
+        "out": at(out), "keys": at(keys), "values": at(values), "qkv": at(qkv), "columns": columns.data_ptr(),
+        "columns_stride": columns.stride(0), "row_stride": row, "head_stride": head, "key_stride": key, "H": H, "G": G,
+        "D": D, "stream": stream_of(qkv),
+    }  # fmt: skip
+    cached = _Cached(qkv, mask is None and key == D, mask, batch, K, _scores(spec, batch, mask), arguments, paging)
     if one_each and qkv.dtype != torch.float32:
         _decode(cached, turned, split, dependent)
     else:
@@ -159,46 +165,32 @@ def _attend(
 
 
 class _Cached(NamedTuple):
-    """A launch over a KV cache: what it reads and writes, and where that lies."""
+    """A launch over a KV cache."""
 
-    out: Tensor
-    keys: Tensor
-    values: Tensor
     qkv: Tensor
+    can_stream: bool  # a head's columns lie side by side, and there is no mask
     mask: Tensor | None
     batch: Batch
-    heads: tuple[int, int, int]  # H, G, D
     K: int
-    paging: dict[str, int | None]  # for launchers: the block table, and how it is read
     scores: tuple[int, float]  # the window, and what they are multiplied by
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What all launchers take."""
-        qkv, columns, (row, head, key, _), (H, G, D) = self.qkv, self.batch.columns, self.keys.stride(), self.heads
-        return {
-            "out": at(self.out), "keys": at(self.keys), "values": at(self.values), "qkv": at(qkv),
-            "columns": columns.data_ptr(), "columns_stride": columns.stride(0), "row_stride": row, "head_stride": head,
-            "key_stride": key, "H": H, "G": G, "D": D, "stream": stream_of(qkv),
-        }  # fmt: skip
+    arguments: dict[str, Any]  # that all launchers take
+    paging: dict[str, int | None]  # the same of those that read pages
 
 
 def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, dependent: bool) -> None:
     """One token a row, in 16 bits: a launch that also writes the cache."""
-    qkv, keys, mask, batch, (H, G, D), K = cached.qkv, cached.keys, cached.mask, cached.batch, cached.heads, cached.K
-    can_stream = mask is None and keys.stride(2) == D and D in STREAM_DIMS and _is_hopper(qkv.device.index)
-    B, (window, scale) = len(qkv), cached.scores
-    seen = window or K
+    qkv, _, mask, batch, K, (window, scale), how, paging = cached
+    B, H, G, D, seen = len(qkv), how["H"], how["G"], how["D"], window or K
+    can_stream = cached.can_stream and D in STREAM_DIMS and _is_hopper(qkv.device.index)
     split = split or Split(can_stream and _streams(B, H, G, seen))
     if split.streams and not can_stream:
         raise KernelError(
             f"{split} needs Hopper, no mask, a head dim of {STREAM_DIMS} and its columns side by side, but this is "
-            f"{torch.cuda.get_device_name(qkv.device)}, the head dim is {D}, columns are {keys.stride(2)} numbers "
+            f"{torch.cuda.get_device_name(qkv.device)}, the head dim is {D}, columns are {how['key_stride']} numbers "
             f"apart, and mask is {'' if mask is None else 'not '}None. Leave split out."
         )
-    how = cached.arguments
     how |= turned
-    how |= cached.paging
+    how |= paging
     how |= {
         "num_pad": batch.keys.begin.data_ptr(), "dtype": DTYPES[qkv.dtype], "B": B, "seen": seen, "scale": scale,
         "cluster": split.blocks, "dependent": dependent,
@@ -212,8 +204,8 @@ def _decode(cached: _Cached, turned: dict[str, Any], split: Split | None, depend
 
 def _append_and_attend(cached: _Cached) -> None:
     """Any tokens: a launch that writes the cache, and one that attends; Hopper's own kernel does both where it can."""
-    qkv, mask, batch, paging, how = cached.qkv, cached.mask, cached.batch, cached.paging, cached.arguments
-    T, B, D, longest, (window, scale) = len(qkv), batch.num_rows, cached.heads[2], batch.max_q, cached.scores
+    qkv, _, mask, batch, K, (window, scale), how, paging = cached
+    T, B, D, longest = len(qkv), batch.num_rows, how["D"], batch.max_q
     has_pads, all_new = _of_rows(batch)
     rows, dtype = batch.rows.data_ptr(), {"dtype": DTYPES[qkv.dtype]}
     how |= {"first": batch.first.data_ptr(), "count": batch.count.data_ptr()}
@@ -221,9 +213,9 @@ def _append_and_attend(cached: _Cached) -> None:
     on_hopper = mask is None and _takes_hopper(qkv, D) and (all_new or not in_pages)  # copied are rectangles
     appends = on_hopper and all_new and not in_pages
     if not appends:
-        zeroed = {"out": at(cached.out) if mask is None and has_pads else None}
+        zeroed = {"out": how["out"] if mask is None and has_pads else None}
         native.loaded("append").eet_append(**how | zeroed, **paging, **dtype, rows=rows, T=T)
-    how |= {"num_pad": batch.keys.begin.data_ptr(), "K": cached.K, "window": window, "scale": scale, "causal": True}
+    how |= {"num_pad": batch.keys.begin.data_ptr(), "K": K, "window": window, "scale": scale, "causal": True}
     if on_hopper:
         attend = native.loaded("hopper_attention").eet_hopper_attention
         attend(**how, **dtype, T=T, B=B, longest=longest, all_new=all_new, appends=appends)

@@ -24,7 +24,7 @@ FEWEST_IN_REGISTERS = 4  # tokens from which on it is ahead; fewer only without 
 WIDE_ACTIVATIONS = 20 * 1024
 REGISTER_OUTPUTS = 64  # outputs of a block that it takes, at most
 REGISTER_CHANNELS = 1792  # of a norm that it takes, at most
-LEAST_RING = 32 * 1024  # bytes of vector_linear's, if not all: as many as a stage of linear has
+LEAST_RING = 28 * 1024  # bytes of vector_linear's ring, if not all: about what a stage of linear is
 INT8_CHANNELS = 16  # their multiples: an output's weights are copied 16 bytes at a time
 
 
@@ -111,6 +111,27 @@ def takes_int8(T: int, N: int, C: int, itemsize: int, normed: bool, scales: int,
 
 @cache
 def streamed(
+    T: int,
+    N: int,
+    C: int,
+    itemsize: int,
+    normed: bool,
+    gathered: bool,
+    gated: bool,
+    residual: bool,
+    scales: int,
+    on: Limits,
+) -> tuple[str, dict[str, int]]:
+    """The kernel that streams a product, and what its launcher is told of sizes and of shared memory.
+
+    `scales` of an output, if its weights are int8; else 0.
+    """
+    plain = streaming_kernel(T, N, C, itemsize, normed, gathered, gated, on) or "linear"
+    kernel = "int8_linear" if scales else plain
+    return kernel, told(kernel, T, N, C, itemsize, normed, gated, residual, scales, on)
+
+
+def told(
     kernel: str,
     T: int,
     N: int,
@@ -122,7 +143,7 @@ def streamed(
     scales: int,
     on: Limits,
 ) -> dict[str, int]:
-    """What a kernel's launcher is told of sizes and of shared memory. `scales` of an output of int8 weights, or 0."""
+    """What a kernel's launcher is told of them."""
     product = product_of(T, N, C, itemsize, on, normed=normed, residual=residual, gated=gated)
     sizes = {"T": T, "N": N, "K": C, "num_blocks": product.num_blocks}
     if kernel in ("linear", "vector_linear"):
@@ -130,12 +151,9 @@ def streamed(
     return sizes | _planned(kernel, product, on, scales)
 
 
-@cache
-def tiled(
-    T: int, N: int, C: int, itemsize: int, residual: bool, most_clusters: tuple[int, ...], on: Limits
-) -> dict[str, int]:
+def tiled(T: int, N: int, C: int, residual: bool, most_clusters: tuple[int, ...], on: Limits) -> dict[str, int]:
     """The same for wgmma_linear, of whose clusters so many run at once."""
-    product = Product(T, N, C, itemsize, 1, residual=residual)
+    product = Product(T, N, C, 2, 1, residual=residual)
     return {"T": T, "N": N, "K": C} | _planned("wgmma_linear", product, on, most_clusters)
 
 

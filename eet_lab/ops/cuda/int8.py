@@ -14,7 +14,7 @@ from eet_lab.ops.types import Empty, Linear
 
 
 def groups(w: Linear, scale: Tensor) -> dict[str, int]:
-    """For launchers, G and the logarithm of the number of inputs that share a scale (0 where all do)."""
+    """G for launchers, and the logarithm of the number of inputs that share a scale (0 where all do)."""
     (_, C), G = w.weight.shape, scale.shape[1]
     return {"G": G, "log_inputs": group_size(C, G).bit_length() - 1 if G > 1 else 0}
 

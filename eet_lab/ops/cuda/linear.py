@@ -18,6 +18,7 @@ from eet_lab.ops.cuda.launching import (
     DTYPES,
     GATED,
     REMEDY,
+    Limits,
     at,
     check,
     gpu,
@@ -26,7 +27,7 @@ from eet_lab.ops.cuda.launching import (
     stream_of,
     unfit_act,
 )
-from eet_lab.ops.cuda.norm import check_residual_norm, norm, norm_arguments, residual_norm
+from eet_lab.ops.cuda.norm import check_residual_norm, norm, residual_norm
 from eet_lab.ops.fits import refuses
 from eet_lab.ops.types import Empty, Linear, Norm
 
@@ -258,14 +259,21 @@ def _by_tiles(
     dependent: bool,
 ) -> None:
     """act(x weight^T + bias) + residual, in one launch."""
-    T, (N, C), dtype, on = len(x), weight.shape, DTYPES[x.dtype], gpu()
-    launchers = native.loaded("wgmma_linear")
-    most = _most_clusters(launchers.eet_wgmma_clusters, dtype, T > 32, on.num_blocks)
+    launchers, has_residual = native.loaded("wgmma_linear"), residual is not None
+    sizes = _in_tiles(launchers.eet_wgmma_clusters, DTYPES[x.dtype], len(x), *weight.shape, has_residual, gpu())
     launchers.eet_wgmma_linear(
-        **choice.tiled(T, N, C, x.element_size(), residual is not None, most, on),
-        out=at(out), x=at(x), weight=at(weight), bias=at(bias), residual=at(residual), dtype=dtype, act=number_of(act),
+        **sizes, out=at(out), x=at(x), weight=at(weight), bias=at(bias), residual=at(residual), act=number_of(act),
         dependent=dependent, stream=stream_of(x),
     )  # fmt: skip
+
+
+@cache
+def _in_tiles(
+    ask: Callable[..., None], dtype: int, T: int, N: int, C: int, has_residual: bool, on: Limits
+) -> dict[str, int]:
+    """What wgmma_linear is told of sizes and of shared memory; `ask` tells how many clusters run at once."""
+    most = _most_clusters(ask, dtype, T > 32, on.num_blocks)
+    return {"dtype": dtype} | choice.tiled(T, N, C, has_residual, most, on)
 
 
 @cache
@@ -298,31 +306,33 @@ def _stream(
 ) -> None:
     """The product of few tokens, with all that surrounds it, in one launch that streams the weights."""
     T, (N, C) = len(x if rows is None else rows), w.weight.shape
-    for tensor, name, size in (
-        (norm_w and norm_w.weight, "norm weight", C),
-        (norm_w and norm_w.bias, "norm bias", C),
-    ):
-        if tensor is not None:
-            check(tensor, name, x.dtype, (size,))
-    normed, is_gathered, gated = norm_w is not None, rows is not None, act in GATED
-    scales = 0 if w.scale is None else w.scale.shape[1]
-    sizes = (T, N, C, x.element_size())
-    plain = streaming_kernel(*sizes, normed=normed, gathered=is_gathered, gated=gated) or "linear"
-    kernel = "int8_linear" if scales else plain
-    planned = choice.streamed(kernel, *sizes, normed, gated, residual is not None, scales, gpu())
+    norm_weight = norm_bias = None
+    if norm_w is not None:
+        norm_weight, norm_bias = norm_w.weight, norm_w.bias
+        check(norm_weight, "norm weight", x.dtype, (C,))
+        if norm_bias is not None:
+            check(norm_bias, "norm bias", x.dtype, (C,))
+    kernel, sizes = choice.streamed(
+        T, N, C, x.element_size(), norm_w is not None, rows is not None, act in GATED, residual is not None,
+        0 if w.scale is None else w.scale.shape[1], gpu(),
+    )  # fmt: skip
     arguments = {
-        **planned, "out": at(out), "x": at(x), "weight": at(w.weight), "bias": at(w.bias), "residual": at(residual),
-        **norm_arguments(norm_w), "dtype": DTYPES[x.dtype], "act": number_of(act), "dependent": dependent,
-        "stream": stream_of(x),
+        **sizes, "out": at(out), "x": at(x), "weight": at(w.weight), "bias": at(w.bias), "residual": at(residual),
+        "norm_weight": at(norm_weight), "norm_bias": at(norm_bias), "eps": 0.0 if norm_w is None else norm_w.eps,
+        "dtype": DTYPES[x.dtype], "act": number_of(act), "dependent": dependent, "stream": stream_of(x),
     }  # fmt: skip
-    if kernel != "register_linear":
-        arguments["best"] = None if best is None else best.data_ptr()
-        arguments["rows"] = None if rows is None else rows.data_ptr()
-    if kernel in ("linear", "vector_linear"):
-        arguments |= _drawn(draw) if draw else NO_DRAW
+    library = native.loaded(kernel)
+    if kernel == "register_linear":
+        library.eet_register_linear(**arguments)
+        return
+    arguments["best"] = None if best is None else best.data_ptr()
+    arguments["rows"] = None if rows is None else rows.data_ptr()
     if w.scale is not None:
-        arguments |= {"scale": at(w.scale), **int8.groups(w, w.scale)}
-    getattr(native.loaded(kernel), f"eet_{kernel}")(**arguments)
+        library.eet_int8_linear(**arguments, scale=at(w.scale), **int8.groups(w, w.scale))
+        return
+    arguments |= _drawn(draw) if draw else NO_DRAW
+    launch = library.eet_vector_linear if kernel == "vector_linear" else library.eet_linear
+    launch(**arguments)
 
 
 NO_DRAW = dict.fromkeys(Draw._fields)

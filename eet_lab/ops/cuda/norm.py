@@ -16,10 +16,8 @@ INTERLEAVED = (1, 2, 4)
 """Rows that a team of warps may reduce at a time, so that the shuffles of one hide behind those of the others."""
 
 
-def norm_arguments(w: Norm | None) -> dict[str, Any]:
-    """A norm for launchers; none is one without weights."""
-    if w is None:
-        return {"norm_weight": None, "norm_bias": None, "eps": 0.0}
+def norm_arguments(w: Norm) -> dict[str, Any]:
+    """A norm for launchers."""
     return {"norm_weight": at(w.weight), "norm_bias": at(w.bias), "eps": w.eps}
 
 

@@ -43,7 +43,7 @@ class Product(NamedTuple):
 
     @property
     def outputs(self) -> int:
-        """Of a block, at most."""
+        """How many a block has, at most."""
         unit = 2 if self.gated else 1
         return ceil(self.N // unit, self.num_blocks) * unit
 
@@ -68,7 +68,7 @@ class Ring(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """For linear and int8_linear, whose warps share stages of up to 16 outputs."""
+    """What linear and int8_linear are told, whose warps share stages of up to 16 outputs."""
 
     stride: int  # numbers from token to token
     stage_rows: int
@@ -78,7 +78,7 @@ class Tiles(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """For vector_linear and register_linear, whose warps have parts of a stage's inputs."""
+    """What vector_linear and register_linear are told, whose warps have parts of a stage's inputs."""
 
     num_steps: int  # in which the inputs come
     tile: int  # outputs of a stage
@@ -89,7 +89,7 @@ class Steps(NamedTuple):
 
 
 class Clusters(NamedTuple):
-    """For wgmma_linear, whose clusters of blocks divide the inputs of their outputs."""
+    """What wgmma_linear is told, whose clusters of blocks divide the inputs of their outputs."""
 
     num_clusters: int
     log_cluster: int  # blocks of one, as a power of two
