@@ -85,10 +85,10 @@ def costs() -> Shown:
         cost_surface(cost, "What a pass costs: every point was measured, between them it is interpolated"),
         cost_of_one(cost, "What a text costs in company"),
         f"A text of {short} tokens takes {brief(alone[0])} ms alone, and {brief(company[0])} ms as one of {most}: a "
-        f"pass costs something whatever it reads, which is shared, and company saves {saved[0]}. A text of {long} takes "
-        f"{brief(alone[1])} ms alone and {brief(company[1])} as one of {most}, and company saves {saved[1]}: it nearly "
-        "fills this processor by itself. A GPU is filled by more tokens than a thread of a processor, so expect curves "
-        "there that fall further; `eet-lab simulate --model` measures yours.",
+        f"pass costs something whatever it reads, which is shared, and company saves {saved[0]}. A text of {long} "
+        f"takes {brief(alone[1])} ms alone and {brief(company[1])} as one of {most}, and company saves {saved[1]}: it "
+        "nearly fills this processor by itself. A GPU is filled by more tokens than a thread of a processor, so expect "
+        "curves there that fall further; `eet-lab simulate --model` measures yours.",
     )  # fmt: skip
 
 
