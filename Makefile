@@ -19,7 +19,7 @@ PYTHON ?=
 WORKERS ?= 2
 ARGS ?=
 BIN := .venv/bin
-SETUP = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/setup_env.py --extra app --extra optimal
+SETUP = python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/setup_env.py --extra app --extra optimal --extra serve
 
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile

@@ -28,6 +28,8 @@ _HOMES = {
     "encode": "eet_lab.encoding",
     "classify": "eet_lab.encoding",
     "fill_mask": "eet_lab.encoding",
+    "pipeline": "eet_lab.pipelines",
+    "serve": "eet_lab.serving.handle",
     "Settings": "eet_lab.engine.settings",
     "Engine": "eet_lab.engine.engine",
     "Recipe": "eet_lab.technique",

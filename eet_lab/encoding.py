@@ -120,14 +120,17 @@ def classify(
     chosen, run = _read(model, as_texts(model, texts), CLASSES, recipe, batching, progress, cancel)
     names = model.encoder.config.labels
     logits = _stacked(run, len(names))
+    return Classes(names, logits, scores_of(model, logits), chosen, run)
+
+
+def scores_of(model: Model, logits: Tensor) -> Tensor:
+    """The scores of classes from their logits [N,L], as `Classes` has them."""
     kind = (model.settings or {}).get("problem_type")
     if kind == "regression":
-        scores = logits
-    elif kind == "multi_label_classification" or len(names) == 1:
-        scores = logits.sigmoid()
-    else:
-        scores = logits.softmax(-1)
-    return Classes(names, logits, scores, chosen, run)
+        return logits
+    if kind == "multi_label_classification" or logits.shape[-1] == 1:
+        return logits.sigmoid()
+    return logits.softmax(-1)
 
 
 @on_its_encoders_device
@@ -146,6 +149,12 @@ def fill_mask(
     Other keywords as of `encode`. A text without a masked place is a PromptError.
     """
     check_whole(PromptError, "top_k", top_k, 1, MOST)
+    chosen, run = _read(model, as_masked(model, texts), MLM, recipe, batching, progress, cancel)
+    return Guesses(tuple(_guesses(model, logits, top_k) for logits in run.values), chosen, run)
+
+
+def as_masked(model: Model, texts: Texts) -> list[Text]:
+    """Texts that ask for their masked places. Errors: PromptError for one without; ModelError."""
     word = FAMILIES[model.config.family].MASK
     mask = None if model.tokenizer is None else model.tokenizer.id_of(word)
     if mask is None:
@@ -156,8 +165,13 @@ def fill_mask(
     marked = [text._replace(asked=[at for at, token in enumerate(text.ids) if token == mask]) for text in read]
     if bare := [number for number, text in enumerate(marked, 1) if not text.asked]:
         raise PromptError(f"Text {bare[0]} has no {word}; write it in place of the word that shall be guessed.")
-    chosen, run = _read(model, marked, MLM, recipe, batching, progress, cancel)
-    return Guesses(tuple(_guesses(model, logits, top_k) for logits in run.values), chosen, run)
+    return marked
+
+
+@on_its_encoders_device
+def mask_logits(model: Model, texts: Sequence[Text], recipe: RecipeLike = "all", **batching: Any) -> tuple[Tensor, ...]:
+    """The logits [N,V] of the words at each text's masked places, as `as_masked` found them. Errors: as of `encode`."""
+    return tuple(_read(model, texts, MLM, recipe, batching, None, None)[1].values)
 
 
 def as_texts(model: Model, texts: Texts) -> list[Text]:

@@ -32,6 +32,7 @@ FLOORS = (
         "eet_lab.encoding",
         "eet_lab.training",
         "eet_lab.definition",
+        "eet_lab.pipelines",
         "eet_lab.technique",
         "eet_lab.texts",
     ),
@@ -46,6 +47,7 @@ LEVEL = {name: level for level, names in enumerate(FLOORS) for name in names}
 # What the package's techniques are is known one floor up; they register themselves on first use.
 LIFTS = {("eet_lab.technique", "eet_lab.techniques")}
 
+SERVING = ("eet_lab.serving",)
 PAGES = ("eet_lab.figures", "eet_lab.workbench", "eet_lab.lessons")
 HOMES = {
     "ipywidgets": PAGES,
@@ -53,6 +55,12 @@ HOMES = {
     "plotly": PAGES,
     "IPython": PAGES,
     "pynvml": ("eet_lab.monitor",),
+    "fastapi": SERVING,
+    "h11": SERVING,
+    "prometheus_client": SERVING,
+    "pydantic": SERVING,
+    "starlette": SERVING,
+    "uvicorn": SERVING,
 }
 STRANGERS = {
     "eet_lab.engine": "eet_lab.technique",

@@ -34,7 +34,7 @@ def minima() -> dict[str, str]:
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    lines = [*project["dependencies"], *extras["app"], *extras["optimal"]]
+    lines = [*project["dependencies"], *extras["app"], *extras["optimal"], *extras["serve"]]
     found = [re.match(r"([\w.-]+)[^;]*?>=([\d.]+)", line) for line in lines]
     return {match[1]: f"{match[1]}=={match[2]}.*" for match in found if match}
 

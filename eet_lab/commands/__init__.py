@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eet_lab.commands import bench, compare, doctor, generate, lab, simulate, techniques
+from eet_lab.commands import bench, compare, doctor, generate, lab, serve, simulate, techniques
 from eet_lab.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
@@ -10,6 +10,7 @@ COMMANDS: tuple[Command, ...] = (
     doctor.COMMAND,
     techniques.COMMAND,
     generate.COMMAND,
+    serve.COMMAND,
     compare.COMMAND,
     bench.COMMAND,
     simulate.COMMAND,

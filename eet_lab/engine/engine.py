@@ -342,6 +342,11 @@ class Engine(BaseEngine[Decoder]):
         return self.cache.growth_bytes
 
     @property
+    def num_preempted(self) -> int:
+        """Requests that gave way for want of pages, and are read again, since the slots were opened."""
+        return 0 if self._slots is None else self._slots.scheduler.num_preempted
+
+    @property
     def captures(self) -> int:
         """Decode steps captured so far; 0 where the launch part captures nothing."""
         return 0 if self._slots is None else self._slots.captures

@@ -96,9 +96,9 @@ class Model:
         check_characters(prompt)
         return self.tokenizer.encode(prompt)
 
-    def decode(self, ids: Any) -> str:
-        """The text of token ids."""
-        return " ".join(map(str, ids)) if self.tokenizer is None else self.tokenizer.decode(list(ids))
+    def decode(self, ids: Any, special: bool = True) -> str:
+        """The text of token ids, with special tokens or without."""
+        return " ".join(map(str, ids)) if self.tokenizer is None else self.tokenizer.decode(list(ids), special)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write it as a Hugging Face checkpoint, in its present dtype: config.json, model.safetensors, and what its own

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,9 @@ class Tokenizer:
     """A thin cover over a Hugging Face tokenizer. Special tokens are shown; unknown ids decode to ⟨id⟩."""
 
     def __init__(self, encode: Any, decode: Any, num_words: int, read: Any = None, id_of: Any = None) -> None:
-        """`read` makes ids and token types of one text or of a pair, `id_of` the id of a word or None."""
+        """`decode` takes `skip_special_tokens`; `read` makes ids and token types of one text or of a pair, `id_of` the
+        id of a word or None.
+        """
         self._encode, self._decode, self.num_words = encode, decode, num_words
         self._read, self._id_of = read, id_of
 
@@ -62,7 +63,7 @@ class Tokenizer:
                 f"tokenizer is {tokenizer!r:.60}, but it must be a tokenizer of `tokenizers` or of transformers, such "
                 "as AutoTokenizer.from_pretrained(folder)."
             )
-        decode = partial(tokenizer.decode, skip_special_tokens=False)
+        decode = tokenizer.decode
         if hasattr(tokenizer, "get_vocab_size"):
 
             def read(text: str, second: str | None) -> tuple[list[int], list[int] | None]:
@@ -107,14 +108,15 @@ class Tokenizer:
         """The id of a word of the vocabulary; None where it has no such word."""
         return self._id_of(word) if self._id_of else None
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], special: bool = True) -> str:
+        """The text of token ids, with special tokens or without."""
         text: list[str] = []
         run: list[int] = []
         for token in [*ids, None]:
             if token is not None and token < self.num_words:
                 run.append(token)
                 continue
-            text.append(self._decode(run) if run else "")
+            text.append(self._decode(run, skip_special_tokens=not special) if run else "")
             text.append("" if token is None else f"⟨{token}⟩")
             run = []
         return "".join(text)

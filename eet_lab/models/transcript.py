@@ -18,11 +18,16 @@ def ended_by(stop: Collection[int], decode: Decode) -> Decode:
 
 
 class Transcript:
-    """Text a piece at a time: a character that spans tokens waits for its last one, and only that one waits."""
+    """Text a piece at a time: a character that spans tokens waits for its last one, and only that one waits.
+
+    A piece is read together with the one before it: some tokenizers drop the space in front of a text's first word.
+    """
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._pending: list[int] = []
+        self._before: list[int] = []
+        self._before_length = 0
 
     def add(self, ids: Iterable[int]) -> str:
         """The text that is now certain. Bytes that cannot become a character any more are shown as broken."""
@@ -37,4 +42,10 @@ class Transcript:
 
     def _take(self, num_tokens: int) -> str:
         taken, self._pending = self._pending[:num_tokens], self._pending[num_tokens:]
-        return self._decode(taken) if taken else ""
+        if not taken:
+            return ""
+        text = self._decode(self._before + taken)[self._before_length :]
+        # Half a character that was given up would be whole again with what follows.
+        self._before = [] if text.endswith(BROKEN) else taken
+        self._before_length = len(self._decode(self._before)) if self._before else 0
+        return text

@@ -46,6 +46,13 @@ def test_a_long_batch_that_ends_inside_a_character_breaks_nothing() -> None:
     assert Transcript(of_bytes).add("12345678é".encode()[:-1]) == "12345678", "only the character waits"
 
 
+def test_a_space_between_two_pieces_is_kept() -> None:
+    """Llama 2's tokenizer drops the space in front of the first word that it decodes."""
+    words = ["\u2581a", "\u2581b", "c", "\u2581\u2581d"]
+    transcript = Transcript(lambda ids: "".join(words[i] for i in ids).replace("\u2581", " ").removeprefix(" "))
+    assert [transcript.add([each]) for each in range(4)] == ["a", " b", "c", "  d"]
+
+
 def test_bytes_that_never_become_a_character_are_shown_in_the_end() -> None:
     transcript = Transcript(of_bytes)
     shown = [transcript.add([0xC3]) for _ in range(9)]

@@ -1,0 +1,72 @@
+"""`eet-lab serve`: a model behind an HTTP server with OpenAI's interface."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from eet_lab.commands.arguments import add_model
+from eet_lab.commands.command import Command
+
+GUIDE = """\
+Serves a model with OpenAI's interface: /v1/completions, /v1/chat/completions, /v1/models, and for encoders
+/v1/embeddings and /v1/classify; /health, and /metrics with vLLM's names.
+
+  eet-lab serve                                    the demo model on http://127.0.0.1:8000
+  eet-lab serve --model llama-1b --recipe all,continuous_batching:rows=256:budget=2048
+  eet-lab serve --model folder --host 0.0.0.0 --api-key-file key.txt
+
+It listens on this machine only unless --host says otherwise. Ctrl+C or SIGTERM finishes what was accepted and refuses
+the rest; a second one ends it at once.
+"""
+OPTIONS = (
+    ("max-queued-requests", int, "N", "refuse with 429 while so many wait for their first token (default: 1024)"),
+    ("max-queued-tokens", int, "N", "the same for the tokens of their prompts (default: 1048576)"),
+    ("max-body-bytes", int, "N", "refuse a longer body with 413 (default: 4194304)"),
+    ("max-model-len", int, "N", "most tokens of a prompt and its answer (default: the context, at most 4096)"),
+    ("header-s", float, "S", "seconds for a request's headers to arrive (default: 10)"),
+    ("body-s", float, "S", "seconds for its body (default: 30)"),
+    ("request-s", float, "S", "seconds for its answer (default: 600)"),
+    ("drain-s", float, "S", "seconds to finish what was accepted, at the end (default: 30)"),
+    ("served-model-name", str, "NAME", "the model's name in requests (default: as it was loaded)"),
+    ("pool", str, "HOW", "how /v1/embeddings makes a vector of a text: mean or cls (default: mean)"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="port; 0: any free one (default: 8000)")
+    parser.add_argument("--recipe", metavar="WORDS", help="default: all,continuous_batching; of an encoder: all")
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="a file with the key that clients must bring (others see words)",
+    )
+    for name, kind, metavar, text in OPTIONS:
+        parser.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+    add_model(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until a signal; 0."""
+    from eet_lab.models import load
+    from eet_lab.serving.handle import run_server, serving
+
+    options = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name, *_ in OPTIONS}
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if args.api_key_file is not None:
+        given["api_key"] = args.api_key_file.read_text().strip()
+    model = load(args.model, device=args.device, dtype=args.dtype)
+    server, url = serving(model, args.recipe, args.host, args.port, given)
+    if args.host not in ("127.0.0.1", "localhost", "::1") and "api_key" not in given:
+        print("Whoever reaches this port can use the model: there is no --api-key-file.", file=sys.stderr)
+    print(f"Serving {model.name} ({server.service.recipe}) on {url}; Ctrl+C ends it.", flush=True)
+    run_server(server)
+    return 0
+
+
+COMMAND = Command("serve", "serve a model over HTTP, with OpenAI's interface", GUIDE, add_arguments, run)

@@ -1,0 +1,65 @@
+"""What an engine has told of one request, on the server's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from eet_lab.serving.errors import ApiError
+
+Reason = Literal["stop", "length", "abort"]
+"""Why nothing more comes: OpenAI's finish reasons, and vLLM's for a client that left."""
+
+
+class News(NamedTuple):
+    """New tokens of an answer, and its end where they are the last; `at` is `time.perf_counter()` on the engine."""
+
+    answer: Answer
+    tokens: Sequence[int]
+    reason: Reason | None
+    error: ApiError | None
+    at: float
+
+
+class Answer:
+    """Tokens that are taken as they come. Answers of one HTTP request share `wake`, so that one wait is for all."""
+
+    def __init__(self, wake: asyncio.Event) -> None:
+        self._wake = wake
+        self._new: list[int] = []
+        self.num_tokens = 0
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+        """When its first and its newest tokens came."""
+        self.reason: Reason | None = None
+        self.error: ApiError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.reason is not None or self.error is not None
+
+    def put(self, news: News) -> None:
+        """Take what came. After its end nothing counts: the engine may be a pass ahead of whoever ended it."""
+        if self.is_over:
+            return
+        self._new += news.tokens
+        self.num_tokens += len(news.tokens)
+        self.reason, self.error = news.reason, news.error
+        if news.tokens:
+            self.first_at, self.last_at = self.first_at or news.at, news.at
+        self._wake.set()
+
+    def end(self, reason: Reason) -> None:
+        """Nothing more is wanted of it."""
+        if not self.is_over:
+            self.reason = reason
+            self._wake.set()
+
+    def take(self) -> list[int]:
+        """The tokens that came since the last call; raises the error that ended it, once all are taken."""
+        if not self._new and self.error is not None:
+            raise self.error
+        new, self._new = self._new, []
+        return new

@@ -1,0 +1,107 @@
+"""The routes of a server, which are OpenAI's and vLLM's."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from eet_lab import __version__
+from eet_lab.serving.completions import chat, complete
+from eet_lab.serving.errors import ApiError
+from eet_lab.serving.gate import Gate
+from eet_lab.serving.service import Service
+from eet_lab.serving.vectors import classify, embed
+
+Handler = Callable[[Service, Request], Awaitable[Response]]
+POSTS: dict[str, Handler] = {
+    "/v1/completions": complete,
+    "/v1/chat/completions": chat,
+    "/v1/embeddings": embed,
+    "/v1/classify": classify,
+}
+
+
+def app_of(service: Service) -> Gate:
+    """An ASGI app that serves this."""
+    # The pages that show an API load scripts from elsewhere; /openapi.json is enough for programs.
+    app = FastAPI(title="EET Lab", version=__version__, docs_url=None, redoc_url=None)
+    for path, handler in POSTS.items():
+        app.add_api_route(path, _served(service, handler), methods=["POST"], name=handler.__name__)
+    gets: dict[str, Handler] = {"/health": _health, "/metrics": _metrics, "/v1/models": _models}
+    for path, handler in gets.items():
+        app.add_api_route(path, _served(service, handler), methods=["GET"], name=handler.__name__.strip("_"))
+    app.add_api_route("/v1/models/{name:path}", _served(service, _model), methods=["GET"], name="model")
+    app.add_exception_handler(ApiError, _told)
+    app.add_exception_handler(HTTPException, _not_found)
+    app.add_exception_handler(Exception, _failed)
+    return Gate(app, service.options, service.admission, service.metrics)
+
+
+def _served(service: Service, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    async def served(request: Request) -> Response:
+        return await handler(service, request)
+
+    # FastAPI resolves annotations by the names of this module, where postponed ones are strings.
+    served.__annotations__ = {"request": Request, "return": Response}
+    served.__doc__ = handler.__doc__
+    return served
+
+
+async def _health(service: Service, request: Request) -> Response:
+    """Whether requests are served; 503 while the server shuts down, or once its engine is lost."""
+    if service.worker.dead is not None:
+        raise service.worker.dead
+    if service.admission.is_draining:
+        raise ApiError(503, "The server is shutting down.", code="shutting_down")
+    return JSONResponse({"status": "ok", "model": service.name})
+
+
+async def _metrics(service: Service, request: Request) -> Response:
+    """Counts for Prometheus."""
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
+
+async def _models(service: Service, request: Request) -> Response:
+    """The one model that is served."""
+    return JSONResponse({"object": "list", "data": [_described(service)]})
+
+
+async def _model(service: Service, request: Request) -> Response:
+    """The model of this name; 404 for another."""
+    service.check_model(request.path_params["name"])
+    return JSONResponse(_described(service))
+
+
+def _described(service: Service) -> dict[str, object]:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "eet_lab",
+        "max_model_len": service.columns,
+        "recipe": str(service.recipe),
+    }
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), error.status, error.headers())
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    """A route or a method that does not exist."""
+    assert isinstance(error, HTTPException)
+    return await _told(request, ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}."))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Our own fault; the error goes on to the log."""
+    number = request.state.request_id
+    return await _told(
+        request, ApiError(500, f"The server failed. Its log has the reason under {number}.", code=number)
+    )

@@ -1,0 +1,131 @@
+"""What every request passes first, before a byte of its body is read: its id, the key, the bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import secrets
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from eet_lab.serving.admission import Admission
+from eet_lab.serving.errors import ApiError, bad
+from eet_lab.serving.metrics import Metrics
+from eet_lab.serving.options import Options
+from eet_lab.words import sized, told
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+OPEN = "/health"
+FINE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+LOG = logging.getLogger("eet_lab.serving")
+
+
+class Gate:
+    """An ASGI app in front of another.
+
+    It leaves in the scope's state the `request_id`, which is the client's x-request-id where it sent a fine one, and
+    the `ticket` of whoever asks the model for something.
+    """
+
+    def __init__(self, app: App, options: Options, admission: Admission, metrics: Metrics) -> None:
+        self._app, self._options, self._admission, self._metrics = app, options, admission, metrics
+        self._key = options.api_key.encode() if options.api_key else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given if FINE_ID.fullmatch(given) else uuid.uuid4().hex.encode()
+        state = scope.setdefault("state", {})
+        state["request_id"], state["ticket"] = request_id.decode(), None
+        has_begun = False
+
+        async def send_with_id(message: MutableMapping[str, Any]) -> None:
+            nonlocal has_begun
+            if message["type"] == "http.response.start":
+                has_begun = True
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
+                if message["status"] >= 400:
+                    self._metrics.refused[message["status"]] += 1
+            await send(message)
+
+        try:
+            self._check_key(scope, headers)
+            if scope["method"] == "POST":
+                num_bytes = self._checked_length(headers)
+                state["ticket"] = self._admission.enter(num_bytes, time.perf_counter())
+            await self._app(scope, receive, send_with_id)
+        except ApiError as error:
+            await answer(send_with_id, error)
+        except Exception as error:  # the client is told, and the server goes on
+            LOG.error("%s failed", request_id.decode(), exc_info=error)
+            if has_begun:
+                raise
+            await answer(
+                send_with_id, ApiError(500, "The server failed. Its log has the reason.", code=state["request_id"])
+            )
+        finally:
+            if state["ticket"] is not None:
+                state["ticket"].left()
+
+    def _check_key(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        if self._key is None or scope["path"] == OPEN:
+            return
+        kind, _, key = headers.get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer" or not secrets.compare_digest(key.strip(), self._key):
+            raise ApiError(
+                401, "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'.", code="invalid_api_key"
+            )
+
+    def _checked_length(self, headers: dict[bytes, bytes]) -> int:
+        """The bytes of a body as its headers tell them; 0 where they do not."""
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != b"application/json":  # a page of another site can send every other type without being asked
+            raise ApiError(415, f"The body's type is {told(kind.decode('latin-1'))}, but it must be application/json.")
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise ApiError(415, "The body is compressed. Send it as it is.")
+        length = int(headers.get(b"content-length", b"0"))  # h11 has checked that it is a number
+        if length > self._options.max_body_bytes:
+            raise self.too_large(f"The body has {length:,} bytes", self._options)
+        return length
+
+    @staticmethod
+    def too_large(what: str, options: Options) -> ApiError:
+        """413 for a body that is longer than the limit."""
+        most = options.max_body_bytes
+        return ApiError(413, f"{what}, but at most {sized(most)} are read (max_body_bytes). Send less at a time.")
+
+
+async def read_body(receive: Receive, options: Options) -> bytes:
+    """A request's body. Errors: ApiError, 413 where it is too long, 408 where it takes too long."""
+    parts, length = list[bytes](), 0
+    try:
+        async with asyncio.timeout(options.body_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise bad("The client left before its body was complete.")
+                parts.append(message.get("body", b""))
+                length += len(parts[-1])
+                if length > options.max_body_bytes:
+                    raise Gate.too_large("The body goes on", options)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError:
+        raise ApiError(408, f"The body took longer than {options.body_s:g} s.") from None
+
+
+async def answer(send: Send, error: ApiError) -> None:
+    """Send an error as OpenAI does. JSON in ASCII: a message may quote what no encoding takes."""
+    body = json.dumps(error.body()).encode()
+    headers = [(name.lower().encode(), value.encode()) for name, value in error.headers().items()]
+    headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,174 @@
+"""One HTTP request that generates: its choices, what they say piece by piece, and its end, however it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import EETError
+from eet_lab.models.transcript import Decode
+from eet_lab.serving.admission import Ticket
+from eet_lab.serving.answer import Answer, Reason
+from eet_lab.serving.bodies import MOST_CHOICES, Sampled
+from eet_lab.serving.errors import bad, of_engine
+from eet_lab.serving.gate import Receive
+from eet_lab.serving.generator import Job
+from eet_lab.serving.service import Service
+from eet_lab.serving.stopped_text import StoppedText
+
+MOST_SEED = 2**62
+
+
+class Piece(NamedTuple):
+    """What choice `number` says next; `finish` with its last piece."""
+
+    number: int
+    text: str
+    finish: Reason | None
+
+
+@dataclass
+class Choice:
+    """One of the texts that a request gets."""
+
+    number: int
+    answer: Answer
+    text: StoppedText
+    finish: Reason | None = None
+
+    def advance(self) -> Piece | None:
+        """What is new, if anything. Errors: the one that ended the answer."""
+        if self.finish is not None:
+            return None
+        new = self.answer.take()
+        text, is_last = self.text.add(new), self.answer.is_over and self.answer.error is None
+        if not self.text.is_stopped and is_last:
+            text += self.text.finish()
+            self.finish = self.answer.reason
+        if self.text.is_stopped:
+            self.finish = "stop"
+        return Piece(self.number, text, self.finish) if text or self.finish else None
+
+
+class Generating:
+    """From the jobs of a request to its last piece. `close` ends what is still under way."""
+
+    def __init__(self, service: Service, prompts: Sequence[Sequence[int]], body: Sampled, ticket: Ticket) -> None:
+        self._service, self._ticket = service, ticket
+        self._wake = asyncio.Event()
+        self._deadline = ticket.since + service.options.request_s
+        self._watch: asyncio.Task[None] | None = None
+        self.prompt_tokens = sum(map(len, prompts))
+        self._prompts, self._body = prompts, body
+        self.choices: list[Choice] = []
+        self.is_abandoned = False
+
+    def start(self, settings: Sequence[Settings], receive: Receive) -> None:
+        """Give the engine a job for each choice: `n` of each prompt. `settings` are those of each prompt."""
+        assert self._service.generator is not None
+        body, stops = self._body, self._body.stops()
+        decode: Decode = self._service.decode(body.stop_token_ids)
+        self._ticket.count(len(self._prompts) * body.n, self.prompt_tokens)
+        for prompt, how in zip(self._prompts, settings, strict=True):
+            self._service.metrics.prompt_lengths.observe(len(prompt))
+            for number in range(body.n):
+                answer = Answer(self._wake)
+                self.choices.append(Choice(len(self.choices), answer, StoppedText(decode, stops)))
+                self._service.joined(answer)
+                self._service.generator.join(Job(prompt, how, number, answer, self._deadline))
+        self._watch = asyncio.create_task(self._watch_client(receive))
+
+    async def pieces(self) -> AsyncIterator[list[Piece]]:
+        """What all choices say, as it comes, until the last is finished. Errors: ApiError."""
+        running = self.choices
+        while running:
+            await self._wake.wait()
+            self._wake.clear()
+            found = [piece for choice in running if (piece := choice.advance()) is not None]
+            if any(choice.answer.num_tokens for choice in running):
+                self._started()
+            if done := [choice.answer for choice in running if choice.finish is not None]:
+                self._service.left(done)
+            running = [choice for choice in running if choice.finish is None]
+            if found:
+                yield found
+
+    def close(self) -> None:
+        """The request is over: count it, and free what the engine still holds for it."""
+        self._service.left([choice.answer for choice in self.choices])
+        if self._watch is not None:
+            self._watch.cancel()
+        metrics = self._service.metrics
+        metrics.prompt_tokens += self.prompt_tokens
+        for choice in self.choices:
+            tokens = choice.text.num_tokens
+            metrics.generation_tokens += tokens
+            metrics.finished["error" if choice.answer.error else choice.finish or "abort"] += 1
+            metrics.generation_lengths.observe(tokens)
+        metrics.whole_s.observe(time.perf_counter() - self._ticket.since)
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the answer must be complete."""
+        return self._deadline - time.perf_counter()
+
+    @property
+    def completion_tokens(self) -> int:
+        """The tokens of all choices until now."""
+        return sum(choice.text.num_tokens for choice in self.choices)
+
+    def _started(self) -> None:
+        first = min((c.answer.first_at for c in self.choices if c.answer.first_at is not None), default=None)
+        if first is not None and self._ticket.started(first):
+            self._service.metrics.first_token_s.observe(first - self._ticket.since)
+
+    async def _watch_client(self, receive: Receive) -> None:
+        """Until the answer is complete, all that a client can still send is that it has left."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.is_abandoned = True
+        self._service.left([choice.answer for choice in self.choices])
+
+
+def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | None, service: Service) -> list[Settings]:
+    """How each prompt is continued. `asked` are the tokens that the client wants; None: all that there is room for.
+
+    Errors: ApiError, with the field, for what there is no room for.
+    """
+    if len(prompts) * body.n > MOST_CHOICES:
+        raise bad(
+            f"{len(prompts):,} prompts with n={body.n} ask for {len(prompts) * body.n:,} texts, but one request gets "
+            f"{MOST_CHOICES} at most. Send several requests.",
+            "n" if body.n > 1 else "prompt",
+        )
+    seed = secrets.randbelow(MOST_SEED) if body.seed is None else body.seed % MOST_SEED
+    stop = {*body.stop_token_ids, *(() if body.ignore_eos else service.ends)}
+    found = []
+    for prompt in prompts:
+        most, length = service.columns, max(len(prompt), 1)
+        room = most - length
+        if room < 1:
+            raise bad(
+                f"The prompt has {length:,} tokens, but with its answer it may have {most:,}. Shorten it.", "prompt"
+            )
+        if asked is not None and asked > room:
+            raise bad(
+                f"max_tokens is {asked:,}, but beside a prompt of {length:,} tokens there is room for {room:,} "
+                f"(max_model_len is {most:,}). Ask for fewer, or shorten the prompt.",
+                "max_tokens",
+            )
+        new_tokens = room if asked is None else asked
+        if body.min_tokens and (not body.ignore_eos or body.min_tokens > new_tokens):
+            raise bad("min_tokens is only supported with ignore_eos=true, and up to max_tokens.", "min_tokens")
+        try:
+            found.append(
+                Settings(new_tokens, body.temperature, max(body.top_k, 0), body.top_p, seed, tuple(sorted(stop)))
+            )
+        except EETError as error:
+            raise of_engine(error, "temperature") from error
+    return found

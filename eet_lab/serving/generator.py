@@ -1,0 +1,158 @@
+"""The thread that generates: requests join and leave an `Engine` between two of its steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple
+
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.errors import EETError, RecipeError, ScheduleError
+from eet_lab.models import Model
+from eet_lab.scheduling import Request
+from eet_lab.serving.answer import Answer, News, Reason
+from eet_lab.serving.errors import ApiError, failed, of_engine
+from eet_lab.serving.worker import Worker
+from eet_lab.technique import Recipe
+
+
+class Job(NamedTuple):
+    """What an engine is asked for, and who is told of it."""
+
+    prompt: Sequence[int]
+    settings: Settings
+    number: int  # among those of one seed
+    answer: Answer
+    deadline: float  # by time.perf_counter()
+
+
+class Load(NamedTuple):
+    """What the engine has at hand."""
+
+    running: int
+    waiting: int
+    kv_usage: float  # share of the KV cache that holds tokens
+    preempted: int
+
+
+class Generator(Worker):
+    """Serves jobs until their last token, their deadline, or their end by `leave`, within one step.
+
+    `receive` is called on the server's loop with all news of a step at once. An error of the engine ends all that it
+    served, and a new engine over the same weights serves whoever comes next.
+    """
+
+    def __init__(self, model: Model, recipe: Recipe, columns: int, receive: Callable[[list[News]], None]) -> None:
+        super().__init__("eet-serving")
+        if recipe.parts.schedule.max_rows is None:
+            raise RecipeError(
+                f"{recipe or 'The baseline'} serves no requests that join: add continuous_batching, such as "
+                "'all,continuous_batching:rows=64'."
+            )
+        self._model, self._recipe, self._columns, self._receive = model, recipe, columns, receive
+        self._jobs: dict[Request, Job] = {}
+        self._requests: dict[Answer, Request] = {}
+        self.engine: Engine | None = None
+
+    def join(self, job: Job) -> None:
+        """Queue it; from any thread."""
+        self.command(partial(self._join, job))
+
+    def leave(self, answer: Answer) -> None:
+        """End it before the next step, if it is there; from any thread."""
+        self.command(partial(self._leave, answer))
+
+    def load(self) -> Load:
+        """The present load; from any thread, for whom the numbers may be a step old."""
+        engine, requests = self.engine, list(self._jobs)
+        running = [request for request in requests if request.status == "running"]
+        if engine is None:
+            return Load(0, 0, 0.0, 0)
+        held = engine.cache.num_bytes
+        used = sum(request.read for request in running) * engine.cache.column_bytes
+        usage = min(used / held, 1.0) if held else 0.0
+        return Load(len(running), len(requests) - len(running), usage, engine.num_preempted)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._jobs)
+
+    def _build(self) -> None:
+        engine = Engine(self._model.decoder, self._recipe.parts)
+        rows = self._recipe.parts.schedule.max_rows
+        assert rows is not None
+        # Prompts of one token: it shall take memory and be warm, and not compute what nobody asked for.
+        engine.reserve(rows, 1, Settings(max_new_tokens=self._columns - 1))
+        self.engine = engine
+
+    def _join(self, job: Job) -> None:
+        if self.dead is not None:
+            self._end(job.answer, self.dead)
+            return
+        assert self.engine is not None
+        try:
+            request = self.engine.add(job.prompt, job.settings, number=job.number)
+        except EETError as error:
+            self._end(job.answer, of_engine(error, "prompt"))
+        except Exception as error:  # noqa: BLE001  whatever it is, the thread must live on
+            self._fail(error, [job.answer])
+        else:
+            self._jobs[request], self._requests[job.answer] = job, request
+
+    def _leave(self, answer: Answer) -> None:
+        request = self._requests.pop(answer, None)
+        if request is not None:
+            del self._jobs[request]
+            assert self.engine is not None
+            with suppress(ScheduleError):  # its last token is on its way
+                self.engine.cancel(request)
+
+    def _turn(self) -> None:
+        assert self.engine is not None
+        self._end_late()
+        try:
+            told = self.engine.step()
+        except Exception as error:  # noqa: BLE001  the clients are told, and the next ones are served
+            self._fail(error)
+            return
+        now, new = time.perf_counter(), dict[Request, list[int]]()
+        for request, token, _ in told:
+            new.setdefault(request, []).append(token)
+        news = [
+            News(self._jobs[request].answer, tokens, _reason(request), None, now) for request, tokens in new.items()
+        ]
+        for request in new:
+            if request.done:
+                del self._requests[self._jobs.pop(request).answer]
+        if news:
+            self.tell(partial(self._receive, news))
+
+    def _end_late(self) -> None:
+        """Jobs have the same time each, so the oldest is the first whose time is over."""
+        while self._jobs and (job := next(iter(self._jobs.values()))).deadline <= time.perf_counter():
+            self._leave(job.answer)
+            self._end(job.answer, ApiError(504, "The answer took longer than the server waits.", code="timeout"))
+
+    def _fail(self, error: Exception, others: Sequence[Answer] = ()) -> None:
+        number, answers = self.failure(error), [*self._requests, *others]
+        self._jobs, self._requests = {}, {}
+        if self.engine is not None:
+            with suppress(Exception):
+                self.engine.close()
+        self.rebuild()
+        for answer in answers:
+            self._end(answer, failed(error, number))
+
+    def _end(self, answer: Answer, error: ApiError) -> None:
+        self.tell(partial(self._receive, [News(answer, (), None, error, time.perf_counter())]))
+
+    def _close(self) -> None:
+        if self.engine is not None:
+            self.engine.close()
+
+
+def _reason(request: Request) -> Reason | None:
+    return "abort" if request.finish_reason == "cancelled" else request.finish_reason

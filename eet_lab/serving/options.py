@@ -1,0 +1,84 @@
+"""What a server allows, and how long it waits."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from eet_lab.errors import SetupError, did_you_mean
+from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.words import MiB, told
+
+
+@dataclass(frozen=True)
+class Options:
+    """Bounds and times of a server. Errors: SetupError, which names the field, its value and its limits.
+
+    A request counts as queued until its first token is there; a text that an encoder reads, until it is read.
+    """
+
+    max_queued_requests: int = 1024
+    max_queued_tokens: int = 1_048_576
+    """Tokens of prompts. What has not been read into tokens yet counts with `BYTES_PER_TOKEN`."""
+    max_body_bytes: int = 4 * MiB
+    max_model_len: int | None = None
+    """The most tokens of a prompt and its answer. None: the model's context, but no more than `LONGEST`."""
+    header_s: float = 10.0
+    """The time for a request's headers to arrive."""
+    body_s: float = 30.0
+    """The time for its body."""
+    request_s: float = 600.0
+    """The time from its acceptance to the last byte of its answer."""
+    drain_s: float = 30.0
+    """The time for what was accepted to finish once the server is asked to stop."""
+    api_key: str | None = None
+    """The key that every request must bring, but for /health. None: no key is asked for."""
+    served_model_name: str | None = None
+    """The model's name in requests. None: the name by which it was loaded."""
+    pool: str = "mean"
+    """How /v1/embeddings makes a vector of a text: "mean" or "cls"."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_queued_requests", "max_queued_tokens", "max_body_bytes"):
+            check_whole(SetupError, name, getattr(self, name), 1, MOST)
+        if self.max_model_len is not None:
+            check_whole(SetupError, "max_model_len", self.max_model_len, 2, MOST)
+        for name in ("header_s", "body_s", "request_s", "drain_s"):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or not 0 < value <= LONGEST_S:
+                raise SetupError(f"{name} is {told(value)}, but it must be seconds above 0, at most {LONGEST_S:,}.")
+        for name in ("api_key", "served_model_name"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise SetupError(f"{name} is {told(value)}, but it must be a text of one character at least, or None.")
+        if self.pool not in ("mean", "cls"):
+            raise SetupError(f"pool is {told(self.pool)}, but it must be 'mean' or 'cls'.")
+
+    @classmethod
+    def of(cls, **options: Any) -> Options:
+        """Options from keywords; SetupError names one that does not exist."""
+        names = [field.name for field in fields(cls)]
+        if unknown := [name for name in options if name not in names]:
+            hint = did_you_mean(unknown[0], names)
+            raise SetupError(f"There is no option {unknown[0]!r}.{hint} There are {', '.join(names)}.")
+        return cls(**options)
+
+    def columns(self, context: int) -> int:
+        """The most tokens of a prompt and its answer, for a model of such a context; SetupError for more."""
+        if self.max_model_len is None:
+            return min(context, LONGEST)
+        if self.max_model_len > context:
+            raise SetupError(
+                f"max_model_len is {self.max_model_len:,}, but the model's context has {context:,} tokens. Ask for at "
+                "most as many."
+            )
+        return self.max_model_len
+
+
+LONGEST = 4096
+"""Where nothing says how long requests may be: every slot holds memory for as many tokens."""
+LONGEST_S = 86_400
+BYTES_PER_TOKEN = 4
+"""An estimate for English text in a vocabulary of some 50,000 words."""

@@ -1,0 +1,119 @@
+"""/v1/embeddings and /v1/classify, for encoders."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from torch import Tensor
+
+from eet_lab.encoding import POOLS, as_texts, scores_of
+from eet_lab.engine.settings import checked_texts
+from eet_lab.engine.tasks import CLASSES, TextTask
+from eet_lab.errors import EETError
+from eet_lab.parts.passes import Text
+from eet_lab.serving.bodies import EmbeddingBody, TextsBody, parsed
+from eet_lab.serving.completions import token_lists
+from eet_lab.serving.errors import ApiError, bad, of_engine
+from eet_lab.serving.forms import usage_of
+from eet_lab.serving.gate import read_body
+from eet_lab.serving.reader import Reading
+from eet_lab.serving.service import Service
+from eet_lab.words import told
+
+MOST_TEXTS = 2048
+
+
+async def embed(service: Service, request: Request) -> Response:
+    """A vector of each text, as `eet_lab.encode` makes it: it is not scaled to length 1."""
+    service.check_kind(True, request.url.path)
+    body = parsed(await read_body(request.receive, service.options), EmbeddingBody)
+    service.check_model(body.model)
+    if body.encoding_format not in ("float", "base64"):
+        raise bad(
+            f"encoding_format is {told(body.encoding_format)}, but it must be 'float' or 'base64'.", "encoding_format"
+        )
+    width = service.model.config.hidden_size
+    if body.dimensions not in (None, width):
+        raise bad(f"dimensions is {body.dimensions}, but the vectors of {service.name} have {width}.", "dimensions")
+    texts = await _texts(service, body)
+    vectors = (await _read(service, request, texts, POOLS[service.options.pool])).numpy()
+    data = [
+        {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    return JSONResponse({"object": "list", "data": data, "model": service.name, "usage": _usage(texts)})
+
+
+async def classify(service: Service, request: Request) -> Response:
+    """The classes of each text, in vLLM's form: the likeliest one's label, and the scores of all."""
+    service.check_kind(True, request.url.path)
+    body = parsed(await read_body(request.receive, service.options), TextsBody)
+    service.check_model(body.model)
+    try:
+        CLASSES.check(service.model.encoder.config)
+    except EETError as error:
+        raise of_engine(error, "model") from error
+    texts = await _texts(service, body)
+    scores = scores_of(service.model, await _read(service, request, texts, CLASSES))
+    labels = service.model.encoder.config.labels
+    data = [
+        {"index": index, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(labels)}
+        for index, row in enumerate(scores)
+    ]
+    head = {"id": f"classify-{request.state.request_id}", "object": "list", "created": service.created_now()}
+    return JSONResponse({**head, "model": service.name, "data": data, "usage": _usage(texts)})
+
+
+async def _texts(service: Service, body: TextsBody) -> list[Text]:
+    """What shall be read, with its special tokens; ApiError for what cannot be."""
+    given = token_lists(body.input, "input")
+    if len(given) > MOST_TEXTS:
+        raise bad(f"input has {len(given):,} texts, but one request may have {MOST_TEXTS:,}. Send several.", "input")
+    try:
+        texts = await asyncio.to_thread(as_texts, service.model, given)
+        checked_texts([text.ids for text in texts], service.model.config)
+    except EETError as error:
+        raise of_engine(error, "input") from error
+    return texts
+
+
+async def _read(service: Service, request: Request, texts: list[Text], task: TextTask) -> Tensor:
+    """What the task makes of each text, once it is their turn."""
+    assert service.reader is not None
+    ticket = request.state.ticket
+    ticket.count(1, sum(len(text.ids) for text in texts))
+    reading = Reading(texts, task, asyncio.get_running_loop().create_future())
+    watch = asyncio.create_task(_watch_client(request, reading))
+    service.reader.join(reading)
+    try:
+        async with asyncio.timeout(service.options.request_s):
+            return await reading.result
+    except TimeoutError:
+        raise ApiError(504, "The texts were not read in the time that the server waits.", code="timeout") from None
+    except asyncio.CancelledError:
+        if reading.result.cancelled():
+            raise ApiError(499, "The client has left.") from None
+        raise
+    finally:
+        watch.cancel()
+        reading.result.cancel()
+
+
+async def _watch_client(request: Request, reading: Reading) -> None:
+    """A client that leaves gets nothing read."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    reading.result.cancel()
+
+
+def _written(vector: np.ndarray, encoding: str) -> Any:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if encoding == "base64" else vector.tolist()
+
+
+def _usage(texts: list[Text]) -> dict[str, int]:
+    return usage_of(sum(len(text.ids) for text in texts))

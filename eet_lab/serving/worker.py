@@ -1,0 +1,116 @@
+"""A thread that owns an engine: others only put commands on its queue, and are told of what came on their own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+
+import torch
+
+from eet_lab.serving.errors import ApiError
+from eet_lab.threads import num_cpu_threads
+
+PATIENCE_S = 10.0
+"""A pass cannot be stopped: a thread that does not end in this time is left to end by itself."""
+LOG = logging.getLogger("eet_lab.serving")
+
+Command = Callable[[], None]
+
+
+class Worker(ABC):
+    """Commands run between two turns, in their order, on the one thread that touches the engine.
+
+    `ready` is done once there is an engine, and fails where none could be built.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.ready: Future[None] = Future()
+        self.dead: ApiError | None = None
+        """Why nothing can be served any more, once a new engine could not be built."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Build the engine, on its thread."""
+        self._thread.start()
+
+    def serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell what comes on this loop."""
+        self._loop = loop
+
+    def close(self) -> None:
+        """End after the present turn, and wait for it."""
+        self._commands.put(None)
+        self._thread.join(PATIENCE_S)
+
+    def command(self, command: Command) -> None:
+        """Run this between two turns; from any thread."""
+        self._commands.put(command)
+
+    def tell(self, news: Command) -> None:
+        """Run this on the server's loop."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(news)
+
+    def failure(self, error: Exception) -> str:
+        """Log an engine's error, and its number in the log."""
+        number = f"error-{uuid.uuid4().hex[:12]}"
+        LOG.error("%s: the engine failed and is built anew", number, exc_info=error)
+        return number
+
+    def rebuild(self) -> None:
+        """A new engine over the same weights. Where there can be none, everything is refused from now on."""
+        try:
+            self._build()
+        except Exception as error:
+            LOG.error("no engine can be built any more", exc_info=error)
+            self.dead = ApiError(503, f"The engine is lost ({type(error).__name__}). Restart the server.", code="dead")
+
+    def _run(self) -> None:
+        # torch keeps the setting per thread.
+        torch.set_num_threads(min(torch.get_num_threads(), num_cpu_threads()))
+        try:
+            self._build()
+        except BaseException as error:  # noqa: BLE001  told to whoever waits for `ready`
+            self.ready.set_exception(error)
+            return
+        self.ready.set_result(None)
+        while self._do_commands():
+            if self._has_work:
+                self._turn()
+        self._close()
+
+    def _do_commands(self) -> bool:
+        """All that wait; without work it waits for the first. False once it shall end."""
+        try:
+            command = self._commands.get(block=not self._has_work)
+            while command is not None:
+                command()
+                command = self._commands.get(block=False)
+        except Empty:
+            return True
+        return False
+
+    @property
+    @abstractmethod
+    def _has_work(self) -> bool:
+        """Whether a turn would do anything."""
+
+    @abstractmethod
+    def _build(self) -> None:
+        """Make the engine, and let it take what it will need."""
+
+    @abstractmethod
+    def _turn(self) -> None:
+        """One pass, and what it makes is told. An engine's errors end here."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Give the engine's memory back."""
