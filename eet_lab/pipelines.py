@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
@@ -70,7 +70,7 @@ class TextGeneration(Pipeline):
         check_whole(PromptError, "num_return_sequences", num_return_sequences, 1, MOST)
         if num_return_sequences > 1 and not do_sample:
             raise PromptError("num_return_sequences is above 1, but without do_sample all texts would be the same.")
-        given: list[Any] = [text_inputs] if isinstance(text_inputs, str) or _is_chat(text_inputs) else [*text_inputs]
+        given: list[Any] = [text_inputs] if _is_chat(text_inputs) else _several("text_inputs", text_inputs)
         rows = [self._ids(one) for one in given for _ in range(num_return_sequences)]
         how: dict[str, Any] = {"max_new_tokens": max_new_tokens}
         if do_sample:
@@ -140,7 +140,7 @@ class TextClassification(Pipeline):
         self,
         inputs: str | Mapping[str, str] | Sequence[str | Mapping[str, str]],
         *,
-        top_k: int | str | None = "",
+        top_k: int | None = DEFAULT,
         function_to_apply: str | None = None,
     ) -> list[Any]:
         """`top_k` is how many classes to tell, each text's in a list; None: all. Without it, one for each text.
@@ -154,7 +154,7 @@ class TextClassification(Pipeline):
             hint = did_you_mean(str(function_to_apply), SCORES)
             raise PromptError(f"function_to_apply is {told(function_to_apply)}; there are {', '.join(SCORES)}.{hint}")
         is_one = isinstance(inputs, (str, Mapping))
-        given: list[Any] = [inputs] if is_one else [*inputs]
+        given: list[Any] = [inputs] if is_one else _several("inputs", inputs)
         run = classify(self.model, [_as_pair(text) for text in given], self.recipe)
         scores = run.scores if function_to_apply is None else SCORES[function_to_apply](run.logits)
         found = list[list[dict[str, Any]]]()
@@ -229,8 +229,15 @@ class _Stops:
         return any(stop in text for stop in self._stops)
 
 
+def _several(name: str, given: Any) -> list[Any]:
+    """A text as a list of one, and a list as it is; PromptError for what is neither."""
+    if isinstance(given, (bytes, Mapping)) or not isinstance(given, Iterable):
+        raise PromptError(f"{name} is {told(given)}, but it must be a text, or a list of texts.")
+    return [given] if isinstance(given, str) else [*given]
+
+
 def _is_chat(given: object) -> bool:
-    return isinstance(given, Sequence) and len(given) > 0 and all(isinstance(each, Mapping) for each in given)
+    return isinstance(given, list) and len(given) > 0 and all(isinstance(each, Mapping) for each in given)
 
 
 def _joined(prompt: str | Chat, text: str) -> str | list[Mapping[str, Any]]:

@@ -59,7 +59,9 @@ class Answer:
 
     def take(self) -> list[int]:
         """The tokens that came since the last call; raises the error that ended it, once all are taken."""
-        if not self._new and self.error is not None:
-            raise self.error
+        if self.error is not None:
+            if not self._new:
+                raise self.error
+            self._wake.set()  # for the error, which is still to be raised
         new, self._new = self._new, []
         return new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
@@ -90,7 +91,8 @@ def _described(service: Service) -> dict[str, object]:
 
 async def _told(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return JSONResponse(error.body(), error.status, error.headers())
+    # In ASCII: a message may quote what no encoding takes.
+    return Response(json.dumps(error.body()), error.status, error.headers(), "application/json")
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

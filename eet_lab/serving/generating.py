@@ -56,7 +56,7 @@ class Choice:
 
 
 class Generating:
-    """From the jobs of a request to its last piece. `close` ends what is still under way."""
+    """A request, from its jobs to its last piece. `close` ends what is still under way."""
 
     def __init__(self, service: Service, prompts: Sequence[Sequence[int]], body: Sampled, ticket: Ticket) -> None:
         self._service, self._ticket = service, ticket

@@ -7,16 +7,18 @@ import html
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eet_lab.errors import SetupError
 from eet_lab.models import Model
 from eet_lab.models.on_device import checked_model
 from eet_lab.serving.options import Options
-from eet_lab.serving.server import HOST, Server, listen, url_of
-from eet_lab.serving.service import Service
 from eet_lab.texts import RecipeLike
 
+if TYPE_CHECKING:
+    from eet_lab.serving.server import Server
+
+HOST = "127.0.0.1"
 PATIENCE_S = 15.0
 """Seconds beyond the drain for a server to end."""
 
@@ -90,6 +92,15 @@ def serving(
     model: Model, recipe: RecipeLike | None, host: str, port: int, options: Mapping[str, Any]
 ) -> tuple[Server, str]:
     """A server that listens and does not run yet, and its URL. Errors: those of `serve`."""
+    try:
+        from eet_lab.serving.server import Server, listen, url_of
+        from eet_lab.serving.service import Service
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("eet_lab"):
+            raise
+        raise SetupError(
+            f"{error.name} is not installed, which serving needs: pip install 'eet-lab[serve]'."
+        ) from error
     service = Service(checked_model(model), recipe, Options.of(**options))
     listening = listen(host, port)
     return Server(service, listening), url_of(listening)

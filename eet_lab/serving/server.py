@@ -19,7 +19,6 @@ from eet_lab.serving.protocol import PatientProtocol
 from eet_lab.serving.service import Service
 from eet_lab.words import told
 
-HOST = "127.0.0.1"
 LAST_S = 2
 """Seconds for answers that were ended to reach their clients, before connections are cut."""
 LOOK_S = 0.02

@@ -42,11 +42,16 @@ async def embed(service: Service, request: Request) -> Response:
         raise bad(f"dimensions is {body.dimensions}, but the vectors of {service.name} have {width}.", "dimensions")
     texts = await _texts(service, body)
     vectors = (await _read(service, request, texts, POOLS[service.options.pool])).numpy()
+    # To write a thousand vectors takes a while, in which others are answered.
+    return await asyncio.to_thread(_embedded, service.name, vectors, body.encoding_format, _usage(texts))
+
+
+def _embedded(name: str, vectors: np.ndarray, encoding: str, usage: dict[str, int]) -> Response:
     data = [
-        {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+        {"object": "embedding", "index": index, "embedding": _written(vector, encoding)}
         for index, vector in enumerate(vectors)
     ]
-    return JSONResponse({"object": "list", "data": data, "model": service.name, "usage": _usage(texts)})
+    return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
 
 
 async def classify(service: Service, request: Request) -> Response:

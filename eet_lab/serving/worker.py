@@ -74,6 +74,7 @@ class Worker(ABC):
             self.dead = ApiError(503, f"The engine is lost ({type(error).__name__}). Restart the server.", code="dead")
 
     def _run(self) -> None:
+        self.ready.set_running_or_notify_cancel()  # whoever waits for it may leave, and cannot cancel it
         # torch keeps the setting per thread.
         torch.set_num_threads(min(torch.get_num_threads(), num_cpu_threads()))
         try:

@@ -1,0 +1,164 @@
+"""The official client against a real server: texts, streams, seeds and stops."""
+
+from __future__ import annotations
+
+import time
+
+import httpx
+import openai
+import pytest
+
+import eet_lab
+from eet_lab.errors import PromptError
+
+from .conftest import PROMPT
+
+
+@pytest.fixture(scope="module")
+def greedy(demo):
+    """What the model says after a prompt, in process."""
+    return lambda prompt, n: eet_lab.generate(demo, [prompt], max_new_tokens=n).texts[0]
+
+
+def test_a_text_is_what_generate_says(client, greedy):
+    told = client.completions.create(model="demo", prompt=PROMPT, max_tokens=24, temperature=0)
+    [choice] = told.choices
+    assert choice.text == greedy(PROMPT, 24)
+    assert choice.finish_reason == "stop" and told.object == "text_completion" and told.model == "demo"
+    assert told.usage.prompt_tokens == 4
+    assert told.usage.total_tokens == 4 + told.usage.completion_tokens
+
+
+def test_max_tokens_ends_a_text(client, demo, greedy):
+    told = client.completions.create(model="demo", prompt=demo.encode("The"), max_tokens=5, temperature=0)
+    assert told.choices[0].text == greedy("The", 5)
+    assert told.choices[0].finish_reason == "length" and told.usage.completion_tokens == 5
+    short = client.completions.create(model="demo", prompt="The", temperature=0, extra_body={"ignore_eos": True})
+    assert short.usage.completion_tokens == 16, "as in OpenAI's"
+
+
+def test_a_stream_is_the_same_text_in_pieces(client, greedy):
+    how = dict(model="demo", prompt=PROMPT, max_tokens=24, temperature=0)
+    chunks = list(client.completions.create(**how, stream=True, stream_options={"include_usage": True}))
+    *pieces, last = chunks
+    assert "".join(chunk.choices[0].text for chunk in pieces) == greedy(PROMPT, 24)
+    assert [chunk.choices[0].finish_reason for chunk in pieces if chunk.choices[0].finish_reason] == ["stop"]
+    assert last.choices == [] and all(chunk.usage is None for chunk in pieces)
+    assert last.usage == client.completions.create(**how).usage
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_stream_ends_in_done(served):
+    body = {"prompt": "The", "max_tokens": 2, "temperature": 0, "stream": True}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=body) as answer:
+        lines = [line for line in answer.iter_lines() if line]
+        assert answer.headers["content-type"].startswith("text/event-stream")
+    assert lines[-1] == "data: [DONE]" and all(line.startswith("data: ") for line in lines)
+    assert '"usage"' not in "".join(lines), "nobody asked for it"
+
+
+def test_several_prompts_are_choices_in_their_order(client, greedy):
+    told = client.completions.create(model="demo", prompt=[PROMPT, "The", "If"], max_tokens=6, temperature=0)
+    assert [choice.text for choice in told.choices] == [greedy(prompt, 6) for prompt in (PROMPT, "The", "If")]
+    assert [choice.index for choice in told.choices] == [0, 1, 2]
+
+
+def test_a_seed_repeats_its_draws_and_n_are_rows_of_a_batch(client, demo):
+    how = dict(model="demo", prompt=PROMPT, max_tokens=8, temperature=1.0, seed=7, n=3)
+    told = client.completions.create(**how)
+    texts = [choice.text for choice in told.choices]
+    assert texts == [choice.text for choice in client.completions.create(**how).choices]
+    batch = eet_lab.generate(demo, [PROMPT] * 3, max_new_tokens=8, temperature=1.0, seed=7)
+    assert texts == list(batch.texts) and len(set(texts)) > 1
+    streamed = [""] * 3
+    for chunk in client.completions.create(**how, stream=True):
+        streamed[chunk.choices[0].index] += chunk.choices[0].text
+    assert streamed == texts
+    others = client.completions.create(**(how | {"seed": 8}))
+    assert [choice.text for choice in others.choices] != texts
+
+
+def mixes(demo) -> bool:
+    """Whether requests with other temperatures than those in flight are served."""
+    engine = eet_lab.Engine(demo.decoder, eet_lab.Recipe.parse("all,continuous_batching:rows=2", "cpu").parts)
+    try:
+        engine.add([1], eet_lab.Settings(2))
+        engine.add([1], eet_lab.Settings(2, temperature=1.0))
+    except PromptError:
+        return False
+    finally:
+        engine.close()
+    return True
+
+
+def test_requests_choose_tokens_in_their_own_ways(client, demo, slowed):
+    if not mixes(demo):
+        pytest.skip("the engine draws all requests in flight in one way")
+    stream = client.completions.create(model="demo", prompt="The", max_tokens=100, temperature=0, stream=True)
+    next(iter(stream))
+    drawn = client.completions.create(model="demo", prompt=PROMPT, max_tokens=8, temperature=1.0, seed=3, top_p=0.9)
+    alone = eet_lab.generate(demo, [PROMPT], max_new_tokens=8, temperature=1.0, seed=3, top_p=0.9)
+    assert drawn.choices[0].text == alone.texts[0]
+    stream.close()
+
+
+def test_a_stop_string_across_tokens_is_held_back(client, demo, scripted):
+    text = "one two STOP three"
+    tokens = demo.encode(text)
+    assert not any(demo.decode([token]).strip() == "STOP" for token in tokens), "it must span tokens"
+    script = scripted(tokens)
+    how = dict(model="demo", prompt="a", max_tokens=50, temperature=0, stop=["STOP", "never"])
+    told = client.completions.create(**how)
+    assert (told.choices[0].text, told.choices[0].finish_reason) == ("one two ", "stop")
+    assert told.usage.completion_tokens < len(tokens), "what follows is not counted"
+    pieces = [chunk.choices[0].text for chunk in client.completions.create(**how, stream=True)]
+    assert "".join(pieces) == "one two " and not any("S" in piece for piece in pieces)
+    assert all(request.finish_reason in ("cancelled", "length") for request in script.requests)
+    told = client.completions.create(**(how | {"stop": "three more"}))
+    assert told.choices[0].text == text, "what was only the beginning of a stop is shown in the end"
+
+
+def test_half_a_character_is_not_streamed(client, demo, scripted):
+    text = "a 😀 é b"
+    scripted(demo.encode(text))
+    assert any("\ufffd" in demo.decode([token]) for token in demo.encode(text))
+    chunks = client.completions.create(model="demo", prompt="a", max_tokens=50, temperature=0, stream=True)
+    pieces = [chunk.choices[0].text for chunk in chunks]
+    assert "".join(pieces) == text and "\ufffd" not in "".join(pieces)
+
+
+def test_an_id_comes_back(client, served):
+    told = client.completions.with_raw_response.create(
+        model="demo", prompt="a", max_tokens=1, temperature=0, extra_headers={"x-request-id": "mine-1"}
+    )
+    assert told.headers["x-request-id"] == "mine-1" and told.parse().id == "cmpl-mine-1"
+    ugly = httpx.get(f"{served.url}/health", headers={"x-request-id": "a b"})
+    assert ugly.headers["x-request-id"] != "a b"
+
+
+def test_models_and_health(client, served):
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").id == "demo"
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        client.models.retrieve("other")
+    assert httpx.get(f"{served.url}/health").json()["status"] == "ok"
+
+
+def test_metrics_have_vllms_names(client, served):
+    def numbers() -> dict[str, float]:
+        lines = httpx.get(f"{served.url}/metrics").text.splitlines()
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+    before = numbers()
+    client.completions.create(model="demo", prompt=PROMPT, max_tokens=5, temperature=0)
+    time.sleep(0.05)
+    after = numbers()
+    label = '{model_name="demo"}'
+    grown = {name: after[name] - before.get(name, 0) for name in after}
+    assert grown[f"vllm:prompt_tokens_total{label}"] == 4
+    assert grown[f"vllm:generation_tokens_total{label}"] == 5
+    assert grown['vllm:request_success_total{finished_reason="length",model_name="demo"}'] == 1
+    assert grown[f"vllm:time_to_first_token_seconds_count{label}"] == 1
+    assert grown[f"vllm:inter_token_latency_seconds_count{label}"] == 4
+    assert grown[f"vllm:e2e_request_latency_seconds_count{label}"] == 1
+    assert after[f"vllm:num_requests_running{label}"] == 0 and after[f"vllm:kv_cache_usage_perc{label}"] == 0

@@ -1,0 +1,153 @@
+"""Embeddings and classes over HTTP, as `encode` and `classify` have them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+import transformers
+from encoders import CONFIGS, V, theirs
+
+import eet_lab
+from eet_lab.models import load
+
+from .conftest import Raw, eventually
+
+PLAIN = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11"]
+LABELS = CONFIGS["bert-classes"][1]["id2label"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    path = tmp_path_factory.mktemp("words") / "vocab.txt"
+    path.write_text("\n".join([*PLAIN, *(f"w{number}" for number in range(V - len(PLAIN)))]) + "\n")
+    return load(theirs("bert-classes"), device="cpu", tokenizer=transformers.BertTokenizerFast(str(path)))
+
+
+@pytest.fixture(scope="module")
+def served(bert):
+    served = eet_lab.serve(bert, served_model_name="bert", max_queued_requests=3).wait_until_up(60)
+    yield served
+    served.stop()
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def post(served):
+    head = {"content-type": "application/json"}
+    return lambda path, body: httpx.post(f"{served.url}{path}", content=json.dumps(body), headers=head)
+
+
+@pytest.fixture
+def reader(served):
+    return served._server.service.reader
+
+
+def test_vectors_are_those_of_encode(client, bert):
+    expected = eet_lab.encode(bert, TEXTS).vectors
+    for encoding in ("float", "base64"):
+        told = client.embeddings.create(model="bert", input=TEXTS, encoding_format=encoding)
+        for each, vector in zip(told.data, expected, strict=True):
+            raw = each.embedding
+            got = np.frombuffer(base64.b64decode(raw), "<f4") if isinstance(raw, str) else np.array(raw, np.float32)
+            torch.testing.assert_close(torch.tensor(got), vector)
+        assert told.usage.prompt_tokens == told.usage.total_tokens == 3 + 1 + 7 + 2 * 3
+    [one] = client.embeddings.create(model="bert", input=TEXTS[0]).data  # base64, which the client reads by itself
+    torch.testing.assert_close(torch.tensor(one.embedding), expected[0])
+    ids = [bert.encode(text) for text in TEXTS]
+    [_, second, _] = client.embeddings.create(model="bert", input=ids).data
+    torch.testing.assert_close(torch.tensor(second.embedding), expected[1])
+
+
+def test_classes_are_those_of_classify(post, bert):
+    told, expected = post("/v1/classify", {"model": "bert", "input": TEXTS}).json(), eet_lab.classify(bert, TEXTS)
+    assert [each["label"] for each in told["data"]] == list(expected.labels)
+    assert [each["probs"] for each in told["data"]] == [pytest.approx(row) for row in expected.scores.tolist()]
+    assert told["data"][0]["num_classes"] == len(LABELS) and told["object"] == "list"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"input": []}, "input", r"\[\]"),
+        ({"input": 5}, "input", "5"),
+        ({"input": [1, 2, V]}, "input", f"token {V}"),
+        ({"input": "w1 " * 50}, "input", "reads at most 40"),
+        ({"input": ["a"] * 3000}, "input", "3,000 texts"),
+        ({"input": "\ud800"}, "input", "surrogate"),
+        ({}, "input", "missing"),
+        ({"input": "w1", "encoding_format": "base65"}, "encoding_format", "'float' or 'base64'"),
+        ({"input": "w1", "dimensions": 8}, "dimensions", "have 32"),
+        ({"input": "w1", "model": "other"}, "model", "no model"),
+    ],
+)
+def test_what_cannot_be_read_is_told(post, fields, param, said):
+    answer = post("/v1/embeddings", fields)
+    error = answer.json()["error"]
+    assert answer.status_code in (400, 404) and error["param"] == param
+    assert re.search(said, error["message"]), error
+
+
+def test_an_encoder_generates_nothing(post):
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        answer = post(path, {"prompt": "a"})
+        assert answer.status_code == 400 and "an encoder" in answer.json()["error"]["message"]
+
+
+def test_what_waits_together_is_read_together(post, client, reader, bert, monkeypatch):
+    may, read, sizes = Event(), reader.engine.read, []
+
+    def reading(texts, *rest):
+        sizes.append(len(texts))
+        may.wait(10)
+        return read(texts, *rest)
+
+    monkeypatch.setattr(reader.engine, "read", reading)
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(client.embeddings.create, model="bert", input="w1")
+        eventually(lambda: sizes)
+        others = [pool.submit(client.embeddings.create, model="bert", input=[text, text]) for text in TEXTS[:2]]
+        eventually(lambda: reader._commands.qsize() == 2)
+        full = post("/v1/embeddings", {"input": "w1"})
+        assert full.status_code == 429 and full.headers["retry-after"]
+        may.set()
+        first.result()
+        vectors = eet_lab.encode(bert, TEXTS[:2]).vectors
+        for told, vector in zip(others, vectors, strict=True):
+            for each in told.result().data:
+                torch.testing.assert_close(torch.tensor(each.embedding), vector)
+    assert sizes == [1, 4]
+
+
+def test_a_reader_that_fails(post, served, reader, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("no device")
+
+    engine = reader.engine
+    monkeypatch.setattr(engine, "read", fail)
+    answer = post("/v1/embeddings", {"input": "w1"})
+    assert answer.status_code == 500 and answer.json()["error"]["code"].startswith("error-")
+    assert post("/v1/embeddings", {"input": "w1"}).status_code == 200 and reader.engine is not engine
+
+
+def test_a_client_that_leaves_is_not_read(served, reader, monkeypatch):
+    monkeypatch.setattr(reader, "join", lambda reading: None)
+    raw = Raw(served.url).post("/v1/embeddings", {"input": "w1"})
+    admission = served._server.service.admission
+    eventually(lambda: admission.num_inside == 1)
+    raw.close()
+    eventually(lambda: admission.num_inside == 0)

@@ -1,0 +1,177 @@
+"""What goes wrong while requests are served: clients that leave, engines that fail, queues that are full."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+import eet_lab
+
+from .conftest import PAGED, PROMPT, Raw, eventually, free_pages
+
+LONG = {"model": "demo", "prompt": PROMPT, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+TEXT = "/v1/completions"
+
+
+def short(client: openai.OpenAI) -> str:
+    return client.completions.create(model="demo", prompt="The", max_tokens=4, temperature=0).choices[0].text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_pages_within_a_step(served, client, generator, monkeypatch, slowed, stream):
+    before, events = free_pages(generator), list[str]()
+    step, cancel = generator.engine.step, generator.engine.cancel
+    monkeypatch.setattr(generator.engine, "step", lambda: (events.append("step"), step())[1])
+    monkeypatch.setattr(generator.engine, "cancel", lambda request: (events.append("cancel"), cancel(request))[1])
+    leave = generator.leave
+    monkeypatch.setattr(generator, "leave", lambda answer: (events.append("left"), leave(answer))[1])
+    raw = Raw(served.url).post(TEXT, {**LONG, "stream": stream})
+    eventually(lambda: free_pages(generator) < before)
+    raw.close()
+    eventually(lambda: free_pages(generator) == before)
+    between = events[events.index("left") : events.index("cancel")]
+    assert between.count("step") <= 1, "the step that was under way, and no other"
+    assert len(events) < 100, "it was not run to its end"
+    assert eventually(lambda: served._server.service.admission.num_inside == 0)
+    assert short(client)
+
+
+def test_one_that_leaves_does_not_disturb_the_others(served, client, demo, slowed):
+    alone = eet_lab.generate(demo, [PROMPT], max_new_tokens=20).texts[0]
+    raw = Raw(served.url).post(TEXT, {**LONG, "stream": True})
+    raw.until(b"data: ")
+    with ThreadPoolExecutor() as pool:
+        other = pool.submit(client.completions.create, model="demo", prompt=PROMPT, max_tokens=20, temperature=0)
+        raw.close()
+        assert other.result().choices[0].text == alone
+
+
+def test_an_engine_that_fails_in_mid_step(served, client, generator, monkeypatch, slowed, caplog):
+    """Those that it served get 500 with an id, and the next ones are served by a new engine."""
+    right, broken = short(client), generator.engine
+    step = broken.step
+
+    def fail():
+        if len(generator._jobs) == 2:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return step()
+
+    monkeypatch.setattr(broken, "step", fail)
+    stream = iter(client.completions.create(model="demo", prompt="The", max_tokens=500, temperature=0, stream=True))
+    assert next(stream).choices[0].text
+    with pytest.raises(openai.InternalServerError, match=r"engine failed \(RuntimeError\)") as told:
+        client.completions.create(model="demo", prompt=PROMPT, max_tokens=8, temperature=0)
+    assert told.value.status_code == 500 and told.value.code.startswith("error-") and told.value.request_id
+    assert "illegal memory access" in caplog.text and told.value.code in caplog.text, "the log has the reason"
+    with pytest.raises(openai.APIError, match="engine failed"):  # it had begun, so its status was 200
+        list(stream)
+    assert short(client) == right and generator.engine is not broken
+    assert eventually(lambda: served._server.service.admission.num_inside == 0)
+
+
+def test_an_engine_that_cannot_be_built_again(demo, monkeypatch):
+    served = eet_lab.serve(demo).wait_until_up(60)
+    generator = served._server.service.generator
+
+    def fail(*args):
+        raise RuntimeError("the device is gone")
+
+    try:
+        monkeypatch.setattr(generator.engine, "step", fail)
+        monkeypatch.setattr(generator, "_build", fail)
+        body = {"prompt": "a", "max_tokens": 2, "temperature": 0}
+        assert httpx.post(f"{served.url}{TEXT}", json=body).status_code == 500
+        for answer in (httpx.post(f"{served.url}{TEXT}", json=body), httpx.get(f"{served.url}/health")):
+            assert answer.status_code == 503 and "engine is lost" in answer.json()["error"]["message"]
+    finally:
+        served.stop()
+
+
+def test_a_client_that_does_not_read_slows_nobody(served, client, demo, scripted):
+    admission = served._server.service.admission
+    script = scripted(demo.encode(PROMPT) * 250)
+    # Connections inherit it: else the machine would take all that is sent.
+    served._server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    lazy = [Raw(served.url).post(TEXT, {**LONG, "prompt": "a", "n": 64, "stream": True}) for _ in range(2)]
+    eventually(lambda: len(script.requests) == 128 and all(request.done for request in script.requests), 30)
+    start = time.monotonic()
+    told = client.completions.create(model="demo", prompt="a", max_tokens=4, temperature=0)
+    assert told.choices[0].text == PROMPT and time.monotonic() - start < 5
+    assert admission.num_inside == 2, "they have not got all: the server must have been waiting for them"
+    for raw in lazy:
+        assert b"[DONE]" in raw.until(b"[DONE]")
+        raw.close()
+    eventually(lambda: admission.num_inside == 0)
+
+
+@pytest.fixture
+def full(demo, monkeypatch):
+    """A server whose queue is full: its engine stands still, and two requests wait. `go()` lets it go on."""
+    served = eet_lab.serve(demo, PAGED, max_queued_requests=2, drain_s=20).wait_until_up(60)
+    generator, gate = served._server.service.generator, threading.Event()
+    step = generator.engine.step
+    monkeypatch.setattr(generator.engine, "step", lambda: (gate.wait(30), step())[1])
+    body = {"prompt": PROMPT, "max_tokens": 3, "temperature": 0}
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(httpx.post, f"{served.url}{TEXT}", json=body, timeout=60) for _ in range(2)]
+        eventually(lambda: served._server.service.admission.num_queued == 2)
+        yield served, gate.set, waiting
+        gate.set()
+    served.stop()
+
+
+def test_a_full_queue_refuses_before_it_reads(full, demo, monkeypatch):
+    served, go, waiting = full
+    monkeypatch.setattr("eet_lab.serving.gate.read_body", lambda *words: pytest.fail("the body was read"))
+    body, took = {"prompt": "word " * 20_000}, []
+    with httpx.Client() as client:
+        for _ in range(8):
+            start = time.perf_counter()
+            answer = client.post(f"{served.url}{TEXT}", json=body)
+            took.append(time.perf_counter() - start)
+            assert answer.status_code == 429 and int(answer.headers["retry-after"]) >= 1
+    error = answer.json()["error"]
+    assert error["type"] == "rate_limit_error" and error["code"] == "too_many_queued_requests"
+    assert min(took) < 0.01, took
+    go()
+    assert [each.result().status_code for each in waiting] == [200, 200]
+    assert eventually(lambda: served._server.service.admission.num_queued == 0)
+    assert httpx.post(f"{served.url}{TEXT}", json={"prompt": "a", "max_tokens": 1, "temperature": 0}).status_code == 200
+
+
+def test_a_draining_server_finishes_what_it_accepted(full):
+    served, go, waiting = full
+    stopping = threading.Thread(target=served.stop)
+    stopping.start()
+    eventually(lambda: served._server.service.admission.is_draining)
+    refused = httpx.post(f"{served.url}{TEXT}", json={"prompt": "a"})
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "shutting_down"
+    assert httpx.get(f"{served.url}/health").status_code == 503
+    go()
+    assert [each.result().status_code for each in waiting] == [200, 200]
+    stopping.join(30)
+    assert served.state == "stopped"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{served.url}/health")
+
+
+def test_what_takes_too_long_ends(demo, monkeypatch):
+    """By its deadline, and at the end of the drain."""
+    served = eet_lab.serve(demo, PAGED, request_s=0.5, drain_s=0.2).wait_until_up(60)
+    generator = served._server.service.generator
+    before, step = free_pages(generator), generator.engine.step
+    monkeypatch.setattr(generator.engine, "step", lambda: (time.sleep(0.01), step())[1])
+    with ThreadPoolExecutor() as pool:
+        late = httpx.post(f"{served.url}{TEXT}", json=LONG, timeout=30)
+        assert late.status_code == 504 and late.json()["error"]["type"] == "timeout_error"
+        eventually(lambda: free_pages(generator) == before)
+        cut = pool.submit(httpx.post, f"{served.url}{TEXT}", json=LONG, timeout=30)
+        eventually(lambda: free_pages(generator) < before)
+        served.stop()
+        assert cut.result().status_code == 503

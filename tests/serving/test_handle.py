@@ -1,0 +1,63 @@
+"""serve in a notebook: a handle that is there at once."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+import eet_lab
+from eet_lab.errors import SetupError
+from eet_lab.serving.generator import Generator
+
+from .conftest import eventually
+
+
+def test_serve_returns_at_once_and_stop_works_at_any_time(demo, monkeypatch):
+    build, may = Generator._build, threading.Event()
+    monkeypatch.setattr(Generator, "_build", lambda self: (may.wait(30), build(self))[1])
+    start = time.monotonic()
+    served = eet_lab.serve(demo)
+    assert time.monotonic() - start < 2 and served.state == "starting"
+    assert f'<a href="{served.url}/v1/models">{served.url}</a>' in served._repr_html_()
+    assert "demo" in repr(served) and served.url in repr(served) and "starting" in repr(served)
+    with pytest.raises((SetupError, TimeoutError)):
+        served.wait_until_up(0.05)
+    may.set()
+    answer = httpx.get(f"{served.url}/v1/models", timeout=30)  # who connects early waits
+    assert answer.json()["data"][0]["max_model_len"] == 1024
+    assert eventually(lambda: served.state == "serving")
+    served.stop()
+    served.stop()
+    assert served.state == "stopped" and not served._thread.is_alive()
+    assert not served._server.service.worker._thread.is_alive()
+
+
+def test_a_package_that_is_missing_is_named(demo, monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("eet_lab.serving.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(SetupError, match=r"uvicorn.*pip install 'eet-lab\[serve\]'"):
+        eet_lab.serve(demo)
+
+
+def test_a_server_can_be_stopped_before_it_is_up(demo, monkeypatch):
+    monkeypatch.setattr(Generator, "_build", lambda self: time.sleep(0.5))
+    served = eet_lab.serve(demo)
+    served.stop()
+    assert served.state == "stopped"
+
+
+def test_an_engine_that_cannot_be_built_is_told(demo, monkeypatch):
+    def fail(self):
+        raise SetupError("there is no room")
+
+    monkeypatch.setattr(Generator, "_build", fail)
+    served = eet_lab.serve(demo)
+    with pytest.raises(SetupError, match="there is no room"):
+        served.wait_until_up(10)
+    assert eventually(lambda: "no room" in served.state) and "no room" in repr(served)
+    served.stop()

@@ -1,0 +1,113 @@
+"""The parts of a server on their own: stop strings, admission, answers, bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from eet_lab.serving.admission import Admission
+from eet_lab.serving.answer import Answer, News
+from eet_lab.serving.bodies import CompletionBody, parsed
+from eet_lab.serving.errors import ApiError
+from eet_lab.serving.metrics import Histogram
+from eet_lab.serving.options import Options
+from eet_lab.serving.stopped_text import StoppedText
+
+
+def of_bytes(ids):
+    return bytes(ids).decode(errors="replace")
+
+
+@given(
+    st.text("abé€😀", max_size=30),
+    st.lists(st.text("abé€", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(1, 5), min_size=1),
+)
+def test_a_text_ends_before_the_first_stop_however_it_comes(text, stops, sizes):
+    stream, pieces, raw, at = StoppedText(of_bytes, stops), [], list(text.encode()), 0
+    for number in range(len(raw) + 1):
+        size = sizes[number % len(sizes)]
+        pieces.append(stream.add(raw[at : at + size]))
+        at += size
+    pieces.append(stream.finish())
+    # Of all ends of the text, the shortest that holds a stop: what came first ended it.
+    ends = [at + len(stop) for stop in stops for at in [text.find(stop)] if at >= 0]
+    seen = text[: min(ends)] if ends else text
+    first = min((at for stop in stops if (at := seen.find(stop)) >= 0), default=len(text))
+    assert "".join(pieces) == text[:first]
+    assert stream.is_stopped == bool(ends)
+    assert all("\ufffd" not in piece for piece in pieces)
+
+
+def test_what_cannot_begin_a_stop_is_not_held_back():
+    stream = StoppedText(of_bytes, ["STOP"])
+    assert [stream.add([byte]) for byte in b"a STx STO"] == ["a", " ", "", "", "STx", " ", "", "", ""]
+    assert stream.finish() == "STO" and not stream.is_stopped
+
+
+def test_an_error_is_raised_after_the_tokens_that_came_with_it():
+    async def run():
+        wake = asyncio.Event()
+        answer = Answer(wake)
+        answer.put(News(answer, [1, 2], None, None, 0.0))
+        answer.put(News(answer, (), None, ApiError(500, "it failed"), 0.0))
+        await wake.wait()
+        wake.clear()
+        assert answer.take() == [1, 2]
+        await asyncio.wait_for(wake.wait(), 1)
+        with pytest.raises(ApiError, match="it failed"):
+            answer.take()
+        answer.put(News(answer, [3], "stop", None, 0.0))
+        assert answer.reason is None, "it was over"
+
+    asyncio.run(run())
+
+
+def test_admission_counts_tokens_until_the_first_is_there():
+    admission = Admission(Options(max_queued_requests=3, max_queued_tokens=100))
+    first = admission.enter(40, now=0.0)
+    assert (admission.num_queued, admission.queued_tokens) == (1, 10), "four bytes a token, before it is read"
+    first.count(2, 120)
+    with pytest.raises(ApiError, match="120 tokens wait, and at most 100") as told:
+        admission.enter(4, now=0.0)
+    assert told.value.status == 429 and told.value.headers()["Retry-After"] == "1"
+    assert first.started(50.0) and not first.started(60.0), "once"
+    assert (admission.num_queued, admission.queued_tokens, admission.num_inside) == (0, 0, 1)
+    tickets = [admission.enter(0, now=0.0) for _ in range(3)]
+    with pytest.raises(ApiError, match="3 requests wait, and at most 3") as told:
+        admission.enter(0, now=0.0)
+    assert told.value.headers()["Retry-After"] == "5", "what others waited"
+    for ticket in [first, *tickets, first]:
+        ticket.left()
+    assert (admission.num_queued, admission.queued_tokens, admission.num_inside) == (0, 0, 0)
+    admission.is_draining = True
+    with pytest.raises(ApiError, match="shutting down"):
+        admission.enter(0, now=0.0)
+
+
+@settings(max_examples=25)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=5))
+def test_any_value_of_a_field_is_taken_or_refused(value):
+    for name in (*CompletionBody.model_fields, "logprobs", "tools"):
+        try:
+            parsed(json.dumps({name: value}).encode(), CompletionBody).stops()
+        except ApiError as error:
+            json.dumps(error.body()).encode()
+
+
+def test_nulls_are_what_was_not_given():
+    raw = b'{"prompt": "a", "n": null, "logprobs": null, "user": "me", "best_of": 1, "logit_bias": {}}'
+    body = parsed(raw, CompletionBody)
+    assert body == CompletionBody(prompt="a")
+
+
+def test_a_histogram_counts_what_is_at_most_a_bound():
+    histogram = Histogram((1, 10))
+    for value in (0.5, 1, 2, 10, 11):
+        histogram.observe(value)
+    buckets = {s.labels["le"]: s.value for s in histogram.family("x", "y", "m").samples if s.name == "x_bucket"}
+    assert buckets == {"1.0": 2, "10.0": 4, "+Inf": 5}

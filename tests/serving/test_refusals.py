@@ -1,0 +1,218 @@
+"""Bad requests: the status, the reason and the field, in OpenAI's shape; and none of them reaches the engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import httpx
+import pytest
+
+import eet_lab
+from eet_lab.errors import ModelError, RecipeError, SetupError
+from eet_lab.serving.bodies import MOST_STOPS
+from eet_lab.serving.options import Options
+
+from .conftest import Raw, eventually
+
+TEXT = "/v1/completions"
+CHAT = "/v1/chat/completions"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+
+
+@pytest.fixture
+def post(served, generator, monkeypatch):
+    """`post(path, body)` is the answer to a request that must not come to the engine."""
+    monkeypatch.setattr(generator, "join", lambda job: pytest.fail("the engine was asked"))
+
+    def post(path, body, **how):
+        sent = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return httpx.post(f"{served.url}{path}", content=sent, headers={"content-type": "application/json", **how})
+
+    return post
+
+
+def checked(answer: httpx.Response, status: int, param: str | None) -> str:
+    """The message of an error in OpenAI's shape."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["param"] == param and error["message"]
+    assert answer.headers["x-request-id"]
+    return error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"temperature": -0.5}, "temperature", "-0.5"),
+        ({"temperature": 1e-9}, "temperature", "1e-09.*at least 0.0001"),
+        ({"temperature": "1"}, "temperature", "'1'"),
+        ({"top_p": 0}, "top_p", "0"),
+        ({"top_p": 1.5}, "top_p", "1.5"),
+        ({"top_k": -2}, "top_k", "-2"),
+        ({"max_tokens": -1}, "max_tokens", "-1"),
+        ({"max_tokens": 0}, "max_tokens", "0"),
+        ({"max_tokens": 10**9}, "max_tokens", "1,000,000,000.*room for 1,023"),
+        ({"max_tokens": 1.5}, "max_tokens", "1.5"),
+        ({"n": 0}, "n", "0"),
+        ({"n": 1000}, "n", "1000"),
+        ({"n": 100, "prompt": ["a", "b"]}, "n", "200 texts"),
+        ({"prompt": "word " * 2000}, "prompt", "2,000 tokens|Shorten"),
+        ({"prompt": 5}, "prompt", "5"),
+        ({"prompt": []}, "prompt", r"\[\]"),
+        ({"prompt": [[]]}, "prompt", "list of token ids"),
+        ({"prompt": [1.5]}, "prompt", "1.5"),
+        ({"prompt": "\ud800"}, "prompt", "surrogate"),
+        ({"stop": ["x"] * 5000}, "stop", f"5,000 texts, but at most {MOST_STOPS}"),
+        ({"stop": ["x" * 999]}, "stop", "999 characters"),
+        ({"stop": [""]}, "stop", "none of them empty"),
+        ({"stop": 3}, "stop", "3"),
+        ({"seed": "a"}, "seed", "'a'"),
+        ({"stream": "yes"}, "stream", "'yes'"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage", "no field"),
+        ({"temprature": 1}, "temprature", "Did you mean 'temperature'"),
+        ({"\ud800": 1}, "", "valid string"),
+        ({"logprobs": 0}, "logprobs", "not supported yet"),
+        ({"logprobs": 5}, "logprobs", "not supported yet"),
+        ({"echo": True}, "echo", "not supported yet"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "not supported yet"),
+        ({"min_tokens": 5}, "min_tokens", "ignore_eos"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named(post, fields, param, said):
+    message = checked(post(TEXT, {"model": "demo", "prompt": "a", **fields}), 400, param)
+    assert re.search(said, message), message
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_a_temperature_that_is_no_number(post, value):
+    answer = post(TEXT, b'{"prompt": "a", "temperature": %s}' % value.encode())
+    checked(answer, 400, "temperature" if value == "1e999" else None)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "no JSON"),
+        (b"{", "no JSON"),
+        (b"[]", "JSON object"),
+        (b'"a"', "JSON object"),
+        (b'{"prompt": "\xff"}', "no UTF-8"),
+        (b"[" * 60000, "JSON"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "JSON"),
+    ],
+)
+def test_a_body_that_is_none(post, body, said):
+    assert said in checked(post(TEXT, body), 400, None) or said == "JSON"
+
+
+@pytest.mark.parametrize("name", ["gpt-4", "", "\ud800", "demo/../x"])
+def test_an_unknown_model(post, name):
+    assert checked(post(TEXT, {"model": name, "prompt": "a"}), 404, "model")
+
+
+def test_a_model_without_a_chat_template(post):
+    said = checked(post(CHAT, {"model": "demo", "messages": [{"role": "user", "content": "a"}]}), 400, "messages")
+    assert "no chat template" in said and TEXT in said
+    checked(post(CHAT, {"messages": []}), 400, "messages")
+    checked(post(CHAT, {}), 400, "messages")
+
+
+def test_what_a_decoder_does_not_serve(post):
+    for path in ("/v1/embeddings", "/v1/classify"):
+        assert "a decoder" in checked(post(path, {"input": "a"}), 400, "model")
+
+
+def test_routes_and_methods_that_do_not_exist(served, post):
+    checked(post("/v1/images", {}), 404, None)
+    checked(httpx.get(f"{served.url}{TEXT}"), 405, None)
+    checked(httpx.get(f"{served.url}/"), 404, None)
+
+
+def test_a_body_that_is_too_large(served, post):
+    assert "64 KiB" in checked(post(TEXT, {"prompt": "a" * 70_000}), 413, None)
+    raw = Raw(served.url)  # one that does not say how long it will be
+    raw.send(HEAD + b"transfer-encoding: chunked\r\n\r\n")
+    chunk = b"4000\r\n" + b"a" * 0x4000 + b"\r\n"
+    for _ in range(5):
+        raw.send(chunk)
+    assert b" 413 " in raw.until(b"\r\n")
+    raw.close()
+
+
+def test_only_json_is_read(post):
+    """A page of another site may send other types to this machine without being asked."""
+    checked(post(TEXT, {"prompt": "a"}, **{"content-type": "text/plain"}), 415, None)
+    checked(post(TEXT, {"prompt": "a"}, **{"content-encoding": "gzip"}), 415, None)
+
+
+def test_headers_that_come_too_slowly_are_not_waited_for(served):
+    raw, start = Raw(served.url), time.monotonic()
+    raw.send(b"GET /health HTTP/1.1\r\nhost: a\r\n")
+    for _ in range(3):
+        time.sleep(0.1)
+        raw.send(b"x-slow: 1\r\n")
+    assert b" 408 " in raw.until(b"")
+    assert time.monotonic() - start < 5
+    again = Raw(served.url)
+    again.send(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert b" 200 " in again.until(b"}")
+    again.send(b"GET /hea")  # the second request on a connection is not waited for either
+    assert b" 408 " in again.until(b"")
+    silent = Raw(served.url)
+    assert b" 408 " in silent.until(b"")
+
+
+def test_a_body_that_comes_too_slowly(served):
+    raw = Raw(served.url)
+    raw.send(HEAD + b'content-length: 99\r\n\r\n{"a')
+    assert b" 408 " in raw.until(b"\r\n")
+    raw.close()
+    assert eventually(lambda: served._server.service.admission.num_inside == 0)
+
+
+def test_a_key_is_asked_for(demo):
+    served = eet_lab.serve(demo, api_key="sécret", served_model_name="mine").wait_until_up(60)
+    try:
+        for key in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic s"}):
+            answer = httpx.get(f"{served.url}/v1/models", headers=key)
+            checked(answer, 401, None)
+            assert answer.headers["www-authenticate"] == "Bearer"
+        fine = httpx.get(f"{served.url}/v1/models", headers={"authorization": "Bearer sécret".encode()})
+        assert fine.json()["data"][0]["id"] == "mine"
+        assert httpx.get(f"{served.url}/health").status_code == 200
+        assert httpx.get(f"{served.url}/metrics").status_code == 401
+    finally:
+        served.stop()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"max_queued_requests": 0}, "max_queued_requests is 0"),
+        ({"max_queued": 1}, "Did you mean 'max_queued_"),
+        ({"drain_s": float("nan")}, "drain_s is nan"),
+        ({"request_s": -1}, "request_s is -1"),
+        ({"api_key": ""}, "api_key is ''"),
+        ({"pool": "max"}, "pool is 'max'"),
+        ({"max_model_len": 1}, "max_model_len is 1"),
+    ],
+)
+def test_options_that_cannot_be(options, said):
+    with pytest.raises(SetupError, match=said):
+        Options.of(**options)
+
+
+def test_servers_that_cannot_be(demo, served):
+    taken = int(served.url.rsplit(":", 1)[1])
+    with pytest.raises(SetupError, match=f"127.0.0.1:{taken} cannot be listened on"):
+        eet_lab.serve(demo, port=taken)
+    with pytest.raises(SetupError, match="port is 70000"):
+        eet_lab.serve(demo, port=70000)
+    with pytest.raises(RecipeError, match="no requests that join"):
+        eet_lab.serve(demo, "all")
+    with pytest.raises(ModelError, match="loaded model"):
+        eet_lab.serve("demo")
+    with pytest.raises(SetupError, match="max_model_len is 5,000"):
+        eet_lab.serve(demo, max_model_len=5000)

@@ -1,0 +1,180 @@
+"""Pipelines beside those of transformers, with the same words and on the same weights."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from encoders import V, theirs
+
+import eet_lab
+from eet_lab.errors import ModelError, PromptError
+from eet_lab.models import load
+from eet_lab.models.load import DEMO
+
+PLAIN = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11"]
+PROMPTS = ["Return a list of", "The", "If the file does not exist,"]
+GREEDY = {"max_new_tokens": 8, "do_sample": False}
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    path = tmp_path_factory.mktemp("words") / "vocab.txt"
+    path.write_text("\n".join([*PLAIN, *(f"w{number}" for number in range(V - len(PLAIN)))]) + "\n")
+    return transformers.BertTokenizerFast(str(path))
+
+
+@pytest.fixture(scope="module")
+def both(words):
+    """`both(task, name)` are transformers' pipeline and ours on one encoder."""
+
+    def both(task, name):
+        tokenizer = copy.copy(words)
+        tokenizer.model_input_names = ["input_ids", "attention_mask"]  # DistilBERT takes no token types
+        peer = transformers.pipeline(task, theirs(name), tokenizer=tokenizer, device="cpu")
+        return peer, eet_lab.pipeline(task, load(theirs(name), device="cpu", tokenizer=words))
+
+    return both
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("chat") / "demo"
+    shutil.copytree(DEMO, folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def generating(folder):
+    peer = transformers.pipeline("text-generation", str(folder), device="cpu", dtype=torch.float32)
+    return peer, eet_lab.pipeline("text-generation", folder, device="cpu", recipe="all")
+
+
+def same(told, expected):
+    """Equal in shape and words, and in numbers up to rounding."""
+    if isinstance(expected, float):
+        assert told == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    elif isinstance(expected, dict):
+        assert list(told) == list(expected)
+        for name in expected:
+            same(told[name], expected[name])
+    elif isinstance(expected, list):
+        assert isinstance(told, list) and len(told) == len(expected)
+        for each in zip(told, expected, strict=True):
+            same(*each)
+    else:
+        assert told == expected
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"return_full_text": False},
+        {"return_tensors": True},
+        {"max_new_tokens": 24},
+        {"max_new_tokens": 24, "stop_sequence": "is"},
+        {"max_new_tokens": 24, "stop_sequence": ["list", "file"], "return_full_text": False},
+    ],
+)
+@pytest.mark.parametrize("given", [PROMPTS[0], PROMPTS, PROMPTS[:1]])
+def test_text_generation(generating, how, given):
+    peer, ours = generating
+    same(ours(given, **(GREEDY | how)), peer(given, **(GREEDY | how)))
+
+
+def test_a_chat(generating):
+    peer, ours = generating
+    chat = [{"role": "user", "content": "Return a list of"}]
+    same(ours(chat, **GREEDY), peer(chat, **GREEDY))
+    same(ours([chat, chat], **GREEDY), peer([chat, chat], **GREEDY))
+    plain = eet_lab.pipeline("text-generation", load("demo", device="cpu"))
+    with pytest.raises(ModelError, match="no chat template"):
+        plain(chat)
+
+
+def test_drawn_texts_repeat_by_their_seed(generating):
+    _, ours = generating
+    how = {"max_new_tokens": 8, "num_return_sequences": 3, "temperature": 1.0}
+    told = ours(PROMPTS[:2], seed=1, **how)
+    assert [len(each) for each in told] == [3, 3] and len({each["generated_text"] for each in told[0]}) > 1
+    assert told == ours(PROMPTS[:2], seed=1, **how) != ours(PROMPTS[:2], **how)
+
+
+@pytest.mark.parametrize("name", ["bert-mlm", "distilbert-mlm"])
+@pytest.mark.parametrize("how", [{}, {"top_k": 2}, {"targets": ["w7", "w3"]}, {"targets": "w7", "top_k": 9}])
+def test_fill_mask(both, name, how):
+    peer, ours = both("fill-mask", name)
+    one, several = "w1 [MASK] w3", "[MASK] w4 w5 [MASK]"
+    for given in (one, several, [one], [one, several, one]):
+        same(ours(given, **how), peer(given, **how))
+
+
+@pytest.mark.parametrize("name", ["bert-classes", "distilbert-classes"])
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"top_k": None}, {"top_k": 1}, {"top_k": 2}, {"function_to_apply": "sigmoid"}, {"function_to_apply": "none"}],
+)
+def test_text_classification(both, name, how):
+    peer, ours = both("text-classification", name)
+    pair = {"text": "w1 w2", "text_pair": "w3"}
+    for given in (TEXTS[0], TEXTS, TEXTS[:1], *([pair] if name == "distilbert-classes" else [])):
+        expected = peer(given, **how)
+        same(ours(given, **how), [expected] if isinstance(expected, dict) else expected)
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta"])
+def test_feature_extraction(both, name):
+    peer, ours = both("feature-extraction", name)
+    for given in (TEXTS[0], TEXTS, TEXTS[:1]):
+        for each, expected in zip(ours(given), peer(given), strict=True):
+            np.testing.assert_allclose(each, expected, rtol=1e-3, atol=1e-4)
+        for each, expected in zip(ours(given, return_tensors=True), peer(given, return_tensors=True), strict=True):
+            torch.testing.assert_close(each, expected, rtol=1e-3, atol=1e-4)
+    assert ours("w1 " * 60, truncation=True, return_tensors=True).shape == (1, 40, 32)
+
+
+def test_a_recipe_is_used(words):
+    model = load(theirs("bert"), device="cpu", tokenizer=words)
+    plain, packed = (eet_lab.pipeline("feature-extraction", model, recipe=recipe) for recipe in ("", "all"))
+    for each, other in zip(plain(TEXTS), packed(TEXTS), strict=True):
+        np.testing.assert_allclose(each, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("task", "words", "how", "error", "said"),
+    [
+        ("text-generation", "a", {"stop_sequence": [""]}, PromptError, "none empty"),
+        ("text-generation", "a", {"do_sample": False, "num_return_sequences": 2}, PromptError, "do_sample"),
+        ("text-generation", "a", {"max_new_tokens": 5000}, PromptError, "context"),
+        ("text-generation", 5, {}, PromptError, "5"),
+        ("text-generations", "a", {}, PromptError, "Did you mean 'text-generation'"),
+        ("fill-mask", "a", {}, ModelError, "decoder"),
+        ("feature-extraction", "a", {}, ModelError, "decoder"),
+    ],
+)
+def test_what_cannot_be(generating, task, words, how, error, said):
+    with pytest.raises(error, match=said):
+        eet_lab.pipeline(task, generating[1].model)(words, **how)
+
+
+def test_what_an_encoder_cannot(both):
+    _, ours = both("fill-mask", "bert-mlm")
+    with pytest.raises(PromptError, match="no word of the vocabulary"):
+        ours("w1 [MASK]", targets="nothing")
+    with pytest.raises(PromptError, match="has no"):
+        ours("w1")
+    with pytest.raises(ModelError, match="encoder"):
+        eet_lab.pipeline("text-generation", ours.model)
+    _, ours = both("text-classification", "bert-classes")
+    with pytest.raises(PromptError, match="function_to_apply is 'softmin'.*Did you mean 'softmax'"):
+        ours("w1", function_to_apply="softmin")
+    with pytest.raises(PromptError, match="'text_pair'"):
+        ours({"text": "w1", "second": "w2"})
