@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,7 @@ from eet_lab.bench.serving_run import ServingRun
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import SetupError
 from eet_lab.models import Model
+from eet_lab.models.transcript import Transcript, ended_by
 from eet_lab.progress import Cancel
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.technique import Recipe
@@ -40,7 +43,11 @@ def served_over_http(
 
     lengths = np.array([len(prompt) for prompt in prompts])
     traffic = Traffic(np.zeros(len(prompts)), lengths, np.full(len(prompts), settings.max_new_tokens), "all at once")
-    limits = {"max_queued_requests": len(prompts), "max_queued_tokens": int(lengths.sum()), "request_s": TIMEOUT_S}
+    limits: dict[str, Any] = {
+        "max_queued_requests": len(prompts),
+        "max_queued_tokens": int(lengths.sum()),
+        "request_s": TIMEOUT_S,
+    }
     columns = int(lengths.max()) + settings.max_new_tokens
     server = serve(model, recipe, max_model_len=columns, **limits)
 
@@ -51,8 +58,8 @@ def served_over_http(
         if loaded.reasons:
             missing = counted(sum(loaded.reasons.values()), "request")
             raise SetupError(f"The server did not answer {missing}: {'; '.join(loaded.reasons)}.")
-        times = loaded.first_ms.tolist(), loaded.last_ms.tolist()
-        return ServingRun(loaded.span_s, *times, loaded.told.tolist(), texts=loaded.texts)
+        first, last = loaded.first_ms.tolist(), loaded.last_ms.tolist()
+        return ServingRun(loaded.span_s, first, last, loaded.told.tolist(), texts=loaded.texts)
 
     try:
         server.wait_until_up(UP_S)
@@ -63,9 +70,6 @@ def served_over_http(
 
 def streamed_text(model: Model, tokens: Sequence[int]) -> str:
     """The text of an answer of these tokens, as a server streams it."""
-    from functools import partial
-
-    from eet_lab.models.transcript import Transcript, ended_by
     from eet_lab.serving.service import ends_of
 
     transcript = Transcript(ended_by(ends_of(model), partial(model.decode, special=False)))

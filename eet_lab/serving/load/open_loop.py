@@ -143,6 +143,6 @@ class OpenLoop:
 
 
 def raise_file_limit() -> None:
-    """As many open connections as this process may have at all: the limit that shells set is often 1,024."""
+    """Let this process have as many open connections as it may at all: the limit that shells set is often 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

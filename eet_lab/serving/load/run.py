@@ -105,7 +105,7 @@ class Loading:
         return self._told
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it is over; whether it is."""
+        """Wait until it is over; whether it is."""
         return bool(wait([self._future], timeout_s).done)
 
     def result(self, timeout_s: float | None = None) -> Loaded:
