@@ -6,9 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from cost_tables import TOY_DECODER, TURBO_2060
+from cost_tables import MADE_UP, TOY_DECODER, TURBO_2060
 
 from eet_lab.cli import main
+from eet_lab.scheduling.cost import DecoderCost
 from eet_lab.scheduling.cost_files import load_cost, save_cost
 from eet_lab.scheduling.policies import POLICIES
 
@@ -60,12 +61,23 @@ def test_policies_in_words_and_a_trace(encoder, tmp_path, capsys):
     assert out.startswith("trace.csv\n") and lazy in out and set(lines_of(out)) == {"dynamic_program", "no_batching"}
 
 
-def test_a_policy_beyond_the_table_is_left_out_with_its_reason(encoder, tmp_path, capsys):
-    small = load_cost(encoder)
+def test_default_policies_beyond_the_table_are_left_out_with_their_reason(tmp_path, capsys):
+    """Ten tokens a pass are enough for prompts in chunks, and for nobody who reads them whole."""
+    table = DecoderCost((0, 1, 9), (1, 4), (16, 256), [[[1.0, 2.0]] * 2] * 3, MADE_UP)
+    path = str(save_cost(table, tmp_path / "small.json"))
+    words = ["--lengths", "50-100", "--new-tokens", "5", "--requests", "50", "--rate", "9"]
+    assert main(["simulate", "--table", path, *words]) == 0
+    out = capsys.readouterr().out
+    assert set(lines_of(out.split("Busy near")[0])) == {"continuous_batching"}
+    assert "no_batching is left out: A pass has" in out and "was measured up to 9" in out
+    assert main(["simulate", "--table", path, *words, "--policy", "no_batching"]) == 2
+
+
+def test_what_is_asked_for_beyond_the_table_is_an_error(encoder, capsys):
     assert main(["simulate", "--table", encoder, "--lengths", "600", "--rate", "1"]) == 2
     assert "measured up to 512" in capsys.readouterr().err
-    assert main(["simulate", "--table", encoder, "--policy", f"naive_padding:max_rows={small.most_rows + 1}",
-                 "--rate", "9999", "--lengths", "9"]) == 2  # fmt: skip
+    words = ["--policy", "naive_padding:max_rows=21", "--rate", "9999", "--lengths", "9"]
+    assert main(["simulate", "--table", encoder, *words]) == 2
     assert "21 texts, but the table of toy was measured up to 20" in capsys.readouterr().err
 
 

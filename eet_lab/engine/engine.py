@@ -109,7 +109,7 @@ class Engine(BaseEngine[Decoder]):
         that are placed, and captured where steps are. There are as many slots, of as many columns, as the last
         `reserve` made room for; else those of `continuous_batching`, of 1,024 columns. All calls come from one thread.
         Errors: RecipeError without `continuous_batching`; PromptError, after which nothing has changed; EngineBusy on
-        another thread than the first request's.
+        another thread than the first request's; OutOfMemory, as in `step`.
         """
         settings = checked_settings(settings)
         [row] = checked_prompts([prompt], settings, self.model.config)

@@ -110,6 +110,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], special: bool = True) -> str:
         """The text of token ids, with special tokens or without."""
+        if all(token < self.num_words for token in ids):
+            return self._decode(ids, skip_special_tokens=not special) if ids else ""
         text: list[str] = []
         run: list[int] = []
         for token in [*ids, None]:

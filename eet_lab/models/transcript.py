@@ -33,19 +33,23 @@ class Transcript:
         """The text that is now certain. Bytes that cannot become a character any more are shown as broken."""
         self._pending += ids
         most, least = len(self._pending), max(len(self._pending) - MAX_PENDING, 0)
-        whole = (end for end in range(most, least, -1) if not self._decode(self._pending[:end]).endswith(BROKEN))
-        return self._take(next(whole, least))
+        for end in range(most, least, -1):
+            alone = self._decode(self._pending[:end])
+            if not alone.endswith(BROKEN):
+                return self._take(end, alone)
+        return self._take(least)
 
     def finish(self) -> str:
         """The text of what still waits: nothing more comes."""
         return self._take(len(self._pending))
 
-    def _take(self, num_tokens: int) -> str:
+    def _take(self, num_tokens: int, alone: str = "") -> str:
+        """The text of so many tokens; `alone`: what they are without those before, where that ends well."""
         taken, self._pending = self._pending[:num_tokens], self._pending[num_tokens:]
         if not taken:
             return ""
-        text = self._decode(self._before + taken)[self._before_length :]
+        is_begun = bool(self._before) or not alone
+        text = self._decode(self._before + taken)[self._before_length :] if is_begun else alone
         # Half a character that was given up would be whole again with what follows.
-        self._before = [] if text.endswith(BROKEN) else taken
-        self._before_length = len(self._decode(self._before)) if self._before else 0
+        self._before, self._before_length = (taken, len(alone)) if alone else ([], 0)
         return text

@@ -170,7 +170,8 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
     is_drawn = (sampling.temperature > 0)[:, None]
     scores = logits.float() * torch.where(is_drawn[:, 0], 1 / sampling.temperature, 1)[:, None]
     if sampling.choice == Choice.LIMITED:
-        least = least_kept(scores, sampling.top_k[:, None], sampling.top_p[:, None])
+        top_k, top_p = (torch.where(is_drawn, part[:, None], 1) for part in (sampling.top_k, sampling.top_p))
+        least = least_kept(scores, top_k, top_p)
         scores = scores.masked_fill((scores < least) & is_drawn, -torch.inf)
     noisy = scores + gumbel(sampling.noise, positions, scores.shape[-1])
     return torch.where(is_drawn, noisy, scores).argmax(-1)
@@ -178,11 +179,15 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling) -> Tensor:
 
 def least_kept(scores: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """The smallest score [B,1] that the top-k [B,1] and then the top-p [B,1] of each row keep: scores [B,V]."""
-    last, ordered = scores.shape[-1] - 1, scores.sort(-1, descending=True).values
-    least = ordered.gather(-1, torch.where(top_k > 0, top_k - 1, last).clamp(max=last))
+    V = scores.shape[-1]
+    kept = torch.where(top_k > 0, top_k, V).clamp(max=V)
+    if scores.device.type == "cpu" and not (top_p < 1).any():  # the host may look, and a sort takes 200 times as long
+        return scores.topk(int(kept.max())).values.gather(-1, kept - 1)
+    ordered = scores.sort(-1, descending=True).values
+    least = ordered.gather(-1, kept - 1)
     ordered = ordered.masked_fill(ordered < least, -torch.inf)
     before_last = ordered.softmax(-1).cumsum(-1) < top_p
-    reaches = before_last.sum(-1, keepdim=True).clamp_(max=last)  # the token that reaches the mass
+    reaches = before_last.sum(-1, keepdim=True).clamp_(max=V - 1)  # the token that reaches the mass
     return torch.where(top_p < 1, ordered.gather(-1, reaches), least)
 
 

@@ -167,10 +167,6 @@ class Sampling(NamedTuple):
     def greedy(self) -> bool:
         return self.choice == Choice.GREEDY
 
-    def rows(self, at: slice) -> Sampling:
-        """That of some of the rows."""
-        return Sampling(self.choice, *(part[at] for part in self[1:]))
-
 
 class TokenBuffer(NamedTuple):
     """The tokens of each slot, and how far it is: on the device, int64, updated in place from pass to pass.

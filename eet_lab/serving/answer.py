@@ -23,10 +23,13 @@ class News(NamedTuple):
 
 
 class Answer:
-    """Tokens that are taken as they come. Answers of one HTTP request share `wake`, so that one wait is for all."""
+    """Tokens until they are taken. Answers of one HTTP request share their wake, so that one wait is for all.
 
-    def __init__(self, wake: asyncio.Event) -> None:
-        self._wake = wake
+    Whoever takes them is woken for the first ones and for the end; `is_followed`: for those between too.
+    """
+
+    def __init__(self, wake: asyncio.Event, is_followed: bool) -> None:
+        self._wake, self._is_followed = wake, is_followed
         self._new: list[int] = []
         self.num_tokens = 0
         self.first_at: float | None = None
@@ -40,15 +43,26 @@ class Answer:
         """Whether nothing more will come."""
         return self.reason is not None or self.error is not None
 
-    def put(self, news: News) -> None:
-        """Take what came. After its end nothing counts: the engine may be a pass ahead of whoever ended it."""
+    def put(self, news: News) -> bool:
+        """Take what came; whether somebody is still to be woken for it, by `wake`.
+
+        After its end nothing counts: the engine may be a pass ahead of whoever ended it.
+        """
         if self.is_over:
-            return
+            return False
+        is_first = self.first_at is None
         self._new += news.tokens
         self.num_tokens += len(news.tokens)
         self.reason, self.error = news.reason, news.error
         if news.tokens:
             self.first_at, self.last_at = self.first_at or news.at, news.at
+        if is_first or self.is_over:
+            self._wake.set()
+            return False
+        return self._is_followed
+
+    def wake(self) -> None:
+        """Wake whoever takes the tokens."""
         self._wake.set()
 
     def end(self, reason: Reason) -> None:

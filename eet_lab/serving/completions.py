@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from eet_lab.serving.errors import ApiError, bad, of_engine
 from eet_lab.serving.forms import CHAT, TEXT, Form
 from eet_lab.serving.gate import read_body
 from eet_lab.serving.generating import Generating, settings_of
-from eet_lab.serving.service import Service
+from eet_lab.serving.service import SHORT, Service
 from eet_lab.serving.stream import EventStream
 from eet_lab.words import told
 
@@ -36,7 +37,9 @@ async def chat(service: Service, request: Request) -> Response:
     service.check_model(body.model)
     template = await service.template()
     try:
-        prompt = template.ids(as_messages(body.messages))
+        messages = as_messages(body.messages)
+        is_long = sum(len(message["content"]) for message in messages) > SHORT
+        prompt = await asyncio.to_thread(template.ids, messages) if is_long else template.ids(messages)
     except EETError as error:
         raise of_engine(error, "messages") from error
     asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens

@@ -16,7 +16,7 @@ from eet_lab.serving.admission import Admission
 from eet_lab.serving.errors import ApiError, bad
 from eet_lab.serving.metrics import Metrics
 from eet_lab.serving.options import Options
-from eet_lab.words import sized, told
+from eet_lab.words import plain, sized, told
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -119,7 +119,7 @@ async def read_body(receive: Receive, options: Options) -> bytes:
                 if not message.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError:
-        raise ApiError(408, f"The body took longer than {options.body_s:g} s.") from None
+        raise ApiError(408, f"The body took longer than {plain(options.body_s)} s.") from None
 
 
 async def answer(send: Send, error: ApiError) -> None:

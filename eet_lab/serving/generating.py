@@ -77,7 +77,7 @@ class Generating:
         for prompt, how in zip(self._prompts, settings, strict=True):
             self._service.metrics.prompt_lengths.observe(len(prompt))
             for number in range(body.n):
-                answer = Answer(self._wake)
+                answer = Answer(self._wake, is_followed=body.stream or bool(stops))
                 self.choices.append(Choice(len(self.choices), answer, StoppedText(decode, stops)))
                 self._service.joined(answer)
                 self._service.generator.join(Job(prompt, how, number, answer, self._deadline))

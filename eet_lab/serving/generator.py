@@ -97,8 +97,8 @@ class Generator(Worker):
             request = self.engine.add(job.prompt, job.settings, number=job.number)
         except EETError as error:
             self._end(job.answer, of_engine(error, "prompt"))
-        except Exception as error:  # noqa: BLE001  whatever it is, the thread must live on
-            self._fail(error, [job.answer])
+        except Exception as error:  # noqa: BLE001  this request is not among those that `_fail` tells
+            self._end(job.answer, failed(error, self._fail(error)))
         else:
             self._jobs[request], self._requests[job.answer] = job, request
 
@@ -113,14 +113,10 @@ class Generator(Worker):
     def _turn(self) -> None:
         assert self.engine is not None
         self._end_late()
-        try:
-            told = self.engine.step()
-        except Exception as error:  # noqa: BLE001  the clients are told, and the next ones are served
-            self._fail(error)
-            return
-        now, new = time.perf_counter(), dict[Request, list[int]]()
-        for request, token, _ in told:
+        new = dict[Request, list[int]]()
+        for request, token, _ in self.engine.step():
             new.setdefault(request, []).append(token)
+        now = time.perf_counter()
         news = [
             News(self._jobs[request].answer, tokens, _reason(request), None, now) for request, tokens in new.items()
         ]
@@ -136,8 +132,8 @@ class Generator(Worker):
             self._leave(job.answer)
             self._end(job.answer, ApiError(504, "The answer took longer than the server waits.", code="timeout"))
 
-    def _fail(self, error: Exception, others: Sequence[Answer] = ()) -> None:
-        number, answers = self.failure(error), [*self._requests, *others]
+    def _fail(self, error: Exception) -> str:
+        number, answers = self.failure(error), [*self._requests]
         self._jobs, self._requests = {}, {}
         if self.engine is not None:
             with suppress(Exception):
@@ -145,6 +141,7 @@ class Generator(Worker):
         self.rebuild()
         for answer in answers:
             self._end(answer, failed(error, number))
+        return number
 
     def _end(self, answer: Answer, error: ApiError) -> None:
         self.tell(partial(self._receive, [News(answer, (), None, error, time.perf_counter())]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import html
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -106,11 +106,12 @@ def serving(
     return Server(service, listening), url_of(listening)
 
 
-def run_server(server: Server) -> None:
-    """Run it on this thread, the main one, until a signal ends it."""
+def run_server(server: Server, started: Callable[[], None]) -> None:
+    """Run it on this thread, the main one, until a signal ends it. `started` is called once signals do so."""
 
     async def run() -> None:
         server.drain_on_signals()
+        started()
         await server.run()
 
     with suppress(asyncio.CancelledError):  # a signal before it was up

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from eet_lab.errors import SetupError, did_you_mean
@@ -32,7 +32,7 @@ class Options:
     """The time from its acceptance to the last byte of its answer."""
     drain_s: float = 30.0
     """The time for what was accepted to finish once the server is asked to stop."""
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
     """The key that every request must bring, but for /health. None: no key is asked for."""
     served_model_name: str | None = None
     """The model's name in requests. None: the name by which it was loaded."""
@@ -59,7 +59,7 @@ class Options:
     @classmethod
     def of(cls, **options: Any) -> Options:
         """Options from keywords; SetupError names one that does not exist."""
-        names = [field.name for field in fields(cls)]
+        names = [each.name for each in fields(cls)]
         if unknown := [name for name in options if name not in names]:
             hint = did_you_mean(unknown[0], names)
             raise SetupError(f"There is no option {unknown[0]!r}.{hint} There are {', '.join(names)}.")

@@ -41,6 +41,7 @@ class Reader(Worker):
         super().__init__("eet-serving")
         self._model, self._recipe = model, recipe
         self._waiting: deque[Reading] = deque()
+        self._batch: Sequence[Reading] = ()
         self.engine: EncoderEngine | None = None
 
     def join(self, reading: Reading) -> None:
@@ -56,7 +57,7 @@ class Reader(Worker):
         self.engine.prepare()
 
     def _turn(self) -> None:
-        batch = self._taken()
+        batch = self._batch = self._taken()
         if not batch:
             return
         if self.dead is not None:
@@ -67,8 +68,6 @@ class Reader(Worker):
             run = self.engine.read([text for reading in batch for text in reading.texts], batch[0].task, BATCHING)
         except EETError as error:
             self._end(batch, of_engine(error, "input"))
-        except Exception as error:  # noqa: BLE001  the clients are told, and the next ones are served
-            self._fail(error, batch)
         else:
             self._tell_all(batch, run)
 
@@ -95,10 +94,11 @@ class Reader(Worker):
             begin = end
         self.tell(partial(_put_all, parts))
 
-    def _fail(self, error: Exception, batch: Sequence[Reading]) -> None:
+    def _fail(self, error: Exception) -> str:
         number = self.failure(error)
         self.rebuild()
-        self._end(batch, failed(error, number))
+        self._end(self._batch, failed(error, number))
+        return number
 
     def _end(self, batch: Sequence[Reading], error: ApiError) -> None:
         self.tell(partial(_end_all, [reading.result for reading in batch], error))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -24,6 +25,10 @@ LAST_S = 2
 LOOK_S = 0.02
 """How often a draining server looks whether all are done."""
 LAST_PORT = 65535
+SWITCH_S = 0.0005
+"""How long this loop may keep the interpreter's lock from the engine's thread, which gives it away many times in a
+step. With Python's own 5 ms, a step of 256 rows took 8.0 ms in place of 5.7.
+"""
 
 
 class Server:
@@ -58,11 +63,14 @@ class Server:
         worker = self.service.worker
         worker.serve(self._loop)
         worker.start()
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
         try:
             await asyncio.wrap_future(worker.ready)
             self.is_up.set()
             await self._uvicorn.serve(sockets=[self._socket])
         finally:
+            sys.setswitchinterval(before)
             self.is_up.clear()
             self._socket.close()
             await asyncio.to_thread(worker.close)

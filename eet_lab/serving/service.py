@@ -26,6 +26,10 @@ from eet_lab.texts import RecipeLike, as_recipe
 
 SHORT = 4096
 """Characters that are read into tokens at once; longer texts go to a thread, so that nobody waits for them."""
+PER_ANSWER_S = 0.0002
+"""The time from one event of all streams to the next, for each of them. An event takes some 50 us of the interpreter's
+lock, which the engine's thread needs too: more than a quarter of the time would slow the engine for everyone.
+"""
 DECODER_RECIPE, ENCODER_RECIPE = "all,continuous_batching", "all"
 
 
@@ -46,6 +50,7 @@ class Service:
         self._template: ChatTemplate | None = None
         self._has_looked = False
         self._answers = set[Answer]()
+        self._sleeping, self._is_waking = set[Answer](), False
         self.generator: Generator | None = None
         self.reader: Reader | None = None
         if self.is_encoder:
@@ -75,7 +80,16 @@ class Service:
             answer = each.answer
             if answer.last_at is not None and each.tokens:
                 self.metrics.between_s.observe((each.at - answer.last_at) / len(each.tokens))
-            answer.put(each)
+            if answer.put(each):
+                self._sleeping.add(answer)
+        if self._sleeping and not self._is_waking:
+            self._is_waking = True
+            asyncio.get_running_loop().call_later(len(self._sleeping) * PER_ANSWER_S, self._wake)
+
+    def _wake(self) -> None:
+        self._is_waking, sleeping, self._sleeping = False, self._sleeping, set()
+        for answer in sleeping:
+            answer.wake()
 
     def joined(self, answer: Answer) -> None:
         """This answer is waited for from now on."""

@@ -83,9 +83,14 @@ class Worker(ABC):
             self.ready.set_exception(error)
             return
         self.ready.set_result(None)
-        while self._do_commands():
-            if self._has_work:
-                self._turn()
+        is_wanted = True
+        while is_wanted:
+            try:
+                is_wanted = self._do_commands()
+                if is_wanted and self._has_work:
+                    self._turn()
+            except Exception as error:  # noqa: BLE001  the clients are told, and the next ones are served
+                self._fail(error)
         self._close()
 
     def _do_commands(self) -> bool:
@@ -110,7 +115,11 @@ class Worker(ABC):
 
     @abstractmethod
     def _turn(self) -> None:
-        """One pass, and what it makes is told. An engine's errors end here."""
+        """One pass, and what it makes is told."""
+
+    @abstractmethod
+    def _fail(self, error: Exception) -> str:
+        """Tell all that were served of an error, and go on with a new engine; the error's number in the log."""
 
     @abstractmethod
     def _close(self) -> None:

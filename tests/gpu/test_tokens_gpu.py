@@ -57,7 +57,8 @@ def test_draws_from_the_top_k_equal_pytorchs(how, clumped, dtype):
 def test_every_row_draws_on_its_own(how):
     logits, positions, sampling = ChooseShape(9, 777, **how).inputs("cuda", torch.float16, 5)
     each = [slice(row, row + 1) for row in range(len(logits))]
-    alone = [reference.choose(logits[at], positions[at], sampling.rows(at)) for at in each]
+    asked = [Sampling(sampling.choice, *(part[at] for part in sampling[1:])) for at in each]
+    alone = [reference.choose(logits[at], positions[at], its) for at, its in zip(each, asked, strict=True)]
     assert torch.equal(cuda.choose(logits, positions, sampling, empty=fresh), torch.cat(alone))
 
 

@@ -127,6 +127,7 @@ def scripted(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> Callable[
     """`scripted(tokens)` puts a script in the engine's place."""
 
     def scripted(tokens: list[int]) -> Script:
+        eventually(lambda: not generator._has_work)  # what is in flight belongs to the other engine
         script = Script(tokens)
         monkeypatch.setattr(generator, "engine", script)
         return script

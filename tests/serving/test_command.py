@@ -90,7 +90,9 @@ def test_ctrl_c_ends_a_server_that_is_not_up_yet(run):
 def test_words_become_options(tmp_path, monkeypatch, capsys):
     (tmp_path / "key").write_text("secret\n")
     servers = []
-    monkeypatch.setattr("eet_lab.serving.handle.run_server", servers.append)
+    monkeypatch.setattr(
+        "eet_lab.serving.handle.run_server", lambda server, started: (servers.append(server), started())
+    )
     words = ["--api-key-file", str(tmp_path / "key"), "--served-model-name", "mine", "--drain-s", "2.5"]
     recipe = "all,continuous_batching:rows=3"
     assert main(["serve", "--port", "0", "--device", "cpu", "--recipe", recipe, "--max-model-len", "99", *words]) == 0

@@ -9,7 +9,6 @@ import openai
 import pytest
 
 import eet_lab
-from eet_lab.errors import PromptError
 
 from .conftest import PROMPT
 
@@ -78,22 +77,7 @@ def test_a_seed_repeats_its_draws_and_n_are_rows_of_a_batch(client, demo):
     assert [choice.text for choice in others.choices] != texts
 
 
-def mixes(demo) -> bool:
-    """Whether requests with other temperatures than those in flight are served."""
-    engine = eet_lab.Engine(demo.decoder, eet_lab.Recipe.parse("all,continuous_batching:rows=2", "cpu").parts)
-    try:
-        engine.add([1], eet_lab.Settings(2))
-        engine.add([1], eet_lab.Settings(2, temperature=1.0))
-    except PromptError:
-        return False
-    finally:
-        engine.close()
-    return True
-
-
 def test_requests_choose_tokens_in_their_own_ways(client, demo, slowed):
-    if not mixes(demo):
-        pytest.skip("the engine draws all requests in flight in one way")
     stream = client.completions.create(model="demo", prompt="The", max_tokens=100, temperature=0, stream=True)
     next(iter(stream))
     drawn = client.completions.create(model="demo", prompt=PROMPT, max_tokens=8, temperature=1.0, seed=3, top_p=0.9)

@@ -75,6 +75,16 @@ def test_an_engine_that_fails_in_mid_step(served, client, generator, monkeypatch
     assert eventually(lambda: served._server.service.admission.num_inside == 0)
 
 
+def test_nothing_ends_the_engines_thread(client, generator, slowed):
+    """Whatever goes wrong on it, those in flight are told, and the next ones are served."""
+    stream = iter(client.completions.create(model="demo", prompt="The", max_tokens=500, temperature=0, stream=True))
+    assert next(stream).choices[0].text
+    generator.command(lambda: 1 / 0)
+    with pytest.raises(openai.APIError, match="ZeroDivisionError"):
+        list(stream)
+    assert short(client)
+
+
 def test_an_engine_that_cannot_be_built_again(demo, monkeypatch):
     served = eet_lab.serve(demo).wait_until_up(60)
     generator = served._server.service.generator
@@ -103,6 +113,8 @@ def test_a_client_that_does_not_read_slows_nobody(served, client, demo, scripted
     start = time.monotonic()
     told = client.completions.create(model="demo", prompt="a", max_tokens=4, temperature=0)
     assert told.choices[0].text == PROMPT and time.monotonic() - start < 5
+    eventually(lambda: admission.num_inside <= 2)
+    time.sleep(0.1)
     assert admission.num_inside == 2, "they have not got all: the server must have been waiting for them"
     for raw in lazy:
         assert b"[DONE]" in raw.until(b"[DONE]")

@@ -52,10 +52,11 @@ def test_what_cannot_begin_a_stop_is_not_held_back():
 def test_an_error_is_raised_after_the_tokens_that_came_with_it():
     async def run():
         wake = asyncio.Event()
-        answer = Answer(wake)
-        answer.put(News(answer, [1, 2], None, None, 0.0))
+        answer = Answer(wake, is_followed=True)
+        assert not answer.put(News(answer, [1], None, None, 0.0)), "it wakes at once for the first"
+        await asyncio.wait_for(wake.wait(), 1)
+        assert answer.put(News(answer, [2], None, None, 0.0)), "its stream waits for the others'"
         answer.put(News(answer, (), None, ApiError(500, "it failed"), 0.0))
-        await wake.wait()
         wake.clear()
         assert answer.take() == [1, 2]
         await asyncio.wait_for(wake.wait(), 1)
