@@ -85,8 +85,13 @@ class Loaded(Latencies):
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of answers; of an encoder, which tells none, those of the texts that it read."""
-        return float((self.told if self.told.any() else self.prompt_tokens)[self._is("answered")].sum()) / self.span_s
+        """Tokens of answers; none of an encoder."""
+        return float(self.told[self._is("answered")].sum()) / self.span_s
+
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """Tokens of prompts that were read, as the server counted them; 0 where it does not say."""
+        return float(self.prompt_tokens[self._is("answered")].sum()) / self.span_s
 
     @property
     def refusal_ms(self) -> dict[str, float]:
@@ -105,6 +110,7 @@ class Loaded(Latencies):
         found: dict[str, Any] = {"url": self.url, "traffic": self.traffic.name, "requests": len(self.traffic)}
         found |= {**self.counts, "reasons": self.reasons, "span_s": self.span_s}
         found |= {"requests_per_s": self.requests_per_s, "tokens_per_s": self.tokens_per_s}
+        found |= {"prompt_tokens_per_s": self.prompt_tokens_per_s}
         found |= {"percentiles": self.percentiles, "refusal_ms": self.refusal_ms, "late_ms": self.late_ms}
         return found | ({"limits": given, "goodput_per_s": self.goodput(**given)} if given else {})
 
@@ -119,7 +125,8 @@ class Loaded(Latencies):
         cells = [["", "p50", "p95", "p99"], *([what, *map(brief, times.values())] for what, times in rows.items())]
         lines += [*aligned(cells), ""] if rows else []
         lines += [f"{counted(len(self.traffic), 'request')} in {brief(self.span_s)} s: {', '.join(said)}."]
-        lines += [f"{brief(self.requests_per_s)} requests/s and {brief(self.tokens_per_s)} tokens/s were answered."]
+        read, told = brief(self.prompt_tokens_per_s), brief(self.tokens_per_s)
+        lines += [f"Answered: {brief(self.requests_per_s)} requests/s; {read} tokens/s of prompts read, {told} told."]
         if limits := found.get("limits"):
             words = " and ".join(f"{name.removesuffix('_ms')} <= {brief(limit)} ms" for name, limit in limits.items())
             share = found["goodput_per_s"] * self.span_s / len(self.traffic)
