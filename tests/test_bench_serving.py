@@ -8,7 +8,7 @@ import pytest
 from families import ours
 
 from eet_lab.bench.rows import append, read
-from eet_lab.bench.serving import HF, serve_all
+from eet_lab.bench.serving import HF, HTTP, serve_all
 from eet_lab.bench.workloads import Requests
 from eet_lab.commands.bench_tables import serve_table
 from eet_lab.errors import Cancelled, PromptError, RecipeError
@@ -47,6 +47,17 @@ def test_ours_and_transformers_serve_the_same_tokens(tmp_path):
     assert read(path) == rows
     shown = serve_table(rows)
     assert "tok/s" in shown and HF in shown and "yes" in shown
+
+
+def test_the_same_requests_over_http(tmp_path):
+    rows, remarks = serve_all(ours("llama"), "serve:any/r7/p2-14/n6/all", RECIPE, ("eet_lab", HTTP), repeats=1)
+    assert [row.provider for row in rows] == ["eet_lab", HTTP] and remarks == []
+    within, over = rows
+    assert over.same_tokens and over.recipe == within.recipe and over.name == f"{HTTP} {over.recipe}"
+    assert over.tok_s > 0 and over.percentiles["ttft_ms"]["p50"] <= over.percentiles["e2e_ms"]["p50"]
+    assert over.tok_s == pytest.approx(7 * 6 / over.total_ms.p50 * 1e3)
+    [path] = append(rows, tmp_path)
+    assert read(path) == rows
 
 
 def test_what_cannot_be_served_is_told():

@@ -23,7 +23,7 @@ from eet_lab.bench.op_workloads import OpWorkload
 from eet_lab.bench.ops import benchmark_op
 from eet_lab.bench.peers import PEERS
 from eet_lab.bench.rows import OURS, Row, append
-from eet_lab.bench.serving import HF, row, run_stream, serve_all
+from eet_lab.bench.serving import HF, HTTP, row, run_stream, serve_all
 from eet_lab.bench.workloads import Requests, Stream, Texts, Workload
 from eet_lab.commands.bench_tables import accuracy_table, encode_table, model_table, op_tables, serve_table
 from eet_lab.technique import registry
@@ -149,7 +149,7 @@ def keep(session: Session, rows: Sequence[Row], remarks: Sequence[str], table: C
 
 
 def served(text: str, *recipes: str, providers: Sequence[str] = (OURS, HF)) -> Callable[[Session], Any]:
-    """Recipes beside transformers' own continuous batching on one workload of requests."""
+    """Recipes, the same behind our server, and transformers' own continuous batching on one workload of requests."""
 
     def work(session: Session) -> Any:
         requests = Requests.parse("serve:smoke/r5/p1-20/n4/all" if session.smoke else text)
@@ -219,6 +219,14 @@ PARTS: dict[str, Part] = {
         served(
             "serve:llama-1b/r256/p100-1024/n512/all",
             *(f"all,continuous_batching:rows={rows}:budget=2048:chunk=1024" for rows in (64, 256)),
+        ),
+    ),
+    "serve-llama-http": Part(
+        120,
+        served(
+            "serve:llama-1b/r256/p100-1024/n1024/all",
+            "all,continuous_batching:rows=256:budget=2048:chunk=1024",
+            providers=(OURS, HTTP),
         ),
     ),
     "encode-bert": Part(60, encoded("encode:bert-base/t2048/p5-500", "pre_padding", "all")),

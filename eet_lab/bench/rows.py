@@ -76,8 +76,8 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Who ran: our recipe, or the provider."""
-        return self.recipe if self.provider == OURS and self.recipe else self.provider
+        """Who ran: our recipe, or the provider, with a recipe where it has one."""
+        return self.recipe if self.provider == OURS and self.recipe else f"{self.provider} {self.recipe}".rstrip()
 
     @property
     def share_of_ceiling(self) -> float | None:

@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -22,7 +22,9 @@ from eet_lab.bench.measure import allocated_afresh
 from eet_lab.bench.measured import Parity, Spread
 from eet_lab.bench.parity import ParityCheck, parity
 from eet_lab.bench.peers import to_hf
-from eet_lab.bench.rows import OURS, Row, credited, distinct, equality, named, taken
+from eet_lab.bench.rows import OURS, Row, distinct, equality, named, taken
+from eet_lab.bench.serving_http import HTTP, served_over_http, streamed_text
+from eet_lab.bench.serving_run import ServingRun
 from eet_lab.bench.timing import Series, on_host
 from eet_lab.bench.workloads import Requests, Stream
 from eet_lab.engine.engine import Engine
@@ -41,25 +43,6 @@ RECIPE = "all,continuous_batching:rows=256:budget=2048"
 HF = "hf-generate-batch"
 CHECKED = 8
 """Prompts of the workload whose tokens are checked before anything is timed, and the new tokens of each."""
-
-
-class ServingRun(NamedTuple):
-    """One run: seconds in all, and for each request the ms to its first token and to its last, and its tokens."""
-
-    total_s: float
-    first_ms: Sequence[float]
-    last_ms: Sequence[float]
-    tokens: Sequence[Sequence[int]]
-
-    @property
-    def tok_s(self) -> float:
-        return sum(map(len, self.tokens)) / self.total_s
-
-    @property
-    def tpot_ms(self) -> list[float]:
-        """The times of the requests that have more than one token."""
-        each = zip(self.first_ms, self.last_ms, self.tokens, strict=True)
-        return [(last - first) / (len(new) - 1) for first, last, new in each if len(new) > 1]
 
 
 @on_its_device
@@ -81,33 +64,57 @@ def serve_all(
     """
     timing.check_repeats(repeats)
     requests = Requests.of(requests, model)
-    providers = named(providers, (OURS, HF), "requests")
-    chosen, remarks = distinct(recipes, model.device, model.config) if OURS in providers else ([], [])
+    providers = named(providers, (OURS, HTTP, HF), "requests")
+    has_recipes = not {OURS, HTTP}.isdisjoint(providers)
+    chosen, remarks = distinct(recipes, model.device, model.config) if has_recipes else ([], [])
     prompts, settings = requests.prompts(model.config.vocab_size), Settings(requests.new_tokens)
     series: list[Series[ServingRun]] = []
+    whose: list[dict[str, str]] = []
     with ExitStack() as open_engines:
         for recipe in chosen:
-            engine = open_engines.enter_context(closing(_ready(model, recipe, prompts, settings)))
-            series.append(Series(str(recipe), partial(served, engine, prompts, settings, cancel)))
+            _check(model, recipe, prompts, settings)
+            if OURS in providers:
+                engine = open_engines.enter_context(closing(_ready(model, recipe, prompts, settings)))
+                series.append(Series(str(recipe), partial(served, engine, prompts, settings, cancel)))
+                whose.append({"provider": OURS, "recipe": str(recipe)})
+            if HTTP in providers:
+                over_http = served_over_http(model, recipe, prompts, settings, cancel)
+                series.append(Series(f"{HTTP} {recipe}", open_engines.enter_context(over_http)))
+                whose.append({"provider": HTTP, "recipe": str(recipe)})
         if HF in providers:
             series.append(Series(HF, partial(served_by_hf, to_hf(model.decoder), prompts, settings)))
+            whose.append({"provider": HF, "recipe": ""})
         timing.after_warm_up(series, repeats, progress, cancel)
-    said, rows = series[0].runs[0].tokens, []
-    for each in series:
+    first, rows = series[0].runs[0], []
+    for each, who in zip(series, whose, strict=True):
         run = timing.median_run(each.runs, lambda run: run.tok_s)
-        rows.append(_row(requests, each.name, model, run, said == run.tokens))
+        rows.append(_row(requests, who, model, run, _are_same(model, first, run)))
     return rows, remarks
 
 
-def _ready(model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], settings: Settings) -> Engine:
-    """An engine with room for all, whose tokens are right."""
+def _are_same(model: Model, run: ServingRun, other: ServingRun) -> bool:
+    """Whether both got the same tokens, or the same texts where one has only these."""
+    if run.texts is None and other.texts is None:
+        return run.tokens == other.tokens
+    texts = (each.texts or [streamed_text(model, tokens) for tokens in each.tokens or ()] for each in (run, other))
+    return all(one == another for one, another in zip(*texts, strict=True))
+
+
+def _check(model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], settings: Settings) -> None:
+    """RecipeError for a recipe whose requests cannot join, or whose tokens are wrong on a sample."""
     if recipe.parts.schedule.max_rows is None:
         raise RecipeError(f"{recipe or 'The baseline'} serves no requests that join: add continuous_batching to it.")
     found = parity(model.decoder, recipe.parts, prompts[:CHECKED], Settings(min(CHECKED, settings.max_new_tokens)))
     if found.verdict == "different":
         raise RecipeError(f"{recipe} gives other tokens, so it is not timed: {found.explanation}")
+
+
+def _ready(model: Model, recipe: Recipe, prompts: Sequence[Sequence[int]], settings: Settings) -> Engine:
+    """An engine with room for all."""
     engine = Engine(model.decoder, recipe.parts)
-    engine.reserve(recipe.parts.schedule.max_rows, max(map(len, prompts)), settings)
+    rows = recipe.parts.schedule.max_rows
+    assert rows is not None
+    engine.reserve(rows, max(map(len, prompts)), settings)
     return engine
 
 
@@ -128,7 +135,8 @@ def served(
             first_ms.setdefault(request, now)
             last_ms[request] = now
     total_s, tokens = time.perf_counter() - start, [request.generated for request in requests]
-    return ServingRun(total_s, [*map(first_ms.__getitem__, requests)], [*map(last_ms.__getitem__, requests)], tokens)
+    first, last = ([*map(each.__getitem__, requests)] for each in (first_ms, last_ms))
+    return ServingRun(total_s, first, last, [*map(len, tokens)], tokens)
 
 
 def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Settings) -> ServingRun:
@@ -141,14 +149,15 @@ def served_by_hf(model: Any, prompts: Sequence[Sequence[int]], settings: Setting
     total_s = time.perf_counter() - start
     outputs = [found[f"req_{number}"] for number in range(len(prompts))]
     times = [[(at - start) * 1e3 for at in output.timestamps] for output in outputs]
-    return ServingRun(total_s, [t[0] for t in times], [t[-1] for t in times], [o.generated_tokens for o in outputs])
+    tokens = [output.generated_tokens for output in outputs]
+    return ServingRun(total_s, [t[0] for t in times], [t[-1] for t in times], [*map(len, tokens)], tokens)
 
 
-def _row(requests: Requests, name: str, model: Model, run: ServingRun, same: bool) -> Row:
+def _row(requests: Requests, who: dict[str, str], model: Model, run: ServingRun, same: bool) -> Row:
     return taken(
         model.device,
         workload=str(requests),
-        **credited(name, (HF,)),
+        **who,
         dtype=model.dtype,
         ttft_ms=Spread.of(run.first_ms),
         tpot_ms=Spread.of(run.tpot_ms),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eet_lab.commands import bench, compare, doctor, generate, lab, serve, simulate, techniques
+from eet_lab.commands import bench, compare, doctor, generate, lab, load, serve, simulate, techniques
 from eet_lab.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
@@ -11,6 +11,7 @@ COMMANDS: tuple[Command, ...] = (
     techniques.COMMAND,
     generate.COMMAND,
     serve.COMMAND,
+    load.COMMAND,
     compare.COMMAND,
     bench.COMMAND,
     simulate.COMMAND,

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from eet_lab.errors import SetupError
+from eet_lab.files import regular_content
+from eet_lab.words import visible
 
 if TYPE_CHECKING:
     from eet_lab.models import Model
+
+MOST_KEY = 16_384
+"""Bytes of a file with an API key."""
 
 
 def add_model(parser: argparse.ArgumentParser, default: str | None = "demo") -> None:
@@ -43,6 +51,21 @@ def load_encoder(args: argparse.Namespace, name: str) -> Model:
     model = load(name, device=args.device, dtype=args.dtype)
     model.encoder  # noqa: B018
     return model
+
+
+def read_key(path: Path) -> str:
+    """The API key that a file holds. Errors: SetupError."""
+    try:
+        key = (
+            regular_content(path, "an API key", MOST_KEY, SetupError, remedy="Give the file of the key.")
+            .decode()
+            .strip()
+        )
+    except UnicodeDecodeError:
+        key = ""
+    if not key.isprintable() or not key:
+        raise SetupError(f"{visible(str(path))} must hold an API key and nothing else, on one line.")
+    return key
 
 
 def tell_unfit(model: Model, recipe: str) -> None:

@@ -30,7 +30,7 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
   eet-lab bench gpt2/b8/p16-512/n128 --recipe baseline --recipe pre_padding --recipe all
   eet-lab bench gpt2-xl/b1/p128/n128 --provider eet_lab --provider hf-static-compile
   eet-lab bench demo/b4/p4-32/n32 --provider eet_lab --provider hf-sdpa --append benchmarks
-  eet-lab bench serve:demo/r64/p4-64/n32/all --provider eet_lab --provider hf-generate-batch
+  eet-lab bench serve:demo/r64/p4-64/n32/all --provider eet_lab --provider eet_lab-http
   eet-lab bench encode:bert-base/t256/p5-500 --recipe pre_padding --recipe all --provider eet_lab --provider hf-sdpa
   eet-lab bench accuracy:demo/b16/p64/n64 --provider eet_lab --provider hf-sdpa
   eet-lab bench op:decode_attention/b1/kv1024/h25/d64                one op beside PyTorch's and FlashInfer's
@@ -44,7 +44,8 @@ where a CUDA graph is one; kernels are what the device runs for it, those inside
 PyTorch. --append adds a JSON line for each to <gpu>.jsonl in that folder.
 
 serve:model/r<requests>/p<prompt tokens>/n<new tokens>/all are so many requests that are all there at once, for recipes
-with continuous_batching and for transformers' generate_batch. encode:model/t<texts>/p<tokens of each> are so many texts
+with continuous_batching (eet_lab), for the same behind our server on this machine (eet_lab-http), and for
+transformers' generate_batch (hf-generate-batch). encode:model/t<texts>/p<tokens of each> are so many texts
 for an encoder, in order of arrival; its providers are eet_lab, hf-sdpa (padded), and hf-sdpa-sorted (by length before).
 
 accuracy:model/b<rows>/p<prompt tokens>/n<new tokens> forces held-out text on the decode steps of a trained model: how
@@ -110,7 +111,7 @@ def _check_recipes(recipes: Sequence[str], providers: Sequence[str]) -> None:
     for words in recipes:
         if not words.strip(" ,"):  # such as of a variable that the shell does not know
             raise RecipeError(f"--recipe is {words!r}, which names no technique. Write baseline to run without any.")
-    if recipes and "eet_lab" not in providers:
+    if recipes and not {"eet_lab", "eet_lab-http"}.intersection(providers):
         raise RecipeError(
             f"--recipe is {recipes[0]!r}, but none of the providers ({', '.join(providers)}) has recipes. Add "
             "--provider eet_lab, or leave --recipe out."

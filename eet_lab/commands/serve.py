@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eet_lab.commands.arguments import add_model
+from eet_lab.commands.arguments import add_model, read_key
 from eet_lab.commands.command import Command
 
 GUIDE = """\
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     options = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name, *_ in OPTIONS}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if args.api_key_file is not None:
-        given["api_key"] = args.api_key_file.read_text().strip()
+        given["api_key"] = read_key(args.api_key_file)
     model = load(args.model, device=args.device, dtype=args.dtype)
     server, url = serving(model, args.recipe, args.host, args.port, given)
     if args.host not in ("127.0.0.1", "localhost", "::1") and "api_key" not in given:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
+from eet_lab.commands.traffic import add_traffic, check_trace_alone, traffic_of
 from eet_lab.errors import Cancelled, CostError, SetupError, TrafficError
 
 if TYPE_CHECKING:
     from eet_lab.progress import Cancel, Progress
     from eet_lab.scheduling.cost import CostTable
     from eet_lab.scheduling.served import Served
-    from eet_lab.scheduling.traffic import Traffic
+    from eet_lab.scheduling.traffic import Lengths, Traffic
 
 GUIDE = """\
 Serves one traffic by several batching policies and prints how long requests take. Nothing is computed but time: each
@@ -50,16 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     table.add_argument("--device", metavar="NAME", help="measure it there: cuda, cuda:1 or cpu")
     table.add_argument("--dtype", choices=["float16", "bfloat16", "float32"], help="measure it in this type")
     table.add_argument("--save", type=Path, metavar="FILE", help="write the table as JSON")
-    group = parser.add_argument_group("traffic")
-    group.add_argument("--trace", type=Path, metavar="FILE", help="requests that were recorded")
-    group.add_argument(
-        "--rate", type=float, metavar="X", help="requests a second (default: 0.9 of what no batching can serve)"
+    add_traffic(
+        parser,
+        requests="2,000",
+        rate="0.9 of what no batching can serve",
+        lengths="up to a quarter of the table",
+        new_tokens="up to a quarter of the table",
     )
-    group.add_argument("--cv", type=float, metavar="X", help="1 (default): Poisson; more: bursts; 0: like clockwork")
-    group.add_argument("--requests", type=int, metavar="N", help="how many (default: 2,000)")
-    group.add_argument("--lengths", metavar="WORDS", help="tokens of a prompt or text (default: up to a quarter)")
-    group.add_argument("--new-tokens", metavar="WORDS", help="tokens of an answer (default: up to a quarter)")
-    group.add_argument("--seed", type=int, metavar="N", help="makes draws repeatable (default: 0)")
     parser.add_argument(
         "--policy", action="append", metavar="WORDS", help="may be given several times (default: all that fit)"
     )
@@ -111,9 +109,7 @@ def _check(args: argparse.Namespace) -> None:
     check_writable(args.save)
     if args.limit is not None and not 0 < args.limit < float("inf"):
         raise TrafficError(f"--limit is {args.limit}, but it must be a number of milliseconds above 0.")
-    drawn = ("rate", "cv", "requests", "lengths", "new_tokens", "seed")
-    if args.trace and (idle := [name for name in drawn if getattr(args, name) is not None]):
-        raise TrafficError(f"--{idle[0].replace('_', '-')} draws requests, but --trace gives them. Leave one out.")
+    check_trace_alone(args)
     measured = [name for name in ("recipe", "device", "dtype") if getattr(args, name) is not None]
     if args.model is None and measured:
         raise CostError(f"--{measured[0]} is for measuring a table. Add --model, or leave it out.")
@@ -135,21 +131,14 @@ def _table(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Cost
 
 def _traffic(args: argparse.Namespace, table: CostTable) -> Traffic:
     from eet_lab.scheduling.choices import one_by_one_rate, usual_lengths
-    from eet_lab.scheduling.traffic import Gamma, make_traffic, read_lengths
 
-    if args.trace:
-        from eet_lab.scheduling.trace import read_trace
+    def default_rate(lengths: Lengths, answers: Lengths) -> float:
+        return float(f"{NO_BATCHING_SHARE * one_by_one_rate(lengths, answers, table):.2g}")
 
-        return read_trace(args.trace)
-    usual = usual_lengths(table)
-    lengths = read_lengths(args.lengths or usual, table.most_length)
-    answers = read_lengths((args.new_tokens or usual) if table.kind == "decoder" else "1", table.most_length)
-    seed = 0 if args.seed is None else args.seed
-    requests, cv = (2000 if args.requests is None else args.requests), (1.0 if args.cv is None else args.cv)
-    rate = args.rate
-    if rate is None:
-        rate = float(f"{NO_BATCHING_SHARE * one_by_one_rate(lengths, answers, table):.2g}")
-    return make_traffic(requests, Gamma(rate, cv), lengths, answers, seed)
+    usual = answers = usual_lengths(table)
+    if table.kind != "decoder":  # it tells no tokens
+        args.new_tokens = answers = "1"
+    return traffic_of(args, 2000, default_rate, usual, answers, table.most_length)
 
 
 def _served(

@@ -39,12 +39,69 @@ class Passes:
         return len(self.rows)
 
 
+class Latencies:
+    """How long requests took from their arrival. N requests, in the order of their arrival.
+
+    `first_ms` [N] is when the first token of each was told, and `last_ms` when its last one was, both NaN where no
+    answer came; `num_told` [N] counts its tokens.
+    """
+
+    traffic: Traffic
+    first_ms: np.ndarray
+    last_ms: np.ndarray
+
+    @property
+    def num_told(self) -> np.ndarray:
+        """The tokens of each answer [N]: as many as were asked for."""
+        return self.traffic.new_tokens
+
+    @property
+    def ttft_ms(self) -> np.ndarray:
+        """The time from the arrival to the first token [N]."""
+        return self.first_ms - self.traffic.arrival_ms
+
+    @property
+    def e2e_ms(self) -> np.ndarray:
+        """The time from the arrival to the last token [N]."""
+        return self.last_ms - self.traffic.arrival_ms
+
+    @cached_property
+    def tpot_ms(self) -> np.ndarray:
+        """A token after the first one, of each request [N]; NaN where there is only one."""
+        after = self.num_told - 1
+        return np.divide(self.last_ms - self.first_ms, after, out=np.full(len(after), np.nan), where=after > 0)
+
+    @cached_property
+    def percentiles(self) -> dict[str, dict[str, float]]:
+        """ttft_ms, tpot_ms and e2e_ms of the requests that have one, each as {"p50": ..., "p95": ..., "p99": ...}."""
+        times = {"ttft_ms": self.ttft_ms, "tpot_ms": self.tpot_ms, "e2e_ms": self.e2e_ms}
+        return {name: percentiles(each[np.isfinite(each)]) for name, each in times.items()}
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first arrival to the last token."""
+        return float(np.nanmax(self.last_ms) - self.traffic.arrival_ms[0]) / 1e3
+
+    @property
+    def requests_per_s(self) -> float:
+        """Throughput: requests that were answered."""
+        return float(np.isfinite(self.last_ms).sum()) / self.span_s
+
+    def goodput(self, e2e_ms: float | None = None, ttft_ms: float | None = None, tpot_ms: float | None = None) -> float:
+        """Requests a second that were served within all limits that are given. One of a single token has no TPOT."""
+        good = np.isfinite(self.last_ms)
+        for limit, took in ((e2e_ms, self.e2e_ms), (ttft_ms, self.ttft_ms), (tpot_ms, self.tpot_ms)):
+            if limit is not None:
+                good = good & ~(took > limit)
+        return float(good.sum()) / self.span_s
+
+
 @dataclass(frozen=True, eq=False)
-class Served:
+class Served(Latencies):
     """Traffic that was served by a policy. N requests, in the order of their arrival.
 
-    `start_ms` [N] is when the first pass began that read something of a request, `first_ms` when its first token was
-    told, and `last_ms` when its last one was; of a text, both are the end of its pass.
+    `start_ms` [N] is when the first pass began that read something of a request; of a text, its first and its last
+    token are the end of its pass.
     """
 
     traffic: Traffic
@@ -62,38 +119,6 @@ class Served:
         return self.start_ms - self.traffic.arrival_ms
 
     @property
-    def ttft_ms(self) -> np.ndarray:
-        """The time from the arrival to the first token [N]."""
-        return self.first_ms - self.traffic.arrival_ms
-
-    @property
-    def e2e_ms(self) -> np.ndarray:
-        """The time from the arrival to the last token [N]."""
-        return self.last_ms - self.traffic.arrival_ms
-
-    @cached_property
-    def tpot_ms(self) -> np.ndarray:
-        """A token after the first one, of each request [N]; NaN where there is only one."""
-        after = self.traffic.new_tokens - 1
-        return np.divide(self.last_ms - self.first_ms, after, out=np.full(len(after), np.nan), where=after > 0)
-
-    @cached_property
-    def percentiles(self) -> dict[str, dict[str, float]]:
-        """ttft_ms, tpot_ms (of those that have one) and e2e_ms, each as {"p50": ..., "p95": ..., "p99": ...}."""
-        tpot = self.tpot_ms[np.isfinite(self.tpot_ms)]
-        return {"ttft_ms": percentiles(self.ttft_ms), "tpot_ms": percentiles(tpot), "e2e_ms": percentiles(self.e2e_ms)}
-
-    @property
-    def span_s(self) -> float:
-        """Seconds from the first arrival to the last token."""
-        return float(self.last_ms.max() - self.traffic.arrival_ms[0]) / 1e3
-
-    @property
-    def requests_per_s(self) -> float:
-        """Throughput."""
-        return len(self.traffic) / self.span_s
-
-    @property
     def tokens_per_s(self) -> float:
         """Tokens of prompts that were read, and that answers went on from, without pads."""
         return float(self.passes.prompt_tokens.sum() + self.passes.decoded.sum()) / self.span_s
@@ -109,14 +134,6 @@ class Served:
     def busy(self) -> float:
         """The share of the time in which a pass runs: near 1, more traffic can only wait."""
         return float((self.passes.end_ms - self.passes.begin_ms).sum()) / 1e3 / self.span_s
-
-    def goodput(self, e2e_ms: float | None = None, ttft_ms: float | None = None, tpot_ms: float | None = None) -> float:
-        """Requests a second that were served within all limits that are given. One of a single token has no TPOT."""
-        good = np.ones(len(self.traffic), bool)
-        for limit, took in ((e2e_ms, self.e2e_ms), (ttft_ms, self.ttft_ms), (tpot_ms, self.tpot_ms)):
-            if limit is not None:
-                good &= ~(took > limit)
-        return float(good.sum()) / self.span_s
 
     def queued(self, at_ms: np.ndarray) -> np.ndarray:
         """How many requests wait to be begun at each of these times, which the curve of the queue's length shows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from eet_lab.serving.admission import Ticket
 from eet_lab.serving.answer import Answer, Reason
 from eet_lab.serving.bodies import MOST_CHOICES, Sampled
 from eet_lab.serving.errors import bad, of_engine
-from eet_lab.serving.gate import Receive
+from eet_lab.serving.gate import NUMBERS, Receive
 from eet_lab.serving.generator import Job
 from eet_lab.serving.service import Service
 from eet_lab.serving.stopped_text import StoppedText
@@ -146,7 +145,7 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
             f"{MOST_CHOICES} at most. Send several requests.",
             "n" if body.n > 1 else "prompt",
         )
-    seed = secrets.randbelow(MOST_SEED) if body.seed is None else body.seed % MOST_SEED
+    seed = NUMBERS.randrange(MOST_SEED) if body.seed is None else body.seed % MOST_SEED
     stop = {*body.stop_token_ids, *(() if body.ignore_eos else service.ends)}
     found = []
     for prompt in prompts:

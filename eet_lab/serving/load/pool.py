@@ -1,0 +1,108 @@
+"""Connections to one server, which are used again, and what is asked before any load."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+
+from eet_lab.errors import SetupError
+from eet_lab.serving.load.http1 import Connection
+from eet_lab.serving.load.target import Target
+from eet_lab.words import told, visible
+
+PATIENCE_S = 30.0
+"""The time for a server to take the first connection, and to name its models."""
+
+
+class Pool:
+    """Idle connections, the newest first: one that waits for long is closed by its server."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._idle: list[Connection] = []
+        self._address = ""
+        self._ssl = ssl.create_default_context() if target.address[2] else None
+
+    async def find(self) -> None:
+        """Make the first connection, at whichever address of the host answers. Errors: SetupError."""
+        host, port, _ = self._target.address
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                for *_, where in await asyncio.get_running_loop().getaddrinfo(host, port, proto=6):
+                    self._address = str(where[0])
+                    with suppress(OSError):
+                        self._idle.append(await self.connect())
+                        return
+        except (OSError, UnicodeError):  # a timeout is one, too
+            pass
+        raise SetupError(
+            f"Nothing answers at {visible(self._target.url)}. Start a server there, such as with `eet-lab serve`, or "
+            "give another URL."
+        )
+
+    async def model(self) -> str:
+        """The name of the model that shall be asked: what the target says, or the first that the server has."""
+        if self._target.model is not None:
+            return self._target.model
+        names, connection = _Names(), self.idle() or await self.connect()
+        connection.ask(self._target.models(), names)
+        try:
+            status, body = await asyncio.wait_for(names.found, PATIENCE_S)
+            found = json.loads(body)["data"][0]["id"] if status == 200 else None
+        except (TimeoutError, ConnectionError, ValueError, LookupError, TypeError):
+            status, found = 0, None
+        if not isinstance(found, str):
+            why = {0: "it gives no list", 401: "it asks for another API key"}.get(status, f"it answers with {status}")
+            raise SetupError(
+                f"{visible(self._target.url)} does not tell which models it has: {why}. Say which model is meant."
+            )
+        return found
+
+    def idle(self) -> Connection | None:
+        """One that was used before and is open, as far as is known."""
+        while self._idle:
+            if (connection := self._idle.pop()).is_open:
+                return connection
+        return None
+
+    async def connect(self) -> Connection:
+        """Another one. Errors: OSError."""
+        host, port, _ = self._target.address
+        _, connection = await asyncio.get_running_loop().create_connection(
+            lambda: Connection(self._idle.append),
+            self._address,
+            port,
+            ssl=self._ssl,
+            server_hostname=host if self._ssl else None,
+        )
+        return connection
+
+    def close(self) -> None:
+        """End those that are idle."""
+        while (connection := self.idle()) is not None:
+            connection.close()
+
+
+class _Names:
+    """Waits for a whole answer."""
+
+    def __init__(self) -> None:
+        self.found: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._status, self._body = 0, b""
+
+    def headed(self, status: int, headers: Mapping[bytes, bytes]) -> None:
+        self._status = status
+
+    def got(self, data: bytes) -> None:
+        self._body += data
+
+    def completed(self) -> None:
+        if not self.found.done():
+            self.found.set_result((self._status, self._body))
+
+    def lost(self, reason: str, was_silent: bool) -> None:
+        if not self.found.done():
+            self.found.set_exception(ConnectionError(told(reason)))
