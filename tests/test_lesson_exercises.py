@@ -63,7 +63,7 @@ def exercises(tiny: Any) -> dict[str, Exercise]:
     def encode(text: str) -> list[int]:
         return [1 + sum(word.encode()) % 480 for word in text.split()]
 
-    model = replace(tiny, tokenizer=Tokenizer(encode, lambda ids: " ".join(map(str, ids)), 499))
+    model = replace(tiny, tokenizer=Tokenizer(encode, lambda ids, **options: " ".join(map(str, ids)), 499))
     return {
         "left_pad": padding.padding(model),
         "attend": padding.attention,

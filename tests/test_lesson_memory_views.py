@@ -21,7 +21,7 @@ def words(tiny: Any) -> Any:
     def encode(text: str) -> list[int]:
         return [1 + sum(word.encode()) % 480 for word in text.split()]
 
-    return replace(tiny, tokenizer=Tokenizer(encode, lambda ids: " ".join(map(str, ids)), 499))
+    return replace(tiny, tokenizer=Tokenizer(encode, lambda ids, **options: " ".join(map(str, ids)), 499))
 
 
 def test_what_pages_waste_is_at_both_ends_of_a_row(words: Any) -> None:

@@ -39,7 +39,7 @@ def words(tiny):
     def encode(text):
         return [1 + sum(word.encode()) % 480 for word in text.split()]
 
-    return replace(tiny, tokenizer=Tokenizer(encode, lambda ids: " ".join(map(str, ids)), 499))
+    return replace(tiny, tokenizer=Tokenizer(encode, lambda ids, **options: " ".join(map(str, ids)), 499))
 
 
 def hint(exercise: Exercise, answer) -> str:
