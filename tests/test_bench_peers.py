@@ -288,7 +288,7 @@ def test_the_newest_row_of_each_counts():
 
 
 def test_tables_and_the_newest_row_keep_gpus_and_types_apart():
-    slower = row(provider="hf-sdpa", total_ms=Spread(4, 5, 6), date="2025-03-04")
+    slower = row(provider="hf-sdpa", recipe="", total_ms=Spread(4, 5, 6), date="2025-03-04")
     rows = [row(), row(gpu="NVIDIA L4"), row(dtype="float32"), slower]
     assert newest(rows) == rows
     text = markdown(rows)
