@@ -18,6 +18,8 @@ import plotly.graph_objects as go
 import plotly.io as pio
 from IPython.display import HTML, display
 
+from eet_lab.figures.script import compact
+
 HERE = Path(__file__).parent
 PLOTLY = "application/vnd.plotly.v1+json"
 # `responsive` lets plotly.js take the height of what it stands in. Only a FigureBox has one of its own: in a cell's
@@ -115,7 +117,7 @@ class FigureBox(W.VBox):
 class _Keeper(anywidget.AnyWidget):
     """Tells plotly.js, which listens to the window alone, that the box it stands in has become wider or narrower."""
 
-    _esm = (HERE / "figure_keeper.js").read_text(encoding="utf-8")
+    _esm = compact(HERE / "figure_keeper.js")
 
 
 def _bundle(thing: Any) -> dict[str, Any]:
