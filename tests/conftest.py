@@ -38,9 +38,9 @@ def make_gpt2(**changes) -> GPT2LMHeadModel:
     return model
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def playwright() -> Iterator[Any]:
-    """The one Playwright of this process: it takes no second one beside it."""
+    """The one Playwright of this process. While it lives, its event loop is the thread's: no other may run there."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
     if not CHROMIUM:
         pytest.skip("no Chromium here: apt-get install chromium, or set EET_CHROMIUM")

@@ -12,6 +12,7 @@ from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, check_writable, stoppable
 from eet_lab.commands.traffic import add_traffic, check_trace_alone, traffic_of
 from eet_lab.errors import Cancelled, TrafficError
+from eet_lab.words import plain
 
 if TYPE_CHECKING:
     from eet_lab.serving.load import Target
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", action="store_true", help="prompts are words, about one a token")
     parser.add_argument("--stop-at-eos", action="store_true", help="answers may end early (OpenAI's own API wants it)")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="after which a request is lost")
-    add_traffic(parser, requests=str(REQUESTS), rate=f"{RATE:g}", lengths=LENGTHS, new_tokens=NEW_TOKENS)
+    add_traffic(parser, requests=str(REQUESTS), rate=plain(RATE), lengths=LENGTHS, new_tokens=NEW_TOKENS)
     group = parser.add_argument_group("what counts as good")
     group.add_argument("--ttft", type=float, metavar="MS", help="the first token within so many milliseconds")
     group.add_argument("--tpot", type=float, metavar="MS", help="so many milliseconds per token after it")

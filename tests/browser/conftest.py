@@ -26,7 +26,7 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(playwright: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     profile = str(tmp_path_factory.mktemp("profile"))
     size = {"width": 1400, "height": 1000}

@@ -16,6 +16,7 @@ from eet_lab.serving.load.exchange import Exchange
 from eet_lab.serving.load.http1 import Connection
 from eet_lab.serving.load.pool import Pool
 from eet_lab.serving.load.target import Prompt, Target
+from eet_lab.words import plain
 
 LOOK_S = 0.05
 """How often it looks at Stop and at requests whose time is over."""
@@ -134,7 +135,7 @@ class OpenLoop:
         if self._cancel is not None and self._cancel.is_set():
             raise Cancelled("The load was stopped.")
         while self._waiting and (self._waiting[0][1].is_over or self._waiting[0][0] <= now):
-            self._waiting.popleft()[1].end("lost", f"no answer within {self._job.timeout_s:g} s")
+            self._waiting.popleft()[1].end("lost", f"no answer within {plain(self._job.timeout_s)} s")
         if self._progress is not None and now >= self._reported_at + REPORT_S:
             self._reported_at = now
             said = [f"{self._counts[name]:,} {name}" for name in ("answered", "refused", "failed", "lost")]
