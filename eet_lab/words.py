@@ -51,6 +51,15 @@ def brief(value: float, digits: int = 3) -> str:
     return plain(value, digits)
 
 
+def padded(value: float, digits: int = 3) -> str:
+    """As `brief` with its zeros at the end, for two numbers side by side: `0.0882` from `0.0900`."""
+    text = brief(value, digits)
+    missing = digits - len(text.replace(".", "").lstrip("-0"))
+    if missing <= 0 or not (value and isfinite(value)):
+        return text
+    return f"{text}{'' if '.' in text else '.'}{'0' * missing}"
+
+
 def ms_words(ms: float) -> str:
     """A time: `1,130 ms`, `1.03 ms`."""
     return f"{brief(ms)} ms"

@@ -20,7 +20,20 @@ from eet_lab.bench.measured import Spread, Verdict
 from eet_lab.bench.tables import spread
 from eet_lab.models import load
 from eet_lab.paths import PACKAGE
-from eet_lab.words import MiB, brief, counted, mib, ms_words, params_words, percent, plain, signed, signed_mib, times
+from eet_lab.words import (
+    MiB,
+    brief,
+    counted,
+    mib,
+    ms_words,
+    padded,
+    params_words,
+    percent,
+    plain,
+    signed,
+    signed_mib,
+    times,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,10 +64,23 @@ def test_plain_digits_say_the_number(value):
     assert float(plain(value).replace(",", "")) == float(f"{value:.4g}")
 
 
+PADDED = ((0.09, "0.0900"), (-3.3, "-3.30"), (30, "30.0"), (999.7, "1,000"), (0, "0"), (math.nan, "–"))
+
+
+@pytest.mark.parametrize(("value", "says"), PADDED)
+def test_zeros_at_the_end_can_be_kept(value, says):
+    assert padded(value) == says
+
+
+@given(st.floats(1e-4, 1e12))
+def test_padded_digits_say_the_same_number(value):
+    assert float(padded(value).replace(",", "")) == float(brief(value).replace(",", ""))
+
+
 def test_a_range_is_told_where_there_is_one():
     assert spread(Spread(41.13, 41.13, 41.13)) == "41.13"
-    assert spread(Spread(40.0, 41.13, 42.5)) == "41.13 (40–42.5)"
-    assert spread(Spread(40.0, 57.641, 60.0), 1e3) == "57,640 (40,000–60,000)"
+    assert spread(Spread(40.0, 41.13, 42.5)) == "41.13 (40 to 42.5)"
+    assert spread(Spread(40.0, 57.641, 60.0), 1e3) == "57,640 (40,000 to 60,000)"
 
 
 @pytest.mark.parametrize("repeats", [1, 3])

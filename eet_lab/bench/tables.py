@@ -284,7 +284,7 @@ def spread(times: Spread, scale: float = 1, unit: str = "", number: Callable[[fl
     """The median and the range, which a single repeat does not have."""
     p20, p50, p80 = (number(value * scale) for value in (times.p20, times.p50, times.p80))
     median = f"{p50} {unit}".rstrip()
-    return median if p20 == p80 else f"{median} ({p20}–{p80})"
+    return median if p20 == p80 else f"{median} ({p20} to {p80})"
 
 
 def _title(environment: Environment, workload: str, m: Measurement | None) -> str:

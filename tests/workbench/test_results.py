@@ -43,6 +43,18 @@ def test_every_figure_can_be_drawn_and_is_small(comparison: Comparison, climbed:
         assert len(json.dumps([rendered(fig) for fig in drawn.values()])) < 60_000
 
 
+def test_both_numbers_of_a_tile_have_the_same_digits(comparison: Comparison) -> None:
+    def timed(ms: float) -> Spread:
+        return Spread(ms, ms, ms)
+
+    before, after = comparison.baseline, comparison.selection
+    before = replace(before, ttft_ms=timed(3.3), tpot_ms=timed(0.09), memory={**before.memory, "peak": 448 * MiB})
+    after = replace(after, ttft_ms=timed(3.749), tpot_ms=timed(0.0882), memory={**after.memory, "peak": 1000 * MiB})
+    found = answer.tiles(replace(comparison, baseline=before, selection=after))[:3]
+    told = [(each["value"], each["before"]) for each in found]
+    assert told == [("3.75", "from 3.30"), ("0.0882", "from 0.0900"), ("1,000", "from 448")]
+
+
 def test_a_metric_has_one_name_in_tables_and_tiles(comparison: Comparison) -> None:
     table = comparison.to_text()
     assert all(metric.name in table for metric in (*TIMES, PEAK))
