@@ -7,6 +7,7 @@ import itertools
 import pytest
 from playwright.sync_api import expect
 
+from eet_lab.figures.race import Race
 from eet_lab.workbench.views.answer import TITLES
 from workbench import page_states
 from workbench.page_harness import Open, sent, show
@@ -85,11 +86,12 @@ def test_captions_and_progress_are_whole(opened: Open) -> None:
         assert progress <= told and page.locator(".eet-share").is_visible(), (width, large)
 
 
-@pytest.mark.parametrize("width", [1270, 1390, 2400])
-def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int) -> None:
+@pytest.mark.parametrize("width, large", [(1270, False), (1390, False), (2400, False), (1270, True), (732, False)])
+def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int, large: bool) -> None:
     states = page_states.laddered()
     states["runs"]["rows"][0]["recipe"] = "all - mask removal - packed prefill against all"
-    page = opened(states, width=width)  # 1270: JupyterLab at 1440 px
+    page = opened(states, width=width, large=large)  # 1270: JupyterLab at 1440 px
+    assert page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth") <= 0
     assert page.evaluate(HIDDEN, ".eet-name, .eet-run-recipe, .eet-note-text") == []
     page.click('[aria-label^="More for no graphs"]')
     assert page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth") <= 0
@@ -97,9 +99,30 @@ def test_all_of_a_run_is_in_view_and_nothing_covers_it(opened: Open, width: int)
     page.click('[aria-label^="Delete no graphs"]')
     assert page.locator("text=Delete?").is_visible()
     assert page.evaluate(HIDDEN, ".eet-name, .eet-row-tools > span, .eet-row-tools button") == []
-    show(page, page_states.tabled())
-    body = page.locator(".eet-sheet-body")
-    assert body.evaluate("(body) => body.scrollWidth - body.clientWidth") <= 0, "nor is a ladder's table cut"
+
+
+@pytest.mark.parametrize("width", [1270, 1390, 2400])
+def test_a_ladders_table_is_not_cut(opened: Open, width: int) -> None:
+    body = opened(page_states.tabled(), width=width).locator(".eet-sheet-body")
+    assert body.evaluate("(body) => body.scrollWidth - body.clientWidth") <= 0
+
+
+@pytest.mark.parametrize("width, large", [(1270, False), (1270, True), (732, False)])
+def test_a_file_that_cannot_be_read_is_one_line(opened: Open, width: int, large: bool) -> None:
+    states = page_states.laddered()
+    whole = states["runs"]["rows"][0]
+    why = f"is not a saved result: it is not JSON ({'Unterminated string. ' * 20})"
+    cut = whole | {"id": "cut", "name": "cut.json", "label": "cut.json", "problem": why, "kind": "", "recipe": ""}
+    states["runs"]["rows"].insert(1, cut)
+    page = opened(states, width=width, large=large)
+    rows = page.locator(".eet-runs tbody tr")
+    assert rows.nth(1).bounding_box()["height"] <= rows.nth(0).bounding_box()["height"]
+    assert page.locator(".eet-scroll").evaluate("(list) => list.scrollWidth - list.clientWidth") <= 0
+    assert rows.nth(1).locator("button, input").all_inner_texts() == ["Export", "Delete"]
+    rows.nth(1).locator("text=Export").click()
+    assert sent(page) == [{"view": "runs", "command": "export", "id": "cut", "format": "json"}]
+    rows.nth(1).locator("text=Delete").click()
+    assert rows.nth(1).locator("text=Yes").is_visible() and sent(page) == []
 
 
 @pytest.mark.parametrize("width", [440, 848, 1288])
@@ -215,7 +238,7 @@ def test_a_card_of_one_column_covers_what_it_does_not_move(opened: Open) -> None
     expect(card).to_be_hidden()
 
 
-@pytest.mark.parametrize("width, large", [(1406, False), (1288, True), (848, False)])
+@pytest.mark.parametrize("width, large", [(1406, False), (1288, True), (848, False), (732, False)])
 def test_what_a_run_brings_comes_into_view(opened: Open, width: int, large: bool) -> None:
     page = opened(page_states.compared(), width=width, height=500, large=large)
     page.locator(".eet-runs").evaluate("(runs) => runs.scrollIntoView({ block: 'end' })")
@@ -238,3 +261,32 @@ def test_axe_finds_nothing_serious(opened: Open, theme: str) -> None:
         found = axe.Axe().run(page).response["violations"]
         serious = [(v["id"], [n["html"] for n in v["nodes"]]) for v in found if v["impact"] in ("serious", "critical")]
         assert serious == [], name
+
+
+RACE = """async ([css, source, race]) => {
+  const style = document.createElement("style"), el = document.createElement("div");
+  style.textContent = css;
+  document.head.append(style);
+  document.querySelector(".eet-stage").replaceChildren(el);
+  const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  module.default.render({ model: { get: () => race, on() {}, off() {} }, el });
+}"""
+
+
+def test_lanes_stay_in_line_and_take_larger_type(opened: Open) -> None:
+    lanes = [
+        {"name": name, "color": "gray", "ends_ms": [9000], "tokens": [512], "pieces": []}
+        for name in ("all", "all - persistent layers + int8 weights")
+    ]
+    page = opened(page_states.compared(), width=1270)
+    page.evaluate(RACE, [Race._css, Race._esm, {"prompts": ["a"] * 8, "lanes": lanes, "begin": False}])
+    places = "(all) => all.map((each) => [each.getBoundingClientRect().y, each.getBoundingClientRect().height])"
+    sizes = []
+    for width, large in ((1270, False), (1270, True), (846, False), (732, False)):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.evaluate("(on) => document.querySelector('.eet-bench').classList.toggle('eet-large', on)", large)
+        for name in (".eet-lane-track", ".eet-lane-count", ".eet-lane-texts"):
+            first, second = page.locator(name).evaluate_all(places)
+            assert first == pytest.approx(second), (name, width, large)
+        sizes += [page.locator(name).first.bounding_box()["height"] for name in (".eet-lane-count", ".eet-race-title")]
+    assert sizes[2] == pytest.approx(1.35 * sizes[0], rel=0.1) and sizes[3] == pytest.approx(1.35 * sizes[1], rel=0.1)

@@ -61,8 +61,17 @@ function table(s, ui) {
       h("tbody", null, s.rows.map((run) => row(run, ui)))));
 }
 
+// A file that cannot be read is a line of its own: there is nothing to open, tick or name.
+function unread(run, ui) {
+  return h("tr", { key: run.id }, h("td", { class: "eet-choose" }),
+    h("th", { scope: "row", colspan: HEAD.length - 2, title: `${run.name}: ${run.problem}` },
+      h("span", { class: "eet-problem" }, h("b", null, run.name), run.problem)),
+    h("td", { class: "eet-row-tools" }, tools(run, ui)));
+}
+
 function row(run, ui) {
   const { id } = run;
+  if (run.problem) return unread(run, ui);
   return h("tr", { key: id, class: `${run.shown ? "eet-shown" : ""}`, "aria-current": run.shown ? "true" : null },
     h("td", { class: "eet-choose" },
       tickbox(run.ticked, (on) => ui.send("tick", { id, on }), { "aria-label": `Tick ${run.label}`, title: "Tick two to compare them" }),
@@ -70,7 +79,7 @@ function row(run, ui) {
         title: run.pinned ? "New runs are compared with this one" : "Compare new runs with this one",
         onclick: () => ui.send("pin", { id, on: !run.pinned }) })),
     h("th", { scope: "row" }, name(run, ui)),
-    h("td", { class: "eet-text-cell" }, h("span", { class: "eet-run-recipe" }, run.problem || run.recipe)),
+    h("td", { class: "eet-text-cell" }, h("span", { class: "eet-run-recipe" }, run.recipe)),
     h("td", null, run.ttft), h("td", null, run.tpot), h("td", null, run.mib),
     h("td", { class: `eet-is-${run.same_kind || "plain"}` }, run.same),
     h("td", { class: "eet-row-tools" }, tools(run, ui)));
@@ -114,7 +123,10 @@ function tools(run, ui) {
   const set = (what) => () => { ui.local.open = what && { id: run.id, what }; ui.redraw(); };
   const act = (label, tell, more) => button({ class: "eet-soft", key: label, ...more, onclick: tell }, label);
   return [
-    h("span", { key: "few" },
+    run.problem ? h("span", { key: "file" },
+      act("Export", () => ui.send("export", { id: run.id, format: "json" }), { "aria-label": `Export ${run.label}`, title: "The file as it is" }),
+      run.writable && act("Delete", set("delete"), { "aria-label": `Delete ${run.label}` }))
+    : h("span", { key: "few" },
       act("Open", () => ui.send("open_run", { id: run.id }), { "aria-label": `Open ${run.label}`, "data-run": run.id }),
       run.kind !== "run" && act("Replay", () => ui.send("replay", { id: run.id }), { "aria-label": `Replay ${run.label}` }),
       act("…", set(open ? null : "more"), { "aria-label": `More for ${run.label}`, "aria-expanded": String(!!open), title: "Export, delete" })),

@@ -88,7 +88,7 @@ def _row(row: KeptRun, label: str, ticked: bool, shown: bool, tell_device: bool)
         "short_when": row.short_when,
         "shown": shown,
         "writable": row.writable,
-        "problem": row.problem,
+        "problem": row.problem.removeprefix(f"{row.name} "),
     }
 
 
