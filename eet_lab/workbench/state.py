@@ -155,6 +155,10 @@ class State(T.HasTraits):
             return _with_titles(str(error))
         return None
 
+    def beyond_device(self, name: str) -> str | None:
+        """Why no device of this kind can do it, or None. Of another machine's GPU nothing can be told here."""
+        return self._reason(registry()[name]) if self.kind == "cpu" else None
+
     def recipe(self) -> Recipe:
         """What is switched on; RecipeError where it does not fit together."""
         return Recipe(tuple(self.technique(name) for name in registry() if self.is_on(name)))

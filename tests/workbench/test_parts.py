@@ -235,6 +235,20 @@ def test_the_label_all_says_what_it_leaves_out_and_needs_name_the_nearest() -> N
     assert techniques_state(state, "", {}, "", "pre-padding", read_only=False)["recipe_tip"] == "pre-padding"
 
 
+@pytest.mark.parametrize(("device", "count"), [("cpu", 1), ("cuda", 0)])
+def test_a_kept_run_tells_the_reasons_of_its_own_device(
+    device: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why = "CUDA kernels need an NVIDIA GPU."
+    monkeypatch.setattr(
+        "eet_lab.workbench.state.obstacle", lambda technique, *_: technique.name == "cuda_graphs" and why
+    )
+    shown = techniques_state(State(device=device), "cuda_graphs", {}, "", "", read_only=True)
+    told = [row["name"] for row in shown["list"] if row["blocked"]]
+    assert told == ["cuda_graphs"] * count, "what it needs of other techniques is no matter of the device"
+    assert shown["card"]["why"] == (why if count else None)
+
+
 def test_a_reason_is_told_in_short_and_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     why = "it needs compute capability 9.0 (Hopper) or newer; this GPU has 8.0."
     monkeypatch.setattr(State, "blocked", lambda state, name: why)

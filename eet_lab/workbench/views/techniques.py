@@ -44,7 +44,7 @@ def _row(state: State, name: str, effect: Effect | None, read_only: bool) -> dic
     technique = state.technique(name)
     text, kind, tip = NUMERICS[technique.numerics]
     needed = [registry()[other].title for other in _needed(technique)]
-    blocked = None if read_only else state.blocked(name)
+    blocked = _blocked(state, name, read_only)
     return {
         "name": name,
         "title": technique.title,
@@ -56,6 +56,11 @@ def _row(state: State, name: str, effect: Effect | None, read_only: bool) -> dic
         "summary": technique.summary.replace("`", ""),
         "effect": None if effect is None else vars(effect) | {},
     }
+
+
+def _blocked(state: State, name: str, read_only: bool) -> str | None:
+    """Why a technique cannot be on; of a kept run, whose switches stay, what its own device could not do."""
+    return state.beyond_device(name) if read_only else state.blocked(name)
 
 
 def _needed(technique: Technique) -> list[str]:
@@ -74,7 +79,7 @@ def _meaning(recipe: str) -> str:
 
 def _card(state: State, name: str, read_only: bool) -> dict[str, Any]:
     technique = state.technique(name)
-    why = None if read_only else state.blocked(name)
+    why = _blocked(state, name, read_only)
     lesson = technique.lesson
     return {
         "title": technique.title,
