@@ -1,6 +1,6 @@
 """Numbers as a reader expects them: with their noun in the right form, and no exponent where zeros can be counted.
 
-`plain` is for tables, `brief` for labels, tiles and sentences; `figures/words.js` follows the same rules.
+`plain` is for tables, `brief` for labels and sentences, `padded` for tiles; `figures/words.js` follows the same rules.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def brief(value: float, digits: int = 3) -> str:
 
 
 def padded(value: float, digits: int = 3) -> str:
-    """As `brief` with its zeros at the end, for two numbers side by side: `0.0882` from `0.0900`."""
+    """What `brief` says with its zeros at the end, for two numbers side by side: `0.0882` from `0.0900`."""
     text = brief(value, digits)
     missing = digits - len(text.replace(".", "").lstrip("-0"))
     if missing <= 0 or not (value and isfinite(value)):

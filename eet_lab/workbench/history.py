@@ -46,7 +46,10 @@ EXPORTS = "exports"
 WORDS = "words"
 """The key of an exported result's name and note."""
 UNREAD = "will be read in a moment"
-IN_MEMORY = "Runs are kept in memory until this kernel ends; export what you need."
+IN_MEMORY = (
+    "Runs are kept in memory until this kernel ends; export what you need, or open it with another folder: "
+    "Workbench(folder=...)."
+)
 
 Read = Mapping[str, tuple[Stamp, Summary]]
 """What was read of files, by id."""
@@ -160,12 +163,7 @@ class History:
         if id is not None and id not in {row.id for row in self.rows()}:
             raise ResultError("This run is no longer kept, so it cannot be pinned.")
         self._pins_count = True
-        with self._sidecar.changing() as entries:
-            for other in [other for other, entry in entries.items() if entry.pinned]:
-                entries[other] = replace(entries[other], pinned=False)
-            if id is not None:
-                entries[id] = replace(entries.get(id, Entry()), pinned=True)
-        self._rows = None
+        self._tell(self._sidecar.pin(id))
 
     def delete(self, id: str) -> None:
         """Remove a run's file; ResultError for a recording that comes along."""
@@ -225,16 +223,14 @@ class History:
         """Keep a result under the user's own words; in memory where the folder cannot be written to."""
         try:
             row = self._keep(self._free(stem), result, beside)
+            self.problem = ""
+            self._write_late()
         except ResultError as error:
-            self.problem = f"{first_line(error)} {IN_MEMORY}"
             summary = Summary.of(result)
             number = 1 + max((row.number for row in self.rows() if row.kind == summary.kind), default=0)
-            row = _named(KeptRun(id=stem, number=number, **vars(summary)), entry)
+            row = _named(KeptRun(id=stem, number=number, **vars(summary)), Entry())
             self._memory[row.id] = row, result, beside
-            self._rows = None
-            return row
-        self.problem = ""
-        self._write_late()
+            self._tell(getattr(error.__cause__, "strerror", None) or first_line(error))
         for text, change in ((entry.name, self.rename), (entry.note, self.annotate)):
             if text:
                 change(row.id, text)
@@ -312,8 +308,12 @@ class History:
     def _change(self, id: str, **words: Any) -> None:
         if id in self._shipped:
             raise ResultError("A recording that comes with EET Lab keeps its name: export it, and load it as your own.")
-        with self._sidecar.changing() as entries:
-            entries[id] = replace(entries.get(id, Entry()), **words)
+        self._tell(self._sidecar.word(id, **words))
+
+    def _tell(self, why: str) -> None:
+        """Say why nothing can be written, if so; rows are others from now on."""
+        if why:
+            self.problem = f"Runs cannot be kept in {self.folder}: {why.rstrip('.')}. {IN_MEMORY}"
         self._rows = None
 
 
@@ -334,7 +334,7 @@ def _not_writable(folder: Path) -> str:
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return ""
     why = "is read-only, or not yours to write to" if there.is_dir() else "is a file"
-    return f"Runs cannot be kept in {folder}: {there} {why}."
+    return f"Runs cannot be kept in {folder}: {'it' if there == folder.absolute() else there} {why}."
 
 
 def _stamp(path: Path) -> Stamp:

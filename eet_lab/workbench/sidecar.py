@@ -10,9 +10,9 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -25,6 +25,8 @@ from eet_lab.workbench.rows import Summary
 SIDECAR, LOCK = ".eet-lab-runs.json", ".eet-lab-runs.lock"
 PATIENCE_S = 2.0
 """How long is waited for another workbench to write its names, which takes milliseconds."""
+AGAIN = {errno.EAGAIN, errno.ELOOP}
+"""Errors that tell nothing of the folder: another workbench writes, or there is a link in place of a file."""
 
 
 @dataclass(frozen=True)
@@ -52,22 +54,56 @@ FIELDS = {f.name: get_type_hints(Entry, include_extras=True)[f.name] for f in fi
 
 
 class Sidecar:
-    """Entries by the ids of runs, in a folder that need not be there. Any thread may call it."""
+    """Entries by the ids of runs, in a folder that need not be there. Any thread may call it.
+
+    Words that cannot be written stay in memory, as runs do, and are written with the next that can.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._unwritten: dict[str, Entry] = {}
         self._known: tuple[Any, Mapping[str, Entry]] = None, {}
 
     def entries(self) -> Mapping[str, Entry]:
-        """The file's entries as they are now; it is decoded again only when it has changed."""
+        """The entries as they are now; the file is decoded again only when it has changed."""
         try:
             status = (self._folder / SIDECAR).lstat()
         except OSError:
-            return {}
+            return dict(self._unwritten)
         stamp = status.st_mtime_ns, status.st_size, status.st_ino
         if self._known[0] != stamp:
             self._known = stamp, self._read()
-        return self._known[1]
+        return self._with_unwritten(self._known[1])
+
+    def word(self, id: str, **words: Any) -> str:
+        """Another name or note; returns why it stands only in memory, or "". ResultError while another writes."""
+        return self._change(lambda entries: entries.update({id: replace(entries.get(id, Entry()), **words)}))
+
+    def pin(self, id: str | None) -> str:
+        """Pin one run and no other, or none; returns and raises as `word` does."""
+
+        def edit(entries: dict[str, Entry]) -> None:
+            for other in [other for other, entry in entries.items() if entry.pinned]:
+                entries[other] = replace(entries[other], pinned=False)
+            if id is not None:
+                entries[id] = replace(entries.get(id, Entry()), pinned=True)
+
+        return self._change(edit)
+
+    def _change(self, edit: Callable[[dict[str, Entry]], None]) -> str:
+        try:
+            with self.changing() as entries:
+                edit(entries)
+        except ResultError as error:
+            why = error.__cause__
+            if not isinstance(why, OSError) or why.errno in AGAIN:
+                raise
+            before = self.entries()
+            entries = dict(before)
+            edit(entries)
+            self._unwritten |= {id: entry for id, entry in entries.items() if entry != before.get(id)}
+            return why.strerror or str(why)
+        return ""
 
     @contextmanager
     def changing(self) -> Iterator[dict[str, Entry]]:
@@ -75,16 +111,24 @@ class Sidecar:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with locked(self._folder / LOCK):
-                entries = self._read()
+                entries = self._with_unwritten(self._read())
                 yield entries
                 if (path := self._folder / SIDECAR).is_symlink():
                     path.unlink()  # what it points to is somebody else's
                 write_whole(path, json.dumps({id: _plain(entry) for id, entry in entries.items()}))
+                self._unwritten = {}
         except OSError as error:
             raise ResultError(
                 f"The names of runs cannot be written to {self._folder}: {error.strerror}. Give another folder: "
                 "Workbench(folder=...)."
             ) from error
+
+    def _with_unwritten(self, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+        """With the words that stand in memory; what else is known of a run stays."""
+        return {**entries} | {
+            id: replace(entries.get(id, own), name=own.name, note=own.note, pinned=own.pinned)
+            for id, own in self._unwritten.items()
+        }
 
     def _read(self) -> dict[str, Entry]:
         try:

@@ -46,8 +46,12 @@ def test_a_folder_that_cannot_be_written_to_keeps_runs_in_memory(comparison: Com
     loaded = kept.take("theirs.json", named)
     assert (loaded.name, loaded.note) == ("mine", "cold") and "kept in memory" in kept.problem
     assert loaded in kept.rows() and kept.open(loaded.id)[0].prompts == comparison.prompts
-    with pytest.raises(ResultError, match="Give another"):
-        kept.rename(row.id, "x")
+    kept.annotate(row.id, "warm")
+    kept.rename(row.id, "x")
+    kept.pin(row.id)
+    [first] = [each for each in kept.rows() if each.id == row.id]
+    assert (first.name, first.note, first.pinned) == ("x", "warm", True) and kept.export(row.id, "csv")[0] == "x.csv"
+    assert kept.problem.count(str(kept.folder)) == 1 and "Workbench(folder=...)" in kept.problem
     kept.delete(row.id)
     assert row.id not in {each.id for each in kept.rows()}
 
@@ -72,6 +76,25 @@ def test_a_full_disk_loses_nothing(comparison: Comparison, tmp_path: Path, monke
     kept.add(comparison, {})
     assert kept.problem == ""
     assert row.id in {each.id for each in own(History(tmp_path))}, "written late"
+
+
+def test_words_that_cannot_be_written_wait_in_memory(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = History(tmp_path)
+    row, other = kept.add(comparison, {}), kept.add(comparison, {})
+    kept.annotate(row.id, "cold")
+
+    monkeypatch.setattr(sidecar, "write_whole", full)
+    kept.rename(row.id, "mine")
+    assert "No space left" in kept.problem and "mine" in {each.name for each in own(kept)}
+    monkeypatch.undo()
+    again = History(tmp_path)
+    assert "mine" not in {each.name for each in own(again)}
+    again.annotate(other.id, "theirs")
+    kept.add(comparison, {})
+    notes = {each.id: (each.name, each.note) for each in own(History(tmp_path))}
+    assert notes[row.id] == ("mine", "cold") and notes[other.id][1] == "theirs" and kept.problem == ""
 
 
 HOSTILE = {
