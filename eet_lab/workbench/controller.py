@@ -254,14 +254,14 @@ class Controller:
                 self._finished(event)
 
     def _finished(self, event: e.Finished) -> None:
-        self.watching.leave()
+        before = event.value is None and self.results.latest is not None and event.name != "load"
+        self.watching.leave(in_vain=before and event.name != "take_timeline")
         self.background.resume()
         self.fits.forget_free()
         stopped, self.busy, self.stopping = self.stopping, False, False
         name = event.name.replace("_", " ")
         self.status.text = f"{name} done in {event.seconds:.1f} s"
         if stopped:
-            before = event.value is None and self.results.latest is not None and event.name != "load"
             self.status.text = f"{name.capitalize()} was stopped after {event.seconds:.1f} s."
             self.status.text += " The result below is the previous one." if before else ""
             self.status.remark = self.status.text

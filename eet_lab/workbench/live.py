@@ -124,6 +124,7 @@ class Live(Charts):
         self.stream = TokenStream()
         self._values: dict[str, float] = {}
         self._in_run: dict[str, float] = {}
+        self._before: tuple[list[Point], list[dict[str, Any]], str] = [], self.latency.series, ""
 
     def watch(self, gpu: bool, where: str, counters: bool = True) -> None:
         self._values, self._in_run = {}, {}
@@ -131,10 +132,17 @@ class Live(Charts):
 
     def begin(self, prompts: Sequence[str], decode: Any, watched: bool = True) -> None:
         """A new run, or the first of several: everything of the last one goes."""
+        self._before = self.latency.points, self.latency.series, self.latency.note
         self.latency.clear()
         self.latency.note = "" if watched else UNWATCHED
         self._in_run = {}
         self.stream.begin(prompts if watched else (), decode, "" if watched else UNWATCHED + LATER)
+
+    def put_back(self) -> None:
+        """Show the steps that stood here before this run, whose result stays."""
+        points, self.latency.series, self.latency.note = self._before
+        self.latency.clear()
+        self.latency.push(points)
 
     def push_samples(self, samples: Sequence[Sample], start: float) -> None:
         super().push_samples(samples, start)

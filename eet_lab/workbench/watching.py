@@ -117,9 +117,11 @@ class Watching:
             self._since = self._device.mark()
             self._live.stream.begin(self._prompts, self._decode)
 
-    def leave(self) -> None:
-        """The job is over."""
+    def leave(self, in_vain: bool) -> None:
+        """The job is over; `in_vain`: the result before it stays, and so do that one's steps."""
         self.flush()
+        if in_vain:
+            self._live.put_back()
         self._live.stream.finish()
         self._keep_samples()
         self._rest(False)

@@ -290,9 +290,17 @@ def test_stop_ends_a_run_in_half_a_second_and_the_session_goes_on(bench: Workben
     assert any(seconds_to_stop() < 0.5 for _ in range(3)), "the best of three: another test may have the cores"
     do(bench, c.Setting("max_new_tokens", 4), c.Run())
     assert sum(map(len, bench.result.measurement.tokens)) == 8
+    latency = bench.controller.page.live.latency
+    steps, names = latency.points, [each["name"] for each in latency.series]
+    assert len(steps) == 4
     seconds_to_stop()
     assert shown(bench, "bar")["headline"] and shown(bench, "bar")["status"]["kind"] == "warn"
     assert status(bench).endswith("s. The result below is the previous one."), "it stands beside that headline"
+    bench.controller.put(c.Ladder())
+    turn_until(bench, lambda: latency.note)
+    do(bench, c.Stop())
+    assert status(bench).startswith("Ladder was stopped") and isinstance(bench.result, Run)
+    assert (latency.points, [each["name"] for each in latency.series], latency.note) == (steps, names, "")
 
 
 def test_with_nothing_switched_on_there_is_nothing_to_compare(bench: Workbench) -> None:
