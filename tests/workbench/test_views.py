@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from eet_lab.figures.script import compact
+from eet_lab.paths import PACKAGE
 from eet_lab.workbench.history import IN_MEMORY
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed
 from workbench import page_states
@@ -55,6 +57,16 @@ def test_what_is_sent_is_read() -> None:
     for view in VIEWS:
         sent = set().union(*(keys_of(make()[view.name]) for make in page_states.ALL.values()))
         assert [key for key in sorted(sent) if not re.search(rf"\b{key}\b", script(view))] == [], view.name
+
+
+def test_a_style_that_is_made_small_says_the_same(opened: Open) -> None:
+    page = opened(page_states.empty())
+    rules = "(text) => { const sheet = new CSSStyleSheet(); sheet.replaceSync(text); return [...sheet.cssRules]"
+    rules += ".map((rule) => rule.cssText); }"
+    styles = sorted(PACKAGE.rglob("*.css"))
+    assert len(styles) > 5
+    for path in styles:
+        assert page.evaluate(rules, compact(path)) == page.evaluate(rules, path.read_text(encoding="utf-8")), path.name
 
 
 BARS = """() => [...document.querySelectorAll(".eet-tech")].map((row) => {
