@@ -70,7 +70,7 @@ class Technique:
         """Why it cannot run such a model, or None: what the ops that it brings declare (`ops.fits`), and its stages."""
         reason = None
         with suppress(RecipeError):  # it wants other parts than the plain ones, or is broken: both are told elsewhere
-            reason = applied(self, Parts()).ops.unfit(config)
+            reason = applied(self, Parts()).ops_of(config.stage).unfit(config)
         if reason is None and config.stage not in self.stages:
             reason = f"it is for {' and '.join(map(STAGES.__getitem__, self.stages))}, and this is not one of them"
         return reason
