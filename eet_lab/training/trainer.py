@@ -20,7 +20,7 @@ from eet_lab.engine.encode import readable
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.staging import Staging, sent
-from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError, first_line
+from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
 from eet_lab.models import decoder, encoder
 from eet_lab.models.config import EncoderConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
@@ -32,14 +32,13 @@ from eet_lab.ops.types import autograd
 from eet_lab.parts import Parts
 from eet_lab.parts.passes import Batching, Group, Pass, Text
 from eet_lab.progress import Cancel
+from eet_lab.training import checkpoint
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, task_of
-from eet_lab.words import counted, some
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
 """Slots that training does not read: parts that change them alone would be on and do nothing."""
-CHECKPOINT = "trainer.pt"
 
 
 @dataclass(frozen=True)
@@ -167,53 +166,18 @@ class Trainer:
 
         What lies there stays until the new file is whole. Errors: TrainingError, for a full disk too.
         """
-        folder = Path(folder)
-        state = {
-            "format": 1,
-            "num_steps": self.num_steps,
-            "settings": asdict(self.settings),
-            "weights": {path: parameter.detach().cpu() for path, parameter in self.parameters.items()},
-            "optimizer": self.optimizer.state_dict(),
-        }
-        unfinished, path = folder / f"{CHECKPOINT}.part", folder / CHECKPOINT
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            torch.save(state, unfinished)
-            unfinished.replace(path)
-        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
-            unfinished.unlink(missing_ok=True)
-            raise TrainingError(
-                f"The training cannot be saved in {folder} ({first_line(error)}). Choose another folder, or make room "
-                "there; an older checkpoint in it is as it was."
-            ) from error
-        return path
+        state = {"num_steps": self.num_steps, "settings": asdict(self.settings), "weights": self.parameters}
+        return checkpoint.write(Path(folder), {**state, "optimizer": self.optimizer.state_dict()})
 
     @exclusive
     @torch.no_grad()
     def resume(self, folder: str | Path) -> None:
         """Go on from what `save` wrote, to the bit where the settings are the same. Errors: TrainingError."""
-        path = Path(folder) / CHECKPOINT
-        try:
-            state = torch.load(path, map_location="cpu", weights_only=True)
-            saved, weights = int(state["num_steps"]), dict(state["weights"])
-        except FileNotFoundError:
-            raise TrainingError(f"{folder} has no {CHECKPOINT}; Trainer.save writes one.") from None
-        except Exception as error:  # whatever a damaged file makes torch's reader raise
-            raise TrainingError(f"{path} cannot be read ({first_line(error)}). Take an older checkpoint.") from error
-        strange = [name for name in {*weights} ^ {*self.parameters}]
-        strange += [
-            name
-            for name, parameter in self.parameters.items()
-            if name in weights and weights[name].shape != parameter.shape
-        ]
-        if strange:
-            raise TrainingError(
-                f"{path} is of another model: {counted(len(strange), 'tensor')} differ, {some(sorted(strange))}."
-            )
+        state = checkpoint.read(Path(folder), {path: tuple(t.shape) for path, t in self.parameters.items()})
         self.optimizer.load_state_dict(state["optimizer"])
-        for name, parameter in self.parameters.items():
-            parameter.copy_(weights[name])
-        self.num_steps = saved
+        for path, parameter in self.parameters.items():
+            parameter.copy_(state["weights"][path])
+        self.num_steps = state["num_steps"]
 
     def trained(self) -> Any:
         """A copy of the weights as they are now, for an engine or `Model.save`."""
