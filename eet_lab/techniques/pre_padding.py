@@ -28,7 +28,7 @@ class PrePadding(Technique):
     the time per token to stay as it was.
 
     An encoder reads a text in one pass in any case. Without this technique, each text is a pass of its own; with it, as
-    many texts as fit into a batch share one.
+    many texts as fit into a batch share one. Training reads whole texts as well, and likewise.
 
     Source: EET (Li et al., NAACL 2022 industry track), "pre-padding decoding". `read=shortest` is FasterTransformer
     v4.0's way: no pads, in parallel only up to the shortest prompt.
