@@ -235,6 +235,9 @@ def test_stop_leaves_the_weights_as_they_were():
         ([Example([1])], "None of the 1 examples has a label"),
         ([Example([1, 2], [1])], "one for each of its 2 tokens"),
         ([Example([1, 2], 3)], "one for each of its 2 tokens"),
+        ([Example([1, 2], [0.5, 1])], "one for each of its 2 tokens"),
+        ([Example([1, 2], ["a", 1])], "one for each of its 2 tokens"),
+        ([[1, 2]], r"Example 1 is \[1, 2\], but it must be an Example"),
         ([Example([1] * 65)], "Example 1 has 65 tokens, but the model's context is 64"),
     ],
 )

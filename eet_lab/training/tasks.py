@@ -80,11 +80,11 @@ class TrainTask:
 
 def _at_their_places(example: Example) -> tuple[Sequence[int], Sequence[int]]:
     """Each label belongs to the token that stands where it does."""
-    if not isinstance(example.labels, Sequence) or len(example.labels) != len(example.ids):
+    array = np.asarray(example.labels)
+    if array.shape != (len(example.ids),) or array.dtype.kind not in "iu":
         raise ValueError(
             f"there must be one for each of its {len(example.ids)} tokens, and not {told(example.labels)}."
         )
-    array = np.asarray(example.labels)
     places = np.flatnonzero(array != IGNORED)
     return places.tolist(), array[places].tolist()
 

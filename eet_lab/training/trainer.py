@@ -35,6 +35,7 @@ from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, task_of
+from eet_lab.words import told
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
@@ -189,6 +190,8 @@ class Trainer:
             raise TrainingError("There are no examples; give at least one.")
         longest = self.config.context
         for number, example in enumerate(examples, 1):
+            if not isinstance(example, Example):
+                raise TrainingError(f"Example {number} is {told(example)}, but it must be an Example(ids, labels).")
             if len(example.ids) > longest:
                 raise TrainingError(
                     f"Example {number} has {len(example.ids):,} tokens, but the model's context is {longest:,}. Cut it "
