@@ -21,7 +21,7 @@ from eet_lab.technique import Recipe
 from eet_lab.training import IGNORED, Example, Rows, Trainer, TrainSettings
 
 RECIPES = ("", "pre_padding", "pre_padding,mask_removal", "pre_padding,mask_removal,packed_prefill")
-IN_PIECES = partial(losses.in_pieces, piece=5)
+CHUNKED = losses.Chunked(5)
 DECODERS = [name for name in families.CONFIGS if not name.startswith("llama-") or name in ("llama-tied", "llama-yarn")]
 
 
@@ -73,9 +73,9 @@ def language_loss(model, examples) -> torch.Tensor:
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoders_gradients_are_those_of_transformers(name, recipe):
-    """In every layout of the batch, in passes of few tokens; with logits of a piece at a time in every second one."""
+    """In every layout of the batch, in passes of few tokens; with logits of a chunk at a time in every second one."""
     examples, model = language(), families.theirs(name)
-    loss = losses.whole if recipe in RECIPES[::2] else IN_PIECES
+    loss = losses.whole if recipe in RECIPES[::2] else CHUNKED
     trainer = Trainer(families.ours(name).network, parts(recipe, loss=loss), batch_tokens=25)
     assert_same_gradients(trainer, model, language_loss(model, examples), trainer.gradients(examples))
 
@@ -93,7 +93,7 @@ def masked() -> list[Example]:
 @pytest.mark.parametrize("name", encoders.WITH_MLM)
 def test_an_encoders_gradients_of_masked_words_are_those_of_transformers(name, recipe):
     examples, model = masked(), encoders.theirs(name)
-    loss = IN_PIECES if recipe in RECIPES[::2] else losses.whole
+    loss = CHUNKED if recipe in RECIPES[::2] else losses.whole
     trainer = Trainer(encoders.ours(name).network, parts(recipe, loss=loss), task="masked", batch_tokens=60)
     total, num = 0.0, 0
     for ids, labels, _ in examples:
@@ -108,7 +108,7 @@ def test_an_encoders_gradients_of_masked_words_are_those_of_transformers(name, r
 @pytest.mark.parametrize("name", encoders.WITH_CLASSES)
 def test_an_encoders_gradients_of_classes_are_those_of_transformers(name, recipe):
     rows, model = encoders.rows(), encoders.theirs(name)
-    trainer = Trainer(encoders.ours(name).network, parts(recipe, loss=IN_PIECES), batch_tokens=60)
+    trainer = Trainer(encoders.ours(name).network, parts(recipe, loss=CHUNKED), batch_tokens=60)
     examples = [Example(row, number % encoders.LABELS) for number, row in enumerate(rows)]
     logits = torch.cat([model(torch.tensor([row])).logits for row in rows])
     wanted = cross_entropy(logits, torch.tensor([example.labels for example in examples]))
@@ -116,7 +116,7 @@ def test_an_encoders_gradients_of_classes_are_those_of_transformers(name, recipe
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "bert-mlm"])
-def test_dropout_drops_the_same_in_every_layout_and_piece(name):
+def test_dropout_drops_the_same_in_every_layout_and_pass(name):
     """The noise belongs to a token of an example, so the gradients of a batch are the same however it is laid out."""
     if name in families.CONFIGS:
         network, examples = families.ours(name).network, language()
@@ -138,7 +138,7 @@ def test_dropout_drops_the_same_in_every_layout_and_piece(name):
 
 def test_label_smoothing_is_pytorchs():
     examples, model = language()[:2], families.theirs("gpt2")
-    trainer = Trainer(families.ours("gpt2").network, parts("", loss=IN_PIECES), label_smoothing=0.1)
+    trainer = Trainer(families.ours("gpt2").network, parts("", loss=CHUNKED), label_smoothing=0.1)
     logits = torch.cat([model(torch.tensor([example.ids])).logits[0, :-1] for example in examples])
     labels = torch.cat([torch.tensor(example.ids[1:]) for example in examples])
     wanted = cross_entropy(logits, labels, label_smoothing=0.1)
@@ -335,8 +335,22 @@ def test_the_demo_model_learns_a_text_that_it_did_not_know():
     model = load("demo", device="cpu")
     text = "The queue of the night train to Vienna is a tuple of seven blue lanterns. " * 6
     rows = Rows.of_texts(model, [text], 32)
-    trainer = Trainer(model.network, parts(RECIPES[3], loss=IN_PIECES, optimizer=FlatAdamW), lr=1e-3)
+    trainer = Trainer(model.network, parts(RECIPES[3], loss=CHUNKED, optimizer=FlatAdamW), lr=1e-3)
     before = trainer.evaluate(rows.batch(0, 2))
     for step in range(6):
         told = trainer.step(rows.batch(step, 2))
     assert trainer.evaluate(rows.batch(0, 2)) < before / 2 and told.computed_tokens == told.num_tokens == 64
+
+
+def test_all_for_training_is_what_trains_and_its_gradients_are_the_baselines():
+    config = families.ours("qwen2").config
+    recipe = Recipe.parse("all", "cpu", config.in_training)
+    assert recipe.names == (*RECIPES[3].split(","), "chunked_cross_entropy", "flat_optimizer")
+    assert not {"chunked_cross_entropy", "flat_optimizer"} & {*Recipe.parse("all", "cpu", config).names}
+    with pytest.raises(RecipeError, match="flat_optimizer cannot run on this model: it is for training"):
+        Recipe.parse("flat_optimizer").check("cpu", config)
+    chunked = Recipe.parse("all,chunked_cross_entropy:chunk=3", "cpu", config.in_training).parts
+    losses_ = [
+        run(Trainer(families.ours("qwen2").network, each, settings=SETTINGS), range(6)) for each in (None, chunked)
+    ]
+    assert losses_[1] == pytest.approx(losses_[0], rel=1e-4)

@@ -1,4 +1,4 @@
-"""What training minimizes, from hidden states: whole, and in pieces that never write all logits.
+"""What training minimizes, from hidden states: whole, and in chunks that never write all logits.
 
 N tokens or texts with a label, C channels, V words or classes.
 """
@@ -6,6 +6,7 @@ N tokens or texts with a label, C channels, V words or classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -28,16 +29,21 @@ def whole(states: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0) ->
     return cross_entropy(head.logits(states).float(), labels, reduction="sum", label_smoothing=smoothing)
 
 
-def in_pieces(states: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0, *, piece: int) -> Tensor:
-    """The same, where logits of `piece` tokens exist at a time: each piece's gradient is taken with its loss.
+@dataclass(frozen=True)
+class Chunked:
+    """The same, where logits of `chunk` tokens exist at a time: each chunk's gradient is taken with its loss.
 
     So no logits are kept, and none are computed twice. Kept are the gradients of the states [N,C] and of the head's
-    weights. Source: the fused linear cross entropy of Liger-Kernel (Hsu et al., 2024); the chunks are autograd's here.
+    weights. Source: the fused linear cross entropy of Liger-Kernel (Hsu et al., 2024).
     """
-    return _InPieces.apply(states, labels, head.logits, smoothing, piece, *head.weights)
+
+    chunk: int
+
+    def __call__(self, states: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0) -> Tensor:
+        return _Chunked.apply(states, labels, head.logits, smoothing, self.chunk, *head.weights)
 
 
-class _InPieces(torch.autograd.Function):
+class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -45,15 +51,15 @@ class _InPieces(torch.autograd.Function):
         labels: Tensor,
         logits: Callable[[Tensor], Tensor],
         smoothing: float,
-        piece: int,
+        chunk: int,
         *weights: Tensor,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=states.device)
         grads = [torch.zeros_like(weight) for weight in weights]
         of_states = torch.empty_like(states)
-        begins = range(0, len(states), piece)
+        begins = range(0, len(states), chunk)
         for begin in begins:
-            some = slice(begin, begin + piece)
+            some = slice(begin, begin + chunk)
             leaf = states[some].detach().requires_grad_()
             with torch.enable_grad():
                 loss = cross_entropy(logits(leaf).float(), labels[some], reduction="sum", label_smoothing=smoothing)
