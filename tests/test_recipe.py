@@ -110,9 +110,9 @@ def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
     for technique in ALL:
         monkeypatch.setattr(technique, "unavailable", lambda self, device: None)
     assert everything("cuda").names == tuple(
-        name for name in IDS if name not in ("continuous_batching", "int8_weights")
+        name for name in IDS if name not in ("continuous_batching", "prefix_caching", "int8_weights")
     )
-    assert Recipe.parse("all,continuous_batching,int8_weights", "cuda").names == tuple(IDS)
+    assert Recipe.parse("all,continuous_batching,prefix_caching,int8_weights", "cuda").names == tuple(IDS)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from eet_lab.techniques.memory_reuse import MemoryReuse
 from eet_lab.techniques.packed_prefill import PackedPrefill
 from eet_lab.techniques.persistent_layers import PersistentLayers
 from eet_lab.techniques.pre_padding import PrePadding
+from eet_lab.techniques.prefix_caching import PrefixCaching
 
 for technique in (
     PrePadding,
@@ -24,6 +25,7 @@ for technique in (
     CudaGraphs,
     DependentLaunch,
     ContinuousBatching,
+    PrefixCaching,
     Int8Weights,
 ):
     register(technique)
@@ -40,4 +42,5 @@ __all__ = [
     "PackedPrefill",
     "PersistentLayers",
     "PrePadding",
+    "PrefixCaching",
 ]
