@@ -111,9 +111,9 @@ def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
     for technique in ALL:
         monkeypatch.setattr(technique, "unavailable", lambda self, device: None)
     assert everything("cuda").names == tuple(
-        name for name in listed() if name not in ("continuous_batching", "int8_weights")
+        name for name in listed() if name not in ("continuous_batching", "prefix_caching", "int8_weights")
     )
-    assert Recipe.parse("all,continuous_batching,int8_weights", "cuda").names == listed()
+    assert Recipe.parse("all,continuous_batching,prefix_caching,int8_weights", "cuda").names == listed()
     assert {*IDS} - {*listed()} == {"chunked_cross_entropy", "flat_optimizer"}
 
 

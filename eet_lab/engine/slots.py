@@ -237,7 +237,7 @@ class Slots:
 
     def _changes(self, rows: Sequence[Row]) -> list[Tensor]:
         """What the device has to know of those who come and leave, before this pass. A batch is sent whole."""
-        came = [row for row in rows if row.start == 0]
+        came = [row for row in rows if row.start == row.request.cached]
         arrivals = [Arrival.of(row, self._unfinished[row.request]) for row in came]
         for row in came:
             self._owners[row.slot] = row.request

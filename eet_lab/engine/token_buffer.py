@@ -89,7 +89,8 @@ class Arrival(NamedTuple):
         if request.generated or settings.forced:
             known = *request.prompt, *request.generated, *settings.forced[len(request.generated) :]
         limit = pad + request.full_length - 1
-        whole = Numbers(pad + len(known), limit, pad, known[0], 0, settings.noise, pad, settings.top_k)
+        first, end = row.start, pad + len(known)
+        whole = Numbers(end, limit, pad + first, known[first], first, settings.noise, pad, settings.top_k)
         return cls(row.slot, pad, known, (whole, Reals(settings.temperature, settings.top_p)))
 
 

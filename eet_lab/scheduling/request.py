@@ -28,6 +28,7 @@ class Request:
     finish_reason: FinishReason | None = field(init=False, default=None)  # once nothing more will come to the host
     length: int = field(init=False)  # tokens that exist: the prompt, and what was told, on the device or here
     read: int = field(init=False, default=0)  # tokens whose keys and values are in the cache
+    cached: int = field(init=False, default=0)  # those of them that were there when it got its slot
     slot: int | None = field(init=False, default=None)  # its row of the device's token buffer, while it runs
     pad: int = field(init=False, default=0)  # columns of the KV cache before its first token
     status: Status = field(init=False, default="new")

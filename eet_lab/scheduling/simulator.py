@@ -161,7 +161,8 @@ class _Generating:
         size = PassSize.of(rows)
         end_ms = now_ms + self._cost.pass_ms(size)
         for request, _, start, count, tells in rows:
-            if not start and isnan(record.start[number_of[request]]):  # else it is read again, since it gave way
+            # One that is read again, since it gave way, had a start before.
+            if start == request.cached and isnan(record.start[number_of[request]]):
                 record.start[number_of[request]] = now_ms
             if tells:
                 request.generated.append(0)

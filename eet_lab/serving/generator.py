@@ -32,10 +32,12 @@ class Job(NamedTuple):
 class Load(NamedTuple):
     """What the engine has at hand."""
 
-    running: int
-    waiting: int
-    kv_usage: float  # share of the KV cache that holds tokens
-    preempted: int
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0  # share of the KV cache that holds tokens
+    preempted: int = 0
+    prefix_cache_queries: int = 0  # tokens
+    prefix_cache_hits: int = 0
 
 
 class Generator(Worker):
@@ -70,11 +72,12 @@ class Generator(Worker):
         engine, requests = self.engine, list(self._jobs)
         running = [request for request in requests if request.status == "running"]
         if engine is None:
-            return Load(0, 0, 0.0, 0)
-        held = engine.cache.num_bytes
-        used = sum(request.read for request in running) * engine.cache.column_bytes
-        usage = min(used / held, 1.0) if held else 0.0
-        return Load(len(running), len(requests) - len(running), usage, engine.num_preempted)
+            return Load()
+        cache, waiting = engine.cache, len(requests) - len(running)
+        used = sum(request.read for request in running) * cache.column_bytes - cache.shared_bytes
+        usage = min(max(used / cache.num_bytes, 0.0), 1.0) if cache.num_bytes else 0.0
+        found = cache.prefix_cache_queries, cache.prefix_cache_hits
+        return Load(len(running), waiting, usage, engine.num_preempted, *found)
 
     @property
     def _has_work(self) -> bool:

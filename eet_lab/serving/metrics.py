@@ -81,6 +81,8 @@ class Metrics:
             yield gauge
         counters = (
             ("num_preemptions", "Requests that gave way and were read again.", load.preempted),
+            ("prefix_cache_queries", "Prompt tokens that were looked up.", load.prefix_cache_queries),
+            ("prefix_cache_hits", "Those of them that were in the prefix cache.", load.prefix_cache_hits),
             ("prompt_tokens", "Tokens of prompts.", self.prompt_tokens),
             ("generation_tokens", "Tokens that were generated.", self.generation_tokens),
         )

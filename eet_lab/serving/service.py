@@ -72,7 +72,7 @@ class Service:
 
     def load(self) -> Load:
         """What the engine has at hand."""
-        return self.generator.load() if self.generator else Load(0, self.admission.num_queued, 0.0, 0)
+        return self.generator.load() if self.generator else Load(waiting=self.admission.num_queued)
 
     def receive(self, news: list[News]) -> None:
         """Take what one step of the engine told."""

@@ -14,6 +14,7 @@ from eet_lab.techniques.memory_reuse import MemoryReuse
 from eet_lab.techniques.packed_prefill import PackedPrefill
 from eet_lab.techniques.persistent_layers import PersistentLayers
 from eet_lab.techniques.pre_padding import PrePadding
+from eet_lab.techniques.prefix_caching import PrefixCaching
 
 for technique in (
     PrePadding,
@@ -26,6 +27,7 @@ for technique in (
     CudaGraphs,
     DependentLaunch,
     ContinuousBatching,
+    PrefixCaching,
     Int8Weights,
     ChunkedCrossEntropy,
     FlatOptimizer,
@@ -46,4 +48,5 @@ __all__ = [
     "PackedPrefill",
     "PersistentLayers",
     "PrePadding",
+    "PrefixCaching",
 ]

@@ -131,6 +131,23 @@ def test_preempted_requests_get_the_same_tokens(fp32):
     assert engine._slots.scheduler.num_preempted > 0 and engine.cache.ledger.free == 13
 
 
+@pytest.mark.parametrize("pages", [None, 14])
+@pytest.mark.parametrize("recipe", RECIPES[:2])
+def test_requests_that_share_pages_get_the_same_tokens(fp32, recipe, pages):
+    """Beginnings of one text, some with an end of their own; 48 and 64 tokens are whole pages, and one is copied."""
+    [text], ends, plain = batch(1, 70, 70), batch(12, 5, 9, seed=2), Engine(fp32)
+    rows = [text[: (64, 48, 40, 9)[row % 4]] + (ends[row] if row % 3 else []) for row in range(12)]
+    each = mixed(12, 24)
+    want = [plain.generate([row], settings).tokens[0] for row, settings in zip(rows, each, strict=True)]
+    parts = replace(parts_of(recipe, "paged", f"{POLICIES[0]},prefix_caching"), kv_cache=PagedKV(16, pages, True))
+    engine = Engine(fp32, parts)
+    engine.reserve(engine.parts.schedule.max_rows, 100, Settings(24))
+    for seed in range(2):
+        assert joined(engine, rows, each, seed) == want
+    ledger = engine.cache.ledger
+    assert engine.prefix_cache_hit_rate > 0.5 and ledger.free == ledger.num_pages - 1
+
+
 def test_a_soak_leaves_the_allocator_where_it_was(fp32):
     engine, draw = Engine(fp32, parts_of(RECIPES[1], "paged", POLICIES[0])), random.Random(0)
     engine.reserve(engine.parts.schedule.max_rows, 60, Settings(12))
