@@ -1,7 +1,7 @@
 """Which requests share a pass, and what each of them reads, by counting. No torch in here."""
 
 from eet_lab.scheduling.pages import HIDDEN, Held, Ledger, Pages, Slab
-from eet_lab.scheduling.request import Request, Row
+from eet_lab.scheduling.request import Request, Row, TokenLogprobs
 from eet_lab.scheduling.schedule import LEFT_PADDED, PACKED, TOKEN_BY_TOKEN, UP_TO_THE_SHORTEST, Schedule
 from eet_lab.scheduling.scheduler import Scheduler
 
@@ -19,4 +19,5 @@ __all__ = [
     "Schedule",
     "Scheduler",
     "Slab",
+    "TokenLogprobs",
 ]
