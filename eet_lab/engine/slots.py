@@ -186,7 +186,7 @@ class Slots:
                 engine._cancel = None
         self._in_flight.append([(row.request, row.slot) for row in rows if row.tells])
         log = self._written
-        arrived = self._stream.push(self.table.buffer, log and log.rows)
+        arrived = self._stream.push(self.table.buffer, None if log is None else log.rows)
         self.scheduler.advance(rows)
         engine.cache.keep([request.read for request in (self._added if self.is_batch else self.scheduler.running)])
         return self._read(arrived)

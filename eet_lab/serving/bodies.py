@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from eet_lab.engine.settings import MOST_LOGPROBS
 from eet_lab.errors import did_you_mean
 from eet_lab.serving.errors import ApiError, bad
 from eet_lab.words import told
@@ -22,8 +23,6 @@ MOST_CHOICES = 128
 LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "priority"}
 NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
 NOT_YET: Mapping[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (),
     "prompt_logprobs": (),
     "echo": (False,),
     "best_of": (1,),
@@ -74,6 +73,10 @@ class Sampled(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told beside each, with their log-probabilities; None: nothing is."""
+        return None
+
     def stops(self) -> list[str]:
         """The stop strings; ApiError for what are none."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -92,6 +95,10 @@ class CompletionBody(Sampled):
     """A request for /v1/completions."""
 
     prompt: Any = ""
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class ChatBody(Sampled):
@@ -99,6 +106,17 @@ class ChatBody(Sampled):
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_LOGPROBS)
+
+    def num_logprobs(self) -> int | None:
+        """The same; ApiError where only their number is given."""
+        if self.top_logprobs and not self.logprobs:
+            raise bad(
+                f"top_logprobs is {self.top_logprobs}, but nothing is told without logprobs=true. Add it.",
+                "top_logprobs",
+            )
+        return self.top_logprobs if self.logprobs else None
 
 
 class TextsBody(Body):

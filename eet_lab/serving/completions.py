@@ -58,19 +58,16 @@ async def _generated(
         first = await anext(pieces)
         if body.stream:
             return EventStream(form, head, generating, first, pieces, body.stream_options or StreamOptions())
-        texts = [""] * len(generating.choices)
-        for piece in first:
-            texts[piece.number] += piece.text
+        said = [*first]
         async for found in pieces:
-            for piece in found:
-                texts[piece.number] += piece.text
+            said += found
     except BaseException:
         generating.close()
         raise
     generating.close()
     if generating.is_abandoned:
         raise ApiError(499, "The client has left.")
-    return JSONResponse(form.whole(head, generating, texts))
+    return JSONResponse(form.whole(head, generating, said))
 
 
 def token_lists(given: Any, name: str) -> list[str | list[int]]:
