@@ -46,6 +46,10 @@ class Body(BaseModel):
 
     model: str | None = None
 
+    def identity(self) -> dict[str, Any] | None:
+        """The fields that decide what is answered; None where the same request gets something else each time."""
+        return self.model_dump(exclude={"model"})
+
 
 class StreamOptions(BaseModel):
     """What comes beside the tokens of a stream."""
@@ -72,6 +76,13 @@ class Sampled(Body):
     min_tokens: int = Field(default=0, ge=0)
     stream: bool = False
     stream_options: StreamOptions | None = None
+
+    def identity(self) -> dict[str, Any] | None:
+        """The same: of a greedy request how others would be drawn does not matter, of a drawn one its seed."""
+        if self.temperature and self.seed is None:
+            return None
+        no_matter = {"model", "stream", "stream_options"}
+        return self.model_dump(exclude=no_matter if self.temperature else no_matter | {"seed", "top_k", "top_p"})
 
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens are told beside each, with their log-probabilities; None: nothing is."""
@@ -130,6 +141,10 @@ class EmbeddingBody(TextsBody):
 
     encoding_format: str = "float"
     dimensions: int | None = None
+
+    def identity(self) -> dict[str, Any] | None:
+        """The same: vectors are kept as numbers, however they are written."""
+        return self.model_dump(exclude={"model", "encoding_format", "dimensions"})
 
 
 Kind = TypeVar("Kind", bound=Body)

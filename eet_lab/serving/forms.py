@@ -9,6 +9,7 @@ from typing import Any
 
 from eet_lab.serving.generating import Generating, Piece
 from eet_lab.serving.logprobs import Scored, of_chat, of_completion
+from eet_lab.serving.replay import Replay
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int = 0) -> dict[str, int]:
@@ -26,7 +27,7 @@ class Form:
     chunk_object: str
     is_chat: bool
 
-    def whole(self, head: dict[str, Any], generating: Generating, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def whole(self, head: dict[str, Any], generating: Generating | Replay, pieces: Sequence[Piece]) -> dict[str, Any]:
         """A complete answer, of all its pieces."""
         texts, scored = [[[] for _ in generating.choices] for _ in range(2)]  # type: ignore[var-annotated]
         for piece in pieces:
