@@ -82,7 +82,7 @@ class Generating:
         for prompt, how in zip(self._prompts, settings, strict=True):
             self._service.metrics.prompt_lengths.observe(len(prompt))
             for number in range(body.n):
-                scores = Scores(self._service.model.bytes_of)
+                scores = Scores(self._service.bytes_of)
                 answer = Answer(self._wake, is_followed=body.stream or bool(stops))
                 self.choices.append(Choice(len(self.choices), answer, StoppedText(decode, stops), scores))
                 self._service.joined(answer)

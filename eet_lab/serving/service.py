@@ -147,6 +147,10 @@ class Service:
             return await asyncio.to_thread(self.model.encode, text)
         return self.model.encode(text)
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token's text, which may be half a character."""
+        return self.model.bytes_of(token)
+
     def decode(self, stop: Iterable[int]) -> Decode:
         """Text of tokens, without those that end it, and without special ones."""
         return ended_by({*self.ends, *stop}, partial(self.model.decode, special=False))
