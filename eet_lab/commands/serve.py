@@ -30,6 +30,7 @@ OPTIONS = (
     ("body-s", float, "S", "seconds for its body (default: 30)"),
     ("request-s", float, "S", "seconds for its answer (default: 600)"),
     ("drain-s", float, "S", "seconds to finish what was accepted, at the end (default: 30)"),
+    ("response-cache-mib", int, "MIB", "keep so many MiB of answers for requests that come again (default: 0, none)"),
     ("served-model-name", str, "NAME", "the model's name in requests (default: as it was loaded)"),
     ("pool", str, "HOW", "how /v1/embeddings makes a vector of a text: mean or cls (default: mean)"),
 )

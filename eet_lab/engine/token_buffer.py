@@ -34,6 +34,7 @@ class RequestSettings(NamedTuple):
     top_p: float
     choice: Choice
     forced: tuple[int, ...] = ()  # what it shall generate, whatever the model says
+    logprobs: int | None = None
 
     @classmethod
     def of(cls, settings: Settings, num_tokens: int, number: int = 0, forced: Sequence[int] = ()) -> RequestSettings:
@@ -42,7 +43,7 @@ class RequestSettings(NamedTuple):
         `num_tokens` is the vocabulary's size.
         """
         noise, stop = int(noise_keys(settings.seed, 1, first=number)), frozenset(() if forced else settings.stop)
-        return cls(stop, noise, *settings.asked, settings.choice(num_tokens), tuple(forced))
+        return cls(stop, noise, *settings.asked, settings.choice(num_tokens), tuple(forced), settings.logprobs)
 
 
 class Numbers(NamedTuple):

@@ -100,6 +100,10 @@ class Model:
         """The text of token ids, with special tokens or without."""
         return " ".join(map(str, ids)) if self.tokenizer is None else self.tokenizer.decode(list(ids), special)
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of UTF-8 for which a token stands, which may be half a character."""
+        return str(token).encode() if self.tokenizer is None else self.tokenizer.bytes_of(token)
+
     def save(self, folder: str | os.PathLike) -> None:
         """Write it as a Hugging Face checkpoint, in its present dtype: config.json, model.safetensors, and what its own
         checkpoint had of a tokenizer. Each weight is as it was loaded, to the bit. Errors: ModelError.

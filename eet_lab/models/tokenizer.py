@@ -9,10 +9,20 @@ from typing import Any
 
 from eet_lab.errors import ModelError
 from eet_lab.models.checkpoint import AGAIN, check_file, read_json
+from eet_lab.models.transcript import BROKEN
 
 UNKNOWN = re.compile(r"⟨\d+⟩")
 """What `decode` makes of a token that the vocabulary does not have."""
 
+
+PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+UNPRINTED = (byte for byte in range(256) if byte not in PRINTED)
+BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(UNPRINTED)}
+"""The byte for which each character of a word stands, in vocabularies of bytes (GPT-2's table)."""
+ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""How other vocabularies write a byte that is no character alone."""
+SPACE = "\u2581"
+"""What stands for a space in SentencePiece's words."""
 
 MAX_BYTES = 128 << 20
 """A tokenizer of 250,000 words and their merges has some 30 MB."""
@@ -21,12 +31,14 @@ MAX_BYTES = 128 << 20
 class Tokenizer:
     """A thin cover over a Hugging Face tokenizer. Special tokens are shown; unknown ids decode to ⟨id⟩."""
 
-    def __init__(self, encode: Any, decode: Any, num_words: int, read: Any = None, id_of: Any = None) -> None:
+    def __init__(
+        self, encode: Any, decode: Any, num_words: int, read: Any = None, id_of: Any = None, word_of: Any = None
+    ) -> None:
         """`decode` takes `skip_special_tokens`; `read` makes ids and token types of one text or of a pair, `id_of` the
-        id of a word or None.
+        id of a word or None, `word_of` the word of an id as the vocabulary writes it.
         """
         self._encode, self._decode, self.num_words = encode, decode, num_words
-        self._read, self._id_of = read, id_of
+        self._read, self._id_of, self._word_of = read, id_of, word_of
 
     @classmethod
     def from_folder(cls, folder: Path, family: str = "gpt2") -> Tokenizer | None:
@@ -70,20 +82,29 @@ class Tokenizer:
                 told = tokenizer.encode(text, second)
                 return told.ids, told.type_ids
 
-            num_words, id_of = tokenizer.get_vocab_size(), tokenizer.token_to_id
-            return cls(lambda text: tokenizer.encode(text).ids, decode, num_words, read, id_of)
+            num_words, id_of, word_of = tokenizer.get_vocab_size(), tokenizer.token_to_id, tokenizer.id_to_token
+            return cls(lambda text: tokenizer.encode(text).ids, decode, num_words, read, id_of, word_of)
 
         def read_by_transformers(text: str, second: str | None) -> tuple[list[int], list[int] | None]:
             told = tokenizer(text, second)
             return told["input_ids"], told.get("token_type_ids")
 
         return cls(
-            tokenizer.encode, decode, len(tokenizer), read_by_transformers, lambda word: tokenizer.get_vocab().get(word)
+            tokenizer.encode,
+            decode,
+            len(tokenizer),
+            read_by_transformers,
+            lambda word: tokenizer.get_vocab().get(word),
+            tokenizer.convert_ids_to_tokens,
         )
 
     def _beginning_with(self, first: list[int]) -> Tokenizer:
         """The same, but texts begin with these tokens."""
-        return Tokenizer(lambda text: [*first, *self._encode(text)], self._decode, self.num_words) if first else self
+        if not first:
+            return self
+        return Tokenizer(
+            lambda text: [*first, *self._encode(text)], self._decode, self.num_words, word_of=self._word_of
+        )
 
     def check_fits(self, vocab_size: int) -> None:
         """ModelError where it has more tokens than a model's vocabulary, which may have more: many are padded."""
@@ -107,6 +128,21 @@ class Tokenizer:
     def id_of(self, word: str) -> int | None:
         """The id of a word of the vocabulary; None where it has no such word."""
         return self._id_of(word) if self._id_of else None
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of UTF-8 for which a token stands, with the space in front of a word; half a character has its own.
+
+        What it stands for is read from the word where the text alone does not tell.
+        """
+        text = self.decode([token])
+        word = self._word_of(token) if self._word_of and token < self.num_words else None
+        if not isinstance(word, str):
+            return text.encode()
+        if BROKEN not in text:
+            return (" " * (word.startswith(SPACE) and not text.startswith(" ")) + text).encode()
+        if found := ONE_BYTE.fullmatch(word):
+            return bytes.fromhex(found[1])
+        return bytes(BYTE_OF[letter] for letter in word) if BYTE_OF.keys() >= {*word} else text.encode()
 
     def decode(self, ids: Sequence[int], special: bool = True) -> str:
         """The text of token ids, with special tokens or without."""

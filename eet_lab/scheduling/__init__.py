@@ -2,7 +2,7 @@
 
 from eet_lab.scheduling.pages import HIDDEN, Held, Ledger, Pages, Slab
 from eet_lab.scheduling.prefix_caching import SharedPages
-from eet_lab.scheduling.request import Request, Row
+from eet_lab.scheduling.request import Request, Row, TokenLogprobs
 from eet_lab.scheduling.schedule import LEFT_PADDED, PACKED, TOKEN_BY_TOKEN, UP_TO_THE_SHORTEST, Schedule
 from eet_lab.scheduling.scheduler import Scheduler
 
@@ -21,4 +21,5 @@ __all__ = [
     "Scheduler",
     "SharedPages",
     "Slab",
+    "TokenLogprobs",
 ]

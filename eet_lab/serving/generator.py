@@ -121,7 +121,8 @@ class Generator(Worker):
             new.setdefault(request, []).append(token)
         now = time.perf_counter()
         news = [
-            News(self._jobs[request].answer, tokens, _reason(request), None, now) for request, tokens in new.items()
+            News(self._jobs[request].answer, tokens, _reason(request), None, now, request.logprobs[-len(tokens) :])
+            for request, tokens in new.items()
         ]
         for request in new:
             if request.done:

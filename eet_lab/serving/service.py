@@ -20,9 +20,11 @@ from eet_lab.serving.generator import Generator, Load
 from eet_lab.serving.metrics import Metrics
 from eet_lab.serving.options import Options
 from eet_lab.serving.reader import Reader
+from eet_lab.serving.response_cache import ResponseCache
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
+from eet_lab.words import MiB
 
 SHORT = 4096
 """Characters that are read into tokens at once; longer texts go to a thread, so that nobody waits for them."""
@@ -43,7 +45,8 @@ class Service:
         self.columns = self.options.columns(model.config.context)
         self.created = self.created_now()
         self.admission = Admission(self.options)
-        self.metrics = Metrics(self.name, self.load)
+        self.cache = ResponseCache(self.options.response_cache_mib * MiB)
+        self.metrics = Metrics(self.name, self.load, self.cache)
         default = ENCODER_RECIPE if self.is_encoder else DECODER_RECIPE
         self.recipe: Recipe = as_recipe(default if recipe is None else recipe, model.device, model.config)
         self.ends = ends_of(model)
@@ -143,6 +146,10 @@ class Service:
         if isinstance(text, str) and len(text) > SHORT:
             return await asyncio.to_thread(self.model.encode, text)
         return self.model.encode(text)
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token's text, which may be half a character."""
+        return self.model.bytes_of(token)
 
     def decode(self, stop: Iterable[int]) -> Decode:
         """Text of tokens, without those that end it, and without special ones."""

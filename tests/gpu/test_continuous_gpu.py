@@ -166,3 +166,24 @@ def test_a_soak_leaves_the_allocator_where_it_was(fp32):
     engine.step()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("recipe", RECIPES[1:])
+def test_log_probabilities_leave_the_tokens_as_they_are_and_come_from_captured_steps(recipe):
+    model, rows = decoder(torch.float16), batch(12, 1, 40)
+    engine = Engine(model, parts_of(recipe, "paged", POLICIES[0]))
+    engine.reserve(5, 64, Settings(20))
+    for how in ({}, {"temperature": 0.9, "seed": 5}):
+        settings = [Settings(20, **how, logprobs=(None, 0, 20)[number % 3]) for number in range(len(rows))]
+        want = joined(engine, rows, Settings(20, **how))
+        assert joined(engine, rows, settings) == want
+    asked = [engine.add(row, each) for row, each in zip(rows, settings, strict=True)]
+    while not all(request.done for request in asked):
+        engine.step()
+    plain = Engine(model).generate(
+        rows, [replace(each, logprobs=20) for each in settings], forced=[request.generated for request in asked]
+    )
+    for request, each, told in zip(asked, settings, plain.logprobs, strict=True):
+        assert len(request.logprobs) == (0 if each.logprobs is None else 20)
+        for ours, theirs in zip(request.logprobs, told, strict=False):
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=0.05) and len(ours.top) == each.logprobs

@@ -77,6 +77,12 @@ def test_a_seed_repeats_its_draws_and_n_are_rows_of_a_batch(client, demo):
     assert [choice.text for choice in others.choices] != texts
 
 
+def test_without_a_seed_choices_and_calls_differ(client):
+    how = dict(model="demo", prompt=PROMPT, max_tokens=16, temperature=1.5, n=2)
+    texts = [choice.text for _ in range(2) for choice in client.completions.create(**how).choices]
+    assert len({*texts}) == 4
+
+
 def test_requests_choose_tokens_in_their_own_ways(client, demo, slowed):
     stream = client.completions.create(model="demo", prompt="The", max_tokens=100, temperature=0, stream=True)
     next(iter(stream))
