@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     server, url = serving(model, args.recipe, args.host, args.port, given)
     if args.host not in ("127.0.0.1", "localhost", "::1") and "api_key" not in given:
         print("Whoever reaches this port can use the model: there is no --api-key-file.", file=sys.stderr)
-    line = f"Serving {model.name} ({server.service.recipe}) on {url}; Ctrl+C ends it."
+    line = f"Serving {model.name} ({server.service.card.recipe}) on {url}; Ctrl+C ends it."
     run_server(server, started=lambda: print(line, flush=True))
     return 0
 

@@ -14,14 +14,14 @@ from eet_lab.models.chat import as_messages
 from eet_lab.serving.bodies import ChatBody, CompletionBody, Sampled, StreamOptions, parsed
 from eet_lab.serving.errors import ApiError, bad, of_engine
 from eet_lab.serving.forms import CHAT, TEXT, Form
+from eet_lab.serving.front import SHORT, Front
 from eet_lab.serving.gate import read_body
 from eet_lab.serving.generating import Generating, settings_of
-from eet_lab.serving.service import SHORT, Service
 from eet_lab.serving.stream import EventStream
 from eet_lab.words import told
 
 
-async def complete(service: Service, request: Request) -> Response:
+async def complete(service: Front, request: Request) -> Response:
     """Continue one prompt or several."""
     service.check_kind(False, request.url.path)
     body = parsed(await read_body(request.receive, service.options), CompletionBody)
@@ -30,7 +30,7 @@ async def complete(service: Service, request: Request) -> Response:
     return await _generated(service, request, body, prompts, 16 if body.max_tokens is None else body.max_tokens, TEXT)
 
 
-async def chat(service: Service, request: Request) -> Response:
+async def chat(service: Front, request: Request) -> Response:
     """Say what follows a conversation."""
     service.check_kind(False, request.url.path)
     body = parsed(await read_body(request.receive, service.options), ChatBody)
@@ -47,7 +47,7 @@ async def chat(service: Service, request: Request) -> Response:
 
 
 async def _generated(
-    service: Service, request: Request, body: Sampled, prompts: Sequence[list[int]], asked: int | None, form: Form
+    service: Front, request: Request, body: Sampled, prompts: Sequence[list[int]], asked: int | None, form: Form
 ) -> Response:
     settings, state = settings_of(body, prompts, asked, service), request.state
     head = {"id": f"{form.prefix}-{state.request_id}", "created": service.created_now(), "model": service.name}
@@ -92,7 +92,7 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def _encoded(service: Service, prompt: str | list[int]) -> list[int]:
+async def _encoded(service: Front, prompt: str | list[int]) -> list[int]:
     try:
         return await service.encode(prompt)
     except EETError as error:
