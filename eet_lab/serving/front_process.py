@@ -17,7 +17,7 @@ GONE = "The process with the model has ended, and this request with it. Restart 
 
 
 async def serve(channel: Channel, listening: socket.socket) -> None:
-    """Until the engine's process says so, or is gone: then whoever waits is told."""
+    """Serve until the engine's process says so, or is gone: then whoever waits is told."""
     frames = channel.frames()
     hello: Hello | None = None
     async for frame in frames:

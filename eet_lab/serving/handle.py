@@ -70,7 +70,7 @@ class Served:
 
     def __repr__(self) -> str:
         service = self._server.service
-        return f"<{service.name} ({service.card.recipe}) at {self.url}, {self.state}>"
+        return f"<{service.name} ({service.card.recipe}) at {self.url}, {self.state}, front {self._server.place}>"
 
     def _repr_html_(self) -> str:
         """The same for a notebook, with a link."""

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from eet_lab.serving.front import Front
@@ -19,6 +19,8 @@ class Lifecycle(ABC):
     """
 
     service: Front
+    place: ClassVar[str]
+    """Where its front is."""
 
     def __init__(self) -> None:
         self.is_up = threading.Event()

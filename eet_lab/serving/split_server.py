@@ -30,6 +30,7 @@ class SplitServer(Lifecycle):
     """
 
     service: Service
+    place = "in a process"
 
     def __init__(self, service: Service, listening: socket.socket) -> None:
         super().__init__()
