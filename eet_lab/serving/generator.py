@@ -71,6 +71,7 @@ class Generator(Worker):
 
     def _build(self) -> None:
         engine = Engine(self._model.decoder, self._recipe.parts)
+        engine.prepare(self.progress)
         rows = self._recipe.parts.schedule.max_rows
         assert rows is not None
         # Prompts of one token: it shall take memory and be warm, and not compute what nobody asked for.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from eet_lab.errors import SetupError
 from eet_lab.models import Model
 from eet_lab.models.on_device import checked_model
+from eet_lab.progress import Progress
 from eet_lab.serving.options import Options
 from eet_lab.texts import RecipeLike
 from eet_lab.words import told
@@ -118,8 +119,11 @@ def serving(
     port: int,
     options: Mapping[str, Any],
     front: str | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Lifecycle, str]:
-    """A server that listens and does not run yet, and its URL. Errors: those of `serve`."""
+    """A server that listens and does not run yet, and its URL. `progress` is told of kernels that are built, on the
+    engine's thread. Errors: those of `serve`.
+    """
     if missing := next((name for name in PACKAGES if not _is_installed(name)), None):
         raise SetupError(f"{missing} is not installed, which serving needs: pip install 'eet-lab[serve]'.")
     from eet_lab.serving.listening import listen, url_of
@@ -128,6 +132,7 @@ def serving(
     if front is not None and front not in FRONTS:
         raise SetupError(f"front is {told(front)}, but it must be 'process', 'thread', or None: whichever can be.")
     service = Service(checked_model(model), recipe, Options.of(**options))
+    service.worker.progress = progress
     why_not = service.card.why_not_sent()
     if front == "process" and why_not:
         raise SetupError(f"front is 'process', but {why_not} Say front='thread'.")

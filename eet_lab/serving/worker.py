@@ -15,6 +15,7 @@ from queue import Empty, SimpleQueue
 
 import torch
 
+from eet_lab.progress import Progress
 from eet_lab.serving.errors import ApiError
 from eet_lab.threads import num_cpu_threads
 
@@ -33,6 +34,8 @@ class Worker(ABC):
 
     def __init__(self, name: str) -> None:
         self.ready: Future[None] = Future()
+        self.progress: Progress | None = None
+        """Told of what is built before the first request."""
         self.dead: ApiError | None = None
         """Why nothing can be served any more, once a new engine could not be built."""
         self._told_by: Callable[[Command], object] | None = None
