@@ -78,7 +78,9 @@ def test_no_piece_of_an_answer_waits_for_an_acknowledgement(served):
 
 def test_what_is_built_before_the_first_request_is_told(demo, monkeypatch):
     told = []
-    monkeypatch.setattr(Engine, "prepare", lambda self, progress=None, cancel=None: progress(0, 1, "building"))
+    monkeypatch.setattr(
+        Engine, "prepare", lambda self, progress=None, cancel=None: progress and progress(0, 1, "building")
+    )
     server, _ = serving(demo, None, "127.0.0.1", 0, {}, progress=lambda *news: told.append(news))
     server.service.worker._build()
     server.service.worker._close()
