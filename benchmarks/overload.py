@@ -4,8 +4,8 @@
     python benchmarks/overload.py --requests 2000 --out overload.json
 
 A server of a small model in a process of its own is found out first: requests that are all there at once tell its
-capacity. Then they come at 1.5 times of it. Memory is the server's resident set: the most that it held in the last
-quarter, against the most in the one before.
+capacity. Then they come at 1.5 times of it. Memory is the resident set of the server's processes: the most that they
+held in the last quarter, against the most in the one before.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def found_capacity(url: str, queued: int) -> float:
 
 @contextmanager
 def memory_of(process: psutil.Process) -> Iterator[list[int]]:
-    """Its resident bytes now and then, as long as the block lasts."""
+    """The resident bytes of it and its front now and then, as long as the block lasts."""
     held, is_over = list[int](), threading.Event()
 
     def look() -> None:
         while not is_over.wait(LOOK_S):
-            held.append(process.memory_info().rss)
+            held.append(sum(each.memory_info().rss for each in (process, *process.children())))
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -9,7 +9,7 @@ from families import V, theirs
 
 from eet_lab.errors import ModelError
 from eet_lab.models import load
-from eet_lab.models.load import DEMO, demo_tokenizer
+from eet_lab.models.loading import DEMO, demo_tokenizer
 from eet_lab.models.tokenizer import Tokenizer
 
 OTHERS = f"has 4,096 tokens, but the model's vocabulary has {V}.*another model.*tokenizer="

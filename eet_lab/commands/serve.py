@@ -9,6 +9,7 @@ from typing import Any
 
 from eet_lab.commands.arguments import add_model, read_key
 from eet_lab.commands.command import Command
+from eet_lab.commands.terminal import ProgressLine
 
 GUIDE = """\
 Serves a model with OpenAI's interface: /v1/completions, /v1/chat/completions, /v1/models, and for encoders
@@ -40,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port; 0: any free one (default: 8000)")
+    parser.add_argument(
+        "--front",
+        choices=("process", "thread"),
+        help="where HTTP and texts are worked at: beside the engine's process, or in it (default: beside it)",
+    )
     parser.add_argument("--recipe", metavar="WORDS", help="default: all,continuous_batching; of an encoder: all")
     parser.add_argument(
         "--api-key-file",
@@ -62,10 +68,10 @@ def run(args: argparse.Namespace) -> int:
     if args.api_key_file is not None:
         given["api_key"] = read_key(args.api_key_file)
     model = load(args.model, device=args.device, dtype=args.dtype)
-    server, url = serving(model, args.recipe, args.host, args.port, given)
+    server, url = serving(model, args.recipe, args.host, args.port, given, args.front, ProgressLine())
     if args.host not in ("127.0.0.1", "localhost", "::1") and "api_key" not in given:
         print("Whoever reaches this port can use the model: there is no --api-key-file.", file=sys.stderr)
-    line = f"Serving {model.name} ({server.service.recipe}) on {url}; Ctrl+C ends it."
+    line = f"Serving {model.name} ({server.service.card.recipe}) on {url}; Ctrl+C ends it."
     run_server(server, started=lambda: print(line, flush=True))
     return 0
 

@@ -8,16 +8,18 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from eet_lab.errors import PromptError, did_you_mean
-from eet_lab.models.config import Config
-from eet_lab.ops.reference import noise_keys
-from eet_lab.ops.types import Choice, Sampling
 from eet_lab.words import counted, told
+
+if TYPE_CHECKING:  # a server's front has settings, and no torch
+    import torch
+
+    from eet_lab.models.config import Config
+    from eet_lab.ops.types import Choice, Sampling
 
 MOST = 2**31 - 1
 """The most tokens: kernels count them in ints."""
@@ -88,10 +90,15 @@ class Settings:
 
     def choice(self, num_tokens: int) -> Choice:
         """The plainest choice that does, among so many tokens."""
+        from eet_lab.ops.types import Choice
+
         return Choice.of(*self.asked, num_tokens)
 
     def sampling(self, num_rows: int, device: torch.device | str = "cpu", num_tokens: int = MOST) -> Sampling:
         """The same as the ops read it, for a batch of so many rows; a top-k of `num_tokens`, all there are, is none."""
+        from eet_lab.ops.reference import noise_keys
+        from eet_lab.ops.types import Sampling
+
         return Sampling.of(noise_keys(self.seed, num_rows, device), [self.asked] * num_rows, num_tokens)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from eet_lab.scheduling import TokenLogprobs
 from eet_lab.serving.errors import ApiError
@@ -16,7 +16,7 @@ Reason = Literal["stop", "length", "abort"]
 class News(NamedTuple):
     """New tokens of an answer, and its end where they are the last; `at` is `time.perf_counter()` on the engine."""
 
-    answer: Answer
+    answer: Any  # an Answer, or its number in another process
     tokens: Sequence[int]
     reason: Reason | None
     error: ApiError | None

@@ -14,16 +14,16 @@ from eet_lab.models.chat import as_messages
 from eet_lab.serving.bodies import ChatBody, CompletionBody, Sampled, StreamOptions, parsed
 from eet_lab.serving.errors import ApiError, bad, of_engine
 from eet_lab.serving.forms import CHAT, TEXT, Form
+from eet_lab.serving.front import SHORT, Front
 from eet_lab.serving.gate import read_body
 from eet_lab.serving.generating import Generating, Piece, settings_of
 from eet_lab.serving.replay import Replay, recorded
 from eet_lab.serving.response_cache import HIT
-from eet_lab.serving.service import SHORT, Service
 from eet_lab.serving.stream import EventStream
 from eet_lab.words import told
 
 
-async def complete(service: Service, request: Request) -> Response:
+async def complete(service: Front, request: Request) -> Response:
     """Continue one prompt or several."""
     service.check_kind(False, request.url.path)
     body = parsed(await read_body(request.receive, service.options), CompletionBody)
@@ -36,7 +36,7 @@ async def complete(service: Service, request: Request) -> Response:
     return await _answered(service, request, body, asked, TEXT)
 
 
-async def chat(service: Service, request: Request) -> Response:
+async def chat(service: Front, request: Request) -> Response:
     """Say what follows a conversation."""
     service.check_kind(False, request.url.path)
     body = parsed(await read_body(request.receive, service.options), ChatBody)
@@ -63,7 +63,7 @@ class Asked(NamedTuple):
 
 
 async def _answered(
-    service: Service, request: Request, body: Sampled, asked: Callable[[], Awaitable[Asked]], form: Form
+    service: Front, request: Request, body: Sampled, asked: Callable[[], Awaitable[Asked]], form: Form
 ) -> Response:
     """What was answered before, or what the engine says to `asked`."""
     key, ticket = service.cache.key_of(request.url.path, body), request.state.ticket
@@ -82,7 +82,7 @@ async def _answered(
 
 
 async def _said(
-    service: Service,
+    service: Front,
     request: Request,
     body: Sampled,
     source: Generating | Replay,
@@ -128,7 +128,7 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def _encoded(service: Service, prompt: str | list[int]) -> list[int]:
+async def _encoded(service: Front, prompt: str | list[int]) -> list[int]:
     try:
         return await service.encode(prompt)
     except EETError as error:

@@ -15,10 +15,10 @@ from eet_lab.serving.admission import Ticket
 from eet_lab.serving.answer import Answer, Reason
 from eet_lab.serving.bodies import MOST_CHOICES, Sampled
 from eet_lab.serving.errors import bad, of_engine
+from eet_lab.serving.front import Front
 from eet_lab.serving.gate import NUMBERS, Receive
-from eet_lab.serving.generator import Job
+from eet_lab.serving.jobs import Job
 from eet_lab.serving.logprobs import Scored, Scores
-from eet_lab.serving.service import Service
 from eet_lab.serving.stopped_text import StoppedText
 
 MOST_SEED = 2**62
@@ -63,7 +63,7 @@ class Choice:
 class Generating:
     """A request, from its jobs to its last piece. `close` ends what is still under way."""
 
-    def __init__(self, service: Service, prompts: Sequence[Sequence[int]], body: Sampled, ticket: Ticket) -> None:
+    def __init__(self, service: Front, prompts: Sequence[Sequence[int]], body: Sampled, ticket: Ticket) -> None:
         self._service, self._ticket = service, ticket
         self._wake = asyncio.Event()
         self._deadline = ticket.since + service.options.request_s
@@ -141,7 +141,7 @@ class Generating:
         self._service.left([choice.answer for choice in self.choices])
 
 
-def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | None, service: Service) -> list[Settings]:
+def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | None, service: Front) -> list[Settings]:
     """How each prompt is continued. `asked` are the tokens that the client wants; None: all that there is room for.
 
     Errors: ApiError, with the field, for what there is no room for.
