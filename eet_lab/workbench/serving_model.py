@@ -68,9 +68,9 @@ def serving(asked: Asked, table: CostTable, on_look: OnLook) -> ModelWork:
         wanted = model.name, str(serving_recipe(recipe, model)), model.dtype
         if (of.model, of.recipe, of.dtype) != wanted:
             raise CostError(
-                f"The cost table is of {visible(of.model)} in {of.dtype} under {short_form(of.recipe, model.device)}, but "
-                f"{model.name} in {model.dtype} under {short_form(wanted[1], model.device)} would be served. "
-                "Press Measure this model first."
+                f"The cost table is of {visible(of.model)} in {of.dtype} under {short_form(of.recipe, model.device)}, "
+                f"but {model.name} in {model.dtype} under {short_form(wanted[1], model.device)} would be served. Press "
+                "Measure this model first."
             )
         traffic = asked.traffic(table)
         name, policy = asked.live(table, traffic)
