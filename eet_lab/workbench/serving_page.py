@@ -133,7 +133,7 @@ ON_A_CPU = " A CPU's times say nothing of a GPU's."
 def _where(table: CostTable, is_example: bool) -> str:
     """Where the times come from."""
     told = f"{EXAMPLE if is_example else MEASURED}{told_table(table)}."
-    return f'<div class="eet-dim">{escape(told + ("" if on_gpu(table) else ON_A_CPU))}</div>'
+    return f'<div class="eet-dim" style="line-height:1.45">{escape(told + ("" if on_gpu(table) else ON_A_CPU))}</div>'
 
 
 def on_gpu(table: CostTable) -> bool:
