@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from eet_lab.bench.encoding import encoded
-from eet_lab.bench.timing import check
+from eet_lab.bench.timing import SHARED, UNDISTURBED, check
 from eet_lab.bench.workloads import FIRST_TOKEN
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
@@ -85,8 +85,10 @@ def serve_traffic(
     clock = _Clock(traffic, on_look, progress, cancel)
     serve = _serve_decoder if table.kind == "decoder" else _serve_encoder
     serve(model, traffic, policy, table, clock)
+    clock.look(running=0)
     record = clock.record
-    source = f"{model.name} on {table.source.device}"
+    note = f" ({SHARED})" if model.device == "cpu" and clock.was_disturbed else ""
+    source = f"{model.name} on {table.source.device}{note}"
     return Served(traffic, str(policy), source, *record.times(), record.passes())
 
 
@@ -108,10 +110,18 @@ class _Clock:
         self.queue, self.record = Queue(traffic), Record(len(traffic), None, None)
         self._traffic, self._on_look, self._progress, self.cancel = traffic, on_look, progress, cancel
         self._begin = self._looked = time.perf_counter()
+        self._cpu_begin = 0.0
 
     def start(self) -> None:
         """Everything is warm: requests come from now on."""
-        self._begin = time.perf_counter()
+        self._begin, self._cpu_begin = time.perf_counter(), time.thread_time()
+
+    @property
+    def was_disturbed(self) -> bool:
+        """Whether other programs kept this thread waiting in its passes on a CPU."""
+        passes = self.record.passes()
+        took_s = float((passes.end_ms - passes.begin_ms).sum()) / 1e3
+        return time.thread_time() - self._cpu_begin < UNDISTURBED * took_s
 
     def now_ms(self) -> float:
         return (time.perf_counter() - self._begin) * 1e3
@@ -128,14 +138,15 @@ class _Clock:
         self.queue.admit()
         if time.perf_counter() - self._looked >= LOOK_S:
             self._looked = time.perf_counter()
-            self._look(running)
+            self.look(running)
 
     def sleep(self, wake_ms: float = inf) -> None:
         """Wait for the next request, or until `wake_ms`, but no longer than between two looks."""
         left_s = (min(self.queue.next_ms, wake_ms) - self.now_ms()) / 1e3
         time.sleep(min(max(left_s, 0.0), LOOK_S))
 
-    def _look(self, running: int) -> None:
+    def look(self, running: int) -> None:
+        """Tell what goes on."""
         _, first, last = self.record.times()
         done, told = ~np.isnan(last), ~np.isnan(first)
         ttft = (first - self._traffic.arrival_ms)[told]
@@ -221,9 +232,8 @@ class _Joining:
             if count <= 0:
                 continue
             rows += 1
-            decoded, prompt_tokens = (
-                (decoded + 1, prompt_tokens) if start and count == 1 else (decoded, prompt_tokens + count)
-            )
+            read = min(count, max(len(request.prompt) - start, 0))  # of its prompt
+            prompt_tokens, decoded = prompt_tokens + read, decoded + count - read
             if isnan(record.start[number_of[request]]):
                 record.start[number_of[request]] = begin_ms
         for request, _, _ in told:

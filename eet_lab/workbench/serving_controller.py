@@ -28,6 +28,8 @@ ON_MODEL = ("measure", "serve")
 """What needs the model, and the thread that may run it."""
 BEGUN = {"simulate": "Simulating …", "loads": "Simulating …", "measure": "Measuring …", "serve": "Serving …"}
 ACTIONS = (*WORK, *ON_MODEL, "stop")
+ORDER = ("agreement", "batches", "loads", "table")
+"""In which figures stand: what was asked for last is rarely the table."""
 SHOWN_PASSES = 60
 """Passes that the kept figure has in view, around the longest queue: boxes of more are too narrow to read."""
 LOOKS = 2000
@@ -174,6 +176,7 @@ class ServingController:
         if self._loads is not None:
             self.figures["loads"] = self._against_load(*self._loads)
         served = {f"{name}, measured": each.served for name, each in self.measured.items()}
+        self.figures = {name: self.figures[name] for name in ORDER if name in self.figures}
         self.page.show(self.results | served, self.figures, self.measured)
 
     def _put_table(self, table: CostTable) -> None:

@@ -8,7 +8,7 @@ from eet_lab.figures import theme
 from eet_lab.figures.strip_chart import StripChart, chart_script
 from eet_lab.serving.live import Look
 
-HEIGHT = {"height": "150px", "min_width": "0"}
+HEIGHT = {"height": "195px", "min_width": "0"}
 LINES = {
     "requests": ("requests", "", {"wait": theme.SERIES[1], "run": theme.SELECTION}),
     "ttft": ("time to first token", "ms", {"p50": theme.BASELINE, "p99": theme.SELECTION}),
