@@ -29,7 +29,7 @@ ON_MODEL = ("measure", "serve")
 BEGUN = {"simulate": "Simulating …", "loads": "Simulating …", "measure": "Measuring …", "serve": "Serving …"}
 ACTIONS = (*WORK, *ON_MODEL, "stop")
 ORDER = ("agreement", "batches", "loads", "table")
-"""In which figures stand: what was asked for last is rarely the table."""
+"""The order of figures: what was asked for last is rarely the table."""
 SHOWN_PASSES = 60
 """Passes that the kept figure has in view, around the longest queue: boxes of more are too narrow to read."""
 LOOKS = 2000
