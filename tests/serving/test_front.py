@@ -21,6 +21,7 @@ import pytest
 import eet_lab
 from eet_lab.errors import SetupError
 from eet_lab.models.tokenizer import Tokenizer
+from eet_lab.scheduling import TokenLogprobs
 from eet_lab.serving.answer import News
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.jobs import Job, Load
@@ -60,11 +61,10 @@ def test_frames_bring_what_was_sent(demo):
         settings = eet_lab.Settings(4, temperature=0.5, stop=(1, 2))
         jobs = ToEngine([Job([1, 2], settings, 1, 7, 2.5)], [3], True)
         assert await sent(jobs, TO_ENGINE) == jobs
-        told = await sent(
-            ToFront([News(7, [1], "stop", None, 1.5), News(8, (), None, ApiError(504, "late"), 2.0)]), TO_FRONT
-        )
+        tokens = News(7, [1], "stop", None, 1.5, [TokenLogprobs(-0.5, ((1, -0.5), (3, -2.0)))])
+        told = await sent(ToFront([tokens, News(8, (), None, ApiError(504, "late"), 2.0)]), TO_FRONT)
         first, second = told.news
-        assert first == News(7, [1], "stop", None, 1.5) and second.error.body() == ApiError(504, "late").body()
+        assert first == tokens and second.error.body() == ApiError(504, "late").body()
         assert (await sent(ToFront(load=Load(1, 2, 0.5, 3), order="drain"), TO_FRONT)).load == Load(1, 2, 0.5, 3)
         card = Service(demo).card
         hello = await sent(Hello(card, Options(api_key="key")), HELLO)

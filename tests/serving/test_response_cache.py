@@ -27,7 +27,7 @@ HOW = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
 
 @pytest.fixture(scope="module")
 def served(demo):
-    served = eet_lab.serve(demo, PAGED, response_cache_mib=1, api_key=None).wait_until_up(60)
+    served = eet_lab.serve(demo, PAGED, front="thread", response_cache_mib=1, api_key=None).wait_until_up(60)
     yield served
     served.stop()
 
