@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -12,6 +13,7 @@ from typing import Any
 from eet_lab.commands.arguments import add_model, read_key
 from eet_lab.commands.command import Command
 from eet_lab.errors import SetupError
+from eet_lab.words import told
 
 GUIDE = """\
 Serves a model with OpenAI's interface: /v1/completions, /v1/chat/completions, /v1/models, and for encoders
@@ -71,8 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _span(text: str) -> int | tuple[int, int]:
+    if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", text):
+        raise argparse.ArgumentTypeError(f"{told(text)} is neither a number, such as 2, nor two, such as 1-4")
     least, dash, most = text.partition("-")
-    return (int(least), int(most)) if dash else int(text)
+    return (int(least), int(most)) if dash else int(least)
 
 
 def run(args: argparse.Namespace) -> int:

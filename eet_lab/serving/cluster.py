@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
 """What one replica takes one of, by its device."""
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_SERVE_LOG_TO_STDERR": "0"}
+"""Nothing is reported to anybody; Ray's own ports, which listen on every interface, take only who has the token of
+~/.ray; and what Serve says goes to its logs.
+"""
 APP = "eet_lab"
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 HEALTH_S = 1.0
@@ -84,9 +88,9 @@ def run(plan: Plan, scale: dict[str, Any], most: int, host: str, port: int) -> t
 
 def _join(device: str, most: int) -> bool:
     """Be part of a cluster that has room; whether it was started for this."""
-    # Ray reads both when it is imported, so they must come first.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_AUTH_MODE", "token")  # its ports are open to the network: others may run nothing there
+    # Ray reads them when it is imported, so they must come first.
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     import ray
     from ray.util import list_named_actors
 

@@ -144,7 +144,8 @@ def test_words_become_arguments(planned, capsys, monkeypatch):
     assert "give --replicas 1-4 too" in capsys.readouterr().err
     assert [command._span(text) for text in ("3", "1-4")] == [3, (1, 4)]
     with pytest.raises(SystemExit):
-        main(["serve", "--replicas", "many"])
+        main(["serve", "--replicas", "1-"])
+    assert "'1-' is neither a number" in capsys.readouterr().err
 
 
 async def of_demo() -> Replica:
