@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
@@ -50,7 +51,7 @@ def test_replicas_answer_as_the_plain_server_does(two, demo):
         alone = eet_lab.generate(demo, [PROMPT], max_new_tokens=20).texts[0]
         assert client.completions.create(**how).choices[0].text == alone
         pieces = list(client.completions.create(**how, stream=True))
-        assert "".join(each.choices[0].text for each in pieces) == alone and len(pieces) > 10
+        assert "".join(each.choices[0].text for each in pieces) == alone and len(pieces) > 3
         with pytest.raises(openai.NotFoundError) as told:
             client.completions.create(**{**how, "model": "other"})
         assert told.value.param == "model"
@@ -72,11 +73,11 @@ def test_nothing_leaves_the_machine(two):
     assert others and others <= here
 
 
-def outcome(url: str, stream: bool) -> str:
-    """ "complete", "told" with an error, or how it was silent."""
+def outcome(url: str, stream: bool, begun: Callable[[], object] = lambda: None) -> str:
+    """ "complete", "told" with an error, or how it was silent. `begun` is called with each piece."""
     try:
         with httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "stream": stream}, timeout=60) as answer:
-            text = "".join(answer.iter_text())
+            text = "".join((begun(), piece)[1] for piece in answer.iter_text())
     except httpx.TransportError:
         return "told"
     if answer.status_code != 200:
@@ -89,9 +90,10 @@ def outcome(url: str, stream: bool) -> str:
 def test_a_replica_that_is_killed_loses_nothing_silently_and_is_replaced(two):
     before = {each.pid for each in processes()}
     assert len(before) == 2
+    begun = [threading.Event() for _ in range(16)]
     with ThreadPoolExecutor(16) as pool:
-        waiting = [pool.submit(outcome, two.url, number % 2 == 0) for number in range(16)]
-        time.sleep(0.5)
+        waiting = [pool.submit(outcome, two.url, n % 4 > 0, begun[n].set) for n in range(16)]
+        eventually(lambda: sum(each.is_set() for each in begun) > 4, 60)  # more than one replica has slots for
         os.kill(min(before), signal.SIGKILL)
         found = [each.result() for each in waiting]
     assert set(found) <= {"complete", "told"} and "told" in found, found
