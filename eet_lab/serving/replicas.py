@@ -36,7 +36,7 @@ class Span(NamedTuple):
 
     @classmethod
     def of(cls, replicas: int | tuple[int, int]) -> Span:
-        """From 2, or from (1, 4). Errors: SetupError."""
+        """Read 2, or (1, 4). Errors: SetupError."""
         ends: Any = replicas if isinstance(replicas, tuple) and len(replicas) == 2 else (replicas, replicas)
         least, most = ends
         for each in (least, most):
