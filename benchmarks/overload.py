@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON too")
     args = parser.parse_args(argv)
-    with server(args.model, args.rows, args.queued) as (url, process):
+    options = ["--recipe", f"all,continuous_batching:rows={args.rows}", "--max-queued-requests", str(args.queued)]
+    with server("--model", args.model, *options) as (url, process):
         capacity = found_capacity(url, args.queued)
         traffic = make_traffic(args.requests, Gamma(OVERLOAD * capacity), LENGTHS, ANSWERS)
         with memory_of(process) as held:
@@ -63,11 +64,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 @contextmanager
-def server(model: str, rows: int, queued: int) -> Iterator[tuple[str, psutil.Process]]:
-    """The URL of a server that lasts as long as the block, and its process."""
-    command = [sys.executable, "-m", "eet_lab", "serve", "--model", model, "--device", "cpu", "--port", "0"]
-    command += ["--recipe", f"all,continuous_batching:rows={rows}", "--max-model-len", "64"]
-    command += ["--max-queued-requests", str(queued)]
+def server(*options: str) -> Iterator[tuple[str, psutil.Process]]:
+    """The URL of a server that lasts as long as the block, and its process. `options` are those of `eet-lab serve`."""
+    command = [sys.executable, "-m", "eet_lab", "serve", "--device", "cpu", "--port", "0", "--max-model-len", "64"]
+    command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None

@@ -30,6 +30,7 @@ _HOMES = {
     "fill_mask": "eet_lab.encoding",
     "pipeline": "eet_lab.pipelines",
     "serve": "eet_lab.serving.handle",
+    "serve_replicas": "eet_lab.serving.replicas",
     "Settings": "eet_lab.engine.settings",
     "Engine": "eet_lab.engine.engine",
     "Trainer": "eet_lab.training",

@@ -59,6 +59,7 @@ HOMES = {
     "h11": SERVING,
     "prometheus_client": SERVING,
     "pydantic": SERVING,
+    "ray": ("eet_lab.serving.cluster",),
     "starlette": SERVING,
     "uvicorn": SERVING,
 }
