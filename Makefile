@@ -1,6 +1,7 @@
 # make lab       set up and open JupyterLab on the workbench
 # make test      everything that needs no GPU: ruff, mypy, the tests, the notebooks, a real browser
 # make test-gpu  the tests that need one
+# make test-ray  the tests of serving by several replicas; installs Ray (350 MB) into .venv
 # make test-oldest  the tests with the oldest versions that pyproject.toml allows, in an environment of its own
 # make lint      ruff and mypy alone
 # make doctor    set up and say what is here and what is missing
@@ -13,7 +14,7 @@
 # WORKERS tests so many files at a time:  make test WORKERS=0   one after the other, in twice the time of 2
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-gpu test-oldest lint doctor media clean
+.PHONY: help lab test test-gpu test-ray test-oldest lint doctor media clean
 
 PYTHON ?=
 WORKERS ?= 2
@@ -47,6 +48,10 @@ test:
 test-gpu:
 	@$(SETUP) --extra test
 	$(BIN)/python -m pytest -m gpu $(ARGS)
+
+test-ray:
+	@$(SETUP) --extra test --extra ray
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serving/test_replicas.py tests/serving/test_ray_cluster.py $(ARGS)
 
 test-oldest:
 	@python=$$(PYTHON="$(PYTHON)" sh tools/find_python.sh) && "$$python" tools/oldest.py --all $(ARGS)

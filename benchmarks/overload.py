@@ -4,8 +4,8 @@
     python benchmarks/overload.py --requests 2000 --out overload.json
 
 A server of a small model in a process of its own is found out first: requests that are all there at once tell its
-capacity. Then they come at 1.5 times of it. Memory is the server's resident set: the most that it held in the last
-quarter, against the most in the one before.
+capacity. Then they come at 1.5 times of it. Memory is the resident set of the server's processes: the most that they
+held in the last quarter, against the most in the one before.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--out", type=Path, help="write the numbers as JSON too")
     args = parser.parse_args(argv)
-    with server(args.model, args.rows, args.queued) as (url, process):
+    options = ["--recipe", f"all,continuous_batching:rows={args.rows}", "--max-queued-requests", str(args.queued)]
+    with server("--model", args.model, *options) as (url, process):
         capacity = found_capacity(url, args.queued)
         traffic = make_traffic(args.requests, Gamma(OVERLOAD * capacity), LENGTHS, ANSWERS)
         with memory_of(process) as held:
@@ -63,11 +64,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 @contextmanager
-def server(model: str, rows: int, queued: int) -> Iterator[tuple[str, psutil.Process]]:
-    """The URL of a server that lasts as long as the block, and its process."""
-    command = [sys.executable, "-m", "eet_lab", "serve", "--model", model, "--device", "cpu", "--port", "0"]
-    command += ["--recipe", f"all,continuous_batching:rows={rows}", "--max-model-len", "64"]
-    command += ["--max-queued-requests", str(queued)]
+def server(*options: str) -> Iterator[tuple[str, psutil.Process]]:
+    """The URL of a server that lasts as long as the block, and its process. `options` are those of `eet-lab serve`."""
+    command = [sys.executable, "-m", "eet_lab", "serve", "--device", "cpu", "--port", "0", "--max-model-len", "64"]
+    command += options
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
         try:
             assert child.stdout is not None
@@ -89,12 +89,12 @@ def found_capacity(url: str, queued: int) -> float:
 
 @contextmanager
 def memory_of(process: psutil.Process) -> Iterator[list[int]]:
-    """Its resident bytes now and then, as long as the block lasts."""
+    """The resident bytes of it and its front now and then, as long as the block lasts."""
     held, is_over = list[int](), threading.Event()
 
     def look() -> None:
         while not is_over.wait(LOOK_S):
-            held.append(process.memory_info().rss)
+            held.append(sum(each.memory_info().rss for each in (process, *process.children())))
 
     thread = threading.Thread(target=look)
     thread.start()

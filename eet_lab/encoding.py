@@ -17,8 +17,8 @@ from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, MLM, TextTask
 from eet_lab.errors import ModelError, PromptError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.models.families import FAMILIES
-from eet_lab.models.load import check_characters
 from eet_lab.models.on_device import on_its_encoders_device
+from eet_lab.models.tokenizer import check_characters
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.whole import MOST, check_whole

@@ -30,6 +30,10 @@ class PromptError(EETError, ValueError):
     """A prompt or generation setting that cannot be run."""
 
 
+class TrainingError(EETError, ValueError):
+    """Training data or a setting that cannot be trained with, or a step whose loss is not finite."""
+
+
 class ScheduleError(EETError, ValueError):
     """A batching policy that cannot be, or a request that a scheduler does not know (any more)."""
 

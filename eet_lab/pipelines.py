@@ -90,7 +90,7 @@ class TextGeneration(Pipeline):
     def _ids(self, given: str | Chat) -> list[int]:
         if isinstance(given, str):
             return self.model.encode(given)
-        template: ChatTemplate | None = template_of(self.model)
+        template: ChatTemplate | None = template_of(self.model.folder)
         if template is None:
             raise ModelError(f"{self.model.name} has no chat template. Give texts, or load a checkpoint with one.")
         return template.ids(as_messages(given))

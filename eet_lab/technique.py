@@ -70,7 +70,7 @@ class Technique:
         """Why it cannot run such a model, or None: what the ops that it brings declare (`ops.fits`), and its stages."""
         reason = None
         with suppress(RecipeError):  # it wants other parts than the plain ones, or is broken: both are told elsewhere
-            reason = applied(self, Parts()).ops.unfit(config)
+            reason = applied(self, Parts()).ops_of(config.stage).unfit(config)
         if reason is None and config.stage not in self.stages:
             reason = f"it is for {' and '.join(map(STAGES.__getitem__, self.stages))}, and this is not one of them"
         return reason
@@ -304,7 +304,8 @@ def _required(t: Technique) -> list[Technique]:
 
 def unfit(device: str, config: Config) -> dict[str, str]:
     """What `all` leaves out for such a model and would not for another on that device, with the reasons."""
-    here = [t for t in (technique() for technique in registry().values()) if obstacle(t, device) is None]
+    meant = (t() for t in registry().values() if config.stage == "train" or not is_for_training(t))
+    here = [t for t in meant if obstacle(t, device) is None]
     return {t.name: reason for t in here if (reason := obstacle(t, device, config))}
 
 
@@ -328,9 +329,9 @@ def everything(device: str, config: Config | None = None) -> Recipe:
 
     `obstacle` says of the others why not.
     """
-    recipe = Recipe()
+    recipe, training = Recipe(), config is not None and config.stage == "train"
     for technique in registry().values():
-        if not is_in_all(technique) or obstacle(technique(), device, config):
+        if not is_in_all(technique, training) or obstacle(technique(), device, config):
             continue
         try:
             recipe = Recipe((*recipe.techniques, technique()))
@@ -339,9 +340,19 @@ def everything(device: str, config: Config | None = None) -> Recipe:
     return recipe
 
 
-def is_in_all(technique: type[Technique] | Technique) -> bool:
-    """Whether `all` means this one too, where it can run."""
-    return technique.in_all and technique.numerics != "lossy"
+def is_in_all(technique: type[Technique] | Technique, training: bool = False) -> bool:
+    """Whether `all` means this one too, where it can run; in training it means what is for training."""
+    return technique.in_all and technique.numerics != "lossy" and (training or not is_for_training(technique))
+
+
+def is_for_training(technique: type[Technique] | Technique) -> bool:
+    """Whether it is for nothing else."""
+    return technique.stages == ("train",)
+
+
+def listed() -> tuple[str, ...]:
+    """The names of all techniques that generate or encode, in canonical order: a page's list."""
+    return tuple(name for name, technique in registry().items() if not is_for_training(technique))
 
 
 def names_in_all() -> tuple[str, ...]:

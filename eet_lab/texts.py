@@ -82,7 +82,7 @@ def generate(
     """Continue the prompts (texts, or lists of token ids) and return texts with their timing.
 
     `progress` is told of the kernels that are built first, if any. `cancel` ends the run at its next step, and what is
-    there is kept. `settings` are those of `Settings` (max_new_tokens, temperature, top_k, top_p, seed, stop).
+    there is kept. `settings` are those of `Settings` (max_new_tokens, temperature, top_k, top_p, seed, stop, logprobs).
 
     Errors: PromptError, RecipeError, KernelBuildError, OutOfMemory, and Cancelled where kernels were still being built.
     """

@@ -12,13 +12,17 @@ from contextlib import contextmanager
 import torch
 
 
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def num_cpu_threads() -> int:
     """All cores that this process may use but one, and at least one.
 
     With every core taken, whatever else runs makes all threads of an operation wait for the one that it pushed aside.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores - 1)
+    return max(1, num_cores() - 1)
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
+from itertools import accumulate
 
-from eet_lab.scheduling import HIDDEN, Pages, Request, Row, Schedule, Scheduler, Slab
+from eet_lab.scheduling import HIDDEN, Pages, Request, Row, Schedule, Scheduler, SharedPages, Slab
 
 VOCAB, STOP = 60, 0
 LATE = 8
@@ -35,16 +36,20 @@ def alone(request: Request) -> list[int]:
 
 class Device:
     """Runs passes in the order of their launches. It has a token buffer by slot, a block table that is written only
-    where the ledger tells of changes, and memory, which holds tokens in the place of their keys.
+    where the ledger tells of changes, and memory, which holds tokens in the place of their keys, each with a digest of
+    all before it, of which keys depend too.
     """
 
     def __init__(self, ledger: Pages | Slab) -> None:
         self.ledger = ledger
         self.tokens: list[list[int]] = [[] for _ in range(ledger.num_slots)]
         self.table: list[list[int]] = [[] for _ in range(ledger.num_slots)]
-        self.memory: dict[tuple[int, int], int] = {}
+        self.memory: dict[tuple[int, int], tuple[int, int]] = {}
 
     def mirror(self) -> None:
+        for source, target in self.ledger.take_copies() if isinstance(self.ledger, SharedPages) else ():
+            for column in range(self.ledger.page):
+                self.memory[target, column] = self.memory[source, column]
         for slot in self.ledger.take_changes():
             self.table[slot] = list(self.ledger.table[slot])
         assert isinstance(self.ledger, Slab) or self.table == self.ledger.table
@@ -59,20 +64,55 @@ class Device:
 
     def run(self, rows: list[Row]) -> list[tuple[Request, int]]:
         for request, slot, start, count, _ in rows:
-            if start == 0:  # the host writes what it knows
+            if start == request.cached:  # the host writes what it knows
                 self.tokens[slot] = [*request.prompt, *request.generated]
             new = self.tokens[slot][start : start + count]
             assert len(new) == count > 0
             for column, token in enumerate(new, start):
-                self.memory[self.place(slot, column)] = token
+                before = self.memory[self.place(slot, column - 1)][1] if column else 0
+                place = self.place(slot, column)
+                if isinstance(self.ledger, SharedPages):
+                    check_unshared(self.ledger, place[0])
+                self.memory[place] = token, hash((before, token))
         told = []
         for request, slot, start, count, tells in rows:
             assert tells == (start + count == len(self.tokens[slot]))
             if tells:
-                seen = [self.memory[self.place(slot, column)] for column in range(start + count)]
+                seen, digests = zip(*(self.memory[self.place(slot, at)] for at in range(start + count)), strict=True)
+                assert list(digests) == digests_of(seen), "keys of other tokens"
                 self.tokens[slot].append(next_token(seen))
                 told.append((request, self.tokens[slot][-1]))
         return told
+
+
+def digests_of(tokens: Sequence[int]) -> list[int]:
+    return list(accumulate(tokens, lambda before, token: hash((before, token)), initial=0))[1:]
+
+
+def check_unshared(ledger: SharedPages, page: int) -> None:
+    """A page that is written to belongs to one request at most, and nobody finds it."""
+    assert ledger._users[page] <= 1, "a shared page is written to"
+    assert page not in ledger._idle and not (page in ledger._by_page and ledger._by_page[page].is_read)
+
+
+def check_shared(ledger: SharedPages, device: Device) -> None:
+    """Every page is free, cached or someone's, as often as its counter says; and holds what it is found by."""
+    given = Counter(page for pages in ledger.table for page in pages)
+    assert [given[page] for page in range(ledger.num_pages)] == ledger._users, "a counter is wrong"
+    assert sorted([*given, *ledger._idle, *ledger._free]) == list(range(HIDDEN + 1, ledger.num_pages)), "a page is lost"
+    assert ledger.num_shared == sum(count - 1 for count in given.values())
+    assert {each.page: each for each in ledger._by_key.values()} == ledger._by_page
+    assert all(each.key == key for key, each in ledger._by_key.items()) and set(ledger._idle) <= set(ledger._by_page)
+    ends = {0: 0}  # the digest behind each page that can be found, by its number
+    for key, each in sorted(ledger._by_key.items(), key=lambda item: item[1].number):
+        if key[0] in ends and each.is_read:
+            held = [device.memory[each.page, column] for column in range(ledger.page)]
+            assert [token for token, _ in held] == list(key[1])
+            before = ends[key[0]]
+            for token, digest in held:
+                before = hash((before, token))
+                assert digest == before, "a page that follows other tokens"
+            ends[each.number] = before
 
 
 class Server:
@@ -147,9 +187,12 @@ class Server:
         assert arrival == sorted(arrival), "served in the order of arrival"
         if before and not policy.joins:
             assert set(running) <= set(before), "somebody joined"
-        if isinstance(ledger, Pages):
+        if isinstance(ledger, SharedPages):
+            check_shared(ledger, self.device)
+        elif isinstance(ledger, Pages):
             given = [page for pages in ledger.table for page in pages]
             assert sorted([*given, *ledger._free]) == list(range(HIDDEN + 1, ledger.num_pages)), "a page has two owners"
+        if isinstance(ledger, Pages):
             assert all(pages == [] for slot, pages in enumerate(ledger.table) if slot not in slots)
 
     def end(self) -> None:

@@ -33,7 +33,7 @@ QUICK = [name for name in POOLS if name != "optimal"]
 class Captured(NamedTuple):
     """What a graph knows for good: which kernels choose, and addresses."""
 
-    choice: Choice
+    kind: tuple[Choice, bool]
     addresses: list
     kept: list[StorageWeakRef]
     activations: list[tuple[int, StorageWeakRef]]
@@ -74,17 +74,21 @@ class Emulated:
             del memory.empty
         self._counts["captures"] += 1
         kept = [StorageWeakRef(tensor.untyped_storage()) for tensor in self._kept()]
-        return Captured(self._slots._choice, self._addresses(), kept, given)
+        return Captured(self._kind, self._addresses(), kept, given)
 
     def _replay(self, step: Captured, max_kv: int) -> None:
         chunks = {chunk.data_ptr(): chunk.numel() for chunk in self._slots._engine.memory._chunks.values()}
-        assert self._slots._choice == step.choice, "it chooses in another way"
+        assert self._kind == step.kind, "it chooses in another way, or tells more"
         assert self._addresses() == step.addresses, "something moved"
         assert not any(storage.expired() for storage in step.kept), "what it read is gone"
         assert not any(storage.expired() for _, storage in step.activations), "a chunk is gone"
         assert all(any(at <= a < at + size for at, size in chunks.items()) for a, _ in step.activations)
         self._decode(max_kv)
         self._counts["replays"] += 1
+
+    @property
+    def _kind(self) -> tuple[Choice, bool]:
+        return self._slots._choice, self._slots._tells_logprobs
 
     def _addresses(self) -> list:
         return [(tensor.data_ptr(), tensor.stride()) for tensor in self._kept()]

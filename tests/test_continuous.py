@@ -183,12 +183,13 @@ class Lagging:
     def __init__(self, clock, device, num_rows):
         self._clock, self._waiting, self._draw, self._num_passes = clock, deque(), random.Random(0), 0
 
-    def push(self, state):
+    def push(self, state, logprobs):
         arrived = self._collect(self._draw.randint(0, 7))
         ids = state.log[self._num_passes % len(state.log)].tolist()
+        rows = None if logprobs is None else logprobs[self._num_passes % len(logprobs)].tolist()
         self._num_passes += 1
         assert int(state.num_passes) == self._num_passes
-        self._waiting.append(StepTokens(ids, self._clock.since_ms()))
+        self._waiting.append(StepTokens(ids, self._clock.since_ms(), rows))
         return arrived
 
     def drain(self):

@@ -13,7 +13,7 @@ from test_engine import RECIPES, batch
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError
-from eet_lab.ops import reference
+from eet_lab.ops import noise, reference
 from eet_lab.ops.types import Choice, Sampling
 from eet_lab.technique import Recipe
 
@@ -118,7 +118,7 @@ def test_a_row_gets_what_it_would_get_alone_to_the_bit(asked, seed, spread, ties
 
 def test_draws_stay_within_top_k_and_top_p(tiny, monkeypatch):
     """The noise is finite even for the hash's last value, so a hidden word can never win."""
-    monkeypatch.setattr(reference, "_mix", lambda x: torch.full_like(x, 0x7FFFFFFF))
+    monkeypatch.setattr(noise, "mix", lambda x: torch.full_like(x, 0x7FFFFFFF))
     assert reference.gumbel(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long), 7).isfinite().all()
     monkeypatch.undo()
     torch.manual_seed(0)

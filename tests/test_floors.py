@@ -59,6 +59,7 @@ HOMES = {
     "h11": SERVING,
     "prometheus_client": SERVING,
     "pydantic": SERVING,
+    "ray": ("eet_lab.serving.cluster",),
     "starlette": SERVING,
     "uvicorn": SERVING,
 }
@@ -154,7 +155,7 @@ def test_imports_go_downwards(module, path):
         ("eet_lab.parts.memory", "from ..technique import Recipe", True),
         ("eet_lab.parts.memory", "if TYPE_CHECKING:\n    from eet_lab.technique import Recipe", False),
         ("eet_lab.memory.planners", "import torch.nn", True),
-        ("eet_lab.models.load", "import torch", False),
+        ("eet_lab.models.loading", "import torch", False),
         ("eet_lab.bench.results", "import plotly.graph_objects as go", True),
         ("eet_lab.bench.results", "import pynvml", True),
         ("eet_lab.workbench.live", "import anywidget", False),

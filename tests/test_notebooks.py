@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from nbmake.nb_run import NotebookRun
 
-from eet_lab.technique import known, registry
+from eet_lab.technique import known, listed
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parent.parent / "notebooks").glob("*.ipynb"))
 PLOTLY = "application/vnd.plotly.v1+json"
@@ -80,7 +80,7 @@ def test_a_lesson_has_what_each_has(stem):
     assert code.count(".check(") in (2, 3) and text.count("## Exercise") == code.count(".check(")
 
 
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("name", listed())
 def test_each_technique_has_a_lesson_that_names_it(name):
     lesson = known(name).lesson
     assert lesson in LESSONS

@@ -105,7 +105,7 @@ def imported(*folders: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize(("module", "files"), imported("eet_lab").items())
 def test_every_import_is_declared(module, files):
-    optional = {"ortools": "optimal", "voila": "app"}
+    optional = {"ortools": "optimal", "ray": "ray", "voila": "app"}
     optional |= dict.fromkeys(("fastapi", "h11", "prometheus_client", "pydantic", "starlette", "uvicorn"), "serve")
     declared = requirements(optional[module]) if module in optional else requirements()
     name = canonicalize_name(DISTRIBUTIONS.get(module, module))

@@ -15,7 +15,7 @@ from eet_lab.bench.held_out import held_out, why_not, windows
 from eet_lab.errors import Cancelled, ModelError, PromptError
 from eet_lab.models import load
 from eet_lab.models.config import PRESETS, Config
-from eet_lab.models.load import DEMO
+from eet_lab.models.loading import DEMO
 from eet_lab.progress import Cancel
 
 

@@ -14,7 +14,7 @@ from encoders import V, theirs
 import eet_lab
 from eet_lab.errors import ModelError, PromptError
 from eet_lab.models import load
-from eet_lab.models.load import DEMO
+from eet_lab.models.loading import DEMO
 
 PLAIN = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11"]

@@ -18,6 +18,7 @@ from eet_lab.technique import (
     Technique,
     everything,
     knob,
+    listed,
     names_in_all,
     register,
     registry,
@@ -110,9 +111,10 @@ def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
     for technique in ALL:
         monkeypatch.setattr(technique, "unavailable", lambda self, device: None)
     assert everything("cuda").names == tuple(
-        name for name in IDS if name not in ("continuous_batching", "int8_weights")
+        name for name in listed() if name not in ("continuous_batching", "prefix_caching", "int8_weights")
     )
-    assert Recipe.parse("all,continuous_batching,int8_weights", "cuda").names == tuple(IDS)
+    assert Recipe.parse("all,continuous_batching,prefix_caching,int8_weights", "cuda").names == listed()
+    assert {*IDS} - {*listed()} == {"chunked_cross_entropy", "flat_optimizer"}
 
 
 @pytest.mark.parametrize(

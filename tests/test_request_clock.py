@@ -165,6 +165,6 @@ def test_times_of_a_gpu_are_those_of_the_request(monkeypatch, slow, pass_time):
     ring = stream.open_stream(clock, torch.device("cuda", 0), num_rows=2)
     clock.once(slow(lambda: True))
     pass_time(LONG_S / 4)
-    [step] = [*ring.push(buffer), *ring.drain()]
+    [step] = [*ring.push(buffer, None), *ring.drain()]
     assert LONG_MS / 2 < step.t_ms < LONG_MS < 2 * LONG_MS < clock.setup_ms
     assert step.ids == [1, 1]

@@ -9,7 +9,8 @@ from families import V, theirs
 
 from eet_lab.errors import ModelError
 from eet_lab.models import load
-from eet_lab.models.load import DEMO, demo_tokenizer
+from eet_lab.models.loading import DEMO, demo_tokenizer
+from eet_lab.models.tokenizer import Tokenizer
 
 OTHERS = f"has 4,096 tokens, but the model's vocabulary has {V}.*another model.*tokenizer="
 
@@ -53,3 +54,17 @@ def small_tokenizer():
     from tokenizers import Tokenizer, models
 
     return Tokenizer(models.BPE({"<unk>": 0, "a": 1, "b": 2}, []))
+
+
+def test_bytes_of_a_token_have_its_space_and_half_characters():
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models
+
+    vocab = {"\u2581Hi": 0, "there": 1, "<0xF0>": 2, "<0x9F>": 3, "<0x0A>": 4}
+    fast = Fast(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
+    fast.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    llama = Tokenizer.of(fast)
+    assert [llama.bytes_of(token) for token in range(6)] == [b" Hi", b"there", b"\xf0", b"\x9f", b"\n", "⟨5⟩".encode()]
+    assert Tokenizer(None, lambda ids, skip_special_tokens: "a", 9).bytes_of(3) == b"a", "no words are known"

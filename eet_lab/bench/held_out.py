@@ -30,7 +30,7 @@ from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import Cancelled, ModelError, PromptError
 from eet_lab.models import Model
 from eet_lab.models.decoder import Decoder, logits
-from eet_lab.models.load import DEMO
+from eet_lab.models.loading import DEMO
 from eet_lab.models.on_device import on_its_device
 from eet_lab.ops.oom import memory_for
 from eet_lab.ops.types import Batch, Sampling, fresh

@@ -21,7 +21,7 @@ from eet_lab.bench.rows import OURS, Row, taken
 from eet_lab.bench.timing import SHARED, Rounds, Series, Tally, Timed
 from eet_lab.devices import checked_device, kind_of, present
 from eet_lab.errors import EETError, PromptError, did_you_mean, first_line
-from eet_lab.models.load import checked_dtype
+from eet_lab.models.loading import checked_dtype
 from eet_lab.ops import cuda, native, reference
 from eet_lab.ops.oom import is_out_of_memory, memory_for
 from eet_lab.ops.shapes import AttentionShape, copied

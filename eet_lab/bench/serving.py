@@ -122,6 +122,7 @@ def served(
     engine: Engine, prompts: Sequence[Sequence[int]], settings: Settings, cancel: Cancel | None = None
 ) -> ServingRun:
     """Add all prompts and step until the last is done. Times count from before the first one is added."""
+    engine.reset_prefix_cache()  # else a repeated run would find its own prompts
     start = time.perf_counter()
     requests = [engine.add(prompt, settings) for prompt in prompts]
     first_ms: dict[Request, float] = {}

@@ -254,7 +254,7 @@ class RunInputs:
 
     def described(self) -> dict[str, Any]:
         """The fields that every result begins with."""
-        settings = asdict(self.settings)
+        settings = {name: value for name, value in asdict(self.settings).items() if value is not None}
         return {
             "environment": environment(self.model),
             "workload": self.workload,

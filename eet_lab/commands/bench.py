@@ -153,7 +153,7 @@ def _check_preset(args: argparse.Namespace, workload: Workload, recipes: list[st
     from eet_lab.devices import checked_device, kind_of, present
     from eet_lab.models import load
     from eet_lab.models.config import PRESETS
-    from eet_lab.models.load import checked_dtype
+    from eet_lab.models.loading import checked_dtype
 
     if workload.model in PRESETS:
         device = checked_device(args.device)

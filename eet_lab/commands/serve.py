@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import re
+import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 from eet_lab.commands.arguments import add_model, read_key
 from eet_lab.commands.command import Command
+from eet_lab.commands.terminal import ProgressLine
+from eet_lab.errors import SetupError
+from eet_lab.words import told
 
 GUIDE = """\
 Serves a model with OpenAI's interface: /v1/completions, /v1/chat/completions, /v1/models, and for encoders
@@ -17,6 +23,8 @@ Serves a model with OpenAI's interface: /v1/completions, /v1/chat/completions, /
   eet-lab serve                                    the demo model on http://127.0.0.1:8000
   eet-lab serve --model llama-1b --recipe all,continuous_batching:rows=256:budget=2048
   eet-lab serve --model folder --host 0.0.0.0 --api-key-file key.txt
+  eet-lab serve --model folder --replicas 2        two processes of Ray Serve, a GPU each (extra: ray)
+  eet-lab serve --model folder --replicas 1-8      as many as requests ask for
 
 It listens on this machine only unless --host says otherwise. Ctrl+C or SIGTERM finishes what was accepted and refuses
 the rest; a second one ends it at once.
@@ -30,6 +38,7 @@ OPTIONS = (
     ("body-s", float, "S", "seconds for its body (default: 30)"),
     ("request-s", float, "S", "seconds for its answer (default: 600)"),
     ("drain-s", float, "S", "seconds to finish what was accepted, at the end (default: 30)"),
+    ("response-cache-mib", int, "MIB", "keep so many MiB of answers for requests that come again (default: 0, none)"),
     ("served-model-name", str, "NAME", "the model's name in requests (default: as it was loaded)"),
     ("pool", str, "HOW", "how /v1/embeddings makes a vector of a text: mean or cls (default: mean)"),
 )
@@ -39,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="port; 0: any free one (default: 8000)")
+    parser.add_argument(
+        "--front",
+        choices=("process", "thread"),
+        help="where HTTP and texts are worked at: beside the engine's process, or in it (default: beside it)",
+    )
     parser.add_argument("--recipe", metavar="WORDS", help="default: all,continuous_batching; of an encoder: all")
     parser.add_argument(
         "--api-key-file",
@@ -48,25 +62,85 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, kind, metavar, text in OPTIONS:
         parser.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+    group = parser.add_argument_group("replicas")
+    group.add_argument(
+        "--replicas",
+        type=_span,
+        metavar="N",
+        help="serve by N processes of Ray Serve, or by 1-4 of them as load comes; each has a GPU, or with --device cpu "
+        "a core, and each has the bounds above",
+    )
+    group.add_argument(
+        "--target-ongoing-requests",
+        type=int,
+        metavar="N",
+        help="with --replicas 1-4: start another one where more than N requests are in each (default: 32)",
+    )
     add_model(parser)
+
+
+def _span(text: str) -> int | tuple[int, int]:
+    if not re.fullmatch(r"[0-9]{1,6}(-[0-9]{1,6})?", text):
+        raise argparse.ArgumentTypeError(f"{told(text)} is neither a number, such as 2, nor two, such as 1-4")
+    least, dash, most = text.partition("-")
+    return (int(least), int(most)) if dash else int(least)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal; 0."""
-    from eet_lab.models import load
-    from eet_lab.serving.handle import run_server, serving
-
     options = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name, *_ in OPTIONS}
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if args.api_key_file is not None:
         given["api_key"] = read_key(args.api_key_file)
-    model = load(args.model, device=args.device, dtype=args.dtype)
-    server, url = serving(model, args.recipe, args.host, args.port, given)
     if args.host not in ("127.0.0.1", "localhost", "::1") and "api_key" not in given:
         print("Whoever reaches this port can use the model: there is no --api-key-file.", file=sys.stderr)
-    line = f"Serving {model.name} ({server.service.recipe}) on {url}; Ctrl+C ends it."
-    run_server(server, started=lambda: print(line, flush=True))
+    if args.replicas is None:
+        _serve_here(args, given)
+    else:
+        _serve_replicas(args, given)
     return 0
+
+
+def _serve_here(args: argparse.Namespace, options: dict[str, Any]) -> None:
+    from eet_lab.models import load
+    from eet_lab.serving.handle import run_server, serving
+
+    if args.target_ongoing_requests is not None:
+        raise SetupError("--target-ongoing-requests says when to start another replica: give --replicas 1-4 too.")
+    model = load(args.model, device=args.device, dtype=args.dtype)
+    server, url = serving(model, args.recipe, args.host, args.port, options, args.front, ProgressLine())
+    line = f"Serving {model.name} ({server.service.card.recipe}) on {url}; Ctrl+C ends it."
+    run_server(server, started=lambda: print(line, flush=True))
+
+
+def _serve_replicas(args: argparse.Namespace, options: dict[str, Any]) -> None:
+    from eet_lab.serving.replicas import TARGET, serve_replicas
+
+    served = serve_replicas(
+        args.model,
+        args.recipe,
+        replicas=args.replicas,
+        target_ongoing_requests=TARGET if args.target_ongoing_requests is None else args.target_ongoing_requests,
+        device=args.device,
+        dtype=args.dtype,
+        host=args.host,
+        port=args.port,
+        **options,
+    )
+    ended = threading.Event()
+
+    def end(number: int, frame: object) -> None:
+        if ended.is_set():
+            raise KeyboardInterrupt  # the second one
+        ended.set()
+
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, end)
+        print(f"Serving {served.what} on {served.url}; Ctrl+C ends it.", flush=True)
+        ended.wait()
+    finally:
+        served.stop()
 
 
 COMMAND = Command("serve", "serve a model over HTTP, with OpenAI's interface", GUIDE, add_arguments, run)

@@ -49,12 +49,13 @@ def run(args: argparse.Namespace) -> int:
 
 def table(techniques: list[Technique], device: str) -> str:
     """One line each."""
-    from eet_lab.technique import obstacle
+    from eet_lab.technique import is_for_training, obstacle
 
     rows = [["name", "title", "requires", "numerics", f"on this machine ({device})"]]
     for t in techniques:
-        here = obstacle(t, device)
-        rows.append([t.name, t.title, ", ".join(t.requires) or "–", t.numerics, f"no: {here}" if here else "yes"])
+        reason = obstacle(t, device)
+        here = f"no: {reason}" if reason else "yes, in training" if is_for_training(t) else "yes"
+        rows.append([t.name, t.title, ", ".join(t.requires) or "–", t.numerics, here])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,11 @@ class BaseEngine(Generic[Model]):
     An engine does one thing at a time (see `exclusive`). Errors: RecipeError for a model that one of the ops does not
     take.
     """
+
+    BUSY: ClassVar[str] = (
+        "this engine is generating, and runs one batch at a time. Wait until it is done, or build another Engine of "
+        "the same model: the weights are shared."
+    )
 
     def __init__(self, model: Model, parts: Parts | None) -> None:
         self.parts = parts or Parts()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.meta_trace import META, TELLING, NoArithmetic, are_alike
 from eet_lab.engine.settings import checked_texts
-from eet_lab.engine.staging import Staging
+from eet_lab.engine.staging import Staging, sent
 from eet_lab.engine.tasks import TextTask
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.memory import Lifetime
@@ -30,7 +30,6 @@ from eet_lab.models.decoder import mapped
 from eet_lab.models.encoder import Encoder, forward
 from eet_lab.ops.fits import FEW
 from eet_lab.ops.oom import OTHERS, memory_for
-from eet_lab.ops.types import Batch
 from eet_lab.parts import Ops, Parts
 from eet_lab.parts.passes import Batching, Group, Pass, Text
 from eet_lab.parts.trace import Trace, TracedPass, bounding
@@ -38,7 +37,7 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
 
 REMEDY = f"Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision. {OTHERS}"
-UNREAD = ("weights", "launch", "layers")
+UNREAD = ("weights", "launch", "layers", "train_ops", "loss", "optimizer")
 """Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
 AHEAD = 64
 """Groups of texts whose passes are planned together, before the first of them is run."""
@@ -211,7 +210,9 @@ class EncoderEngine(BaseEngine[Encoder]):
         """One pass, and what the task makes of it on its way to the host: one copy brings it all."""
         batch = group.laid_out()
         self.memory.enter(_name(group))
-        made = self._made(self.model, self.ops, self.attend, self._sent(batch), task, partial(self._empty, op="task"))
+        made = self._made(
+            self.model, self.ops, self.attend, sent(batch, self.staging), task, partial(self._empty, op="task")
+        )
         on_host = torch.empty(made.shape, dtype=torch.float32, pin_memory=made.is_cuda)
         on_host.copy_(made, non_blocking=True)
         if not made.is_cuda:
@@ -219,17 +220,6 @@ class EncoderEngine(BaseEngine[Encoder]):
         event = torch.cuda.Event()
         event.record()
         return Arriving(on_host, batch.sizes, event)
-
-    def _sent(self, batch: Pass) -> Pass:
-        """The same pass on the device."""
-        read = batch.batch
-        tensors = [part for part in read if isinstance(part, Tensor)]
-        types = [] if batch.types is None else [batch.types]
-        arrived: list[Any] = self.staging.receive([*tensors, read.keys.begin, batch.asked, *types])
-        begin, asked, *sent_types = arrived[len(tensors) :]
-        sent = Batch(*arrived[: len(tensors)], *read[len(tensors) :])  # tensors come first
-        sent = sent._replace(keys=read.keys._replace(begin=begin))
-        return batch._replace(batch=sent, asked=asked, types=sent_types[0] if types else None)
 
     @staticmethod
     def _made(model: Encoder, ops: Ops, attend: Callable, batch: Pass, task: TextTask, empty: Callable) -> Tensor:

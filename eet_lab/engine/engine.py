@@ -84,7 +84,8 @@ class Engine(BaseEngine[Decoder]):
 
         `settings` are the same for all, or a list with those of each prompt. `on_step` is called on this thread for
         each finished step. `cancel` ends the run at the next step, or between two ops of the prefill; what was
-        generated until then is returned. `forced` [B, max_new_tokens] replaces what would be chosen (teacher forcing),
+        generated until then is returned. With `prefix_caching` it begins with nothing cached, so that its times hold
+        however often it runs. `forced` [B, max_new_tokens] replaces what would be chosen (teacher forcing),
         and is checked as prompts are. Errors: PromptError before any work; OutOfMemory, after which the memory is free
         again.
         """
@@ -209,6 +210,7 @@ class Engine(BaseEngine[Decoder]):
                     enough.set()
 
             self._generate(rows, [settings] * num_rows, stop_after_two, enough, None, RequestClock())
+            self.cache.reset_prefix_cache()
 
     def _prepared(self, cancel: Cancel | None = None) -> bool:
         """Whether kernels were loaded since this engine last asked."""
@@ -246,6 +248,7 @@ class Engine(BaseEngine[Decoder]):
         columns = max(pad + request.full_length for pad, request in zip(pads, requests, strict=True))
         slots = self._open_slots(schedule, lengths, columns, each, clock)
         slots.check(requests)
+        self.cache.reset_prefix_cache()
         for row, (request, asked) in enumerate(zip(requests, each, strict=True)):
             known, num_tokens = forced[row] if forced is not None else (), self.model.config.vocab_size
             slots.add(request, RequestSettings.of(asked, num_tokens, row, known))
@@ -345,6 +348,16 @@ class Engine(BaseEngine[Decoder]):
     def num_preempted(self) -> int:
         """Requests that gave way for want of pages, and are read again, since the slots were opened."""
         return 0 if self._slots is None else self._slots.scheduler.num_preempted
+
+    @exclusive
+    def reset_prefix_cache(self) -> None:
+        """Forget the prompts and answers that `prefix_caching` keeps of requests that have left, and its counts."""
+        self.cache.reset_prefix_cache()
+
+    @property
+    def prefix_cache_hit_rate(self) -> float:
+        """The share of prompt tokens that `prefix_caching` found in the KV cache, since it was reset."""
+        return self.cache.prefix_cache_hits / max(self.cache.prefix_cache_queries, 1)
 
     @property
     def captures(self) -> int:

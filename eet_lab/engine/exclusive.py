@@ -16,16 +16,14 @@ def exclusive(method: Method) -> Method:
     """A decorator for methods of an engine: EngineBusy where one of them is under way, on any thread.
 
     The model's GPU is the present one of torch meanwhile.
-    It does not wait for the lock `engine.busy`: what is called in `on_step` would wait for itself.
+    It does not wait for the lock `engine.busy`: what is called in `on_step` would wait for itself. `engine.BUSY` says
+    what is under way, and what to do.
     """
 
     @wraps(method)
     def alone(engine: Any, *args: Any, **keywords: Any) -> Any:
         if not engine.busy.acquire(blocking=False):
-            raise EngineBusy(
-                f"{method.__name__} cannot begin: this engine is generating, and runs one batch at a time. Wait until "
-                "it is done, or build another Engine of the same model: the weights are shared."
-            )
+            raise EngineBusy(f"{method.__name__} cannot begin: {engine.BUSY}")
         try:
             with present(engine.model.device):
                 return method(engine, *args, **keywords)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from eet_lab.engine.stream import PassTokens
-from eet_lab.scheduling import Request
+from eet_lab.scheduling import Request, TokenLogprobs
 
 
 class StepEvent(NamedTuple):
@@ -30,7 +30,8 @@ class Generation:
     was traced, and placed for the first time. It is 0 when a shape comes again. What a first run does on the way,
     such as to allocate the KV cache and to capture steps, is in its times.
     `first_ms[b]` is None for a row that got no token (a run stopped early); `step_ms` holds every step's duration, the
-    first being all until the prefill's end. `finish[b]` is "length", "stop" or "cancelled".
+    first being all until the prefill's end. `finish[b]` is "length", "stop" or "cancelled". `logprobs[b]` has those of
+    each token of a row whose settings asked for them, and is () elsewhere.
     """
 
     tokens: tuple[tuple[int, ...], ...]
@@ -40,6 +41,7 @@ class Generation:
     step_ms: tuple[float, ...]
     total_ms: float
     setup_ms: float
+    logprobs: tuple[tuple[TokenLogprobs, ...], ...] = ()
 
     @property
     def cancelled(self) -> bool:
@@ -109,4 +111,5 @@ class Record:
             step_ms=tuple(self._step_ms),
             total_ms=max((t for t in last_ms if t is not None), default=self._t_ms),
             setup_ms=setup_ms,
+            logprobs=tuple(tuple(request.logprobs) for request in self._requests),
         )

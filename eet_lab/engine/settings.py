@@ -8,19 +8,23 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from eet_lab.errors import PromptError, did_you_mean
-from eet_lab.models.config import Config
-from eet_lab.ops.reference import noise_keys
-from eet_lab.ops.types import Choice, Sampling
 from eet_lab.words import counted, told
+
+if TYPE_CHECKING:  # a server's front has settings, and no torch
+    import torch
+
+    from eet_lab.models.config import Config
+    from eet_lab.ops.types import Choice, Sampling
 
 MOST = 2**31 - 1
 """The most tokens: kernels count them in ints."""
+MOST_LOGPROBS = 20
+"""The most tokens that are told beside a chosen one: OpenAI's limit for chats, and vLLM's default."""
 COLDEST = 1e-4
 """The lowest temperature that still draws: far below it, scores overflow in fp32."""
 WRITTEN = np.dtype([("kind", "u1"), ("value", "<i4")])
@@ -32,6 +36,9 @@ class Settings:
     """How to generate: greedy at temperature 0 (the default), else a draw after temperature, top-k and top-p.
 
     `stop` holds token ids that end a row (the stop token is kept, as in transformers); the seed makes draws repeatable.
+    `logprobs` asks for the log-probability of each token, and of so many of the likeliest in its place (0: of none):
+    those of the raw logits, before temperature, top-k and top-p, as in vLLM. A step for such a row computes the logits
+    once more.
     """
 
     max_new_tokens: int = 64
@@ -40,6 +47,7 @@ class Settings:
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[int, ...] = ()
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         limits = {
@@ -51,6 +59,10 @@ class Settings:
             "top_k": (_whole(self.top_k, 0, MOST), f"0 (no limit) or a whole number up to {MOST:,}"),
             "top_p": (_real(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (no limit)"),
             "seed": (_whole(self.seed, 0, 2**62 - 1), "a whole number from 0 to 2**62 - 1"),
+            "logprobs": (
+                self.logprobs is None or _whole(self.logprobs, 0, MOST_LOGPROBS),
+                f"None (not wanted) or a whole number from 0 to {MOST_LOGPROBS}",
+            ),
         }
         for name, (fine, limit) in limits.items():
             if not fine:
@@ -78,10 +90,15 @@ class Settings:
 
     def choice(self, num_tokens: int) -> Choice:
         """The plainest choice that does, among so many tokens."""
+        from eet_lab.ops.types import Choice
+
         return Choice.of(*self.asked, num_tokens)
 
     def sampling(self, num_rows: int, device: torch.device | str = "cpu", num_tokens: int = MOST) -> Sampling:
         """The same as the ops read it, for a batch of so many rows; a top-k of `num_tokens`, all there are, is none."""
+        from eet_lab.ops.reference import noise_keys
+        from eet_lab.ops.types import Sampling
+
         return Sampling.of(noise_keys(self.seed, num_rows, device), [self.asked] * num_rows, num_tokens)
 
 

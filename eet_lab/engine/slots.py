@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from eet_lab.engine.clock import RequestClock
+from eet_lab.engine.logprobs import LogprobLog
 from eet_lab.engine.meta_trace import RequestShape, pass_name
 from eet_lab.engine.stream import PassTokens, StepTokens, open_stream
 from eet_lab.engine.token_buffer import Arrival, RequestSettings, SlotTable, num_numbers_of_changes
@@ -61,9 +62,11 @@ class Slots:
         self.is_batch = schedule.max_rows is None
         engine.staging.hold(num_numbers_of_changes(num_slots))
         self.table = SlotTable(engine.slot_staging, self.num_slots, capacity)
-        self._launches: dict[Choice, Any] = {}
+        self._launches: dict[tuple[Choice, bool], Any] = {}
         self._choices: tuple[Choice, ...] = ()  # for which there is a place in the arena
         self._choice = Choice.GREEDY  # of the next pass: the most general one of the requests that are in slots
+        self._logprobs: LogprobLog | None = None  # once a request has asked for them
+        self._tells_logprobs = False  # of the next pass: whether a request in a slot asks for them
         self._generation = -1
         self._unfinished: dict[Request, RequestSettings] = {}
 
@@ -73,7 +76,7 @@ class Slots:
         `ran_last`: no others have used the same memory since.
         """
         engine, cache = self._engine, self._engine.cache
-        self.clock, self._choice = clock, Choice.GREEDY
+        self.clock, self._choice, self._tells_logprobs = clock, Choice.GREEDY, False
         if self.is_batch or not ran_last:
             self._choices = shape.choices
         self._stream = open_stream(clock, engine.model.device, self.num_slots)
@@ -115,11 +118,16 @@ class Slots:
         """Queue a request. Errors: those of `check`."""
         self.check([request])
         self._make_room(settings.choice)
+        if settings.logprobs is not None and self._logprobs is None:
+            model, self._engine._allocating = self._engine.model, "log-probabilities"
+            self._logprobs = LogprobLog(self.num_slots, model.config.vocab_size, model.device)
         self.scheduler.add(request)
         self._unfinished[request] = settings
         if self.is_batch:
             self._added.append(request)
-            self._choice = max(self._choice, settings.choice)  # until all have left: nothing is captured on the way
+            # Until all have left: nothing is captured on the way.
+            self._choice = max(self._choice, settings.choice)
+            self._tells_logprobs |= settings.logprobs is not None
 
     def _make_room(self, choice: Choice) -> None:
         """A place in the arena for passes that choose like that. A batch has it from the beginning."""
@@ -177,7 +185,8 @@ class Slots:
             finally:
                 engine._cancel = None
         self._in_flight.append([(row.request, row.slot) for row in rows if row.tells])
-        arrived = self._stream.push(self.table.buffer)
+        log = self._written
+        arrived = self._stream.push(self.table.buffer, None if log is None else log.rows)
         self.scheduler.advance(rows)
         engine.cache.keep([request.read for request in (self._added if self.is_batch else self.scheduler.running)])
         return self._read(arrived)
@@ -202,6 +211,11 @@ class Slots:
         waves = -(-len(requests) // self.num_slots)
         return waves * (reads - 1 + max(request.max_new_tokens for request in requests))
 
+    @property
+    def _written(self) -> LogprobLog | None:
+        """What the next pass writes beside its tokens, if a request in a slot asks for it."""
+        return self._logprobs if self._tells_logprobs else None
+
     def _is_decode(self, rows: Sequence[Row]) -> bool:
         """Whether each that runs reads one token, which the device knows; the first pass of a batch is sent."""
         joined = not self.is_batch
@@ -216,9 +230,10 @@ class Slots:
         self._seen: Spans | None = None
         if not self._engine.parts.is_captured:  # a replay would show its ops the numbers of another step
             self._seen = tuple((pad, ends.get(slot, max_kv)) for slot, pad in enumerate(self._pads))
-        if self._choice not in self._launches:  # the last column is never read
-            self._launches[self._choice] = self._engine.parts.launch(self._decode, self.capacity - 1)
-        self._launches[self._choice](max_kv)
+        kind = self._choice, self._tells_logprobs
+        if kind not in self._launches:  # the last column is never read
+            self._launches[kind] = self._engine.parts.launch(self._decode, self.capacity - 1)
+        self._launches[kind](max_kv)
 
     def _decode(self, max_kv: int) -> None:
         batch = self._next._replace(max_kv=max_kv)
@@ -234,10 +249,13 @@ class Slots:
         sampling = self.table.sampling._replace(choice=self._choice)
         token = engine.task(engine.model, engine.ops, hidden, batch, sampling)
         engine.ops.advance(self.table.buffer, token, batch.count)
+        if (log := self._written) is not None:
+            engine._allocating = "log-probabilities"
+            log.write(engine.model, engine.parts.ops.norm_linear, hidden, batch, self.table.buffer)
 
     def _changes(self, rows: Sequence[Row]) -> list[Tensor]:
         """What the device has to know of those who come and leave, before this pass. A batch is sent whole."""
-        came = [row for row in rows if row.start == 0]
+        came = [row for row in rows if row.start == row.request.cached]
         arrivals = [Arrival.of(row, self._unfinished[row.request]) for row in came]
         for row in came:
             self._owners[row.slot] = row.request
@@ -248,8 +266,9 @@ class Slots:
         for slot in left:
             self._owners[slot] = None
         if (came or left) and not self.is_batch:
-            here = (self._unfinished[owner].choice for owner in self._owners if owner is not None)
-            self._choice = max(here, default=Choice.GREEDY)
+            here = [self._unfinished[owner] for owner in self._owners if owner is not None]
+            self._choice = max((each.choice for each in here), default=Choice.GREEDY)
+            self._tells_logprobs = any(each.logprobs is not None for each in here)
         return self.table.changes(arrivals, left)
 
     def _sent(self, rows: Sequence[Row], changes: Sequence[Tensor]) -> Batch:
@@ -281,17 +300,20 @@ class Slots:
 
     def _read(self, arrived: Sequence[StepTokens]) -> list[PassTokens]:
         """What the passes that have arrived told, to those that are still interested."""
-        return [PassTokens(t_ms, self._told(ids)) for ids, t_ms in arrived]
+        return [PassTokens(step.t_ms, self._told(step)) for step in arrived]
 
-    def _told(self, ids: Sequence[int]) -> list[tuple[Request, int]]:
+    def _told(self, step: StepTokens) -> list[tuple[Request, int]]:
         """The tokens of the next pass on its way."""
         found = []
         for request, slot in self._in_flight.popleft():
             settings = self._unfinished.get(request)
             if settings is None:
                 continue  # it has left: cancelled, or stopped by an earlier token
-            token = ids[slot]
+            token = step.ids[slot]
             request.generated.append(token)
+            if settings.logprobs is not None:
+                assert self._logprobs is not None and step.logprobs is not None
+                request.logprobs.append(self._logprobs.of(step.logprobs[slot], settings.logprobs))
             found.append((request, token))
             if token in settings.stop:
                 request.finish_reason = "stop"

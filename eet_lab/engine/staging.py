@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from eet_lab.ops.types import Batch
+from eet_lab.parts.passes import Pass
 
 ALIGNED = 16
 """Numbers: tensors begin at multiples of 128 bytes."""
@@ -48,3 +52,15 @@ class Staging:
     def close(self) -> None:
         """Give the buffer back."""
         self._data = self._data.new_empty(0)
+
+
+def sent(batch: Pass, staging: Staging) -> Pass:
+    """The same pass on the device."""
+    read = batch.batch
+    tensors = [part for part in read if isinstance(part, Tensor)]
+    types = [] if batch.types is None else [batch.types]
+    arrived: list[Any] = staging.receive([*tensors, read.keys.begin, batch.asked, *types])
+    begin, asked, *sent_types = arrived[len(tensors) :]
+    there = Batch(*arrived[: len(tensors)], *read[len(tensors) :])  # tensors come first
+    there = there._replace(keys=read.keys._replace(begin=begin))
+    return batch._replace(batch=there, asked=asked, types=sent_types[0] if types else None)

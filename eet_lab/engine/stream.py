@@ -7,6 +7,7 @@ from functools import cache
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from eet_lab.engine.clock import RequestClock
 from eet_lab.ops.types import TokenBuffer
@@ -18,6 +19,7 @@ class StepTokens(NamedTuple):
 
     ids: list[int]
     t_ms: float
+    logprobs: list[list[float]] | None = None  # rows of a `LogprobLog`, if the step wrote them
 
 
 class PassTokens(NamedTuple):
@@ -30,8 +32,11 @@ class PassTokens(NamedTuple):
 class TokenStream(Protocol):
     """A queue of finished steps between the device and the host."""
 
-    def push(self, buffer: TokenBuffer) -> list[StepTokens]:
-        """Take over a step that was launched. Returns the steps that have arrived meanwhile, oldest first."""
+    def push(self, buffer: TokenBuffer, logprobs: Tensor | None) -> list[StepTokens]:
+        """Take over a step that was launched. Returns the steps that have arrived meanwhile, oldest first.
+
+        `logprobs` [R,B,...]: what it wrote beside its tokens, in the row of its number, as in the buffer's log.
+        """
         ...
 
     def drain(self) -> list[StepTokens]:
@@ -43,10 +48,12 @@ class HostStream:
     """The stream of a CPU, where a step is finished when its call returns."""
 
     def __init__(self, clock: RequestClock) -> None:
-        self._clock = clock
+        self._clock, self._num_passes = clock, 0
 
-    def push(self, buffer: TokenBuffer) -> list[StepTokens]:
-        return [StepTokens(buffer.ids.tolist(), self._clock.since_ms() - self._clock.setup_ms)]
+    def push(self, buffer: TokenBuffer, logprobs: Tensor | None) -> list[StepTokens]:
+        rows = None if logprobs is None else logprobs[self._num_passes % len(logprobs)].tolist()
+        self._num_passes += 1
+        return [StepTokens(buffer.ids.tolist(), self._clock.since_ms() - self._clock.setup_ms, rows)]
 
     def drain(self) -> list[StepTokens]:
         return []
@@ -69,18 +76,21 @@ class PinnedRing:
         self._clock, self._before_ms = clock, clock.since_ms()
         self._slots = torch.empty(depth, num_rows, dtype=torch.long, pin_memory=True)
         self._num_passes, self._depth = 0, depth
-        self._waiting: deque[tuple[int, torch.cuda.Event]] = deque()
+        self._waiting: deque[tuple[int, torch.cuda.Event, Tensor | None]] = deque()
         self._copies = _copy_stream(device.index)
 
-    def push(self, buffer: TokenBuffer) -> list[StepTokens]:
-        arrived = self._collect(keep=self._depth - 1)
+    def push(self, buffer: TokenBuffer, logprobs: Tensor | None) -> list[StepTokens]:
+        arrived, rows = self._collect(keep=self._depth - 1), None
         slot, event = self._num_passes % self._depth, torch.cuda.Event(enable_timing=True)
         self._copies.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._copies):
             self._slots[slot].copy_(buffer.log[self._num_passes % len(buffer.log)], non_blocking=True)
+            if logprobs is not None:  # pinned memory is kept by PyTorch, and comes again
+                rows = torch.empty(logprobs.shape[1:], dtype=logprobs.dtype, pin_memory=True)
+                rows.copy_(logprobs[self._num_passes % len(logprobs)], non_blocking=True)
             event.record()
         self._num_passes += 1
-        self._waiting.append((slot, event))
+        self._waiting.append((slot, event, rows))
         return arrived
 
     def drain(self) -> list[StepTokens]:
@@ -89,10 +99,10 @@ class PinnedRing:
     def _collect(self, keep: int) -> list[StepTokens]:
         arrived = []
         while self._waiting and (len(self._waiting) > keep or self._waiting[0][1].query()):
-            slot, event = self._waiting.popleft()
+            slot, event, rows = self._waiting.popleft()
             event.synchronize()
             t_ms = self._before_ms + self._start.elapsed_time(event) - self._clock.setup_ms
-            arrived.append(StepTokens(self._slots[slot].tolist(), t_ms))
+            arrived.append(StepTokens(self._slots[slot].tolist(), t_ms, None if rows is None else rows.tolist()))
         return arrived
 
 

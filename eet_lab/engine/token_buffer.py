@@ -34,6 +34,7 @@ class RequestSettings(NamedTuple):
     top_p: float
     choice: Choice
     forced: tuple[int, ...] = ()  # what it shall generate, whatever the model says
+    logprobs: int | None = None
 
     @classmethod
     def of(cls, settings: Settings, num_tokens: int, number: int = 0, forced: Sequence[int] = ()) -> RequestSettings:
@@ -42,7 +43,7 @@ class RequestSettings(NamedTuple):
         `num_tokens` is the vocabulary's size.
         """
         noise, stop = int(noise_keys(settings.seed, 1, first=number)), frozenset(() if forced else settings.stop)
-        return cls(stop, noise, *settings.asked, settings.choice(num_tokens), tuple(forced))
+        return cls(stop, noise, *settings.asked, settings.choice(num_tokens), tuple(forced), settings.logprobs)
 
 
 class Numbers(NamedTuple):
@@ -89,7 +90,8 @@ class Arrival(NamedTuple):
         if request.generated or settings.forced:
             known = *request.prompt, *request.generated, *settings.forced[len(request.generated) :]
         limit = pad + request.full_length - 1
-        whole = Numbers(pad + len(known), limit, pad, known[0], 0, settings.noise, pad, settings.top_k)
+        first, end = row.start, pad + len(known)
+        whole = Numbers(end, limit, pad + first, known[first], first, settings.noise, pad, settings.top_k)
         return cls(row.slot, pad, known, (whole, Reals(settings.temperature, settings.top_p)))
 
 

@@ -24,7 +24,7 @@ from eet_lab.lessons.show import Shown, chosen, here, in_words, table, there
 from eet_lab.memory import PLANNERS, Plan
 from eet_lab.models import Model
 from eet_lab.models.config import Config
-from eet_lab.models.load import RANDOM_LABEL
+from eet_lab.models.loading import RANDOM_LABEL
 from eet_lab.models.weights import random_decoder
 from eet_lab.parts.kv_cache import GrowingKV
 from eet_lab.technique import Recipe, in_titles

@@ -20,7 +20,7 @@ from eet_lab.lessons.show import Shown, note, table
 from eet_lab.models import Model
 from eet_lab.parts import Ops, Parts
 from eet_lab.parts.kv_cache import StaticKV
-from eet_lab.technique import Recipe, obstacle, registry
+from eet_lab.technique import Recipe, listed, obstacle, registry
 from eet_lab.texts import Output
 from eet_lab.words import brief
 
@@ -65,7 +65,8 @@ def techniques(device: str | None = None) -> Shown:
     """Every known technique, what it does in a sentence, and why it cannot run here where it cannot."""
     device = device or default_device()
     rows = []
-    for name, technique in registry().items():
+    for name in listed():
+        technique = registry()[name]
         one = technique()
         note = obstacle(one, device) or (f"needs {', '.join(one.requires)}" if one.requires else "")
         rows.append([name, one.summary.partition(". ")[0].rstrip(".") + ".", one.numerics, note])

@@ -8,7 +8,7 @@ from typing import Any
 
 from eet_lab.errors import ModelError, PromptError, first_line
 from eet_lab.models.checkpoint import AGAIN, read_json
-from eet_lab.models.load import Model, check_characters
+from eet_lab.models.tokenizer import check_characters
 from eet_lab.words import told
 
 FILE = "chat_template.jinja"
@@ -38,13 +38,13 @@ class ChatTemplate:
             raise PromptError(f"The model's chat template refuses these messages: {first_line(error)}.") from error
 
 
-def template_of(model: Model) -> ChatTemplate | None:
-    """The template of a model that was loaded from a folder or the hub; None where it has none."""
-    if model.folder is None:
+def template_of(folder: Path | None) -> ChatTemplate | None:
+    """The template of a model that was read from this folder; None where it has none."""
+    if folder is None:
         return None
-    config = model.folder / "tokenizer_config.json"
-    has_one = (model.folder / FILE).exists() or (config.exists() and "chat_template" in read_json(config))
-    return ChatTemplate(model.folder) if has_one else None
+    config = folder / "tokenizer_config.json"
+    has_one = (folder / FILE).exists() or (config.exists() and "chat_template" in read_json(config))
+    return ChatTemplate(folder) if has_one else None
 
 
 class MessageError(PromptError):

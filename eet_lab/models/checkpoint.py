@@ -8,13 +8,13 @@ import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from eet_lab.errors import ModelError, first_line
 from eet_lab.words import counted, sized, some
+
+if TYPE_CHECKING:  # whoever reads a tokenizer's files needs no torch
+    from torch import Tensor
 
 PICKLED = "pytorch_model*.bin"
 """Weights of older checkpoints, read only where there are no safetensors, and as tensors only."""
@@ -120,6 +120,7 @@ def _shards(index: Path) -> list[Path]:
 
 
 def _read_file(path: Path) -> dict[str, Tensor]:
+    import torch
     from safetensors.torch import load_file
 
     try:
@@ -129,7 +130,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         if not all(isinstance(name, str) for name in tensors):
             raise ModelError(f"{path} holds tensors without names. {AGAIN}")
-        return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+        return {name: tensor for name, tensor in tensors.items() if isinstance(tensor, torch.Tensor)}
     except ModelError:
         raise
     except Exception as error:  # both readers raise many kinds, and every one means a damaged file

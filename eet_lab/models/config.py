@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 from eet_lab.models.rope import Rope
 from eet_lab.ops.reference import GATED
@@ -43,15 +43,16 @@ class Config:
     window: int | None = None  # a token sees so many, itself among them
     rope: Rope | None = None  # None: positions have embeddings
     first_position: int = 0  # rows of the position embeddings before that of position 0
+    stage: str = "generate"  # what such a model is run for, as techniques declare it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
         object.__setattr__(self, "head_dim", self.head_dim or self.hidden_size // self.num_heads)
 
     @property
-    def stage(self) -> str:
-        """What such a model is run for, as techniques declare it."""
-        return "generate"
+    def in_training(self) -> Self:
+        """The same sizes, of a model that is trained."""
+        return replace(self, stage="train")
 
     @property
     def spec(self) -> Spec:
@@ -116,10 +117,7 @@ class EncoderConfig(Config):
     labels: tuple[str, ...] = ()
     mlm_act: str = "gelu"  # of `mlm_transform`
     class_act: str | None = None  # of the linear before the classes; None: these read what the pooler makes
-
-    @property
-    def stage(self) -> str:
-        return "encode"
+    stage: str = "encode"
 
     @property
     def spec(self) -> Spec:

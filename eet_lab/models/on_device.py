@@ -11,7 +11,7 @@ from eet_lab.devices import present
 from eet_lab.errors import ModelError
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.encoder import Encoder
-from eet_lab.models.load import Model
+from eet_lab.models.loading import Model
 from eet_lab.threads import cpu_threads
 
 Work = TypeVar("Work", bound=Callable[..., Any])

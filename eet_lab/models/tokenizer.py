@@ -3,30 +3,67 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eet_lab.errors import ModelError
+from eet_lab.errors import ModelError, PromptError
 from eet_lab.models.checkpoint import AGAIN, check_file, read_json
+from eet_lab.models.transcript import BROKEN
+from eet_lab.words import counted
 
 UNKNOWN = re.compile(r"⟨\d+⟩")
 """What `decode` makes of a token that the vocabulary does not have."""
 
 
+PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
+UNPRINTED = (byte for byte in range(256) if byte not in PRINTED)
+BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(UNPRINTED)}
+"""The byte for which each character of a word stands, in vocabularies of bytes (GPT-2's table)."""
+ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""How other vocabularies write a byte that is no character alone."""
+SPACE = "\u2581"
+"""What stands for a space in SentencePiece's words."""
+
 MAX_BYTES = 128 << 20
 """A tokenizer of 250,000 words and their merges has some 30 MB."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A tokenizer for another process: its JSON, as `tokenizers` writes it, and the tokens with which texts begin."""
+
+    json: str
+    first: tuple[int, ...]
+
+    def read(self) -> Tokenizer:
+        """The tokenizer."""
+        from tokenizers import Tokenizer as Fast
+
+        return Tokenizer.of(Fast.from_str(self.json))._beginning_with([*self.first])
 
 
 class Tokenizer:
     """A thin cover over a Hugging Face tokenizer. Special tokens are shown; unknown ids decode to ⟨id⟩."""
 
-    def __init__(self, encode: Any, decode: Any, num_words: int, read: Any = None, id_of: Any = None) -> None:
+    def __init__(
+        self,
+        encode: Any,
+        decode: Any,
+        num_words: int,
+        read: Any = None,
+        id_of: Any = None,
+        word_of: Any = None,
+        to_json: Any = None,
+    ) -> None:
         """`decode` takes `skip_special_tokens`; `read` makes ids and token types of one text or of a pair, `id_of` the
-        id of a word or None.
+        id of a word or None, `word_of` the word of an id as the vocabulary writes it, `to_json` what `tokenizers`
+        reads.
         """
         self._encode, self._decode, self.num_words = encode, decode, num_words
-        self._read, self._id_of = read, id_of
+        self._read, self._id_of, self._word_of, self._to_json = read, id_of, word_of, to_json
+        self._first: list[int] = []
 
     @classmethod
     def from_folder(cls, folder: Path, family: str = "gpt2") -> Tokenizer | None:
@@ -70,20 +107,40 @@ class Tokenizer:
                 told = tokenizer.encode(text, second)
                 return told.ids, told.type_ids
 
-            num_words, id_of = tokenizer.get_vocab_size(), tokenizer.token_to_id
-            return cls(lambda text: tokenizer.encode(text).ids, decode, num_words, read, id_of)
+            num_words, id_of, word_of = tokenizer.get_vocab_size(), tokenizer.token_to_id, tokenizer.id_to_token
+            to_json = getattr(tokenizer, "to_str", None)
+            return cls(lambda text: tokenizer.encode(text).ids, decode, num_words, read, id_of, word_of, to_json)
 
         def read_by_transformers(text: str, second: str | None) -> tuple[list[int], list[int] | None]:
             told = tokenizer(text, second)
             return told["input_ids"], told.get("token_type_ids")
 
         return cls(
-            tokenizer.encode, decode, len(tokenizer), read_by_transformers, lambda word: tokenizer.get_vocab().get(word)
+            tokenizer.encode,
+            decode,
+            len(tokenizer),
+            read_by_transformers,
+            lambda word: tokenizer.get_vocab().get(word),
+            tokenizer.convert_ids_to_tokens,
         )
 
     def _beginning_with(self, first: list[int]) -> Tokenizer:
         """The same, but texts begin with these tokens."""
-        return Tokenizer(lambda text: [*first, *self._encode(text)], self._decode, self.num_words) if first else self
+        if not first:
+            return self
+        found = Tokenizer(
+            lambda text: [*first, *self._encode(text)],
+            self._decode,
+            self.num_words,
+            word_of=self._word_of,
+            to_json=self._to_json,
+        )
+        found._first = first
+        return found
+
+    def written(self) -> Written | None:
+        """The same for another process; None for one of transformers, which only pickle could carry."""
+        return Written(self._to_json(), tuple(self._first)) if self._to_json else None
 
     def check_fits(self, vocab_size: int) -> None:
         """ModelError where it has more tokens than a model's vocabulary, which may have more: many are padded."""
@@ -108,6 +165,21 @@ class Tokenizer:
         """The id of a word of the vocabulary; None where it has no such word."""
         return self._id_of(word) if self._id_of else None
 
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of UTF-8 for which a token stands, with the space in front of a word; half a character has its own.
+
+        What it stands for is read from the word where the text alone does not tell.
+        """
+        text = self.decode([token])
+        word = self._word_of(token) if self._word_of and token < self.num_words else None
+        if not isinstance(word, str):
+            return text.encode()
+        if BROKEN not in text:
+            return (" " * (word.startswith(SPACE) and not text.startswith(" ")) + text).encode()
+        if found := ONE_BYTE.fullmatch(word):
+            return bytes.fromhex(found[1])
+        return bytes(BYTE_OF[letter] for letter in word) if BYTE_OF.keys() >= {*word} else text.encode()
+
     def decode(self, ids: Sequence[int], special: bool = True) -> str:
         """The text of token ids, with special tokens or without."""
         if all(token < self.num_words for token in ids):
@@ -122,6 +194,33 @@ class Tokenizer:
             text.append("" if token is None else f"⟨{token}⟩")
             run = []
         return "".join(text)
+
+
+def encoded(tokenizer: Tokenizer | None, prompt: str | list[int], name: str) -> list[int]:
+    """Token ids of a text; a list of ids as it is. `name` is the model's. Errors: PromptError, ModelError."""
+    if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
+        alone = "; a single prompt of ids is [[1, 2, 3]]" if isinstance(prompt, int) else ""
+        raise PromptError(f"A prompt is {prompt!r:.60}, but it must be a text or a list of token ids{alone}.")
+    if not isinstance(prompt, str):
+        return list(prompt)
+    if tokenizer is None:
+        raise ModelError(f"{name} came without a tokenizer; give prompts as lists of token ids, or load one with it.")
+    check_characters(prompt)
+    return tokenizer.encode(prompt)
+
+
+def decoded(tokenizer: Tokenizer | None, ids: Any, special: bool = True) -> str:
+    """The text of token ids, with special tokens or without; the ids themselves where there is no tokenizer."""
+    return " ".join(map(str, ids)) if tokenizer is None else tokenizer.decode(list(ids), special)
+
+
+def check_characters(text: str) -> None:
+    """PromptError for what no tokenizer takes."""
+    if half := re.search("[\ud800-\udfff]", text):
+        raise PromptError(
+            f"A prompt holds {half[0]!r} after {counted(half.start(), 'character')}, half of a surrogate pair, and "
+            "no character. Take it out, or decode the prompt's bytes with errors='replace'."
+        )
 
 
 def _added(folder: Path, tokenizer: Any) -> list[int]:

@@ -6,7 +6,8 @@ columns of the KV cache or of the pass, H heads, G KV heads, D head dim, P pages
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +15,9 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from eet_lab.errors import KernelError
+from eet_lab.ops.noise import Dropout
 from eet_lab.ops.norms import norm
-from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec, fresh
+from eet_lab.ops.types import KV, NO_EXTRAS, Batch, Empty, Extras, Spec, fresh, held
 
 
 def heads(
@@ -28,7 +30,7 @@ def heads(
     if spec.rope and extras.inv_freq is not None:
         angles = batch.positions[:, None, None] * extras.inv_freq
         cos, sin = (
-            empty(name, angles.shape, q).copy_(turn(angles) * spec.rope_factor)
+            held((turn(angles) * spec.rope_factor).to(q.dtype), empty(name, angles.shape, q))
             for name, turn in (("cos", torch.cos), ("sin", torch.sin))
         )
         q, k = rotated(q, cos, sin, empty=empty), rotated(k, cos, sin, empty=empty)
@@ -38,6 +40,8 @@ def heads(
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, *, empty: Empty) -> Tensor:
     """Heads [T,H,D] turned by angles [T,1,D/2]: number i of a head's first half against number i of its second."""
     (first, second), out = x.chunk(2, -1), empty("rotated", x.shape, x)
+    if out is None:
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
     to_first, to_second = out.chunk(2, -1)
     torch.mul(first, cos, out=to_first).addcmul_(second, sin, value=-1)
     torch.mul(second, cos, out=to_second).addcmul_(first, sin)
@@ -85,7 +89,9 @@ def dense_mask(batch: Batch, spec: Spec, like: Tensor, *, empty: Empty) -> Tenso
     Half of it, so that no sum with a score overflows: the row of a pad is hidden altogether, and would become NaN.
     """
     B, K = batch.num_rows, batch.max_kv
-    mask = empty("mask", (B, 1, len(batch.ids) // B, K), like).zero_()
+    shape = B, 1, len(batch.ids) // B, K
+    out = empty("mask", shape, like)
+    mask = like.new_zeros(shape) if out is None else out.zero_()
     key = torch.arange(K, device=like.device)
     hidden = key < batch.keys.begin[batch.rows, None]
     if spec.causal:
@@ -96,7 +102,15 @@ def dense_mask(batch: Batch, spec: Spec, like: Tensor, *, empty: Empty) -> Tenso
 
 
 def masked_attention(
-    qkv: Tensor, kv: KV | None, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS, *, mask: Tensor, empty: Empty
+    qkv: Tensor,
+    kv: KV | None,
+    batch: Batch,
+    spec: Spec,
+    extras: Extras = NO_EXTRAS,
+    *,
+    mask: Tensor,
+    empty: Empty,
+    drop: Dropout | None = None,
 ) -> Tensor:
     """Attention as EET's baseline had it: every score is computed, then a mask [B,1,Q,K] is added.
 
@@ -110,12 +124,22 @@ def masked_attention(
     scores = torch.matmul(q, keys.transpose(-1, -2), out=empty("scores", (B, H, T // B, K), q))
     scores = torch.add(scores, mask, out=empty("masked_scores", scores.shape, q))
     weights = torch.softmax(scores, -1, out=empty("attention_weights", scores.shape, q))
-    mixed = torch.matmul(weights, values, out=empty("mixed", q.shape, q))
-    return empty("attended", (T, H * D), qkv).view(B, -1, H, D).copy_(mixed.transpose(1, 2)).view(T, H * D)
+    if drop is not None and (dropped := drop.of_attention()) is not None:
+        weights = dropped(weights, torch.arange(T, device=q.device).view(B, -1))
+    mixed = torch.matmul(weights, values, out=empty("mixed", q.shape, q)).transpose(1, 2)
+    out = empty("attended", (T, H * D), qkv)
+    return mixed.reshape(T, H * D) if out is None else out.view(mixed.shape).copy_(mixed).view(T, H * D)
 
 
 def attention(
-    qkv: Tensor, kv: KV | None, batch: Batch, spec: Spec, extras: Extras = NO_EXTRAS, *, empty: Empty
+    qkv: Tensor,
+    kv: KV | None,
+    batch: Batch,
+    spec: Spec,
+    extras: Extras = NO_EXTRAS,
+    *,
+    empty: Empty,
+    drop: Dropout | None = None,
 ) -> Tensor:
     """Attention without a mask: a query sees columns begin .. its own, or the last of them. [T,(H+2G)D] -> [T,HD];
     a pad's own is 0.
@@ -124,7 +148,7 @@ def attention(
     the host knows no row's columns: keys are gathered by what the device knows.
     """
     if kv is None:
-        return _attention_within(qkv, batch, spec, extras, empty)
+        return _attention_within(qkv, batch, spec, extras, empty, drop)
     q, keys, values = append(qkv, kv, batch, spec, extras, empty=empty)
     if batch.spans is None or batch.keys.spans is None:
         return _attention_of_captured(q, keys, values, batch, spec, empty)
@@ -147,8 +171,7 @@ def within_window(batch: Batch, window: int, empty: Empty) -> Batch:
     """The batch, one token a row, where `keys.begin` is no earlier than the first column that a window shows."""
     if batch.keys.window == window:
         return batch
-    begin = empty("window_begin", batch.columns.shape, batch.keys.begin)
-    torch.sub(batch.columns, window - 1, out=begin)
+    begin = torch.sub(batch.columns, window - 1, out=empty("window_begin", batch.columns.shape, batch.keys.begin))
     torch.maximum(begin, batch.keys.begin, out=begin)
     return batch._replace(keys=batch.keys._replace(begin=begin, window=window))
 
@@ -218,6 +241,20 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec) -
     return mixed.transpose(1, 2).flatten(0, 1)
 
 
+def _attend_dropping(
+    q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec, dropped: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """The same of tokens among each other, with some weights dropped: PyTorch's call draws noise of its own."""
+    Q, D, group = q.shape[1], spec.head_dim, spec.heads // spec.kv_heads
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q.transpose(1, 2) @ k.transpose(-1, -2) * (D**-0.5 if spec.scale is None else spec.scale)
+    if bound is None and spec.causal:
+        bound = torch.ones(Q, Q, dtype=torch.bool, device=q.device).tril()
+    if bound is not None:
+        scores = scores.masked_fill(~bound, -torch.inf)
+    return (dropped(scores.softmax(-1)) @ v).transpose(1, 2).flatten(0, 1)
+
+
 class _Rows(NamedTuple):
     """Rows of a pass with as many real tokens each, which lie as far from each other."""
 
@@ -232,15 +269,20 @@ class _Rows(NamedTuple):
         return x[self.first : last].unfold(0, self.count, self.apart).movedim(-1, 1)
 
 
-def _attention_within(qkv: Tensor, batch: Batch, spec: Spec, extras: Extras, empty: Empty) -> Tensor:
+def _attention_within(
+    qkv: Tensor, batch: Batch, spec: Spec, extras: Extras, empty: Empty, drop: Dropout | None
+) -> Tensor:
     """Attention among the real tokens of each row of the pass: one call for neighbours of the same length."""
     q, k, v = heads(qkv, batch, spec, extras, empty=empty)
     out = empty("attended", q.shape, q)
-    if out.is_meta:
+    if out is not None and out.is_meta:
         return out.flatten(1)
     assert batch.spans is not None, "a pass without a cache is not captured"
-    if sum(count for _, count in batch.spans) < len(q):
+    if out is None:
+        out = torch.zeros_like(q)  # what each call gives is written into it, which PyTorch differentiates
+    elif sum(count for _, count in batch.spans) < len(q):
         out.zero_()
+    places, dropped = torch.arange(len(q), device=q.device), None if drop is None else drop.of_attention()
     for rows in _alike(batch.spans):
         bound = None
         if spec.window is not None and spec.window < rows.count:
@@ -248,7 +290,10 @@ def _attention_within(qkv: Tensor, batch: Batch, spec: Spec, extras: Extras, emp
             ago = place[:, None] - place
             bound = (ago < spec.window) & (ago >= 0) if spec.causal else ago < spec.window
         keys, values = (rows.of(part).transpose(1, 2) for part in (k, v))
-        mixed = _attend(rows.of(q), keys, values, bound, spec)
+        if dropped is None:
+            mixed = _attend(rows.of(q), keys, values, bound, spec)
+        else:
+            mixed = _attend_dropping(rows.of(q), keys, values, bound, spec, partial(dropped, tokens=rows.of(places)))
         rows.of(out).copy_(mixed.unflatten(0, (rows.num, rows.count)))
     return out.flatten(1)
 

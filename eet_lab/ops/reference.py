@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import gelu, silu
 
 from eet_lab.ops.attention import append, attention, dense_mask, gathered, heads, masked_attention
 from eet_lab.ops.int8 import dequantized
+from eet_lab.ops.noise import gumbel, noise_keys
 from eet_lab.ops.norms import norm, softmax
-from eet_lab.ops.types import Batch, Choice, Empty, Layer, Linear, Norm, Sampling, TokenBuffer
+from eet_lab.ops.types import Batch, Choice, Drop, Empty, Layer, Linear, Norm, Sampling, TokenBuffer, all_kept
 
 __all__ = [
     "activate",
@@ -28,6 +30,7 @@ __all__ = [
     "embed_norm",
     "fused_layer",
     "gathered",
+    "gumbel",
     "heads",
     "linear",
     "linear_residual",
@@ -43,15 +46,21 @@ __all__ = [
 
 
 def embed(
-    ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None, *, empty: Empty
+    ids: Tensor,
+    positions: Tensor,
+    token_embedding: Tensor,
+    position_embedding: Tensor | None,
+    *,
+    empty: Empty,
+    drop: Drop = all_kept,
 ) -> Tensor:
     """Token plus position embedding, if there is one: ids and positions [T], tables [V,C] and [S,C] -> [T,C]."""
     out = empty("embedded", (len(ids), token_embedding.shape[1]), token_embedding)
     x = torch.index_select(token_embedding, 0, ids, out=out)
     if position_embedding is None:
-        return x
+        return drop(x)
     place = torch.index_select(position_embedding, 0, positions, out=empty("place", x.shape, x))
-    return x.add_(place)
+    return drop(x.add_(place))
 
 
 def embed_norm(
@@ -64,6 +73,7 @@ def embed_norm(
     norm_w: Norm,
     *,
     empty: Empty,
+    drop: Drop = all_kept,
 ) -> Tensor:
     """norm(token + position + type embedding): ids, positions and types [T], type_embedding [types,C] -> [T,C].
 
@@ -75,7 +85,7 @@ def embed_norm(
         if types is not None:
             kind = torch.index_select(type_embedding, 0, types, out=empty("kind", x.shape, x))
         x.add_(kind)
-    return norm(x, norm_w, empty=empty)
+    return drop(norm(x, norm_w, empty=empty))
 
 
 def linear(x: Tensor, w: Linear, *, empty: Empty) -> Tensor:
@@ -104,8 +114,13 @@ def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
     if act == "tanh":
         return torch.tanh(x, out=out)
     if act == "silu":
-        return torch.ops.aten.silu.out(x, out=out)
-    return torch.ops.aten.gelu.out(x, approximate={"gelu_tanh": "tanh", "gelu": "none"}[act], out=out)
+        return silu(x) if out is None else torch.ops.aten.silu.out(x, out=out)
+    approximate = {"gelu_tanh": "tanh", "gelu": "none"}[act]
+    return (
+        gelu(x, approximate=approximate)
+        if out is None
+        else torch.ops.aten.gelu.out(x, approximate=approximate, out=out)
+    )
 
 
 def norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
@@ -114,15 +129,17 @@ def norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = Non
     return y if act is None else activate(y, act, empty=empty)
 
 
-def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty) -> Tensor:
+def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Drop = all_kept) -> Tensor:
     """linear(x) + residual: [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
-    y = linear(x, w, empty=empty)
+    y = drop(linear(x, w, empty=empty))
     return torch.add(y, residual, out=empty("residual", residual.shape, x))
 
 
-def linear_residual_norm(x: Tensor, w: Linear, residual: Tensor, norm_w: Norm, *, empty: Empty) -> Tensor:
+def linear_residual_norm(
+    x: Tensor, w: Linear, residual: Tensor, norm_w: Norm, *, empty: Empty, drop: Drop = all_kept
+) -> Tensor:
     """norm(linear(x) + residual): [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
-    return norm(linear_residual(x, w, residual, empty=empty), norm_w, empty=empty)
+    return norm(linear_residual(x, w, residual, empty=empty, drop=drop), norm_w, empty=empty)
 
 
 def fused_layer(
@@ -199,31 +216,6 @@ def choose_top_k(
     Those are in `best`, which is not needed here. Row i has position positions[rows[i]].
     """
     return choose(logits, positions.index_select(0, rows), sampling)
-
-
-def noise_keys(seed: int, num_rows: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
-    """What the noise of so many rows from `first` on is drawn from, [B] int64: it depends on (seed, row) alone."""
-    whole = torch.tensor(seed, device=device)
-    return _mix(_mix(_mix(whole) + (whole >> 31)) + torch.arange(first, first + num_rows, device=device))
-
-
-def gumbel(noise: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
-    """Gumbel noise [B,V] that depends on (noise key [B], position [B], token) alone, whatever the batch's layout."""
-    key = _mix(noise + positions)
-    bits = _mix(key[:, None] + torch.arange(num_tokens, device=key.device)) & 0x7FFFFF
-    uniform = (bits.float() + 0.5) * 2.0**-23  # 23 bits: one more would round up to 1, whose noise is infinite
-    return uniform.log_().neg_().log_().neg_()
-
-
-def _mix(x: Tensor) -> Tensor:
-    """A 31-bit integer hash (two rounds of the multiply-xorshift family; constants by C.
-
-    Wellons, "hash-prospector").
-    """
-    x = x & 0x7FFFFFFF
-    for multiplier in (0x2C1B3C6D, 0x297A2D39):
-        x = ((x ^ (x >> 15)) * multiplier) & 0x7FFFFFFF
-    return x ^ (x >> 15)
 
 
 def advance(buffer: TokenBuffer, token: Tensor, count: Tensor, *, empty: Empty) -> None:

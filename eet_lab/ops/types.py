@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -185,7 +185,28 @@ class TokenBuffer(NamedTuple):
 
 
 Empty = Callable[..., Tensor]
-"""`empty(name, shape, like, dtype=None)`: an op's only source of memory; not initialized."""
+"""`empty(name, shape, like, dtype=None)`: an op's only source of memory; not initialized. Where it answers None
+(`autograd`), PyTorch chooses the memory, and may differentiate the op.
+"""
+
+
+def autograd(name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Any:
+    """The `Empty` of training: None, so that PyTorch keeps what the backward pass needs."""
+    return None
+
+
+Drop = Callable[[Tensor], Tensor]
+"""What a training pass drops of hidden states [T,C]: `ops.noise.Dropout`, or nothing."""
+
+
+def all_kept(x: Tensor) -> Tensor:
+    """The dropout of everything but training: none."""
+    return x
+
+
+def held(value: Tensor, out: Tensor | None) -> Tensor:
+    """A value in the memory that `empty` gave, or where it is."""
+    return value if out is None else out.copy_(value)
 
 
 def fresh(name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:

@@ -35,6 +35,11 @@ class KVCache(ABC):
         self.num_layers, self.num_heads, self.head_dim, self.like = num_layers, num_heads, head_dim, like
         self._kept: Sequence[int] = ()
 
+    @property
+    def kind(self) -> str:
+        """How keys and values lie, in a word or a few: "growing", "static", "pages"."""
+        return type(self).__name__.removesuffix("KV").lower()
+
     def check_room(self, num_pad: Sequence[int], ends: Sequence[int]) -> None:
         """PromptError where not every row of such a batch could fill its columns up to `ends` at the same time."""
         return  # what is allocated for a batch holds it
@@ -59,6 +64,20 @@ class KVCache(ABC):
     @abstractmethod
     def _open(self, num_pad: Sequence[int], capacity: int, ends: Sequence[int]) -> None: ...
 
+    def reset_prefix_cache(self) -> None:
+        """Forget the tokens that no request has any more, and what was counted of them."""
+        return  # it keeps none
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Tokens of requests that got a slot, since the prefix cache was reset; 0 where there is none."""
+        return 0
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        """Those of them whose keys and values were there already, from requests before."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """Give all memory back."""
@@ -80,7 +99,12 @@ class KVCache(ABC):
     @property
     def used_bytes(self) -> int:
         """Bytes of them that stand for a token: neither pads, nor columns to come, nor what follows a row's end."""
-        return self.column_bytes * sum(self._kept) if self.num_bytes else 0
+        return self.column_bytes * sum(self._kept) - self.shared_bytes if self.num_bytes else 0
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes saved at the moment, since rows that begin with the same tokens have these only once."""
+        return 0
 
     @property
     def waste_bytes(self) -> int:

@@ -13,6 +13,7 @@ from eet_lab.ops.types import KV, Batch
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.scheduling import HIDDEN
 from eet_lab.scheduling import Pages as Ledger
+from eet_lab.scheduling import SharedPages as SharedLedger
 from eet_lab.words import counted
 
 PAGE = 16
@@ -59,7 +60,7 @@ class Pages(KVCache):
         self._hold(self._limit or 1 + needed, num_rows * num_blocks)
         self.keys.zero_()  # a dense mask multiplies what it hides by 0, and 0 * NaN is NaN
         self.values.zero_()
-        self.ledger = Ledger(self.num_pages, self.page, num_rows)  # what the batch before had is given back
+        self.ledger = self._new_ledger(self.num_pages, num_rows)  # what the batch before had is given back
         self._on_host = self._host_entries[: num_rows * num_blocks].fill_(HIDDEN).view(num_rows, num_blocks)
         self.block_table = self._entries[: num_rows * num_blocks].view(num_rows, num_blocks)
         self.block_table.copy_(self._on_host)
@@ -100,7 +101,10 @@ class Pages(KVCache):
         self.keys = self.values = self.like.new_empty(0)
         self._entries = self.block_table = self.like.new_empty(0, dtype=torch.int32)
         self._host_entries = self._on_host = torch.empty(0, dtype=torch.int32)
-        self.ledger = Ledger(2, self.page, 1)
+        self.ledger = self._new_ledger(2, 1)
+
+    def _new_ledger(self, num_pages: int, num_rows: int) -> Ledger:
+        return Ledger(num_pages, self.page, num_rows)
 
     @property
     def num_pages(self) -> int:
@@ -121,12 +125,48 @@ class Pages(KVCache):
         return self.num_pages * self.page * self.column_bytes
 
 
+class SharedPages(Pages):
+    """Pages with prefix caching: the table of several rows may name the same page, which none of them writes to."""
+
+    ledger: SharedLedger
+
+    def _new_ledger(self, num_pages: int, num_rows: int) -> SharedLedger:
+        return SharedLedger(num_pages, self.page, num_rows)
+
+    @property
+    def kind(self) -> str:
+        return "pages, shared by prefix"
+
+    def mirror(self) -> None:
+        for source, target in self.ledger.take_copies():  # before the pass, and behind those that wrote the source
+            self.keys[:, target] = self.keys[:, source]
+            self.values[:, target] = self.values[:, source]
+        super().mirror()
+
+    def reset_prefix_cache(self) -> None:
+        self.ledger.reset()
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        return self.ledger.num_queries
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        return self.ledger.num_hits
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.ledger.num_shared * self.page * self.column_bytes
+
+
 @dataclass(frozen=True)
 class PagedKV:
     """A KV cache part: pages of `page` columns, as many as the batch could fill or `num_pages`, one of them hidden."""
 
     page: int = PAGE
     num_pages: int | None = None
+    prefix_caching: bool = False  # whether requests that begin with the same tokens share the pages of these
 
     def __call__(self, num_layers: int, num_heads: int, head_dim: int, like: Tensor) -> Pages:
-        return Pages(num_layers, num_heads, head_dim, like, self.page, self.num_pages)
+        kind = SharedPages if self.prefix_caching else Pages
+        return kind(num_layers, num_heads, head_dim, like, self.page, self.num_pages)

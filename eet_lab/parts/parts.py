@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
 from eet_lab.models import decoder
 from eet_lab.models.config import Config
 from eet_lab.ops import fits, reference
-from eet_lab.ops.types import Empty
-from eet_lab.parts import attend, kv_cache, launch, memory, passes
+from eet_lab.ops.noise import Dropout
+from eet_lab.ops.types import Empty, autograd
+from eet_lab.parts import attend, kv_cache, launch, losses, memory, optimizers, passes
 from eet_lab.parts import protocols as p
 from eet_lab.scheduling import TOKEN_BY_TOKEN, Schedule
+
+DROPPING = ("embed", "embed_norm", "linear_residual", "linear_residual_norm", "masked_attention", "attention")
+"""The ops in which a training pass may drop numbers."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,13 @@ class Ops:
     def bind_each(self, empty_of: Callable[[str], Empty]) -> Ops:
         """The same ops, each with an `empty` of its own; `empty_of` is told the op's name."""
         return Ops(**{f.name: partial(getattr(self, f.name), empty=empty_of(f.name)) for f in fields(self)})
+
+    def differentiable(self, drop: Dropout | None) -> Ops:
+        """The same ops for a training pass: PyTorch chooses memory and differentiates, and some numbers are dropped."""
+        bound = self.bind(autograd)
+        if drop is None:
+            return bound
+        return replace(bound, **{name: partial(getattr(bound, name), drop=drop) for name in DROPPING})
 
     def unfit(self, config: Config) -> str | None:
         """Why some of these ops do not take such a model, or None."""
@@ -64,6 +75,13 @@ class Parts:
     memory: p.MakesMemory = memory.FreshMemory
     launch: p.Launches = launch.eager
     layers: decoder.Layers = decoder.op_by_op
+    train_ops: Ops = field(default_factory=Ops)  # the same names, each of which can be differentiated
+    loss: p.TakesLoss = losses.whole
+    optimizer: p.MakesOptimizer = optimizers.AdamW
+
+    def ops_of(self, stage: str) -> Ops:
+        """The ops that a model calls in what it is run for: one of `Config.stage`."""
+        return self.train_ops if stage == "train" else self.ops
 
     @property
     def is_captured(self) -> bool:
@@ -88,14 +106,17 @@ def replaced(before: Any, after: Any, prefix: str = "") -> Iterator[str]:
 
 def misfit(parts: Parts) -> str | None:
     """Which slot holds what cannot be there, and what must, in words; None where all fit."""
-    if not isinstance(parts.ops, Ops):
-        return f"ops is {parts.ops!r:.60}, but it must be Ops"
+    for name in ("ops", "train_ops"):
+        if not isinstance(found := getattr(parts, name), Ops):
+            return f"{name} is {found!r:.60}, but it must be Ops"
     if not isinstance(parts.weights, tuple):
         return f"weights is {parts.weights!r:.60}, but it must be a tuple of functions"
-    slots = {f"ops.{f.name}": getattr(parts.ops, f.name) for f in fields(Ops)}
+    slots = {
+        f"{name}.{f.name}": getattr(getattr(parts, name), f.name) for name in ("ops", "train_ops") for f in fields(Ops)
+    }
     if not isinstance(parts.schedule, Schedule):
         return f"schedule is {parts.schedule!r:.60}, but it must be a Schedule"
-    others = ("ops", "weights", "schedule")
+    others = ("ops", "train_ops", "weights", "schedule")
     slots |= {f.name: getattr(parts, f.name) for f in fields(Parts) if f.name not in others}
     slots |= {f"weights[{i}]": change for i, change in enumerate(parts.weights)}
     wrong = next(((name, value) for name, value in slots.items() if not callable(value)), None)

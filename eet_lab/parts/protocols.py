@@ -13,7 +13,9 @@ from torch import Tensor
 from eet_lab.models.decoder import Decoder
 from eet_lab.ops.types import Attend, Batch, Empty
 from eet_lab.parts.kv_cache import KVCache
+from eet_lab.parts.losses import Head
 from eet_lab.parts.memory import FreshMemory
+from eet_lab.parts.optimizers import AdamW
 from eet_lab.parts.passes import Batching, Group, Text
 
 
@@ -60,6 +62,20 @@ class MakesMemory(Protocol):
 
     def __call__(self) -> FreshMemory:
         """A source of memory for one engine."""
+
+
+class TakesLoss(Protocol):
+    """What training minimizes."""
+
+    def __call__(self, states: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0, /) -> Tensor:
+        """The sum of the losses of hidden states [N,C], with labels [N]; it can be differentiated."""
+
+
+class MakesOptimizer(Protocol):
+    """What updates weights by their gradients."""
+
+    def __call__(self, params: Any, /, lr: float, betas: tuple[float, float], eps: float, *, seed: int) -> AdamW:
+        """An optimizer of groups of parameters, each with its own `weight_decay`."""
 
 
 class Launches(Protocol):

@@ -1,7 +1,8 @@
 """Which requests share a pass, and what each of them reads, by counting. No torch in here."""
 
 from eet_lab.scheduling.pages import HIDDEN, Held, Ledger, Pages, Slab
-from eet_lab.scheduling.request import Request, Row
+from eet_lab.scheduling.prefix_caching import SharedPages
+from eet_lab.scheduling.request import Request, Row, TokenLogprobs
 from eet_lab.scheduling.schedule import LEFT_PADDED, PACKED, TOKEN_BY_TOKEN, UP_TO_THE_SHORTEST, Schedule
 from eet_lab.scheduling.scheduler import Scheduler
 
@@ -18,5 +19,7 @@ __all__ = [
     "Row",
     "Schedule",
     "Scheduler",
+    "SharedPages",
     "Slab",
+    "TokenLogprobs",
 ]

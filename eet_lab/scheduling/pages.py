@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from eet_lab.errors import ScheduleError
+from eet_lab.scheduling.request import Request
 from eet_lab.scheduling.whole import MOST, check_whole
 
 HIDDEN = 0
@@ -36,11 +37,26 @@ class Ledger(Protocol):
         A page is taken only if `spare` more are free.
         """
 
+    def join(self, slot: int, request: Request, patient: bool, spare: int = 0) -> int | None:
+        """Make columns for all tokens of a request exist in a slot that has nothing yet, as `reach` does.
+
+        Returns how many of its tokens need not be read, since their keys and values are there already. None, with
+        nothing changed, where pages are lacking; and if it is `patient`, where another is about to read what it needs.
+        """
+
     def release(self, slot: int) -> None:
         """Give back all that the slot has."""
 
 
-class Pages:
+class Private:
+    """What a ledger has whose slots share nothing."""
+
+    def join(self: Ledger, slot: int, request: Request, patient: bool, spare: int = 0) -> int | None:
+        """All tokens have to be read; None where pages are lacking."""
+        return 0 if self.reach(slot, request.pad + request.length, spare) else None
+
+
+class Pages(Private):
     """Pages of `page` columns, which a slot takes one by one, wherever one is free. The first page is never given out.
 
     `table[slot]` are the slot's pages, in order of their columns: a row of the block table, from block `skipped[slot]`
@@ -76,18 +92,24 @@ class Pages:
         missing = -(-columns // self.page) - skipped - len(pages)
         if missing <= 0:
             return True
-        if missing + spare > len(self._free):
+        if missing + spare > self.free:
             return False
-        pages += [self._free.pop() for _ in range(missing)]
+        pages += self._take(missing)
         self.columns[slot] = (skipped + len(pages)) * self.page
         self.changed.add(slot)
         return True
 
     def release(self, slot: int) -> None:
         if pages := self.table[slot]:
-            self._free += reversed(pages)
+            self._put_back(pages)
             self.table[slot], self.columns[slot], self.skipped[slot] = [], 0, 0
             self.changed.add(slot)
+
+    def _take(self, num_pages: int) -> list[int]:
+        return [self._free.pop() for _ in range(num_pages)]
+
+    def _put_back(self, pages: Sequence[int]) -> None:
+        self._free += reversed(pages)
 
     def take_changes(self) -> Collection[int]:
         """The slots whose rows of the block table a store has to write again; from now on, later changes count."""
@@ -95,7 +117,7 @@ class Pages:
         return changed
 
 
-class Held:
+class Held(Private):
     """Another ledger, whose slots keep what they have: those of a batch that begins together and is replaced whole."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -111,7 +133,7 @@ class Held:
         """Nothing: the next batch opens the cache anew."""
 
 
-class Slab:
+class Slab(Private):
     """A static cache: one long page for each slot, which is always there."""
 
     def __init__(self, num_slots: int, columns: int) -> None:

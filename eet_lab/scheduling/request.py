@@ -14,6 +14,13 @@ Status = Literal["new", "waiting", "running", "finished"]
 FinishReason = Literal["length", "stop", "cancelled"]
 
 
+class TokenLogprobs(NamedTuple):
+    """The log-probability of a generated token, and ids and theirs of the likeliest in its place, largest first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(eq=False, repr=False)
 class Request:
     """A prompt on its way to `max_new_tokens` more. There is no prefill phase and no decode phase.
@@ -25,9 +32,11 @@ class Request:
     prompt: tuple[int, ...]
     max_new_tokens: int
     generated: list[int] = field(init=False, default_factory=list)  # values that have come to the host; the engine's
+    logprobs: list[TokenLogprobs] = field(init=False, default_factory=list)  # of these, if it asked for them
     finish_reason: FinishReason | None = field(init=False, default=None)  # once nothing more will come to the host
     length: int = field(init=False)  # tokens that exist: the prompt, and what was told, on the device or here
     read: int = field(init=False, default=0)  # tokens whose keys and values are in the cache
+    cached: int = field(init=False, default=0)  # those of them that were there when it got its slot
     slot: int | None = field(init=False, default=None)  # its row of the device's token buffer, while it runs
     pad: int = field(init=False, default=0)  # columns of the KV cache before its first token
     status: Status = field(init=False, default="new")

@@ -34,6 +34,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preempted = 0
+        self._is_short = False  # one gave way since the last pass; with shared pages, it might come back before it
         self._free_slots = list(range(self.num_slots))  # a heap: low slots first, so that a small batch is compact
 
     @property
@@ -70,7 +71,7 @@ class Scheduler:
         It counts nothing, so without `advance` it plans the same again. Empty if there is nothing to do, or if the
         values of a preempted request's tokens have not all come to the host yet.
         """
-        if self.waiting:
+        if self.waiting and not self._is_short:
             self._admit()
         columns, rows, prompts = self.ledger.columns, list[Row](), list[Request]()
         row_of = Row._make  # takes half the time of Row(...), between two steps of a GPU
@@ -97,7 +98,7 @@ class Scheduler:
 
         Rows whose request has left since `next` do not count.
         """
-        done = []
+        done, self._is_short = [], False
         for request, slot, start, count, tells in rows:
             if request.slot != slot or request.read != start:
                 continue
@@ -137,6 +138,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Admit the oldest waiting requests while a slot is free and there are pages for all their tokens.
 
+        Where pages are shared, one waits too while a request that runs is about to read what both begin with.
         One page for each running request must stay free. Otherwise the next row that grows would preempt the newcomer,
         and the newcomer would have to read its tokens again.
         """
@@ -152,10 +154,11 @@ class Scheduler:
             if request.known < request.length:  # preempted, and some of its tokens are on the device alone
                 return
             self.ledger.skip(slot, request.pad)
-            if not self.ledger.reach(slot, request.pad + request.length, spare=len(self.running) if joins else 0):
+            cached = self.ledger.join(slot, request, patient=joins, spare=len(self.running) if joins else 0)
+            if cached is None:
                 return
             heapq.heappop(self._free_slots)
-            request.slot, request.status = slot, "running"
+            request.slot, request.status, request.read, request.cached = slot, "running", cached, cached
             self.running.append(self.waiting.popleft())
 
     @property
@@ -185,6 +188,7 @@ class Scheduler:
         request.read, request.status = 0, "waiting"
         self.waiting.appendleft(request)
         self.num_preempted += 1
+        self._is_short = True
         return request
 
     def _give_back(self, request: Request) -> None:

@@ -52,15 +52,20 @@ def simulate(
     schedule: Schedule,
     ledger: Ledger | None = None,
     arrivals: Sequence[int] | None = None,
+    shared_tokens: int = 0,
     on_pass: Callable[[Scheduler], None] | None = None,
 ) -> Simulated:
     """Requests of (prompt tokens, new tokens), until all are done; token values come to the host at once.
 
     `arrivals` are the passes before which they come, in order; None: all before the first one. Without a `ledger`,
-    each slot has room for the longest request. `on_pass` sees the scheduler when a pass is planned, before
-    anything of it is counted. Errors: PromptError for a request that fits no cache.
+    each slot has room for the longest request. All prompts begin with the same `shared_tokens`, as far as they go, and
+    have nothing else in common: what a ledger with prefix caching finds. `on_pass` sees the scheduler when a pass is
+    planned, before anything of it is counted. Errors: PromptError for a request that fits no cache.
     """
-    requests = tuple(Request((0,) * prompt, new) for prompt, new in lengths)
+    requests = tuple(
+        Request((0,) * min(prompt, shared_tokens) + (number,) * (prompt - shared_tokens), new)
+        for number, (prompt, new) in enumerate(lengths, 1)
+    )
     num_slots = schedule.max_rows or len(requests)
     room = ledger or Slab(num_slots, max(request.full_length for request in requests))
     scheduler, passes = Scheduler(schedule, room, MOST), list[tuple[Row, ...]]()

@@ -5,28 +5,23 @@ A decoder's passes are planned by the `Scheduler` that plans those of an engine;
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from functools import cache
-from math import inf, isnan, nan
+from math import inf, isnan
 
-import numpy as np
-
-from eet_lab.errors import Cancelled, CostError, ScheduleError
+from eet_lab.errors import CostError, ScheduleError
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost, PassSize
 from eet_lab.scheduling.pages import Ledger, Slab
 from eet_lab.scheduling.policy import Plan, Policy
 from eet_lab.scheduling.queued import Queue, Queued
+from eet_lab.scheduling.record import Record
 from eet_lab.scheduling.request import Request
 from eet_lab.scheduling.scheduler import Scheduler
-from eet_lab.scheduling.served import Passes, Served
+from eet_lab.scheduling.served import Served
 from eet_lab.scheduling.traffic import Traffic
 from eet_lab.scheduling.whole import MOST
 from eet_lab.words import visible
-
-LOOKS = 1024
-"""Passes between two looks at Stop, and two reports of progress."""
 
 
 def simulate_traffic(
@@ -47,7 +42,7 @@ def simulate_traffic(
     check_fits(traffic, policy, cost)
     if ledger is not None and not (policy.joins and isinstance(cost, DecoderCost)):
         raise ScheduleError("A ledger is given, but only a policy that joins has one for all requests; leave it out.")
-    queue, record = Queue(traffic), _Record(len(traffic), progress, cancel)
+    queue, record = Queue(traffic), Record(len(traffic), progress, cancel)
     preempted = 0
     if isinstance(cost, EncoderCost):
         _read_texts(queue, policy, cost, record)
@@ -72,35 +67,7 @@ def check_fits(traffic: Traffic, policy: Policy, cost: CostTable) -> None:
         )
 
 
-class _Record:
-    """What is noted on the way."""
-
-    def __init__(self, num: int, progress: Progress | None, cancel: Cancel | None) -> None:
-        self.start, self.first, self.last = ([nan] * num for _ in range(3))
-        self._passes: list[array] = [array("d"), array("d"), *(array("q") for _ in range(4))]
-        self._num, self._progress, self._cancel = num, progress, cancel
-        self.done = 0
-
-    def add(self, begin_ms: float, end_ms: float, rows: int, prompt_tokens: int, decoded: int, pads: int) -> None:
-        """Note a pass. Cancelled once someone has pressed Stop."""
-        for column, value in zip(self._passes, (begin_ms, end_ms, rows, prompt_tokens, decoded, pads), strict=True):
-            column.append(value)
-        if len(self._passes[0]) % LOOKS == 0:
-            if self._cancel is not None and self._cancel.is_set():
-                raise Cancelled("The simulation was stopped.")
-            if self._progress is not None:
-                self._progress(self.done, self._num, "requests")
-
-    def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """When each request was begun, told its first token, and its last."""
-        return np.array(self.start), np.array(self.first), np.array(self.last)
-
-    def passes(self) -> Passes:
-        """All passes."""
-        return Passes(*map(np.array, self._passes))
-
-
-def _read_texts(queue: Queue, policy: Policy, cost: EncoderCost, record: _Record) -> None:
+def _read_texts(queue: Queue, policy: Policy, cost: EncoderCost, record: Record) -> None:
     """An encoder: a group is a pass."""
     is_packed = policy.is_packed
     for group in queue.groups(policy, cost):
@@ -114,7 +81,7 @@ def _read_texts(queue: Queue, policy: Policy, cost: EncoderCost, record: _Record
             record.start[number], record.first[number], record.last[number] = begin_ms, end_ms, end_ms
 
 
-def _generate_groups(queue: Queue, policy: Policy, cost: DecoderCost, record: _Record) -> None:
+def _generate_groups(queue: Queue, policy: Policy, cost: DecoderCost, record: Record) -> None:
     """A decoder whose groups begin together, and run until their last answer is complete."""
     for group in queue.groups(policy, cost):
         longest = max(each.length for each in group) + max(each.new_tokens for each in group)
@@ -124,7 +91,7 @@ def _generate_groups(queue: Queue, policy: Policy, cost: DecoderCost, record: _R
             queue.now_ms = generating.step(queue.now_ms)
 
 
-def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: _Record, ledger: Ledger) -> int:
+def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: Record, ledger: Ledger) -> int:
     """A decoder whose requests join while others run; how many gave way for others."""
     scheduler = Scheduler(policy.schedule, ledger, MOST)
     generating = _Generating(scheduler, cost, record)
@@ -145,7 +112,7 @@ def _join(queue: Queue, policy: Policy, cost: DecoderCost, record: _Record, ledg
 class _Generating:
     """Requests in a scheduler, by their numbers."""
 
-    def __init__(self, scheduler: Scheduler, cost: DecoderCost, record: _Record) -> None:
+    def __init__(self, scheduler: Scheduler, cost: DecoderCost, record: Record) -> None:
         self.scheduler, self._cost, self._record = scheduler, cost, record
         self._number_of: dict[Request, int] = {}
 
@@ -161,7 +128,8 @@ class _Generating:
         size = PassSize.of(rows)
         end_ms = now_ms + self._cost.pass_ms(size)
         for request, _, start, count, tells in rows:
-            if not start and isnan(record.start[number_of[request]]):  # else it is read again, since it gave way
+            # One that is read again, since it gave way, had a start before.
+            if start == request.cached and isnan(record.start[number_of[request]]):
                 record.start[number_of[request]] = now_ms
             if tells:
                 request.generated.append(0)

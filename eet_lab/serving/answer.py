@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from eet_lab.scheduling import TokenLogprobs
 from eet_lab.serving.errors import ApiError
 
 Reason = Literal["stop", "length", "abort"]
@@ -15,11 +16,12 @@ Reason = Literal["stop", "length", "abort"]
 class News(NamedTuple):
     """New tokens of an answer, and its end where they are the last; `at` is `time.perf_counter()` on the engine."""
 
-    answer: Answer
+    answer: Any  # an Answer, or its number in another process
     tokens: Sequence[int]
     reason: Reason | None
     error: ApiError | None
     at: float
+    logprobs: Sequence[TokenLogprobs] = ()  # of the tokens, if they were asked for
 
 
 class Answer:
@@ -31,6 +33,7 @@ class Answer:
     def __init__(self, wake: asyncio.Event, is_followed: bool) -> None:
         self._wake, self._is_followed = wake, is_followed
         self._new: list[int] = []
+        self._new_logprobs: list[TokenLogprobs] = []
         self.num_tokens = 0
         self.first_at: float | None = None
         self.last_at: float | None = None
@@ -52,6 +55,7 @@ class Answer:
             return False
         is_first = self.first_at is None
         self._new += news.tokens
+        self._new_logprobs += news.logprobs
         self.num_tokens += len(news.tokens)
         self.reason, self.error = news.reason, news.error
         if news.tokens:
@@ -78,4 +82,9 @@ class Answer:
                 raise self.error
             self._wake.set()  # for the error, which is still to be raised
         new, self._new = self._new, []
+        return new
+
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """What came beside the tokens that were just taken."""
+        new, self._new_logprobs = self._new_logprobs, []
         return new

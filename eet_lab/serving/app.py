@@ -14,25 +14,45 @@ from starlette.responses import JSONResponse, Response
 from eet_lab import __version__
 from eet_lab.serving.completions import chat, complete
 from eet_lab.serving.errors import ApiError
+from eet_lab.serving.front import Front
 from eet_lab.serving.gate import Gate
-from eet_lab.serving.service import Service
-from eet_lab.serving.vectors import classify, embed
 
-Handler = Callable[[Service, Request], Awaitable[Response]]
+
+async def _embed(service: Front, request: Request) -> Response:
+    """A vector of each text, as `eet_lab.encode` makes it: it is not scaled to length 1."""
+    service.check_kind(True, request.url.path)
+    from eet_lab.serving.service import Service  # which needs torch
+    from eet_lab.serving.vectors import embed
+
+    assert isinstance(service, Service)
+    return await embed(service, request)
+
+
+async def _classify(service: Front, request: Request) -> Response:
+    """The classes of each text, in vLLM's form: the likeliest one's label, and the scores of all."""
+    service.check_kind(True, request.url.path)
+    from eet_lab.serving.service import Service  # which needs torch
+    from eet_lab.serving.vectors import classify
+
+    assert isinstance(service, Service)
+    return await classify(service, request)
+
+
+Handler = Callable[[Front, Request], Awaitable[Response]]
 POSTS: dict[str, Handler] = {
     "/v1/completions": complete,
     "/v1/chat/completions": chat,
-    "/v1/embeddings": embed,
-    "/v1/classify": classify,
+    "/v1/embeddings": _embed,
+    "/v1/classify": _classify,
 }
 
 
-def app_of(service: Service) -> Gate:
+def app_of(service: Front) -> Gate:
     """An ASGI app that serves this."""
     # The pages that show an API load scripts from elsewhere; /openapi.json is enough for programs.
     app = FastAPI(title="EET Lab", version=__version__, docs_url=None, redoc_url=None)
     for path, handler in POSTS.items():
-        app.add_api_route(path, _served(service, handler), methods=["POST"], name=handler.__name__)
+        app.add_api_route(path, _served(service, handler), methods=["POST"], name=handler.__name__.strip("_"))
     gets: dict[str, Handler] = {"/health": _health, "/metrics": _metrics, "/v1/models": _models}
     for path, handler in gets.items():
         app.add_api_route(path, _served(service, handler), methods=["GET"], name=handler.__name__.strip("_"))
@@ -43,7 +63,7 @@ def app_of(service: Service) -> Gate:
     return Gate(app, service.options, service.admission, service.metrics)
 
 
-def _served(service: Service, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _served(service: Front, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def served(request: Request) -> Response:
         return await handler(service, request)
 
@@ -53,7 +73,7 @@ def _served(service: Service, handler: Handler) -> Callable[[Request], Awaitable
     return served
 
 
-async def _health(service: Service, request: Request) -> Response:
+async def _health(service: Front, request: Request) -> Response:
     """Whether requests are served; 503 while the server shuts down, or once its engine is lost."""
     if service.worker.dead is not None:
         raise service.worker.dead
@@ -62,30 +82,30 @@ async def _health(service: Service, request: Request) -> Response:
     return JSONResponse({"status": "ok", "model": service.name})
 
 
-async def _metrics(service: Service, request: Request) -> Response:
+async def _metrics(service: Front, request: Request) -> Response:
     """Counts for Prometheus."""
-    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(await service.metrics_text(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _models(service: Service, request: Request) -> Response:
+async def _models(service: Front, request: Request) -> Response:
     """The one model that is served."""
     return JSONResponse({"object": "list", "data": [_described(service)]})
 
 
-async def _model(service: Service, request: Request) -> Response:
+async def _model(service: Front, request: Request) -> Response:
     """The model of this name; 404 for another."""
     service.check_model(request.path_params["name"])
     return JSONResponse(_described(service))
 
 
-def _described(service: Service) -> dict[str, object]:
+def _described(service: Front) -> dict[str, object]:
     return {
         "id": service.name,
         "object": "model",
         "created": service.created,
         "owned_by": "eet_lab",
         "max_model_len": service.columns,
-        "recipe": str(service.recipe),
+        "recipe": str(service.card.recipe),
     }
 
 

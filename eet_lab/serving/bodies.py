@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from eet_lab.engine.settings import MOST_LOGPROBS
 from eet_lab.errors import did_you_mean
 from eet_lab.serving.errors import ApiError, bad
 from eet_lab.words import told
@@ -22,8 +23,6 @@ MOST_CHOICES = 128
 LABELS = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "priority"}
 NOTHING: tuple[Any, ...] = (False, 0, "", [], {})
 NOT_YET: Mapping[str, tuple[Any, ...]] = {
-    "logprobs": (False,),
-    "top_logprobs": (),
     "prompt_logprobs": (),
     "echo": (False,),
     "best_of": (1,),
@@ -46,6 +45,10 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
     model: str | None = None
+
+    def identity(self) -> dict[str, Any] | None:
+        """The fields that decide what is answered; None where the same request gets something else each time."""
+        return self.model_dump(exclude={"model"})
 
 
 class StreamOptions(BaseModel):
@@ -74,6 +77,17 @@ class Sampled(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
+    def identity(self) -> dict[str, Any] | None:
+        """The same: of a greedy request how others would be drawn does not matter, of a drawn one its seed."""
+        if self.temperature and self.seed is None:
+            return None
+        no_matter = {"model", "stream", "stream_options"}
+        return self.model_dump(exclude=no_matter if self.temperature else no_matter | {"seed", "top_k", "top_p"})
+
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told beside each, with their log-probabilities; None: nothing is."""
+        return None
+
     def stops(self) -> list[str]:
         """The stop strings; ApiError for what are none."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -92,6 +106,10 @@ class CompletionBody(Sampled):
     """A request for /v1/completions."""
 
     prompt: Any = ""
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
 
 class ChatBody(Sampled):
@@ -99,6 +117,17 @@ class ChatBody(Sampled):
 
     messages: list[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(default=0, ge=0, le=MOST_LOGPROBS)
+
+    def num_logprobs(self) -> int | None:
+        """The same; ApiError where only their number is given."""
+        if self.top_logprobs and not self.logprobs:
+            raise bad(
+                f"top_logprobs is {self.top_logprobs}, but nothing is told without logprobs=true. Add it.",
+                "top_logprobs",
+            )
+        return self.top_logprobs if self.logprobs else None
 
 
 class TextsBody(Body):
@@ -112,6 +141,10 @@ class EmbeddingBody(TextsBody):
 
     encoding_format: str = "float"
     dimensions: int | None = None
+
+    def identity(self) -> dict[str, Any] | None:
+        """The same: vectors are kept as numbers, however they are written."""
+        return self.model_dump(exclude={"model", "encoding_format", "dimensions"})
 
 
 Kind = TypeVar("Kind", bound=Body)

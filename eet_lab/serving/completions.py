@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -14,63 +14,99 @@ from eet_lab.models.chat import as_messages
 from eet_lab.serving.bodies import ChatBody, CompletionBody, Sampled, StreamOptions, parsed
 from eet_lab.serving.errors import ApiError, bad, of_engine
 from eet_lab.serving.forms import CHAT, TEXT, Form
+from eet_lab.serving.front import SHORT, Front
 from eet_lab.serving.gate import read_body
-from eet_lab.serving.generating import Generating, settings_of
-from eet_lab.serving.service import SHORT, Service
+from eet_lab.serving.generating import Generating, Piece, settings_of
+from eet_lab.serving.replay import Replay, recorded
+from eet_lab.serving.response_cache import HIT
 from eet_lab.serving.stream import EventStream
 from eet_lab.words import told
 
 
-async def complete(service: Service, request: Request) -> Response:
+async def complete(service: Front, request: Request) -> Response:
     """Continue one prompt or several."""
     service.check_kind(False, request.url.path)
     body = parsed(await read_body(request.receive, service.options), CompletionBody)
     service.check_model(body.model)
-    prompts = [await _encoded(service, prompt) for prompt in token_lists(body.prompt, "prompt")]
-    return await _generated(service, request, body, prompts, 16 if body.max_tokens is None else body.max_tokens, TEXT)
+
+    async def asked() -> Asked:
+        prompts = [await _encoded(service, prompt) for prompt in token_lists(body.prompt, "prompt")]
+        return Asked(prompts, 16 if body.max_tokens is None else body.max_tokens)
+
+    return await _answered(service, request, body, asked, TEXT)
 
 
-async def chat(service: Service, request: Request) -> Response:
+async def chat(service: Front, request: Request) -> Response:
     """Say what follows a conversation."""
     service.check_kind(False, request.url.path)
     body = parsed(await read_body(request.receive, service.options), ChatBody)
     service.check_model(body.model)
-    template = await service.template()
-    try:
-        messages = as_messages(body.messages)
-        is_long = sum(len(message["content"]) for message in messages) > SHORT
-        prompt = await asyncio.to_thread(template.ids, messages) if is_long else template.ids(messages)
-    except EETError as error:
-        raise of_engine(error, "messages") from error
-    asked = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    return await _generated(service, request, body, [prompt], asked, CHAT)
+
+    async def asked() -> Asked:
+        template = await service.template()
+        try:
+            messages = as_messages(body.messages)
+            is_long = sum(len(message["content"]) for message in messages) > SHORT
+            prompt = await asyncio.to_thread(template.ids, messages) if is_long else template.ids(messages)
+        except EETError as error:
+            raise of_engine(error, "messages") from error
+        return Asked([prompt], body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens)
+
+    return await _answered(service, request, body, asked, CHAT)
 
 
-async def _generated(
-    service: Service, request: Request, body: Sampled, prompts: Sequence[list[int]], asked: int | None, form: Form
+class Asked(NamedTuple):
+    """Prompts, and how many tokens shall follow each; None: all that there is room for."""
+
+    prompts: Sequence[list[int]]
+    max_tokens: int | None
+
+
+async def _answered(
+    service: Front, request: Request, body: Sampled, asked: Callable[[], Awaitable[Asked]], form: Form
 ) -> Response:
-    settings, state = settings_of(body, prompts, asked, service), request.state
-    head = {"id": f"{form.prefix}-{state.request_id}", "created": service.created_now(), "model": service.name}
-    generating = Generating(service, prompts, body, state.ticket)
+    """What was answered before, or what the engine says to `asked`."""
+    key, ticket = service.cache.key_of(request.url.path, body), request.state.ticket
+    if (found := service.cache.get(key)) is not None:
+        replay = Replay(found, ticket.since + service.options.request_s)
+        return await _said(service, request, body, replay, replay.pieces(), form, HIT)
+    prompts, max_tokens = await asked()
+    settings = settings_of(body, prompts, max_tokens, service)
+    generating = Generating(service, prompts, body, ticket)
     try:
         generating.start(settings, request.receive)
-        pieces = generating.pieces()
-        first = await anext(pieces)
-        if body.stream:
-            return EventStream(form, head, generating, first, pieces, body.stream_options or StreamOptions())
-        texts = [""] * len(generating.choices)
-        for piece in first:
-            texts[piece.number] += piece.text
-        async for found in pieces:
-            for piece in found:
-                texts[piece.number] += piece.text
     except BaseException:
         generating.close()
         raise
-    generating.close()
-    if generating.is_abandoned:
+    return await _said(service, request, body, generating, recorded(generating, service.cache, key), form, {})
+
+
+async def _said(
+    service: Front,
+    request: Request,
+    body: Sampled,
+    source: Generating | Replay,
+    pieces: AsyncIterator[list[Piece]],
+    form: Form,
+    headers: Mapping[str, str],
+) -> Response:
+    """The answer whole, or as a stream, which closes its source itself."""
+    number = f"{form.prefix}-{request.state.request_id}"
+    head = {"id": number, "created": service.created_now(), "model": service.name}
+    try:
+        said = [*await anext(pieces)]
+        if body.stream:
+            options = body.stream_options or StreamOptions()
+            return EventStream(form, head, source, said, pieces, options, headers)
+        async for found in pieces:
+            said += found
+    except BaseException:
+        source.close()
+        raise
+    source.close()
+    if source.is_abandoned:
         raise ApiError(499, "The client has left.")
-    return JSONResponse(form.whole(head, generating, texts))
+    return JSONResponse(form.whole(head, source, said), headers=dict(headers))
 
 
 def token_lists(given: Any, name: str) -> list[str | list[int]]:
@@ -92,7 +128,7 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def _encoded(service: Service, prompt: str | list[int]) -> list[int]:
+async def _encoded(service: Front, prompt: str | list[int]) -> list[int]:
     try:
         return await service.encode(prompt)
     except EETError as error:

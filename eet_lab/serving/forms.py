@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from eet_lab.serving.generating import Generating, Piece
+from eet_lab.serving.logprobs import Scored, of_chat, of_completion
+from eet_lab.serving.replay import Replay
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int = 0) -> dict[str, int]:
@@ -25,11 +27,20 @@ class Form:
     chunk_object: str
     is_chat: bool
 
-    def whole(self, head: dict[str, Any], generating: Generating, texts: Sequence[str]) -> dict[str, Any]:
-        """A complete answer."""
+    def whole(self, head: dict[str, Any], generating: Generating | Replay, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """A complete answer, of all its pieces."""
+        texts, scored = [[[] for _ in generating.choices] for _ in range(2)]  # type: ignore[var-annotated]
+        for piece in pieces:
+            texts[piece.number].append(piece.text)
+            scored[piece.number] += piece.scored
         choices = [
-            {"index": choice.number, **self._said(text), "logprobs": None, "finish_reason": choice.finish}
-            for choice, text in zip(generating.choices, texts, strict=True)
+            {
+                "index": choice.number,
+                **self._said("".join(texts[choice.number])),
+                "logprobs": self._logprobs(scored[choice.number]),
+                "finish_reason": choice.finish,
+            }
+            for choice in generating.choices
         ]
         usage = usage_of(generating.prompt_tokens, generating.completion_tokens)
         return {**head, "object": self.whole_object, "choices": choices, "usage": usage}
@@ -45,7 +56,8 @@ class Form:
         said = f'"text":{text}'
         if self.is_chat:
             said = '"delta":{' + (f'"content":{text}' if piece.text else "") + "}"
-        return f'{{"index":{piece.number},{said},"logprobs":null,"finish_reason":{finish}}}'
+        logprobs = "null" if not piece.scored else json.dumps(self._logprobs(piece.scored))
+        return f'{{"index":{piece.number},{said},"logprobs":{logprobs},"finish_reason":{finish}}}'
 
     def opening(self, number: int) -> str:
         """What a choice of a chat begins with; nothing elsewhere."""
@@ -53,6 +65,11 @@ class Form:
             return ""
         delta = '"delta":{"role":"assistant","content":""}'
         return f'{{"index":{number},{delta},"logprobs":null,"finish_reason":null}}'
+
+    def _logprobs(self, scored: Sequence[Scored]) -> dict[str, Any] | None:
+        if not scored:
+            return None
+        return of_chat(scored) if self.is_chat else of_completion(scored)
 
     def _said(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}} if self.is_chat else {"text": text}

@@ -15,20 +15,22 @@ from eet_lab.serving.admission import Ticket
 from eet_lab.serving.answer import Answer, Reason
 from eet_lab.serving.bodies import MOST_CHOICES, Sampled
 from eet_lab.serving.errors import bad, of_engine
+from eet_lab.serving.front import Front
 from eet_lab.serving.gate import NUMBERS, Receive
-from eet_lab.serving.generator import Job
-from eet_lab.serving.service import Service
+from eet_lab.serving.jobs import Job
+from eet_lab.serving.logprobs import Scored, Scores
 from eet_lab.serving.stopped_text import StoppedText
 
 MOST_SEED = 2**62
 
 
 class Piece(NamedTuple):
-    """What choice `number` says next; `finish` with its last piece."""
+    """What choice `number` says next; `finish` with its last piece. `scored`: its tokens, if that was asked for."""
 
     number: int
     text: str
     finish: Reason | None
+    scored: tuple[Scored, ...] = ()
 
 
 @dataclass
@@ -38,26 +40,30 @@ class Choice:
     number: int
     answer: Answer
     text: StoppedText
+    scores: Scores
     finish: Reason | None = None
 
     def advance(self) -> Piece | None:
         """What is new, if anything. Errors: the one that ended the answer."""
         if self.finish is not None:
             return None
-        new = self.answer.take()
+        new, before = self.answer.take(), self.text.num_tokens
         text, is_last = self.text.add(new), self.answer.is_over and self.answer.error is None
+        num_read = self.text.num_tokens - before  # what follows a stop string is not
+        told = self.answer.take_logprobs()[:num_read]
+        scored = self.scores.add(new[:num_read], told) if told else ()
         if not self.text.is_stopped and is_last:
             text += self.text.finish()
             self.finish = self.answer.reason
         if self.text.is_stopped:
             self.finish = "stop"
-        return Piece(self.number, text, self.finish) if text or self.finish else None
+        return Piece(self.number, text, self.finish, scored) if text or scored or self.finish else None
 
 
 class Generating:
     """A request, from its jobs to its last piece. `close` ends what is still under way."""
 
-    def __init__(self, service: Service, prompts: Sequence[Sequence[int]], body: Sampled, ticket: Ticket) -> None:
+    def __init__(self, service: Front, prompts: Sequence[Sequence[int]], body: Sampled, ticket: Ticket) -> None:
         self._service, self._ticket = service, ticket
         self._wake = asyncio.Event()
         self._deadline = ticket.since + service.options.request_s
@@ -76,8 +82,9 @@ class Generating:
         for prompt, how in zip(self._prompts, settings, strict=True):
             self._service.metrics.prompt_lengths.observe(len(prompt))
             for number in range(body.n):
+                scores = Scores(self._service.bytes_of)
                 answer = Answer(self._wake, is_followed=body.stream or bool(stops))
-                self.choices.append(Choice(len(self.choices), answer, StoppedText(decode, stops)))
+                self.choices.append(Choice(len(self.choices), answer, StoppedText(decode, stops), scores))
                 self._service.joined(answer)
                 self._service.generator.join(Job(prompt, how, number, answer, self._deadline))
         self._watch = asyncio.create_task(self._watch_client(receive))
@@ -134,7 +141,7 @@ class Generating:
         self._service.left([choice.answer for choice in self.choices])
 
 
-def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | None, service: Service) -> list[Settings]:
+def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | None, service: Front) -> list[Settings]:
     """How each prompt is continued. `asked` are the tokens that the client wants; None: all that there is room for.
 
     Errors: ApiError, with the field, for what there is no room for.
@@ -145,6 +152,7 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
             f"{MOST_CHOICES} at most. Send several requests.",
             "n" if body.n > 1 else "prompt",
         )
+    logprobs = body.num_logprobs()
     seed = NUMBERS.randrange(MOST_SEED) if body.seed is None else body.seed % MOST_SEED
     stop = {*body.stop_token_ids, *(() if body.ignore_eos else service.ends)}
     found = []
@@ -165,9 +173,8 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
         if body.min_tokens and (not body.ignore_eos or body.min_tokens > new_tokens):
             raise bad("min_tokens is only supported with ignore_eos=true, and up to max_tokens.", "min_tokens")
         try:
-            found.append(
-                Settings(new_tokens, body.temperature, max(body.top_k, 0), body.top_p, seed, tuple(sorted(stop)))
-            )
+            chosen = body.temperature, max(body.top_k, 0), body.top_p
+            found.append(Settings(new_tokens, *chosen, seed, tuple(sorted(stop)), logprobs))
         except EETError as error:
             raise of_engine(error, "temperature") from error
     return found

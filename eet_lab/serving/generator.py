@@ -3,46 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError, RecipeError, ScheduleError
 from eet_lab.models import Model
 from eet_lab.scheduling import Request
-from eet_lab.serving.answer import Answer, News, Reason
+from eet_lab.serving.answer import News, Reason
 from eet_lab.serving.errors import ApiError, failed, of_engine
+from eet_lab.serving.jobs import Job, Load
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
-
-
-class Job(NamedTuple):
-    """What an engine is asked for, and who is told of it."""
-
-    prompt: Sequence[int]
-    settings: Settings
-    number: int  # among those of one seed
-    answer: Answer
-    deadline: float  # by time.perf_counter()
-
-
-class Load(NamedTuple):
-    """What the engine has at hand."""
-
-    running: int
-    waiting: int
-    kv_usage: float  # share of the KV cache that holds tokens
-    preempted: int
 
 
 class Generator(Worker):
     """Serves jobs until their last token, their deadline, or their end by `leave`, within one step.
 
-    `receive` is called on the server's loop with all news of a step at once. An error of the engine ends all that it
-    served, and a new engine over the same weights serves whoever comes next.
+    `receive` is called on the server's loop, or as `tell_here` says, with all news of a step at once. An error of the
+    engine ends all that it served, and a new engine over the same weights serves whoever comes next.
     """
 
     def __init__(self, model: Model, recipe: Recipe, columns: int, receive: Callable[[list[News]], None]) -> None:
@@ -54,27 +35,36 @@ class Generator(Worker):
             )
         self._model, self._recipe, self._columns, self._receive = model, recipe, columns, receive
         self._jobs: dict[Request, Job] = {}
-        self._requests: dict[Answer, Request] = {}
+        self._requests: dict[Hashable, Request] = {}
         self.engine: Engine | None = None
 
     def join(self, job: Job) -> None:
         """Queue it; from any thread."""
         self.command(partial(self._join, job))
 
-    def leave(self, answer: Answer) -> None:
+    def leave(self, answer: Hashable) -> None:
         """End it before the next step, if it is there; from any thread."""
         self.command(partial(self._leave, answer))
+
+    def tell_here(self, receive: Callable[[list[News]], None]) -> None:
+        """Call this on the engine's thread, with all news of a step at once, in place of the server's."""
+        self._receive = receive
+        self.serve_here()
+
+    async def refresh(self) -> None:
+        """Nothing: `load` looks at the engine itself."""
 
     def load(self) -> Load:
         """The present load; from any thread, for whom the numbers may be a step old."""
         engine, requests = self.engine, list(self._jobs)
         running = [request for request in requests if request.status == "running"]
         if engine is None:
-            return Load(0, 0, 0.0, 0)
-        held = engine.cache.num_bytes
-        used = sum(request.read for request in running) * engine.cache.column_bytes
-        usage = min(used / held, 1.0) if held else 0.0
-        return Load(len(running), len(requests) - len(running), usage, engine.num_preempted)
+            return Load()
+        cache, waiting = engine.cache, len(requests) - len(running)
+        used = sum(request.read for request in running) * cache.column_bytes - cache.shared_bytes
+        usage = min(max(used / cache.num_bytes, 0.0), 1.0) if cache.num_bytes else 0.0
+        found = cache.prefix_cache_queries, cache.prefix_cache_hits
+        return Load(len(running), waiting, usage, engine.num_preempted, *found)
 
     @property
     def _has_work(self) -> bool:
@@ -82,6 +72,7 @@ class Generator(Worker):
 
     def _build(self) -> None:
         engine = Engine(self._model.decoder, self._recipe.parts)
+        engine.prepare(self.progress)
         rows = self._recipe.parts.schedule.max_rows
         assert rows is not None
         # Prompts of one token: it shall take memory and be warm, and not compute what nobody asked for.
@@ -102,7 +93,7 @@ class Generator(Worker):
         else:
             self._jobs[request], self._requests[job.answer] = job, request
 
-    def _leave(self, answer: Answer) -> None:
+    def _leave(self, answer: Hashable) -> None:
         request = self._requests.pop(answer, None)
         if request is not None:
             del self._jobs[request]
@@ -118,7 +109,8 @@ class Generator(Worker):
             new.setdefault(request, []).append(token)
         now = time.perf_counter()
         news = [
-            News(self._jobs[request].answer, tokens, _reason(request), None, now) for request, tokens in new.items()
+            News(self._jobs[request].answer, tokens, _reason(request), None, now, request.logprobs[-len(tokens) :])
+            for request, tokens in new.items()
         ]
         for request in new:
             if request.done:
@@ -143,7 +135,7 @@ class Generator(Worker):
             self._end(answer, failed(error, number))
         return number
 
-    def _end(self, answer: Answer, error: ApiError) -> None:
+    def _end(self, answer: Hashable, error: ApiError) -> None:
         self.tell(partial(self._receive, [News(answer, (), None, error, time.perf_counter())]))
 
     def _close(self) -> None:

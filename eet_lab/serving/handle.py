@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import html
+import math
+import socket
+import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from eet_lab.errors import SetupError
 from eet_lab.models import Model
 from eet_lab.models.on_device import checked_model
+from eet_lab.progress import Progress
 from eet_lab.serving.options import Options
 from eet_lab.texts import RecipeLike
+from eet_lab.words import told
 
 if TYPE_CHECKING:
-    from eet_lab.serving.server import Server
+    from eet_lab.serving.lifecycle import Lifecycle
+    from eet_lab.serving.service import Service
 
 HOST = "127.0.0.1"
 PATIENCE_S = 15.0
 """Seconds beyond the drain for a server to end."""
+LOOK_S = 0.05
+"""How often whoever waits for a server looks whether it has failed."""
+PACKAGES = ("fastapi", "h11", "prometheus_client", "pydantic", "starlette", "uvicorn")
+FRONTS = ("process", "thread")
 
 
 class Served:
-    """A server that runs in this process. `url` is where it is; OpenAI's clients take `base_url=f"{url}/v1"`."""
+    """A server of a model of this process. `url` is where it is; OpenAI's clients take `base_url=f"{url}/v1"`."""
 
-    def __init__(self, server: Server, url: str) -> None:
+    def __init__(self, server: Lifecycle, url: str) -> None:
         self._server, self.url = server, url
         self._error: BaseException | None = None
         self._has_ended = threading.Event()
@@ -35,10 +47,11 @@ class Served:
 
     def wait_until_up(self, timeout_s: float | None = None) -> Served:
         """Itself, once requests are answered. Errors: what kept it from that; SetupError after the time."""
-        ready = self._server.service.worker.ready
-        ready.result(timeout_s)
-        if not self._server.is_up.wait(timeout_s):
-            raise self._error or SetupError(f"The server is {self.state}, and not up after {timeout_s} s.")
+        end = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        self._server.service.worker.ready.result(timeout_s)
+        while not self._server.is_up.wait(LOOK_S):
+            if self._has_ended.is_set() or time.monotonic() > end:
+                raise self._error or SetupError(f"The server is {self.state}, and not up after {timeout_s} s.")
         return self
 
     def stop(self) -> None:
@@ -58,12 +71,12 @@ class Served:
 
     def __repr__(self) -> str:
         service = self._server.service
-        return f"<{service.name} ({service.recipe}) at {self.url}, {self.state}>"
+        return f"<{service.name} ({service.card.recipe}) at {self.url}, {self.state}, front {self._server.place}>"
 
     def _repr_html_(self) -> str:
         """The same for a notebook, with a link."""
         service, url = self._server.service, html.escape(self.url)
-        what = html.escape(f"{service.name} ({service.recipe})")
+        what = html.escape(f"{service.name} ({service.card.recipe})")
         return f'{what} at <a href="{url}/v1/models">{url}</a>, {html.escape(self.state)}'
 
     def _run(self) -> None:
@@ -77,36 +90,72 @@ class Served:
             self._has_ended.set()
 
 
-def serve(model: Model, recipe: RecipeLike | None = None, *, host: str = HOST, port: int = 0, **options: Any) -> Served:
-    """Serve a model with OpenAI's interface, in this process, and return at once a handle with `url` and `stop()`.
+def serve(
+    model: Model,
+    recipe: RecipeLike | None = None,
+    *,
+    host: str = HOST,
+    port: int = 0,
+    front: str | None = None,
+    **options: Any,
+) -> Served:
+    """Serve a model of this process with OpenAI's interface, and return at once a handle with `url` and `stop()`.
 
     `recipe` is "all,continuous_batching" for a model that generates, and "all" for an encoder. `port` 0 is any free
-    one. `options` are the fields of `eet_lab.serving.options.Options`, such as max_queued_requests and api_key. The
-    first request waits until the engine is built.
-    Errors: SetupError for an option or a port that cannot be; RecipeError; ModelError.
+    one. `front` is where HTTP, JSON and texts are worked at: "process", one beside this, or "thread", in this one,
+    where it and the engine take turns at the interpreter's lock. None: a process wherever there can be one, which is
+    for models that generate, with a tokenizer of `tokenizers` or none. `options` are the fields of
+    `eet_lab.serving.options.Options`, such as max_queued_requests and api_key. The first request waits until the
+    engine is built.
+    Errors: SetupError for an option, a front or a port that cannot be; RecipeError; ModelError.
     """
-    return Served(*serving(model, recipe, host, port, options))
+    return Served(*serving(model, recipe, host, port, options, front))
 
 
 def serving(
-    model: Model, recipe: RecipeLike | None, host: str, port: int, options: Mapping[str, Any]
-) -> tuple[Server, str]:
-    """A server that listens and does not run yet, and its URL. Errors: those of `serve`."""
-    try:
-        from eet_lab.serving.server import Server, listen, url_of
-        from eet_lab.serving.service import Service
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("eet_lab"):
-            raise
-        raise SetupError(
-            f"{error.name} is not installed, which serving needs: pip install 'eet-lab[serve]'."
-        ) from error
+    model: Model,
+    recipe: RecipeLike | None,
+    host: str,
+    port: int,
+    options: Mapping[str, Any],
+    front: str | None = None,
+    progress: Progress | None = None,
+) -> tuple[Lifecycle, str]:
+    """A server that listens and does not run yet, and its URL. `progress` is told of kernels that are built, on the
+    engine's thread. Errors: those of `serve`.
+    """
+    if missing := next((name for name in PACKAGES if not _is_installed(name)), None):
+        raise SetupError(f"{missing} is not installed, which serving needs: pip install 'eet-lab[serve]'.")
+    from eet_lab.serving.listening import listen, url_of
+    from eet_lab.serving.service import Service
+
+    if front is not None and front not in FRONTS:
+        raise SetupError(f"front is {told(front)}, but it must be 'process', 'thread', or None: whichever can be.")
     service = Service(checked_model(model), recipe, Options.of(**options))
+    service.worker.progress = progress
+    why_not = service.card.why_not_sent()
+    if front == "process" and why_not:
+        raise SetupError(f"front is 'process', but {why_not} Say front='thread'.")
     listening = listen(host, port)
-    return Server(service, listening), url_of(listening)
+    is_apart = front != "thread" and not why_not
+    return _server(service, listening, is_apart), url_of(listening)
 
 
-def run_server(server: Server, started: Callable[[], None]) -> None:
+def _server(service: Service, listening: socket.socket, is_apart: bool) -> Lifecycle:
+    if is_apart:
+        from eet_lab.serving.split_server import SplitServer
+
+        return SplitServer(service, listening)
+    from eet_lab.serving.server import Server  # with uvicorn and FastAPI, which the other has in its front
+
+    return Server(service, listening)
+
+
+def _is_installed(name: str) -> bool:
+    return (name in sys.modules and sys.modules[name] is not None) or find_spec(name) is not None
+
+
+def run_server(server: Lifecycle, started: Callable[[], None]) -> None:
     """Run it on this thread, the main one, until a signal ends it. `started` is called once signals do so."""
 
     async def run() -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from eet_lab.serving.generator import Load
+from eet_lab.serving.jobs import Load
+from eet_lab.serving.response_cache import ResponseCache
 
 FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 BETWEEN_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5)
@@ -48,8 +49,8 @@ class Histogram:
 class Metrics:
     """Counts of one server. `load` tells what the engine has at hand."""
 
-    def __init__(self, model: str, load: Callable[[], Load]) -> None:
-        self._model, self._load = model, load
+    def __init__(self, model: str, load: Callable[[], Load], cache: ResponseCache) -> None:
+        self._model, self._load, self._cache = model, load, cache
         self.prompt_tokens = self.generation_tokens = 0
         self.finished = Counter[str]()
         self.refused = Counter[int]()
@@ -74,18 +75,27 @@ class Metrics:
             ("num_requests_running", "Requests in execution.", load.running),
             ("num_requests_waiting", "Requests that wait for a slot.", load.waiting),
             ("kv_cache_usage_perc", "Share of the KV cache that holds tokens. 1 is all of it.", load.kv_usage),
+            ("eet:response_cache_bytes", "Bytes of answers that are kept.", self._cache.num_bytes),
         )
         for name, help, value in gauges:
-            gauge = GaugeMetricFamily(f"vllm:{name}", help, labels=["model_name"])
+            gauge = GaugeMetricFamily(_with_maker(name), help, labels=["model_name"])
             gauge.add_metric([self._model], value)
             yield gauge
         counters = (
             ("num_preemptions", "Requests that gave way and were read again.", load.preempted),
+            ("prefix_cache_queries", "Prompt tokens that were looked up.", load.prefix_cache_queries),
+            ("prefix_cache_hits", "Those of them that were in the prefix cache.", load.prefix_cache_hits),
             ("prompt_tokens", "Tokens of prompts.", self.prompt_tokens),
             ("generation_tokens", "Tokens that were generated.", self.generation_tokens),
+            ("eet:response_cache_hits", "Requests that a kept answer served.", self._cache.hits),
+            (
+                "eet:response_cache_misses",
+                "Requests whose answer could have been there.",
+                self._cache.misses,
+            ),
         )
         for name, help, value in counters:
-            counter = CounterMetricFamily(f"vllm:{name}", help, labels=["model_name"])
+            counter = CounterMetricFamily(_with_maker(name), help, labels=["model_name"])
             counter.add_metric([self._model], value)
             yield counter
         yield self._by("vllm:request_success", "Requests that ended, by reason.", "finished_reason", self.finished)
@@ -104,3 +114,8 @@ class Metrics:
         for key, count in sorted(counts.items()):
             found.add_metric([self._model, str(key)], count)
         return found
+
+
+def _with_maker(name: str) -> str:
+    """Names are vLLM's, but for those that say whose they are."""
+    return name if ":" in name else f"vllm:{name}"

@@ -36,12 +36,18 @@ class Options:
     """The key that every request must bring, but for /health. None: no key is asked for."""
     served_model_name: str | None = None
     """The model's name in requests. None: the name by which it was loaded."""
+    response_cache_mib: int = 0
+    """Room for the answers to requests that get the same again (greedy or seeded texts, embeddings, classes). 0: none.
+
+    All clients share it, and the time of an answer tells whether somebody asked for it before.
+    """
     pool: str = "mean"
     """How /v1/embeddings makes a vector of a text: "mean" or "cls"."""
 
     def __post_init__(self) -> None:
         for name in ("max_queued_requests", "max_queued_tokens", "max_body_bytes"):
             check_whole(SetupError, name, getattr(self, name), 1, MOST)
+        check_whole(SetupError, "response_cache_mib", self.response_cache_mib, 0, MOST)
         if self.max_model_len is not None:
             check_whole(SetupError, "max_model_len", self.max_model_len, 2, MOST)
         for name in ("header_s", "body_s", "request_s", "drain_s"):

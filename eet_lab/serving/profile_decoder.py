@@ -146,11 +146,16 @@ class _Decoding:
         return times
 
     def _begin(self, rows: int, columns: int) -> list[Request]:
-        """So many requests whose next tokens see so many columns, on average and over the passes that are timed."""
+        """So many requests whose next tokens see so many columns, on average and over the passes that are timed.
+
+        They see different numbers of them, as those of a server do: attention may take equal rows together.
+        """
         ahead = (_read_meanwhile(rows, columns, self._budget) + self._num_timed) // 2
-        length = max(columns - ahead, 1)
-        requests = [self._engine.add(self._prompt(length), self._settings) for _ in range(rows)]
-        while any(request.read < length for request in requests):
+        spread = min(rows, 2 * ahead + 1)
+        shortest = max(columns - ahead - spread // 2, 1)
+        lengths = [shortest + row % spread for row in range(rows)]
+        requests = [self._engine.add(self._prompt(length), self._settings) for length in lengths]
+        while any(request.read < length for request, length in zip(requests, lengths, strict=True)):
             check(self._cancel)
             self._engine.step()
         return requests

@@ -54,7 +54,7 @@ class Reader(Worker):
 
     def _build(self) -> None:
         self.engine = EncoderEngine(self._model.encoder, self._recipe.parts)
-        self.engine.prepare()
+        self.engine.prepare(self.progress)
 
     def _turn(self) -> None:
         batch = self._batch = self._taken()

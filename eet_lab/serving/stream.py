@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from starlette.responses import Response
 
@@ -13,6 +13,7 @@ from eet_lab.serving.errors import ApiError
 from eet_lab.serving.forms import Form, usage_of
 from eet_lab.serving.gate import Receive, Scope, Send
 from eet_lab.serving.generating import Generating, Piece
+from eet_lab.serving.replay import Replay
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
@@ -32,12 +33,14 @@ class EventStream(Response):
         self,
         form: Form,
         head: dict,
-        generating: Generating,
+        generating: Generating | Replay,
         first: Sequence[Piece],
         pieces: AsyncIterator[list[Piece]],
         options: StreamOptions,
+        headers: Mapping[str, str],
     ) -> None:
         super().__init__()
+        self._more = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._form, self._head, self._generating = form, form.head(head), generating
         self._first, self._pieces, self._options = first, pieces, options
 
@@ -54,7 +57,7 @@ class EventStream(Response):
         async def event(text: str, last: bytes = b"") -> None:
             await send({"type": "http.response.body", "body": text.encode() + last, "more_body": True})
 
-        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._more]})
         if openings := [self._form.opening(choice.number) for choice in self._generating.choices]:
             await event("".join(self._event(opening) for opening in openings if opening))
         try:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from torch import Tensor
@@ -22,6 +24,7 @@ from eet_lab.serving.errors import ApiError, bad, of_engine
 from eet_lab.serving.forms import usage_of
 from eet_lab.serving.gate import read_body
 from eet_lab.serving.reader import Reading
+from eet_lab.serving.response_cache import HIT
 from eet_lab.serving.service import Service
 from eet_lab.words import told
 
@@ -40,18 +43,38 @@ async def embed(service: Service, request: Request) -> Response:
     width = service.model.config.hidden_size
     if body.dimensions not in (None, width):
         raise bad(f"dimensions is {body.dimensions}, but the vectors of {service.name} have {width}.", "dimensions")
-    texts = await _texts(service, body)
-    vectors = (await _read(service, request, texts, POOLS[service.options.pool])).numpy()
+    found = await _once(service, request, body, POOLS[service.options.pool])
     # To write a thousand vectors takes a while, in which others are answered.
-    return await asyncio.to_thread(_embedded, service.name, vectors, body.encoding_format, _usage(texts))
+    return await asyncio.to_thread(_embedded, service.name, found, body.encoding_format)
 
 
-def _embedded(name: str, vectors: np.ndarray, encoding: str, usage: dict[str, int]) -> Response:
+class Found(NamedTuple):
+    """What a task made of texts, a row each, of how many tokens, and the headers that say whence it comes."""
+
+    values: np.ndarray
+    num_tokens: int
+    headers: Mapping[str, str]
+
+
+async def _once(service: Service, request: Request, body: TextsBody, task: TextTask) -> Found:
+    """What was made of the same texts before, or is made of them now."""
+    key = service.cache.key_of(request.url.path, body)
+    if (found := service.cache.get(key)) is not None:
+        values, num_tokens = found
+        return Found(values, num_tokens, HIT)
+    texts = await _texts(service, body)
+    values, num_tokens = (await _read(service, request, texts, task)).numpy(), sum(len(text.ids) for text in texts)
+    service.cache.put(key, (values, num_tokens))
+    return Found(values, num_tokens, {})
+
+
+def _embedded(name: str, found: Found, encoding: str) -> Response:
     data = [
         {"object": "embedding", "index": index, "embedding": _written(vector, encoding)}
-        for index, vector in enumerate(vectors)
+        for index, vector in enumerate(found.values)
     ]
-    return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
+    whole = {"object": "list", "data": data, "model": name, "usage": usage_of(found.num_tokens)}
+    return JSONResponse(whole, headers=dict(found.headers))
 
 
 async def classify(service: Service, request: Request) -> Response:
@@ -63,15 +86,16 @@ async def classify(service: Service, request: Request) -> Response:
         CLASSES.check(service.model.encoder.config)
     except EETError as error:
         raise of_engine(error, "model") from error
-    texts = await _texts(service, body)
-    scores = scores_of(service.model, await _read(service, request, texts, CLASSES))
+    found = await _once(service, request, body, CLASSES)
+    scores = scores_of(service.model, torch.from_numpy(found.values))
     labels = service.model.encoder.config.labels
     data = [
         {"index": index, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(labels)}
         for index, row in enumerate(scores)
     ]
     head = {"id": f"classify-{request.state.request_id}", "object": "list", "created": service.created_now()}
-    return JSONResponse({**head, "model": service.name, "data": data, "usage": _usage(texts)})
+    whole = {**head, "model": service.name, "data": data, "usage": usage_of(found.num_tokens)}
+    return JSONResponse(whole, headers=dict(found.headers))
 
 
 async def _texts(service: Service, body: TextsBody) -> list[Text]:
@@ -118,7 +142,3 @@ async def _watch_client(request: Request, reading: Reading) -> None:
 
 def _written(vector: np.ndarray, encoding: str) -> Any:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode() if encoding == "base64" else vector.tolist()
-
-
-def _usage(texts: list[Text]) -> dict[str, int]:
-    return usage_of(sum(len(text.ids) for text in texts))

@@ -9,10 +9,13 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 
 import torch
 
+from eet_lab.progress import Progress
 from eet_lab.serving.errors import ApiError
 from eet_lab.threads import num_cpu_threads
 
@@ -31,9 +34,11 @@ class Worker(ABC):
 
     def __init__(self, name: str) -> None:
         self.ready: Future[None] = Future()
+        self.progress: Progress | None = None
+        """Told of what is built before the first request."""
         self.dead: ApiError | None = None
         """Why nothing can be served any more, once a new engine could not be built."""
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._told_by: Callable[[Command], object] | None = None
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -43,7 +48,11 @@ class Worker(ABC):
 
     def serve(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell what comes on this loop."""
-        self._loop = loop
+        self._told_by = partial(_on, loop)
+
+    def serve_here(self) -> None:
+        """Tell what comes on the engine's own thread, which must not wait."""
+        self._told_by = _do
 
     def close(self) -> None:
         """End after the present turn, and wait for it."""
@@ -55,9 +64,9 @@ class Worker(ABC):
         self._commands.put(command)
 
     def tell(self, news: Command) -> None:
-        """Run this on the server's loop."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(news)
+        """Run this where what comes is told."""
+        if self._told_by is not None:
+            self._told_by(news)
 
     def failure(self, error: Exception) -> str:
         """Log an engine's error, and its number in the log."""
@@ -124,3 +133,12 @@ class Worker(ABC):
     @abstractmethod
     def _close(self) -> None:
         """Give the engine's memory back."""
+
+
+def _on(loop: asyncio.AbstractEventLoop, command: Command) -> None:
+    with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        loop.call_soon_threadsafe(command)
+
+
+def _do(command: Command) -> None:
+    command()

@@ -1,9 +1,11 @@
 """One file per optimization. To add one: write the file, and add its line here (the order is that of every list)."""
 
 from eet_lab.technique import register
+from eet_lab.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.techniques.cuda_graphs import CudaGraphs
 from eet_lab.techniques.dependent_launch import DependentLaunch
+from eet_lab.techniques.flat_optimizer import FlatOptimizer
 from eet_lab.techniques.fused_kernels import FusedKernels
 from eet_lab.techniques.fused_sampling import FusedSampling
 from eet_lab.techniques.int8_weights import Int8Weights
@@ -12,6 +14,7 @@ from eet_lab.techniques.memory_reuse import MemoryReuse
 from eet_lab.techniques.packed_prefill import PackedPrefill
 from eet_lab.techniques.persistent_layers import PersistentLayers
 from eet_lab.techniques.pre_padding import PrePadding
+from eet_lab.techniques.prefix_caching import PrefixCaching
 
 for technique in (
     PrePadding,
@@ -24,14 +27,19 @@ for technique in (
     CudaGraphs,
     DependentLaunch,
     ContinuousBatching,
+    PrefixCaching,
     Int8Weights,
+    ChunkedCrossEntropy,
+    FlatOptimizer,
 ):
     register(technique)
 
 __all__ = [
+    "ChunkedCrossEntropy",
     "ContinuousBatching",
     "CudaGraphs",
     "DependentLaunch",
+    "FlatOptimizer",
     "FusedKernels",
     "FusedSampling",
     "Int8Weights",
@@ -40,4 +48,5 @@ __all__ = [
     "PackedPrefill",
     "PersistentLayers",
     "PrePadding",
+    "PrefixCaching",
 ]

@@ -22,7 +22,7 @@ class PackedPrefill(Technique):
 
     Expect the time to first token to fall by the pads' share of the rectangle, about a half where lengths are spread
     evenly from short to long, and the first pass's memory with it. Prompts of equal length have no pads, and gain
-    nothing. An encoder does nothing but such passes, and gains the pads' share of all its time.
+    nothing. Encoders and training do nothing but such passes, and gain the pads' share of all their time.
 
     Source: Effective Transformer (ByteDance, 2020); TurboTransformers' smart batching (Fang et al., 2021);
     variable-length attention over cu_seqlens as in FlashAttention (Dao et al., 2022).
@@ -33,7 +33,7 @@ class PackedPrefill(Technique):
     lesson: ClassVar[str] = "02_mask_removal"
     requires: ClassVar[tuple[str, ...]] = ("pre_padding", "mask_removal")
     numerics: ClassVar[str] = "reordered"
-    stages: ClassVar[tuple[str, ...]] = ("generate", "encode")
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode", "train")
 
     def apply(self, parts: Parts) -> Parts:
         if parts.schedule == UP_TO_THE_SHORTEST:

@@ -28,7 +28,7 @@ class PrePadding(Technique):
     the time per token to stay as it was.
 
     An encoder reads a text in one pass in any case. Without this technique, each text is a pass of its own; with it, as
-    many texts as fit into a batch share one.
+    many texts as fit into a batch share one. Training reads whole texts as well, and likewise.
 
     Source: EET (Li et al., NAACL 2022 industry track), "pre-padding decoding". `read=shortest` is FasterTransformer
     v4.0's way: no pads, in parallel only up to the shortest prompt.
@@ -38,7 +38,7 @@ class PrePadding(Technique):
     title: ClassVar[str] = "Pre-padding"
     lesson: ClassVar[str] = "01_pre_padding"
     numerics: ClassVar[str] = "reordered"
-    stages: ClassVar[tuple[str, ...]] = ("generate", "encode")
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode", "train")
     headline: ClassVar[bool] = True
 
     read: str = knob(
@@ -53,6 +53,7 @@ class PrePadding(Technique):
         return replace(parts, schedule=READ[self.read], texts=padded)
 
     def unfit(self, config: Config) -> str | None:
-        if config.stage == "encode" and self.read != "whole":
-            return "read=shortest reads the rest token by token, and an encoder needs whole texts; choose read=whole"
+        if config.stage != "generate" and self.read != "whole":
+            reader = "an encoder" if config.stage == "encode" else "training"
+            return f"read=shortest reads the rest token by token, and {reader} needs whole texts; choose read=whole"
         return super().unfit(config)

@@ -110,6 +110,18 @@ class LargerType(Command):
     on: bool
 
 
+class ShowServing(Command):
+    """Show the page for serving, or the bench."""
+
+    on: bool
+
+
+class PressServing(Command):
+    """A button of the page for serving."""
+
+    action: str
+
+
 class DismissError(Command):
     """Take down the card of what failed."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from eet_lab.errors import EETError, PromptError
 from eet_lab.models import Model
+from eet_lab.progress import Cancel
 from eet_lab.workbench import commands as c
 from eet_lab.workbench import engine_thread as e
 from eet_lab.workbench import jobs
@@ -25,6 +26,9 @@ from eet_lab.workbench.memory_tab import QUESTION as PLANNERS
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.results import QUESTION as KEPT
 from eet_lab.workbench.results import Results
+from eet_lab.workbench.serving_controller import QUESTION as SERVING
+from eet_lab.workbench.serving_model import ModelWork
+from eet_lab.workbench.serving_tab import JOBS, Either, ServingTab
 from eet_lab.workbench.state import State
 from eet_lab.workbench.top_row import TopRow
 from eet_lab.workbench.views import bar
@@ -47,6 +51,7 @@ class Controller:
         self.state, self.devices = state, devices
         self.model: Model | None = None
         self.busy = self.stopping = self.large = False
+        self._job_name = ""
         self.status, self.choices = bar.Status(state), Choices(state)
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._later: list[c.Command] = []  # asked for before the model was there
@@ -56,7 +61,11 @@ class Controller:
         self.background, self.engine = Background(), EngineThread()
         self.fits = Fits(self.background)
         self.results = Results(self.page, history, self.background)
+        self.serving = ServingTab(
+            self.page, lambda action: self.put(c.PressServing(action)), self.background, self._run_serving
+        )
         self._shown_by = {
+            SERVING: self.serving.answered,
             FORECAST: self.fits.answered,
             PLANNERS: self.results.memory.answered,
             KEPT: self.results.answered,
@@ -76,13 +85,15 @@ class Controller:
     def idle(self) -> bool:
         """Nothing is asked for, running, or still to be loaded."""
         # In this order: a command leaves the inbox within a turn, and whatever it starts is known at the turn's end.
-        return not (not self._inbox.empty() or self._later or self._turning or self.busy) and self.choices.settled
+        waits = not self._inbox.empty() or self._later or self._turning
+        return not (waits or self.busy or self.serving.busy) and self.choices.settled
 
     def close(self) -> None:
         """End the threads: the engine's, the background's and the sampler's; take the page down."""
         self.engine.close()
         self.background.close()
         self.device.close()
+        self.serving.close()
         self.page.close()
 
     def tick(self) -> None:
@@ -134,6 +145,7 @@ class Controller:
             self._shown_by[answer.name](answer)
             changed = True
         self.results.turn(self.busy)
+        self.serving.turn()
         return changed
 
     def _begin_later(self) -> None:
@@ -162,8 +174,13 @@ class Controller:
             case c.Run() | c.Compare() | c.Ladder() | c.TakeTimeline() | c.MeasureTicked():
                 self._ask(command)
             case c.Stop() if self.busy:
-                self.stopping = True
-                self.engine.stop()
+                self._stop()
+            case c.ShowServing(on):
+                self.serving.show(on)
+            case c.PressServing(action):
+                self.serving.press(action)
+                if action == "stop" and self._job_name in JOBS.values():
+                    self._stop()
             case c.LargerType(on):
                 self.large = on
                 self.page.larger(on)
@@ -179,6 +196,22 @@ class Controller:
                 if self.results.opened is not before and self.model is not None and not self.busy:
                     self.status.rest()
 
+    def _stop(self) -> None:
+        self.stopping = self.busy
+        self.engine.stop()
+
+    def _run_serving(self, action: str, number: int, work: ModelWork, cancel: Cancel) -> None:
+        """Have the engine thread measure or serve the model; EETError where it is not there, or something runs."""
+        if self.model is None or self.busy or not self.choices.settled:
+            raise EETError(f"{action} cannot start while a model is loaded or something runs: wait, or press Stop.")
+        model, recipe, said = self.model, self.state.recipe(), self.serving.progress
+
+        def job(feed: e.Feed, stop: Cancel) -> Any:
+            return work(model, recipe, said(feed.progress), Either(stop, cancel))
+
+        self.background.hold()
+        self._submit(JOBS[action], jobs.after_quiet(self.background.wait_quiet, jobs.where_it_is(model, job)))
+
     def _ask(self, command: Jobs) -> None:
         """Begin a job; later, if the model is still on its way."""
         if self.model is None or not self.choices.settled:
@@ -191,6 +224,7 @@ class Controller:
 
     def _begin(self, command: Jobs, model: Model) -> None:
         work = self._work(command, model)
+        self.serving.show(False)  # what runs now is seen on the bench
         if not isinstance(command, c.TakeTimeline):
             self.results.close_run()
             decode = jobs.decoder(model.tokenizer, self.state.settings(model).stop)
@@ -224,7 +258,7 @@ class Controller:
 
     def _submit(self, name: str, work: Work) -> None:
         self.status.forgive()
-        self.busy, self.stopping = True, False
+        self.busy, self.stopping, self._job_name = True, False, name
         self.status.clock.start()
         self.engine.submit(name, work)
 
@@ -254,11 +288,12 @@ class Controller:
                 self._finished(event)
 
     def _finished(self, event: e.Finished) -> None:
-        before = event.value is None and self.results.latest is not None and event.name != "load"
+        others = ("load", *JOBS.values())
+        before = event.value is None and self.results.latest is not None and event.name not in others
         self.watching.leave(in_vain=before and event.name != "take_timeline")
         self.background.resume()
         self.fits.forget_free()
-        stopped, self.busy, self.stopping = self.stopping, False, False
+        stopped, self.busy, self.stopping, self._job_name = self.stopping, False, False, ""
         name = event.name.replace("_", " ")
         self.status.text = f"{name} done in {event.seconds:.1f} s"
         if stopped:
@@ -267,11 +302,13 @@ class Controller:
             self.status.remark = self.status.text
         if event.name == "load":
             self._loaded(event.value)
+        elif self.serving.finished(event):
+            pass  # it is shown on its own page
         elif event.name == "take_timeline":
             self.results.put_timelines(event.value)
         else:
             self.results.finish(event.value, self.watching.monitor, self.watching.memory)
-        if event.error is not None:
+        if event.error is not None and event.name not in JOBS.values():
             self.status.fail(event.error)
 
     def _loaded(self, model: Model | None) -> None:
@@ -330,6 +367,7 @@ class Controller:
                 "banner": opened.banner if opened else banner,
                 "read_only": setup is not None,
                 "large": self.large,
+                "serving": self.serving.shown,
                 "against": opened.against if opened and setup else against,
             }
         )

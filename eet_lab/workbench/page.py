@@ -8,6 +8,7 @@
 |                          +- below --------------------------------------+
 |                          |  runs                                        |
 +--------------------------+----------------------------------------------+
+The page for serving stands in place of all below the bar, when the bar's switch asks for it.
 """
 
 from __future__ import annotations
@@ -110,6 +111,14 @@ class Page:
         """Show the streamed text ("stream"), the figure, the race, or none of them ("empty")."""
         for each, widget in self._stages.items():
             widget.layout.display = None if each == name else "none"
+
+    def put_serving(self, box: W.DOMWidget) -> None:
+        """Add the page for serving, hidden."""
+        self.box.children = [*self.box.children, box.add_class("eet-serving-column")]
+
+    def serving(self, on: bool) -> None:
+        """Show the page for serving in place of all that is below the bar."""
+        (self.box.add_class if on else self.box.remove_class)("eet-serves")
 
     def larger(self, on: bool) -> None:
         """Larger type, for a projector."""

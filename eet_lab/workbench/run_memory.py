@@ -25,6 +25,8 @@ class KVUse:
     used_bytes: int
     copied_bytes: int
     growth_bytes: int
+    prompt_tokens: int = 0  # of requests that prefix caching looked up
+    cached_tokens: int = 0  # those of them that it found
 
     @property
     def wasted_bytes(self) -> int:
@@ -32,8 +34,8 @@ class KVUse:
 
     @classmethod
     def of(cls, cache: KVCache) -> KVUse:
-        kind = type(cache).__name__.removesuffix("KV").lower()
-        return cls(kind, cache.num_bytes, cache.used_bytes, cache.copied_bytes, cache.growth_bytes)
+        size = cache.num_bytes, cache.used_bytes, cache.copied_bytes, cache.growth_bytes
+        return cls(cache.kind, *size, cache.prefix_cache_queries, cache.prefix_cache_hits)
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,9 @@ class RunMemory:
             "copied to make room, in the whole run": sized(kv.copied_bytes),
             "temporary copy while it grows": sized(kv.growth_bytes),
         }
+        if kv.prompt_tokens:
+            hit_rate = kv.cached_tokens / kv.prompt_tokens
+            found["prompt tokens found in the prefix cache"] = f"{kv.cached_tokens:,} ({hit_rate:.0%})"
         if self.planned:
             found["calls of the arena's pool"] = _called(self.pool_calls.allocations, self.pool_calls.frees)
         if self.torch_calls is not None:

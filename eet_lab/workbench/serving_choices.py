@@ -65,6 +65,16 @@ class Asked:
             self.requests, Gamma(times * self.rate_on(table), self.cv), *self.drawn(table), seed=self.seed
         )
 
+    def live(self, table: CostTable, traffic: Traffic) -> tuple[str, BasePolicy]:
+        """The first policy that can be served for real, and what it is called; ScheduleError where none can."""
+        for name, policy in self.chosen(table, traffic).items():
+            if policy.joins or table.kind == "encoder":
+                return name, policy
+        raise ScheduleError(
+            "None of the policies can be served for real: a decoder serves requests that join. Write "
+            "continuous_batching as one of them."
+        )
+
     def chosen(self, table: CostTable, traffic: Traffic) -> dict[str, BasePolicy]:
         """The policies by name, with knobs within the table's reach. ScheduleError, CostError."""
         if not 1 <= len(self.policies) <= MOST_POLICIES:

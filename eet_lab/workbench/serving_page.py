@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from html import escape
+from types import MappingProxyType
 from typing import Any
 
 import ipywidgets as W
 import plotly.graph_objects as go
 
+from eet_lab.errors import EETError
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.script import all_widgets
 from eet_lab.figures.served_batches import in_words
+from eet_lab.figures.serving_agreement import agreement_table
 from eet_lab.figures.serving_curves import told_table
 from eet_lab.figures.serving_film import ServingFilm
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
 from eet_lab.words import brief
 from eet_lab.workbench.serving_choices import MOST_REQUESTS, Asked, names_for
+from eet_lab.workbench.serving_live import ServingLive
+from eet_lab.workbench.serving_model import Measured
 
+NOTHING: Mapping[str, Measured] = MappingProxyType({})
 BURSTS = {"like clockwork": 0.0, "at random (Poisson)": 1.0, "in bursts (cv 2)": 2.0, "in great bursts (cv 4)": 4.0}
 WIDE, NARROW = {"width": "230px"}, {"width": "110px"}
 DISTRIBUTIONS = "128; 5-250 (uniform); lognormal:MEDIAN:SIGMA; or a file of whole numbers"
@@ -28,10 +35,10 @@ DISTRIBUTIONS = "128; 5-250 (uniform); lognormal:MEDIAN:SIGMA; or a file of whol
 class Page:
     """All widgets. `put` is called with the action from whatever thread a callback comes on.
 
-    Everything else is for the ui thread alone.
+    `with_model`: there is a model to measure and to serve. Everything else is for the ui thread alone.
     """
 
-    def __init__(self, asked: Asked, table: CostTable, put: Callable[[str], None]) -> None:
+    def __init__(self, asked: Asked, table: CostTable, put: Callable[[str], None], with_model: bool = False) -> None:
         self._decodes, names = table.kind == "decoder", names_for(table)
         bursts = BURSTS if asked.cv in BURSTS.values() else {**BURSTS, f"cv {brief(asked.cv)}": asked.cv}
         lengths, answers = asked.drawn(table)
@@ -51,21 +58,22 @@ class Page:
         self._buttons = {
             "simulate": W.Button(description="Simulate", button_style="primary"),
             "loads": W.Button(description="Against load", tooltip="The same requests at several rates"),
+            **(_of_a_model() if with_model else {}),
             "stop": W.Button(description="Stop", disabled=True, tooltip="Stop the simulation, and the film"),
         }
         for action, button in self._buttons.items():
             button.on_click(lambda _, action=action: put(action))
         self._status = W.HTML(_said("Press Simulate."))
-        self.film = ServingFilm()
+        self.film, self.live = ServingFilm(), ServingLive()
         self._table = W.HTML()
         self._kept = FigureBox()
-        where = W.HTML(
-            f'{theme.stylesheet()}<div class="eet-dim">Simulated in warped time; no model runs. What a pass takes was '
-            f"measured: {escape(told_table(table))}.</div>"
-        )
+        self._where = W.HTML(_where(table, is_example=True))
         forms = [W.Box([_field(name, widget) for name, widget in of.items()], layout=FLOW) for of in (fields, policies)]
-        buttons = W.HBox([*self._buttons.values(), self._status], layout={"align_items": "center", "margin": "6px 0"})
-        self.box = W.VBox([where, *forms, buttons, self.film, self._table, self._kept]).add_class("eet-bench")
+        buttons = W.HBox(
+            [*self._buttons.values(), self._status], layout={**FLOW, "align_items": "center", "margin": "6px 0"}
+        )
+        parts = [W.HTML(theme.stylesheet()), self._where, *forms, buttons, self.live.box, self.film, self._table]
+        self.box = W.VBox([*parts, self._kept])
 
     def asked(self) -> Asked:
         """What the fields say now."""
@@ -75,6 +83,17 @@ class Page:
             words, self._rate.value, self._cv.value, self._lengths.value.strip(), answers, self._requests.value,
             self._seed.value,
         )  # fmt: skip
+
+    def put_table(self, table: CostTable, is_example: bool) -> None:
+        """Say what a pass takes by now; the rate becomes one that suits it, as do lengths beyond it."""
+        self._where.value = _where(table, is_example)
+        asked = self.asked()
+        try:
+            asked.chosen(table, asked.traffic(table))
+        except EETError:
+            lengths, answers = Asked(asked.policies).drawn(table)
+            self._lengths.value, self._answers.value = _words(lengths), _words(answers)
+        self._rate.value = replace(self.asked(), rate=None).rate_on(table)
 
     def set_busy(self, busy: bool) -> None:
         """Say what may be pressed."""
@@ -91,16 +110,43 @@ class Page:
         self.tell("")
         self._table.value = theme.error_card(error)
 
-    def show(self, runs: Mapping[str, Served], figures: Mapping[str, go.Figure]) -> None:
-        """Results of the last simulation, and all figures that are kept."""
-        self.tell("Done. The film plays in the page; what is below stays.")
-        self._table.value = results_table(runs)
+    def show(
+        self, runs: Mapping[str, Served], figures: Mapping[str, go.Figure], measured: Mapping[str, Measured] = NOTHING
+    ) -> None:
+        """Results of the last simulation and of what was served, and all figures that are kept."""
+        self.tell("Done. The film plays in the page; what is below stays." if self.film.film else "Done.")
+        compared = "".join(agreement_table(each.compared) for each in measured.values())
+        self._table.value = results_table(runs) + compared
         self._kept.show(*figures.values())
 
     def close(self) -> None:
         """Take everything off the page."""
         for widget in all_widgets(self.box):
             widget.close()
+
+
+EXAMPLE = "Simulated in warped time; no model runs. What a pass takes comes from an example table, measured elsewhere: "
+MEASURED = "What a pass takes was measured on this machine, with this model: "
+ON_A_CPU = " A CPU's times say nothing of a GPU's."
+
+
+def _where(table: CostTable, is_example: bool) -> str:
+    """Where the times come from."""
+    told = f"{EXAMPLE if is_example else MEASURED}{told_table(table)}."
+    return f'<div class="eet-dim" style="line-height:1.45">{escape(told + ("" if on_gpu(table) else ON_A_CPU))}</div>'
+
+
+def on_gpu(table: CostTable) -> bool:
+    """Whether a table was measured on a GPU: only those have a driver."""
+    return table.source.driver is not None
+
+
+def _of_a_model() -> dict[str, W.Button]:
+    """Buttons of a page that has a model."""
+    return {
+        "measure": W.Button(description="Measure this model", tooltip="Its own cost table: seconds to a minute"),
+        "serve": W.Button(description="Serve it", tooltip="The same requests in real time, on the model itself"),
+    }
 
 
 FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}

@@ -12,29 +12,27 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 from IPython.display import display
 
-from eet_lab.errors import Cancelled, EETError, did_you_mean
-from eet_lab.figures.served_batches import batches
-from eet_lab.figures.serving_curves import latency_against_load
+from eet_lab.errors import EETError
+from eet_lab.models import Model, load
+from eet_lab.progress import Cancel
 from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost
 from eet_lab.scheduling.cost_files import load_cost
 from eet_lab.scheduling.served import Served
+from eet_lab.technique import Recipe
+from eet_lab.texts import as_recipe
 from eet_lab.words import plain
-from eet_lab.workbench.background import Answer, Background, drained
-from eet_lab.workbench.serving_choices import Asked, against_load, simulated, usual_policies
-from eet_lab.workbench.serving_page import Page
+from eet_lab.workbench.background import Background, drained
+from eet_lab.workbench.serving_choices import Asked, usual_policies
+from eet_lab.workbench.serving_controller import QUESTION, ServingController, checked_action
+from eet_lab.workbench.serving_model import Measured, ModelWork
 
 TICK_S = 0.1
-WORK = {"simulate": simulated, "loads": against_load}
-ACTIONS = (*WORK, "stop")
-SHOWN_PASSES = 60
-"""Passes that the kept figure has in view, around the longest queue: boxes of more are too narrow to read."""
-LOOKS = 2000
+EXAMPLES = {"generate": "demo-cpu", "encode": "bert-base-cpu"}
+"""The table of a model that was not measured yet."""
 
 _open: ServingView | None = None
 
@@ -46,14 +44,15 @@ class ServingView:
     are words such as "dynamic_program:trigger=lazy". `rate` requests come a second (None: nine tenths of what can be
     served one by one), `cv` is their burstiness (1: Poisson), `lengths` and `new_tokens` are words such as "5-250" or
     "lognormal:40:0.8". `results` has what was simulated last, and `figures` what is drawn of it: static, so that a
-    cell that shows one keeps it.
+    cell that shows one keeps it. With a `model` (a name, or what `eet_lab.load` gave) its own cost table can be
+    measured, and the model served for real: `measured`.
 
     Opening another view closes this one. `close()` ends its threads. Errors: CostError, ScheduleError, TrafficError.
     """
 
     def __init__(
         self,
-        table: str | Path | CostTable = "demo-cpu",
+        table: str | Path | CostTable | None = None,
         policies: Sequence[str] | None = None,
         *,
         rate: float | None = None,
@@ -62,27 +61,49 @@ class ServingView:
         new_tokens: str = "",
         requests: int = 300,
         seed: int = 0,
+        model: str | Model | None = None,
+        device: str | None = None,
     ) -> None:
         global _open
-        self.table = table if isinstance(table, EncoderCost | DecoderCost) else load_cost(table)
+        self.model = model if model is None or isinstance(model, Model) else load(model, device=device)
+        self._recipe = Recipe() if self.model is None else as_recipe("all", self.model.device, self.model.config)
+        if table is None:
+            table = EXAMPLES["generate" if self.model is None else self.model.config.stage]
+        self._example = table if isinstance(table, EncoderCost | DecoderCost) else load_cost(table)
         named = (policies,) if isinstance(policies, str) else policies
-        words = tuple(usual_policies(self.table) if named is None else named)
+        words = tuple(usual_policies(self._example) if named is None else named)
         asked = Asked(words, rate, cv, lengths, new_tokens, requests, seed)
-        asked.chosen(self.table, asked.traffic(self.table))  # told now rather than when a button is pressed
-        self.results: dict[str, Served] = {}
-        self.figures: dict[str, go.Figure] = {}
+        asked.chosen(self._example, asked.traffic(self._example))  # told now rather than when a button is pressed
         self._inbox: SimpleQueue[str] = SimpleQueue()
-        self._page = Page(asked, self.table, self._inbox.put)
-        self._cancel, self._closing = threading.Event(), threading.Event()
-        self._idle = threading.Event()
+        self._closing, self._idle = threading.Event(), threading.Event()
         self._idle.set()
-        self._number = self._done = 0
-        self._said = ""
         if _open is not None:
             _open.close()  # once nothing that was asked for can be wrong
         self._background = Background()
+        on_model = None if self.model is None else self._run_on_model
+        self.controller = ServingController(asked, self._example, self._inbox.put, self._background, on_model)
         self._ui = threading.Thread(target=self._loop, name="eet-serving-ui", daemon=True)
         _open = self
+
+    @property
+    def table(self) -> CostTable:
+        """What a pass takes: what was given, until the model is measured."""
+        return self.controller.table
+
+    @property
+    def results(self) -> dict[str, Served]:
+        """What was simulated last, by the names of the policies."""
+        return self.controller.results
+
+    @property
+    def measured(self) -> dict[str, Measured]:
+        """What was served for real, with its simulation, by the names of the policies."""
+        return self.controller.measured
+
+    @property
+    def figures(self) -> dict[str, go.Figure]:
+        """What is drawn of all that."""
+        return self.controller.figures
 
     @property
     def busy(self) -> bool:
@@ -90,11 +111,11 @@ class ServingView:
         return not self._closing.is_set() and not (self._idle.is_set() and self._inbox.empty())
 
     def press(self, action: str) -> None:
-        """Press "simulate", "loads" or "stop"; returns at once. EETError for another action, and after `close`."""
-        if action not in ACTIONS:
-            raise EETError(
-                f"There is no action {action!r}.{did_you_mean(action, ACTIONS)} Actions are {', '.join(ACTIONS)}."
-            )
+        """Press "simulate", "loads", "measure", "serve" or "stop"; returns at once.
+
+        EETError for another action, and after `close`.
+        """
+        checked_action(action)
         if self._closing.is_set():
             raise EETError(f"This view is closed, so {action} does nothing. Open another: eet_lab.ServingView().")
         self._idle.clear()
@@ -121,11 +142,11 @@ class ServingView:
         if self._closing.is_set():
             return
         self._closing.set()
-        self._cancel.set()
+        self.controller.stop()
         if self._ui.is_alive():
             self._ui.join()
         self._background.close()
-        self._page.close()
+        self.controller.page.close()
         if _open is self:
             _open = None
 
@@ -134,70 +155,26 @@ class ServingView:
             try:
                 self._tick()
             except Exception as error:  # noqa: BLE001  told to the reader; this thread must live on
-                self._page.tell_error(error)
+                self.controller.page.tell_error(error)
 
     def _tick(self) -> None:
         for action in drained(self._inbox):
             self._idle.clear()
-            self._stop() if action == "stop" else self._begin(action)
+            self.controller.press(action)
         for answer in self._background.take():
-            self._take(answer)
-        if self._done < self._number:
-            self._page.tell(self._said)
-        else:
+            self.controller.take(answer)
+        self.controller.tick()
+        if not self.controller.busy:
             self._idle.set()
 
-    def _begin(self, action: str) -> None:
-        self._cancel.set()  # what runs is no longer asked for
-        cancel = self._cancel = threading.Event()
-        asked, work, self._said = self._page.asked(), WORK[action], "Simulating …"
-        self._number += 1  # each question has a name of its own, so that each is answered
-        name = f"{action} {self._number}"
-        self._background.ask(name, (action, asked), lambda: work(asked, self.table, self._progress, cancel))
-        self._page.set_busy(True)
-
-    def _stop(self) -> None:
-        self._cancel.set()
-        self._page.film.stop()
-
-    def _progress(self, done: int, total: int, what: str) -> None:
-        self._said = f"{what}: {done:,} of {total:,}"
-
-    def _take(self, answer: Answer) -> None:
-        """Show what came, on the ui thread."""
-        self._done += 1  # first: whatever becomes of it, nobody waits for it any more
-        self._page.set_busy(self._done < self._number)
-        if answer.error is None:
-            action, asked = answer.key
-            self._show(action, asked, answer.value)
-        elif isinstance(answer.error, Cancelled):
-            self._page.tell("Stopped.")
-        else:
-            self._page.tell_error(answer.error)
-
-    def _show(self, action: str, asked: Asked, value: Any) -> None:
-        told = asked.in_words(self.table)
-        if action == "loads":
-            self.figures["loads"] = latency_against_load(value, f"Latency against load (solid p99, dotted p50): {told}")
-        else:
-            self.results = value
-            self.figures["batches"] = batches(value, f"Around the longest queue: {told}", _busiest(value))
-            self._page.film.show(value, told)
-        self._page.show(self.results, self.figures)
+    def _run_on_model(self, name: str, number: int, work: ModelWork, cancel: Cancel) -> None:
+        model = self.model
+        assert model is not None
+        self._background.ask(QUESTION, number, lambda: work(model, self._recipe, self.controller.progress, cancel))
 
     def _ipython_display_(self) -> None:
-        display(self._page.box)
+        display(self.controller.page.box.add_class("eet-bench"))
         self.start()
-
-
-def _busiest(runs: dict[str, Served]) -> tuple[float, float]:
-    """The time around the longest queue, in which the run with the most passes has SHOWN_PASSES of them."""
-    looks = np.linspace(0.0, max(float(each.passes.end_ms[-1]) for each in runs.values()), LOOKS)
-    middle = float(looks[np.argmax(np.max([each.queued(looks) for each in runs.values()], axis=0))])
-    passes = max((each.passes for each in runs.values()), key=len)
-    last = len(passes) - 1
-    first = int(np.clip(np.searchsorted(passes.begin_ms, middle) - SHOWN_PASSES // 2, 0, max(last - SHOWN_PASSES, 0)))
-    return float(passes.begin_ms[first]), float(passes.end_ms[min(first + SHOWN_PASSES, last)])
 
 
 @atexit.register

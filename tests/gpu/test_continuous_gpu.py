@@ -131,6 +131,23 @@ def test_preempted_requests_get_the_same_tokens(fp32):
     assert engine._slots.scheduler.num_preempted > 0 and engine.cache.ledger.free == 13
 
 
+@pytest.mark.parametrize("pages", [None, 14])
+@pytest.mark.parametrize("recipe", RECIPES[:2])
+def test_requests_that_share_pages_get_the_same_tokens(fp32, recipe, pages):
+    """Beginnings of one text, some with an end of their own; 48 and 64 tokens are whole pages, and one is copied."""
+    [text], ends, plain = batch(1, 70, 70), batch(12, 5, 9, seed=2), Engine(fp32)
+    rows = [text[: (64, 48, 40, 9)[row % 4]] + (ends[row] if row % 3 else []) for row in range(12)]
+    each = mixed(12, 24)
+    want = [plain.generate([row], settings).tokens[0] for row, settings in zip(rows, each, strict=True)]
+    parts = replace(parts_of(recipe, "paged", f"{POLICIES[0]},prefix_caching"), kv_cache=PagedKV(16, pages, True))
+    engine = Engine(fp32, parts)
+    engine.reserve(engine.parts.schedule.max_rows, 100, Settings(24))
+    for seed in range(2):
+        assert joined(engine, rows, each, seed) == want
+    ledger = engine.cache.ledger
+    assert engine.prefix_cache_hit_rate > 0.5 and ledger.free == ledger.num_pages - 1
+
+
 def test_a_soak_leaves_the_allocator_where_it_was(fp32):
     engine, draw = Engine(fp32, parts_of(RECIPES[1], "paged", POLICIES[0])), random.Random(0)
     engine.reserve(engine.parts.schedule.max_rows, 60, Settings(12))
@@ -149,3 +166,24 @@ def test_a_soak_leaves_the_allocator_where_it_was(fp32):
     engine.step()
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("recipe", RECIPES[1:])
+def test_log_probabilities_leave_the_tokens_as_they_are_and_come_from_captured_steps(recipe):
+    model, rows = decoder(torch.float16), batch(12, 1, 40)
+    engine = Engine(model, parts_of(recipe, "paged", POLICIES[0]))
+    engine.reserve(5, 64, Settings(20))
+    for how in ({}, {"temperature": 0.9, "seed": 5}):
+        settings = [Settings(20, **how, logprobs=(None, 0, 20)[number % 3]) for number in range(len(rows))]
+        want = joined(engine, rows, Settings(20, **how))
+        assert joined(engine, rows, settings) == want
+    asked = [engine.add(row, each) for row, each in zip(rows, settings, strict=True)]
+    while not all(request.done for request in asked):
+        engine.step()
+    plain = Engine(model).generate(
+        rows, [replace(each, logprobs=20) for each in settings], forced=[request.generated for request in asked]
+    )
+    for request, each, told in zip(asked, settings, plain.logprobs, strict=True):
+        assert len(request.logprobs) == (0 if each.logprobs is None else 20)
+        for ours, theirs in zip(request.logprobs, told, strict=False):
+            assert ours.logprob == pytest.approx(theirs.logprob, abs=0.05) and len(ours.top) == each.logprobs

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 import eet_lab
-from eet_lab.models.load import DEMO
+from eet_lab.models.loading import DEMO
 from eet_lab.serving.service import ends_of
 
 from .conftest import Script

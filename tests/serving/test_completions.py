@@ -10,7 +10,7 @@ import pytest
 
 import eet_lab
 
-from .conftest import PROMPT
+from .conftest import PAGED, PROMPT
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,12 @@ def test_a_seed_repeats_its_draws_and_n_are_rows_of_a_batch(client, demo):
     assert [choice.text for choice in others.choices] != texts
 
 
+def test_without_a_seed_choices_and_calls_differ(client):
+    how = dict(model="demo", prompt=PROMPT, max_tokens=16, temperature=1.5, n=2)
+    texts = [choice.text for _ in range(2) for choice in client.completions.create(**how).choices]
+    assert len({*texts}) == 4
+
+
 def test_requests_choose_tokens_in_their_own_ways(client, demo, slowed):
     stream = client.completions.create(model="demo", prompt="The", max_tokens=100, temperature=0, stream=True)
     next(iter(stream))
@@ -128,15 +134,17 @@ def test_models_and_health(client, served):
     assert httpx.get(f"{served.url}/health").json()["status"] == "ok"
 
 
-def test_metrics_have_vllms_names(client, served):
-    def numbers() -> dict[str, float]:
-        lines = httpx.get(f"{served.url}/metrics").text.splitlines()
-        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+def numbers(served) -> dict[str, float]:
+    """All that /metrics tells."""
+    lines = httpx.get(f"{served.url}/metrics").text.splitlines()
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
-    before = numbers()
+
+def test_metrics_have_vllms_names(client, served):
+    before = numbers(served)
     client.completions.create(model="demo", prompt=PROMPT, max_tokens=5, temperature=0)
     time.sleep(0.05)
-    after = numbers()
+    after = numbers(served)
     label = '{model_name="demo"}'
     grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown[f"vllm:prompt_tokens_total{label}"] == 4
@@ -146,3 +154,17 @@ def test_metrics_have_vllms_names(client, served):
     assert grown[f"vllm:inter_token_latency_seconds_count{label}"] == 4
     assert grown[f"vllm:e2e_request_latency_seconds_count{label}"] == 1
     assert after[f"vllm:num_requests_running{label}"] == 0 and after[f"vllm:kv_cache_usage_perc{label}"] == 0
+
+
+def test_a_prompt_that_comes_again_is_found_in_the_prefix_cache(demo):
+    served = eet_lab.serve(demo, f"{PAGED},prefix_caching").wait_until_up(60)
+    try:
+        with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+            prompt = [*range(40, 75)]
+            told = [client.completions.create(model="demo", prompt=prompt, max_tokens=5, temperature=0) for _ in "ab"]
+        assert told[0].choices[0].text == told[1].choices[0].text
+        found = numbers(served)
+        assert found['vllm:prefix_cache_queries_total{model_name="demo"}'] == 70
+        assert found['vllm:prefix_cache_hits_total{model_name="demo"}'] == 32
+    finally:
+        served.stop()

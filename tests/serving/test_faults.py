@@ -1,10 +1,14 @@
-"""What goes wrong while requests are served: clients that leave, engines that fail, queues that are full."""
+"""What goes wrong while requests are served: clients that leave, engines that fail, queues that are full.
+
+All with a front in this process, into which a test can look; `test_front.py` has the other one.
+"""
 
 from __future__ import annotations
 
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -12,11 +16,20 @@ import openai
 import pytest
 
 import eet_lab
+from eet_lab.models import Model
+from eet_lab.serving.handle import Served
 
 from .conftest import PAGED, PROMPT, Raw, eventually, free_pages
 
 LONG = {"model": "demo", "prompt": PROMPT, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
 TEXT = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def served(demo: Model) -> Iterator[Served]:
+    served = eet_lab.serve(demo, PAGED, front="thread").wait_until_up(60)
+    yield served
+    served.stop()
 
 
 def short(client: openai.OpenAI) -> str:
@@ -86,7 +99,7 @@ def test_nothing_ends_the_engines_thread(client, generator, slowed):
 
 
 def test_an_engine_that_cannot_be_built_again(demo, monkeypatch):
-    served = eet_lab.serve(demo).wait_until_up(60)
+    served = eet_lab.serve(demo, front="thread").wait_until_up(60)
     generator = served._server.service.generator
 
     def fail(*args):
@@ -125,7 +138,7 @@ def test_a_client_that_does_not_read_slows_nobody(served, client, demo, scripted
 @pytest.fixture
 def full(demo, monkeypatch):
     """A server whose queue is full: its engine stands still, and two requests wait. `go()` lets it go on."""
-    served = eet_lab.serve(demo, PAGED, max_queued_requests=2, drain_s=20).wait_until_up(60)
+    served = eet_lab.serve(demo, PAGED, front="thread", max_queued_requests=2, drain_s=20).wait_until_up(60)
     generator, gate = served._server.service.generator, threading.Event()
     step = generator.engine.step
     monkeypatch.setattr(generator.engine, "step", lambda: (gate.wait(30), step())[1])
@@ -175,7 +188,7 @@ def test_a_draining_server_finishes_what_it_accepted(full):
 
 def test_what_takes_too_long_ends(demo, monkeypatch):
     """By its deadline, and at the end of the drain."""
-    served = eet_lab.serve(demo, PAGED, request_s=0.5, drain_s=0.2).wait_until_up(60)
+    served = eet_lab.serve(demo, PAGED, front="thread", request_s=0.5, drain_s=0.2).wait_until_up(60)
     generator = served._server.service.generator
     before, step = free_pages(generator), generator.engine.step
     monkeypatch.setattr(generator.engine, "step", lambda: (time.sleep(0.01), step())[1])

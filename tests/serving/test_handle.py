@@ -10,8 +10,10 @@ import httpx
 import pytest
 
 import eet_lab
+from eet_lab.engine.engine import Engine
 from eet_lab.errors import SetupError
 from eet_lab.serving.generator import Generator
+from eet_lab.serving.handle import serving
 
 from .conftest import eventually
 
@@ -72,3 +74,15 @@ def test_no_piece_of_an_answer_waits_for_an_acknowledgement(served):
             assert client.get(f"{served.url}/health").status_code == 200
             took.append(time.monotonic() - start)
     assert sorted(took)[2] < 0.03
+
+
+def test_what_is_built_before_the_first_request_is_told(demo, monkeypatch):
+    told = []
+    monkeypatch.setattr(
+        Engine, "prepare", lambda self, progress=None, cancel=None: progress and progress(0, 1, "building")
+    )
+    server, _ = serving(demo, None, "127.0.0.1", 0, {}, progress=lambda *news: told.append(news))
+    server.service.worker._build()
+    server.service.worker._close()
+    server._socket.close()
+    assert told[0] == (0, 1, "building")

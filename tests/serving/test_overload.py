@@ -20,7 +20,9 @@ FULL = "429 too_many_queued_requests"
 @pytest.mark.slow
 def test_2000_requests_at_one_and_a_half_times_the_capacity():
     model = ours("llama")
-    served = eet_lab.serve(model, "all,continuous_batching:rows=8", max_queued_requests=16, max_model_len=64)
+    served = eet_lab.serve(
+        model, "all,continuous_batching:rows=8", front="thread", max_queued_requests=16, max_model_len=64
+    )
     target, process = Target(served.wait_until_up(60).url, vocab_size=model.config.vocab_size), psutil.Process()
     try:
         at_once = make_traffic(16, Gamma(1e9), LENGTHS, ANSWERS)

@@ -11,7 +11,8 @@ import pytest
 
 import eet_lab
 from eet_lab.errors import ModelError, RecipeError, SetupError
-from eet_lab.serving.bodies import MOST_STOPS
+from eet_lab.serving.bodies import MOST_STOPS, ChatBody, parsed
+from eet_lab.serving.errors import ApiError
 from eet_lab.serving.options import Options
 
 from .conftest import Raw, eventually
@@ -73,8 +74,10 @@ def checked(answer: httpx.Response, status: int, param: str | None) -> str:
         ({"stream_options": {"usage": True}}, "stream_options.usage", "no field"),
         ({"temprature": 1}, "temprature", "Did you mean 'temperature'"),
         ({"\ud800": 1}, "", "valid string"),
-        ({"logprobs": 0}, "logprobs", "not supported yet"),
-        ({"logprobs": 5}, "logprobs", "not supported yet"),
+        ({"logprobs": 6}, "logprobs", "6.*less than or equal to 5"),
+        ({"logprobs": -1}, "logprobs", "-1"),
+        ({"logprobs": True}, "logprobs", "True"),
+        ({"best_of": 2}, "best_of", "not supported yet"),
         ({"echo": True}, "echo", "not supported yet"),
         ({"presence_penalty": 0.5}, "presence_penalty", "not supported yet"),
         ({"min_tokens": 5}, "min_tokens", "ignore_eos"),
@@ -83,6 +86,21 @@ def checked(answer: httpx.Response, status: int, param: str | None) -> str:
 def test_a_field_that_is_wrong_is_named(post, fields, param, said):
     message = checked(post(TEXT, {"model": "demo", "prompt": "a", **fields}), 400, param)
     assert re.search(said, message), message
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"logprobs": 1}, "logprobs", "boolean"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "21.*less than or equal to 20"),
+        ({"top_logprobs": 2}, "top_logprobs", "without logprobs=true"),
+    ],
+)
+def test_log_probabilities_that_a_chat_cannot_have(fields, param, said):
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}], **fields}).encode()
+    with pytest.raises(ApiError, match=said) as error:
+        parsed(body, ChatBody).num_logprobs()
+    assert error.value.param == param
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])

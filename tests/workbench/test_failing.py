@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 
 from eet_lab.models import load
-from eet_lab.models.load import Kind
+from eet_lab.models.loading import Kind
 from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.views.bar import BADGES, LIVE

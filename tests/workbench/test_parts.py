@@ -229,7 +229,7 @@ def test_a_pages_state_holds_every_script_once_and_all_of_it_is_closed(made: lis
 def test_the_label_all_says_what_it_leaves_out_and_needs_name_the_nearest() -> None:
     state = State(device="cpu")
     shown = techniques_state(state, "pre_padding", {}, "", "all - mask removal", read_only=False)
-    assert "but not: Continuous batching, Int8 weights" in shown["recipe_tip"]
+    assert "but not: Continuous batching, Prefix caching, Int8 weights" in shown["recipe_tip"]
     needs = {row["name"]: row["needs"] for row in shown["list"]}
     assert needs["continuous_batching"] == "needs Memory reuse, Packed prefill"
     assert techniques_state(state, "", {}, "", "pre-padding", read_only=False)["recipe_tip"] == "pre-padding"

@@ -12,12 +12,12 @@ import pytest
 from cost_tables import TOY_DECODER, TURBO_2060
 
 import eet_lab
-from eet_lab.errors import CostError, EETError, ScheduleError, TrafficError
+from eet_lab.errors import Cancelled, CostError, EETError, ScheduleError, TrafficError
 from eet_lab.figures.serving_film import MOST_PASSES, ServingFilm, lane
 from eet_lab.scheduling.policies import NaivePadding
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
-from eet_lab.workbench import serving_view
+from eet_lab.workbench import serving_controller
 from eet_lab.workbench.serving_choices import LOADS, MOST_REQUESTS, Asked
 from eet_lab.workbench.serving_view import ServingView
 
@@ -35,7 +35,7 @@ def view() -> Iterator[ServingView]:
 
 
 def click(view: ServingView, action: str) -> None:
-    view._page._buttons[action].click()
+    view.controller.page._buttons[action].click()
     view.wait()
 
 
@@ -43,19 +43,19 @@ def test_what_is_chosen_is_simulated_and_kept(view: ServingView) -> None:
     assert view.results == {} and not view.busy
     click(view, "simulate")
     assert list(view.results) == ["Naive padding", "Dynamic program"]
-    traffic = make_traffic(60, Gamma(view._page._rate.value), Uniform(5, 100))
+    traffic = make_traffic(60, Gamma(view.controller.page._rate.value), Uniform(5, 100))
     alone = simulate_traffic(traffic, NaivePadding(max_rows=TURBO_2060.most_rows), TURBO_2060)
     assert np.array_equal(view.results["Naive padding"].last_ms, alone.last_ms)
-    assert "Naive padding" in view._page._table.value and "TTFT" not in view._page._table.value
-    [figure] = view._page._kept.outputs
-    assert "longest queue" in str(figure) and len(view._page.film.film["lanes"]) == 2
+    assert "Naive padding" in view.controller.page._table.value and "TTFT" not in view.controller.page._table.value
+    [figure] = view.controller.page._kept.outputs
+    assert "longest queue" in str(figure) and len(view.controller.page.film.film["lanes"]) == 2
     click(view, "loads")
-    assert list(view.figures) == ["batches", "loads"] and len(view._page._kept.outputs) == 2
+    assert list(view.figures) == ["batches", "loads"] and len(view.controller.page._kept.outputs) == 2
     assert len(view.figures["loads"].data[0].x) == len(LOADS)
 
 
 def test_fields_are_read_when_a_button_is_pressed(view: ServingView) -> None:
-    page = view._page
+    page = view.controller.page
     page._policies[1].value = "dynamic_program:trigger=lazy:wait_ms=2"
     page._requests.value, page._cv.value, page._lengths.value = 40, 2.0, "lognormal:20:0.5"
     view.press("simulate")
@@ -75,22 +75,22 @@ def test_fields_are_read_when_a_button_is_pressed(view: ServingView) -> None:
 )
 def test_a_wrong_field_is_told_and_what_was_shown_stays(view: ServingView, field: str, value: Any, said: str) -> None:
     click(view, "simulate")
-    getattr(view._page, field).value = value
+    getattr(view.controller.page, field).value = value
     click(view, "simulate")
-    assert "eet-error" in view._page._table.value and said in view._page._table.value
-    assert "<b>many" not in view._page._table.value
-    assert len(view.results) == 2 and len(view._page._kept.outputs) == 1
-    assert not view._page._buttons["simulate"].disabled
+    assert "eet-error" in view.controller.page._table.value and said in view.controller.page._table.value
+    assert "<b>many" not in view.controller.page._table.value
+    assert len(view.results) == 2 and len(view.controller.page._kept.outputs) == 1
+    assert not view.controller.page._buttons["simulate"].disabled
 
 
 def test_an_unknown_policy_and_none_are_told(view: ServingView) -> None:
-    view._page._policies[0].value = "naive_paddin"
+    view.controller.page._policies[0].value = "naive_paddin"
     click(view, "simulate")
-    assert "Did you mean" in view._page._table.value
-    for box in view._page._policies:
+    assert "Did you mean" in view.controller.page._table.value
+    for box in view.controller.page._policies:
         box.value = ""
     click(view, "simulate")
-    assert "There are 0 policies" in view._page._table.value
+    assert "There are 0 policies" in view.controller.page._table.value
 
 
 def test_stop_ends_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,21 +101,23 @@ def test_stop_ends_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
         progress(3, 7, "half-way")
         while not cancel.is_set():
             time.sleep(0.005)
-        raise eet_lab.workbench.serving_view.Cancelled("stopped")
+        raise Cancelled("stopped")
 
-    monkeypatch.setitem(serving_view.WORK, "simulate", endless)
+    monkeypatch.setitem(serving_controller.WORK, "simulate", endless)
     view = ServingView(TURBO_2060, requests=20)
     view.start()
     view.press("simulate")
     assert begun.wait(10) and view.busy
     deadline = time.monotonic() + 10
-    while "half-way: 3 of 7" not in view._page._status.value and time.monotonic() < deadline:
+    while "half-way: 3 of 7" not in view.controller.page._status.value and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert "half-way: 3 of 7" in view._page._status.value and view._page._buttons["simulate"].disabled
+    assert (
+        "half-way: 3 of 7" in view.controller.page._status.value and view.controller.page._buttons["simulate"].disabled
+    )
     with pytest.raises(EETError, match="not done after"):
         view.wait(0.05)
     view.press("stop")
-    assert view.wait(10) == {} and "Stopped." in view._page._status.value
+    assert view.wait(10) == {} and "Stopped." in view.controller.page._status.value
     view.press("simulate")  # and one that is asked for again takes the place of what runs
     view.press("simulate")
     time.sleep(0.3)
@@ -128,11 +130,14 @@ def test_what_cannot_be_drawn_leaves_a_view_that_works(view: ServingView, monkey
         raise ZeroDivisionError("nothing to draw")
 
     with monkeypatch.context() as patch:
-        patch.setattr(serving_view, "batches", broken)
+        patch.setattr(serving_controller, "batches", broken)
         click(view, "simulate")
-    assert "nothing to draw" in view._page._table.value and not view._page._buttons["simulate"].disabled
+    assert (
+        "nothing to draw" in view.controller.page._table.value
+        and not view.controller.page._buttons["simulate"].disabled
+    )
     click(view, "simulate")
-    assert "Naive padding" in view._page._table.value
+    assert "Naive padding" in view.controller.page._table.value
 
 
 def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly() -> None:
@@ -160,7 +165,7 @@ def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly() -> None:
         second.press("simulat")
     second.press("simulate")
     assert list(second.wait()) == ["Packed, token budget", "Continuous batching"]
-    assert "TTFT p99 ms" in second._page._table.value
+    assert "TTFT p99 ms" in second.controller.page._table.value
     second.close()
     second.close()
     assert eet_threads() == [] and not second.busy

@@ -1,8 +1,8 @@
 // The bar: pickers, actions, and beside them how far a run is, or the headline of the last result.
 // state: models, model, ask_path, path, dtypes, dtype, devices, device, load_again, facts, badge, actions, busy, status,
-//   share, left, headline, banner, error, read_only, large, against.
+//   share, left, headline, banner, error, read_only, large, serving, against.
 // sends: pick_model, type_model, load_again, pick_dtype, pick_device, run, compare, ladder, stop, larger_type,
-//   dismiss_error, and a banner's own command.
+//   show_serving, dismiss_error, and a banner's own command.
 
 const ACTIONS = [["run", "Run", "r"], ["compare", "Compare", "c"], ["ladder", "Ladder", "l"], ["stop", "Stop", "Escape"]];
 const GONE = "The kernel was restarted. Run the cell again (Shift+Enter): kept runs come back. What is shown here stays.";
@@ -11,7 +11,7 @@ export default view((s, ui) => {
   ui.local.state = s;
   return [
     h("div", { class: "eet-bar-row", key: "row" }, 
-      h("div", { class: "eet-logo" }, "EET ", h("b", null, "Lab")),
+      h("div", { class: "eet-brand" }, h("div", { class: "eet-logo" }, "EET ", h("b", null, "Lab")), mode(s, ui)),
       pickers(s, ui), actions(s, ui), told(s, ui), larger(s, ui)),
     banner(s, ui),
     s.error && error(s.error, ui),
@@ -68,6 +68,11 @@ function told(s, ui) {
     h("div", { key: "progress", class: "eet-share", role: "progressbar", "aria-label": "Progress", "aria-valuemin": "0",
       "aria-valuemax": "100", "aria-valuenow": Math.round(100 * s.share), hidden: !s.busy },
     h("i", { style: { width: `${100 * s.share}%` } })));
+}
+
+function mode(s, ui) {
+  return button({ class: "eet-soft eet-mode", "aria-pressed": String(!!s.serving), onclick: () => ui.send("show_serving", { on: !s.serving }),
+    title: s.serving ? "Back to the bench" : "Requests that come one by one: simulated, measured, served" }, "Serving");
 }
 
 function larger(s, ui) {

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from eet_lab.figures.effects import Effect
-from eet_lab.technique import Technique, is_in_all, registry
+from eet_lab.technique import Technique, is_in_all, listed, registry
 from eet_lab.workbench.state import State
 
 NUMERICS = {
@@ -28,9 +28,9 @@ def techniques_state(
     state: State, selected: str, effects: Mapping[str, Effect], effects_of: str, recipe: str, read_only: bool
 ) -> dict[str, Any]:
     """All techniques in canonical order; one that was registered in a cell appears like ours."""
-    selected = selected if selected in registry() else next(iter(registry()))
+    selected = selected if selected in listed() else listed()[0]
     return {
-        "list": [_row(state, name, effects.get(name), read_only) for name in registry()],
+        "list": [_row(state, name, effects.get(name), read_only) for name in listed()],
         "effects_of": effects_of,
         "selected": selected,
         "card": _card(state, selected, read_only),
@@ -73,7 +73,7 @@ def _meaning(recipe: str) -> str:
     """A recipe's label with what its "all" leaves out."""
     if not recipe.startswith("all"):
         return recipe
-    apart = [technique.title for technique in registry().values() if not is_in_all(technique)]
+    apart = [registry()[name].title for name in listed() if not is_in_all(registry()[name])]
     return f"{recipe}. “all” is every technique that loses nothing and can run here, but not: {', '.join(apart)}."
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -13,14 +12,13 @@ from typing import Any, Literal
 import torch
 
 from eet_lab.devices import checked_device
-from eet_lab.errors import ModelError, PromptError, did_you_mean
+from eet_lab.errors import ModelError, did_you_mean
 from eet_lab.models import checkpoint, values, weights
 from eet_lab.models.config import ENCODER_PRESETS, PRESETS, Config
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.encoder import Encoder
 from eet_lab.models.families import settings_of
-from eet_lab.models.tokenizer import Tokenizer
-from eet_lab.words import counted
+from eet_lab.models.tokenizer import Tokenizer, decoded, encoded
 
 DEMO = Path(__file__).parent / "demo"
 DEMO_LABEL = "bundled demo model"
@@ -84,21 +82,15 @@ class Model:
 
     def encode(self, prompt: str | list[int]) -> list[int]:
         """Token ids of a text; a list of ids is returned as it is. Errors: PromptError, ModelError (no tokenizer)."""
-        if not isinstance(prompt, Iterable) or isinstance(prompt, bytes):
-            alone = "; a single prompt of ids is [[1, 2, 3]]" if isinstance(prompt, int) else ""
-            raise PromptError(f"A prompt is {prompt!r:.60}, but it must be a text or a list of token ids{alone}.")
-        if not isinstance(prompt, str):
-            return list(prompt)
-        if self.tokenizer is None:
-            raise ModelError(
-                f"{self.name} came without a tokenizer; give prompts as lists of token ids, or load one with it."
-            )
-        check_characters(prompt)
-        return self.tokenizer.encode(prompt)
+        return encoded(self.tokenizer, prompt, self.name)
 
     def decode(self, ids: Any, special: bool = True) -> str:
         """The text of token ids, with special tokens or without."""
-        return " ".join(map(str, ids)) if self.tokenizer is None else self.tokenizer.decode(list(ids), special)
+        return decoded(self.tokenizer, ids, special)
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of UTF-8 for which a token stands, which may be half a character."""
+        return str(token).encode() if self.tokenizer is None else self.tokenizer.bytes_of(token)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write it as a Hugging Face checkpoint, in its present dtype: config.json, model.safetensors, and what its own
@@ -108,15 +100,6 @@ class Model:
         weights.saved(self.network, settings, Path(folder))
         if self.folder is not None:
             checkpoint.copy_tokenizer(self.folder, Path(folder))
-
-
-def check_characters(text: str) -> None:
-    """PromptError for what no tokenizer takes."""
-    if half := re.search("[\ud800-\udfff]", text):
-        raise PromptError(
-            f"A prompt holds {half[0]!r} after {counted(half.start(), 'character')}, half of a surrogate pair, and "
-            "no character. Take it out, or decode the prompt's bytes with errors='replace'."
-        )
 
 
 def load(

@@ -1,0 +1,113 @@
+"""Noise that is keyed: the same numbers for the same key, in whatever layout, pass or recipe they are drawn.
+
+T tokens, B rows, C channels, H heads, Q queries and K keys of a row, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+SEVERAL = 2**31
+"""How many hashes there are."""
+
+
+def mix(x: Tensor) -> Tensor:
+    """A 31-bit integer hash (two rounds of the multiply-xorshift family; constants by C.
+
+    Wellons, "hash-prospector").
+    """
+    x = x & 0x7FFFFFFF
+    for multiplier in (0x2C1B3C6D, 0x297A2D39):
+        x = ((x ^ (x >> 15)) * multiplier) & 0x7FFFFFFF
+    return x ^ (x >> 15)
+
+
+def noise_keys(seed: int, num_rows: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
+    """What the noise of so many rows from `first` on is drawn from, [B] int64: it depends on (seed, row) alone."""
+    whole = torch.tensor(seed, device=device)
+    return mix(mix(mix(whole) + (whole >> 31)) + torch.arange(first, first + num_rows, device=device))
+
+
+def gumbel(noise: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
+    """Gumbel noise [B,V] that depends on (noise key [B], position [B], token) alone, whatever the batch's layout."""
+    key = mix(noise + positions)
+    bits = mix(key[:, None] + torch.arange(num_tokens, device=key.device)) & 0x7FFFFF
+    uniform = (bits.float() + 0.5) * 2.0**-23  # 23 bits: one more would round up to 1, whose noise is infinite
+    return uniform.log_().neg_().log_().neg_()
+
+
+class DropsWeights(Protocol):
+    """What one attention drops."""
+
+    def __call__(self, weights: Tensor, tokens: Tensor) -> Tensor:
+        """Weights [B,H,Q,K] of tokens [B,Q] of the pass among each other."""
+
+
+class Dropout:
+    """What one training pass drops.
+
+    An element's noise depends on (seed, step, sequence, position, call, channel) alone: a batch loses the same numbers
+    padded and packed, whole and in parts, and the backward pass draws them again instead of keeping a mask. `p` is the
+    share of hidden states, `attention_p` that of attention's weights; `tokens` [T] are the keys of `token_keys`.
+
+    Source: counter-based noise as in Philox (Salmon et al., 2011), which PyTorch's compiler draws again in the backward
+    pass, too.
+    """
+
+    def __init__(self, p: float, attention_p: float, tokens: Tensor, positions: Tensor) -> None:
+        self.p, self.attention_p, self.tokens, self.positions = p, attention_p, tokens, positions
+        self._num_calls = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Hidden states [T,C], of which some are 0 and the rest grow."""
+        if not self.p:
+            return x
+        channels = torch.arange(x.shape[-1], device=x.device)
+        return _Dropped.apply(x, self._next(self.tokens)[:, None], channels, self.p)
+
+    def of_attention(self) -> DropsWeights | None:
+        """What the next attention drops of its weights, wherever it computes them; None: nothing."""
+        if not self.attention_p:
+            return None
+        keys = self._next(self.tokens)
+
+        def dropped(weights: Tensor, tokens: Tensor) -> Tensor:
+            heads = torch.arange(weights.shape[1], device=weights.device)
+            rows = mix(keys[tokens][:, None] + heads[:, None])[..., None]
+            return _Dropped.apply(weights, rows, self.positions[tokens][:, None, None], self.attention_p)
+
+        return dropped
+
+    def _next(self, keys: Tensor) -> Tensor:
+        """The keys of another call of the same pass. Without a mix, neighbours would share their noise."""
+        self._num_calls += 1
+        return mix(keys + self._num_calls)
+
+
+class _Dropped(torch.autograd.Function):
+    """x where its noise is not below p, over 1 - p; element [i,j] is drawn from rows [i] and columns [j]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor, columns: Tensor, p: float) -> Tensor:
+        ctx.save_for_backward(rows, columns)
+        ctx.p = p
+        return _dropped(x, rows, columns, p)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, columns = ctx.saved_tensors
+        return _dropped(grads[0], rows, columns, ctx.p), None, None, None
+
+
+def _dropped(x: Tensor, rows: Tensor, columns: Tensor, p: float) -> Tensor:
+    kept = mix(rows + columns) >= int(p * SEVERAL)
+    return torch.where(kept, x * (1 / (1 - p)), 0)
+
+
+def token_keys(seed: int, step: int, sequences: Tensor, positions: Tensor) -> Tensor:
+    """What tokens' noise is drawn from, [T] int64, by the number of a token's sequence [T] and its position [T]."""
+    start = noise_keys(seed, 1, sequences.device, first=step)
+    return mix(mix(start + sequences) + positions)

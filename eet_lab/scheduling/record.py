@@ -1,0 +1,43 @@
+"""What is noted of traffic while it is served, simulated or for real."""
+
+from __future__ import annotations
+
+from array import array
+from math import nan
+
+import numpy as np
+
+from eet_lab.errors import Cancelled
+from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling.served import Passes
+
+LOOKS = 1024
+"""Passes between two looks at Stop, and two reports of progress."""
+
+
+class Record:
+    """When each request was begun and told its tokens, in ms from the beginning, and what each pass read."""
+
+    def __init__(self, num: int, progress: Progress | None, cancel: Cancel | None) -> None:
+        self.start, self.first, self.last = ([nan] * num for _ in range(3))
+        self._passes: list[array] = [array("d"), array("d"), *(array("q") for _ in range(4))]
+        self._num, self._progress, self._cancel = num, progress, cancel
+        self.done = 0
+
+    def add(self, begin_ms: float, end_ms: float, rows: int, prompt_tokens: int, decoded: int, pads: int) -> None:
+        """Note a pass. Cancelled once someone has pressed Stop."""
+        for column, value in zip(self._passes, (begin_ms, end_ms, rows, prompt_tokens, decoded, pads), strict=True):
+            column.append(value)
+        if len(self._passes[0]) % LOOKS == 0:
+            if self._cancel is not None and self._cancel.is_set():
+                raise Cancelled("Serving the traffic was stopped.")
+            if self._progress is not None:
+                self._progress(self.done, self._num, "requests")
+
+    def times(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """When each request was begun, told its first token, and its last."""
+        return np.array(self.start), np.array(self.first), np.array(self.last)
+
+    def passes(self) -> Passes:
+        """All passes."""
+        return Passes(*map(np.array, self._passes))

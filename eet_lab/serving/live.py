@@ -1,0 +1,282 @@
+"""live: a model serves traffic for real, in this process, by the policy and at the times that a simulator has too.
+
+No HTTP is in between: what a client sees is that, and some milliseconds (`eet_lab.serving.load` measures those).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from math import inf, isnan
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from eet_lab.bench.encoding import encoded
+from eet_lab.bench.timing import SHARED, UNDISTURBED, check
+from eet_lab.bench.workloads import FIRST_TOKEN
+from eet_lab.engine.encode import EncoderEngine
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
+from eet_lab.engine.slots import TOKEN_STEP
+from eet_lab.errors import ScheduleError
+from eet_lab.models import Model
+from eet_lab.models.on_device import on_its_device, on_its_encoders_device
+from eet_lab.parts.passes import Batching
+from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling import Request
+from eet_lab.scheduling.cost import CostTable
+from eet_lab.scheduling.policy import BasePolicy
+from eet_lab.scheduling.queued import Queue, Queued
+from eet_lab.scheduling.record import Record
+from eet_lab.scheduling.served import Served, percentiles
+from eet_lab.scheduling.simulator import check_fits
+from eet_lab.scheduling.traffic import Traffic
+from eet_lab.technique import Recipe
+
+LOOK_S = 0.1
+"""How often what goes on is told, and the longest sleep between two looks at Stop."""
+FEW_TOKENS = 4
+"""New tokens of each request that warms up."""
+
+
+class Look(NamedTuple):
+    """What goes on: `waiting` and `running` of the requests that have come, `done` of `total`.
+
+    `ttft_ms` and `tpot_ms` are percentiles of those that are done, as in `Latencies.percentiles`.
+    """
+
+    at_s: float
+    waiting: int
+    running: int
+    done: int
+    total: int
+    ttft_ms: dict[str, float]
+    tpot_ms: dict[str, float]
+
+
+OnLook = Callable[[Look], None]
+
+
+def serve_traffic(
+    model: Model,
+    traffic: Traffic,
+    policy: BasePolicy,
+    table: CostTable,
+    *,
+    on_look: OnLook | None = None,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> Served:
+    """Serve random tokens of the traffic's lengths as they come, until all are done: what `simulate_traffic` predicts.
+
+    The model runs under the recipe that its cost `table` was measured with, with the policy's limits. The clock starts
+    once the engine has room for all slots and is warm. A decoder needs a policy that joins. Stop is heeded after each
+    pass. Errors: ScheduleError, CostError as in `simulate_traffic`; RecipeError, OutOfMemory, Cancelled.
+    """
+    check_fits(traffic, policy, table)
+    if table.kind == "decoder" and not policy.joins:
+        raise ScheduleError(
+            f"{policy.name} runs groups of a decoder, which is simulated alone. Choose continuous_batching to serve it."
+        )
+    clock = _Clock(traffic, on_look, progress, cancel)
+    serve = _serve_decoder if table.kind == "decoder" else _serve_encoder
+    serve(model, traffic, policy, table, clock)
+    clock.look(running=0)
+    record = clock.record
+    note = f" ({SHARED})" if model.device == "cpu" and clock.was_disturbed else ""
+    source = f"{model.name} on {table.source.device}{note}"
+    return Served(traffic, str(policy), source, *record.times(), record.passes())
+
+
+def served_recipe(model: Model, table: CostTable, policy: BasePolicy) -> Recipe:
+    """The recipe that a table was measured with, under the limits of a policy."""
+    recipe = Recipe.parse(table.source.recipe, model.device)
+    if table.kind == "encoder":  # a padded group stays a rectangle
+        return recipe if policy.is_packed else Recipe(tuple(t for t in recipe if t.name != "packed_prefill"))
+    limits: Any = {"rows": policy.schedule.max_rows, "chunk": policy.schedule.chunk, "budget": policy.schedule.budget}
+    return Recipe(tuple(replace(t, **limits) if t.name == "continuous_batching" else t for t in recipe))
+
+
+class _Clock:
+    """Real time from the first arrival on: who has come, what was noted, and what is told of it."""
+
+    def __init__(
+        self, traffic: Traffic, on_look: OnLook | None, progress: Progress | None, cancel: Cancel | None
+    ) -> None:
+        self.queue, self.record = Queue(traffic), Record(len(traffic), None, None)
+        self._traffic, self._on_look, self._progress, self.cancel = traffic, on_look, progress, cancel
+        self._begin = self._looked = time.perf_counter()
+        self._cpu_begin = 0.0
+
+    def start(self) -> None:
+        """Everything is warm: requests come from now on."""
+        self._begin, self._cpu_begin = time.perf_counter(), time.thread_time()
+
+    @property
+    def was_disturbed(self) -> bool:
+        """Whether other programs kept this thread waiting in its passes on a CPU."""
+        passes = self.record.passes()
+        took_s = float((passes.end_ms - passes.begin_ms).sum()) / 1e3
+        return time.thread_time() - self._cpu_begin < UNDISTURBED * took_s
+
+    def now_ms(self) -> float:
+        return (time.perf_counter() - self._begin) * 1e3
+
+    def say(self, words: str) -> None:
+        """What is done before requests come."""
+        if self._progress is not None:
+            self._progress(0, len(self._traffic), words)
+
+    def admit(self, running: int) -> None:
+        """All that have come by now wait; tell what goes on. Cancelled."""
+        check(self.cancel)
+        self.queue.now_ms = self.now_ms()
+        self.queue.admit()
+        if time.perf_counter() - self._looked >= LOOK_S:
+            self._looked = time.perf_counter()
+            self.look(running)
+
+    def sleep(self, wake_ms: float = inf) -> None:
+        """Wait for the next request, or until `wake_ms`, but no longer than between two looks."""
+        left_s = (min(self.queue.next_ms, wake_ms) - self.now_ms()) / 1e3
+        time.sleep(min(max(left_s, 0.0), LOOK_S))
+
+    def look(self, running: int) -> None:
+        """Tell what goes on."""
+        _, first, last = self.record.times()
+        done, told = ~np.isnan(last), ~np.isnan(first)
+        ttft = (first - self._traffic.arrival_ms)[told]
+        after = self._traffic.new_tokens - 1
+        tpot = ((last - first) / np.maximum(after, 1))[done & (after > 0)]
+        waiting, total = len(self.queue.waiting), len(self._traffic)
+        if self._on_look is not None:
+            at_s = self.now_ms() / 1e3
+            self._on_look(Look(at_s, waiting, running, int(done.sum()), total, percentiles(ttft), percentiles(tpot)))
+        if self._progress is not None:
+            self._progress(int(done.sum()), total, "requests served")
+
+
+@on_its_device
+def _serve_decoder(model: Model, traffic: Traffic, policy: BasePolicy, table: CostTable, clock: _Clock) -> None:
+    """Requests join an engine between two passes."""
+    draw, vocab = random.Random(0), model.config.vocab_size
+    prompts = [[draw.randrange(vocab) for _ in range(length)] for length in traffic.lengths.tolist()]
+    slots = policy.schedule.max_rows or 1
+    with closing(Engine(model.decoder, served_recipe(model, table, policy).parts)) as engine:
+        clock.say("building")
+        engine.prepare(cancel=clock.cancel)
+        new = int(traffic.new_tokens.max())
+        longest = int((traffic.lengths + traffic.new_tokens).max())
+        engine.reserve(slots, longest - new, Settings(new))
+        clock.say("warming up")
+        _warm_up(engine, prompts, min(FEW_TOKENS, new), clock.cancel)
+        _Joining(engine, prompts, clock).serve(policy, table)
+
+
+def _warm_up(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, cancel: Cancel | None) -> None:
+    """Have the passes placed that come up: an engine traces a pass of another number of tokens when it first comes."""
+    longest = max(prompts, key=len)
+    few = [longest[:length] for length in (*range(1, TOKEN_STEP), *range(TOKEN_STEP, len(longest) + 1, TOKEN_STEP))]
+    for prompt in (*(each for each in dict.fromkeys(map(tuple, few))), tuple(longest)):
+        engine.add(list(prompt), Settings(new_tokens if len(prompt) == len(longest) else 1))
+        while engine.step():
+            check(cancel)
+
+
+class _Joining:
+    """Requests of an engine, by their numbers."""
+
+    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], clock: _Clock) -> None:
+        self._engine, self._prompts, self._clock = engine, prompts, clock
+        self._number_of: dict[Request, int] = {}
+        self._waiting = 0
+
+    def serve(self, policy: BasePolicy, table: CostTable) -> None:
+        clock = self._clock
+        queue = clock.queue
+        clock.start()
+        while True:
+            clock.admit(sum(request.status == "running" for request in self._number_of))
+            wake_ms = inf
+            if queue.waiting:
+                plan = policy.next(queue.waiting, queue.now_ms, table)
+                wake_ms = inf if plan.wake_ms is None else plan.wake_ms
+                for group in plan.groups:
+                    queue.take(group)
+                    self._add(group)
+            if self._number_of:
+                self._step()
+            elif queue.waiting or queue.next_ms < inf:
+                clock.sleep(wake_ms)
+            else:
+                return
+
+    def _add(self, group: Sequence[Queued]) -> None:
+        for number, _, new_tokens, _ in group:
+            self._number_of[self._engine.add(self._prompts[number], Settings(new_tokens))] = number
+
+    def _step(self) -> None:
+        """A pass: what it read is seen by how far each request has come."""
+        record, number_of = self._clock.record, self._number_of
+        before = {request: request.read for request in number_of}
+        begin_ms = self._clock.now_ms()
+        told = self._engine.step()
+        end_ms = self._clock.now_ms()
+        rows = prompt_tokens = decoded = 0
+        for request, start in before.items():
+            count = request.read - start
+            if count <= 0:
+                continue
+            rows += 1
+            read = min(count, max(len(request.prompt) - start, 0))  # of its prompt
+            prompt_tokens, decoded = prompt_tokens + read, decoded + count - read
+            if isnan(record.start[number_of[request]]):
+                record.start[number_of[request]] = begin_ms
+        for request, _, _ in told:
+            number = number_of[request]
+            if isnan(record.first[number]):
+                record.first[number] = end_ms
+            record.last[number] = end_ms if request.done else record.last[number]
+        for request in [request for request in number_of if request.done]:
+            del number_of[request]
+            record.done += 1
+        if rows:
+            record.add(begin_ms, end_ms, rows, prompt_tokens, decoded, 0)
+
+
+@on_its_encoders_device
+def _serve_encoder(model: Model, traffic: Traffic, policy: BasePolicy, table: CostTable, clock: _Clock) -> None:
+    """A group is a pass."""
+    draw, vocab, queue, record = random.Random(0), model.config.vocab_size, clock.queue, clock.record
+    texts = [[draw.randrange(FIRST_TOKEN, vocab) for _ in range(length)] for length in traffic.lengths.tolist()]
+    with closing(EncoderEngine(model.encoder, served_recipe(model, table, policy).parts)) as engine:
+        clock.say("building")
+        engine.prepare(cancel=clock.cancel)
+        encoded(engine, texts[:FEW_TOKENS], Batching(sum(map(len, texts[:FEW_TOKENS]))), clock.cancel)
+        clock.start()
+        while True:
+            clock.admit(0)
+            if not queue.waiting and queue.next_ms == inf:
+                return
+            wake_ms, groups = inf, list[Sequence[Queued]]()
+            if queue.waiting:
+                plan = policy.next(queue.waiting, queue.now_ms, table)
+                wake_ms, groups = inf if plan.wake_ms is None else plan.wake_ms, list(plan.groups)
+            for group in groups:
+                clock.admit(len(group))
+                queue.take(group)
+                rows = [texts[each.number] for each in group]
+                total, rectangle = sum(map(len, rows)), len(rows) * max(map(len, rows))
+                begin_ms = clock.now_ms()
+                encoded(engine, rows, Batching(rectangle), clock.cancel)
+                end_ms = clock.now_ms()
+                for number, *_ in group:
+                    record.start[number], record.first[number], record.last[number] = begin_ms, end_ms, end_ms
+                record.done += len(group)
+                record.add(begin_ms, end_ms, len(rows), total, 0, 0 if policy.is_packed else rectangle - total)
+            if not groups:
+                clock.sleep(wake_ms)

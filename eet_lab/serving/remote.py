@@ -1,0 +1,96 @@
+"""An engine in another process, as the front sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+
+from eet_lab.serving.answer import News
+from eet_lab.serving.errors import ApiError
+from eet_lab.serving.jobs import Job, Load
+from eet_lab.serving.wire import Channel, ToEngine, ToFront
+
+PATIENCE_S = 1.0
+"""The time to wait for the engine's load."""
+
+
+class RemoteEngine:
+    """Sends jobs over a channel, those of one turn of the loop as one frame, and tells what comes back."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.ready: Future[None] = Future()
+        self.dead: ApiError | None = None
+        self._channel = channel
+        self._answers: dict[int, Hashable] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._count = count()
+        self._next = ToEngine()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_due = False
+        self._load, self._is_told = Load(), asyncio.Event()
+
+    def start(self) -> None:
+        """Nothing: the other process has started its engine."""
+
+    def serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send from this loop."""
+        self._loop = loop
+
+    def close(self) -> None:
+        """Nothing: the end of this process tells the other one."""
+
+    def join(self, job: Job) -> None:
+        """Queue it."""
+        number = next(self._count)
+        self._answers[number], self._numbers[job.answer] = job.answer, number
+        self._soon().jobs.append(job._replace(answer=number))
+
+    def leave(self, answer: Hashable) -> None:
+        """End it before the next step, if it is there."""
+        number = self._numbers.pop(answer, None)
+        if number is not None:
+            del self._answers[number]
+            self._soon().leaves.append(number)
+
+    def load(self) -> Load:
+        """The load as it was told last."""
+        return self._load
+
+    async def refresh(self) -> None:
+        """Ask for the load; an engine that is busy with something else has told it before."""
+        self._is_told.clear()
+        self._soon().wants_load = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_told.wait(), PATIENCE_S)
+
+    def take(self, told: ToFront, receive: Callable[[list[News]], None]) -> None:
+        """What a frame says of the engine; `receive` is given what concerns answers that are still waited for."""
+        self.dead = told.dead or self.dead
+        if told.load is not None:
+            self._load = told.load
+            self._is_told.set()
+        news = []
+        for each in told.news:
+            answer = self._answers.get(each.answer)
+            if answer is None:
+                continue
+            news.append(each._replace(answer=answer))
+            if each.reason is not None or each.error is not None:
+                del self._answers[each.answer], self._numbers[answer]
+        if news:
+            receive(news)
+
+    def _soon(self) -> ToEngine:
+        """The frame that is sent when the loop has done what it is about."""
+        if not self._is_due:
+            assert self._loop is not None
+            self._is_due = True
+            self._loop.call_soon(self._send)
+        return self._next
+
+    def _send(self) -> None:
+        self._is_due, frame, self._next = False, self._next, ToEngine()
+        self._channel.send(frame)

@@ -1,0 +1,148 @@
+"""serve_replicas: one model by several processes, a GPU each, behind one address; Ray Serve places them."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from eet_lab.devices import default_device
+from eet_lab.errors import SetupError
+from eet_lab.models import Model, load
+from eet_lab.models.encoder import Encoder
+from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.serving import cluster
+from eet_lab.serving.handle import HOST
+from eet_lab.serving.options import Options
+from eet_lab.texts import RecipeLike, as_recipe
+from eet_lab.words import counted, told
+
+TARGET = 32
+"""Requests inside a replica at which autoscaling wants another one."""
+SPARE = 4096
+"""Answers that are on their way to clients, beyond those that a replica's own bounds count. Only above all of them
+does Ray's proxy queue requests, where nothing says 429.
+"""
+LOOK_S = 0.05
+"""How often replicas that drain are asked whether all are done."""
+
+
+class Span(NamedTuple):
+    """How many replicas there are at least and at most."""
+
+    least: int
+    most: int
+
+    @classmethod
+    def of(cls, replicas: int | tuple[int, int]) -> Span:
+        """Read 2, or (1, 4). Errors: SetupError."""
+        ends: Any = replicas if isinstance(replicas, tuple) and len(replicas) == 2 else (replicas, replicas)
+        least, most = ends
+        for each in (least, most):
+            check_whole(SetupError, "replicas", each, 1, MOST, ", or two of them, the fewest and the most")
+        if least > most:
+            raise SetupError(f"replicas is from {least} to {most}, but the fewest must come first: ({most}, {least}).")
+        return cls(least, most)
+
+    def __str__(self) -> str:
+        return counted(self.least, "replica") if self.least == self.most else f"{self.least} to {self.most} replicas"
+
+
+class ServedReplicas:
+    """Replicas that serve `what`. `url` is where they are; OpenAI's clients take `base_url=f"{url}/v1"`."""
+
+    def __init__(self, what: str, url: str, drain_s: float, running: cluster.Running) -> None:
+        self.what, self.url, self._drain_s = what, url, drain_s
+        self._running: cluster.Running | None = running
+
+    @property
+    def state(self) -> str:
+        """ "serving", with the number of replicas in each of Ray's states, or "stopped"."""
+        if self._running is None:
+            return "stopped"
+        states = self._running.states()
+        return f"serving ({', '.join(f'{count} {state.lower()}' for state, count in sorted(states.items()))})"
+
+    def stop(self) -> None:
+        """Finish what was accepted, refuse the rest, and end. A second call does nothing."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        try:
+            # A replica may be gone, or there may be none: what is left of them ends all the same.
+            with suppress(Exception):
+                self._drain(running)
+        finally:
+            running.close()
+
+    def _drain(self, running: cluster.Running) -> None:
+        end = time.monotonic() + self._drain_s
+        while sum(running.ask("drain")):
+            if time.monotonic() > end:
+                running.ask("end_all")
+                return
+            time.sleep(LOOK_S)
+
+    def __repr__(self) -> str:
+        return f"<{self.what} at {self.url}, {self.state}>"
+
+
+def serve_replicas(
+    model: str | os.PathLike[str],
+    recipe: RecipeLike | None = None,
+    *,
+    replicas: int | tuple[int, int] = 1,
+    target_ongoing_requests: int = TARGET,
+    device: str | None = None,
+    dtype: str | None = None,
+    host: str = HOST,
+    port: int = 0,
+    **options: Any,
+) -> ServedReplicas:
+    """Serve a model by several replicas, and return a handle with `url` and `stop()` once all of them answer.
+
+    `model` is the name or folder of `eet_lab.load`: each replica loads it by itself, on a GPU of its own, or with
+    device="cpu" on a core of its own. `replicas` (fewest, most) follow the load: as many as keep the requests inside
+    each near `target_ongoing_requests`. The other arguments are those of `eet_lab.serve`, and the bounds of `options`
+    hold in each replica. They are processes of Ray Serve, on a cluster of this machine's own, or on the one that
+    ray.init or RAY_ADDRESS names. A replica that dies or whose engine is lost is replaced: what it was answering
+    fails, and is never silent. /metrics tells of one replica, whichever was asked. Ray's proxy in front reads
+    headers and bodies without the time limits of `eet_lab.serve`.
+    Errors: SetupError, also for what cannot be served; ModelError; RecipeError.
+    """
+    cluster.check_installed()
+    from eet_lab.serving.replica import Plan
+    from eet_lab.serving.service import DECODER_RECIPE, ENCODER_RECIPE
+
+    span, wanted = Span.of(replicas), Options.of(**options)
+    check_whole(SetupError, "target_ongoing_requests", target_ongoing_requests, 1, MOST)
+    kind = device or default_device()
+    if kind not in cluster.RESOURCES:
+        raise SetupError(f"device is {told(device)}, but it must be 'cuda', a GPU for each replica, or 'cpu'.")
+    shape = _shape_of(model)
+    wanted.columns(shape.config.context)
+    default = ENCODER_RECIPE if isinstance(shape.network, Encoder) else DECODER_RECIPE
+    words = default if recipe is None else recipe
+    checked = as_recipe(words, kind, shape.config)
+    name = str(shape.folder.resolve()) if shape.kind == "folder" and shape.folder else str(model)
+    plan = Plan(name, str(checked), kind, dtype, wanted)
+    scale: dict[str, Any] = {"num_replicas": span.least}
+    if span.least != span.most:
+        bounds = {"min_replicas": span.least, "max_replicas": span.most, "initial_replicas": span.least}
+        scale = {"autoscaling_config": bounds | {"target_ongoing_requests": target_ongoing_requests}}
+    scale["max_ongoing_requests"] = wanted.max_queued_requests + (checked.parts.schedule.max_rows or 0) + SPARE
+    running, url = cluster.run(plan, scale, span.most, host, port)
+    return ServedReplicas(
+        f"{wanted.served_model_name or shape.name} ({checked}) by {span}", url, wanted.drain_s, running
+    )
+
+
+def _shape_of(model: object) -> Model:
+    """The model without its weights. Errors: ModelError, also for a model that is loaded."""
+    if isinstance(model, (str, os.PathLike)):
+        return load(model, device="meta")
+    raise SetupError(
+        f"model is a {type(model).__name__}, but replicas are processes of their own, which a model of this one "
+        "cannot reach: give its name or its folder, and each loads it. `Model.save` writes a folder."
+    )

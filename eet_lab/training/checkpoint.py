@@ -1,0 +1,56 @@
+"""What a trainer needs to go on: weights, moments, and how far it is, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eet_lab.errors import TrainingError, first_line
+from eet_lab.words import counted, some
+
+NAME = "trainer.pt"
+FORMAT = 1
+
+
+def write(folder: Path, state: Mapping[str, Any]) -> Path:
+    """The file, which takes the place of an older one once it is whole. Errors: TrainingError."""
+    unfinished, path = folder / f"{NAME}.part", folder / NAME
+    on_host = {name: tensor.detach().cpu() for name, tensor in state["weights"].items()}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save({**state, "weights": on_host, "format": FORMAT}, unfinished)
+        unfinished.replace(path)
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where the disk is full
+        with suppress(OSError):  # what is told is why it could not be written
+            unfinished.unlink(missing_ok=True)
+        raise TrainingError(
+            f"The training cannot be saved in {folder} ({first_line(error)}). Choose another folder, or make room "
+            "there. An older checkpoint in it is as it was."
+        ) from error
+    return path
+
+
+def read(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """What `write` wrote of a model with weights of these shapes. Errors: TrainingError."""
+    path = folder / NAME
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        found = {name: tuple(tensor.shape) for name, tensor in state["weights"].items()}
+        state["num_steps"], state["optimizer"], version = (
+            int(state["num_steps"]),
+            dict(state["optimizer"]),
+            state["format"],
+        )
+    except FileNotFoundError:
+        raise TrainingError(f"{folder} has no {NAME}; Trainer.save writes one.") from None
+    except Exception as error:  # whatever a damaged file makes torch's reader raise
+        raise TrainingError(f"{path} cannot be read ({first_line(error)}). Take an older checkpoint.") from error
+    if version != FORMAT:
+        raise TrainingError(f"{path} is of a later version of EET Lab. Update it, or take another checkpoint.")
+    if strange := sorted(name for name in {*found, *shapes} if found.get(name) != shapes.get(name)):
+        raise TrainingError(f"{path} is of another model: {counted(len(strange), 'tensor')} differ, {some(strange)}.")
+    return state

@@ -1,0 +1,146 @@
+"""What a model is trained to tell: each word's next one, words that were masked, or a text's class.
+
+T tokens of a pass, N of them with a label, B texts, C channels, V words, L classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from eet_lab.errors import ModelError, TrainingError
+from eet_lab.models import decoder, encoder
+from eet_lab.models.config import HEADS, Config, EncoderConfig
+from eet_lab.models.decoder import tensors
+from eet_lab.parts import Ops
+from eet_lab.parts.losses import Head
+from eet_lab.parts.passes import Text
+from eet_lab.words import told
+
+IGNORED = -100
+"""The label of a token that is not learned from, as in PyTorch and transformers."""
+
+
+class Example(NamedTuple):
+    """A text, and what the model shall tell of it.
+
+    `labels` are a token each, `IGNORED` where nothing is learned; a language model learns each token from those before
+    it. None: all of `ids`, for a language model. For a classifier it is the number of the class.
+    """
+
+    ids: Sequence[int]
+    labels: Sequence[int] | int | None = None
+    types: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """What is learned, in words, and how it is read from hidden states."""
+
+    name: str
+    labelled: Callable[[Example], tuple[Sequence[int], Sequence[int]]]
+    """The places of the tokens from whose states something is told, and the labels of these."""
+    head: Callable[[Any, Ops], Head]
+    num_labels: Callable[[Any], int]
+    needs: str = ""
+    """What of `HEADS` the checkpoint must have."""
+
+    def check(self, config: Config) -> None:
+        """ModelError where such a model lacks what is trained."""
+        if self.needs and self.needs not in getattr(config, "heads", ()):
+            raise ModelError(
+                f"This checkpoint lacks {HEADS[self.needs]}, which {self.name} trains. Load one that was saved with it."
+            )
+
+    def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Text, Sequence[int]]]:
+        """The texts with the places that have a label, and the labels. Errors: TrainingError, which names the first."""
+        found, limit = [], self.num_labels(config)
+        for number, example in enumerate(examples, 1):
+            try:
+                places, labels = self.labelled(example)
+            except (TypeError, ValueError) as error:
+                raise TrainingError(f"Example {number} has labels that {self.name} cannot read: {error}") from error
+            wrong = next((label for label in labels if not 0 <= label < limit), None)
+            if wrong is not None:
+                raise TrainingError(
+                    f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}, or "
+                    f"{IGNORED} where nothing is learned."
+                )
+            found.append((Text(example.ids, example.types, places), labels))
+        if not any(labels for _, labels in found):
+            raise TrainingError(
+                f"None of the {len(found)} examples has a label to learn from. Give longer texts, or labels other than "
+                f"{IGNORED}."
+            )
+        return found
+
+
+def _at_their_places(example: Example) -> tuple[Sequence[int], Sequence[int]]:
+    """Each label belongs to the token that stands where it does."""
+    array = np.asarray(example.labels)
+    if array.shape != (len(example.ids),) or array.dtype.kind not in "iu":
+        raise ValueError(
+            f"there must be one for each of its {len(example.ids)} tokens, and not {told(example.labels)}."
+        )
+    places = np.flatnonzero(array != IGNORED)
+    return places.tolist(), array[places].tolist()
+
+
+def _next_tokens(example: Example) -> tuple[Sequence[int], Sequence[int]]:
+    """Each label belongs to the token before it."""
+    if example.labels is None:
+        return range(len(example.ids) - 1), list(example.ids[1:])
+    places, labels = _at_their_places(example)
+    told_before = [(place - 1, label) for place, label in zip(places, labels, strict=True) if place]
+    return [place for place, _ in told_before], [label for _, label in told_before]
+
+
+def _class(example: Example) -> tuple[Sequence[int], Sequence[int]]:
+    if not isinstance(example.labels, int) or isinstance(example.labels, bool):
+        raise ValueError(f"it must be the number of a class, and not {told(example.labels)}.")
+    return (0,), (example.labels,)
+
+
+def _of_words(model: Any, ops: Ops) -> Head:
+    return Head(lambda states: decoder.logits(model, ops, states), tuple(tensors((model.norm, model.head))))
+
+
+def _of_masked(model: Any, ops: Ops) -> Head:
+    weights = tensors((model.mlm_transform, model.mlm_norm, model.head))
+    return Head(lambda states: encoder.mlm_logits(model, ops, states), tuple(weights))
+
+
+def _of_classes(model: Any, ops: Ops) -> Head:
+    before = model.pooler if model.class_dense is None else model.class_dense
+    weights = tensors(tuple(part for part in (before, model.classes) if part is not None))
+    return Head(lambda states: encoder.class_logits(model, ops, states), tuple(weights))
+
+
+def _vocab(config: Any) -> int:
+    return config.vocab_size
+
+
+LANGUAGE = TrainTask("language modeling", _next_tokens, _of_words, _vocab)
+"""Each token from those before it."""
+MASKED = TrainTask("masked language modeling", _at_their_places, _of_masked, _vocab, needs="mlm")
+"""The tokens that stood where others stand now."""
+CLASSES = TrainTask("classification", _class, _of_classes, lambda config: len(config.labels), needs="classes")
+"""The class of a text."""
+TASKS = {"language": LANGUAGE, "masked": MASKED, "classes": CLASSES}
+
+
+def task_of(name: str | None, config: Config) -> TrainTask:
+    """The task of that name; None: language modeling for decoders, and for encoders what their heads are for."""
+    if isinstance(config, EncoderConfig):
+        name = name or ("classes" if "classes" in config.heads else "masked")
+    name = name or "language"
+    if name not in TASKS:
+        raise TrainingError(f"task is {told(name)}, but it must be one of {', '.join(TASKS)}.")
+    if (name == "language") == isinstance(config, EncoderConfig):
+        kind = "an encoder" if isinstance(config, EncoderConfig) else "a decoder"
+        raise TrainingError(f"task is {name!r}, and the model is {kind}, which cannot be trained on it.")
+    TASKS[name].check(config)
+    return TASKS[name]

@@ -1,0 +1,288 @@
+"""Trainer: examples in, steps of the optimizer out. It knows `Parts`, and no technique.
+
+T tokens of a pass, N of them with a label, B texts, C channels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import Lock
+from time import perf_counter
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eet_lab.engine.encode import readable
+from eet_lab.engine.exclusive import exclusive
+from eet_lab.engine.settings import checked_texts
+from eet_lab.engine.staging import Staging, sent
+from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
+from eet_lab.models import decoder, encoder
+from eet_lab.models.config import EncoderConfig
+from eet_lab.models.decoder import Decoder, mapped, tensors
+from eet_lab.models.encoder import Encoder
+from eet_lab.models.table import flat
+from eet_lab.ops.noise import Dropout, token_keys
+from eet_lab.ops.oom import OTHERS, memory_for
+from eet_lab.ops.types import autograd
+from eet_lab.parts import Parts
+from eet_lab.parts.passes import Batching, Group, Pass, Text
+from eet_lab.progress import Cancel
+from eet_lab.training import checkpoint
+from eet_lab.training.settings import TrainSettings
+from eet_lab.training.tasks import Example, task_of
+from eet_lab.words import told
+
+REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
+UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
+"""Slots that training does not read: parts that change them alone would be on and do nothing."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the optimizer. `loss` is the mean over all labels of the batch, and `grad_norm` is that before
+    gradients were clipped; `num_tokens` are those of the texts, `computed_tokens` the same with pads.
+    """
+
+    number: int
+    loss: float
+    grad_norm: float
+    lr: float
+    num_tokens: int
+    computed_tokens: int
+    num_passes: int
+    ms: float
+
+
+class _Checked(NamedTuple):
+    """A batch that can be trained with."""
+
+    texts: list[Text]
+    labels: list[Sequence[int]]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(text.ids) for text in self.texts)
+
+    @property
+    def num_labels(self) -> int:
+        return sum(map(len, self.labels))
+
+
+class Trainer:
+    """A model that is trained by parts. It trains a copy of the weights: `model` has them at any time.
+
+    `task` is "language", "masked" or "classes" (default: what the model's head is for). What the task does not read,
+    such as a pooler, stays as it is. Two trainers with the same model, settings, examples and seed make the same steps,
+    to the bit on a CPU; dropout is keyed, so that other layouts of a batch drop the same numbers. A trainer does one
+    thing at a time. Errors: RecipeError for parts that do not fit, ModelError, TrainingError.
+    """
+
+    BUSY: ClassVar[str] = (
+        "this trainer is in a step. Wait until it is done, or make another one: each has its own weights."
+    )
+
+    def __init__(
+        self,
+        network: Decoder | Encoder,
+        parts: Parts | None = None,
+        *,
+        task: str | None = None,
+        settings: TrainSettings | None = None,
+        **changes: Any,
+    ) -> None:
+        self.parts, self.settings = parts or Parts(), TrainSettings.of(settings, changes)
+        if not isinstance(network, (Decoder, Encoder)):
+            raise ModelError(
+                f"Trainer takes a Decoder or an Encoder, not {type(network).__name__}: give model.network."
+            )
+        if network.device.type == "meta":
+            raise ModelError(
+                "The model has shapes and no data. To train it, load it on 'cpu' or 'cuda', not on 'meta'."
+            )
+        self.config = network.config.in_training
+        _check_parts(self.parts)
+        if problem := self.parts.train_ops.unfit(self.config):
+            raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
+        self.task = task_of(task, network.config)
+        constants = [t for t in (getattr(network, "inv_freq", None),) if t is not None]
+        self.model: Any = mapped(network, lambda t: t if any(t is each for each in constants) else t.detach().clone())
+        self.parameters = self._trained(constants)
+        for parameter in self.parameters.values():
+            parameter.requires_grad_()
+        self.optimizer = self.parts.optimizer(
+            _groups(self.parameters.values(), self.settings.weight_decay),
+            lr=self.settings.lr, betas=self.settings.betas, eps=self.settings.eps, seed=self.settings.seed,
+        )  # fmt: skip
+        self.num_steps = 0
+        self.busy = Lock()
+        self._staging = Staging(network.device)
+
+    @exclusive
+    def step(self, examples: Sequence[Example], cancel: Cancel | None = None) -> Step:
+        """One step: the gradients of all examples' mean loss, and an update. It takes as many passes as are needed.
+
+        Errors: TrainingError and PromptError before any work; TrainingError where the loss or a gradient is not finite;
+        OutOfMemory; Cancelled. After each of them the weights are as they were before the step.
+        """
+        begin, number = perf_counter(), self.num_steps
+        batch = self._checked(examples)
+        with memory_for("a training pass", remedy=REMEDY):
+            passes, total = self._backward(batch, cancel)
+            norm = self.optimizer.clip(self.settings.max_grad_norm)
+            loss, grad_norm = torch.stack([total, norm]).tolist()
+            self._check_finite(loss, grad_norm)
+            lr = self.settings.lr_at(number)
+            for group in self.optimizer.param_groups:
+                group["lr"] = lr
+            self.optimizer.step()
+        self.num_steps += 1
+        computed = sum(group.computed_tokens for group in passes)
+        ms = (perf_counter() - begin) * 1e3
+        return Step(number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms)
+
+    @exclusive
+    def gradients(self, examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:
+        """The mean loss of examples, and each parameter's gradient by its path. Nothing is updated."""
+        _, loss = self._backward(self._checked(examples), None)
+        grads = {path: parameter.grad for path, parameter in self.parameters.items()}
+        return float(loss), {path: grad.clone() for path, grad in grads.items() if grad is not None}
+
+    @exclusive
+    @torch.no_grad()
+    def evaluate(self, examples: Sequence[Example], cancel: Cancel | None = None) -> float:
+        """The mean loss of examples, without dropout and smoothing; nothing is updated. Errors: those of `step`."""
+        batch = self._checked(examples)
+        with memory_for("a pass over examples", remedy=REMEDY):
+            losses = [self._loss(group, labels, learns=False) for group, labels in self._passes(batch, cancel)]
+            return float(torch.stack(losses).sum()) / batch.num_labels
+
+    @exclusive
+    def save(self, folder: str | Path) -> Path:
+        """Write weights, moments and the number of steps, with which `resume` goes on to the bit.
+
+        What lies there stays until the new file is whole. Errors: TrainingError, for a full disk too.
+        """
+        state = {"num_steps": self.num_steps, "settings": asdict(self.settings), "weights": self.parameters}
+        return checkpoint.write(Path(folder), {**state, "optimizer": self.optimizer.state_dict()})
+
+    @exclusive
+    @torch.no_grad()
+    def resume(self, folder: str | Path) -> None:
+        """Go on from what `save` wrote, to the bit where the settings are the same. Errors: TrainingError."""
+        state = checkpoint.read(Path(folder), {path: tuple(t.shape) for path, t in self.parameters.items()})
+        self.optimizer.load_state_dict(state["optimizer"])
+        for path, parameter in self.parameters.items():
+            parameter.copy_(state["weights"][path])
+        self.num_steps = state["num_steps"]
+
+    def trained(self) -> Any:
+        """A copy of the weights as they are now, for an engine or `Model.save`."""
+        return mapped(self.model, lambda tensor: tensor.detach().clone())
+
+    def _checked(self, examples: Sequence[Example]) -> _Checked:
+        """The texts and the labels of each; TrainingError, PromptError."""
+        if not examples:
+            raise TrainingError("There are no examples; give at least one.")
+        longest = self.config.context
+        for number, example in enumerate(examples, 1):
+            if not isinstance(example, Example):
+                raise TrainingError(f"Example {number} is {told(example)}, but it must be an Example(ids, labels).")
+            if len(example.ids) > longest:
+                raise TrainingError(
+                    f"Example {number} has {len(example.ids):,} tokens, but the model's context is {longest:,}. Cut it "
+                    "into pieces."
+                )
+        read = self.task.read(examples, self.config)
+        texts = [text for text, _ in read]
+        if isinstance(self.config, EncoderConfig):
+            texts = readable(texts, self.config, truncate=False)
+        else:
+            ids = checked_texts([text.ids for text in texts], self.config)
+            texts = [text._replace(ids=row, types=None) for text, row in zip(texts, ids, strict=True)]
+        return _Checked(texts, [labels for _, labels in read])
+
+    def _passes(self, batch: _Checked, cancel: Cancel | None) -> Iterator[tuple[Group, list[int]]]:
+        """The passes over a batch that have labels to learn from, with these."""
+        for group in self.parts.texts(batch.texts, Batching(self.settings.batch_tokens)):
+            if cancel is not None and cancel.is_set():
+                raise Cancelled("The training was stopped.")
+            if labels := [label for text in group.numbers for label in batch.labels[text]]:
+                yield group, labels
+
+    def _backward(self, batch: _Checked, cancel: Cancel | None) -> tuple[list[Group], Tensor]:
+        """The passes over a batch, and its mean loss, whose gradients lie with the parameters."""
+        passes, losses = [], []
+        self.optimizer.zero_grad()
+        for group, labels in self._passes(batch, cancel):
+            loss = self._loss(group, labels) / batch.num_labels
+            loss.backward()
+            passes.append(group)
+            losses.append(loss.detach())
+        return passes, torch.stack(losses).sum()
+
+    def _loss(self, group: Group, labels: Sequence[int], learns: bool = True) -> Tensor:
+        """The sum of the losses of a pass."""
+        settings, read = self.settings, sent(group.laid_out(), self._staging)
+        drop = None
+        if learns and (settings.dropout or settings.attention_dropout):
+            numbers = torch.tensor(group.numbers, device=read.batch.rows.device)[read.batch.rows]
+            keys = token_keys(settings.seed, self.num_steps, numbers, read.batch.positions)
+            drop = Dropout(settings.dropout, settings.attention_dropout, keys, read.batch.positions)
+        ops = self.parts.train_ops.differentiable(drop)
+        states = self._hidden(ops, read).index_select(0, read.asked)
+        wanted = torch.tensor(labels, device=states.device)
+        head = self.task.head(self.model, self.parts.train_ops.differentiable(None))
+        return self.parts.loss(states, wanted, head, settings.label_smoothing if learns else 0.0)
+
+    def _hidden(self, ops: Any, read: Pass) -> Tensor:
+        attend = self.parts.attend(ops, read.batch, None, empty=autograd, window=self.config.spec.window)
+        if isinstance(self.model, Encoder):
+            return encoder.forward(self.model, ops, attend, read.batch, read.types)
+        return decoder.forward(self.model, ops, attend, read.batch, decoder.op_by_op)
+
+    def _trained(self, constants: Sequence[Tensor]) -> dict[str, Tensor]:
+        """What the task reads, by its path; a tensor that is there twice has its first one."""
+        body = ("token_embedding", "position_embedding", "type_embedding", "norm", "layers")
+        read = [t for name in body for t in tensors(getattr(self.model, name, None))]
+        read += self.task.head(self.model, self.parts.train_ops).weights
+        ids, found = {id(t) for t in read}, dict[int, tuple[str, Tensor]]()
+        for path, tensor in flat(self.model):
+            if id(tensor) in ids and not any(tensor is each for each in constants):
+                found.setdefault(id(tensor), (path, tensor))
+        return dict(found.values())
+
+    def _check_finite(self, loss: float, grad_norm: float) -> None:
+        if math.isfinite(loss) and math.isfinite(grad_norm):
+            return
+        named = ((f"weight {path}", t) for path, t in self.parameters.items())
+        grads = ((f"gradient of {path}", t.grad) for path, t in self.parameters.items() if t.grad is not None)
+        first = next((name for name, t in (*named, *grads) if not bool(t.isfinite().all())), "none of the weights")
+        raise TrainingError(
+            f"Step {self.num_steps} has a loss of {loss} and a gradient norm of {grad_norm}, and was left out: the "
+            f"weights are those before it. The first tensor that is not finite is the {first}. Use a smaller lr, "
+            "warmup_steps, or max_grad_norm, or look at this batch."
+        )
+
+
+def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices, which decay, and biases and norms, which do not."""
+    kinds: dict[bool, list[Tensor]] = {True: [], False: []}
+    for parameter in parameters:
+        kinds[parameter.ndim > 1].append(parameter)
+    decay = {True: weight_decay, False: 0.0}
+    return [{"params": params, "weight_decay": decay[kind]} for kind, params in kinds.items() if params]
+
+
+def _check_parts(parts: Parts) -> None:
+    """RecipeError for parts that would be on and do nothing."""
+    plain = Parts()
+    unread = [name for name in UNREAD if getattr(parts, name) != getattr(plain, name)]
+    if unread:
+        raise RecipeError(
+            f"These parts change {' and '.join(unread)}, which training does not use. Leave out what changes them."
+        )

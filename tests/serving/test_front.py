@@ -1,0 +1,223 @@
+"""A front in a process of its own: what it needs, what it and the engine tell, and what is left when one dies."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+import psutil
+import pytest
+
+import eet_lab
+from eet_lab.errors import SetupError
+from eet_lab.models.tokenizer import Tokenizer
+from eet_lab.scheduling import TokenLogprobs
+from eet_lab.serving.answer import News
+from eet_lab.serving.errors import ApiError
+from eet_lab.serving.jobs import Job, Load
+from eet_lab.serving.options import Options
+from eet_lab.serving.server import Server
+from eet_lab.serving.service import Service
+from eet_lab.serving.split_server import SplitServer
+from eet_lab.serving.wire import HELLO, TO_ENGINE, TO_FRONT, Channel, Hello, ToEngine, ToFront
+
+from .conftest import PAGED, PROMPT, Raw, eventually, free_pages
+
+LONG = {"model": "demo", "prompt": PROMPT, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+TEXT = "/v1/completions"
+SHORT = {"model": "demo", "prompt": "The", "max_tokens": 4, "temperature": 0}
+
+
+def front_of(served) -> subprocess.Popen:
+    assert isinstance(served._server, SplitServer) and served._server._front is not None
+    return served._server._front
+
+
+def test_a_front_loads_neither_torch_nor_transformers():
+    look = "import sys, eet_lab.serving.front_process; print({'torch', 'transformers'} & {*sys.modules})"
+    assert subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout == "set()\n"
+
+
+def test_frames_bring_what_was_sent(demo):
+    async def sent(message, decoder):
+        ours, its = map(Channel, socket.socketpair())
+        ours.send(message)
+        found = decoder.decode(await anext(its.frames()))
+        ours.close()
+        its.close()
+        return found
+
+    async def run():
+        settings = eet_lab.Settings(4, temperature=0.5, stop=(1, 2))
+        jobs = ToEngine([Job([1, 2], settings, 1, 7, 2.5)], [3], True)
+        assert await sent(jobs, TO_ENGINE) == jobs
+        tokens = News(7, [1], "stop", None, 1.5, [TokenLogprobs(-0.5, ((1, -0.5), (3, -2.0)))])
+        told = await sent(ToFront([tokens, News(8, (), None, ApiError(504, "late"), 2.0)]), TO_FRONT)
+        first, second = told.news
+        assert first == tokens and second.error.body() == ApiError(504, "late").body()
+        assert (await sent(ToFront(load=Load(1, 2, 0.5, 3), order="drain"), TO_FRONT)).load == Load(1, 2, 0.5, 3)
+        card = Service(demo).card
+        hello = await sent(Hello(card, Options(api_key="key")), HELLO)
+        assert hello.options == Options(api_key="key") and hello.card.ends == card.ends
+        assert hello.card.encode("Return é") == demo.encode("Return é")
+        assert hello.card.decode(demo.encode(PROMPT)) == PROMPT
+
+    asyncio.run(run())
+
+
+def test_an_older_tokenizer_keeps_its_first_tokens(demo):
+    begun = demo.tokenizer._beginning_with([5])
+    written = begun.written()
+    assert written.read().encode("The") == begun.encode("The") == [5, *demo.encode("The")]
+
+
+def test_sending_never_waits_and_keeps_the_order():
+    """The other end may read nothing for as long as it likes."""
+
+    async def run():
+        ours, its = map(Channel, socket.socketpair())
+        reading = asyncio.create_task(anext(ours.frames(), None))  # whose loop sends what is kept
+        await asyncio.sleep(0)
+        sent = [ToFront([News(number, list(range(500)), None, None, 0.0)]) for number in range(4000)]
+        start = time.monotonic()
+        sender = threading.Thread(target=lambda: [ours.send(each) for each in sent])
+        sender.start()
+        await asyncio.to_thread(sender.join, 10)
+        assert not sender.is_alive() and time.monotonic() - start < 5
+        assert ours._kept, "more than the socket takes"
+        frames = its.frames()
+        assert [TO_FRONT.decode(await anext(frames)).news[0].answer for _ in sent] == list(range(4000))
+        its.close()
+        await reading
+        ours.close()
+
+    asyncio.run(run())
+
+
+def test_a_tokenizer_that_cannot_be_sent_keeps_the_front_here(demo, monkeypatch):
+    monkeypatch.setattr(Tokenizer, "written", lambda self: None)
+    with pytest.raises(SetupError, match=r"tokenizer of demo .* front='thread'"):
+        eet_lab.serve(demo, front="process")
+    with pytest.raises(SetupError, match="front is 'fork'"):
+        eet_lab.serve(demo, front="fork")
+    served = eet_lab.serve(demo)
+    assert isinstance(served._server, Server) and "front here" in repr(served)
+    served.stop()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_pages(served, client, generator, slowed, stream):
+    before = free_pages(generator)
+    raw = Raw(served.url).post(TEXT, {**LONG, "stream": stream})
+    eventually(lambda: free_pages(generator) < before)
+    raw.close()
+    eventually(lambda: free_pages(generator) == before)
+    assert not generator._jobs and client.completions.create(**SHORT).choices[0].text
+
+
+def test_an_engine_that_fails_in_mid_step(served, client, generator, monkeypatch, slowed):
+    """Those that it served get 500 with an id, and the next ones are served by a new engine."""
+    right, step = client.completions.create(**SHORT).choices[0].text, generator.engine.step
+
+    def fail():
+        if len(generator._jobs) == 2:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return step()
+
+    monkeypatch.setattr(generator.engine, "step", fail)
+    stream = iter(_long(client))
+    assert next(stream).choices[0].text
+    with pytest.raises(openai.InternalServerError, match=r"engine failed \(RuntimeError\)") as told:
+        client.completions.create(**SHORT)
+    assert told.value.code.startswith("error-") and told.value.request_id
+    with pytest.raises(openai.APIError, match="engine failed"):
+        list(stream)
+    assert client.completions.create(**SHORT).choices[0].text == right
+
+
+def _long(client):
+    how = {name: value for name, value in LONG.items() if name != "ignore_eos"}
+    return client.completions.create(**how, stream=True, extra_body={"ignore_eos": True})
+
+
+def test_a_full_queue_refuses_quickly_and_a_drain_finishes_what_was_accepted(demo, monkeypatch):
+    served = eet_lab.serve(demo, PAGED, max_queued_requests=2, drain_s=20).wait_until_up(60)
+    generator, go = served._server.service.generator, threading.Event()
+    step, url = generator.engine.step, f"{served.url}{TEXT}"
+    monkeypatch.setattr(generator.engine, "step", lambda: (go.wait(30), step())[1])
+    with ThreadPoolExecutor() as pool, httpx.Client() as client:
+        waiting = [pool.submit(httpx.post, url, json=SHORT, timeout=60) for _ in range(2)]
+        eventually(lambda: len(generator._jobs) + generator._commands.qsize() == 2)
+        took = []
+        for _ in range(8):
+            start = time.perf_counter()
+            answer = client.post(url, json={"prompt": "word " * 20_000})
+            took.append(time.perf_counter() - start)
+            assert answer.status_code == 429 and answer.json()["error"]["code"] == "too_many_queued_requests"
+        assert min(took) < 0.01, took
+        stopping = threading.Thread(target=served.stop)
+        stopping.start()
+        refused = eventually(lambda: (told := httpx.post(url, json=SHORT)).status_code == 503 and told)
+        assert refused.json()["error"]["code"] == "shutting_down"
+        go.set()
+        assert [each.result().status_code for each in waiting] == [200, 200]
+    stopping.join(30)
+    assert served.state == "stopped" and front_of(served).returncode == 0
+
+
+def test_a_front_that_dies_ends_the_server_and_says_so(demo, monkeypatch):
+    served = eet_lab.serve(demo, PAGED).wait_until_up(60)
+    generator = served._server.service.generator
+    step = generator.engine.step
+    monkeypatch.setattr(generator.engine, "step", lambda: (time.sleep(0.01), step())[1])
+    with ThreadPoolExecutor() as pool:
+        asked = pool.submit(httpx.post, f"{served.url}{TEXT}", json=LONG, timeout=30)
+        eventually(lambda: generator._jobs)
+        front_of(served).kill()
+        with pytest.raises(httpx.TransportError):
+            asked.result()
+    assert eventually(lambda: "front" in served.state and "ended with -9" in served.state)
+    eventually(lambda: not generator._thread.is_alive())
+    served.stop()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{served.url}/health")
+
+
+SCRIPT = """
+import time, eet_lab
+print(eet_lab.serve(eet_lab.load("demo", device="cpu")).wait_until_up(60).url, flush=True)
+time.sleep(600)
+"""
+
+
+def test_the_front_ends_with_the_process_of_the_model(tmp_path):
+    """A script without a guard for `__main__`, killed: whoever waits is told, and nothing is left."""
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    (tmp_path / "uvicorn.py").write_text("raise RuntimeError('a file of the folder in which it runs')")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-P", path], stdout=subprocess.PIPE, text=True, cwd=tmp_path, env=env
+    ) as run:
+        try:
+            url = re.match(r"http://\S+", run.stdout.readline())[0]
+            [front] = psutil.Process(run.pid).children()
+            with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+                stream = iter(_long(client))
+                assert next(stream).choices[0].text is not None
+                run.send_signal(signal.SIGKILL)
+                with pytest.raises(openai.APIError, match="process with the model has ended"):
+                    list(stream)
+            eventually(lambda: not front.is_running() or front.status() == psutil.STATUS_ZOMBIE)
+        finally:
+            run.kill()

@@ -1,0 +1,197 @@
+"""Replicas of Ray Serve: what is planned, and what a replica does. No Ray is needed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import eet_lab
+from eet_lab.cli import main
+from eet_lab.commands import serve as command
+from eet_lab.errors import ModelError, RecipeError, SetupError
+from eet_lab.serving import cluster, replicas
+from eet_lab.serving.errors import ApiError
+from eet_lab.serving.options import Options
+from eet_lab.serving.replica import Plan, Replica, within_serve
+
+from .conftest import PAGED
+
+
+@pytest.fixture
+def planned(monkeypatch) -> list[tuple[Plan, dict[str, Any], int]]:
+    """What would be run, without Ray."""
+    plans = []
+
+    def run(plan, scale, most, host, port):
+        cluster.check_room(plan.device, most, 2)
+        plans.append((plan, scale, most))
+        return Still(), f"http://{host}:{port}"
+
+    monkeypatch.setattr(cluster, "check_installed", lambda: None)
+    monkeypatch.setattr(cluster, "run", run)
+    return plans
+
+
+class Still:
+    """An application of two replicas that have two requests and one, and finish none by themselves."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.is_closed = False
+
+    def ask(self, method: str) -> list[int]:
+        self.asked.append(method)
+        return [2, 1]
+
+    def states(self) -> dict[str, int]:
+        return {"RUNNING": 2, "STARTING": 1}
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "said"),
+    [
+        ({"replicas": 0}, SetupError, "replicas is 0"),
+        ({"replicas": True}, SetupError, "replicas is True"),
+        ({"replicas": (2, 1)}, SetupError, "the fewest must come first"),
+        ({"replicas": (1, 2, 3)}, SetupError, r"replicas is \(1, 2, 3\)"),
+        ({"replicas": 3}, SetupError, "replicas is 3, but each takes a CPU, and there are 2 CPUs"),
+        ({"replicas": (1, 3)}, SetupError, "Ask for at most 2"),
+        ({"target_ongoing_requests": 0}, SetupError, "target_ongoing_requests is 0"),
+        ({"device": "cuda:1"}, SetupError, "device is 'cuda:1'"),
+        ({"recipe": "nothing"}, RecipeError, "nothing"),
+        ({"max_model_len": 10_000}, SetupError, "max_model_len is 10,000"),
+        ({"max_queued_requests": 0}, SetupError, "max_queued_requests is 0"),
+        ({"model": "nothing"}, ModelError, "no model 'nothing'"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_starts(planned, how, error, said):
+    with pytest.raises(error, match=said):
+        eet_lab.serve_replicas(**({"model": "demo", "device": "cpu"} | how))
+    assert not planned
+
+
+def test_a_live_model_cannot_be_reached_by_other_processes(planned, demo):
+    with pytest.raises(SetupError, match=r"model is a Model, but replicas are processes.* its name or its folder"):
+        eet_lab.serve_replicas(demo)
+
+
+def test_more_replicas_than_gpus():
+    with pytest.raises(SetupError, match=r"replicas is 2, but each takes a GPU, and there is 1 GPU here.*at most 1"):
+        cluster.check_room("cuda", 2, 1)
+    with pytest.raises(SetupError, match=r"there are 0 GPUs here. Ask for device='cpu'"):
+        cluster.check_room("cuda", 1, 0)
+
+
+def test_ray_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(cluster, "find_spec", lambda name: None if name == "ray" else name)
+    with pytest.raises(SetupError, match=r"ray is not installed.*pip install 'eet-lab\[ray\]'"):
+        eet_lab.serve_replicas("demo")
+
+
+def test_the_plan_and_the_bounds(planned, demo, tmp_path):
+    """A replica's own bounds are met first: only above them would Ray's proxy queue."""
+    demo.save(tmp_path / "mine")
+    how = {"replicas": (1, 2), "device": "cpu", "target_ongoing_requests": 7, "max_queued_requests": 9, "drain_s": 0.1}
+    served = eet_lab.serve_replicas(tmp_path / "mine", PAGED, **how)
+    [(plan, scale, most)] = planned
+    assert Path(plan.model) == tmp_path / "mine" and "rows=4" in plan.recipe and plan.options.max_queued_requests == 9
+    bounds = {"min_replicas": 1, "max_replicas": 2, "initial_replicas": 1, "target_ongoing_requests": 7}
+    assert scale == {"autoscaling_config": bounds, "max_ongoing_requests": 9 + 4 + replicas.SPARE} and most == 2
+    assert "mine" in repr(served) and "1 to 2 replicas" in repr(served)
+    assert served.state == "serving (2 running, 1 starting)"
+    running = served._running
+    served.stop()
+    served.stop()
+    assert running.asked[0] == "drain" and running.asked[-1] == "end_all", "after drain_s nobody waits any longer"
+    assert running.is_closed and served.state == "stopped"
+
+
+def test_replicas_that_cannot_be_asked_end_all_the_same(planned, monkeypatch):
+    served = eet_lab.serve_replicas("demo", device="cpu")
+    running = served._running
+    monkeypatch.setattr(running, "ask", lambda method: 1 / 0)
+    served.stop()
+    assert running.is_closed
+
+
+def test_words_become_arguments(planned, capsys, monkeypatch):
+    """The command waits for a signal, and then stops what it started."""
+    stopped = []
+    monkeypatch.setattr(replicas.ServedReplicas, "stop", lambda self: stopped.append(self))
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        words = ["--device", "cpu", "--replicas", "1-2", "--target-ongoing-requests", "5", "--served-model-name", "a"]
+        assert main(["serve", *words]) == 0
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    [(plan, scale, _)] = planned
+    assert scale["autoscaling_config"]["target_ongoing_requests"] == 5 and plan.options.served_model_name == "a"
+    assert "Serving a (" in (out := capsys.readouterr().out) and "by 1 to 2 replicas on http://127.0.0.1:8000;" in out
+    assert len(stopped) == 1
+    assert main(["serve", "--device", "cpu", "--target-ongoing-requests", "5"]) == 2
+    assert "give --replicas 1-4 too" in capsys.readouterr().err
+    assert [command._span(text) for text in ("3", "1-4")] == [3, (1, 4)]
+    with pytest.raises(SystemExit):
+        main(["serve", "--replicas", "1-"])
+    assert "'1-' is neither a number" in capsys.readouterr().err
+
+
+async def of_demo() -> Replica:
+    replica = object.__new__(Replica)
+    await Replica.__init__(replica, Plan("demo", PAGED, "cpu", None, Options()))
+    return replica
+
+
+def test_a_replica_is_as_well_as_its_engine():
+    """And it drains: what comes is refused, what is inside is counted."""
+
+    async def look() -> None:
+        replica = await of_demo()
+        try:
+            await replica.check_health()
+            assert await replica.drain() == 0 and replica.service.admission.is_draining
+            await replica.end_all()
+            replica.service.worker.dead = ApiError(503, "The engine is lost.")
+            with pytest.raises(ApiError, match="lost"):
+                await replica.check_health()
+        finally:
+            replica.service.worker.close()
+
+    before = sys.getswitchinterval()
+    try:
+        asyncio.run(look())
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_the_application_within_serve():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x-request-id", b"a"), (b"b", b"c")]})
+
+    async def call(kind: str, *events: str) -> list[dict[str, Any]]:
+        sent, coming = list[Any](), iter(events)
+
+        async def receive() -> dict[str, str]:
+            return {"type": next(coming)}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await within_serve(app)({"type": kind}, receive, send)
+        return sent
+
+    assert asyncio.run(call("http"))[0]["headers"] == [(b"b", b"c")], "the proxy adds the id itself"
+    lived = asyncio.run(call("lifespan", "lifespan.startup", "lifespan.shutdown"))
+    assert [event["type"] for event in lived] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]

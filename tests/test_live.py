@@ -1,0 +1,116 @@
+"""A model serves traffic for real: who is served, what is noted, Stop, and what is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from encoders import ours as encoder
+
+from eet_lab.errors import Cancelled, CostError, ScheduleError
+from eet_lab.models import Model, load
+from eet_lab.scheduling.agreement import Compared, agreement
+from eet_lab.scheduling.cost import DecoderCost, EncoderCost
+from eet_lab.scheduling.policies import ContinuousBatching, NaivePadding, TokenBudget
+from eet_lab.scheduling.simulator import simulate_traffic
+from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
+from eet_lab.serving import profile_decoder
+from eet_lab.serving.live import Look, serve_traffic, served_recipe
+from eet_lab.serving.profile import profile
+
+AXES = (0, 1, 30), (1, 4), (16, 64)
+POLICY = ContinuousBatching(max_rows=4, budget=32, chunk=16)
+
+
+@pytest.fixture(scope="module")
+def demo() -> Model:
+    return load("demo", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def table(demo: Model) -> DecoderCost:
+    recipe = "all,continuous_batching:rows=4:budget=64"
+    found = profile(demo, recipe, axes=AXES, repeats=1, fresh=True)
+    assert isinstance(found, DecoderCost)
+    return found
+
+
+def test_a_decoder_serves_everybody_and_notes_what_each_pass_reads(demo: Model, table: DecoderCost) -> None:
+    traffic = make_traffic(12, Gamma(200.0), Uniform(4, 24), Uniform(1, 6), seed=3)
+    looks: list[Look] = []
+    served = serve_traffic(demo, traffic, POLICY, table, on_look=looks.append)
+    assert np.isfinite(served.last_ms).all() and (served.last_ms >= served.first_ms).all()
+    assert (served.wait_ms >= 0).all() and (served.ttft_ms > 0).all()
+    passes = served.passes
+    assert passes.prompt_tokens.sum() == traffic.lengths.sum(), "each token of a prompt is read once"
+    assert passes.decoded.sum() == (traffic.new_tokens - 1).sum()
+    assert passes.rows.max() <= POLICY.max_rows and (passes.prompt_tokens + passes.decoded).max() <= POLICY.budget
+    assert (np.diff(passes.begin_ms) > 0).all() and (passes.end_ms > passes.begin_ms).all()
+    alone = traffic.new_tokens == 1
+    np.testing.assert_array_equal(served.first_ms[alone], served.last_ms[alone])
+    assert all(look.total == 12 and look.done <= 12 for look in looks)
+    compared = agreement(simulate_traffic(traffic, POLICY, table), served)
+    assert [each.name for each in compared] == [
+        "throughput", "TTFT p50", "TTFT p99", "time per token p50", "time per token p99",
+    ]  # fmt: skip
+    assert Compared("x", "ms", 12.0, 10.0).error == pytest.approx(0.2)
+
+
+def test_the_recipe_served_is_the_measured_one_under_the_policys_limits(demo: Model, table: DecoderCost) -> None:
+    schedule = served_recipe(demo, table, POLICY).parts.schedule
+    assert (schedule.max_rows, schedule.budget, schedule.chunk, schedule.joins) == (4, 32, 16, True)
+
+
+def test_stop_ends_it_within_a_pass(demo: Model, table: DecoderCost) -> None:
+    traffic = make_traffic(4, Gamma(0.05), Uniform(4, 8), Uniform(2, 3))  # somebody comes every twenty seconds
+    cancel = threading.Event()
+    stopped_at = list[float]()
+
+    def stop(look: Look) -> None:
+        stopped_at.append(time.monotonic())
+        cancel.set()
+
+    with pytest.raises(Cancelled):
+        serve_traffic(demo, traffic, POLICY, table, on_look=stop, cancel=cancel)
+    assert time.monotonic() - stopped_at[0] < 0.5
+
+
+def test_what_cannot_be_served_is_refused_before_anything_runs(demo: Model, table: DecoderCost) -> None:
+    short = make_traffic(4, Gamma(50.0), Uniform(4, 8), Uniform(2, 3))
+    with pytest.raises(ScheduleError, match="Choose continuous_batching"):
+        serve_traffic(demo, short, TokenBudget(), table)
+    with pytest.raises(CostError, match="was measured up to"):
+        serve_traffic(demo, make_traffic(2, Gamma(9.0), Uniform(80, 90), Uniform(1, 2)), POLICY, table)
+
+
+@pytest.mark.parametrize("policy", [NaivePadding(max_rows=3), TokenBudget(max_rows=3, budget=60)])
+def test_an_encoder_serves_groups(policy: Any) -> None:
+    encoder_model = encoder("bert")
+    table = profile(encoder_model, axes=((8, 32), (1, 3)), repeats=1, fresh=True)
+    assert isinstance(table, EncoderCost)
+    traffic = make_traffic(9, Gamma(500.0), Uniform(3, 30))
+    served = serve_traffic(encoder_model, traffic, policy, table)
+    assert np.isfinite(served.last_ms).all() and served.passes.rows.sum() == 9
+    assert served.passes.prompt_tokens.sum() == traffic.lengths.sum()
+    assert bool(served.passes.pads.sum()) != policy.is_packed
+    names = [technique.name for technique in served_recipe(encoder_model, table, policy)]
+    assert ("packed_prefill" in names) == policy.is_packed
+
+
+def test_rows_that_are_measured_see_different_columns(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int]()
+    add = profile_decoder.Engine.add
+
+    def noted(engine: Any, prompt: Any, settings: Any = None, **more: Any) -> Any:
+        if settings.max_new_tokens > 1:
+            seen.append(len(prompt))
+        return add(engine, prompt, settings, **more)
+
+    monkeypatch.setattr(profile_decoder.Engine, "add", noted)
+    profile(demo, "all,continuous_batching:rows=4:budget=64", axes=((0, 1), (4,), (64,)), repeats=1, fresh=True)
+    assert len(set(seen[:4])) == 4 and len(set(seen[4:])) == 3, (
+        "attention takes rows of as many columns together, which no server has"
+    )

@@ -1,0 +1,186 @@
+"""The workbench's page for serving: its switch, its own model measured and served, Stop, and what the page sends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+from cost_tables import TOY_DECODER, TURBO_2060
+
+from eet_lab.errors import CostError, EETError
+from eet_lab.figures.serving_agreement import agreement_table, in_percent, simulated_beside_measured
+from eet_lab.scheduling.agreement import Compared
+from eet_lab.scheduling.cost import DecoderCost
+from eet_lab.serving.live import Look
+from eet_lab.serving.profile import profile
+from eet_lab.technique import Recipe
+from eet_lab.workbench import Workbench, serving_model
+from eet_lab.workbench import commands as c
+from eet_lab.workbench.serving_controller import ServingController
+from eet_lab.workbench.serving_model import serving_recipe
+from eet_lab.workbench.serving_view import ServingView
+from workbench import page_states
+from workbench.driving import do, turn, turn_until
+from workbench.page_harness import Open, sent, show
+
+PLACES = [".eet-pickers", ".eet-do-run", ".eet-told-block", ".eet-larger", ".eet-left-column", ".eet-live"]
+RECTS = "(names) => names.map((name) => JSON.stringify(document.querySelector(name).getBoundingClientRect()))"
+
+
+@pytest.fixture(autouse=True)
+def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cost table of few sizes, each measured once."""
+
+    def small(model: Any, recipe: Any, **told: Any) -> Any:
+        return profile(model, recipe, axes=((0, 1, 20), (1, 4), (8, 32)), repeats=1, fresh=True, **told)
+
+    monkeypatch.setattr(serving_model, "profile", small)
+
+
+@pytest.fixture
+def tab(bench: Workbench) -> ServingController:
+    do(bench, c.ShowServing(True))
+    controller = bench.controller.serving.controller
+    assert controller is not None
+    controller.page._lengths.value, controller.page._answers.value = "4-12", "2-4"
+    controller.page._requests.value = 6
+    return controller
+
+
+def press(bench: Workbench, action: str) -> None:
+    bench.controller.put(c.PressServing(action))
+    turn(bench)
+    turn_until(bench, lambda: bench.controller.idle)
+
+
+def test_the_switch_shows_the_page_in_place_of_the_bench_and_makes_it_once(bench: Workbench) -> None:
+    page = bench.controller.page
+    assert bench.controller.serving.controller is None, "few ask for it"
+    do(bench, c.ShowServing(True))
+    assert "eet-serves" in page.box._dom_classes and page.bar.state["serving"]
+    made = bench.controller.serving.controller
+    assert made is not None and page.box.children[-1] is made.page.box
+    assert "example table" in made.page._where.value and "say nothing of a GPU" in made.page._where.value
+    do(bench, c.ShowServing(False), c.ShowServing(True), c.Run())  # what runs is seen on the bench
+    assert "eet-serves" not in page.box._dom_classes and bench.controller.serving.controller is made
+
+
+def test_this_model_is_measured_then_served_beside_its_simulation(bench: Workbench, tab: ServingController) -> None:
+    press(bench, "serve")
+    assert "Press Measure this model first" in tab.page._table.value, "an example is no measure of this model"
+    press(bench, "measure")
+    assert isinstance(tab.table, DecoderCost) and tab.table.source.model == bench.model.name  # type: ignore[union-attr]
+    assert "on this machine" in tab.page._where.value and list(tab.figures) == ["table"]
+    tab.page._rate.value = 40.0
+    press(bench, "serve")
+    [name] = tab.measured
+    assert name == "Continuous batching" and {"table", "agreement"} <= set(tab.figures)
+    table = tab.page._table.value
+    assert "error of the simulation" in table and "Continuous batching, measured" in table and "TTFT p99" in table
+    press(bench, "loads")
+    diamonds = [trace for trace in tab.figures["loads"].data if trace.name == f"{name}, measured"]
+    assert len(diamonds) == 1 and len(diamonds[0].x) == 1, "the measured point, on the curves of all policies"
+    press(bench, "simulate")
+    assert len(tab.results) == 2 and bench.controller.results.latest is None
+
+
+def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab: ServingController) -> None:
+    press(bench, "measure")
+    for stop in (c.PressServing("stop"), c.Stop()):
+        tab.page._rate.value = 0.05  # somebody comes every twenty seconds
+        bench.controller.put(c.PressServing("serve"))
+        turn_until(
+            bench, lambda: tab.page.live.box.layout.display == "grid" and tab.page.live._charts["requests"].points
+        )
+        with pytest.raises(EETError, match="cannot start while"):
+            bench.controller.do(c.Run())
+        begun = time.monotonic()
+        bench.controller.put(stop)
+        turn_until(bench, lambda: bench.controller.idle)
+        assert time.monotonic() - begun < 0.5
+        assert "Stopped." in tab.page._status.value and tab.measured == {}
+
+
+def test_another_model_is_not_served_over_this_ones_table(tiny: Any, bench: Workbench, tab: ServingController) -> None:
+    press(bench, "measure")
+    work = serving_model.serving(tab.page.asked(), TOY_DECODER, lambda look: None)
+    with pytest.raises(CostError, match="Press Measure this model first"):
+        work(bench.model, Recipe(), lambda *step: None, threading.Event())  # type: ignore[arg-type]
+
+
+def test_a_recipe_gets_what_requests_need_to_join_and_keeps_its_knobs(bench: Workbench) -> None:
+    model = bench.model
+    assert model is not None
+    found = serving_recipe(Recipe.parse("all,continuous_batching:rows=3", "cpu"), model)
+    assert "continuous_batching:rows=3" in str(found)
+    assert "memory_reuse" in str(serving_recipe(Recipe(), model))
+
+
+def test_a_wrong_action_and_a_view_without_a_model_are_told(bench: Workbench, tab: ServingController) -> None:
+    bench.controller.put({"command": "press_serving", "action": "sever"})
+    turn(bench)
+    assert "no action 'sever'" in bench.controller.status.text
+    view = ServingView(TURBO_2060, requests=20)
+    view.press("serve")
+    view.wait()
+    assert "no model to run" in view.controller.page._table.value and "serve" not in view.controller.page._buttons
+    view.close()
+
+
+def test_a_view_on_a_model_of_its_own_stops_within_a_pass(monkeypatch: pytest.MonkeyPatch, bench: Workbench) -> None:
+    view = ServingView(model=bench.model, requests=4, lengths="4-8", new_tokens="2-3")
+    assert view.table.source.note and isinstance(view.table, DecoderCost), "an example, until it is measured"
+    view.press("measure")
+    assert view.wait() == {} and not view.table.source.note.startswith("an example")
+    view.controller.page._rate.value = 0.05
+    looked = threading.Event()
+    monkeypatch.setattr(view.controller.page.live, "push", lambda look: looked.set())
+    view.press("serve")
+    assert looked.wait(20)
+    begun = time.monotonic()
+    view.press("stop")
+    view.wait()
+    assert time.monotonic() - begun < 0.5 and view.measured == {}
+    view.close()
+
+
+def test_looks_are_drawn_and_a_percentile_that_is_not_there_is_left_out(tab: ServingController) -> None:
+    live = tab.page.live
+    live.clear()
+    live.push(Look(0.5, 3, 2, 0, 6, {}, {}))
+    live.push(Look(1.0, 1, 4, 1, 6, {"p50": 20.0, "p99": 40.0}, {}))
+    assert [point[1:] for point in live._charts["requests"].points] == [(0.5, 3.0), (1.0, 1.0), (0.5, 2.0), (1.0, 4.0)]
+    assert len(live._charts["ttft"].points) == 2 and live._charts["tpot"].points == []
+
+
+def test_both_are_drawn_with_the_error_of_the_simulation() -> None:
+    compared = [Compared("throughput", "requests/s", 10.0, 10.0), Compared("TTFT p50", "ms", 9.0, 10.0)]
+    fig = simulated_beside_measured(compared, "title")
+    assert [(trace.name, trace.y[0]) for trace in fig.data] == [
+        ("simulated", 9.0), ("measured", 10.0), ("simulated", 10.0), ("measured", 10.0),
+    ]  # fmt: skip
+    assert fig.data[0].text == ("−10 %",) and in_percent(compared[1]) in agreement_table(compared)
+
+
+@pytest.mark.parametrize("width", [1406, 1000, 500])
+def test_the_switch_moves_nothing_and_the_page_stands_where_the_bench_was(opened: Open, width: int) -> None:
+    page = opened(page_states.compared(), width=width)
+    before = page.evaluate(RECTS, PLACES)
+    column = "'beforeend', '<div class=eet-serving-column>Requests</div>'"
+    page.evaluate(f"document.querySelector('.eet-page-grid').insertAdjacentHTML({column})")
+    assert page.evaluate(RECTS, PLACES) == before and page.locator(".eet-serving-column").is_hidden()
+    page.click("text=Serving")
+    assert sent(page) == [{"view": "bar", "command": "show_serving", "on": True}]
+    serving = page_states.compared()
+    serving["bar"]["serving"] = True
+    show(page, serving)
+    page.evaluate("document.querySelector('.eet-page-grid').classList.add('eet-serves')")
+    assert page.locator(".eet-mode").get_attribute("aria-pressed") == "true"
+    assert page.locator(".eet-left-column").is_hidden() and page.locator(".eet-runs").is_hidden()
+    box, bar = page.locator(".eet-serving-column").bounding_box(), page.locator(".eet-bar").bounding_box()
+    assert box["y"] >= bar["y"] + bar["height"] and box["width"] == pytest.approx(bar["width"], abs=2)
+    assert page.evaluate(RECTS, PLACES[:4]) == before[:4]
+    page.click("text=Serving")
+    assert sent(page)[-1]["on"] is False
