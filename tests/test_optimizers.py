@@ -74,7 +74,8 @@ def test_clipping_is_pytorchs(max_norm):
     for weights in (params(found), params(theirs)):
         for weight in weights:
             weight.grad = torch.ones_like(weight) * weight.detach()
-    norm = optimizer.clip(max_norm)
+    norm = float(optimizer.grad_norm())
+    optimizer.clip(max_norm, norm)
     wanted = torch.nn.utils.clip_grad_norm_(params(theirs), max_norm or 1e30)
     assert norm == pytest.approx(wanted.item(), rel=1e-6)
     assert all(torch.allclose(a.grad, b.grad) for a, b in zip(params(found), params(theirs), strict=True))
@@ -135,6 +136,16 @@ def test_rounding_at_random_takes_a_neighbour_and_is_right_on_average():
 def test_settings_that_cannot_be(settings, says):
     with pytest.raises(TrainingError, match=says):
         FlatAdamW(groups(), **settings)
+
+
+def test_weights_that_would_no_longer_be_updated():
+    module = torch.nn.Conv2d(3, 4, 3)
+    optimizer = FlatAdamW(module.parameters())
+    with pytest.raises(TrainingError, match="Make the optimizer of all groups at once"):
+        optimizer.add_param_group({"params": [torch.ones(2).requires_grad_()]})
+    module.to(memory_format=torch.channels_last)
+    with pytest.raises(TrainingError, match=r"A weight \[4, 3, 3, 3\] was moved after its optimizer was made"):
+        optimizer.step()
 
 
 def test_what_cannot_be_rounded_at_random_and_another_models_state():

@@ -18,7 +18,7 @@ UNKNOWN = re.compile(r"⟨\d+⟩")
 
 
 PRINTED = (*range(33, 127), *range(161, 173), *range(174, 256))
-UNPRINTED = (byte for byte in range(256) if byte not in PRINTED)
+UNPRINTED = tuple(byte for byte in range(256) if byte not in PRINTED)
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(UNPRINTED)}
 """The byte for which each character of a word stands, in vocabularies of bytes (GPT-2's table)."""
 ONE_BYTE = re.compile("<0x([0-9A-F]{2})>")

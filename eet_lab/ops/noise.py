@@ -15,10 +15,7 @@ SEVERAL = 2**31
 
 
 def mix(x: Tensor) -> Tensor:
-    """A 31-bit integer hash (two rounds of the multiply-xorshift family; constants by C.
-
-    Wellons, "hash-prospector").
-    """
+    """A 31-bit integer hash: two rounds of multiply and xorshift. Constants: Chris Wellons, "hash-prospector"."""
     x = x & 0x7FFFFFFF
     for multiplier in (0x2C1B3C6D, 0x297A2D39):
         x = ((x ^ (x >> 15)) * multiplier) & 0x7FFFFFFF

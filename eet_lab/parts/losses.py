@@ -5,7 +5,7 @@ N tokens or texts with a label, C channels, V words or classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +40,9 @@ class Chunked:
     chunk: int
 
     def __call__(self, states: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0) -> Tensor:
+        if not torch.is_grad_enabled():
+            pairs = zip(states.split(self.chunk), labels.split(self.chunk), strict=True)
+            return torch.stack([whole(*pair, head, smoothing) for pair in pairs]).sum()
         return _Chunked.apply(states, labels, head.logits, smoothing, self.chunk, *head.weights)
 
 
@@ -55,26 +58,26 @@ class _Chunked(torch.autograd.Function):
         *weights: Tensor,
     ) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=states.device)
-        grads = [torch.zeros_like(weight) for weight in weights]
-        of_states = torch.empty_like(states)
-        begins = range(0, len(states), chunk)
-        for begin in begins:
+        # Sums of many chunks: in 16 bits their last ones would be lost, and sums over a batch may overflow.
+        grads = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
+        of_states, share = torch.empty_like(states), 1 / len(states)
+        for begin in range(0, len(states), chunk):
             some = slice(begin, begin + chunk)
             leaf = states[some].detach().requires_grad_()
             with torch.enable_grad():
                 loss = cross_entropy(logits(leaf).float(), labels[some], reduction="sum", label_smoothing=smoothing)
-            of_states[some], *found = torch.autograd.grad(loss, (leaf, *weights))
+                scaled = loss * share
+            of_states[some], *found = torch.autograd.grad(scaled, (leaf, *weights))
             total += loss.detach()
-            _add(grads, found)
+            for kept, each in zip(grads, found, strict=True):
+                kept += each
         ctx.save_for_backward(of_states, *grads)
+        ctx.num, ctx.dtypes = len(states), [weight.dtype for weight in weights]
         return total
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
-        of_states, *grads = (grad * outer[0].to(grad.dtype) for grad in ctx.saved_tensors)
-        return of_states, None, None, None, None, *grads
-
-
-def _add(sums: Sequence[Tensor], found: Sequence[Tensor]) -> None:
-    for total, each in zip(sums, found, strict=True):
-        total += each
+        of_states, *grads = ctx.saved_tensors
+        scale = outer[0].float() * ctx.num
+        of_weights = ((grad * scale).to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True))
+        return of_states * scale.to(of_states.dtype), None, None, None, None, *of_weights

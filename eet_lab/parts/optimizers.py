@@ -55,8 +55,13 @@ class Buffer:
         return cls(params, group, weights, grads, *averages, master, places)
 
     def collect(self) -> None:
-        """Gradients that were put elsewhere since: None is zero."""
+        """Gradients that were put elsewhere since: None is zero. Errors: TrainingError for weights that were."""
         for param, place in zip(self.params, self.places, strict=True):
+            if param.data_ptr() != self.weights[place].data_ptr():
+                raise TrainingError(
+                    f"A weight {list(param.shape)} was moved after its optimizer was made, as `module.to` does, and "
+                    "would not be updated. Move the model first, and then make the optimizer."
+                )
             own = self.grads[place].view(param.shape)
             if param.grad is None:
                 own.zero_()
@@ -113,10 +118,11 @@ class AdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.num_steps += 1
-        for number, buffer in enumerate(self.buffers):
+        for buffer in self.buffers:
             buffer.collect()
+        for number, buffer in enumerate(self.buffers):
             self._update(buffer, number)
+        self.num_steps += 1
         return loss
 
     def zero_grad(self, set_to_none: bool = False) -> None:
@@ -125,18 +131,25 @@ class AdamW(torch.optim.Optimizer):
             buffer.collect()
             buffer.grads.zero_()
 
-    @torch.no_grad()
-    def clip(self, max_norm: float | None) -> Tensor:
-        """The norm of all gradients; where it is above `max_norm`, they are scaled down to it."""
+    def grad_norm(self) -> Tensor:
+        """The norm of all gradients, in fp32."""
         for buffer in self.buffers:
             buffer.collect()
         norms = [torch.linalg.vector_norm(buffer.grads, dtype=torch.float32) for buffer in self.buffers]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-        if max_norm is not None:
-            share = (max_norm / (norm + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+    @torch.no_grad()
+    def clip(self, max_norm: float | None, norm: float) -> None:
+        """Where the gradients' `norm` is above `max_norm`, scale them down to it."""
+        if max_norm is not None and norm > max_norm:
             for buffer in self.buffers:
-                buffer.grads.mul_(share.to(buffer.grads.dtype))
-        return norm
+                buffer.grads.mul_(max_norm / (norm + 1e-6))  # as torch.nn.utils.clip_grad_norm_
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only while it is made: buffers have a size. Errors: TrainingError."""
+        if hasattr(self, "buffers"):
+            raise TrainingError("The weights have their places already. Make the optimizer of all groups at once.")
+        super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
         """The moments of each tensor, in the order of the groups."""
@@ -154,7 +167,10 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over such a state, of AdamW in whatever layout. Errors: TrainingError where it is another model's."""
+        """Take over such a state, of AdamW in whatever layout; a master copy that it lacks begins with the weights.
+
+        So weights come first. Errors: TrainingError where it is another model's.
+        """
         states, params = state_dict["state"], list(self._params())
         shapes = [tuple(states[i]["exp_avg"].shape) if i in states else None for i in range(len(params))]
         if len(states) != len(params) or shapes != [tuple(param.shape) for param in params]:
@@ -168,7 +184,7 @@ class AdamW(torch.optim.Optimizer):
                 state = states[index[id(param)]]
                 self.num_steps = int(state["step"])
                 for name, part in buffer.of_param(place, param).items():
-                    part.copy_(state.get(name, param))
+                    part.copy_(state.get(name, param))  # a master copy begins with the weight as it is
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             group |= {name: value for name, value in saved.items() if name != "params"}
 
@@ -179,7 +195,7 @@ class AdamW(torch.optim.Optimizer):
         wide, group = buffer.exp_avg.dtype, buffer.group
         weights = buffer.weights.to(wide) if buffer.master is None else buffer.master
         (beta1, beta2), on_gpu = group["betas"], weights.is_cuda
-        step = torch.tensor(self.num_steps - 1.0, device=weights.device if on_gpu else "cpu")
+        step = torch.tensor(float(self.num_steps), device=weights.device if on_gpu else "cpu")
         adamw(
             [weights], [buffer.grads.to(wide)], [buffer.exp_avg], [buffer.exp_avg_sq], [], [step],
             fused=on_gpu, foreach=False, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
@@ -187,7 +203,7 @@ class AdamW(torch.optim.Optimizer):
         )  # fmt: skip
         if weights is not buffer.weights:
             if self.master == "stochastic":
-                key = noise_keys(self.seed, 1, weights.device, first=self.num_steps) + (number << 20)
+                key = noise_keys(self.seed, 1, weights.device, first=self.num_steps + 1) + (number << 20)
                 weights = rounded_at_random(weights, key)
             buffer.weights.copy_(weights)
 

@@ -82,7 +82,7 @@ def read_texts(path: str | Path) -> list[str]:
     if path.suffix not in (".jsonl", ".ndjson"):
         return [content]
     texts = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             try:
                 texts.append(json.loads(line)["text"])

@@ -104,6 +104,11 @@ class Trainer:
             raise ModelError(
                 "The model has shapes and no data. To train it, load it on 'cpu' or 'cuda', not on 'meta'."
             )
+        if network.dtype == torch.float16:
+            raise ModelError(
+                "The model is in float16, in which small gradients are lost without loss scaling, and there is none. "
+                "Load it with dtype='bfloat16' or 'float32'."
+            )
         self.config = network.config.in_training
         _check_parts(self.parts)
         if problem := self.parts.train_ops.unfit(self.config):
@@ -127,15 +132,15 @@ class Trainer:
         """One step: the gradients of all examples' mean loss, and an update. It takes as many passes as are needed.
 
         Errors: TrainingError and PromptError before any work; TrainingError where the loss or a gradient is not finite;
-        OutOfMemory; Cancelled. After each of them the weights are as they were before the step.
+        Cancelled; OutOfMemory in a pass. After each of them the weights are as they were before the step.
         """
         begin, number = perf_counter(), self.num_steps
         batch = self._checked(examples)
         with memory_for("a training pass", remedy=REMEDY):
             passes, total = self._backward(batch, cancel)
-            norm = self.optimizer.clip(self.settings.max_grad_norm)
-            loss, grad_norm = torch.stack([total, norm]).tolist()
+            loss, grad_norm = torch.stack([total, self.optimizer.grad_norm()]).tolist()
             self._check_finite(loss, grad_norm)
+            self.optimizer.clip(self.settings.max_grad_norm, grad_norm)
             lr = self.settings.lr_at(number)
             for group in self.optimizer.param_groups:
                 group["lr"] = lr
@@ -173,11 +178,17 @@ class Trainer:
     @exclusive
     @torch.no_grad()
     def resume(self, folder: str | Path) -> None:
-        """Go on from what `save` wrote, to the bit where the settings are the same. Errors: TrainingError."""
+        """Go on from what `save` wrote, to the bit where the settings are the same: they are this trainer's.
+
+        Errors: TrainingError.
+        """
         state = checkpoint.read(Path(folder), {path: tuple(t.shape) for path, t in self.parameters.items()})
-        self.optimizer.load_state_dict(state["optimizer"])
         for path, parameter in self.parameters.items():
             parameter.copy_(state["weights"][path])
+        kept = [{**group, "params": None} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group, own in zip(self.optimizer.param_groups, kept, strict=True):
+            group |= {name: value for name, value in own.items() if name != "params"}
         self.num_steps = state["num_steps"]
 
     def trained(self) -> Any:
