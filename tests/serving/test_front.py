@@ -140,6 +140,28 @@ def test_a_tokenizer_that_cannot_be_sent_keeps_the_front_here(demo, monkeypatch)
     served.stop()
 
 
+def test_a_front_that_cannot_be_started_is_told(demo, monkeypatch):
+    def fail(*words, **how):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    served, told = eet_lab.serve(demo, front="process"), list[Exception]()
+
+    def wait():
+        try:
+            served.wait_until_up()
+        except Exception as error:  # noqa: BLE001  looked at below
+            told.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(10)
+    assert not waiting.is_alive() and isinstance(told[0], SetupError)
+    assert re.search("cannot be started: .*temporarily unavailable. Say front='thread'", str(told[0]))
+    assert "temporarily unavailable" in served.state
+    served.stop()
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_pages(served, client, generator, slowed, stream):
     before = free_pages(generator)
