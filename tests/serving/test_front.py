@@ -23,9 +23,11 @@ import eet_lab
 from eet_lab.errors import SetupError
 from eet_lab.models.tokenizer import Tokenizer
 from eet_lab.scheduling import TokenLogprobs
+from eet_lab.serving import front_process
 from eet_lab.serving.answer import News
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.jobs import Job, Load
+from eet_lab.serving.listening import listen, url_of
 from eet_lab.serving.options import Options
 from eet_lab.serving.remote import RemoteEngine
 from eet_lab.serving.server import Server
@@ -238,6 +240,32 @@ def test_a_front_that_dies_ends_the_server_and_says_so(demo, monkeypatch):
     served.stop()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{served.url}/health")
+
+
+def test_a_front_that_cannot_read_a_frame_ends(demo):
+    """Whoever waits is told, and nobody else is let in: it must not stay behind, healthy and deaf."""
+
+    async def run():
+        service, listening = Service(demo), listen("127.0.0.1", 0)
+        url, (ours, its) = url_of(listening), socket.socketpair()
+        channel = Channel(ours)
+        front = asyncio.create_task(front_process.serve(Channel(its), listening))
+        frames = channel.frames()
+        channel.send(Hello(service.card, service.options))
+        channel.send(ToFront(order="start"))
+        async with asyncio.timeout(20), httpx.AsyncClient(timeout=10) as client:
+            assert TO_ENGINE.decode(await anext(frames)).is_up
+            waiting = asyncio.create_task(client.post(f"{url}{TEXT}", json=SHORT))
+            assert TO_ENGINE.decode(await anext(frames)).jobs
+            channel.send(Load())  # which is no frame of this direction
+            answer = await waiting
+            assert answer.status_code == 503 and "front has failed" in answer.json()["error"]["message"]
+            with pytest.raises(msgspec.ValidationError):
+                await front
+        channel.close()
+        its.close()
+
+    asyncio.run(run())
 
 
 SCRIPT = """
