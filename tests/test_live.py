@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 from encoders import ours as encoder
+from test_continuous import Lagging
 
+from eet_lab.engine import slots
 from eet_lab.errors import Cancelled, CostError, ScheduleError
 from eet_lab.models import Model, load
 from eet_lab.scheduling.agreement import Compared, agreement
@@ -57,6 +59,20 @@ def test_a_decoder_serves_everybody_and_notes_what_each_pass_reads(demo: Model, 
         "throughput", "TTFT p50", "TTFT p99", "time per token p50", "time per token p99",
     ]  # fmt: skip
     assert Compared("x", "ms", 12.0, 10.0).error == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("chunk", [8, 64])
+def test_warming_up_ends_with_its_requests(
+    demo: Model, table: DecoderCost, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that tells nothing is no end: it read a part of a prompt, or its tokens are on their way."""
+    if chunk == 64:
+        monkeypatch.setattr(slots, "open_stream", Lagging)
+    traffic = make_traffic(3, Gamma(500.0), Uniform(20, 24), Uniform(3, 6), seed=3)
+    served = serve_traffic(demo, traffic, ContinuousBatching(max_rows=4, budget=64, chunk=chunk), table)
+    assert np.isfinite(served.last_ms).all()
+    assert served.passes.prompt_tokens.sum() == traffic.lengths.sum()
+    assert served.passes.decoded.sum() == (traffic.new_tokens - 1).sum()
 
 
 def test_the_recipe_served_is_the_measured_one_under_the_policys_limits(demo: Model, table: DecoderCost) -> None:

@@ -188,13 +188,18 @@ def _checked_rows(name: str, each: str, rows: Sequence[Sequence[int]], config: C
             if not isinstance(token, int) or isinstance(token, bool):
                 raise PromptError(f"{who} holds {told(token)}, but token ids are ints; an array's tolist() gives them.")
     for number, row in enumerate(rows, 1):
-        for token in row:
-            if not 0 <= token < config.vocab_size:
-                raise PromptError(
-                    f"{each.format(number)} holds the token {told(token)}, but the model's vocabulary ends at "
-                    f"{config.vocab_size - 1}; was it encoded with another tokenizer?"
-                )
+        check_vocabulary(each.format(number), row, config.vocab_size)
     return list(map(list, rows))
+
+
+def check_vocabulary(who: str, tokens: Iterable[int], vocab_size: int) -> None:
+    """PromptError for a token id outside the vocabulary; `who` is what holds it."""
+    for token in tokens:
+        if not 0 <= token < vocab_size:
+            raise PromptError(
+                f"{who} holds the token {told(token)}, but the model's vocabulary ends at {vocab_size - 1}; was it "
+                "encoded with another tokenizer?"
+            )
 
 
 def _numbers(rows: Sequence[Sequence[int]], vocab_size: int) -> np.ndarray | None:

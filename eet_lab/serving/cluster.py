@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import Counter
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
 """What one replica takes one of, by its device."""
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_SERVE_LOG_TO_STDERR": "0"}
-"""Nothing is reported to anybody; Ray's own ports, which listen on every interface, take only who has the token of
-~/.ray; and what Serve says goes to its logs.
+"""Of a cluster that is started here. Nothing is reported to anybody; Ray's own ports, which listen on every interface,
+take only who has the token of ~/.ray; and what Serve says goes to its logs.
 """
 APP = "eet_lab"
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"
@@ -88,23 +89,32 @@ def run(plan: Plan, scale: dict[str, Any], most: int, host: str, port: int) -> t
 
 def _join(device: str, most: int) -> bool:
     """Be part of a cluster that has room; whether it was started for this."""
-    # Ray reads them when it is imported, so they must come first.
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    import ray
-    from ray.util import list_named_actors
-
-    if not ray.is_initialized() and "RAY_ADDRESS" not in os.environ:
+    if "RAY_ADDRESS" not in os.environ and not _is_joined():
         check_room(device, most, _here(device))
         _start()
         return True
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    import ray
+    from ray.util import list_named_actors
+
+    try:
+        ray.init(ignore_reinit_error=True, log_to_driver=False)
+    except Exception as error:
+        raise SetupError(
+            f"The Ray cluster at {os.environ.get('RAY_ADDRESS')} cannot be joined: {error} Start it, correct "
+            "RAY_ADDRESS, or unset it: then a cluster of this machine is started."
+        ) from error
     check_room(device, most, int(ray.cluster_resources().get(RESOURCES[device], 0)))
     if any(each["name"] == CONTROLLER for each in list_named_actors(all_namespaces=True)):
         raise SetupError(
             "Ray Serve runs on this cluster already. End it first: stop() of its handle, or serve shutdown."
         )
     return False
+
+
+def _is_joined() -> bool:
+    """Whether this process is part of a cluster. It does not import Ray: settings must come before that."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def _leave(is_ours: bool) -> None:
@@ -121,6 +131,9 @@ def _start() -> None:
 
     Ray gives its own processes 15 s to be there, which a machine with too much to do may not manage at once.
     """
+    # Ray reads them when it is imported, so they must come first.
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
     import ray
 
     quiet = {"log_to_driver": False, "logging_level": "WARNING"}

@@ -14,10 +14,14 @@ from eet_lab.serving.server import Server
 from eet_lab.serving.wire import HELLO, TO_FRONT, Channel, Hello, ToEngine, ToFront
 
 GONE = "The process with the model has ended, and this request with it. Restart the server."
+FAILED = "The server's front has failed, and this request with it. Its log has the reason. Restart the server."
 
 
 async def serve(channel: Channel, listening: socket.socket) -> None:
-    """Serve until the engine's process says so, or is gone: then whoever waits is told."""
+    """Serve until the engine's process says so, or is gone: then whoever waits is told.
+
+    Errors: what kept a frame from being taken, which ends all too.
+    """
     frames = channel.frames()
     hello: Hello | None = None
     async for frame in frames:
@@ -36,18 +40,28 @@ async def serve(channel: Channel, listening: socket.socket) -> None:
         elif told.order == "drain":
             server.drain()
 
-    async def read() -> None:
-        async for frame in frames:
-            take(TO_FRONT.decode(frame))
-        engine.dead = ApiError(503, GONE, code="dead")
+    def end(message: str) -> None:
+        engine.dead = ApiError(503, message, code="dead")
         server.end(engine.dead)
         server.drain()  # where it is not up yet
+
+    async def read() -> None:
+        try:
+            async for frame in frames:
+                take(TO_FRONT.decode(frame))
+        except Exception:
+            end(FAILED)
+            raise
+        end(GONE)
 
     reading = asyncio.create_task(read())
     try:
         await server.run()
     finally:
         reading.cancel()
+        [error] = await asyncio.gather(reading, return_exceptions=True)
+        if isinstance(error, Exception):  # or it was cancelled, or has come to its end
+            raise error
 
 
 def main(words: list[str]) -> None:

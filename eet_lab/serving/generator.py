@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
+from math import inf
 
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
@@ -36,6 +37,8 @@ class Generator(Worker):
         self._model, self._recipe, self._columns, self._receive = model, recipe, columns, receive
         self._jobs: dict[Request, Job] = {}
         self._requests: dict[Hashable, Request] = {}
+        self._look_at = inf
+        """When jobs are looked at for the next time: no deadline is earlier."""
         self.engine: Engine | None = None
 
     def join(self, job: Job) -> None:
@@ -92,6 +95,7 @@ class Generator(Worker):
             self._end(job.answer, failed(error, self._fail(error)))
         else:
             self._jobs[request], self._requests[job.answer] = job, request
+            self._look_at = min(self._look_at, job.deadline)
 
     def _leave(self, answer: Hashable) -> None:
         request = self._requests.pop(answer, None)
@@ -119,10 +123,17 @@ class Generator(Worker):
             self.tell(partial(self._receive, news))
 
     def _end_late(self) -> None:
-        """Jobs have the same time each, so the oldest is the first whose time is over."""
-        while self._jobs and (job := next(iter(self._jobs.values()))).deadline <= time.perf_counter():
+        """Deadlines count from the gate, so a job may join behind another and be late before it.
+
+        The one that `_look_at` was set for may have left: then a look finds nobody, and tells when the next one is due.
+        """
+        now = time.perf_counter()
+        if now < self._look_at:
+            return
+        for job in [job for job in self._jobs.values() if job.deadline <= now]:
             self._leave(job.answer)
             self._end(job.answer, ApiError(504, "The answer took longer than the server waits.", code="timeout"))
+        self._look_at = min((job.deadline for job in self._jobs.values()), default=inf)
 
     def _fail(self, error: Exception) -> str:
         number, answers = self.failure(error), [*self._requests]

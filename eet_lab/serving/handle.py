@@ -48,10 +48,11 @@ class Served:
     def wait_until_up(self, timeout_s: float | None = None) -> Served:
         """Itself, once requests are answered. Errors: what kept it from that; SetupError after the time."""
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        self._server.service.worker.ready.result(timeout_s)
         while not self._server.is_up.wait(LOOK_S):
-            if self._has_ended.is_set() or time.monotonic() > end:
-                raise self._error or SetupError(f"The server is {self.state}, and not up after {timeout_s} s.")
+            if self._has_ended.is_set():
+                raise self._error or SetupError("The server is stopped. Serve the model again.")
+            if time.monotonic() > end:
+                raise SetupError(f"The server is {self.state}, and not up after {timeout_s} s. Wait longer.")
         return self
 
     def stop(self) -> None:

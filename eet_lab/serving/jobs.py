@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from eet_lab.engine.settings import Settings
+from eet_lab.engine.settings import Settings, check_vocabulary
 from eet_lab.models.tokenizer import Tokenizer, decoded, encoded
 from eet_lab.serving.errors import ApiError
 
@@ -45,14 +45,17 @@ class Card:
     """The most tokens of a prompt and its answer."""
     ends: tuple[int, ...]
     """The tokens that end a text."""
+    vocab_size: int
     is_encoder: bool
     tokenizer: Tokenizer | None
     folder: Path | None
     """Where its chat template is."""
 
     def encode(self, prompt: str | list[int]) -> list[int]:
-        """Token ids of a text; a list of ids as it is. Errors: PromptError, ModelError."""
-        return encoded(self.tokenizer, prompt, self.name)
+        """Token ids of a text; a list of ids as it is. Errors: PromptError, also for other ids; ModelError."""
+        ids = encoded(self.tokenizer, prompt, self.name)
+        check_vocabulary("A prompt", ids, self.vocab_size)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, without special ones."""

@@ -182,8 +182,9 @@ def _warm_up(engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, 
     longest = max(prompts, key=len)
     few = [longest[:length] for length in (*range(1, TOKEN_STEP), *range(TOKEN_STEP, len(longest) + 1, TOKEN_STEP))]
     for prompt in (*(each for each in dict.fromkeys(map(tuple, few))), tuple(longest)):
-        engine.add(list(prompt), Settings(new_tokens if len(prompt) == len(longest) else 1))
-        while engine.step():
+        request = engine.add(list(prompt), Settings(new_tokens if len(prompt) == len(longest) else 1))
+        while not request.done:  # a step may tell nothing before the last
+            engine.step()
             check(cancel)
 
 

@@ -8,10 +8,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from itertools import count
 
+import msgspec
+
 from eet_lab.serving.answer import News
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.jobs import Job, Load
-from eet_lab.serving.wire import Channel, ToEngine, ToFront
+from eet_lab.serving.wire import ENCODER, Channel, ToEngine, ToFront
 
 PATIENCE_S = 1.0
 """The time to wait for the engine's load."""
@@ -43,10 +45,11 @@ class RemoteEngine:
         """Nothing: the end of this process tells the other one."""
 
     def join(self, job: Job) -> None:
-        """Queue it."""
+        """Queue it. Errors: those of msgspec for what no frame can have, after which nothing has changed."""
         number = next(self._count)
+        written = msgspec.Raw(ENCODER.encode(job._replace(answer=number)))
         self._answers[number], self._numbers[job.answer] = job.answer, number
-        self._soon().jobs.append(job._replace(answer=number))
+        self._soon().jobs.append(written)
 
     def leave(self, answer: Hashable) -> None:
         """End it before the next step, if it is there."""

@@ -37,7 +37,8 @@ class Service(Front):
         default = ENCODER_RECIPE if is_encoder else DECODER_RECIPE
         columns = options.columns(model.config.context)
         self.recipe: Recipe = as_recipe(default if recipe is None else recipe, model.device, model.config)
-        card = Card(model.name, str(self.recipe), columns, ends_of(model), is_encoder, model.tokenizer, model.folder)
+        ends, vocab_size = ends_of(model), model.config.vocab_size
+        card = Card(model.name, str(self.recipe), columns, ends, vocab_size, is_encoder, model.tokenizer, model.folder)
         self.reader = Reader(model, self.recipe) if is_encoder else None
         generator = None if is_encoder else Generator(model, self.recipe, columns, self.receive)
         worker = self.reader or generator

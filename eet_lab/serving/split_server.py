@@ -15,7 +15,7 @@ from eet_lab.errors import SetupError
 from eet_lab.serving.answer import News
 from eet_lab.serving.lifecycle import Lifecycle
 from eet_lab.serving.service import Service
-from eet_lab.serving.wire import TO_ENGINE, Channel, Hello, ToEngine, ToFront
+from eet_lab.serving.wire import JOB, TO_ENGINE, Channel, Hello, ToEngine, ToFront
 
 PATIENCE_S = 5.0
 """The time for a front that has said all to end."""
@@ -88,7 +88,7 @@ class SplitServer(Lifecycle):
 
     def _do(self, channel: Channel, asked: ToEngine) -> None:
         for job in asked.jobs:
-            self._generator.join(job)
+            self._generator.join(JOB.decode(job))
         for answer in asked.leaves:
             self._generator.leave(answer)
         if asked.wants_load:

@@ -42,9 +42,12 @@ class ToFront(msgspec.Struct, array_like=True):
 
 
 class ToEngine(msgspec.Struct, array_like=True):
-    """What a front asks for. `leaves` are answers of earlier jobs, or of these."""
+    """What a front asks for. `leaves` are answers of earlier jobs, or of these.
 
-    jobs: list[Job] = []
+    Jobs are encoded one by one (`ENCODER`, `JOB`): one that no frame can have takes no other one with it.
+    """
+
+    jobs: list[msgspec.Raw] = []
     leaves: list[int] = []
     wants_load: bool = False
     is_up: bool = False
@@ -147,5 +150,6 @@ def _read(kind: type, value: Any) -> Any:
 
 ENCODER = msgspec.msgpack.Encoder(enc_hook=_written)
 HELLO: msgspec.msgpack.Decoder[Hello] = msgspec.msgpack.Decoder(Hello, dec_hook=_read)
+JOB: msgspec.msgpack.Decoder[Job] = msgspec.msgpack.Decoder(Job, dec_hook=_read)
 TO_FRONT: msgspec.msgpack.Decoder[ToFront] = msgspec.msgpack.Decoder(ToFront, dec_hook=_read)
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine, dec_hook=_read)

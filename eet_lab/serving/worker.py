@@ -55,9 +55,12 @@ class Worker(ABC):
         self._told_by = _do
 
     def close(self) -> None:
-        """End after the present turn, and wait for it."""
+        """End after the present turn, and wait for it. One that was never started fails whoever waits for `ready`."""
         self._commands.put(None)
-        self._thread.join(PATIENCE_S)
+        if self._thread.ident is None:
+            self.ready.cancel()
+        else:
+            self._thread.join(PATIENCE_S)
 
     def command(self, command: Command) -> None:
         """Run this between two turns; from any thread."""

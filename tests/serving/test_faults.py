@@ -14,12 +14,18 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import openai
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import eet_lab
 from eet_lab.models import Model
+from eet_lab.serving.answer import News
+from eet_lab.serving.generator import Generator
 from eet_lab.serving.handle import Served
+from eet_lab.serving.jobs import Job
+from eet_lab.technique import Recipe
 
-from .conftest import PAGED, PROMPT, Raw, eventually, free_pages
+from .conftest import PAGED, PROMPT, Raw, Script, eventually, free_pages
 
 LONG = {"model": "demo", "prompt": PROMPT, "max_tokens": 900, "temperature": 0, "ignore_eos": True}
 TEXT = "/v1/completions"
@@ -184,6 +190,31 @@ def test_a_draining_server_finishes_what_it_accepted(full):
     assert served.state == "stopped"
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{served.url}/health")
+
+
+@given(lives=st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=30), data=st.data())
+def test_a_job_ends_at_its_deadline_whenever_it_joined(demo, lives, data):
+    """A deadline counts from the gate, and a body may come late: the order of joining says nothing."""
+    now, told = [0.0], list[News]()
+    generator = Generator(demo, Recipe.parse(PAGED, "cpu"), 64, told.extend)
+    generator.tell_here(told.extend)
+    generator.engine = Script([1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "perf_counter", lambda: now[0])
+        for number, (deadline, leaves_first) in enumerate(lives):
+            generator._join(Job([1], eet_lab.Settings(4), 0, number, float(deadline)))
+            if leaves_first:
+                generator._leave(data.draw(st.integers(0, number)))
+        waiting = {job.answer: job.deadline for job in generator._jobs.values()}
+        for now[0] in (3.0, 6.0, 9.0):
+            told.clear()
+            generator._end_late()
+            late = {answer for answer, deadline in waiting.items() if deadline <= now[0]}
+            assert sorted(news.answer for news in told) == sorted(late)
+            assert all(news.error.status == 504 for news in told)
+            waiting = {answer: deadline for answer, deadline in waiting.items() if answer not in late}
+            assert {job.answer for job in generator._jobs.values()} == set(waiting)
+    assert not generator._jobs and not generator._requests
 
 
 def test_what_takes_too_long_ends(demo, monkeypatch):

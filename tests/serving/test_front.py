@@ -14,6 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import msgspec
 import openai
 import psutil
 import pytest
@@ -22,14 +23,17 @@ import eet_lab
 from eet_lab.errors import SetupError
 from eet_lab.models.tokenizer import Tokenizer
 from eet_lab.scheduling import TokenLogprobs
+from eet_lab.serving import front_process
 from eet_lab.serving.answer import News
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.jobs import Job, Load
+from eet_lab.serving.listening import listen, url_of
 from eet_lab.serving.options import Options
+from eet_lab.serving.remote import RemoteEngine
 from eet_lab.serving.server import Server
 from eet_lab.serving.service import Service
 from eet_lab.serving.split_server import SplitServer
-from eet_lab.serving.wire import HELLO, TO_ENGINE, TO_FRONT, Channel, Hello, ToEngine, ToFront
+from eet_lab.serving.wire import ENCODER, HELLO, JOB, TO_ENGINE, TO_FRONT, Channel, Hello, ToEngine, ToFront
 
 from .conftest import PAGED, PROMPT, Raw, eventually, free_pages
 
@@ -59,8 +63,9 @@ def test_frames_bring_what_was_sent(demo):
 
     async def run():
         settings = eet_lab.Settings(4, temperature=0.5, stop=(1, 2))
-        jobs = ToEngine([Job([1, 2], settings, 1, 7, 2.5)], [3], True)
-        assert await sent(jobs, TO_ENGINE) == jobs
+        job = Job([1, 2], settings, 1, 7, 2.5)
+        asked = await sent(ToEngine([msgspec.Raw(ENCODER.encode(job))], [3], True), TO_ENGINE)
+        assert JOB.decode(asked.jobs[0]) == job and asked.leaves == [3] and asked.wants_load
         tokens = News(7, [1], "stop", None, 1.5, [TokenLogprobs(-0.5, ((1, -0.5), (3, -2.0)))])
         told = await sent(ToFront([tokens, News(8, (), None, ApiError(504, "late"), 2.0)]), TO_FRONT)
         first, second = told.news
@@ -71,6 +76,28 @@ def test_frames_bring_what_was_sent(demo):
         assert hello.options == Options(api_key="key") and hello.card.ends == card.ends
         assert hello.card.encode("Return é") == demo.encode("Return é")
         assert hello.card.decode(demo.encode(PROMPT)) == PROMPT
+
+    asyncio.run(run())
+
+
+def test_a_job_that_no_frame_can_have_fails_alone():
+    """Jobs and leaves of the same turn of the loop are one frame."""
+
+    async def run():
+        ours, its = map(Channel, socket.socketpair())
+        engine, settings = RemoteEngine(ours), eet_lab.Settings(4)
+        engine.serve(asyncio.get_running_loop())
+        engine.join(Job([1], settings, 0, "left", 2.5))
+        engine.leave("left")
+        with pytest.raises(OverflowError):
+            engine.join(Job([2**70], settings, 0, "wrong", 2.5))
+        engine.leave("wrong")
+        engine.join(Job([2], settings, 0, "right", 2.5))
+        async with asyncio.timeout(5):
+            asked = TO_ENGINE.decode(await anext(its.frames()))
+        assert [JOB.decode(job).prompt for job in asked.jobs] == [[1], [2]] and asked.leaves == [0]
+        ours.close()
+        its.close()
 
     asyncio.run(run())
 
@@ -112,6 +139,28 @@ def test_a_tokenizer_that_cannot_be_sent_keeps_the_front_here(demo, monkeypatch)
         eet_lab.serve(demo, front="fork")
     served = eet_lab.serve(demo)
     assert isinstance(served._server, Server) and "front here" in repr(served)
+    served.stop()
+
+
+def test_a_front_that_cannot_be_started_is_told(demo, monkeypatch):
+    def fail(*words, **how):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    served, told = eet_lab.serve(demo, front="process"), list[Exception]()
+
+    def wait():
+        try:
+            served.wait_until_up()
+        except Exception as error:  # noqa: BLE001  looked at below
+            told.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(10)
+    assert not waiting.is_alive() and isinstance(told[0], SetupError)
+    assert re.search("cannot be started: .*temporarily unavailable. Say front='thread'", str(told[0]))
+    assert "temporarily unavailable" in served.state
     served.stop()
 
 
@@ -191,6 +240,32 @@ def test_a_front_that_dies_ends_the_server_and_says_so(demo, monkeypatch):
     served.stop()
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{served.url}/health")
+
+
+def test_a_front_that_cannot_read_a_frame_ends(demo):
+    """Whoever waits is told, and nobody else is let in: it must not stay behind, healthy and deaf."""
+
+    async def run():
+        service, listening = Service(demo), listen("127.0.0.1", 0)
+        url, (ours, its) = url_of(listening), socket.socketpair()
+        channel = Channel(ours)
+        front = asyncio.create_task(front_process.serve(Channel(its), listening))
+        frames = channel.frames()
+        channel.send(Hello(service.card, service.options))
+        channel.send(ToFront(order="start"))
+        async with asyncio.timeout(20), httpx.AsyncClient(timeout=10) as client:
+            assert TO_ENGINE.decode(await anext(frames)).is_up
+            waiting = asyncio.create_task(client.post(f"{url}{TEXT}", json=SHORT))
+            assert TO_ENGINE.decode(await anext(frames)).jobs
+            channel.send(Load())  # which is no frame of this direction
+            answer = await waiting
+            assert answer.status_code == 503 and "front has failed" in answer.json()["error"]["message"]
+            with pytest.raises(msgspec.ValidationError):
+                await front
+        channel.close()
+        its.close()
+
+    asyncio.run(run())
 
 
 SCRIPT = """

@@ -26,7 +26,7 @@ def test_serve_returns_at_once_and_stop_works_at_any_time(demo, monkeypatch):
     assert time.monotonic() - start < 2 and served.state == "starting"
     assert f'<a href="{served.url}/v1/models">{served.url}</a>' in served._repr_html_()
     assert "demo" in repr(served) and served.url in repr(served) and "starting" in repr(served)
-    with pytest.raises((SetupError, TimeoutError)):
+    with pytest.raises(SetupError, match="starting, and not up after 0.05 s"):
         served.wait_until_up(0.05)
     may.set()
     answer = httpx.get(f"{served.url}/v1/models", timeout=30)  # who connects early waits
@@ -51,6 +51,8 @@ def test_a_server_can_be_stopped_before_it_is_up(demo, monkeypatch):
     served = eet_lab.serve(demo)
     served.stop()
     assert served.state == "stopped"
+    with pytest.raises(SetupError, match="stopped.* Serve the model again"):
+        served.wait_until_up()
 
 
 def test_an_engine_that_cannot_be_built_is_told(demo, monkeypatch):

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -96,6 +97,46 @@ def test_ray_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(cluster, "find_spec", lambda name: None if name == "ray" else name)
     with pytest.raises(SetupError, match=r"ray is not installed.*pip install 'eet-lab\[ray\]'"):
         eet_lab.serve_replicas("demo")
+
+
+@pytest.fixture
+def ray(monkeypatch) -> ModuleType:
+    """A package that says what it is asked for, in place of Ray; and none of Ray's settings."""
+    ray, util = ModuleType("ray"), ModuleType("ray.util")
+    ray.util, ray.asked, ray.is_initialized = util, [], lambda: False
+    ray.init = lambda **how: ray.asked.append(({name: os.environ.get(name) for name in cluster.SETTINGS}, how))
+    ray.cluster_resources = lambda: {"CPU": 2.0}
+    util.list_named_actors = lambda all_namespaces: []
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    monkeypatch.setitem(sys.modules, "ray.util", util)
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name[:4] != "RAY_"})
+    return ray
+
+
+def test_a_cluster_of_our_own_takes_only_who_has_its_token(ray):
+    assert cluster._join("cpu", 1)
+    [(settings, how)] = ray.asked
+    assert settings == cluster.SETTINGS and settings["RAY_AUTH_MODE"] == "token" and how["address"] == "local"
+
+
+@pytest.mark.parametrize("named", ["by RAY_ADDRESS", "by ray.init"])
+def test_a_cluster_that_is_given_keeps_its_own_settings(ray, named):
+    if named == "by ray.init":
+        ray.is_initialized = lambda: True
+    else:
+        os.environ["RAY_ADDRESS"] = "10.0.0.1:6379"
+    assert not cluster._join("cpu", 2)
+    [(settings, _)] = ray.asked
+    assert set(settings.values()) == {None}, "its own may ask for no token"
+
+
+def test_a_cluster_that_does_not_answer(ray, monkeypatch):
+    def fail(**how):
+        raise ConnectionError("it cannot be reached")
+
+    os.environ["RAY_ADDRESS"], ray.init = "10.0.0.1:6379", fail
+    with pytest.raises(SetupError, match=r"10\.0\.0\.1:6379 cannot be joined: it cannot be reached.*RAY_ADDRESS"):
+        cluster._join("cpu", 1)
 
 
 def test_the_plan_and_the_bounds(planned, demo, tmp_path):
