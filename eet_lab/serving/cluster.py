@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
 """What one replica takes one of, by its device."""
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_SERVE_LOG_TO_STDERR": "0"}
-"""Of a cluster that is started here. Nothing is reported to anybody; Ray's own ports, which listen on every interface,
-take only who has the token of ~/.ray; and what Serve says goes to its logs.
+"""A cluster that is started here has them: nothing is reported to anybody; Ray's own ports, which listen on every
+interface, take only who has the token of ~/.ray; and what Serve says goes to its logs.
 """
 APP = "eet_lab"
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"
