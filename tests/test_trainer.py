@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 
@@ -238,10 +239,16 @@ def test_files_of_text(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": "One.\u2028"}\n\n{"text": "Two."}\n', encoding="utf-8")
     (tmp_path / "bad.jsonl").write_text('{"text": "One."}\n["Two."]\n', encoding="utf-8")
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    os.mkfifo(tmp_path / "pipe")  # whoever opens it would wait for ever
     assert Rows.of_file(model, tmp_path / "a.txt", 2)[0].ids[0] == model.config.eos_id
     ends = Rows.of_file(model, tmp_path / "a.jsonl", 2).ids.tolist().count(model.config.eos_id)
     assert ends == 2
-    for name, says in (("bad.jsonl", "Line 2 of"), ("latin.txt", "not UTF-8: byte 3 is 0xe9"), ("no.txt", "No such")):
+    for name, says in (
+        ("bad.jsonl", "Line 2 of"),
+        ("latin.txt", "not UTF-8: byte 3 is 0xe9"),
+        ("no.txt", "No such"),
+        ("pipe", "not a regular file"),
+    ):
         with pytest.raises(TrainingError, match=says):
             Rows.of_file(model, tmp_path / name, 2)
 

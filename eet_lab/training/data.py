@@ -12,10 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from eet_lab.errors import TrainingError
+from eet_lab.files import regular_content
 from eet_lab.models import Model
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.training.tasks import Example
 from eet_lab.words import counted, told, visible
+
+
+MOST_BYTES = 4 << 30
+"""A file's text, and its tokens with eight bytes each, are in memory together."""
 
 
 class Rows:
@@ -71,10 +76,10 @@ class Rows:
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: one, or one a line of JSON. Errors: TrainingError, which names the line."""
     path = Path(path)
+    remedy = "Split it, and train on one part after the other."
+    found = regular_content(path, "a file of text", MOST_BYTES, TrainingError, remedy=remedy)
     try:
-        content = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise TrainingError(f"{visible(str(path))} cannot be read: {error.strerror}.") from error
+        content = found.decode()
     except UnicodeDecodeError as error:
         raise TrainingError(
             f"{visible(str(path))} is not UTF-8: byte {error.start:,} is {error.object[error.start]:#04x}. Convert it."
