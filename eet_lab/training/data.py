@@ -18,7 +18,6 @@ from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.training.tasks import Example
 from eet_lab.words import counted, told, visible
 
-
 MOST_BYTES = 4 << 30
 """A file's text, and its tokens with eight bytes each, are in memory together."""
 
