@@ -11,9 +11,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from eet_lab.definition import NUMERICS, STAGES, WORDS, applied, check_definition, unavailable
-from eet_lab.devices import kind_of
 from eet_lab.errors import BrokenTechnique, RecipeError, did_you_mean
-from eet_lab.knobs import check_knobs, knob, matters, read_knobs, turn_in_words
+from eet_lab.knobs import check_knobs, knob, matters, read_knobs
 from eet_lab.models.config import Config
 from eet_lab.parts import Parts, replaced
 
@@ -27,7 +26,6 @@ __all__ = [
     "obstacle",
     "register",
     "registry",
-    "short_form",
 ]
 
 
@@ -169,10 +167,6 @@ class Recipe:
         """How far its logits may be off beyond rounding, as a share of the largest; 0 unless a technique is lossy."""
         return sum(t.tolerance for t in self.techniques)
 
-    def short(self, device: str) -> str:
-        """The label that `short_form` makes: "all - mask removal" on a kind of device."""
-        return short_form(str(self), device)
-
     def __str__(self) -> str:
         return ",".join(map(str, self.techniques)) or "baseline"
 
@@ -197,15 +191,16 @@ def register(technique: type[Technique]) -> type[Technique]:
         raise RecipeError(f"{who} is not a technique: derive it from eet_lab.Technique.")
     if technique.apply is Technique.apply:
         raise RecipeError(f"{who} has no apply: write `def apply(self, parts)`, which returns the changed parts.")
-    if not _is_ours(technique):
+    if not is_ours(technique):
         check_definition(technique, registry())
-    if (taken := _REGISTRY.get(technique.name)) and _is_ours(taken) and not _is_ours(technique):
+    if (taken := _REGISTRY.get(technique.name)) and is_ours(taken) and not is_ours(technique):
         raise RecipeError(f"The name {technique.name!r} is taken by a technique of EET Lab; choose another.")
     _REGISTRY[technique.name] = technique
     return technique
 
 
-def _is_ours(technique: type[Technique]) -> bool:
+def is_ours(technique: type[Technique] | Technique) -> bool:
+    """Whether it came with the package."""
     return technique.__module__.startswith("eet_lab.techniques.")
 
 
@@ -358,58 +353,3 @@ def listed() -> tuple[str, ...]:
 def names_in_all() -> tuple[str, ...]:
     """The names of all techniques that `all` means somewhere."""
     return tuple(name for name, technique in registry().items() if is_in_all(technique))
-
-
-def less_than_all(recipe: str) -> str:
-    """A recipe by what it lacks of `all`, every technique that loses nothing, and by what it has beside.
-
-    `pre_padding,int8_weights` among three that lose nothing is `all,-mask_removal,-memory_reuse,int8_weights`.
-    """
-    words = {word.partition(":")[0]: word for word in recipe.split(",") if word}
-    whole = names_in_all()
-    lacking = [f"-{name}" for name in whole if name not in words]
-    beside = [word for name, word in words.items() if name not in whole or word != name]
-    return ",".join(["all", *lacking, *beside])
-
-
-FEW = 3
-"""A recipe that lacks more of `all` than this is told by what it has."""
-
-
-def short_form(recipe: str, device: str) -> str:
-    """A recipe as a label: "baseline", "all", "all - mask removal", "pre-padding + memory reuse (KV layout: pages)".
-
-    `all` is every technique of ours that loses nothing and can run on that kind of device ("cpu" or "cuda"), whichever
-    machine this is. Any text gives a label: names that are not known here stay as they are.
-    """
-    words = dict(_words_of(recipe))
-    ours = (t() for t in registry().values() if _is_ours(t) and is_in_all(t))
-    whole = [t.name for t in ours if kind_of(device) == "cuda" or obstacle(t, "cpu") is None]
-    lacking = [name for name in whole if name not in words]
-    beside = [_label(name, knobs) for name, knobs in words.items() if name not in whole or knobs]
-    if words and len(lacking) <= min(FEW, len(whole) - len(lacking)):
-        return "".join(["all", *(f" - {_label(name)}" for name in lacking), *(f" + {label}" for label in beside)])
-    return in_titles(recipe)
-
-
-def in_titles(recipe: str) -> str:
-    """The same with every title, and no "all"."""
-    return " + ".join(_label(name, knobs) for name, knobs in _words_of(recipe)) or "baseline"
-
-
-def names_of(recipe: str) -> set[str]:
-    """Which techniques a recipe names, without their knobs; any text will do."""
-    return {name for name, _ in _words_of(recipe)}
-
-
-def _words_of(recipe: str) -> Iterator[tuple[str, str]]:
-    """Names of techniques, each with its knobs in words."""
-    for name, *turns in (word.split(":") for word in recipe.split(",") if word not in ("", "baseline")):
-        yield name, ", ".join(turn_in_words(registry().get(name), turn) for turn in turns)
-
-
-def _label(name: str, knobs: str = "") -> str:
-    """A technique in the middle of a line: its title, whose first letter stays large only in an abbreviation."""
-    title = registry()[name].title if name in registry() else name
-    title = title if title[1:2].isupper() else title[:1].lower() + title[1:]
-    return f"{title} ({knobs})" if knobs else title

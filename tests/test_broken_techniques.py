@@ -10,9 +10,10 @@ import pytest
 from eet_lab.bench import compare
 from eet_lab.commands.techniques import table
 from eet_lab.errors import RecipeError
+from eet_lab.labels import short_form
 from eet_lab.parts import Parts
 from eet_lab.scheduling import LEFT_PADDED
-from eet_lab.technique import _REGISTRY, Recipe, Technique, everything, obstacle, register, registry, short_form
+from eet_lab.technique import _REGISTRY, Recipe, Technique, everything, obstacle, register, registry
 from eet_lab.texts import as_recipe, generate
 from eet_lab.workbench.state import State
 

@@ -32,6 +32,7 @@ FLOORS = (
         "eet_lab.encoding",
         "eet_lab.training",
         "eet_lab.definition",
+        "eet_lab.labels",
         "eet_lab.pipelines",
         "eet_lab.technique",
         "eet_lab.texts",

@@ -9,6 +9,7 @@ import pytest
 from every_recipe import every_recipe, every_set, is_whole, needs
 
 from eet_lab.errors import RecipeError
+from eet_lab.labels import short_form
 from eet_lab.parts import Parts, replaced
 from eet_lab.scheduling import UP_TO_THE_SHORTEST
 from eet_lab.technique import (
@@ -22,7 +23,6 @@ from eet_lab.technique import (
     names_in_all,
     register,
     registry,
-    short_form,
 )
 from eet_lab.texts import as_recipe
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from eet_lab.bench.rows import OURS, Row, digits, markdown, newest, percent, read
 from eet_lab.bench.workloads import Stream
-from eet_lab.technique import less_than_all, registry
+from eet_lab.labels import less_than_all
+from eet_lab.technique import registry
 from eet_lab.words import MiB
 
 ROOT = Path(__file__).resolve().parent.parent

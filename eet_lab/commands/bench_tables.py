@@ -8,7 +8,7 @@ from eet_lab.bench.cost import call_us, launch_cost
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import Row, digits
 from eet_lab.bench.tables import spread
-from eet_lab.technique import less_than_all
+from eet_lab.labels import less_than_all
 from eet_lab.words import MiB, aligned, brief, plain
 
 WHOLE, GROUPED = "{:.0f}".format, "{:,.0f}".format

@@ -14,8 +14,9 @@ import plotly.graph_objects as go
 from eet_lab.figures import theme
 from eet_lab.figures.packing import grid
 from eet_lab.figures.slider import with_slider
+from eet_lab.labels import in_titles
 from eet_lab.models import Model
-from eet_lab.technique import Recipe, in_titles
+from eet_lab.technique import Recipe
 from eet_lab.words import counted
 
 CELLS = {

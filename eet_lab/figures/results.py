@@ -16,7 +16,7 @@ from eet_lab.figures import theme
 from eet_lab.figures.ladder import left_out, titles, waterfall
 from eet_lab.figures.race import tokens_by_step
 from eet_lab.figures.theme import DIGITS, rounded
-from eet_lab.technique import short_form
+from eet_lab.labels import short_form
 from eet_lab.words import MiB, brief, counted, mib, ms_words, signed_mib
 
 MEMORY_COLORS = ("#94a3b8", theme.SELECTION, "#93b8f8", "#d97706", "#a855f7")

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from eet_lab.bench.timeline import Span, Timeline, Timelines
 from eet_lab.figures import theme
-from eet_lab.technique import short_form
+from eet_lab.labels import short_form
 from eet_lab.words import counted, ms_words, sized
 
 KINDS = {

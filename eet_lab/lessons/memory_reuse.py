@@ -17,6 +17,7 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
 from eet_lab.figures.packing import packing
+from eet_lab.labels import in_titles
 from eet_lab.lessons import recorded
 from eet_lab.lessons.batch import rows
 from eet_lab.lessons.prediction import Prediction, after_prediction
@@ -27,7 +28,7 @@ from eet_lab.models.config import Config
 from eet_lab.models.loading import RANDOM_LABEL
 from eet_lab.models.weights import random_decoder
 from eet_lab.parts.kv_cache import GrowingKV
-from eet_lab.technique import Recipe, in_titles
+from eet_lab.technique import Recipe
 from eet_lab.texts import Output
 from eet_lab.words import MiB, brief, ms_words
 

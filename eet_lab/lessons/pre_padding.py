@@ -13,12 +13,12 @@ from eet_lab.bench import Comparison, Measurement
 from eet_lab.bench.measured import p50
 from eet_lab.figures import theme
 from eet_lab.figures.batch_steps import token_steps
+from eet_lab.labels import in_titles
 from eet_lab.lessons import recorded
 from eet_lab.lessons.batch import PROMPTS, SHORT, clipped, lengths
 from eet_lab.lessons.prediction import Prediction, after, after_prediction
 from eet_lab.lessons.show import Shown, here, in_words, table, there
 from eet_lab.models import Model
-from eet_lab.technique import in_titles
 from eet_lab.texts import Output
 from eet_lab.words import brief, ms_words, times
 

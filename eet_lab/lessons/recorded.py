@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 from eet_lab.bench import Comparison, Ladder, Rung, Workload, load_result
 from eet_lab.bench.measured import origin
 from eet_lab.bench.rows import Row, newest, read
+from eet_lab.labels import short_form
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.paths import PACKAGE, benchmarks_dir
-from eet_lab.technique import Recipe, short_form
+from eet_lab.technique import Recipe
 
 MODEL = "gpt2-xl"
 CONFIG: Config = PRESETS[MODEL]

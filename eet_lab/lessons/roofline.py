@@ -18,13 +18,13 @@ from eet_lab.bench.cost import streaming_gb_per_s
 from eet_lab.bench.rows import Row
 from eet_lab.bench.timing import took_ms
 from eet_lab.figures import theme
+from eet_lab.labels import less_than_all
 from eet_lab.lessons import recorded
 from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.show import Shown, here, there
 from eet_lab.models import Model
 from eet_lab.models.config import Config
 from eet_lab.models.on_device import on_its_device
-from eet_lab.technique import less_than_all
 from eet_lab.texts import Output
 from eet_lab.words import brief
 

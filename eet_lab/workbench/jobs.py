@@ -16,10 +16,11 @@ from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import Cancelled, EETError, PromptError, RecipeError
 from eet_lab.figures.results import pair_names
+from eet_lab.labels import short_form
 from eet_lab.models import Model, load
 from eet_lab.models.transcript import Decode, ended_by
 from eet_lab.progress import Cancel
-from eet_lab.technique import Recipe, short_form
+from eet_lab.technique import Recipe
 from eet_lab.workbench.engine_thread import Feed, Work
 from eet_lab.workbench.live import NAMES
 from eet_lab.workbench.run_memory import RunMemory, TorchCalls, TorchCounter
@@ -113,8 +114,8 @@ class Job:
                 feed.engine(engine)
                 feed.progress(0, 1)  # one unit, whose steps are told; building was another count
                 series, counter = 1 if recipe else 0, TorchCounter(model.device)
-                feed.named([BASELINE, recipe.short(model.device)] if recipe else NAMES)
-                feed.phase(f"running {recipe.short(model.device)}", series)
+                feed.named([BASELINE, short_form(str(recipe), model.device)] if recipe else NAMES)
+                feed.phase(f"running {short_form(str(recipe), model.device)}", series)
                 run = bench.watched(engine, recipe, job, feed.step, cancel, prepare_s)
                 feed.keep(series, RunMemory.of(engine, counter.read()))
             finally:

@@ -11,10 +11,10 @@ from eet_lab.bench.timeline import Timelines
 from eet_lab.errors import EETError, PromptError
 from eet_lab.figures import theme
 from eet_lab.figures.race import lane
+from eet_lab.labels import short_form
 from eet_lab.models.config import PRESETS
 from eet_lab.models.loading import DEMO_LABEL, RANDOM_LABEL, demo_tokenizer
 from eet_lab.models.tokenizer import UNKNOWN, Tokenizer
-from eet_lab.technique import short_form
 from eet_lab.words import counted
 from eet_lab.workbench.jobs import decoder
 from eet_lab.workbench.rows import KeptRun, Result

@@ -9,8 +9,8 @@ from datetime import datetime
 from eet_lab.bench import Comparison, Ladder, Measurement, Run
 from eet_lab.bench.environment import describe, moment, placed
 from eet_lab.codec import Bytes, Ms, Name
+from eet_lab.labels import short_form
 from eet_lab.models.loading import DEMO_LABEL
-from eet_lab.technique import short_form
 from eet_lab.words import amount, counted, ms_words, visible
 
 Result = Comparison | Ladder | Run

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from eet_lab.errors import CostError
+from eet_lab.labels import short_form
 from eet_lab.models import Model
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.agreement import Compared, agreement
@@ -16,7 +17,7 @@ from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.sweep import LoadPoint
 from eet_lab.serving.live import OnLook, serve_traffic
 from eet_lab.serving.profile import profile
-from eet_lab.technique import Recipe, registry, short_form
+from eet_lab.technique import Recipe, registry
 from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.words import visible
 from eet_lab.workbench.serving_choices import Asked

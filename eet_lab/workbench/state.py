@@ -14,8 +14,9 @@ from eet_lab.devices import kind_of, present
 from eet_lab.engine.settings import Settings, remedy
 from eet_lab.errors import EETError, PromptError, RecipeError, did_you_mean
 from eet_lab.knobs import read_knobs
+from eet_lab.labels import short_form
 from eet_lab.models import Config, Model
-from eet_lab.technique import Recipe, Technique, known, obstacle, registry, short_form
+from eet_lab.technique import Recipe, Technique, known, obstacle, registry
 from eet_lab.words import counted
 
 OTHER_SETTINGS = ("stop_at_eos", "repeats")

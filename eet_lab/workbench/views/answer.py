@@ -10,8 +10,8 @@ from eet_lab.bench.measured import MiB
 from eet_lab.bench.paired import Change, memory_words
 from eet_lab.bench.tables import layout
 from eet_lab.figures.results import kinds
+from eet_lab.labels import names_of, short_form
 from eet_lab.models.loading import RANDOM_LABEL
-from eet_lab.technique import names_of, short_form
 from eet_lab.words import brief, counted, padded, percent
 from eet_lab.workbench.rows import Result
 

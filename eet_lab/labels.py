@@ -1,0 +1,64 @@
+"""Recipes in words: a label for a chart or a row, and what a recipe lacks of `all`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eet_lab.devices import kind_of
+from eet_lab.knobs import turn_in_words
+from eet_lab.technique import is_in_all, is_ours, names_in_all, obstacle, registry
+
+
+def less_than_all(recipe: str) -> str:
+    """A recipe by what it lacks of `all`, every technique that loses nothing, and by what it has beside.
+
+    `pre_padding,int8_weights` among three that lose nothing is `all,-mask_removal,-memory_reuse,int8_weights`.
+    """
+    words = {word.partition(":")[0]: word for word in recipe.split(",") if word}
+    whole = names_in_all()
+    lacking = [f"-{name}" for name in whole if name not in words]
+    beside = [word for name, word in words.items() if name not in whole or word != name]
+    return ",".join(["all", *lacking, *beside])
+
+
+FEW = 3
+"""A recipe that lacks more of `all` than this is told by what it has."""
+
+
+def short_form(recipe: str, device: str) -> str:
+    """A recipe as a label: "baseline", "all", "all - mask removal", "pre-padding + memory reuse (KV layout: pages)".
+
+    `all` is every technique of ours that loses nothing and can run on that kind of device ("cpu" or "cuda"), whichever
+    machine this is. Any text gives a label: names that are not known here stay as they are.
+    """
+    words = dict(_words_of(recipe))
+    ours = (t() for t in registry().values() if is_ours(t) and is_in_all(t))
+    whole = [t.name for t in ours if kind_of(device) == "cuda" or obstacle(t, "cpu") is None]
+    lacking = [name for name in whole if name not in words]
+    beside = [_label(name, knobs) for name, knobs in words.items() if name not in whole or knobs]
+    if words and len(lacking) <= min(FEW, len(whole) - len(lacking)):
+        return "".join(["all", *(f" - {_label(name)}" for name in lacking), *(f" + {label}" for label in beside)])
+    return in_titles(recipe)
+
+
+def in_titles(recipe: str) -> str:
+    """The same with every title, and no "all"."""
+    return " + ".join(_label(name, knobs) for name, knobs in _words_of(recipe)) or "baseline"
+
+
+def names_of(recipe: str) -> set[str]:
+    """Which techniques a recipe names, without their knobs; any text will do."""
+    return {name for name, _ in _words_of(recipe)}
+
+
+def _words_of(recipe: str) -> Iterator[tuple[str, str]]:
+    """Names of techniques, each with its knobs in words."""
+    for name, *turns in (word.split(":") for word in recipe.split(",") if word not in ("", "baseline")):
+        yield name, ", ".join(turn_in_words(registry().get(name), turn) for turn in turns)
+
+
+def _label(name: str, knobs: str = "") -> str:
+    """A technique in the middle of a line: its title, whose first letter stays large only in an abbreviation."""
+    title = registry()[name].title if name in registry() else name
+    title = title if title[1:2].isupper() else title[:1].lower() + title[1:]
+    return f"{title} ({knobs})" if knobs else title
