@@ -109,6 +109,7 @@ class Generating:
         self._service.left([choice.answer for choice in self.choices])
         if self._watch is not None:
             self._watch.cancel()
+            self._watch = None  # its error holds its frame, and that this: the collector alone would find them
         metrics = self._service.metrics
         metrics.prompt_tokens += self.prompt_tokens
         for choice in self.choices:
