@@ -52,6 +52,18 @@ def test_an_encoder_has_no_first_token(encoder, capsys):
     assert good["naive_padding"] < good["no_batching"] < good["dynamic_program"] < good["token_budget"]
 
 
+def test_chunked_prompts_beside_whole_ones_at_a_load(capsys):
+    """Chunks bring the slowest first tokens earlier, and hold up no answer for long."""
+    whole, chunked = "continuous_batching:chunk=2033", "continuous_batching:chunk=256:budget=256"
+    traffic = ["--load", "0.7", "--lengths", "1-600", "--new-tokens", "16-64", "--requests", "800"]
+    assert main(["simulate", *traffic, "--policy", whole, "--policy", chunked]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("continuous_batching")]
+    capacities = [float(row[1]) for row in rows]
+    assert capacities[0] == pytest.approx(capacities[1], rel=0.02), "both had served all that came"
+    (ttft, tpot), (chunked_ttft, chunked_tpot) = ([float(row[at].replace(",", "")) for at in (10, 15)] for row in rows)
+    assert chunked_ttft < 0.97 * ttft and chunked_tpot < 0.97 * tpot
+
+
 def test_policies_in_words_and_a_trace(encoder, tmp_path, capsys):
     (tmp_path / "trace.csv").write_text("time,length\n0,30\n0.001,40\n0.5,512\n")
     lazy = "dynamic_program:trigger=lazy:wait_ms=3.0:max_rows=4"
@@ -106,6 +118,8 @@ def test_every_policy_has_a_card(name, capsys):
         (["--trace", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--trace", "x.csv", "--rate", "4"], "--rate draws requests, but --trace gives them"),
         (["--trace", "x.csv", "--new-tokens", "4"], "--new-tokens draws"),
+        (["--load", "nan"], "--load is nan"),
+        (["--load", "0.7", "--rate", "4"], "--load says how many requests come"),
         (["--rate", "0"], "rate is 0.0"),
         (["--rate", "nan"], "rate is nan"),
         (["--cv", "-1"], "cv is -1.0"),

@@ -25,6 +25,7 @@ pass takes what a cost table says, which was measured. Continuous batching plans
   eet-lab simulate --table bert-base-cpu --rate 4 --lengths 5-250
   eet-lab simulate --policy no_batching --policy dynamic_program:trigger=lazy:wait_ms=20 --limit 500
   eet-lab simulate --rate 8 --cv 3 --lengths lognormal:40:0.8 --new-tokens 5-60 --requests 5000
+  eet-lab simulate --load 0.7 --lengths 1-500 --policy continuous_batching:chunk=2033 --policy continuous_batching
   eet-lab simulate --trace requests.csv --table my.json   requests of a recorded day
   eet-lab simulate --model demo --save my.json            measure a table here first, and keep it
 
@@ -60,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--policy", action="append", metavar="WORDS", help="may be given several times (default: all that fit)"
+    )
+    parser.add_argument(
+        "--load", type=float, metavar="SHARE", help="instead of --rate: a share of what the first policy can serve"
     )
     parser.add_argument("--limit", type=float, metavar="MS", help="count requests that end within so many milliseconds")
     parser.add_argument("--card", metavar="NAME", help="show a policy's card, and simulate nothing")
@@ -110,6 +114,11 @@ def _check(args: argparse.Namespace) -> None:
     if args.limit is not None and not 0 < args.limit < float("inf"):
         raise TrafficError(f"--limit is {args.limit}, but it must be a number of milliseconds above 0.")
     check_trace_alone(args)
+    if args.load is not None:
+        if not 0 < args.load < float("inf"):
+            raise TrafficError(f"--load is {args.load}, but it must be a share above 0, such as 0.7.")
+        if args.rate is not None or args.trace is not None:
+            raise TrafficError("--load says how many requests come, and so does --rate or --trace. Leave one out.")
     measured = [name for name in ("recipe", "device", "dtype") if getattr(args, name) is not None]
     if args.model is None and measured:
         raise CostError(f"--{measured[0]} is for measuring a table. Add --model, or leave it out.")
@@ -130,10 +139,12 @@ def _table(args: argparse.Namespace, progress: Progress, cancel: Cancel) -> Cost
 
 
 def _traffic(args: argparse.Namespace, table: CostTable) -> Traffic:
-    from eet_lab.scheduling.choices import one_by_one_rate, usual_lengths
+    from eet_lab.scheduling.choices import capacity, one_by_one_rate, usual_lengths
 
     def default_rate(lengths: Lengths, answers: Lengths) -> float:
-        return float(f"{NO_BATCHING_SHARE * one_by_one_rate(lengths, answers, table):.2g}")
+        if args.load is not None and args.policy:
+            return args.load * capacity(args.policy[0], lengths, answers, table)
+        return float(f"{(args.load or NO_BATCHING_SHARE) * one_by_one_rate(lengths, answers, table):.2g}")
 
     usual = answers = usual_lengths(table)
     if table.kind != "decoder":  # it tells no tokens

@@ -12,13 +12,19 @@ from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Lengths, Traffic, make_traffic
 
 SAMPLE = 200
-"""The requests on which the rate of no batching is found out."""
+"""The requests on which a capacity is found out."""
+
+
+def capacity(policy: str, lengths: Lengths, answers: Lengths, table: CostTable) -> float:
+    """Requests a second that a policy in words can serve, of requests and answers of such lengths: all at once."""
+    sample = make_traffic(SAMPLE, Gamma(1e6), lengths, answers)
+    [one] = fitting_policies([policy], sample, table)
+    return simulate_traffic(sample, one, table).requests_per_s
 
 
 def one_by_one_rate(lengths: Lengths, answers: Lengths, table: CostTable) -> float:
-    """Requests a second that no batching can serve, of requests and answers of such lengths."""
-    sample = make_traffic(SAMPLE, Gamma(1e6), lengths, answers)
-    return simulate_traffic(sample, NoBatching(), table).requests_per_s
+    """The same of no batching."""
+    return capacity(NoBatching.name, lengths, answers, table)
 
 
 def usual_lengths(table: CostTable) -> str:
