@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from itertools import accumulate
 
-from eet_lab.scheduling import HIDDEN, Pages, Request, Row, Schedule, Scheduler, SharedPages, Slab
+from eet_lab.scheduling import HIDDEN, PageLedger, Request, Row, Schedule, Scheduler, SharedPageLedger, Slab
 
 VOCAB, STOP = 60, 0
 LATE = 8
@@ -16,7 +16,7 @@ LATE = 8
 CONTEXT = 64
 
 
-def scheduler_of(ledger: Pages | Slab | None = None, **policy) -> Scheduler:
+def scheduler_of(ledger: PageLedger | Slab | None = None, **policy) -> Scheduler:
     made = Schedule(**{"max_rows": 4, "joins": True} | policy)
     return Scheduler(made, ledger or Slab(4, CONTEXT), CONTEXT)
 
@@ -40,14 +40,14 @@ class Device:
     all before it, of which keys depend too.
     """
 
-    def __init__(self, ledger: Pages | Slab) -> None:
+    def __init__(self, ledger: PageLedger | Slab) -> None:
         self.ledger = ledger
         self.tokens: list[list[int]] = [[] for _ in range(ledger.num_slots)]
         self.table: list[list[int]] = [[] for _ in range(ledger.num_slots)]
         self.memory: dict[tuple[int, int], tuple[int, int]] = {}
 
     def mirror(self) -> None:
-        for source, target in self.ledger.take_copies() if isinstance(self.ledger, SharedPages) else ():
+        for source, target in self.ledger.take_copies() if isinstance(self.ledger, SharedPageLedger) else ():
             for column in range(self.ledger.page):
                 self.memory[target, column] = self.memory[source, column]
         for slot in self.ledger.take_changes():
@@ -71,7 +71,7 @@ class Device:
             for column, token in enumerate(new, start):
                 before = self.memory[self.place(slot, column - 1)][1] if column else 0
                 place = self.place(slot, column)
-                if isinstance(self.ledger, SharedPages):
+                if isinstance(self.ledger, SharedPageLedger):
                     check_unshared(self.ledger, place[0])
                 self.memory[place] = token, hash((before, token))
         told = []
@@ -89,13 +89,13 @@ def digests_of(tokens: Sequence[int]) -> list[int]:
     return list(accumulate(tokens, lambda before, token: hash((before, token)), initial=0))[1:]
 
 
-def check_unshared(ledger: SharedPages, page: int) -> None:
+def check_unshared(ledger: SharedPageLedger, page: int) -> None:
     """A page that is written to belongs to one request at most, and nobody finds it."""
     assert ledger._users[page] <= 1, "a shared page is written to"
     assert page not in ledger._idle and not (page in ledger._by_page and ledger._by_page[page].is_read)
 
 
-def check_shared(ledger: SharedPages, device: Device) -> None:
+def check_shared(ledger: SharedPageLedger, device: Device) -> None:
     """Every page is free, cached or someone's, as often as its counter says; and holds what it is found by."""
     given = Counter(page for pages in ledger.table for page in pages)
     assert [given[page] for page in range(ledger.num_pages)] == ledger._users, "a counter is wrong"
@@ -187,12 +187,12 @@ class Server:
         assert arrival == sorted(arrival), "served in the order of arrival"
         if before and not policy.joins:
             assert set(running) <= set(before), "somebody joined"
-        if isinstance(ledger, SharedPages):
+        if isinstance(ledger, SharedPageLedger):
             check_shared(ledger, self.device)
-        elif isinstance(ledger, Pages):
+        elif isinstance(ledger, PageLedger):
             given = [page for pages in ledger.table for page in pages]
             assert sorted([*given, *ledger._free]) == list(range(HIDDEN + 1, ledger.num_pages)), "a page has two owners"
-        if isinstance(ledger, Pages):
+        if isinstance(ledger, PageLedger):
             assert all(pages == [] for slot, pages in enumerate(ledger.table) if slot not in slots)
 
     def end(self) -> None:
@@ -212,7 +212,7 @@ class Server:
                 assert request.generated == whole
             if request in self.finished:
                 assert request.length == request.full_length
-        if isinstance(ledger := self.scheduler.ledger, Pages):
+        if isinstance(ledger := self.scheduler.ledger, PageLedger):
             assert ledger.free == ledger.num_pages - 1
         assert sorted(self.scheduler._free_slots) == list(range(self.scheduler.schedule.max_rows))
         # The oldest reads at least a token in each pass, and never reads one again once it is the oldest.

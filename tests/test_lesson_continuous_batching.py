@@ -14,7 +14,7 @@ from eet_lab.lessons import batching_exercises as exercises
 from eet_lab.lessons import continuous_batching as lesson
 from eet_lab.lessons import prefix_caching
 from eet_lab.lessons.prediction import Prediction
-from eet_lab.scheduling import Pages, Schedule, Slab
+from eet_lab.scheduling import PageLedger, Schedule, Slab
 from eet_lab.scheduling.simulate import Simulated, simulate
 from eet_lab.words import percent
 
@@ -237,4 +237,4 @@ def test_the_formula_is_the_schedulers() -> None:
 
 def test_pages_of_an_exercise_are_no_slab() -> None:
     """The ledger that is given is the one that is used."""
-    assert not simulate(((8, 8),), Schedule(max_rows=1), Pages(3, 8, 1)).gave_way
+    assert not simulate(((8, 8),), Schedule(max_rows=1), PageLedger(3, 8, 1)).gave_way

@@ -19,7 +19,7 @@ from eet_lab.scheduling.cost import DecoderCost, EncoderCost
 from eet_lab.scheduling.policies import ContinuousBatching, NaivePadding, TokenBudget
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
-from eet_lab.serving import profile_decoder
+from eet_lab.serving import profile_passes
 from eet_lab.serving.live import Look, serve_traffic, served_recipe
 from eet_lab.serving.profile import profile
 
@@ -118,14 +118,14 @@ def test_an_encoder_serves_groups(policy: Any) -> None:
 
 def test_rows_that_are_measured_see_different_columns(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[int]()
-    add = profile_decoder.Engine.add
+    add = profile_passes.Engine.add
 
     def noted(engine: Any, prompt: Any, settings: Any = None, **more: Any) -> Any:
         if settings.max_new_tokens > 1:
             seen.append(len(prompt))
         return add(engine, prompt, settings, **more)
 
-    monkeypatch.setattr(profile_decoder.Engine, "add", noted)
+    monkeypatch.setattr(profile_passes.Engine, "add", noted)
     profile(demo, "all,continuous_batching:rows=4:budget=64", axes=((0, 1), (4,), (64,)), repeats=1, fresh=True)
     assert len(set(seen[:4])) == 4 and len(set(seen[4:])) == 3, (
         "attention takes rows of as many columns together, which no server has"

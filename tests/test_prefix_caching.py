@@ -11,14 +11,14 @@ from played_device import CONTEXT, VOCAB, Server, serve
 from test_scheduling import planned
 from test_scheduling_lives import policies
 
-from eet_lab.scheduling import Request, Schedule, Scheduler, SharedPages
+from eet_lab.scheduling import Request, Schedule, Scheduler, SharedPageLedger
 
 PAGE = 4
 
 
 def scheduler_of(num_pages: int = 16, page: int = PAGE, **policy) -> Scheduler:
     made = Schedule(**{"max_rows": 4, "joins": True} | policy)
-    return Scheduler(made, SharedPages(1 + num_pages, page, made.max_rows), CONTEXT)
+    return Scheduler(made, SharedPageLedger(1 + num_pages, page, made.max_rows), CONTEXT)
 
 
 def added(scheduler: Scheduler, *prompts, new: int = 1) -> list[Request]:
@@ -57,13 +57,13 @@ def alike(draw: random.Random, number: int, most: int) -> list[Request]:
 @settings(max_examples=300)
 def test_all_are_served_as_if_they_were_alone(policy, page, num_pages, seed, cancels):
     draw = random.Random(seed)
-    scheduler = Scheduler(policy, SharedPages(1 + num_pages, page, policy.max_rows), CONTEXT)
+    scheduler = Scheduler(policy, SharedPageLedger(1 + num_pages, page, policy.max_rows), CONTEXT)
     serve(Server(scheduler, draw, cancels), alike(draw, draw.randint(1, 12), min(num_pages * page, CONTEXT - 1)))
 
 
 def test_a_soak_leaves_every_page_free_or_cached():
     draw = random.Random(0)
-    ledger = SharedPages(1 + 30, 4, 16)
+    ledger = SharedPageLedger(1 + 30, 4, 16)
     scheduler = Scheduler(Schedule(chunk=16, budget=40, max_rows=16, joins=True), ledger, CONTEXT)
     server = Server(scheduler, draw, cancels=0.1)
     for request in alike(draw, 2000, 63):

@@ -16,7 +16,7 @@ from eet_lab.scheduling.cost import DecoderCost, EncoderCost, PassSize
 from eet_lab.scheduling.policies import ContinuousBatching, TokenBudget
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
-from eet_lab.serving import profile_decoder
+from eet_lab.serving import profile_passes
 from eet_lab.serving.profile import profile
 
 RECIPE = "all,continuous_batching:rows=4:chunk=8:budget=16"
@@ -45,7 +45,7 @@ def test_an_encoder_is_measured_for_each_length_and_batch(cache):
 
 def seen_passes(monkeypatch) -> list[PassSize]:
     """The sizes of the passes that are timed."""
-    found, inner = [], profile_decoder.on_host
+    found, inner = [], profile_passes.on_host
 
     def on_host(work):
         scheduler = seen_passes.engine._slots.scheduler
@@ -57,8 +57,8 @@ def seen_passes(monkeypatch) -> list[PassSize]:
             super().__init__(*given)
             seen_passes.engine = self
 
-    monkeypatch.setattr(profile_decoder, "on_host", on_host)
-    monkeypatch.setattr(profile_decoder, "Engine", Seen)
+    monkeypatch.setattr(profile_passes, "on_host", on_host)
+    monkeypatch.setattr(profile_passes, "Engine", Seen)
     return found
 
 
@@ -82,7 +82,7 @@ def test_rows_see_as_many_columns_on_average_as_the_table_says(monkeypatch):
     profile(decoder("llama"), RECIPE, axes=((0,), (2,), (26,)), repeats=1)
     columns = [size.columns / size.decoded for size in passes]
     assert len(columns) == 2 and all(later > earlier for earlier, later in pairwise(columns))
-    assert columns[0] < 26 < columns[1] + profile_decoder.DECODE_STEPS
+    assert columns[0] < 26 < columns[1] + profile_passes.DECODE_STEPS
 
 
 def test_a_table_is_measured_once_for_a_machine_and_a_commit(cache, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from played_device import Server, scheduler_of
 
 from eet_lab.errors import PromptError, ScheduleError
-from eet_lab.scheduling import Pages, Request, Schedule, Scheduler, Slab
+from eet_lab.scheduling import PageLedger, Request, Schedule, Scheduler, Slab
 
 
 def planned(scheduler: Scheduler, passes: int) -> list[list[tuple[int, int, int, bool]]]:
@@ -85,7 +85,7 @@ def test_low_slots_are_given_out_first():
 
 
 def test_the_newest_gives_way_and_waits_until_its_values_are_on_the_host():
-    pages = Pages(1 + 4, 2, 4)
+    pages = PageLedger(1 + 4, 2, 4)
     scheduler = scheduler_of(pages)
     old, new = made(scheduler, (3, 6), (2, 4))
     planned(scheduler, 1)
@@ -111,7 +111,7 @@ def test_the_newest_gives_way_and_waits_until_its_values_are_on_the_host():
 
 
 def test_a_page_for_each_that_runs_remains_when_one_joins():
-    pages = Pages(1 + 5, 4, 4)
+    pages = PageLedger(1 + 5, 4, 4)
     scheduler = scheduler_of(pages)
     made(scheduler, (4, 5), (4, 4), (9, 2))
     scheduler.next()
@@ -120,7 +120,7 @@ def test_a_page_for_each_that_runs_remains_when_one_joins():
 
 
 def test_a_stop_token_may_come_when_the_request_waits_or_has_left():
-    pages = Pages(1 + 4, 2, 4)
+    pages = PageLedger(1 + 4, 2, 4)
     scheduler = scheduler_of(pages)
     old, new = made(scheduler, (3, 6), (2, 4))
     planned(scheduler, 3)
@@ -142,7 +142,7 @@ def test_rows_of_who_left_since_the_plan_do_not_count():
 
 
 def test_the_last_token_takes_no_column():
-    pages = Pages(1 + 2, 4, 1)
+    pages = PageLedger(1 + 2, 4, 1)
     scheduler = scheduler_of(pages, max_rows=1)
     (request,) = made(scheduler, (5, 4))
     assert request.num_columns == pages.most_columns == 8
@@ -151,7 +151,7 @@ def test_the_last_token_takes_no_column():
 
 
 def test_a_store_is_told_which_slots_changed():
-    pages = Pages(6, 2, 3)
+    pages = PageLedger(6, 2, 3)
     assert pages.reach(1, 3) and pages.reach(2, 0)
     assert pages.table == [[], [1, 2], []] and pages.columns == [0, 4, 0]
     assert set(pages.take_changes()) == {1}
@@ -199,9 +199,9 @@ def test_a_policy_joins_or_does_not():
         (lambda: Request(5, 4), "prompt is 5, but"),
         (lambda: Request((1,), 0), "max_new_tokens is 0, but it must be a whole number from 1"),
         (lambda: Request((1,), -3), "max_new_tokens is -3"),
-        (lambda: Pages(1, 16, 1), "num_pages is 1, but it must be a whole number from 2"),
-        (lambda: Pages(4, 0, 1), "page is 0"),
-        (lambda: Pages(4, 16, 0), "num_slots is 0"),
+        (lambda: PageLedger(1, 16, 1), "num_pages is 1, but it must be a whole number from 2"),
+        (lambda: PageLedger(4, 0, 1), "page is 0"),
+        (lambda: PageLedger(4, 16, 0), "num_slots is 0"),
         (lambda: Slab(0, 4), "num_slots is 0"),
         (lambda: Slab(1, -4), "columns is -4"),
         (lambda: scheduler_of(Slab(2, 8)), "max_rows is 4, but the KV cache has 2 slots"),
@@ -221,7 +221,7 @@ def test_what_cannot_be_is_told(wrong, says):
         (41, 1, "which holds 40 columns. Shorten the prompt"),
     ],
 )
-@pytest.mark.parametrize("ledger", [lambda: Pages(1 + 5, 8, 4), lambda: Slab(4, 40)], ids=["pages", "slab"])
+@pytest.mark.parametrize("ledger", [lambda: PageLedger(1 + 5, 8, 4), lambda: Slab(4, 40)], ids=["pages", "slab"])
 def test_a_request_that_is_too_long_changes_nothing(ledger, length, new, says):
     scheduler = scheduler_of(ledger())
     server = Server(scheduler, random.Random(0))
@@ -271,7 +271,7 @@ def test_a_request_is_added_once():
 
 def test_a_step_of_many_rows_is_planned_in_a_fraction_of_it():
     """0.1 to 0.2 ms for 256 rows that decode, on one core of 2026; a GPU waits for this between two steps."""
-    scheduler = scheduler_of(Pages(60_000, 16, 256), max_rows=256, budget=2048, chunk=512)
+    scheduler = scheduler_of(PageLedger(60_000, 16, 256), max_rows=256, budget=2048, chunk=512)
     scheduler.context = 4096
     made(scheduler, *[(50 + number % 16, 1000) for number in range(256)])
     times = []

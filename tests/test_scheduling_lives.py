@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from played_device import CONTEXT, Server, requests, scheduler_of, serve
 
-from eet_lab.scheduling import Pages, Schedule, Scheduler, Slab
+from eet_lab.scheduling import PageLedger, Schedule, Scheduler, Slab
 
 limits = st.none() | st.integers(1, 24)
 policies = st.builds(Schedule, chunk=limits, budget=limits, max_rows=st.integers(1, 6), joins=st.booleans())
@@ -19,7 +19,7 @@ policies = st.builds(Schedule, chunk=limits, budget=limits, max_rows=st.integers
 @settings(max_examples=400)
 def test_all_are_served_as_if_they_were_alone_from_pages(policy, page, num_pages, seed, cancels):
     draw = random.Random(seed)
-    scheduler = Scheduler(policy, Pages(1 + num_pages, page, policy.max_rows), CONTEXT)
+    scheduler = Scheduler(policy, PageLedger(1 + num_pages, page, policy.max_rows), CONTEXT)
     serve(Server(scheduler, draw, cancels), requests(draw, draw.randint(1, 12), min(num_pages * page, CONTEXT - 1)))
 
 
@@ -31,7 +31,7 @@ def test_all_are_served_as_if_they_were_alone_from_a_slab(policy, columns, seed,
     assert server.scheduler.num_preempted == 0
 
 
-@pytest.mark.parametrize("ledger", [Pages(1 + 30, 4, 16), Slab(16, 63)], ids=["pages", "slab"])
+@pytest.mark.parametrize("ledger", [PageLedger(1 + 30, 4, 16), Slab(16, 63)], ids=["pages", "slab"])
 def test_a_soak_of_requests_that_join_and_leave(ledger):
     draw = random.Random(0)
     scheduler = Scheduler(Schedule(chunk=16, budget=40, max_rows=16, joins=True), ledger, CONTEXT)
@@ -42,7 +42,7 @@ def test_a_soak_of_requests_that_join_and_leave(ledger):
             server.step()
     server.end()
     assert len(server.cancelled) > 100 and len(server.stopped) > 100 and len(server.finished) > 100
-    assert (scheduler.num_preempted > 100) == isinstance(ledger, Pages)
+    assert (scheduler.num_preempted > 100) == isinstance(ledger, PageLedger)
 
 
 def test_a_single_token_a_step_still_serves_everybody():

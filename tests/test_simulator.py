@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eet_lab.errors import Cancelled, CostError, PromptError, ScheduleError
-from eet_lab.scheduling import Pages, Schedule
+from eet_lab.scheduling import PageLedger, Schedule
 from eet_lab.scheduling.policies import (
     POLICIES,
     ContinuousBatching,
@@ -168,12 +168,12 @@ def test_naive_batching_of_mixed_lengths_loses_to_none_and_packing_wins():
 
 def test_pages_that_run_out_make_the_newest_give_way():
     traffic = traffic_of(*[(0, 30, 30)] * 4)
-    ledger = Pages(num_pages=1 + 12, page=16, num_slots=4)
+    ledger = PageLedger(num_pages=1 + 12, page=16, num_slots=4)
     served = simulate_traffic(traffic, ContinuousBatching(max_rows=4), STEP, ledger=ledger)
     assert served.preempted > 0 and np.isfinite(served.last_ms).all()
     assert simulate_traffic(traffic, ContinuousBatching(max_rows=4), STEP).preempted == 0
     with pytest.raises(PromptError, match="KV cache"):
-        simulate_traffic(traffic, ContinuousBatching(max_rows=4), STEP, ledger=Pages(3, 16, 4))
+        simulate_traffic(traffic, ContinuousBatching(max_rows=4), STEP, ledger=PageLedger(3, 16, 4))
 
 
 class Deaf(BasePolicy):
@@ -220,7 +220,7 @@ def test_what_the_table_does_not_hold_is_told_before_any_work():
     with pytest.raises(ScheduleError, match="continuous_batching is not for an encoder"):
         simulate_traffic(traffic_of((0, 5, 1)), ContinuousBatching(), TURBO_2060)
     with pytest.raises(ScheduleError, match="only a policy that joins"):
-        simulate_traffic(traffic_of((0, 5, 1)), NoBatching(), TOY_DECODER, ledger=Pages(9, 16, 4))
+        simulate_traffic(traffic_of((0, 5, 1)), NoBatching(), TOY_DECODER, ledger=PageLedger(9, 16, 4))
 
 
 def test_goodput_counts_those_within_all_limits():

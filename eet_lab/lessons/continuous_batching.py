@@ -15,7 +15,7 @@ from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.show import Shown, here, table
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
-from eet_lab.scheduling import Pages, Request, Schedule
+from eet_lab.scheduling import PageLedger, Request, Schedule
 from eet_lab.scheduling.simulate import Simulated, simulate
 from eet_lab.technique import Recipe
 from eet_lab.words import brief, counted, percent
@@ -228,7 +228,7 @@ PAGE, FEW = 8, 14
 @cache
 def paged(num_pages: int) -> Simulated:
     """The twelve requests joining, their keys and values in so many pages."""
-    return simulate(REQUESTS, Schedule(CHUNK, None, SLOTS, True), Pages(num_pages + 1, PAGE, SLOTS))
+    return simulate(REQUESTS, Schedule(CHUNK, None, SLOTS, True), PageLedger(num_pages + 1, PAGE, SLOTS))
 
 
 @cache

@@ -8,7 +8,7 @@ from statistics import mean
 from eet_lab.figures.slot_lanes import lanes
 from eet_lab.lessons.continuous_batching import CHUNK, PAGE, REQUESTS, SLOTS
 from eet_lab.lessons.show import Shown, table
-from eet_lab.scheduling import Pages, Schedule, SharedPages
+from eet_lab.scheduling import PageLedger, Schedule, SharedPageLedger
 from eet_lab.scheduling.simulate import Simulated, simulate
 from eet_lab.words import percent
 
@@ -23,7 +23,7 @@ def served(shares: bool, instructions: int = INSTRUCTIONS) -> Simulated:
     """The twelve requests joining, with so many tokens of instructions in front of each prompt."""
     lengths = [(instructions + prompt, new) for prompt, new in REQUESTS]
     num_pages = 1 + SLOTS * -(-max(map(sum, lengths)) // PAGE)  # as many as slots of full length hold
-    ledger = (SharedPages if shares else Pages)(num_pages, PAGE, SLOTS)
+    ledger = (SharedPageLedger if shares else PageLedger)(num_pages, PAGE, SLOTS)
     return simulate(lengths, Schedule(CHUNK, None, SLOTS, True), ledger, shared_tokens=instructions)
 
 

@@ -11,9 +11,7 @@ from torch import Tensor
 from eet_lab.errors import PromptError
 from eet_lab.ops.types import KV, Batch
 from eet_lab.parts.kv_cache import KVCache
-from eet_lab.scheduling import HIDDEN
-from eet_lab.scheduling import Pages as Ledger
-from eet_lab.scheduling import SharedPages as SharedLedger
+from eet_lab.scheduling import HIDDEN, PageLedger, SharedPageLedger
 from eet_lab.words import counted
 
 PAGE = 16
@@ -33,7 +31,7 @@ class Pages(KVCache):
     block_table: Tensor  # [B,blocks] int32
     keys: Tensor  # [L,P,G,page,D]
     values: Tensor
-    ledger: Ledger
+    ledger: PageLedger
 
     def __init__(
         self, num_layers: int, num_heads: int, head_dim: int, like: Tensor, page: int, num_pages: int | None = None
@@ -103,8 +101,8 @@ class Pages(KVCache):
         self._host_entries = self._on_host = torch.empty(0, dtype=torch.int32)
         self.ledger = self._new_ledger(2, 1)
 
-    def _new_ledger(self, num_pages: int, num_rows: int) -> Ledger:
-        return Ledger(num_pages, self.page, num_rows)
+    def _new_ledger(self, num_pages: int, num_rows: int) -> PageLedger:
+        return PageLedger(num_pages, self.page, num_rows)
 
     @property
     def num_pages(self) -> int:
@@ -128,10 +126,10 @@ class Pages(KVCache):
 class SharedPages(Pages):
     """Pages with prefix caching: the table of several rows may name the same page, which none of them writes to."""
 
-    ledger: SharedLedger
+    ledger: SharedPageLedger
 
-    def _new_ledger(self, num_pages: int, num_rows: int) -> SharedLedger:
-        return SharedLedger(num_pages, self.page, num_rows)
+    def _new_ledger(self, num_pages: int, num_rows: int) -> SharedPageLedger:
+        return SharedPageLedger(num_pages, self.page, num_rows)
 
     @property
     def kind(self) -> str:

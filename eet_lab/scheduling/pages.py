@@ -56,7 +56,7 @@ class Private:
         return 0 if self.reach(slot, request.pad + request.length, spare) else None
 
 
-class Pages(Private):
+class PageLedger(Private):
     """Pages of `page` columns, which a slot takes one by one, wherever one is free. The first page is never given out.
 
     `table[slot]` are the slot's pages, in order of their columns: a row of the block table, from block `skipped[slot]`

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 
-from eet_lab.scheduling.pages import Pages
+from eet_lab.scheduling.pages import PageLedger
 from eet_lab.scheduling.request import Request
 
 ROOT = 0
@@ -36,7 +36,7 @@ class CachedPage:
         return self.reader is None or self.reader.read >= self.end
 
 
-class SharedPages(Pages):
+class SharedPageLedger(PageLedger):
     """Pages that are found by what they hold: a full one serves all requests whose tokens up to its end are the same.
 
     They are looked up by the page before and their own tokens, which a dict hashes and then compares, so two pages with

@@ -18,24 +18,20 @@ from eet_lab.serving.front import Front
 from eet_lab.serving.gate import Gate
 
 
-async def _embed(service: Front, request: Request) -> Response:
+async def _embed(front: Front, request: Request) -> Response:
     """A vector of each text, as `eet_lab.encode` makes it: it is not scaled to length 1."""
-    service.check_kind(True, request.url.path)
-    from eet_lab.serving.service import Service  # which needs torch
-    from eet_lab.serving.vectors import embed
+    front.check_kind(True, request.url.path)
+    from eet_lab.serving.vectors import embed  # with torch, as every front of an encoder
 
-    assert isinstance(service, Service)
-    return await embed(service, request)
+    return await embed(front, request)  # type: ignore[arg-type]
 
 
-async def _classify(service: Front, request: Request) -> Response:
+async def _classify(front: Front, request: Request) -> Response:
     """The classes of each text, in vLLM's form: the likeliest one's label, and the scores of all."""
-    service.check_kind(True, request.url.path)
-    from eet_lab.serving.service import Service  # which needs torch
+    front.check_kind(True, request.url.path)
     from eet_lab.serving.vectors import classify
 
-    assert isinstance(service, Service)
-    return await classify(service, request)
+    return await classify(front, request)  # type: ignore[arg-type]
 
 
 Handler = Callable[[Front, Request], Awaitable[Response]]
@@ -47,25 +43,25 @@ POSTS: dict[str, Handler] = {
 }
 
 
-def app_of(service: Front) -> Gate:
+def app_of(front: Front) -> Gate:
     """An ASGI app that serves this."""
     # The pages that show an API load scripts from elsewhere; /openapi.json is enough for programs.
     app = FastAPI(title="EET Lab", version=__version__, docs_url=None, redoc_url=None)
     for path, handler in POSTS.items():
-        app.add_api_route(path, _served(service, handler), methods=["POST"], name=handler.__name__.strip("_"))
+        app.add_api_route(path, _served(front, handler), methods=["POST"], name=handler.__name__.strip("_"))
     gets: dict[str, Handler] = {"/health": _health, "/metrics": _metrics, "/v1/models": _models}
     for path, handler in gets.items():
-        app.add_api_route(path, _served(service, handler), methods=["GET"], name=handler.__name__.strip("_"))
-    app.add_api_route("/v1/models/{name:path}", _served(service, _model), methods=["GET"], name="model")
+        app.add_api_route(path, _served(front, handler), methods=["GET"], name=handler.__name__.strip("_"))
+    app.add_api_route("/v1/models/{name:path}", _served(front, _model), methods=["GET"], name="model")
     app.add_exception_handler(ApiError, _told)
     app.add_exception_handler(HTTPException, _not_found)
     app.add_exception_handler(Exception, _failed)
-    return Gate(app, service.options, service.admission, service.metrics)
+    return Gate(app, front.options, front.admission, front.metrics)
 
 
-def _served(service: Front, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _served(front: Front, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
     async def served(request: Request) -> Response:
-        return await handler(service, request)
+        return await handler(front, request)
 
     # FastAPI resolves annotations by the names of this module, where postponed ones are strings.
     served.__annotations__ = {"request": Request, "return": Response}
@@ -73,39 +69,39 @@ def _served(service: Front, handler: Handler) -> Callable[[Request], Awaitable[R
     return served
 
 
-async def _health(service: Front, request: Request) -> Response:
+async def _health(front: Front, request: Request) -> Response:
     """Whether requests are served; 503 while the server shuts down, or once its engine is lost."""
-    if service.worker.dead is not None:
-        raise service.worker.dead
-    if service.admission.is_draining:
+    if front.worker.dead is not None:
+        raise front.worker.dead
+    if front.admission.is_draining:
         raise ApiError(503, "The server is shutting down.", code="shutting_down")
-    return JSONResponse({"status": "ok", "model": service.name})
+    return JSONResponse({"status": "ok", "model": front.name})
 
 
-async def _metrics(service: Front, request: Request) -> Response:
+async def _metrics(front: Front, request: Request) -> Response:
     """Counts for Prometheus."""
-    return Response(await service.metrics_text(), media_type=CONTENT_TYPE_LATEST)
+    return Response(await front.metrics_text(), media_type=CONTENT_TYPE_LATEST)
 
 
-async def _models(service: Front, request: Request) -> Response:
+async def _models(front: Front, request: Request) -> Response:
     """The one model that is served."""
-    return JSONResponse({"object": "list", "data": [_described(service)]})
+    return JSONResponse({"object": "list", "data": [_described(front)]})
 
 
-async def _model(service: Front, request: Request) -> Response:
+async def _model(front: Front, request: Request) -> Response:
     """The model of this name; 404 for another."""
-    service.check_model(request.path_params["name"])
-    return JSONResponse(_described(service))
+    front.check_model(request.path_params["name"])
+    return JSONResponse(_described(front))
 
 
-def _described(service: Front) -> dict[str, object]:
+def _described(front: Front) -> dict[str, object]:
     return {
-        "id": service.name,
+        "id": front.name,
         "object": "model",
-        "created": service.created,
+        "created": front.created,
         "owned_by": "eet_lab",
-        "max_model_len": service.columns,
-        "recipe": str(service.card.recipe),
+        "max_model_len": front.columns,
+        "recipe": str(front.card.recipe),
     }
 
 

@@ -16,7 +16,7 @@ from eet_lab.threads import num_cores
 from eet_lab.words import counted
 
 if TYPE_CHECKING:
-    from eet_lab.serving.replica import Plan
+    from eet_lab.serving.replica import ReplicaArgs
 
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
 """What one replica takes one of, by its device."""
@@ -70,16 +70,16 @@ def check_installed() -> None:
             raise SetupError(f"{name} is not installed, which replicas need: pip install 'eet-lab[ray]'.")
 
 
-def run(plan: Plan, scale: dict[str, Any], most: int, host: str, port: int) -> tuple[Running, str]:
+def run(args: ReplicaArgs, scale: dict[str, Any], most: int, host: str, port: int) -> tuple[Running, str]:
     """Start replicas, and wait until all answer; and their URL.
 
     `scale` are the deployment's own options. Errors: SetupError, with a replica's own reason where it did not start.
     """
-    from eet_lab.serving.listening import listen, url_of
+    from eet_lab.serving.lifecycle import listen, url_of
 
     with listen(host, port) as listening:  # only to find a port, and what keeps it from being listened on
         url, port = url_of(listening), listening.getsockname()[1]
-    is_ours = _join(plan.device, most)
+    is_ours = _join(args.device, most)
     from ray import serve
 
     quiet = {"log_level": "WARNING", "enable_access_log": False}
@@ -87,7 +87,7 @@ def run(plan: Plan, scale: dict[str, Any], most: int, host: str, port: int) -> t
         undo.callback(_leave, is_ours)
         serve.start(http_options={"host": host, "port": port}, logging_config=quiet)
         try:
-            handle = serve.run(_application(plan, scale), name=APP, route_prefix="/", logging_config=quiet)
+            handle = serve.run(_application(args, scale), name=APP, route_prefix="/", logging_config=quiet)
         except RuntimeError as error:  # it says that it failed, and not why
             raise SetupError(f"The replicas did not start: {_reason() or error} Ray's logs are in {LOGS}.") from error
         undo.pop_all()
@@ -175,23 +175,23 @@ def _here(device: str) -> int:
     return torch.cuda.device_count() if device == "cuda" else num_cores()
 
 
-def _application(plan: Plan, scale: dict[str, Any]) -> Any:
+def _application(args: ReplicaArgs, scale: dict[str, Any]) -> Any:
     from ray import serve
 
     from eet_lab.serving.replica import Replica
 
-    options = plan.options
+    options = args.options
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name=APP,
-        ray_actor_options={"num_cpus": 0, f"num_{RESOURCES[plan.device].lower()}s": 1},
+        ray_actor_options={"num_cpus": 0, f"num_{RESOURCES[args.device].lower()}s": 1},
         health_check_period_s=HEALTH_S,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=options.drain_s,
         max_constructor_retry_count=1,
         **scale,
     )
-    return deployment.bind(plan)
+    return deployment.bind(args)
 
 
 def _reason() -> str:

@@ -13,37 +13,35 @@ from eet_lab.errors import EETError
 from eet_lab.models.chat import as_messages
 from eet_lab.serving.bodies import ChatBody, CompletionBody, Sampled, StreamOptions, parsed
 from eet_lab.serving.errors import ApiError, bad, of_engine
-from eet_lab.serving.forms import CHAT, TEXT, Form
+from eet_lab.serving.forms import CHAT, TEXT, EventStream, Form
 from eet_lab.serving.front import SHORT, Front
 from eet_lab.serving.gate import read_body
 from eet_lab.serving.generating import Generating, Step, settings_of
-from eet_lab.serving.replay import Replay, recorded
-from eet_lab.serving.response_cache import HIT
-from eet_lab.serving.stream import EventStream
+from eet_lab.serving.response_cache import HIT, Replay, recorded
 from eet_lab.words import told
 
 
-async def complete(service: Front, request: Request) -> Response:
+async def complete(front: Front, request: Request) -> Response:
     """Continue one prompt or several."""
-    service.check_kind(False, request.url.path)
-    body = parsed(await read_body(request.receive, service.options), CompletionBody)
-    service.check_model(body.model)
+    front.check_kind(False, request.url.path)
+    body = parsed(await read_body(request.receive, front.options), CompletionBody)
+    front.check_model(body.model)
 
     async def asked() -> Asked:
-        prompts = [await _encoded(service, prompt) for prompt in token_lists(body.prompt, "prompt")]
+        prompts = [await _encoded(front, prompt) for prompt in token_lists(body.prompt, "prompt")]
         return Asked(prompts, 16 if body.max_tokens is None else body.max_tokens)
 
-    return await _answered(service, request, body, asked, TEXT)
+    return await _answered(front, request, body, asked, TEXT)
 
 
-async def chat(service: Front, request: Request) -> Response:
+async def chat(front: Front, request: Request) -> Response:
     """Say what follows a conversation."""
-    service.check_kind(False, request.url.path)
-    body = parsed(await read_body(request.receive, service.options), ChatBody)
-    service.check_model(body.model)
+    front.check_kind(False, request.url.path)
+    body = parsed(await read_body(request.receive, front.options), ChatBody)
+    front.check_model(body.model)
 
     async def asked() -> Asked:
-        template = await service.template()
+        template = await front.template()
         try:
             messages = as_messages(body.messages)
             is_long = sum(len(message["content"]) for message in messages) > SHORT
@@ -52,7 +50,7 @@ async def chat(service: Front, request: Request) -> Response:
             raise of_engine(error, "messages") from error
         return Asked([prompt], body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens)
 
-    return await _answered(service, request, body, asked, CHAT)
+    return await _answered(front, request, body, asked, CHAT)
 
 
 class Asked(NamedTuple):
@@ -63,31 +61,31 @@ class Asked(NamedTuple):
 
 
 async def _answered(
-    service: Front, request: Request, body: Sampled, asked: Callable[[], Awaitable[Asked]], form: Form
+    front: Front, request: Request, body: Sampled, asked: Callable[[], Awaitable[Asked]], form: Form
 ) -> Response:
     """What was answered before, or what the engine says to `asked`."""
-    key, ticket = service.cache.key_of(request.url.path, body), request.state.ticket
-    if (found := await service.kept(key, request)) is not None:
-        replay = Replay(found, ticket.since + service.options.request_s)
-        return await _said(service, request, body, replay, replay.steps(), form, HIT)
+    key, ticket = front.cache.key_of(request.url.path, body), request.state.ticket
+    if (found := await front.kept(key, request)) is not None:
+        replay = Replay(found, ticket.since + front.options.request_s)
+        return await _said(front, request, body, replay, replay.steps(), form, HIT)
     try:
         prompts, max_tokens = await asked()
-        settings = settings_of(body, prompts, max_tokens, service)
-        generating = Generating(service, prompts, body, ticket)
+        settings = settings_of(body, prompts, max_tokens, front)
+        generating = Generating(front, prompts, body, ticket)
         try:
             generating.start(settings, request.receive)
         except BaseException:
             generating.close()
             raise
     except BaseException:
-        service.cache.done(key)
+        front.cache.done(key)
         raise
-    steps = generating.steps() if key is None else recorded(generating, service.cache, key)
-    return await _said(service, request, body, generating, steps, form, {})
+    steps = generating.steps() if key is None else recorded(generating, front.cache, key)
+    return await _said(front, request, body, generating, steps, form, {})
 
 
 async def _said(
-    service: Front,
+    front: Front,
     request: Request,
     body: Sampled,
     source: Generating | Replay,
@@ -97,7 +95,7 @@ async def _said(
 ) -> Response:
     """The answer whole, or as a stream, which closes its source itself."""
     number = f"{form.prefix}-{request.state.request_id}"
-    head = {"id": number, "created": service.created_now(), "model": service.name}
+    head = {"id": number, "created": front.created_now(), "model": front.name}
     try:
         first = await anext(steps)
         if body.stream:
@@ -134,8 +132,8 @@ def _is_token(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-async def _encoded(service: Front, prompt: str | list[int]) -> list[int]:
+async def _encoded(front: Front, prompt: str | list[int]) -> list[int]:
     try:
-        return await service.encode(prompt)
+        return await front.encode(prompt)
     except EETError as error:
         raise of_engine(error, "prompt") from error

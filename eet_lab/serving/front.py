@@ -8,21 +8,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from starlette.requests import Request
 
 from eet_lab.models.chat import ChatTemplate, template_of
 from eet_lab.models.transcript import Decode, ended_by
-from eet_lab.serving.admission import Admission
-from eet_lab.serving.answer import Answer, News
 from eet_lab.serving.errors import ApiError
-from eet_lab.serving.gate import before
-from eet_lab.serving.jobs import Card, EngineClient, GeneratingClient, Load
+from eet_lab.serving.gate import Admission, before
+from eet_lab.serving.jobs import Answer, Card, Load, News
 from eet_lab.serving.metrics import Metrics
 from eet_lab.serving.options import Options
 from eet_lab.serving.response_cache import ResponseCache
 from eet_lab.words import MiB
+
+if TYPE_CHECKING:
+    from eet_lab.serving.front_process import RemoteEngine
+    from eet_lab.serving.generator import Generator
+    from eet_lab.serving.worker import Worker
 
 SHORT = 4096
 """Characters that are read into tokens at once; longer texts go to a thread, so that nobody waits for them."""
@@ -38,11 +41,14 @@ class Front:
     """The time from one event of all streams to the next, for each of them: an event takes some 50 us."""
 
     def __init__(
-        self, card: Card, options: Options, worker: EngineClient, generator: GeneratingClient | None = None
+        self,
+        card: Card,
+        options: Options,
+        worker: Worker | RemoteEngine,
+        generator: Generator | RemoteEngine | None = None,
     ) -> None:
         self.card, self.options = card, options
-        self.name = options.served_model_name or card.name
-        self.is_encoder, self.columns, self.ends = card.is_encoder, card.columns, card.ends
+        self.name, self.is_encoder, self.columns, self.ends = card.name, card.is_encoder, card.columns, card.ends
         self.created = self.created_now()
         self.admission = Admission(options)
         self.cache = ResponseCache(options.response_cache_mib * MiB)
@@ -155,10 +161,6 @@ class Front:
         if isinstance(text, str) and len(text) > SHORT:
             return await asyncio.to_thread(self.card.encode, text)
         return self.card.encode(text)
-
-    def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token's text, which may be half a character."""
-        return self.card.bytes_of(token)
 
     def decode(self, stop: Iterable[int]) -> Decode:
         """Text of tokens, without those that end it, and without special ones."""

@@ -1,26 +1,118 @@
-"""A front's process: `python -m eet_lab.serving.front_process CHANNEL LISTENING`, by file descriptors it inherits."""
+"""A front's process, and the engine in another one as it sees it: `python -m eet_lab.serving.front_process CHANNEL
+LISTENING`, by file descriptors that it inherits.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 import sys
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from contextlib import suppress
+from itertools import count
+
+import msgspec
 
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.front import Front
-from eet_lab.serving.remote import RemoteEngine
+from eet_lab.serving.jobs import Job, Load, News
 from eet_lab.serving.server import Server
-from eet_lab.serving.wire import HELLO, TO_FRONT, Channel, Hello, ToEngine, ToFront
+from eet_lab.serving.wire import ENCODER, HELLO, TO_FRONT, Channel, Hello, ToEngine, ToFront
+
+PATIENCE_S = 1.0
+"""The time to wait for the engine's load."""
+
+
+class RemoteEngine:
+    """Sends jobs over a channel, those of one turn of the loop as one frame, and tells what comes back."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.ready: Future[None] = Future()
+        self.dead: ApiError | None = None
+        self._channel = channel
+        self._answers: dict[int, Hashable] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._count = count()
+        self._next = ToEngine()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_due = False
+        self._load, self._is_told = Load(), asyncio.Event()
+
+    def start(self) -> None:
+        """Nothing: the other process has started its engine."""
+
+    def serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send from this loop."""
+        self._loop = loop
+
+    def close(self) -> None:
+        """Nothing: the end of this process tells the other one."""
+
+    def join(self, job: Job) -> None:
+        """Queue it. Errors: those of msgspec for what no frame can have, after which nothing has changed."""
+        number = next(self._count)
+        written = msgspec.Raw(ENCODER.encode(job._replace(answer=number)))
+        self._answers[number], self._numbers[job.answer] = job.answer, number
+        self._soon().jobs.append(written)
+
+    def leave(self, answer: Hashable) -> None:
+        """End it before the next step, if it is there."""
+        number = self._numbers.pop(answer, None)
+        if number is not None:
+            del self._answers[number]
+            self._soon().leaves.append(number)
+
+    def load(self) -> Load:
+        """The load as it was told last."""
+        return self._load
+
+    async def refresh(self) -> None:
+        """Ask for the load; an engine that is busy with something else has told it before."""
+        self._is_told.clear()
+        self._soon().wants_load = True
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._is_told.wait(), PATIENCE_S)
+
+    def take(self, told: ToFront, receive: Callable[[list[News]], None]) -> None:
+        """What a frame says of the engine; `receive` is given what concerns answers that are still waited for."""
+        self.dead = told.dead or self.dead
+        if told.load is not None:
+            self._load = told.load
+            self._is_told.set()
+        news = []
+        for each in told.news:
+            answer = self._answers.get(each.answer)
+            if answer is None:
+                continue
+            if each.reason is not None or each.error is not None:
+                del self._answers[each.answer], self._numbers[answer]
+            each.answer = answer
+            news.append(each)
+        if news:
+            receive(news)
+
+    def _soon(self) -> ToEngine:
+        """The frame that is sent when the loop has done what it is about."""
+        if not self._is_due:
+            assert self._loop is not None
+            self._is_due = True
+            self._loop.call_soon(self._send)
+        return self._next
+
+    def _send(self) -> None:
+        self._is_due, frame, self._next = False, self._next, ToEngine()
+        self._channel.send(frame)
+
 
 GONE = "The process with the model has ended, and this request with it. Restart the server."
 FAILED = "The server's front has failed, and this request with it. Its log has the reason. Restart the server."
 
 
-async def serve(channel: Channel, listening: socket.socket) -> None:
+async def serve(channel: Channel, listening: socket.socket, has_process: bool = False) -> None:
     """Serve until the engine's process says so, or is gone: then whoever waits is told.
 
-    Errors: what kept a frame from being taken, which ends all too.
+    `has_process`: this one is here for nothing else. Errors: what kept a frame from being taken, which ends all too.
     """
     frames = channel.frames()
     hello: Hello | None = None
@@ -31,7 +123,7 @@ async def serve(channel: Channel, listening: socket.socket) -> None:
         return
     engine = RemoteEngine(channel)
     server = Server(Front(hello.card, hello.options, engine, engine), listening)
-    server.has_process = True
+    server.has_process = has_process
 
     def take(told: ToFront) -> None:
         engine.take(told, server.service.receive)
@@ -68,8 +160,8 @@ async def serve(channel: Channel, listening: socket.socket) -> None:
 def main(words: list[str]) -> None:
     """Serve on the two sockets."""
     channel, listening = (socket.socket(fileno=int(word)) for word in words)
-    with contextlib.suppress(asyncio.CancelledError):  # ended before it was up
-        asyncio.run(serve(Channel(channel), listening))
+    with suppress(asyncio.CancelledError):  # ended before it was up
+        asyncio.run(serve(Channel(channel), listening, has_process=True))
 
 
 if __name__ == "__main__":

@@ -10,16 +10,13 @@ from typing import NamedTuple
 
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError
-from eet_lab.models.transcript import Decode
-from eet_lab.serving.admission import Ticket
-from eet_lab.serving.answer import Answer, Reason
+from eet_lab.models.transcript import Decode, Transcript
 from eet_lab.serving.bodies import MOST_CHOICES, Sampled
 from eet_lab.serving.errors import bad, of_engine
 from eet_lab.serving.front import Front
-from eet_lab.serving.gate import NUMBERS, Receive, disconnected
-from eet_lab.serving.jobs import Job
+from eet_lab.serving.gate import NUMBERS, Receive, Ticket, disconnected
+from eet_lab.serving.jobs import Answer, Job, Reason
 from eet_lab.serving.logprobs import Scored, Scores
-from eet_lab.serving.stopped_text import StoppedText
 
 MOST_SEED = 2**62
 
@@ -70,10 +67,10 @@ class Choice:
 class Generating:
     """A request, from its jobs to its last piece. `close` ends what is still under way."""
 
-    def __init__(self, service: Front, prompts: Sequence[Sequence[int]], body: Sampled, ticket: Ticket) -> None:
-        self._service, self._ticket = service, ticket
+    def __init__(self, front: Front, prompts: Sequence[Sequence[int]], body: Sampled, ticket: Ticket) -> None:
+        self._front, self._ticket = front, ticket
         self._wake = asyncio.Event()
-        self._deadline = ticket.since + service.options.request_s
+        self._deadline = ticket.since + front.options.request_s
         self._watch: asyncio.Task[None] | None = None
         self.prompt_tokens = sum(map(len, prompts))
         self._prompts, self._body = prompts, body
@@ -82,18 +79,18 @@ class Generating:
 
     def start(self, settings: Sequence[Settings], receive: Receive) -> None:
         """Give the engine a job for each choice: `n` of each prompt. `settings` are those of each prompt."""
-        assert self._service.generator is not None
+        assert self._front.generator is not None
         body, stops = self._body, self._body.stops()
-        decode: Decode = self._service.decode(body.stop_token_ids)
+        decode: Decode = self._front.decode(body.stop_token_ids)
         self._ticket.count(len(self._prompts) * body.n, self.prompt_tokens)
         for prompt, how in zip(self._prompts, settings, strict=True):
-            self._service.metrics.prompt_lengths.observe(len(prompt))
+            self._front.metrics.prompt_lengths.observe(len(prompt))
             for number in range(body.n):
-                scores = Scores(self._service.bytes_of)
+                scores = Scores(self._front.card.bytes_of)
                 answer = Answer(self._wake, is_followed=body.stream or bool(stops))
                 self.choices.append(Choice(len(self.choices), answer, StoppedText(decode, stops), scores))
-                self._service.joined(answer)
-                self._service.generator.join(Job(prompt, how, number, answer, self._deadline))
+                self._front.joined(answer)
+                self._front.generator.join(Job(prompt, how, number, answer, self._deadline))
         self._watch = asyncio.create_task(self._watch_client(receive))
 
     async def steps(self) -> AsyncIterator[Step]:
@@ -106,18 +103,18 @@ class Generating:
             if any(choice.answer.num_tokens for choice in running):
                 self._started()
             if done := [choice.answer for choice in running if choice.finish is not None]:
-                self._service.left(done)
+                self._front.left(done)
             running = [choice for choice in running if choice.finish is None]
             if found:
                 yield Step(found, self.completion_tokens)
 
     def close(self) -> None:
         """The request is over: count it, and free what the engine still holds for it."""
-        self._service.left([choice.answer for choice in self.choices])
+        self._front.left([choice.answer for choice in self.choices])
         if self._watch is not None:
             self._watch.cancel()
             self._watch = None  # its error holds its frame, and that this: the collector alone would find them
-        metrics = self._service.metrics
+        metrics = self._front.metrics
         metrics.prompt_tokens += self.prompt_tokens
         for choice in self.choices:
             tokens = choice.text.num_tokens
@@ -139,15 +136,15 @@ class Generating:
     def _started(self) -> None:
         first = min((c.answer.first_at for c in self.choices if c.answer.first_at is not None), default=None)
         if first is not None and self._ticket.started(first):
-            self._service.metrics.first_token_s.observe(first - self._ticket.since)
+            self._front.metrics.first_token_s.observe(first - self._ticket.since)
 
     async def _watch_client(self, receive: Receive) -> None:
         await disconnected(receive)
         self.is_abandoned = True
-        self._service.left([choice.answer for choice in self.choices])
+        self._front.left([choice.answer for choice in self.choices])
 
 
-def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | None, service: Front) -> list[Settings]:
+def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | None, front: Front) -> list[Settings]:
     """How each prompt is continued. `asked` are the tokens that the client wants; None: all that there is room for.
 
     Errors: ApiError, with the field, for what there is no room for.
@@ -160,10 +157,10 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
         )
     logprobs = body.num_logprobs()
     seed = NUMBERS.randrange(MOST_SEED) if body.seed is None else body.seed % MOST_SEED
-    stop = {*body.stop_token_ids, *(() if body.ignore_eos else service.ends)}
+    stop = {*body.stop_token_ids, *(() if body.ignore_eos else front.ends)}
     found = []
     for prompt in prompts:
-        most, length = service.columns, max(len(prompt), 1)
+        most, length = front.columns, max(len(prompt), 1)
         room = most - length
         if room < 1:
             raise bad(
@@ -184,3 +181,51 @@ def settings_of(body: Sampled, prompts: Sequence[Sequence[int]], asked: int | No
         except EETError as error:
             raise of_engine(error, "temperature") from error
     return found
+
+
+class StoppedText:
+    """A `Transcript` that ends before the first stop string.
+
+    What may be the beginning of one is held back until the next characters tell. `num_tokens` are those that were read:
+    what follows the token that completes a stop string is not.
+    """
+
+    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
+        self._transcript, self._stops = Transcript(decode), stops
+        self._held = ""
+        self.is_stopped = False
+        self.num_tokens = 0
+
+    def add(self, ids: Sequence[int]) -> str:
+        """The text that is now certain."""
+        if not self._stops:
+            self.num_tokens += len(ids)
+            return self._transcript.add(ids) if ids else ""
+        text = ""
+        for token in ids:
+            if self.is_stopped:
+                break
+            self.num_tokens += 1
+            text += self._certain(self._transcript.add([token]), is_last=False)
+        return text
+
+    def finish(self) -> str:
+        """The text of what is held: nothing more comes."""
+        return "" if self.is_stopped else self._certain(self._transcript.finish(), is_last=True)
+
+    def _certain(self, more: str, is_last: bool) -> str:
+        held = self._held + more
+        found = [at for stop in self._stops if (at := held.find(stop)) >= 0]
+        if found:
+            self.is_stopped, self._held = True, ""
+            return held[: min(found)]
+        kept = 0 if is_last else self._beginning(held)
+        certain = held[: len(held) - kept]
+        self._held = held[len(certain) :]
+        return certain
+
+    def _beginning(self, text: str) -> int:
+        """How many characters at its end may be the beginning of a stop string."""
+        longest = min(max((len(stop) for stop in self._stops), default=1) - 1, len(text))
+        ends = (length for length in range(longest, 0, -1) if any(s.startswith(text[-length:]) for s in self._stops))
+        return next(ends, 0)

@@ -13,9 +13,8 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError, RecipeError, ScheduleError
 from eet_lab.models import Model
 from eet_lab.scheduling import Request
-from eet_lab.serving.answer import News
 from eet_lab.serving.errors import ApiError, failed, of_engine
-from eet_lab.serving.jobs import Job, Load
+from eet_lab.serving.jobs import Job, Load, News
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
 
@@ -23,18 +22,19 @@ from eet_lab.technique import Recipe
 class Generator(Worker):
     """Serves jobs until their last token, their deadline, or their end by `leave`, within one step.
 
-    `receive` is called on the server's loop, or as `tell_here` says, with all news of a step at once. An error of the
-    engine ends all that it served, and a new engine over the same weights serves whoever comes next.
+    An error of the engine ends all that it served, and a new engine over the same weights serves whoever comes next.
     """
 
-    def __init__(self, model: Model, recipe: Recipe, columns: int, receive: Callable[[list[News]], None]) -> None:
+    def __init__(self, model: Model, recipe: Recipe, columns: int) -> None:
         super().__init__("eet-serving")
         if recipe.parts.schedule.max_rows is None:
             raise RecipeError(
                 f"{recipe or 'The baseline'} serves no requests that join: add continuous_batching, such as "
                 "'all,continuous_batching:rows=64'."
             )
-        self._model, self._recipe, self._columns, self._receive = model, recipe, columns, receive
+        self._model, self._recipe, self._columns = model, recipe, columns
+        self.receive: Callable[[list[News]], None] = lambda news: None
+        """Told, where the worker tells what comes, of all news of a step at once."""
         self._jobs: dict[Request, Job] = {}
         self._requests: dict[Hashable, Request] = {}
         self._look_at = inf
@@ -48,11 +48,6 @@ class Generator(Worker):
     def leave(self, answer: Hashable) -> None:
         """End it before the next step, if it is there; from any thread."""
         self.command(partial(self._leave, answer))
-
-    def tell_here(self, receive: Callable[[list[News]], None]) -> None:
-        """Call this on the engine's thread, with all news of a step at once, in place of the server's."""
-        self._receive = receive
-        self.serve_here()
 
     async def refresh(self) -> None:
         """Nothing: `load` looks at the engine itself."""
@@ -122,7 +117,7 @@ class Generator(Worker):
             if reason is not None:
                 del jobs[request], self._requests[answer]
         if news:
-            self.tell(partial(self._receive, news))
+            self.tell(partial(self.receive, news))
 
     def _end_late(self) -> None:
         """Deadlines count from the gate, so a job may join behind another and be late before it.
@@ -149,7 +144,7 @@ class Generator(Worker):
         return number
 
     def _end(self, answer: Hashable, error: ApiError) -> None:
-        self.tell(partial(self._receive, [News(answer, (), None, error, time.perf_counter())]))
+        self.tell(partial(self.receive, [News(answer, (), None, error, time.perf_counter())]))
 
     def _close(self) -> None:
         if self.engine is not None:

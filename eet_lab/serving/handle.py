@@ -35,7 +35,7 @@ PACKAGES = ("fastapi", "h11", "prometheus_client", "pydantic", "starlette", "uvi
 FRONTS = ("process", "thread")
 
 
-class Served:
+class ServerHandle:
     """A server of a model of this process. `url` is where it is; OpenAI's clients take `base_url=f"{url}/v1"`."""
 
     def __init__(self, server: Lifecycle, url: str) -> None:
@@ -45,7 +45,7 @@ class Served:
         self._thread = threading.Thread(target=self._run, name="eet-http", daemon=True)
         self._thread.start()
 
-    def wait_until_up(self, timeout_s: float | None = None) -> Served:
+    def wait_until_up(self, timeout_s: float | None = None) -> ServerHandle:
         """Itself, once requests are answered. Errors: what kept it from that; SetupError after the time."""
         end = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not self._server.is_up.wait(LOOK_S):
@@ -72,12 +72,12 @@ class Served:
 
     def __repr__(self) -> str:
         service = self._server.service
-        return f"<{service.name} ({service.card.recipe}) at {self.url}, {self.state}, front {self._server.place}>"
+        return f"<{service.card.name} ({service.card.recipe}) at {self.url}, {self.state}, front {self._server.place}>"
 
     def _repr_html_(self) -> str:
         """The same for a notebook, with a link."""
         service, url = self._server.service, html.escape(self.url)
-        what = html.escape(f"{service.name} ({service.card.recipe})")
+        what = html.escape(f"{service.card.name} ({service.card.recipe})")
         return f'{what} at <a href="{url}/v1/models">{url}</a>, {html.escape(self.state)}'
 
     def _run(self) -> None:
@@ -99,7 +99,7 @@ def serve(
     port: int = 0,
     front: str | None = None,
     **options: Any,
-) -> Served:
+) -> ServerHandle:
     """Serve a model of this process with OpenAI's interface, and return at once a handle with `url` and `stop()`.
 
     `recipe` is "all,continuous_batching" for a model that generates, and "all" for an encoder. `port` 0 is any free
@@ -110,7 +110,7 @@ def serve(
     engine is built.
     Errors: SetupError for an option, a front or a port that cannot be; RecipeError; ModelError.
     """
-    return Served(*serving(model, recipe, host, port, options, front))
+    return ServerHandle(*serving(model, recipe, host, port, options, front))
 
 
 def serving(
@@ -127,7 +127,7 @@ def serving(
     """
     if missing := next((name for name in PACKAGES if not _is_installed(name)), None):
         raise SetupError(f"{missing} is not installed, which serving needs: pip install 'eet-lab[serve]'.")
-    from eet_lab.serving.listening import listen, url_of
+    from eet_lab.serving.lifecycle import listen, url_of
     from eet_lab.serving.service import Service
 
     if front is not None and front not in FRONTS:
@@ -148,8 +148,9 @@ def _server(service: Service, listening: socket.socket, is_apart: bool) -> Lifec
 
         return SplitServer(service, listening)
     from eet_lab.serving.server import Server  # with uvicorn and FastAPI, which the other has in its front
+    from eet_lab.serving.service import LocalFront
 
-    return Server(service, listening)
+    return Server(LocalFront(service), listening)
 
 
 def _is_installed(name: str) -> bool:

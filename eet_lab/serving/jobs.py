@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
+
+import msgspec
 
 from eet_lab.engine.settings import Settings, check_vocabulary
 from eet_lab.models.tokenizer import Tokenizer, decoded, encoded
+from eet_lab.scheduling import TokenLogprobs
 from eet_lab.serving.errors import ApiError
 
 
@@ -74,35 +76,85 @@ class Card:
         return ""
 
 
-class EngineClient(Protocol):
-    """The engine as a front sees it: a thread of its process (`Worker`), or a process of its own (`RemoteEngine`)."""
-
-    ready: Future[None]
-    """Done once there is an engine; fails where none could be built."""
-    dead: ApiError | None
-    """Why nothing can be served any more."""
-
-    def start(self) -> None:
-        """Build the engine, or see to it."""
-
-    def serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell what comes on this loop."""
-
-    def close(self) -> None:
-        """End after the present turn, and wait for it."""
+Reason = Literal["stop", "length", "abort"]
+"""Why nothing more comes: OpenAI's finish reasons, and vLLM's for a client that left."""
 
 
-class GeneratingClient(EngineClient, Protocol):
-    """The same of an engine that generates."""
+class News(msgspec.Struct, array_like=True, gc=False):
+    """New tokens of an answer, and its end where they are the last; `at` is `time.perf_counter()` on the engine.
 
-    def join(self, job: Job) -> None:
-        """Queue it."""
+    There is one for each token of a server: a struct costs a quarter of a tuple with names.
+    """
 
-    def leave(self, answer: Hashable) -> None:
-        """End it before the next step, if it is there."""
+    answer: Any  # an Answer, or its number in another process
+    tokens: Sequence[int]
+    reason: Reason | None
+    error: ApiError | None
+    at: float
+    logprobs: Sequence[TokenLogprobs] = ()  # of the tokens, if they were asked for
 
-    def load(self) -> Load:
-        """The load as it was told last."""
 
-    async def refresh(self) -> None:
-        """Ask for the load."""
+class Answer:
+    """Tokens until they are taken. Answers of one HTTP request share their wake, so that one wait is for all.
+
+    Whoever takes them is woken for the first ones and for the end; `is_followed`: for those between too.
+    """
+
+    def __init__(self, wake: asyncio.Event, is_followed: bool) -> None:
+        self._wake, self._is_followed = wake, is_followed
+        self._new: list[int] = []
+        self._new_logprobs: list[TokenLogprobs] = []
+        self.num_tokens = 0
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+        """When its first and its newest tokens came."""
+        self.reason: Reason | None = None
+        self.error: ApiError | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.reason is not None or self.error is not None
+
+    def put(self, news: News) -> bool:
+        """Take what came; whether somebody is still to be woken for it, by `wake`.
+
+        After its end nothing counts: the engine may be a pass ahead of whoever ended it.
+        """
+        if self.is_over:
+            return False
+        is_first = self.first_at is None
+        self._new += news.tokens
+        self._new_logprobs += news.logprobs
+        self.num_tokens += len(news.tokens)
+        self.reason, self.error = news.reason, news.error
+        if news.tokens:
+            self.first_at, self.last_at = self.first_at or news.at, news.at
+        if is_first or self.is_over:
+            self._wake.set()
+            return False
+        return self._is_followed
+
+    def wake(self) -> None:
+        """Wake whoever takes the tokens."""
+        self._wake.set()
+
+    def end(self, reason: Reason) -> None:
+        """Nothing more is wanted of it."""
+        if not self.is_over:
+            self.reason = reason
+            self._wake.set()
+
+    def take(self) -> list[int]:
+        """The tokens that came since the last call; raises the error that ended it, once all are taken."""
+        if self.error is not None:
+            if not self._new:
+                raise self.error
+            self._wake.set()  # for the error, which is still to be raised
+        new, self._new = self._new, []
+        return new
+
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """What came beside the tokens that were just taken."""
+        new, self._new_logprobs = self._new_logprobs, []
+        return new

@@ -19,9 +19,7 @@ from eet_lab.paths import cache_dir
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable, Provenance
 from eet_lab.scheduling.cost_files import load_cost, save_cost
-from eet_lab.serving.profile_decoder import decoder_axes, measured_decoder
-from eet_lab.serving.profile_encoder import encoder_axes, measured_encoder
-from eet_lab.serving.sizes import REPEATS
+from eet_lab.serving.profile_passes import REPEATS, decoder_axes, encoder_axes, measured_decoder, measured_encoder
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
 

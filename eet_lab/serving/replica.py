@@ -14,11 +14,11 @@ from eet_lab.serving.lifecycle import freeze_heap
 from eet_lab.serving.options import Options
 from eet_lab.serving.ray_asgi import within_serve
 from eet_lab.serving.server import SWITCH_S
-from eet_lab.serving.service import Service
+from eet_lab.serving.service import LocalFront, Service
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplicaArgs:
     """What a replica needs to build its engine: names, which any process can read, and no weights."""
 
     model: str
@@ -34,9 +34,9 @@ class Replica:
     Ray kills a replica whose `check_health` fails, and starts another in its place.
     """
 
-    async def __init__(self, plan: Plan) -> None:  # type: ignore[misc]  # Ray Serve awaits it
-        model = await asyncio.to_thread(load, plan.model, device=plan.device, dtype=plan.dtype)
-        self.service = Service(model, plan.recipe, plan.options)
+    async def __init__(self, args: ReplicaArgs) -> None:  # type: ignore[misc]  # Ray Serve awaits it
+        model = await asyncio.to_thread(load, args.model, device=args.device, dtype=args.dtype)
+        self.service = LocalFront(Service(model, args.recipe, args.options))
         worker = self.service.worker
         worker.serve(asyncio.get_running_loop())
         worker.start()

@@ -113,7 +113,7 @@ def serve_replicas(
     Errors: SetupError, also for what cannot be served; ModelError; RecipeError.
     """
     cluster.check_installed()
-    from eet_lab.serving.replica import Plan
+    from eet_lab.serving.replica import ReplicaArgs
     from eet_lab.serving.service import DECODER_RECIPE, ENCODER_RECIPE
 
     span, wanted = Span.of(replicas), Options.of(**options)
@@ -127,13 +127,13 @@ def serve_replicas(
     words = default if recipe is None else recipe
     checked = as_recipe(words, kind, shape.config)
     name = str(shape.folder.resolve()) if shape.kind == "folder" and shape.folder else str(model)
-    plan = Plan(name, str(checked), kind, dtype, wanted)
+    args = ReplicaArgs(name, str(checked), kind, dtype, wanted)
     scale: dict[str, Any] = {"num_replicas": span.least}
     if span.least != span.most:
         bounds = {"min_replicas": span.least, "max_replicas": span.most, "initial_replicas": span.least}
         scale = {"autoscaling_config": bounds | {"target_ongoing_requests": target_ongoing_requests}}
     scale["max_ongoing_requests"] = wanted.max_queued_requests + (checked.parts.schedule.max_rows or 0) + SPARE
-    running, url = cluster.run(plan, scale, span.most, host, port)
+    running, url = cluster.run(args, scale, span.most, host, port)
     return ServedReplicas(
         f"{wanted.served_model_name or shape.name} ({checked}) by {span}", url, wanted.drain_s, running
     )

@@ -1,4 +1,4 @@
-"""Answers that need no model: those of requests that were answered before.
+"""Answers that need no model: those of requests that were answered before, or are just being answered.
 
 The idea is TurboTransformers' (Fang et al., PPoPP 2021), whose pipeline looks for a request's answer before it queues
 it; its own was never released. A request is the same if its endpoint and all fields that matter are. Only what the
@@ -11,10 +11,16 @@ import asyncio
 import hashlib
 import json
 import pickle
+import time
 from collections import OrderedDict
-from typing import Any
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eet_lab.serving.bodies import Body
+from eet_lab.serving.jobs import Reason
+
+if TYPE_CHECKING:
+    from eet_lab.serving.generating import Generating, Step
 
 ENTRY_BYTES = 256
 """What an entry takes beside its answer: its key, and its places in the table."""
@@ -88,3 +94,76 @@ class ResponseCache:
     def _drop(self, key: bytes) -> None:
         if (found := self._kept.pop(key, None)) is not None:
             self.num_bytes -= len(found) + ENTRY_BYTES
+
+
+class Finished(NamedTuple):
+    """A choice that is complete."""
+
+    number: int
+    finish: Reason | None
+
+
+class Recorded(NamedTuple):
+    """All that a request was told."""
+
+    steps: list[Step]
+    choices: list[Finished]
+    prompt_tokens: int
+
+
+class Replay:
+    """What `Generating` is for its form and its stream, without an engine. A stream has the events that it had."""
+
+    is_abandoned = False
+
+    def __init__(self, recorded: Recorded, deadline: float) -> None:
+        self._steps, self.choices, self.prompt_tokens = recorded
+        self._deadline = deadline
+
+    async def steps(self) -> AsyncIterator[Step]:
+        """What all choices say."""
+        for step in self._steps:
+            yield step
+
+    @property
+    def completion_tokens(self) -> int:
+        """The tokens of all choices."""
+        return self._steps[-1].num_tokens
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until the answer must be complete."""
+        return self._deadline - time.perf_counter()
+
+
+async def recorded(generating: Generating, cache: ResponseCache, key: bytes) -> AsyncIterator[Step]:
+    """The steps of a request, which are kept under its key once all choices have come to their own ends.
+
+    They are taken as they come: others wait for them, who shall not wait for a client that reads slowly.
+    """
+    steps: list[Step] = []
+    found: asyncio.Queue[Step | Exception | None] = asyncio.Queue()
+
+    async def record() -> None:
+        try:
+            async for step in generating.steps():
+                steps.append(step)
+                found.put_nowait(step)
+            choices = [Finished(choice.number, choice.finish) for choice in generating.choices]
+            if all(choice.finish in ("stop", "length") for choice in choices):
+                cache.put(key, Recorded(steps, choices, generating.prompt_tokens))
+            found.put_nowait(None)
+        except Exception as error:  # noqa: BLE001  raised where it is waited for
+            found.put_nowait(error)
+        finally:
+            cache.done(key)
+
+    recording = asyncio.create_task(record())  # it ends when the request does, whose choices then have theirs
+    while (step := await found.get()) is not None:
+        if isinstance(step, Exception):
+            raise step
+        yield step
+    await recording

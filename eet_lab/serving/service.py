@@ -1,4 +1,4 @@
-"""A model of this process behind a front: its engine's thread, and the front, which may run here too."""
+"""A model of this process that is served: its engine's thread, and the front, where that runs here too."""
 
 from __future__ import annotations
 
@@ -19,31 +19,47 @@ from eet_lab.texts import RecipeLike, as_recipe
 DECODER_RECIPE, ENCODER_RECIPE = "all,continuous_batching", "all"
 
 
-class Service(Front):
-    """A model and its front in one process. All but `worker`'s work runs on the server's loop."""
+class Service:
+    """A model, the thread that has its engine, and what a front has to know of them, wherever that runs.
+
+    `worker` is the `reader` of an encoder, or the `generator` of any other model.
+    """
+
+    def __init__(self, model: Model, recipe: RecipeLike | None = None, options: Options | None = None) -> None:
+        self.model, self.options = model, options or Options()
+        is_encoder = isinstance(model.network, Encoder)
+        default = ENCODER_RECIPE if is_encoder else DECODER_RECIPE
+        self.recipe: Recipe = as_recipe(default if recipe is None else recipe, model.device, model.config)
+        self.card = Card(
+            name=self.options.served_model_name or model.name,
+            recipe=str(self.recipe),
+            columns=self.options.columns(model.config.context),
+            ends=ends_of(model),
+            vocab_size=model.config.vocab_size,
+            is_encoder=is_encoder,
+            tokenizer=model.tokenizer,
+            folder=model.folder,
+        )
+        self.reader = Reader(model, self.recipe) if is_encoder else None
+        self.generator = None if is_encoder else Generator(model, self.recipe, self.card.columns)
+        worker = self.reader or self.generator
+        assert worker is not None
+        self.worker: Worker = worker
+
+
+class LocalFront(Front):
+    """A front in the process of its model, on whose loop all of it runs but the worker's own work."""
 
     per_answer_s: ClassVar[float] = 0.0002
     """Here an event takes the interpreter's lock, which the engine's thread needs too: more than a quarter of the time
     would slow the engine for everyone.
     """
 
-    worker: Worker
-    generator: Generator | None
-
-    def __init__(self, model: Model, recipe: RecipeLike | None = None, options: Options | None = None) -> None:
-        options = options or Options()
-        self.model = model
-        is_encoder = isinstance(model.network, Encoder)
-        default = ENCODER_RECIPE if is_encoder else DECODER_RECIPE
-        columns = options.columns(model.config.context)
-        self.recipe: Recipe = as_recipe(default if recipe is None else recipe, model.device, model.config)
-        ends, vocab_size = ends_of(model), model.config.vocab_size
-        card = Card(model.name, str(self.recipe), columns, ends, vocab_size, is_encoder, model.tokenizer, model.folder)
-        self.reader = Reader(model, self.recipe) if is_encoder else None
-        generator = None if is_encoder else Generator(model, self.recipe, columns, self.receive)
-        worker = self.reader or generator
-        assert worker is not None
-        super().__init__(card, options, worker, generator)
+    def __init__(self, service: Service) -> None:
+        super().__init__(service.card, service.options, service.worker, service.generator)
+        self.model, self.reader = service.model, service.reader
+        if service.generator is not None:
+            service.generator.receive = self.receive
 
 
 def ends_of(model: Model) -> tuple[int, ...]:

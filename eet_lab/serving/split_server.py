@@ -12,7 +12,7 @@ from pathlib import Path
 
 import eet_lab
 from eet_lab.errors import SetupError
-from eet_lab.serving.answer import News
+from eet_lab.serving.jobs import News
 from eet_lab.serving.lifecycle import Lifecycle
 from eet_lab.serving.service import Service
 from eet_lab.serving.wire import JOB, TO_ENGINE, Channel, Hello, ToEngine, ToFront
@@ -42,7 +42,8 @@ class SplitServer(Lifecycle):
 
     async def _serve(self) -> None:
         self._channel, self._front = _started(self._socket)
-        self._generator.tell_here(self._tell)
+        self._generator.receive = self._tell
+        self._generator.serve_here()
         self._generator.start()
         self._channel.send(Hello(self.service.card, self.service.options))
         reading = asyncio.create_task(self._read(self._channel))

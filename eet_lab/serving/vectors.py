@@ -25,27 +25,26 @@ from eet_lab.serving.forms import usage_of
 from eet_lab.serving.gate import before, read_body
 from eet_lab.serving.reader import Reading
 from eet_lab.serving.response_cache import HIT
-from eet_lab.serving.service import Service
+from eet_lab.serving.service import LocalFront
 from eet_lab.words import told
 
 MOST_TEXTS = 2048
 
 
-async def embed(service: Service, request: Request) -> Response:
+async def embed(front: LocalFront, request: Request) -> Response:
     """A vector of each text, as `eet_lab.encode` makes it: it is not scaled to length 1."""
-    service.check_kind(True, request.url.path)
-    body = parsed(await read_body(request.receive, service.options), EmbeddingBody)
-    service.check_model(body.model)
+    body = parsed(await read_body(request.receive, front.options), EmbeddingBody)
+    front.check_model(body.model)
     if body.encoding_format not in ("float", "base64"):
         raise bad(
             f"encoding_format is {told(body.encoding_format)}, but it must be 'float' or 'base64'.", "encoding_format"
         )
-    width = service.model.config.hidden_size
+    width = front.model.config.hidden_size
     if body.dimensions not in (None, width):
-        raise bad(f"dimensions is {body.dimensions}, but the vectors of {service.name} have {width}.", "dimensions")
-    found = await _once(service, request, body, POOLS[service.options.pool])
+        raise bad(f"dimensions is {body.dimensions}, but the vectors of {front.name} have {width}.", "dimensions")
+    found = await _once(front, request, body, POOLS[front.options.pool])
     # To write a thousand vectors takes a while, in which others are answered.
-    return await asyncio.to_thread(_embedded, service.name, found, body.encoding_format)
+    return await asyncio.to_thread(_embedded, front.name, found, body.encoding_format)
 
 
 class Found(NamedTuple):
@@ -56,18 +55,18 @@ class Found(NamedTuple):
     headers: Mapping[str, str]
 
 
-async def _once(service: Service, request: Request, body: TextsBody, task: TextTask) -> Found:
+async def _once(front: LocalFront, request: Request, body: TextsBody, task: TextTask) -> Found:
     """What was made of the same texts before, or is made of them now."""
-    key = service.cache.key_of(request.url.path, body)
-    if (found := await service.kept(key, request)) is not None:
+    key = front.cache.key_of(request.url.path, body)
+    if (found := await front.kept(key, request)) is not None:
         values, num_tokens = found
         return Found(values, num_tokens, HIT)
     try:
-        texts = await _texts(service, body)
-        values, num_tokens = (await _read(service, request, texts, task)).numpy(), sum(len(text.ids) for text in texts)
-        service.cache.put(key, (values, num_tokens))
+        texts = await _texts(front, body)
+        values, num_tokens = (await _read(front, request, texts, task)).numpy(), sum(len(text.ids) for text in texts)
+        front.cache.put(key, (values, num_tokens))
     finally:
-        service.cache.done(key)
+        front.cache.done(key)
     return Found(values, num_tokens, {})
 
 
@@ -80,48 +79,47 @@ def _embedded(name: str, found: Found, encoding: str) -> Response:
     return JSONResponse(whole, headers=dict(found.headers))
 
 
-async def classify(service: Service, request: Request) -> Response:
+async def classify(front: LocalFront, request: Request) -> Response:
     """The classes of each text, in vLLM's form: the likeliest one's label, and the scores of all."""
-    service.check_kind(True, request.url.path)
-    body = parsed(await read_body(request.receive, service.options), TextsBody)
-    service.check_model(body.model)
+    body = parsed(await read_body(request.receive, front.options), TextsBody)
+    front.check_model(body.model)
     try:
-        CLASSES.check(service.model.encoder.config)
+        CLASSES.check(front.model.encoder.config)
     except EETError as error:
         raise of_engine(error, "model") from error
-    found = await _once(service, request, body, CLASSES)
-    scores = scores_of(service.model, torch.from_numpy(found.values))
-    labels = service.model.encoder.config.labels
+    found = await _once(front, request, body, CLASSES)
+    scores = scores_of(front.model, torch.from_numpy(found.values))
+    labels = front.model.encoder.config.labels
     data = [
         {"index": index, "label": labels[int(row.argmax())], "probs": row.tolist(), "num_classes": len(labels)}
         for index, row in enumerate(scores)
     ]
-    head = {"id": f"classify-{request.state.request_id}", "object": "list", "created": service.created_now()}
-    whole = {**head, "model": service.name, "data": data, "usage": usage_of(found.num_tokens)}
+    head = {"id": f"classify-{request.state.request_id}", "object": "list", "created": front.created_now()}
+    whole = {**head, "model": front.name, "data": data, "usage": usage_of(found.num_tokens)}
     return JSONResponse(whole, headers=dict(found.headers))
 
 
-async def _texts(service: Service, body: TextsBody) -> list[Text]:
+async def _texts(front: LocalFront, body: TextsBody) -> list[Text]:
     """What shall be read, with its special tokens; ApiError for what cannot be."""
     given = token_lists(body.input, "input")
     if len(given) > MOST_TEXTS:
         raise bad(f"input has {len(given):,} texts, but one request may have {MOST_TEXTS:,}. Send several.", "input")
     try:
-        texts = await asyncio.to_thread(as_texts, service.model, given)
-        checked_texts([text.ids for text in texts], service.model.config)
+        texts = await asyncio.to_thread(as_texts, front.model, given)
+        checked_texts([text.ids for text in texts], front.model.config)
     except EETError as error:
         raise of_engine(error, "input") from error
     return texts
 
 
-async def _read(service: Service, request: Request, texts: list[Text], task: TextTask) -> Tensor:
+async def _read(front: LocalFront, request: Request, texts: list[Text], task: TextTask) -> Tensor:
     """What the task makes of each text, once it is their turn."""
-    assert service.reader is not None
+    assert front.reader is not None
     ticket = request.state.ticket
     ticket.count(1, sum(len(text.ids) for text in texts))
     reading = Reading(texts, task, asyncio.get_running_loop().create_future())
-    service.reader.join(reading)
-    return await before(ticket.since + service.options.request_s, reading.result, request.receive)
+    front.reader.join(reading)
+    return await before(ticket.since + front.options.request_s, reading.result, request.receive)
 
 
 def _written(vector: np.ndarray, encoding: str) -> Any:

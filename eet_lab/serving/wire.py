@@ -16,9 +16,8 @@ from typing import Any, Literal
 import msgspec
 
 from eet_lab.models.tokenizer import Tokenizer, Written
-from eet_lab.serving.answer import News
 from eet_lab.serving.errors import ApiError
-from eet_lab.serving.jobs import Card, Job, Load
+from eet_lab.serving.jobs import Card, Job, Load, News
 from eet_lab.serving.options import Options
 
 BUFFER_BYTES = 1 << 20

@@ -16,7 +16,7 @@ import eet_lab
 from eet_lab.models import Model
 from eet_lab.scheduling import Request
 from eet_lab.serving.generator import Generator
-from eet_lab.serving.handle import Served
+from eet_lab.serving.handle import ServerHandle
 
 PAGED = "all,memory_reuse:kv=paged,continuous_batching:rows=4"
 PROMPT = "Return a list of"
@@ -28,7 +28,7 @@ def demo() -> Model:
 
 
 @pytest.fixture(scope="module")
-def served(demo: Model) -> Iterator[Served]:
+def served(demo: Model) -> Iterator[ServerHandle]:
     """The demo model on four slots that take pages."""
     served = eet_lab.serve(demo, PAGED, header_s=0.5, body_s=0.5, max_body_bytes=65536).wait_until_up(60)
     yield served
@@ -36,13 +36,13 @@ def served(demo: Model) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="module")
-def client(served: Served) -> Iterator[openai.OpenAI]:
+def client(served: ServerHandle) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
         yield client
 
 
 @pytest.fixture
-def generator(served: Served) -> Generator:
+def generator(served: ServerHandle) -> Generator:
     found = served._server.service.generator
     assert found is not None
     return found

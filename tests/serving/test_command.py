@@ -98,12 +98,8 @@ def test_words_become_options(tmp_path, monkeypatch, capsys):
     assert main(["serve", "--port", "0", "--device", "cpu", "--recipe", recipe, "--max-model-len", "99", *words]) == 0
     [server] = servers
     service = server.service
-    assert (service.options.api_key, service.name, service.options.drain_s, service.columns) == (
-        "secret",
-        "mine",
-        2.5,
-        99,
-    )
+    card, options = service.card, service.options
+    assert (options.api_key, card.name, options.drain_s, card.columns) == ("secret", "mine", 2.5, 99)
     assert service.recipe.parts.schedule.max_rows == 3
     out, err = capsys.readouterr()
     assert "http://127.0.0.1:" in out and err == ""

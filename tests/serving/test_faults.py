@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 
 import eet_lab
 from eet_lab.models import Model
-from eet_lab.serving.answer import News
 from eet_lab.serving.generator import Generator
-from eet_lab.serving.handle import Served
-from eet_lab.serving.jobs import Job
+from eet_lab.serving.handle import ServerHandle
+from eet_lab.serving.jobs import Job, News
 from eet_lab.technique import Recipe
 
 from .conftest import PAGED, PROMPT, Raw, Script, eventually, free_pages
@@ -33,7 +32,7 @@ TEXT = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def served(demo: Model) -> Iterator[Served]:
+def served(demo: Model) -> Iterator[ServerHandle]:
     served = eet_lab.serve(demo, PAGED, front="thread").wait_until_up(60)
     yield served
     served.stop()
@@ -218,8 +217,9 @@ def test_a_draining_server_finishes_what_it_accepted(full):
 def test_a_job_ends_at_its_deadline_whenever_it_joined(demo, lives, data):
     """A deadline counts from the gate, and a body may come late: the order of joining says nothing."""
     now, told = [0.0], list[News]()
-    generator = Generator(demo, Recipe.parse(PAGED, "cpu"), 64, told.extend)
-    generator.tell_here(told.extend)
+    generator = Generator(demo, Recipe.parse(PAGED, "cpu"), 64)
+    generator.receive = told.extend
+    generator.serve_here()
     generator.engine = Script([1])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "perf_counter", lambda: now[0])

@@ -24,12 +24,11 @@ from eet_lab.errors import SetupError
 from eet_lab.models.tokenizer import Tokenizer
 from eet_lab.scheduling import TokenLogprobs
 from eet_lab.serving import front_process
-from eet_lab.serving.answer import News
 from eet_lab.serving.errors import ApiError
-from eet_lab.serving.jobs import Job, Load
-from eet_lab.serving.listening import listen, url_of
+from eet_lab.serving.front_process import RemoteEngine
+from eet_lab.serving.jobs import Job, Load, News
+from eet_lab.serving.lifecycle import listen, url_of
 from eet_lab.serving.options import Options
-from eet_lab.serving.remote import RemoteEngine
 from eet_lab.serving.server import Server
 from eet_lab.serving.service import Service
 from eet_lab.serving.split_server import SplitServer

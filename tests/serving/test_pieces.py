@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eet_lab.serving.admission import Admission
-from eet_lab.serving.answer import Answer, News
 from eet_lab.serving.bodies import CompletionBody, parsed
 from eet_lab.serving.errors import ApiError
-from eet_lab.serving.gate import before
+from eet_lab.serving.gate import Admission, before
+from eet_lab.serving.generating import StoppedText
+from eet_lab.serving.jobs import Answer, News
 from eet_lab.serving.metrics import Histogram
 from eet_lab.serving.options import Options
-from eet_lab.serving.service import Service
-from eet_lab.serving.stopped_text import StoppedText
+from eet_lab.serving.service import LocalFront, Service
 
 
 def of_bytes(ids):
@@ -89,7 +88,7 @@ def test_what_is_waited_for_ends_with_the_client_and_in_time():
 
 def test_who_joins_after_all_were_ended_is_told(demo):
     """Whoever was about to: its text was still read, or it waited for another's answer."""
-    service = Service(demo)
+    service = LocalFront(Service(demo))
     service.end_all(ApiError(503, "it ends"))
     with pytest.raises(ApiError, match="it ends"):
         service.joined(Answer(asyncio.Event(), is_followed=True))

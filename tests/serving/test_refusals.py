@@ -15,7 +15,7 @@ from eet_lab.serving.bodies import MOST_STOPS, ChatBody, parsed
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.options import Options
 
-from .conftest import Raw, eventually
+from .conftest import PAGED, Raw, eventually
 
 TEXT = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -185,12 +185,17 @@ def test_headers_that_come_too_slowly_are_not_waited_for(served):
     assert b" 408 " in silent.until(b"")
 
 
-def test_a_body_that_comes_too_slowly(served):
-    raw = Raw(served.url)
-    raw.send(HEAD + b'content-length: 99\r\n\r\n{"a')
-    assert b" 408 " in raw.until(b"\r\n")
-    raw.close()
-    assert eventually(lambda: served._server.service.admission.num_inside == 0)
+def test_a_body_that_comes_too_slowly(demo):
+    served = eet_lab.serve(demo, PAGED, front="thread", body_s=0.3).wait_until_up(60)
+    admission, raw = served._server.service.admission, Raw(served.url)
+    try:
+        raw.send(HEAD + b'content-length: 99\r\n\r\n{"a')
+        eventually(lambda: admission.num_inside == 1)
+        assert b" 408 " in raw.until(b"\r\n")
+        assert eventually(lambda: admission.num_inside == 0)
+    finally:
+        raw.close()
+        served.stop()
 
 
 def test_a_key_is_asked_for(demo):

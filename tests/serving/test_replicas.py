@@ -24,13 +24,13 @@ from eet_lab.serving import cluster, replicas
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.options import Options
 from eet_lab.serving.ray_asgi import PATH, OpenAIErrors, within_serve
-from eet_lab.serving.replica import Plan, Replica
+from eet_lab.serving.replica import Replica, ReplicaArgs
 
 from .conftest import PAGED
 
 
 @pytest.fixture
-def planned(monkeypatch) -> list[tuple[Plan, dict[str, Any], int]]:
+def planned(monkeypatch) -> list[tuple[ReplicaArgs, dict[str, Any], int]]:
     """What would be run, without Ray."""
     plans = []
 
@@ -195,7 +195,7 @@ def test_words_become_arguments(planned, capsys, monkeypatch):
 
 async def of_demo() -> Replica:
     replica = object.__new__(Replica)
-    await Replica.__init__(replica, Plan("demo", PAGED, "cpu", None, Options()))
+    await Replica.__init__(replica, ReplicaArgs("demo", PAGED, "cpu", None, Options()))
     return replica
 
 

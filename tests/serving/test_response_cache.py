@@ -16,14 +16,12 @@ from hypothesis import strategies as st
 
 import eet_lab
 from eet_lab.errors import SetupError
-from eet_lab.serving.answer import News
 from eet_lab.serving.bodies import ChatBody, CompletionBody, EmbeddingBody, parsed
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.generating import Piece, Step
-from eet_lab.serving.jobs import Job
+from eet_lab.serving.jobs import Job, News
 from eet_lab.serving.options import Options
-from eet_lab.serving.replay import Finished, recorded
-from eet_lab.serving.response_cache import ENTRY_BYTES, ResponseCache
+from eet_lab.serving.response_cache import ENTRY_BYTES, Finished, ResponseCache, recorded
 
 from .conftest import PAGED, PROMPT, Raw, eventually
 from .test_encoders import TEXTS, bert  # noqa: F401  # a fixture

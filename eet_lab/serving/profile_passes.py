@@ -1,4 +1,5 @@
-"""A decoder's cost table: decode steps, and passes that read prompts beside rows that decode.
+"""Cost tables by measuring: an encoder's passes by length and batch; a decoder's steps, and passes that read prompts
+beside rows that decode.
 
 R rows, K columns of the KV cache that a row sees.
 """
@@ -6,28 +7,69 @@ R rows, K columns of the KV cache that a row sees.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from itertools import product
+from statistics import median
 from typing import NamedTuple
 
 import torch
 
-from eet_lab.bench.timing import Tally, check, on_host
+from eet_lab.bench.encoding import encoded
+from eet_lab.bench.timing import SHARED, Tally, check, on_host
+from eet_lab.bench.workloads import FIRST_TOKEN
+from eet_lab.engine.encode import EncoderEngine
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import CostError, RecipeError
 from eet_lab.models import Model
-from eet_lab.models.on_device import on_its_device
+from eet_lab.models.on_device import on_its_device, on_its_encoders_device
+from eet_lab.parts.passes import Batching
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling import Request
-from eet_lab.scheduling.cost import DecoderCost, Provenance
-from eet_lab.serving.sizes import Timed, median_of, noted, powers
+from eet_lab.scheduling.cost import DecoderCost, EncoderCost, Provenance
+from eet_lab.scheduling.whole import check_whole
 from eet_lab.technique import Recipe
 
+REPEATS = 3
+"""How often each time is taken, after a pass that warms up."""
 DECODE_STEPS = 8
 """Decode steps that are timed together: an engine's host runs ahead of its GPU by as many."""
+
+
+def _powers(first: int, factor: int, most: int) -> tuple[int, ...]:
+    """first, first * factor, ..., and `most` itself."""
+    found = []
+    while first < most:
+        found.append(first)
+        first *= factor
+    return (*found, most)
+
+
+class Timed(NamedTuple):
+    """A pass that was timed, and whether other programs kept the processor from it meanwhile."""
+
+    ms: float
+    was_disturbed: bool
+
+
+def _median_of(run: Callable[[], Timed], repeats: int, cancel: Cancel | None) -> Timed:
+    """The median of so many, after one that warms up; those that were disturbed count only if all were."""
+    found = []
+    for _ in range(1 + repeats):
+        check(cancel)
+        found.append(run())
+    quiet = [timed for timed in found[1:] if not timed.was_disturbed]
+    return Timed(median(timed.ms for timed in quiet or found[1:]), not quiet)
+
+
+def _noted(source: Provenance, times: Iterable[Timed]) -> Provenance:
+    """The provenance, which says so where the processor was shared."""
+    if not any(timed.was_disturbed for timed in times):
+        return source
+    return replace(source, note="; ".join(filter(None, (source.note, SHARED))))
 
 
 class Mix(NamedTuple):
@@ -63,10 +105,10 @@ def decoder_axes(model: Model, recipe: Recipe, repeats: int) -> tuple[tuple[int,
     slots, budget, chunk = _limits(model, recipe)
     context = model.config.context
     extra = min(budget - 1, slots * (chunk - 1))
-    extras = (0, *powers(1, 8, extra)) if extra else (0,)
+    extras = (0, *_powers(1, 8, extra)) if extra else (0,)
     more = _read_meanwhile(slots, context, budget) + _num_timed(len(extras), repeats)
     most = max(context - more - 1, 1)
-    return extras, powers(1, 4, slots), powers(min(16, most), 4, most)
+    return extras, _powers(1, 4, slots), _powers(min(16, most), 4, most)
 
 
 @on_its_device
@@ -102,7 +144,7 @@ def measured_decoder(
         times = bench.measured(mixes, Tally(len(set(mixes)), progress))
     found = iter([times[mix].ms for mix in mixes])
     table = tuple(tuple(tuple(next(found) for _ in columns) for _ in rows) for _ in extras)
-    return DecoderCost(extras, rows, columns, table, noted(source, times.values()))
+    return DecoderCost(extras, rows, columns, table, _noted(source, times.values()))
 
 
 def _mix(extra: int, rows: int, columns: int, slots: int, budget: int, chunk: int) -> Mix:
@@ -139,7 +181,7 @@ class _Decoding:
             requests = self._begin(decoding, columns)
             for mix in alike:
                 run = partial(self._join, mix) if mix.joining else self._decode
-                times[mix] = median_of(run, self._repeats, self._cancel)
+                times[mix] = _median_of(run, self._repeats, self._cancel)
                 tally.finish()
             for request in requests:
                 self._engine.cancel(request)
@@ -187,3 +229,41 @@ class _Decoding:
         wait()
         took = on_host(work)
         return Timed(took.seconds * 1e3 / steps, device.type == "cpu" and took.was_disturbed)
+
+
+def encoder_axes(model: Model) -> tuple[tuple[int, ...], ...]:
+    """Lengths up to the context, and batches."""
+    return _powers(16, 2, model.config.context), _powers(1, 2, 64 if model.device == "cpu" else 256)
+
+
+@on_its_encoders_device
+def measured_encoder(
+    model: Model,
+    recipe: Recipe,
+    axes: Sequence[tuple[int, ...]],
+    source: Provenance,
+    repeats: int,
+    progress: Progress | None,
+    cancel: Cancel | None,
+) -> EncoderCost:
+    """Passes over random texts, the largest first, from lists of token ids to vectors on the host."""
+    lengths, batches = axes
+    EncoderCost(lengths, batches, [[1.0] * len(batches)] * len(lengths), source)  # type: ignore[arg-type]  # axes
+    check_whole(CostError, "the longest text", lengths[-1], 1, model.config.context)
+    draw, vocab, times = random.Random(0), model.config.vocab_size, {}
+    with closing(EncoderEngine(model.encoder, recipe.parts)) as engine:
+        engine.prepare(progress, cancel)
+        tally = Tally(len(lengths) * len(batches), progress)
+        for length, batch in sorted(product(lengths, batches), key=lambda size: -size[0] * size[1]):
+            tally.say(f"{batch:,} x {length:,} tokens")
+            rows = [[draw.randrange(FIRST_TOKEN, vocab) for _ in range(length)] for _ in range(batch)]
+            work = partial(_pass_ms, engine, rows, Batching(length * batch), cancel)
+            times[length, batch] = _median_of(work, repeats, cancel)
+            tally.finish()
+    table = tuple(tuple(times[length, batch].ms for batch in batches) for length in lengths)
+    return EncoderCost(lengths, batches, table, _noted(source, times.values()))
+
+
+def _pass_ms(engine: EncoderEngine, rows: Sequence[Sequence[int]], batching: Batching, cancel: Cancel | None) -> Timed:
+    read = encoded(engine, rows, batching, cancel)
+    return Timed(read.total_s * 1e3, read.was_disturbed)
