@@ -13,6 +13,7 @@ from torch.optim.adamw import adamw
 
 from eet_lab.errors import TrainingError
 from eet_lab.ops.noise import mix, noise_keys
+from eet_lab.scheduling.whole import check_number
 from eet_lab.words import told
 
 MASTERS = ("float32", "none", "stochastic")
@@ -224,10 +225,8 @@ def check_moments(lr: float, betas: tuple[float, float], eps: float, weight_deca
     limits = {"lr": (lr, math.inf), "eps": (eps, math.inf), "weight_decay": (weight_decay, math.inf)}
     limits |= {f"betas[{i}]": (beta, 1.0) for i, beta in enumerate(betas)}
     for name, (value, most) in limits.items():
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not 0 <= value < most:
-            what = "0 or more" if most == math.inf else "from 0 to less than 1"
-            raise TrainingError(f"{name} is {told(value)}, but it must be a number, {what}.")
+        what = "of 0 or more" if most == math.inf else "from 0 to less than 1"
+        check_number(TrainingError, name, value, 0, most, what)
 
 
 def rounded_at_random(wide: Tensor, key: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 from eet_lab.errors import TrainingError, did_you_mean
 from eet_lab.parts.optimizers import check_moments
-from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.scheduling.whole import MOST, check_number, check_whole
 from eet_lab.words import told
 
 
@@ -42,9 +42,9 @@ class TrainSettings:
             raise TrainingError(f"betas is {told(self.betas)}, but it must be two numbers, such as (0.9, 0.999).")
         check_moments(self.lr, self.betas, self.eps, self.weight_decay)
         for name in ("label_smoothing", "dropout", "attention_dropout"):
-            _check_number(name, getattr(self, name), 0.0, 1.0, "from 0 to less than 1")
+            check_number(TrainingError, name, getattr(self, name), 0.0, 1.0, "from 0 to less than 1")
         if self.max_grad_norm is not None:
-            _check_number("max_grad_norm", self.max_grad_norm, 1e-12, math.inf, "above 0, or None")
+            check_number(TrainingError, "max_grad_norm", self.max_grad_norm, 1e-12, math.inf, "above 0, or None")
         if self.lr_schedule not in SCHEDULES:
             hint = did_you_mean(str(self.lr_schedule), SCHEDULES)
             raise TrainingError(
@@ -83,9 +83,3 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2,
 }
 """The share of the learning rate, by the share of the steps after the warm-up that are done."""
-
-
-def _check_number(name: str, value: object, least: float, most: float, what: str) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not least <= value < most:  # type: ignore[operator]
-        raise TrainingError(f"{name} is {told(value)}, but it must be a number {what}.")

@@ -16,12 +16,9 @@ from eet_lab.models import decoder, encoder
 from eet_lab.models.config import HEADS, Config, EncoderConfig
 from eet_lab.models.decoder import tensors
 from eet_lab.parts import Ops
-from eet_lab.parts.losses import Head
+from eet_lab.parts.losses import IGNORED, Head
 from eet_lab.parts.passes import Text
 from eet_lab.words import told
-
-IGNORED = -100
-"""The label of a token that is not learned from, as in PyTorch and transformers."""
 
 
 class Example(NamedTuple):
