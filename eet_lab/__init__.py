@@ -36,6 +36,7 @@ _HOMES = {
     "Trainer": "eet_lab.training",
     "TrainSettings": "eet_lab.training",
     "FlatAdamW": "eet_lab.parts.optimizers",
+    "FlatSGD": "eet_lab.parts.optimizers",
     "losses": "eet_lab.losses",
     "Recipe": "eet_lab.technique",
     "Technique": "eet_lab.technique",

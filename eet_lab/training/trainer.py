@@ -35,7 +35,7 @@ from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, task_of
-from eet_lab.words import told
+from eet_lab.words import counted, some, told
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
@@ -45,7 +45,8 @@ UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
 @dataclass(frozen=True)
 class Step:
     """One step of the optimizer. `loss` is the mean over all labels of the batch, and `grad_norm` is that before
-    gradients were clipped; `num_tokens` are those of the texts, `computed_tokens` the same with pads.
+    gradients were clipped; `num_tokens` are those of the texts, `computed_tokens` the same with pads. A step whose
+    gradients overflowed in float16, as scaled by `loss_scale`, has updated nothing: `is_skipped`.
     """
 
     number: int
@@ -56,6 +57,8 @@ class Step:
     computed_tokens: int
     num_passes: int
     ms: float
+    loss_scale: float = 1.0
+    is_skipped: bool = False
 
 
 class _Checked(NamedTuple):
@@ -104,11 +107,6 @@ class Trainer:
             raise ModelError(
                 "The model has shapes and no data. To train it, load it on 'cpu' or 'cuda', not on 'meta'."
             )
-        if network.dtype == torch.float16:
-            raise ModelError(
-                "The model is in float16, in which small gradients are lost without loss scaling, and there is none. "
-                "Load it with dtype='bfloat16' or 'float32'."
-            )
         self.config = network.config.in_training
         _check_parts(self.parts)
         if problem := self.parts.train_ops.unfit(self.config):
@@ -120,9 +118,10 @@ class Trainer:
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         self.optimizer = self.parts.optimizer(
-            _groups(self.parameters.values(), self.settings.weight_decay),
-            lr=self.settings.lr, betas=self.settings.betas, eps=self.settings.eps, seed=self.settings.seed,
+            _groups(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
+            seed=self.settings.seed, **self.settings.of_optimizer,
         )  # fmt: skip
+        self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
         self.busy = Lock()
         self._staging = Staging(network.device)
@@ -137,25 +136,34 @@ class Trainer:
         begin, number = perf_counter(), self.num_steps
         batch = self._checked(examples)
         with memory_for("a training pass", remedy=REMEDY):
-            passes, total = self._backward(batch, cancel)
-            loss, grad_norm = torch.stack([total, self.optimizer.grad_norm()]).tolist()
-            self._check_finite(loss, grad_norm)
-            self.optimizer.clip(self.settings.max_grad_norm, grad_norm)
-            lr = self.settings.lr_at(number)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
+            passes, shares = self._backward(batch, cancel)
+            *losses, norm = torch.cat([shares, self.optimizer.grad_norm()[None]]).tolist()
+            scale, lr = self.loss_scale.scale, self.settings.lr_at(number)
+            loss, grad_norm = sum(losses), norm / scale
+            is_finite = math.isfinite(grad_norm)
+            if not math.isfinite(loss) or not self.loss_scale.update(is_finite):
+                raise self._not_finite(passes, losses, grad_norm)
+            if is_finite:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = lr
+                self.optimizer.step(scale=self.settings.clipping(grad_norm) / scale)
         self.num_steps += 1
         computed = sum(group.computed_tokens for group in passes)
         ms = (perf_counter() - begin) * 1e3
-        return Step(number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms)
+        return Step(
+            number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms, scale, is_skipped=not is_finite
+        )
 
     @exclusive
     def gradients(self, examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:
-        """The mean loss of examples, and each parameter's gradient by its path. Nothing is updated."""
-        _, loss = self._backward(self._checked(examples), None)
-        grads = {path: parameter.grad for path, parameter in self.parameters.items()}
-        return float(loss), {path: grad.clone() for path, grad in grads.items() if grad is not None}
+        """The mean loss of examples, and each parameter's gradient by its path, in fp32. Nothing is updated."""
+        _, losses = self._backward(self._checked(examples), None)
+        grads = ((path, parameter.grad) for path, parameter in self.parameters.items())
+        return float(losses.sum()), {
+            path: grad.to(torch.promote_types(grad.dtype, torch.float32)) / self.loss_scale.scale
+            for path, grad in grads
+            if grad is not None
+        }
 
     @exclusive
     @torch.no_grad()
@@ -173,7 +181,8 @@ class Trainer:
         What lies there stays until the new file is whole. Errors: TrainingError, for a full disk too.
         """
         state = {"num_steps": self.num_steps, "settings": asdict(self.settings), "weights": self.parameters}
-        return checkpoint.write(Path(folder), {**state, "optimizer": self.optimizer.state_dict()})
+        own = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
+        return checkpoint.write(Path(folder), state | own)
 
     @exclusive
     @torch.no_grad()
@@ -189,6 +198,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         for group, own in zip(self.optimizer.param_groups, kept, strict=True):
             group |= {name: value for name, value in own.items() if name != "params"}
+        self.loss_scale.load_state_dict(state.get("loss_scale"))
         self.num_steps = state["num_steps"]
 
     def trained(self) -> Any:
@@ -226,15 +236,15 @@ class Trainer:
                 yield group, labels
 
     def _backward(self, batch: _Checked, cancel: Cancel | None) -> tuple[list[Group], Tensor]:
-        """The passes over a batch, and its mean loss, whose gradients lie with the parameters."""
+        """The passes over a batch, and their shares of its mean loss; its scaled gradients lie with the parameters."""
         passes, losses = [], []
         self.optimizer.zero_grad()
         for group, labels in self._passes(batch, cancel):
             loss = self._loss(group, labels) / batch.num_labels
-            loss.backward()
+            (loss * self.loss_scale.scale).backward()
             passes.append(group)
             losses.append(loss.detach())
-        return passes, torch.stack(losses).sum()
+        return passes, torch.stack(losses)
 
     def _loss(self, group: Group, labels: Sequence[int], learns: bool = True) -> Tensor:
         """The sum of the losses of a pass."""
@@ -267,16 +277,19 @@ class Trainer:
                 found.setdefault(id(tensor), (path, tensor))
         return dict(found.values())
 
-    def _check_finite(self, loss: float, grad_norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(grad_norm):
-            return
+    def _not_finite(self, passes: list[Group], losses: list[float], grad_norm: float) -> TrainingError:
+        """What to tell of a step that cannot be made: which examples, and the first tensor that is not finite."""
+        number = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
         named = ((f"weight {path}", t) for path, t in self.parameters.items())
         grads = ((f"gradient of {path}", t.grad) for path, t in self.parameters.items() if t.grad is not None)
         first = next((name for name, t in (*named, *grads) if not bool(t.isfinite().all())), "none of the weights")
-        raise TrainingError(
-            f"Step {self.num_steps} has a loss of {loss} and a gradient norm of {grad_norm}, and was left out: the "
-            f"weights are those before it. The first tensor that is not finite is the {first}. Use a smaller lr, "
-            "warmup_steps, or max_grad_norm, or look at this batch."
+        told_of = passes if number is None else passes[number : number + 1]
+        examples = [str(text + 1) for text in sorted(text for group in told_of for text in group.numbers)]
+        return TrainingError(
+            f"Step {self.num_steps} has a loss of {sum(losses)} and a gradient norm of {grad_norm}, and was left "
+            f"out: the weights are those before it. The first tensor that is not finite is the {first}, in a pass over "
+            f"{counted(len(examples), 'example')}, {some(examples)}. Use a smaller lr, warmup_steps, or max_grad_norm, "
+            "or look at these examples."
         )
 
 
