@@ -80,7 +80,8 @@ class Buffered(torch.optim.Optimizer):
     """An optimizer over buffers; who makes one says the formula, and the moments that it keeps.
 
     Use it as any optimizer of PyTorch: groups, hooks, schedulers and GradScaler are its own. A gradient that is None
-    counts as zero, weights that are frozen stay as they are, and `zero_grad` always keeps the gradients' memory.
+    counts as zero, and weights that are frozen stay as they are. `zero_grad` keeps the gradients' memory; where
+    `module.zero_grad` drops it, the next gradients are copied into their places.
     """
 
     flat: ClassVar[bool] = False
