@@ -33,6 +33,7 @@ from eet_lab.parts import Parts
 from eet_lab.parts.passes import Batching, Group, Pass, Text
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
+from eet_lab.training.ranks import ranks
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, task_of
 from eet_lab.words import counted, some, told
@@ -62,10 +63,11 @@ class Step:
 
 
 class _Checked(NamedTuple):
-    """A batch that can be trained with."""
+    """A batch that can be trained with, of which this rank reads the examples `numbers`."""
 
     texts: list[Text]
     labels: list[Sequence[int]]
+    numbers: range
 
     @property
     def num_tokens(self) -> int:
@@ -76,13 +78,23 @@ class _Checked(NamedTuple):
         return sum(map(len, self.labels))
 
 
+class _Pass(NamedTuple):
+    """Texts that are read together; `numbers` are theirs in the batch."""
+
+    group: Group
+    labels: list[int]
+    numbers: list[int]
+
+
 class Trainer:
     """A model that is trained by parts. It trains a copy of the weights: `model` has them at any time.
 
     `task` is "language", "masked" or "classes" (default: what the model's head is for). What the task does not read,
     such as a pooler, stays as it is. Two trainers with the same model, settings, examples and seed make the same steps,
-    to the bit on a CPU; dropout is keyed, so that other layouts of a batch drop the same numbers. A trainer does one
-    thing at a time. Errors: RecipeError for parts that do not fit, ModelError, TrainingError.
+    to the bit on a CPU; dropout is keyed, so that other layouts of a batch drop the same numbers. In a group of
+    torch.distributed, trainers with the same model that are given the same examples train it together: each reads its
+    share, and the first saves. A trainer does one thing at a time. Errors: RecipeError for parts that do not fit,
+    ModelError, TrainingError.
     """
 
     BUSY: ClassVar[str] = (
@@ -121,6 +133,8 @@ class Trainer:
             _groups(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
             seed=self.settings.seed, **self.settings.of_optimizer,
         )  # fmt: skip
+        self.ranks = ranks()
+        self.ranks.watch([*self.parameters.values()], self.optimizer.buffers)
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
         self.busy = Lock()
@@ -136,19 +150,20 @@ class Trainer:
         begin, number = perf_counter(), self.num_steps
         batch = self._checked(examples)
         with memory_for("a training pass", remedy=REMEDY):
-            passes, shares = self._backward(batch, cancel)
-            *losses, norm = torch.cat([shares, self.optimizer.grad_norm()[None]]).tolist()
+            passes, losses = self._backward(batch, cancel)
+            total = self.ranks.total(losses.sum())
+            loss, norm = torch.stack([total, self.optimizer.grad_norm()]).tolist()
             scale, lr = self.loss_scale.scale, self.settings.lr_at(number)
-            loss, grad_norm = sum(losses), norm / scale
+            grad_norm = norm / scale
             is_finite = math.isfinite(grad_norm)
             if not math.isfinite(loss) or not self.loss_scale.update(is_finite):
-                raise self._not_finite(passes, losses, grad_norm)
+                raise self._not_finite(passes, losses.tolist(), loss, grad_norm)
             if is_finite:
                 for group in self.optimizer.param_groups:
                     group["lr"] = lr
                 self.optimizer.step(scale=self.settings.clipping(grad_norm) / scale)
         self.num_steps += 1
-        computed = sum(group.computed_tokens for group in passes)
+        computed = sum(each.group.computed_tokens for each in passes)
         ms = (perf_counter() - begin) * 1e3
         return Step(
             number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms, scale, is_skipped=not is_finite
@@ -159,7 +174,7 @@ class Trainer:
         """The mean loss of examples, and each parameter's gradient by its path, in fp32. Nothing is updated."""
         _, losses = self._backward(self._checked(examples), None)
         grads = ((path, parameter.grad) for path, parameter in self.parameters.items())
-        return float(losses.sum()), {
+        return float(self.ranks.total(losses.sum())), {
             path: grad.to(torch.promote_types(grad.dtype, torch.float32)) / self.loss_scale.scale
             for path, grad in grads
             if grad is not None
@@ -171,8 +186,9 @@ class Trainer:
         """The mean loss of examples, without dropout and smoothing; nothing is updated. Errors: those of `step`."""
         batch = self._checked(examples)
         with memory_for("a pass over examples", remedy=REMEDY):
-            losses = [self._loss(group, labels, learns=False) for group, labels in self._passes(batch, cancel)]
-            return float(torch.stack(losses).sum()) / batch.num_labels
+            zero = torch.zeros((), device=self.model.device)
+            own = sum((self._loss(each, cancel, learns=False) for each in self._passes(batch)), zero)
+            return float(self.ranks.total(own)) / batch.num_labels
 
     @exclusive
     def save(self, folder: str | Path) -> Path:
@@ -180,9 +196,12 @@ class Trainer:
 
         What lies there stays until the new file is whole. Errors: TrainingError, for a full disk too.
         """
+        return self.ranks.by_first(lambda: checkpoint.write(Path(folder), self._state()))
+
+    def _state(self) -> dict[str, Any]:
         state = {"num_steps": self.num_steps, "settings": asdict(self.settings), "weights": self.parameters}
         own = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
-        return checkpoint.write(Path(folder), state | own)
+        return state | own
 
     @exclusive
     @torch.no_grad()
@@ -225,38 +244,43 @@ class Trainer:
         else:
             ids = checked_texts([text.ids for text in texts], self.config)
             texts = [text._replace(ids=row, types=None) for text, row in zip(texts, ids, strict=True)]
-        return _Checked(texts, [labels for _, labels in read])
+        return _Checked(texts, [labels for _, labels in read], self.ranks.share(len(texts)))
 
-    def _passes(self, batch: _Checked, cancel: Cancel | None) -> Iterator[tuple[Group, list[int]]]:
-        """The passes over a batch that have labels to learn from, with these."""
-        for group in self.parts.texts(batch.texts, Batching(self.settings.batch_tokens)):
-            if cancel is not None and cancel.is_set():
-                raise Cancelled("The training was stopped.")
-            if labels := [label for text in group.numbers for label in batch.labels[text]]:
-                yield group, labels
+    def _passes(self, batch: _Checked) -> Iterator[_Pass]:
+        """The passes over this rank's share of a batch that have labels to learn from."""
+        texts = [batch.texts[number] for number in batch.numbers]
+        for group in self.parts.texts(texts, Batching(self.settings.batch_tokens)):
+            numbers = [batch.numbers[row] for row in group.numbers]
+            if labels := [label for number in numbers for label in batch.labels[number]]:
+                yield _Pass(group, labels, numbers)
 
-    def _backward(self, batch: _Checked, cancel: Cancel | None) -> tuple[list[Group], Tensor]:
+    def _backward(self, batch: _Checked, cancel: Cancel | None) -> tuple[list[_Pass], Tensor]:
         """The passes over a batch, and their shares of its mean loss; its scaled gradients lie with the parameters."""
-        passes, losses = [], []
+        passes, losses = [*self._passes(batch)], []
         self.optimizer.zero_grad()
-        for group, labels in self._passes(batch, cancel):
-            loss = self._loss(group, labels) / batch.num_labels
+        self.ranks.begin()
+        for each in passes:
+            loss = self._loss(each, cancel) / batch.num_labels
+            if each is passes[-1]:
+                self.ranks.last_pass()
             (loss * self.loss_scale.scale).backward()
-            passes.append(group)
             losses.append(loss.detach())
-        return passes, torch.stack(losses)
+        self.ranks.sum_gradients()
+        return passes, torch.stack(losses or [torch.zeros((), device=self.model.device)])
 
-    def _loss(self, group: Group, labels: Sequence[int], learns: bool = True) -> Tensor:
-        """The sum of the losses of a pass."""
-        settings, read = self.settings, sent(group.laid_out(), self._staging)
+    def _loss(self, each: _Pass, cancel: Cancel | None, learns: bool = True) -> Tensor:
+        """The sum of the losses of a pass. Errors: Cancelled."""
+        if cancel is not None and cancel.is_set():
+            raise Cancelled("The training was stopped.")
+        settings, read = self.settings, sent(each.group.laid_out(), self._staging)
         drop = None
         if learns and (settings.dropout or settings.attention_dropout):
-            numbers = torch.tensor(group.numbers, device=read.batch.rows.device)[read.batch.rows]
+            numbers = torch.tensor(each.numbers, device=read.batch.rows.device)[read.batch.rows]
             keys = token_keys(settings.seed, self.num_steps, numbers, read.batch.positions)
             drop = Dropout(settings.dropout, settings.attention_dropout, keys, read.batch.positions)
         ops = self.parts.train_ops.differentiable(drop)
         states = self._hidden(ops, read).index_select(0, read.asked)
-        wanted = torch.tensor(labels, device=states.device)
+        wanted = torch.tensor(each.labels, device=states.device)
         head = self.task.head(self.model, self.parts.train_ops.differentiable(None))
         return self.parts.loss(states, wanted, head, settings.label_smoothing if learns else 0.0)
 
@@ -277,16 +301,15 @@ class Trainer:
                 found.setdefault(id(tensor), (path, tensor))
         return dict(found.values())
 
-    def _not_finite(self, passes: list[Group], losses: list[float], grad_norm: float) -> TrainingError:
+    def _not_finite(self, passes: list[_Pass], losses: list[float], loss: float, grad_norm: float) -> TrainingError:
         """What to tell of a step that cannot be made: which examples, and the first tensor that is not finite."""
-        number = next((i for i, loss in enumerate(losses) if not math.isfinite(loss)), None)
+        bad = [each for each, own in zip(passes, losses, strict=False) if not math.isfinite(own)][:1]
+        examples = [str(number + 1) for number in sorted(n for each in bad or passes for n in each.numbers)]
         named = ((f"weight {path}", t) for path, t in self.parameters.items())
         grads = ((f"gradient of {path}", t.grad) for path, t in self.parameters.items() if t.grad is not None)
         first = next((name for name, t in (*named, *grads) if not bool(t.isfinite().all())), "none of the weights")
-        told_of = passes if number is None else passes[number : number + 1]
-        examples = [str(text + 1) for text in sorted(text for group in told_of for text in group.numbers)]
         return TrainingError(
-            f"Step {self.num_steps} has a loss of {sum(losses)} and a gradient norm of {grad_norm}, and was left "
+            f"Step {self.num_steps} has a loss of {loss} and a gradient norm of {grad_norm}, and was left "
             f"out: the weights are those before it. The first tensor that is not finite is the {first}, in a pass over "
             f"{counted(len(examples), 'example')}, {some(examples)}. Use a smaller lr, warmup_steps, or max_grad_norm, "
             "or look at these examples."
