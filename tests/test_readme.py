@@ -132,8 +132,9 @@ def test_training_runs_as_pasted_but_for_fewer_steps(tmp_path, monkeypatch, caps
     (tmp_path / "texts.jsonl").write_text('{"text": "%s"}\n' % ("A list is a sequence of items. " * 40))
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "README.md", "exec"), {"__name__": "__main__", "eet_lab": eet_lab})
-    losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines()]
-    assert len(losses) == 4 and losses[-1] < losses[0]
+    told = capsys.readouterr().out.splitlines()
+    losses = [float(line.split()[1]) for line in told if not line.startswith("held out")]
+    assert len(told) == 5 and len(losses) == 4 and losses[-1] < losses[0]
     assert (tmp_path / "run" / "trainer.pt").exists() and eet_lab.load(tmp_path / "trained").config.vocab_size
 
 
