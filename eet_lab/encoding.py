@@ -1,4 +1,4 @@
-"""encode, classify, fill_mask: texts in, what an encoder makes of them out, with a recipe.
+"""encode, classify, classify_tokens, fill_mask: texts in, what an encoder makes of them out, with a recipe.
 
 N texts, C channels, V vocabulary, L classes.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.engine.encode import EncoderEngine, Run
-from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, MLM, TextTask
+from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, MLM, TOKEN_CLASSES, TextTask
 from eet_lab.errors import ModelError, PromptError, did_you_mean
 from eet_lab.models import Model
 from eet_lab.models.families import FAMILIES
@@ -58,6 +58,21 @@ class Classes:
     def labels(self) -> tuple[str, ...]:
         """The name of the likeliest class of each text."""
         return tuple(self.names[number] for number in self.logits.argmax(-1).tolist())
+
+
+@dataclass(frozen=True)
+class TokenClasses:
+    """The logits [S,L] of the classes of each text's tokens, special ones among them; `names` names the classes."""
+
+    names: tuple[str, ...]
+    logits: tuple[Tensor, ...]
+    recipe: Recipe
+    run: Run
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        """The name of the likeliest class of each token."""
+        return tuple(tuple(self.names[number] for number in each.argmax(-1).tolist()) for each in self.logits)
 
 
 class Guess(NamedTuple):
@@ -121,6 +136,23 @@ def classify(
     names = model.encoder.config.labels
     logits = _stacked(run, len(names))
     return Classes(names, logits, scores_of(model, logits), chosen, run)
+
+
+@on_its_encoders_device
+def classify_tokens(
+    model: Model,
+    texts: Texts,
+    recipe: RecipeLike = "all",
+    *,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    **batching: Any,
+) -> TokenClasses:
+    """The classes of the tokens of texts, by the head of a checkpoint for token classification; keywords as of
+    `encode`.
+    """
+    chosen, run = _read(model, as_texts(model, texts), TOKEN_CLASSES, recipe, batching, progress, cancel)
+    return TokenClasses(model.encoder.config.labels, tuple(run.values), chosen, run)
 
 
 def scores_of(model: Model, logits: Tensor) -> Tensor:

@@ -111,6 +111,19 @@ def test_an_encoders_gradients_of_classes_are_those_of_transformers(name, recipe
     assert_same_gradients(trainer, model, wanted, trainer.gradients(examples))
 
 
+@pytest.mark.parametrize("name", encoders.WITH_TOKEN_CLASSES)
+def test_an_encoders_gradients_of_classes_of_tokens_are_those_of_transformers(name):
+    rows, model = encoders.rows(), encoders.theirs(name)
+    trainer = Trainer(encoders.ours(name).network, parts(RECIPES[3]), batch_tokens=60)
+    examples = [
+        Example(row, [IGNORED if place % 4 == 3 else token % 3 for place, token in enumerate(row)]) for row in rows
+    ]
+    logits = torch.cat([model(torch.tensor([row])).logits[0] for row in rows])
+    labels = torch.cat([torch.tensor(example.labels) for example in examples])
+    wanted = cross_entropy(logits, labels, ignore_index=IGNORED)
+    assert_same_gradients(trainer, model, wanted, trainer.gradients(examples))
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "bert-mlm"])
 def test_dropout_drops_the_same_in_every_layout_and_pass(name):
     """The noise belongs to a token of an example, so the gradients of a batch are the same however it is laid out."""

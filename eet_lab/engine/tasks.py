@@ -100,3 +100,11 @@ CLASSES = TextTask(
     head="classes",
 )
 """The logits of a text's classes."""
+TOKEN_CLASSES = TextTask(
+    "token classes",
+    "all",
+    lambda model, ops, states, batch, empty: encoder.token_class_logits(model, ops, states),
+    one_each=False,
+    head="token_classes",
+)
+"""The logits of each token's classes."""

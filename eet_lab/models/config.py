@@ -145,7 +145,8 @@ class EncoderConfig(Config):
         if head == "classes":
             before = {} if self.class_act is None else _affine(class_dense=(C, C))
             return before | _affine(classes=(len(self.labels), C))
-        return _affine(pooler=(C, C)) if head == "pooler" else _affine(next_sentence=(2, C))
+        linears = {"pooler": (C, C), "next_sentence": (2, C), "token_classes": (len(self.labels), C)}
+        return _affine(**{head: linears[head]})
 
 
 HEADS = {
@@ -153,6 +154,7 @@ HEADS = {
     "mlm": "a masked language modeling head",
     "next_sentence": "a next sentence head",
     "classes": "a classification head",
+    "token_classes": "a token classification head",
 }
 """What an encoder may have on top of its layers."""
 

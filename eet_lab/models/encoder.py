@@ -34,6 +34,7 @@ class Encoder(NamedTuple):
     next_sentence: Linear | None = None  # loaded and saved, and not run
     class_dense: Linear | None = None
     classes: Linear | None = None  # [L,C]
+    token_classes: Linear | None = None  # [L,C]
 
     @property
     def device(self) -> torch.device:
@@ -70,6 +71,11 @@ def mlm_logits(model: Encoder, ops: Ops, states: Tensor) -> Tensor:
     """The logits [N,V] of masked tokens, from their hidden states [N,C]."""
     transformed = ops.norm_linear(states, None, model.mlm_transform, model.config.mlm_act)
     return ops.norm_linear(transformed, model.mlm_norm, model.head)
+
+
+def token_class_logits(model: Encoder, ops: Ops, states: Tensor) -> Tensor:
+    """The logits [N,L] of the classes of tokens, from their hidden states [N,C]."""
+    return ops.norm_linear(states, None, model.token_classes)
 
 
 def class_logits(model: Encoder, ops: Ops, first: Tensor) -> Tensor:

@@ -53,7 +53,7 @@ class Model:
         if isinstance(self.network, Encoder):
             raise ModelError(
                 f"{self.name} is an encoder ({self.config.family}): it reads whole texts, and generates none. Use "
-                "eet_lab.encode, eet_lab.classify or eet_lab.fill_mask, or load a decoder such as 'demo' or 'gpt2'."
+                "eet_lab.encode, classify, classify_tokens or fill_mask, or load a decoder such as 'demo' or 'gpt2'."
             )
         return self.network
 

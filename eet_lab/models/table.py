@@ -87,14 +87,18 @@ def entries(table: Table, config: Config) -> Iterator[tuple[str, Entry, tuple[in
         yield path, entry._replace(names=tuple(name.replace("*", layer) for name in entry.names)), shape
 
 
-def with_heads(table: Table, config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
+def with_heads(table: Table, config: EncoderConfig, names: Collection[str], architecture: str = "") -> EncoderConfig:
     """The config of a checkpoint that has these names: with the heads of which it has some tensor."""
 
-    def is_there(head: str) -> bool:
-        found = (table[path] for path in config.head_shapes(head) if path in table)
-        return any(name in names for entry in found for name in entry.names)
+    def is_there(*paths: str) -> bool:
+        return any(name in names for path in paths if path in table for name in table[path].names)
 
-    return replace(config, heads=tuple(filter(is_there, HEADS)))
+    heads = [head for head in HEADS if is_there(*config.head_shapes(head))]
+    if {"classes", "token_classes"} <= {*heads}:  # under one name: a text's have a linear before them
+        has_before = is_there("pooler.weight" if config.class_act is None else "class_dense.weight")
+        of_tokens = architecture.endswith("ForTokenClassification") or not has_before
+        heads.remove("classes" if of_tokens else "token_classes")
+    return replace(config, heads=tuple(heads))
 
 
 def theirs(table: Table, model: Decoder | Encoder) -> Iterator[tuple[str, Tensor]]:

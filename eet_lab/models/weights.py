@@ -122,7 +122,8 @@ def _loaded(settings: Mapping[str, Any], state: Mapping[str, Tensor], source: st
         del given[name]
     names = module.table(config)
     if isinstance(config, EncoderConfig):
-        config = table.with_heads(names, config, given)
+        architectures = settings.get("architectures") or [""]
+        config = table.with_heads(names, config, given, str(architectures[0]))
     _check_layers(given, config, names, module.LAYERS, source)
     wanted = list(table.entries(names, config))
     for twins in (entry.names for _, entry, _ in wanted if entry.how == "twin"):
@@ -176,11 +177,6 @@ def _check(tensors: Mapping[str, Tensor], wanted: list, config: Config, source: 
             if isinstance(config, EncoderConfig):
                 remedy += f" Supported: {title} as it is, or with {', '.join(HEADS.values())}."
         raise ModelError(f"{told} {remedy}")
-    if isinstance(config, EncoderConfig) and config.class_act is None and config.heads == ("classes",):
-        raise ModelError(
-            f"{source} has classes without a pooler, which are classes of tokens, and these are not supported. "
-            f"Supported: {title} as it is, or with {', '.join(HEADS.values())}, which reads what the pooler makes."
-        )
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise ModelError(f"{name} in {source} holds {tensor.dtype}, but weights are floating-point numbers.")

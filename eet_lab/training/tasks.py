@@ -119,23 +119,36 @@ def _of_classes(model: Any, ops: Ops) -> Head:
     return Head(lambda states: encoder.class_logits(model, ops, states), tuple(weights))
 
 
+def _of_token_classes(model: Any, ops: Ops) -> Head:
+    return Head(lambda states: encoder.token_class_logits(model, ops, states), tuple(tensors(model.token_classes)))
+
+
 def _vocab(config: Any) -> int:
     return config.vocab_size
+
+
+def _num_classes(config: Any) -> int:
+    return len(config.labels)
 
 
 LANGUAGE = TrainTask("language modeling", _next_tokens, _of_words, _vocab)
 """Each token from those before it."""
 MASKED = TrainTask("masked language modeling", _at_their_places, _of_masked, _vocab, needs="mlm")
 """The tokens that stood where others stand now."""
-CLASSES = TrainTask("classification", _class, _of_classes, lambda config: len(config.labels), needs="classes")
+CLASSES = TrainTask("classification", _class, _of_classes, _num_classes, needs="classes")
 """The class of a text."""
-TASKS = {"language": LANGUAGE, "masked": MASKED, "classes": CLASSES}
+TOKEN_CLASSES = TrainTask(
+    "token classification", _at_their_places, _of_token_classes, _num_classes, needs="token_classes"
+)
+"""The class of each token."""
+TASKS = {"language": LANGUAGE, "masked": MASKED, "classes": CLASSES, "token-classes": TOKEN_CLASSES}
 
 
 def task_of(name: str | None, config: Config) -> TrainTask:
     """The task of that name; None: language modeling for decoders, and for encoders what their heads are for."""
     if isinstance(config, EncoderConfig):
-        name = name or ("classes" if "classes" in config.heads else "masked")
+        heads = {"classes": "classes", "token_classes": "token-classes"}
+        name = name or next((task for head, task in heads.items() if head in config.heads), "masked")
     name = name or "language"
     if name not in TASKS:
         raise TrainingError(f"task is {told(name)}, but it must be one of {', '.join(TASKS)}.")

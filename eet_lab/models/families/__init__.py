@@ -57,7 +57,8 @@ def settings_of(config: Config) -> dict[str, Any]:
 def _architecture(config: Config, name: str) -> str:
     """The class of transformers for such a model; `name` is that of its family."""
     if isinstance(config, EncoderConfig):
-        ends = {"classes": "ForSequenceClassification", "next_sentence": "ForPreTraining", "mlm": "ForMaskedLM"}
+        ends = {"classes": "ForSequenceClassification", "token_classes": "ForTokenClassification"}
+        ends |= {"next_sentence": "ForPreTraining", "mlm": "ForMaskedLM"}
         head = next((head for head in ends if head in config.heads), None)
         return name if head is None else name.removesuffix("Model") + ends[head]
     return name

@@ -98,6 +98,7 @@ def table(config: EncoderConfig) -> dict[str, Entry]:
         **head(config, mlm + "decoder", mlm + "bias"),
         **affine("next_sentence", "cls.seq_relationship"),
         **affine("classes", "classifier"),
+        **affine("token_classes", "classifier"),
     }
 
 
