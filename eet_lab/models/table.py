@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eet_lab.models.config import HEADS, Config, EncoderConfig
+from eet_lab.models.config import HEADS, Config, EncoderConfig, VisionConfig
 from eet_lab.models.decoder import Decoder, Layer
 from eet_lab.models.encoder import Encoder
+from eet_lab.models.vision import AnyEncoder, VisionEncoder
 from eet_lab.ops.types import Linear, Norm
 
 
@@ -101,7 +102,7 @@ def with_heads(table: Table, config: EncoderConfig, names: Collection[str], arch
     return replace(config, heads=tuple(heads))
 
 
-def theirs(table: Table, model: Decoder | Encoder) -> Iterator[tuple[str, Tensor]]:
+def theirs(table: Table, model: Decoder | AnyEncoder) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under the names of a checkpoint, as views; a tied head comes once, as the word embeddings."""
     ours = dict(flat(model))
     for path, entry, _ in entries(table, model.config):
@@ -128,7 +129,11 @@ def built(config: Config, ours: Mapping[str, Tensor]) -> Any:
         return Norm(weight, bias, config.eps) if "norm" in path else Linear(weight, bias)
 
     layers = tuple(Layer(*(part(f"layers.{i}.{name}") for name in Layer._fields)) for i in range(config.num_layers))
-    token_embedding, norm = ours["token_embedding"], part("norm")
+    norm = part("norm")
+    if isinstance(config, VisionConfig):
+        parts = part("patches"), ours["cls_token"], ours["position_embedding"], layers, norm
+        return VisionEncoder(config, *parts, **{name: part(name) for name in config.heads})
+    token_embedding = ours["token_embedding"]
     head = Linear(ours.get("head.weight", token_embedding), ours.get("head.bias"))
     if isinstance(config, EncoderConfig):
         names = {path.partition(".")[0] for name in config.heads for path in config.head_shapes(name)}

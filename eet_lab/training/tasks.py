@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from eet_lab.errors import ModelError, TrainingError
-from eet_lab.models import decoder, encoder
-from eet_lab.models.config import HEADS, Config, EncoderConfig
+from eet_lab.models import decoder
+from eet_lab.models.config import HEADS, Config, EncoderConfig, VisionConfig
 from eet_lab.models.decoder import tensors
 from eet_lab.parts import Ops
 from eet_lab.parts.losses import Head
-from eet_lab.parts.passes import Text
+from eet_lab.parts.passes import Image, Readable, Text
 from eet_lab.words import told
 
 IGNORED = -100
@@ -25,15 +26,23 @@ IGNORED = -100
 
 
 class Example(NamedTuple):
-    """A text, and what the model shall tell of it.
+    """A text, or an image, and what the model shall tell of it.
 
     `labels` are a token each, `IGNORED` where nothing is learned; a language model learns each token from those before
-    it. None: all of `ids`, for a language model. For a classifier it is the number of the class.
+    it. None: all of `ids`, for a language model. For a classifier it is the number of the class. `pixels` are those of
+    an image [channels,height,width], which has no `ids`.
     """
 
-    ids: Sequence[int]
+    ids: Sequence[int] = ()
     labels: Sequence[int] | int | None = None
     types: Sequence[int] | None = None
+    pixels: Tensor | None = None
+
+    def read(self, places: Sequence[int], config: Config) -> Readable:
+        """As an encoder or a decoder reads it; `places` are those of the tokens with a label."""
+        if isinstance(config, VisionConfig) and self.pixels is not None:
+            return Image(self.pixels, config.patch_size, places)
+        return Text(self.ids, self.types, places)
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ class TrainTask:
                 f"This checkpoint lacks {HEADS[self.needs]}, which {self.name} trains. Load one that was saved with it."
             )
 
-    def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Text, Sequence[int]]]:
+    def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Readable, Sequence[int]]]:
         """The texts with the places that have a label, and the labels. Errors: TrainingError, which names the first."""
         found, limit = [], self.num_labels(config)
         for number, example in enumerate(examples, 1):
@@ -69,7 +78,7 @@ class TrainTask:
                     f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}, or "
                     f"{IGNORED} where nothing is learned."
                 )
-            found.append((Text(example.ids, example.types, places), labels))
+            found.append((example.read(places, config), labels))
         if not any(labels for _, labels in found):
             raise TrainingError(
                 f"None of the {len(found)} examples has a label to learn from. Give longer texts, or labels other than "
@@ -110,17 +119,15 @@ def _of_words(model: Any, ops: Ops) -> Head:
 
 def _of_masked(model: Any, ops: Ops) -> Head:
     weights = tensors((model.mlm_transform, model.mlm_norm, model.head))
-    return Head(lambda states: encoder.mlm_logits(model, ops, states), tuple(weights))
+    return Head(lambda states: model.mlm_logits(ops, states), tuple(weights))
 
 
 def _of_classes(model: Any, ops: Ops) -> Head:
-    before = model.pooler if model.class_dense is None else model.class_dense
-    weights = tensors(tuple(part for part in (before, model.classes) if part is not None))
-    return Head(lambda states: encoder.class_logits(model, ops, states), tuple(weights))
+    return Head(lambda states: model.class_logits(ops, states), tuple(tensors(model.class_path)))
 
 
 def _of_token_classes(model: Any, ops: Ops) -> Head:
-    return Head(lambda states: encoder.token_class_logits(model, ops, states), tuple(tensors(model.token_classes)))
+    return Head(lambda states: model.token_class_logits(ops, states), tuple(tensors(model.token_classes)))
 
 
 def _vocab(config: Any) -> int:
