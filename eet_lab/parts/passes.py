@@ -37,7 +37,7 @@ class Image(NamedTuple):
 
     @property
     def ids(self) -> range:
-        """As many as it has tokens: what stands for them depends on the images beside it."""
+        """One number for each of its tokens; which ones a pass reads depends on the images beside it."""
         return range(1 + self.pixels[0].numel() // self.patch_size**2)
 
     @property

@@ -39,7 +39,7 @@ class Example(NamedTuple):
     pixels: Tensor | None = None
 
     def read(self, places: Sequence[int], config: Config) -> Readable:
-        """As an encoder or a decoder reads it; `places` are those of the tokens with a label."""
+        """The same as an engine reads it; `places` are those of the tokens with a label."""
         if isinstance(config, VisionConfig) and self.pixels is not None:
             return Image(self.pixels, config.patch_size, places)
         return Text(self.ids, self.types, places)
