@@ -10,7 +10,6 @@ import torch
 import transformers
 from encoders import CLASSES
 from safetensors.torch import load_file
-from test_training import parts
 from torch.nn.functional import cross_entropy
 
 import eet_lab
@@ -19,6 +18,7 @@ from eet_lab.models import ENCODER_PRESETS, load
 from eet_lab.models.families import settings_of
 from eet_lab.models.table import flat
 from eet_lab.serving.service import Service
+from eet_lab.technique import Recipe
 from eet_lab.training import Example, Trainer
 
 SIZES = {
@@ -78,11 +78,13 @@ def test_states_and_classes_are_those_of_transformers(recipe):
     )
 
 
-@pytest.mark.parametrize("recipe", ["", "pre_padding", "pre_padding,mask_removal,packed_prefill"])
+@pytest.mark.parametrize("recipe", ["", "pre_padding", "all"])
 def test_gradients_are_those_of_transformers(recipe):
     model = theirs("classes")
     labels = [2, 0, 1, 1, 0]
-    trainer = Trainer(ours("classes").network, parts(recipe), batch_tokens=25)
+    trainer = Trainer(
+        ours("classes").network, Recipe.parse(recipe, "cpu", ours("classes").config.in_training).parts, batch_tokens=25
+    )
     examples = [Example(pixels=image, labels=label) for image, label in zip(images(), labels, strict=True)]
     model.zero_grad()
     loss = cross_entropy(model(images()).logits, torch.tensor(labels))

@@ -51,10 +51,9 @@ class Encoder(NamedTuple):
         return num_bytes(tensors(self))
 
     @property
-    def class_path(self) -> tuple[Linear, ...]:
-        """The linears from a text's first token to its classes."""
-        before = self.pooler if self.class_dense is None else self.class_dense
-        return tuple(linear for linear in (before, self.classes) if linear is not None)
+    def class_weights(self) -> list[Tensor]:
+        """All that `class_logits` reads."""
+        return tensors((self.pooler if self.class_dense is None else self.class_dense, self.classes))
 
     def hidden(self, ops: Ops, attend: Attend, read: Pass) -> Tensor:
         """The hidden states [T,C] of a pass, whose texts tell the types of their tokens, or have type 0."""

@@ -51,9 +51,9 @@ class VisionEncoder(NamedTuple):
         """Positions are not rotary."""
 
     @property
-    def class_path(self) -> tuple[Linear, ...]:
-        """The linears from a class token to the classes."""
-        return () if self.classes is None else (self.classes,)
+    def class_weights(self) -> list[Tensor]:
+        """All that `class_logits` reads."""
+        return tensors((self.norm, self.classes))
 
     def hidden(self, ops: Ops, attend: Attend, read: Pass) -> Tensor:
         """The hidden states [T,C] of a pass, before the last norm: whoever needs few of them norms few."""

@@ -123,7 +123,7 @@ def _of_masked(model: Any, ops: Ops) -> Head:
 
 
 def _of_classes(model: Any, ops: Ops) -> Head:
-    return Head(lambda states: model.class_logits(ops, states), tuple(tensors(model.class_path)))
+    return Head(lambda states: model.class_logits(ops, states), tuple(model.class_weights))
 
 
 def _of_token_classes(model: Any, ops: Ops) -> Head:
