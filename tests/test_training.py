@@ -92,7 +92,7 @@ def test_an_encoders_gradients_of_masked_words_are_those_of_transformers(name, r
     loss = CHUNKED if recipe in RECIPES[::2] else losses.whole
     trainer = Trainer(encoders.ours(name).network, parts(recipe, loss=loss), task="masked", batch_tokens=60)
     total, num = 0.0, 0
-    for ids, labels, _ in examples:
+    for ids, labels, *_ in examples:
         said = model(torch.tensor([ids]))
         logits = said.logits if hasattr(said, "logits") else said.prediction_logits
         total = total + cross_entropy(logits[0].float(), torch.tensor(labels), reduction="sum", ignore_index=IGNORED)
