@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import encoders
 import families
 import pytest
@@ -11,9 +13,11 @@ import torch
 from eet_lab.bench import training
 from eet_lab.bench.rows import append, markdown, read
 from eet_lab.bench.training import train_all
+from eet_lab.bench.training_compare import compare_training
 from eet_lab.bench.workloads import TrainBatch, parse
 from eet_lab.commands.bench_tables import train_table
-from eet_lab.errors import ModelError, PromptError
+from eet_lab.errors import ModelError, PromptError, RecipeError
+from eet_lab.training import Rows
 
 PROVIDERS = ("eet_lab", "hf-eager", "hf-sdpa")
 
@@ -69,3 +73,19 @@ def test_what_cannot_be_trained_is_told():
         train_all(test_vision.ours("classes"), "train:any/b2/s5")
     with pytest.raises(ModelError, match="no classification head"):
         train_all(encoders.ours("bert"), "train:any/b2/s5")
+
+
+def test_two_recipes_take_the_same_steps_in_turn():
+    rows, partial, model = Rows(list(range(5, 95)), 9), [], families.ours("gpt2")
+    how = {"batch_rows": 2, "repeats": 6}
+    found = compare_training(model, rows, "all", on_partial=partial.append, **how)
+    assert found.verdict in ("identical", "within rounding") and found.change.num_pairs == 6
+    assert [step.number for step in found.selection.steps] == [*range(8)] and len(partial) == 5
+    assert partial[0].change.num_pairs == 1 and found.baseline.recipe == "baseline"
+    same = compare_training(model, rows, "", **how)
+    assert same.verdict == "identical" and same.max_error == 0 and "to the bit" in same.explanation
+    assert same.baseline.losses == found.baseline.losses
+    off = replace(found, selection=replace(found.selection, steps=found.selection.steps[:1]), max_error=0.5)
+    assert off.verdict == "different" and "0.5 apart" in off.explanation
+    with pytest.raises(RecipeError, match="memory_reuse"):
+        compare_training(model, rows, "memory_reuse", **how)
