@@ -27,6 +27,7 @@ _HOMES = {
     "generate": "eet_lab.texts",
     "encode": "eet_lab.encoding",
     "classify": "eet_lab.encoding",
+    "classify_tokens": "eet_lab.encoding",
     "fill_mask": "eet_lab.encoding",
     "pipeline": "eet_lab.pipelines",
     "serve": "eet_lab.serving.handle",

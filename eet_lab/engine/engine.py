@@ -53,7 +53,7 @@ class Engine(BaseEngine[Decoder]):
     """
 
     def __init__(self, model: Decoder, parts: Parts | None = None, task: Task = next_tokens) -> None:
-        check_model("Engine", model, Decoder, "demo")
+        check_model("Engine", model, (Decoder,), "demo")
         check_parts("Engine", parts, "all")
         for change in parts.weights if parts else ():
             model = change(model)

@@ -63,4 +63,5 @@ def sent(batch: Pass, staging: Staging) -> Pass:
     begin, asked, *sent_types = arrived[len(tensors) :]
     there = Batch(*arrived[: len(tensors)], *read[len(tensors) :])  # tensors come first
     there = there._replace(keys=read.keys._replace(begin=begin))
-    return batch._replace(batch=there, asked=asked, types=sent_types[0] if types else None)
+    patches = None if batch.patches is None else batch.patches.to(begin.device, non_blocking=True)
+    return batch._replace(batch=there, asked=asked, types=sent_types[0] if types else None, patches=patches)

@@ -31,6 +31,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
     "generation_config.json",
+    "preprocessor_config.json",
 )
 INDEX = "model.safetensors.index.json"
 HUB_FILES = ["config.json", "*.safetensors", INDEX, *TOKENIZER_FILES]

@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 from eet_lab.devices import present
 from eet_lab.errors import ModelError
 from eet_lab.models.decoder import Decoder
-from eet_lab.models.encoder import Encoder
 from eet_lab.models.loading import Model
+from eet_lab.models.vision import AnyEncoder
 from eet_lab.threads import cpu_threads
 
 Work = TypeVar("Work", bound=Callable[..., Any])
@@ -31,7 +31,7 @@ def on_its_encoders_device(work: Work) -> Work:
     return _within(work, lambda model: model.encoder)
 
 
-def _within(work: Work, network_of: Callable[[Model], Decoder | Encoder]) -> Work:
+def _within(work: Work, network_of: Callable[[Model], Decoder | AnyEncoder]) -> Work:
     @wraps(work)
     def within(model: Any, *args: Any, **keywords: Any) -> Any:
         network = network_of(checked_model(model))
@@ -48,7 +48,7 @@ def checked_model(model: Any) -> Model:
     wanted = "but it must be a loaded model"
     if isinstance(model, (str, os.PathLike)):
         raise ModelError(f"model is {model!r}, {wanted}: eet_lab.load({model!r}).")
-    if isinstance(model, (Decoder, Encoder)):
+    if isinstance(model, Decoder | AnyEncoder):
         kind = "a Decoder" if isinstance(model, Decoder) else "an Encoder"
         raise ModelError(f"model is {kind}, but it must be the loaded model that it is part of.")
     if hasattr(model, "state_dict"):

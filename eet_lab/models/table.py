@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eet_lab.models.config import HEADS, Config, EncoderConfig
+from eet_lab.models.config import HEADS, Config, EncoderConfig, VisionConfig
 from eet_lab.models.decoder import Decoder, Layer
 from eet_lab.models.encoder import Encoder
+from eet_lab.models.vision import AnyEncoder, VisionEncoder
 from eet_lab.ops.types import Linear, Norm
 
 
@@ -87,17 +88,21 @@ def entries(table: Table, config: Config) -> Iterator[tuple[str, Entry, tuple[in
         yield path, entry._replace(names=tuple(name.replace("*", layer) for name in entry.names)), shape
 
 
-def with_heads(table: Table, config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
+def with_heads(table: Table, config: EncoderConfig, names: Collection[str], architecture: str = "") -> EncoderConfig:
     """The config of a checkpoint that has these names: with the heads of which it has some tensor."""
 
-    def is_there(head: str) -> bool:
-        found = (table[path] for path in config.head_shapes(head) if path in table)
-        return any(name in names for entry in found for name in entry.names)
+    def is_there(*paths: str) -> bool:
+        return any(name in names for path in paths if path in table for name in table[path].names)
 
-    return replace(config, heads=tuple(filter(is_there, HEADS)))
+    heads = [head for head in HEADS if is_there(*config.head_shapes(head))]
+    if {"classes", "token_classes"} <= {*heads}:  # under one name: a text's have a linear before them
+        has_before = is_there("pooler.weight" if config.class_act is None else "class_dense.weight")
+        of_tokens = architecture.endswith("ForTokenClassification") or not has_before
+        heads.remove("classes" if of_tokens else "token_classes")
+    return replace(config, heads=tuple(heads))
 
 
-def theirs(table: Table, model: Decoder | Encoder) -> Iterator[tuple[str, Tensor]]:
+def theirs(table: Table, model: Decoder | AnyEncoder) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under the names of a checkpoint, as views; a tied head comes once, as the word embeddings."""
     ours = dict(flat(model))
     for path, entry, _ in entries(table, model.config):
@@ -124,7 +129,11 @@ def built(config: Config, ours: Mapping[str, Tensor]) -> Any:
         return Norm(weight, bias, config.eps) if "norm" in path else Linear(weight, bias)
 
     layers = tuple(Layer(*(part(f"layers.{i}.{name}") for name in Layer._fields)) for i in range(config.num_layers))
-    token_embedding, norm = ours["token_embedding"], part("norm")
+    norm = part("norm")
+    if isinstance(config, VisionConfig):
+        parts = part("patches"), ours["cls_token"], ours["position_embedding"], layers, norm
+        return VisionEncoder(config, *parts, **{name: part(name) for name in config.heads})
+    token_embedding = ours["token_embedding"]
     head = Linear(ours.get("head.weight", token_embedding), ours.get("head.bias"))
     if isinstance(config, EncoderConfig):
         names = {path.partition(".")[0] for name in config.heads for path in config.head_shapes(name)}

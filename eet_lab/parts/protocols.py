@@ -16,7 +16,7 @@ from eet_lab.parts.buffers import Buffered
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.parts.losses import Head
 from eet_lab.parts.memory import FreshMemory
-from eet_lab.parts.passes import Batching, Group, Text
+from eet_lab.parts.passes import Batching, Group, Readable
 
 
 class ChangesWeights(Protocol):
@@ -37,7 +37,7 @@ class KeepsWeights(ChangesWeights, Protocol):
 class LaysOutTexts(Protocol):
     """Which texts an encoder reads in one pass, and where their tokens sit."""
 
-    def __call__(self, texts: Sequence[Text], batching: Batching, /) -> Iterator[Group]:
+    def __call__(self, texts: Sequence[Readable], batching: Batching, /) -> Iterator[Group]:
         """Groups that together hold each text once."""
 
 

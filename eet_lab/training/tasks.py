@@ -10,27 +10,36 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from eet_lab.errors import ModelError, TrainingError
-from eet_lab.models import decoder, encoder
-from eet_lab.models.config import HEADS, Config, EncoderConfig
+from eet_lab.models import decoder
+from eet_lab.models.config import HEADS, Config, EncoderConfig, VisionConfig
 from eet_lab.models.decoder import tensors
 from eet_lab.parts import Ops
 from eet_lab.parts.losses import IGNORED, Head
-from eet_lab.parts.passes import Text
+from eet_lab.parts.passes import Image, Readable, Text
 from eet_lab.words import told
 
 
 class Example(NamedTuple):
-    """A text, and what the model shall tell of it.
+    """A text, or an image, and what the model shall tell of it.
 
     `labels` are a token each, `IGNORED` where nothing is learned; a language model learns each token from those before
-    it. None: all of `ids`, for a language model. For a classifier it is the number of the class.
+    it. None: all of `ids`, for a language model. For a classifier it is the number of the class. `pixels` are those of
+    an image [channels,height,width], which has no `ids`.
     """
 
-    ids: Sequence[int]
+    ids: Sequence[int] = ()
     labels: Sequence[int] | int | None = None
     types: Sequence[int] | None = None
+    pixels: Tensor | None = None
+
+    def read(self, places: Sequence[int], config: Config) -> Readable:
+        """The same as an engine reads it; `places` are those of the tokens with a label."""
+        if isinstance(config, VisionConfig) and self.pixels is not None:
+            return Image(self.pixels, config.patch_size, places)
+        return Text(self.ids, self.types, places)
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,7 @@ class TrainTask:
                 f"This checkpoint lacks {HEADS[self.needs]}, which {self.name} trains. Load one that was saved with it."
             )
 
-    def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Text, Sequence[int]]]:
+    def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Readable, Sequence[int]]]:
         """The texts with the places that have a label, and the labels. Errors: TrainingError, which names the first."""
         found, limit = [], self.num_labels(config)
         for number, example in enumerate(examples, 1):
@@ -66,7 +75,7 @@ class TrainTask:
                     f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}, or "
                     f"{IGNORED} where nothing is learned."
                 )
-            found.append((Text(example.ids, example.types, places), labels))
+            found.append((example.read(places, config), labels))
         if not any(labels for _, labels in found):
             raise TrainingError(
                 f"None of the {len(found)} examples has a label to learn from. Give longer texts, or labels other than "
@@ -107,32 +116,43 @@ def _of_words(model: Any, ops: Ops) -> Head:
 
 def _of_masked(model: Any, ops: Ops) -> Head:
     weights = tensors((model.mlm_transform, model.mlm_norm, model.head))
-    return Head(lambda states: encoder.mlm_logits(model, ops, states), tuple(weights))
+    return Head(lambda states: model.mlm_logits(ops, states), tuple(weights))
 
 
 def _of_classes(model: Any, ops: Ops) -> Head:
-    before = model.pooler if model.class_dense is None else model.class_dense
-    weights = tensors(tuple(part for part in (before, model.classes) if part is not None))
-    return Head(lambda states: encoder.class_logits(model, ops, states), tuple(weights))
+    return Head(lambda states: model.class_logits(ops, states), tuple(model.class_weights))
+
+
+def _of_token_classes(model: Any, ops: Ops) -> Head:
+    return Head(lambda states: model.token_class_logits(ops, states), tuple(tensors(model.token_classes)))
 
 
 def _vocab(config: Any) -> int:
     return config.vocab_size
 
 
+def _num_classes(config: Any) -> int:
+    return len(config.labels)
+
+
 LANGUAGE = TrainTask("language modeling", _next_tokens, _of_words, _vocab)
 """Each token from those before it."""
 MASKED = TrainTask("masked language modeling", _at_their_places, _of_masked, _vocab, needs="mlm")
 """The tokens that stood where others stand now."""
-CLASSES = TrainTask("classification", _class, _of_classes, lambda config: len(config.labels), needs="classes")
+CLASSES = TrainTask("classification", _class, _of_classes, _num_classes, needs="classes")
 """The class of a text."""
-TASKS = {"language": LANGUAGE, "masked": MASKED, "classes": CLASSES}
+TOKEN_CLASSES = TrainTask(
+    "token classification", _at_their_places, _of_token_classes, _num_classes, needs="token_classes"
+)
+"""The class of each token."""
+TASKS = {"language": LANGUAGE, "masked": MASKED, "classes": CLASSES, "token-classes": TOKEN_CLASSES}
 
 
 def task_of(name: str | None, config: Config) -> TrainTask:
     """The task of that name; None: language modeling for decoders, and for encoders what their heads are for."""
     if isinstance(config, EncoderConfig):
-        name = name or ("classes" if "classes" in config.heads else "masked")
+        heads = {"classes": "classes", "token_classes": "token-classes"}
+        name = name or next((task for head, task in heads.items() if head in config.heads), "masked")
     name = name or "language"
     if name not in TASKS:
         raise TrainingError(f"task is {told(name)}, but it must be one of {', '.join(TASKS)}.")

@@ -21,16 +21,15 @@ from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.staging import Staging, sent
 from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
-from eet_lab.models import decoder, encoder
 from eet_lab.models.config import EncoderConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
-from eet_lab.models.encoder import Encoder
 from eet_lab.models.table import flat
+from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops.noise import Dropout, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import autograd
 from eet_lab.parts import Parts
-from eet_lab.parts.passes import Batching, Group, Pass, Text
+from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
 from eet_lab.training.ranks import ranks
@@ -65,7 +64,7 @@ class Step:
 class _Checked(NamedTuple):
     """A batch that can be trained with, of which this rank reads the examples `numbers`."""
 
-    texts: list[Text]
+    texts: Sequence[Readable]
     labels: list[Sequence[int]]
     numbers: range
 
@@ -103,7 +102,7 @@ class Trainer:
 
     def __init__(
         self,
-        network: Decoder | Encoder,
+        network: Decoder | AnyEncoder,
         parts: Parts | None = None,
         *,
         task: str | None = None,
@@ -111,7 +110,7 @@ class Trainer:
         **changes: Any,
     ) -> None:
         self.parts, self.settings = parts or Parts(), TrainSettings.of(settings, changes)
-        if not isinstance(network, (Decoder, Encoder)):
+        if not isinstance(network, Decoder | AnyEncoder):
             raise ModelError(
                 f"Trainer takes a Decoder or an Encoder, not {type(network).__name__}: give model.network."
             )
@@ -238,12 +237,12 @@ class Trainer:
                     "into pieces."
                 )
         read = self.task.read(examples, self.config)
-        texts = [text for text, _ in read]
+        texts: Sequence[Readable] = [text for text, _ in read]
         if isinstance(self.config, EncoderConfig):
             texts = readable(texts, self.config, truncate=False)
         else:
             ids = checked_texts([text.ids for text in texts], self.config)
-            texts = [text._replace(ids=row, types=None) for text, row in zip(texts, ids, strict=True)]
+            texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]
         return _Checked(texts, [labels for _, labels in read], self.ranks.share(len(texts)))
 
     def _passes(self, batch: _Checked) -> Iterator[_Pass]:
@@ -286,14 +285,12 @@ class Trainer:
 
     def _hidden(self, ops: Any, read: Pass) -> Tensor:
         attend = self.parts.attend(ops, read.batch, None, empty=autograd, window=self.config.spec.window)
-        if isinstance(self.model, Encoder):
-            return encoder.forward(self.model, ops, attend, read.batch, read.types)
-        return decoder.forward(self.model, ops, attend, read.batch, decoder.op_by_op)
+        return self.model.hidden(ops, attend, read)
 
     def _trained(self, constants: Sequence[Tensor]) -> dict[str, Tensor]:
         """What the task reads, by its path; a tensor that is there twice has its first one."""
-        body = ("token_embedding", "position_embedding", "type_embedding", "norm", "layers")
-        read = [t for name in body for t in tensors(getattr(self.model, name, None))]
+        embeddings = ("token_embedding", "position_embedding", "type_embedding", "cls_token", "patches")
+        read = [t for name in (*embeddings, "norm", "layers") for t in tensors(getattr(self.model, name, None))]
         read += self.task.head(self.model, self.parts.train_ops).weights
         ids, found = {id(t) for t in read}, dict[int, tuple[str, Tensor]]()
         for path, tensor in flat(self.model):

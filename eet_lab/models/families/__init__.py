@@ -6,7 +6,8 @@ number; `config(settings)`, the other way `settings(config)`, `table(config)`, a
 the module, and add it to `DECODERS` or `ENCODERS`.
 
 An encoder's module has besides: beginnings of the names of `HEADS`, which have no prefix; `COPIES`, names of a tied
-head; `MASK`, the mask token; and perhaps `RENAMED`, endings of older names.
+head; `MASK`, the mask token; and perhaps `RENAMED`, patterns of other
+names, and `CLASSIFIER`, the ending of the class of transformers that has classes.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import Any
 
 from eet_lab.errors import ModelError, did_you_mean
 from eet_lab.models.config import Config, EncoderConfig
-from eet_lab.models.families import bert, distilbert, gpt2, llama, opt, roberta
+from eet_lab.models.families import bert, distilbert, gpt2, llama, opt, roberta, vit
 
-DECODERS, ENCODERS = (gpt2, opt, llama), (bert, roberta, distilbert)
+DECODERS, ENCODERS = (gpt2, opt, llama), (bert, roberta, distilbert, vit)
 MODULES = (*DECODERS, *ENCODERS)
 FAMILIES: dict[str, Any] = {kind: module for module in MODULES for kind in module.MODEL_TYPES}
 TITLES = {kind: title for module in MODULES for kind, (title, _) in module.MODEL_TYPES.items()}
@@ -57,7 +58,9 @@ def settings_of(config: Config) -> dict[str, Any]:
 def _architecture(config: Config, name: str) -> str:
     """The class of transformers for such a model; `name` is that of its family."""
     if isinstance(config, EncoderConfig):
-        ends = {"classes": "ForSequenceClassification", "next_sentence": "ForPreTraining", "mlm": "ForMaskedLM"}
+        classifier = getattr(FAMILIES[config.family], "CLASSIFIER", "ForSequenceClassification")
+        ends = {"classes": classifier, "token_classes": "ForTokenClassification"}
+        ends |= {"next_sentence": "ForPreTraining", "mlm": "ForMaskedLM"}
         head = next((head for head in ends if head in config.heads), None)
         return name if head is None else name.removesuffix("Model") + ends[head]
     return name
