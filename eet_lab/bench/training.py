@@ -231,9 +231,15 @@ def _to_hf(network: Any, dropout: float, **how: Any) -> Any:
     config = transformers.AutoConfig.for_model(told.pop("model_type"), **told)
     for name in [name for name in vars(config) if "drop" in name and isinstance(getattr(config, name), float)]:
         setattr(config, name, dropout)
-    with torch.device(network.device):
-        model = getattr(transformers, told["architectures"][0])._from_config(config, dtype=torch.float32, **how)
-    model.load_state_dict({name: tensor.float() for name, tensor in state_of(network).items()}, strict=False)
+    kind = getattr(transformers, told["architectures"][0])
+    state = {name: tensor.to(torch.float32, copy=True) for name, tensor in state_of(network).items()}
+    # It knows checkpoints' names of weights, which are not those of a live model in all versions.
+    model, loading = kind.from_pretrained(
+        None, config=config, state_dict=state, dtype=torch.float32, output_loading_info=True, **how
+    )
+    if untold := [*loading["missing_keys"], *loading["unexpected_keys"]]:
+        raise ModelError(f"transformers has no such model: {', '.join(untold)} are in one of both only.")
+    model = model.to(network.device)
     return model
 
 
