@@ -12,7 +12,6 @@ from eet_lab.errors import PromptError
 from eet_lab.figures.slot_lanes import AGAIN, GENERATES, READS, boxes, in_words, lanes
 from eet_lab.lessons import batching_exercises as exercises
 from eet_lab.lessons import continuous_batching as lesson
-from eet_lab.lessons import prefix_caching
 from eet_lab.lessons.prediction import Prediction
 from eet_lab.scheduling import Pages, Schedule, Slab
 from eet_lab.scheduling.simulate import Simulated, simulate
@@ -155,17 +154,17 @@ def test_pages_are_told_by_what_the_scheduler_did() -> None:
 
 
 def test_instructions_in_front_of_every_prompt_are_read_once() -> None:
-    without, shared = prefix_caching.served(False), prefix_caching.served(True)
+    without, shared = lesson.prefixed(False), lesson.prefixed(True)
     full, prompts = (
-        prefix_caching.INSTRUCTIONS // lesson.PAGE * lesson.PAGE,
+        lesson.INSTRUCTIONS // lesson.PAGE * lesson.PAGE,
         sum(prompt for prompt, _ in lesson.REQUESTS),
     )
-    assert prefix_caching.read(without) == prompts + len(lesson.REQUESTS) * prefix_caching.INSTRUCTIONS
-    assert prefix_caching.read(without) - prefix_caching.read(shared) == (len(lesson.REQUESTS) - 1) * full
+    assert lesson.read(without) == prompts + len(lesson.REQUESTS) * lesson.INSTRUCTIONS
+    assert lesson.read(without) - lesson.read(shared) == (len(lesson.REQUESTS) - 1) * full
     assert len(shared.passes) < len(without.passes) and not shared.gave_way
-    assert prefix_caching.read(prefix_caching.served(True, 0)) == prompts, "they have nothing else in common"
-    _, shown, words = prefix_caching.shared().things
-    assert percent(prefix_caching.found(shared)) in shown.data and f"{full} tokens fill pages" in words
+    assert lesson.read(lesson.prefixed(True, 0)) == prompts, "they have nothing else in common"
+    _, shown, words = lesson.shared().things
+    assert percent(lesson.found_share(shared)) in shown.data and f"{full} tokens fill pages" in words
 
 
 def test_the_engine_makes_the_passes_that_were_counted(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from eet_lab.lessons import batching_exercises as batching
+from eet_lab.lessons import mask_removal, pre_padding, start
 from eet_lab.lessons import memory_exercises as memory
-from eet_lab.lessons import padding_exercises as padding
-from eet_lab.lessons import speed_exercises as speed
-from eet_lab.lessons import start
 from eet_lab.lessons.exercise import Exercise, formula
 from eet_lab.models.tokenizer import Tokenizer
 from eet_lab.parts import Parts
@@ -65,8 +63,8 @@ def exercises(tiny: Any) -> dict[str, Exercise]:
 
     model = replace(tiny, tokenizer=Tokenizer(encode, lambda ids, **options: " ".join(map(str, ids)), 499))
     return {
-        "left_pad": padding.padding(model),
-        "attend": padding.attention,
+        "left_pad": pre_padding.padding(model),
+        "attend": mask_removal.attention,
         "planner": memory.planning(model),
         "hold": memory.holding,
         "split": batching.sharing,
@@ -77,14 +75,14 @@ def exercises(tiny: Any) -> dict[str, Exercise]:
 
 
 FORMULAS = {
-    "steps": padding.count_steps,
-    "pads": padding.share_of_pads,
-    "scores": padding.count_scores,
+    "steps": pre_padding.count_steps,
+    "pads": pre_padding.share_of_pads,
+    "scores": mask_removal.count_scores,
     "cache": memory.size_of_cache,
     "copies": memory.count_copies,
     "growths": memory.count_growths,
-    "floor": speed.floor,
-    "launches": speed.launches,
+    "floor": batching.floor,
+    "launches": batching.launches,
     "passes": batching.count_passes,
 }
 """Exercises whose answer is a number or two."""
@@ -172,7 +170,7 @@ def test_the_solution_is_right_and_shown_with_its_cases(exercises: dict[str, Exe
 
 
 def used(lengths: list[int]) -> int:
-    return padding.first_pass_scores(lengths)[1]
+    return mask_removal.first_pass_scores(lengths)[1]
 
 
 def in_turn(answers: list[int], slots: int) -> tuple[int, int]:
@@ -197,7 +195,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (lambda lengths: sum(lengths) / len(lengths) / max(lengths), "share of real tokens"),
         (lambda lengths: len(lengths) * max(lengths) / sum(lengths) - 1, "not by the real tokens"),
         (lambda lengths: len(lengths) * max(lengths) - sum(lengths), "number of pads"),
-        (lambda lengths: 100 * padding.padded_share(lengths), "percentage"),
+        (lambda lengths: 100 * pre_padding.padded_share(lengths), "percentage"),
         (lambda lengths: 0.3, "The rectangle has"),
     ],
     "scores": [
@@ -235,7 +233,7 @@ WRONG: dict[str, list[tuple[Any, str]]] = {
         (lambda floor, kernel, launch: floor * 1e3 // launch, "more of it"),
         (lambda floor, kernel, launch: floor // (launch - kernel), "milliseconds"),
         (lambda floor, kernel, launch: floor * 1e3 // (launch + kernel), "at the same time"),
-        (lambda *case: speed.most_launches(*case) + 1, "one too many"),
+        (lambda *case: batching.most_launches(*case) + 1, "one too many"),
         (lambda *case: 7, "round down"),
     ],
     "passes": [

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eet_lab.figures.served_batches import in_words
-from eet_lab.lessons import recorded, serving_limits
-from eet_lab.lessons import serving_exercises as exercises
+from eet_lab.figures.serving import in_words
+from eet_lab.lessons import batching_exercises as exercises
+from eet_lab.lessons import recorded
 from eet_lab.lessons import variable_length_serving as lesson
 from eet_lab.lessons.prediction import Prediction
 from eet_lab.scheduling.dynamic_program import FIGURE_8_LENGTHS
@@ -26,7 +26,7 @@ def guessed() -> Prediction:
     return guess
 
 
-WAITING = (lesson.naive, lesson.policies, lesson.loads, serving_limits.continuous, serving_limits.ignored)
+WAITING = (lesson.naive, lesson.policies, lesson.loads, lesson.continuous, lesson.ignored)
 
 
 @pytest.mark.parametrize("show", WAITING)
@@ -102,33 +102,33 @@ def test_the_gpus_rows_are_of_one_run_in_the_order_that_is_told() -> None:
 
 
 def test_answers_come_sooner_where_requests_join() -> None:
-    groups, joining = map(serving_limits.answered, serving_limits.ANSWERING)
+    groups, joining = map(lesson.answered, lesson.ANSWERING)
     for key in ("ttft_ms", "e2e_ms"):
         assert joining.percentiles[key]["p50"] < groups.percentiles[key]["p50"]
-    where, fig, *_ = serving_limits.continuous(guessed()).things
+    where, fig, *_ = lesson.continuous(guessed()).things
     assert "Not this machine" in where.data and {trace.name for trace in fig.data} >= {"prompts", "decode"}
 
 
 def test_only_the_policy_that_is_not_in_the_lab_starves() -> None:
-    starved = serving_limits.shortest_first()
-    packed = lesson.served(lesson.PACKED, serving_limits.OVER)
-    others = [lesson.served(name, serving_limits.OVER) for name in lesson.POLICIES if name != lesson.NAIVE]
-    assert serving_limits.in_time(starved) > max(map(serving_limits.in_time, others)), "more than all others"
-    assert serving_limits.by_length(starved)[1] > 5 * serving_limits.by_length(packed)[1]
-    assert f"{packed.e2e_ms.max() / 1e3:.1f}" in serving_limits.ignored(guessed()).things[1]
+    starved = lesson.shortest_first()
+    packed = lesson.served(lesson.PACKED, lesson.OVER)
+    others = [lesson.served(name, lesson.OVER) for name in lesson.POLICIES if name != lesson.NAIVE]
+    assert lesson.in_time(starved) > max(map(lesson.in_time, others)), "more than all others"
+    assert lesson.by_length(starved)[1] > 5 * lesson.by_length(packed)[1]
+    assert f"{packed.e2e_ms.max() / 1e3:.1f}" in lesson.ignored(guessed()).things[1]
     for name in lesson.POLICIES:
-        calm, bursts = (lesson.served(name, lesson.LOAD, cv) for cv in (1.0, serving_limits.BURSTS))
-        assert serving_limits.in_time(bursts) < serving_limits.in_time(calm)
+        calm, bursts = (lesson.served(name, lesson.LOAD, cv) for cv in (1.0, lesson.BURSTS))
+        assert lesson.in_time(bursts) < lesson.in_time(calm)
 
 
 def test_the_kernels_are_told_by_their_rows() -> None:
-    found = serving_limits.row_kernels()
-    assert all({*serving_limits.ROWS_AT_ONCE} <= of.keys() and len(of) == 4 for of in found.values())
-    where, shown, words = serving_limits.kernels().things
+    found = lesson.row_kernels()
+    assert all({*lesson.ROWS_AT_ONCE} <= of.keys() and len(of) == 4 for of in found.values())
+    where, shown, words = lesson.kernels().things
     assert "NVIDIA H200" in where.data and shown.data.count("<tr>") == 1 + len(found)
     wins = 0
     for op, of in found.items():
-        one, two, four = (of[name].total_ms.p50 for name in serving_limits.ROWS_AT_ONCE)  # type: ignore[union-attr]
+        one, two, four = (of[name].total_ms.p50 for name in lesson.ROWS_AT_ONCE)  # type: ignore[union-attr]
         wins += min(two, four) < one
         torch = of[f"torch-{op.partition('/')[0]}"].total_ms
         assert torch and torch.p50 > one

@@ -12,8 +12,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from eet_lab.figures import theme
-from eet_lab.figures.packing import grid
-from eet_lab.figures.slider import with_slider
 from eet_lab.labels import in_titles
 from eet_lab.models import Model
 from eet_lab.technique import Recipe
@@ -57,10 +55,9 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
     words = [[model.decode([token]).replace("\n", "⏎") for token in row] for row in rows]
     found = [token_matrix(rows, recipe, num_new) for recipe in recipes]
     height = 210 + (60 + 34 * len(prompts)) * len(recipes)
-    fig = grid(
+    fig = theme.grid(
         len(recipes), 1, "", height, subplot_titles=[*map(in_titles, recipes)], vertical_spacing=0.3 / len(recipes)
     )
-    fig.update_annotations(font={"size": 12})
     for place, matrix in enumerate(found, 1):
         fig.add_heatmap(
             zmin=0, zmax=len(CELLS), colorscale=_flat(("rgba(0,0,0,0)", *CELLS.values())), showscale=False, xgap=2,
@@ -79,7 +76,7 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
         steps[step] = "<br>".join(f"step {step}: {each}" for each in told), frame
     fig.update_yaxes(title="row", autorange="reversed", dtick=1, showgrid=False, zeroline=False)
     fig.update_xaxes(showgrid=False, zeroline=False)
-    return with_slider(fig, steps, range(len(found)), pace_ms=700, legend_y=LEGEND_Y)
+    return theme.with_slider(fig, steps, range(len(found)), pace_ms=700, legend_y=LEGEND_Y)
 
 
 def _cells(matrix: TokenMatrix, step: int) -> np.ndarray:
@@ -138,8 +135,7 @@ def mask_steps(prompts: Sequence[str], *, model: Model, num_new: int = 4) -> go.
     """The dense mask of each step [B,1,Q,K], one panel a row; cells of earlier steps are faded."""
     lengths = [len(model.encode(prompt)) for prompt in prompts]
     Q, pads = max(lengths), [max(lengths) - length for length in lengths]
-    fig = grid(1, len(pads), "", 480, subplot_titles=[f"row {b}" for b in range(len(pads))], shared_yaxes=True)
-    fig.update_annotations(font={"size": 12})
+    fig = theme.grid(1, len(pads), "", 480, subplot_titles=[f"row {b}" for b in range(len(pads))], shared_yaxes=True)
     for b, pad in enumerate(pads):
         fig.add_heatmap(
             z=_small(_mask(Q, pad, 1, num_new)), zmin=0, zmax=6,
@@ -157,7 +153,7 @@ def mask_steps(prompts: Sequence[str], *, model: Model, num_new: int = 4) -> go.
     fig.update_xaxes(title="key", showgrid=False, zeroline=False, constrain="domain")
     fig.update_yaxes(autorange="reversed", showgrid=False, zeroline=False)
     fig.update_yaxes(title="query", col=1)
-    return with_slider(fig, steps, range(len(pads)), pace_ms=900, legend_y=LEGEND_Y)
+    return theme.with_slider(fig, steps, range(len(pads)), pace_ms=900, legend_y=LEGEND_Y)
 
 
 def _mask(Q: int, pad: int, step: int, num_new: int) -> list[list[int]]:

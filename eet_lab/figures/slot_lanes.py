@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 
 from eet_lab.figures import theme
-from eet_lab.figures.packing import grid
-from eet_lab.figures.slider import with_slider
 from eet_lab.scheduling.simulate import Simulated
 from eet_lab.words import counted, percent
 
@@ -85,7 +83,7 @@ def lanes_by_slots(runs: Mapping[int, Mapping[str, Simulated]], first: int) -> g
         for slots, of in runs.items()
     }
     num_moving = len(runs[first]) * len(LOOKS)
-    with_slider(fig, frames, range(num_moving), pace_ms=1500, legend_y=1.08)
+    theme.with_slider(fig, frames, range(num_moving), pace_ms=1500, legend_y=1.08)
     fig.update_layout(height=fig.layout.height + SLIDER_PX)
     fig.layout.sliders[0].active = list(runs).index(first)
     end = max(len(each.passes) for each in runs[first].values())
@@ -101,11 +99,10 @@ def lanes_by_slots(runs: Mapping[int, Mapping[str, Simulated]], first: int) -> g
 
 def _panels(names: Sequence[str], slots: Sequence[int], title: str) -> go.Figure:
     height = 150 + sum(60 + 26 * max(each, 4) for each in slots)
-    fig = grid(
+    fig = theme.grid(
         len(names), 1, title, height, shared_xaxes=True, subplot_titles=names, vertical_spacing=0.22 / len(names)
     )
     fig.update_layout(barmode="overlay", bargap=0.18, uniformtext={"minsize": 8, "mode": "hide"})
-    fig.update_annotations(font={"size": 12})
     for at, each in enumerate(slots, 1):
         fig.update_yaxes(title="slot", dtick=1, range=_lanes_of(each), showgrid=False, zeroline=False, row=at, col=1)
     fig.update_xaxes(title="pass", row=len(names), col=1)
@@ -163,7 +160,7 @@ def pass_tokens(runs: Mapping[str, Simulated], title: str) -> go.Figure:
     fig = theme.subplots(
         1, len(runs), title, height=340, layout=layout, subplot_titles=list(runs), shared_yaxes=True,
         horizontal_spacing=0.03,
-    ).update_annotations(font={"size": 12})  # fmt: skip
+    )  # fmt: skip
     for column, served in enumerate(runs.values(), 1):
         x = list(range(1, len(served.passes) + 1))
         kinds = ("decode tokens", theme.GAIN), ("prompt tokens", theme.SELECTION)
@@ -173,4 +170,4 @@ def pass_tokens(runs: Mapping[str, Simulated], title: str) -> go.Figure:
                 hovertemplate=f"pass %{{x}}: %{{y}} {name}<extra></extra>", row=1, col=column,
             )  # fmt: skip
     fig.update_yaxes(title="tokens of the pass", col=1).update_xaxes(title="pass")
-    return fig.update_layout(legend=theme.LEGEND_BELOW | {"orientation": "h"}, margin={"t": 60, "b": 80})
+    return fig.update_layout(legend=theme.LEGEND_BELOW, margin={"t": 60, "b": 80})

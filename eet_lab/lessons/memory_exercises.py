@@ -13,7 +13,7 @@ import torch
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
-from eet_lab.figures.packing import packing
+from eet_lab.figures.plans import packing
 from eet_lab.lessons.batch import rows
 from eet_lab.lessons.exercise import Exercise, Unanswered, Wrong, ask, formula, named, number, whole
 from eet_lab.lessons.memory_reuse import trace

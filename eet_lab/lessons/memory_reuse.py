@@ -16,7 +16,7 @@ from eet_lab.bench.timing import took_ms
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
-from eet_lab.figures.packing import packing
+from eet_lab.figures.plans import packing
 from eet_lab.labels import in_titles
 from eet_lab.lessons import recorded
 from eet_lab.lessons.batch import rows

@@ -15,8 +15,7 @@ from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
 from eet_lab.figures.memory_bar import bar, held_now
-from eet_lab.figures.packing import packings
-from eet_lab.figures.planners import HEAD, lines, side_by_side
+from eet_lab.figures.plans import HEAD, lines, packings, side_by_side
 from eet_lab.lessons import recorded
 from eet_lab.lessons.batch import SHORT, rows
 from eet_lab.lessons.memory_reuse import BASE

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from eet_lab.figures.arena_film import MOST_FRAMES, film
+from eet_lab.figures.plans import MOST_FRAMES, film
 from eet_lab.memory import POOLS
 from eet_lab.memory.replays import Replay, replay
 from eet_lab.memory.workloads import bert_base, eet_sweep, turbo_artifact

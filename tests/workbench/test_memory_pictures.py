@@ -9,9 +9,18 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from eet_lab.figures.arena_film import film
-from eet_lab.figures.packing import FAMILIES, OP_COLORS, MiB, color_of, packing, packings
-from eet_lab.figures.planners import footprints, lines, side_by_side
+from eet_lab.figures.plans import (
+    FAMILIES,
+    OP_COLORS,
+    MiB,
+    color_of,
+    film,
+    footprints,
+    lines,
+    packing,
+    packings,
+    side_by_side,
+)
 from eet_lab.memory import PLANNERS, POOLS, Chunk, DriverCalls, Lifetime, Plan
 from eet_lab.memory.replays import replay
 from eet_lab.memory.workloads import turbo_artifact

@@ -18,7 +18,7 @@ from eet_lab.errors import ResultError
 from eet_lab.figures import results as figures
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import rendered
-from eet_lab.figures.race import tokens_by_step
+from eet_lab.figures.players import tokens_by_step
 from eet_lab.models.loading import demo_tokenizer, load
 from eet_lab.words import brief, mib
 from eet_lab.workbench import export, rows
