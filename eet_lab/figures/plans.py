@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import plotly.graph_objects as go
 
 from eet_lab.errors import EETError, first_line
@@ -25,17 +26,8 @@ SKY = 3.0
 """Times the lower bound: as far up as small pictures go."""
 
 OP_COLORS = (
-    theme.SELECTION,
-    "#d97706",
-    "#a855f7",
-    "#7dd3fc",
-    "#a16207",
-    "#f0abfc",
-    "#1e40af",
-    "#94a3b8",
-    "#d6b98c",
-    "#6d28d9",
-)
+    theme.SELECTION, "#d97706", "#a855f7", "#7dd3fc", "#a16207", "#f0abfc", "#1e40af", "#94a3b8", "#d6b98c", "#6d28d9",
+)  # fmt: skip
 """Neither red nor green: in these pictures those two tell what is held, new or given back."""
 FAMILIES = (
     ("norm_linear", "linear_residual", "attention", "masked_attention", "next_token", "embed", "mask", "advance"),
@@ -95,15 +87,13 @@ def packings(plans: Mapping[str, Plan], columns: int = 3) -> go.Figure:
         rows, columns, "", 90 + 210 * rows, shared_xaxes="all", shared_yaxes="all", subplot_titles=titles,
         horizontal_spacing=0.03, vertical_spacing=0.28 / rows,
     )  # fmt: skip
-    told: set[str] = set()
     for at, plan in enumerate(plans.values()):
         place = {"row": at // columns + 1, "col": at % columns + 1}
         for op, trace in _rectangles(plan, scale).items():
-            fig.add_bar(**trace, name=op, legendgroup=op, showlegend=op not in told, **place)
-            told.add(op)
+            fig.add_bar(**trace, name=op, **place)
         fig.add_hline(y=bound / scale, line={"color": theme.GAIN, "dash": "dot", "width": 1.5}, **place)
     fig.update_yaxes(range=[0, 1.04 * top / scale])
-    return fig.update_yaxes(title=unit, col=1)
+    return theme.legend_once(fig).update_yaxes(title=unit, col=1)
 
 
 def in_words(plan: Plan) -> str:
@@ -142,11 +132,8 @@ def _rectangles(plan: Plan, scale: int) -> dict[str, dict]:
         groups.setdefault(op_of(life), []).append((life, offset))
     return {
         op: {
-            "x": [life.first for life, _ in placed],
-            "width": [life.last - life.first + 1 - GAP for life, _ in placed],
+            **_bars(placed, scale),
             "offset": 0,
-            "y": _scaled([life.num_bytes for life, _ in placed], scale),
-            "base": _scaled([offset for _, offset in placed], scale),
             "customdata": [[life.name, sized(life.num_bytes), life.last, sized(offset)] for life, offset in placed],
             "marker": {"color": color_of(op), "opacity": 0.82, "line": {"width": 0.5, "color": theme.GRID}},
             "hovertemplate": f"<b>%{{customdata[0]}}</b>, {op}<br>%{{customdata[1]}} from address %{{customdata[3]}}"
@@ -156,12 +143,22 @@ def _rectangles(plan: Plan, scale: int) -> dict[str, dict]:
     }
 
 
+def _bars(placed: Sequence[tuple[Lifetime, int]], scale: int) -> dict[str, list]:
+    """Where the bars of lifetimes and their offsets lie."""
+    return {
+        "x": [life.first for life, _ in placed],
+        "width": [life.last - life.first + 1 - GAP for life, _ in placed],
+        "base": _scaled([offset for _, offset in placed], scale),
+        "y": _scaled([life.num_bytes for life, _ in placed], scale),
+    }
+
+
 def _chunk_borders(fig: go.Figure, plan: Plan, scale: int) -> None:
     """Lines where what was allocated begins and ends, and how much each chunk is; one that is full needs none."""
     if sum(chunk.num_bytes for chunk in plan.chunks) == plan.end:
         return
     for chunk in plan.chunks:
-        low, high = chunk.start / scale, (chunk.start + chunk.num_bytes) / scale
+        low, high = chunk.start / scale, chunk.end / scale
         fig.add_shape(
             type="rect", x0=0, x1=1, xref="x domain", y0=low, y1=high, layer="below",
             line={"color": theme.INK, "width": 1.2}, row=1, col=1,
@@ -245,12 +242,10 @@ def pool_lines(replays: Mapping[str, Replay]) -> list[list[str]]:
 
 def footprints(placed: Sequence[Placed], title: str = "") -> go.Figure:
     """A bar for each planner, against the bytes that are alive at once; what is far off runs out of the figure."""
-    done = [each for each in placed if each.plan is not None]
-    held = {each.name: each.plan.footprint_bytes for each in done if each.plan}
-    bound = max((each.plan.lower_bound_bytes for each in done if each.plan), default=0)
-    fig = theme.figure(
-        title or f"Held by each planner; alive at once: {sized(bound)}", height=120 + 30 * len(done), bargap=0.35
-    )
+    held = {each.name: each.plan.footprint_bytes for each in placed if each.plan}
+    bound = max((each.plan.lower_bound_bytes for each in placed if each.plan), default=0)
+    title = title or f"Held by each planner; alive at once: {sized(bound)}"
+    fig = theme.figure(title, height=120 + 30 * len(held), bargap=0.35)
     end = 1.3 * max((size for size in held.values() if size <= 3 * bound), default=bound) / MiB
     fig.add_bar(
         y=list(held), x=theme.rounded(size / MiB for size in held.values()), orientation="h",
@@ -275,20 +270,18 @@ MOST_OPS = 8
 PACE_MS = 450
 
 
-def _film_line(name: str, color: str, dash: str) -> dict[str, Any]:
-    line = {"color": color, "width": 2, "dash": dash}
-    return {"name": name, "mode": "lines", "line": line, "hoverinfo": "skip"}
-
-
 LOOKS: tuple[dict[str, Any], ...] = (
     {
         "name": "", "offset": 0, "showlegend": False, "marker_opacity": 0.82,
         "hovertemplate": "<b>%{customdata[0]}</b><br>%{customdata[1]} from address %{customdata[2]}"
         "<br>at times %{x} to %{customdata[3]}<extra></extra>",
     },
-    _film_line("chunks held", theme.INK, "solid"),
-    _film_line("new", theme.GAIN, "solid"),
-    _film_line("freed", theme.LOSS, "dot"),
+    *(
+        {"name": name, "mode": "lines", "hoverinfo": "skip", "line": {"color": color, "width": 2, "dash": dash}}
+        for name, color, dash in (
+            ("chunks held", theme.INK, "solid"), ("new", theme.GAIN, "solid"), ("freed", theme.LOSS, "dot"),
+        )
+    ),
     {
         "mode": "markers", "showlegend": False, "hoverinfo": "skip",
         "marker": {"size": 11, "color": theme.INK, "symbol": "diamond"},
@@ -303,7 +296,6 @@ def film(replay: Replay, title: str) -> go.Figure:
     Boxes are chunks: grey ones were there, green ones are new, red ones are given back after the request. A stream of
     more than MOST_FRAMES requests is sampled evenly, and keeps its first and its last.
     """
-    shown = _sampled(len(replay.served))
     served = replay.served
     top = max((chunk.end for each in served for chunk in each.plan.chunks), default=1)
     unit, scale = unit_of(top)
@@ -315,22 +307,22 @@ def film(replay: Replay, title: str) -> go.Figure:
         ("alive at most", replay.lower_bound_bytes, theme.GAIN, "tozeroy"),
     ):
         fig.add_scatter(
-            x=x, y=[round(value / scale, 3) for value in values], name=name, mode="lines", fill=fill,
+            x=x, y=_scaled(values, scale), name=name, mode="lines", fill=fill,
             line={"shape": "hvh", "color": color, "width": 1.6}, row=2, col=1,
         )  # fmt: skip
     still = len(fig.data)
     for look, trace in zip(LOOKS, _moving(served, 0, scale), strict=True):
-        mark = look is LOOKS[-1]
-        fig.add_trace({**trace, **look}, row=2 if mark else 1, col=1)
+        fig.add_trace({**trace, **look}, row=2 if look is LOOKS[-1] else 1, col=1)
     moving = range(still, len(fig.data))
     ops = dict.fromkeys(op_of(life) for each in served for life in each.plan.lifetimes)
     for op in ops if len(ops) <= MOST_OPS else ():
         fig.add_bar(x=[None], y=[None], name=op, marker={"color": color_of(op), "opacity": 0.82}, row=1, col=1)
-    end = max((life.last for each in served for life in each.plan.lifetimes), default=0) + 1
+    end = max(_end(each.plan) for each in served)
     fig.update_xaxes(range=[-0.3, end + 0.3], title="time within the request", row=1, col=1)
     fig.update_yaxes(range=[0, 1.03 * top / scale], title=f"address ({unit})", row=1, col=1)
     fig.update_xaxes(range=[0.4, len(served) + 0.6], title="request", row=2, col=1)
     fig.update_yaxes(rangemode="tozero", title=unit, row=2, col=1)
+    shown = sorted({round(at) for at in np.linspace(0, len(served) - 1, MOST_FRAMES)})
     frames = {at + 1: (_frame_label(at, served[at]), _moving(served, at, scale)) for at in shown}
     return theme.with_slider(fig, frames, moving, pace_ms=PACE_MS, legend_y=1.02)
 
@@ -339,18 +331,14 @@ def _moving(served: Sequence[Served], at: int, scale: int) -> list[dict[str, Any
     """What changes from request to request: tensors, three kinds of chunks, and the mark in the curve below."""
     plan = served[at].plan
     before, now = set(served[at - 1].plan.chunks) if at else set(), set(plan.chunks)
-    end = max((life.last for life in plan.lifetimes), default=0) + 1
     placed = list(zip(plan.lifetimes, plan.offsets, strict=True))
     tensors = {
         "type": "bar",
-        "x": [life.first for life, _ in placed],
-        "width": [life.last - life.first + 1 - GAP for life, _ in placed],
-        "base": [round(offset / scale, 3) for _, offset in placed],
-        "y": [round(life.num_bytes / scale, 3) for life, _ in placed],
+        **_bars(placed, scale),
         "customdata": [_hovered(life, offset) for life, offset in placed],
         "marker": {"color": [color_of(op_of(life)) for life, _ in placed]},
     }
-    boxes = [_chunk_boxes(chunks, end, scale) for chunks in (now & before, now - before, before - now)]
+    boxes = [_chunk_boxes(chunks, _end(plan), scale) for chunks in (now & before, now - before, before - now)]
     mark = {"type": "scatter", "x": [at + 1], "y": [round(plan.footprint_bytes / scale, 3)]}
     return [tensors, *boxes, mark]
 
@@ -371,15 +359,7 @@ def _chunk_boxes(chunks: Collection[Chunk], end: int, scale: int) -> dict[str, A
 
 
 def _frame_label(at: int, each: Served) -> str:
-    asked, freed = each.calls.allocations, each.calls.frees
-    took = f", {asked} allocated" if asked else ""
-    took += f", {freed} freed" if freed else ""
+    calls = {"allocated": each.calls.allocations, "freed": each.calls.frees}
+    took = "".join(f", {number} {name}" for name, number in calls.items() if number)
     held, alive = sized(each.plan.footprint_bytes), sized(each.plan.lower_bound_bytes)
     return f"request {at + 1}, {each.length} tokens: {held} held, {alive} alive{took}"
-
-
-def _sampled(count: int) -> list[int]:
-    """At most MOST_FRAMES places, evenly spread, both ends among them."""
-    if count <= MOST_FRAMES:
-        return list(range(count))
-    return sorted({round(i * (count - 1) / (MOST_FRAMES - 1)) for i in range(MOST_FRAMES)})

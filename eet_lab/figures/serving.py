@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import cycle
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,10 +22,7 @@ PROMPTS, DECODES, WASTE = "prompts", "decode", "pads: computed, and nobody's"
 LOOKS: dict[str, dict[str, Any]] = {
     PROMPTS: {"color": theme.SELECTION},
     DECODES: {"color": theme.GAIN},
-    WASTE: {
-        "color": "rgba(125,133,144,0.18)",
-        "pattern": {"shape": "/", "fillmode": "overlay", "fgcolor": theme.BASELINE, "size": 6},
-    },
+    WASTE: theme.hatched("rgba(125,133,144,0.18)", theme.BASELINE),
 }
 LINES = theme.SERIES[1], theme.SERIES[3], theme.SERIES[4], theme.SERIES[5], theme.SERIES[6], theme.BASELINE
 """Colours of queues: none of those that boxes have."""
@@ -72,23 +70,17 @@ def batches(
     unit, scale = ("s", 1e-3) if end - begin > 5e3 else ("ms", 1.0)
     names = [f"{name}: {in_words(served)}" for name, served in runs.items()]
     num = len(runs) + queue
-    shares = [1.0] * len(runs) + [0.7] * queue
     fig = theme.grid(
         num, 1, title, 90 + 175 * len(runs) + 130 * queue, shared_xaxes=True, vertical_spacing=0.24 / num,
-        row_heights=shares, subplot_titles=[*names, *["requests that wait"] * queue],
+        row_heights=[1.0] * len(runs) + [0.7] * queue, subplot_titles=[*names, *["requests that wait"] * queue],
     )  # fmt: skip
-    fig.update_layout(barmode="overlay", uniformtext={"minsize": 9, "mode": "hide"})
-    shown = set[str]()
+    highest = max(float(np.sum(parts(each.passes, height), axis=0).max()) for each in runs.values())
     for row, (name, served) in enumerate(runs.items(), 1):
         seen = _seen(served.passes, begin, end)
         for trace in _boxes(served.passes, seen, height, scale, (texts or {}).get(name)):
-            kind = trace["name"]
-            fig.add_bar(**trace, showlegend=kind not in shown, row=row, col=1)
-            shown.add(kind)
-        fig.update_yaxes(title=height, rangemode="tozero", row=row, col=1)
-    highest = max(float(np.sum(parts(each.passes, height), axis=0).max()) for each in runs.values())
-    for row in range(1, len(runs) + 1):
-        fig.update_yaxes(range=[0, 1.05 * highest], row=row, col=1)
+            fig.add_bar(**trace, row=row, col=1)
+        fig.update_yaxes(title=height, range=[0, 1.05 * highest], row=row, col=1)
+    theme.legend_once(fig).update_layout(uniformtext={"minsize": 9, "mode": "hide"})
     if queue:
         for trace in queue_lines(runs, begin, end, scale):
             fig.add_scatter(**trace, row=num, col=1)
@@ -141,28 +133,24 @@ def _seen(passes: Passes, begin_ms: float, end_ms: float) -> np.ndarray:
 def _boxes(
     passes: Passes, seen: np.ndarray, height: str, scale: float, texts: Sequence[str] | None
 ) -> list[dict[str, Any]]:
-    of = parts(passes, height)
     begin, end = passes.begin_ms[seen] * scale, passes.end_ms[seen] * scale
-    told = np.stack(
-        [seen + 1, passes.rows[seen], passes.prompt_tokens[seen], passes.decoded[seen], passes.pads[seen]], axis=1
-    ).astype(np.int32)
-    bottom = np.zeros(len(seen))
-    traces = []
-    for kind, values in zip((DECODES, PROMPTS, WASTE), of, strict=True):
-        there = values[seen] > 0
-        y = values[seen][there]
+    counts = (each[seen] for each in (passes.rows, passes.prompt_tokens, passes.decoded, passes.pads))
+    told = np.stack([seen + 1, *counts], axis=1).astype(np.int32)
+    bottom, traces = np.zeros(len(seen)), []
+    for kind, values in zip((DECODES, PROMPTS, WASTE), parts(passes, height), strict=True):
+        y = values[seen]
+        there = y > 0
         traces.append(
             {
-                "x": _small((begin + end)[there] / 2), "width": _small((end - begin)[there]), "y": _small(y),
-                "base": _small(bottom[there]), "name": kind, "legendgroup": kind, "customdata": told[there],
+                "x": _small((begin + end)[there] / 2), "width": _small((end - begin)[there]), "y": _small(y[there]),
+                "base": _small(bottom[there]), "name": kind, "customdata": told[there], **theme.INSIDE,
                 "marker": {**LOOKS[kind], "line": {"width": 0.5, "color": theme.GRID}},
-                "text": list(texts) if texts and kind == PROMPTS else None, "textposition": "inside",
-                "insidetextanchor": "middle", "textangle": 0, "textfont": {"color": "white", "size": 11},
+                "text": list(texts) if texts and kind == PROMPTS else None,
                 "hovertemplate": "pass %{customdata[0]}: %{customdata[1]} requests<br>%{customdata[2]} tokens of "
                 "prompts, %{customdata[3]} decode, %{customdata[4]} pads<extra></extra>",
             }
         )  # fmt: skip
-        bottom = bottom + values[seen]
+        bottom = bottom + y
     return [trace for trace in traces if len(trace["y"])]
 
 
@@ -187,43 +175,32 @@ def latency_against_load(
     """
     fig = theme.figure(title, height=430, legend=theme.LEGEND_BELOW, hovermode="closest")
     known = list(dict.fromkeys([*simulated, *measured]))
-    for name, color in zip(known, [POLICY_COLORS[at % len(POLICY_COLORS)] for at in range(len(known))], strict=True):
-        for level, dash in (("p99", "solid"), ("p50", "dot")):
-            line = {"color": color, "width": 2.2 if level == "p99" else 1.4, "dash": dash}
-            _marks(fig, simulated.get(name, ()), name, metric, level, mode="lines+markers", line=line, color=color)
-        _marks(fig, measured.get(name, ()), f"{name}, measured", metric, "p99", mode="markers", color=color, size=11)
-    points = [point for of in (simulated, measured) for each in of.values() for point in each]
-    found = [ms for point in points for ms in (point.times[metric]["p50"], point.times[metric]["p99"])]
+    for name, color in zip(known, cycle(POLICY_COLORS), strict=False):
+        for level, dash, width in (("p99", "solid", 2.2), ("p50", "dot", 1.4)):
+            points = _points(simulated.get(name, ()), name, metric, level, color)
+            fig.add_scatter(**points, mode="lines+markers", line={"color": color, "width": width, "dash": dash})
+        points = _points(measured.get(name, ()), f"{name}, measured", metric, "p99", color, "diamond", 11)
+        fig.add_scatter(**points, mode="markers")
+    times = [point.times[metric] for of in (simulated, measured) for each in of.values() for point in each]
+    found = [each[level] for each in times for level in ("p50", "p99")]
     low, high = 0.8 * min(found), 1.3 * max(found)
     fig.update_yaxes(theme.axis(low, high, f"{METRICS[metric]}, ms", log=theme.is_far(found)))
     return fig.update_xaxes(title="requests that come a second", rangemode="tozero", tickformat=theme.DIGITS)
 
 
-def _marks(
-    fig: go.Figure,
-    points: Sequence[LoadPoint],
-    name: str,
-    metric: str,
-    level: str,
-    *,
-    color: str,
-    size: int = 7,
-    **look: Any,
-) -> None:
-    shape = "diamond" if size > 7 else "circle"
-    fig.add_scatter(
-        x=theme.rounded(point.rate for point in points),
-        y=theme.rounded(point.times[metric][level] for point in points),
-        customdata=[[brief(point.requests_per_s), f"{100 * point.busy:.0f}"] for point in points],
-        name=name, legendgroup=name, showlegend=bool(points) and level == "p99",
-        marker={
-            "size": size, "color": color,
-            "symbol": [f"{shape}-open" if point.is_full else shape for point in points],
-        },
-        hovertemplate=f"%{{x}} come a second: {level} %{{y}} ms<br>%{{customdata[0]}} a second served, busy "
+def _points(
+    points: Sequence[LoadPoint], name: str, metric: str, level: str, color: str, shape: str = "circle", size: int = 7
+) -> dict[str, Any]:
+    symbols = [f"{shape}-open" if point.is_full else shape for point in points]
+    return {
+        "x": theme.rounded(point.rate for point in points),
+        "y": theme.rounded(point.times[metric][level] for point in points),
+        "customdata": [[brief(point.requests_per_s), f"{100 * point.busy:.0f}"] for point in points],
+        "name": name, "legendgroup": name, "showlegend": bool(points) and level == "p99",
+        "marker": {"size": size, "color": color, "symbol": symbols},
+        "hovertemplate": f"%{{x}} come a second: {level} %{{y}} ms<br>%{{customdata[0]}} a second served, busy "
         f"%{{customdata[1]}} %<extra>{name}</extra>",
-        **look,
-    )  # fmt: skip
+    }  # fmt: skip
 
 
 def cost_surface(table: CostTable, title: str = "", kv: float = 0) -> go.Figure:
@@ -244,11 +221,8 @@ def cost_surface(table: CostTable, title: str = "", kv: float = 0) -> go.Figure:
         mode="markers", marker={"size": 2.5, "color": theme.INK}, hoverinfo="skip", showlegend=False,
     )  # fmt: skip
     axis = {
-        "gridcolor": theme.GRID,
-        "color": theme.INK,
-        "zerolinecolor": theme.GRID,
-        "backgroundcolor": "rgba(0,0,0,0)",
-    }
+        "gridcolor": theme.GRID, "color": theme.INK, "zerolinecolor": theme.GRID, "backgroundcolor": "rgba(0,0,0,0)",
+    }  # fmt: skip
     scene = {
         "xaxis": axis | {"title": names[0], "tickvals": list(x), "type": "log"},
         "yaxis": axis | {"title": names[1]}, "zaxis": axis | {"title": "ms a pass"},
@@ -261,15 +235,10 @@ def cost_surface(table: CostTable, title: str = "", kv: float = 0) -> go.Figure:
 def cost_of_one(table: EncoderCost, title: str = "") -> go.Figure:
     """Milliseconds a text, over the texts of a pass: a curve that falls says that company pays."""
     places = np.unique(np.linspace(0, len(table.lengths) - 1, min(FEW, len(table.lengths))).round().astype(int))
-    lines = [
-        theme.Curve(
-            f"{length} tokens a text",
-            [table.at(length, batch) / batch for batch in table.batches],
-            theme.SERIES[number],
-            table.batches,
-        )
-        for number, length in enumerate(table.lengths[place] for place in places)
-    ]
+    lines = []
+    for length, color in zip((table.lengths[place] for place in places), theme.SERIES, strict=False):
+        each_ms = [table.at(length, batch) / batch for batch in table.batches]
+        lines.append(theme.Curve(f"{length} tokens a text", each_ms, color, table.batches))
     return theme.curves(title, lines, "texts of a pass, padded to one length", "ms a text", height=320)
 
 
@@ -289,26 +258,21 @@ SIDE_COLORS = {SIMULATED: theme.BASELINE, MEASURED: theme.SELECTION}
 
 def simulated_beside_measured(compared: Sequence[Compared], title: str = "") -> go.Figure:
     """Two bars for each number: times on the left, throughput on the right; above them, the simulation's error."""
-    times = [each for each in compared if each.unit == "ms"]
-    others = [each for each in compared if each.unit != "ms"]
+    panels = [[each for each in compared if (each.unit == "ms") == is_time] for is_time in (True, False)]
     layout = {"barmode": "group", "bargap": 0.35, "legend": theme.LEGEND_BELOW}
-    margin = {"t": 56 if title else 30, "b": 70}
-    fig = theme.subplots(
-        1, 2, title, height=360, layout=layout | {"margin": margin}, column_widths=[0.8, 0.2], horizontal_spacing=0.09
-    )
-    for column, panel in enumerate((times, others), 1):
-        for name in (SIMULATED, MEASURED):
-            values = [each.simulated if name == SIMULATED else each.measured for each in panel]
+    layout["margin"] = {"t": 56 if title else 30, "b": 70}
+    fig = theme.subplots(1, 2, title, height=360, layout=layout, column_widths=[0.8, 0.2], horizontal_spacing=0.09)
+    for column, panel in enumerate(panels, 1):
+        sides = [each.simulated for each in panel], [each.measured for each in panel]
+        errors = [in_percent(each) for each in panel]
+        for (name, color), values, text in zip(SIDE_COLORS.items(), sides, (errors, None), strict=True):
             fig.add_bar(
-                x=[each.name for each in panel], y=theme.rounded(values), name=name, legendgroup=name,
-                showlegend=column == 1, marker={"color": SIDE_COLORS[name]},
-                text=[in_percent(each) if name == SIMULATED else "" for each in panel], textposition="outside",
-                cliponaxis=False, hovertemplate=f"%{{x}}: %{{y}} {panel[0].unit}<extra>{name}</extra>",
-                row=1, col=column,
+                x=[each.name for each in panel], y=theme.rounded(values), name=name, marker={"color": color},
+                text=text, textposition="outside", cliponaxis=False, row=1, col=column,
+                hovertemplate=f"%{{x}}: %{{y}} {panel[0].unit}<extra>{name}</extra>",
             )  # fmt: skip
-        highest = max(max(each.simulated, each.measured) for each in panel)
-        fig.update_yaxes(title=panel[0].unit, range=[0, 1.15 * highest], row=1, col=column)
-    return fig
+        fig.update_yaxes(title=panel[0].unit, range=[0, 1.15 * max(map(max, sides))], row=1, col=column)
+    return theme.legend_once(fig)
 
 
 def agreement_table(compared: Sequence[Compared]) -> str:

@@ -41,6 +41,10 @@ LEGEND_BELOW = {
     "orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom",
     "traceorder": "normal", "font": {"size": 11},
 }  # fmt: skip
+# Text in a bar, on a colour of the house.
+INSIDE = {
+    "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "textfont": {"color": "white", "size": 11},
+}  # fmt: skip
 # plotly's buttons stand one above the other in the figure's right margin, which nothing else uses.
 TOOLBAR_PX = 34
 
@@ -101,6 +105,20 @@ def grid(rows: int, columns: int, title: str, height: int, **places: Any) -> Fig
     layout = {"barmode": "overlay", "hovermode": "closest", "bargap": 0, "legend": LEGEND_BELOW}
     margin = {"t": 40 if title else 30, "b": 80}
     return subplots(rows, columns, title, height=height, layout=layout | {"margin": margin}, **places)
+
+
+def hatched(color: str, lines: str) -> dict[str, Any]:
+    """A bar's marker: lines of one colour on another."""
+    return {"color": color, "pattern": {"shape": "/", "fillmode": "overlay", "fgcolor": lines, "size": 6}}
+
+
+def legend_once(fig: Figure) -> Figure:
+    """Bars of one name share a place in the legend, which those without a bar do not take."""
+    shown = set[str]()
+    for bars in fig.select_traces(lambda trace: trace.type == "bar" and trace.name):
+        bars.update(legendgroup=bars.name, showlegend=bars.name not in shown and len(bars.y) > 0)
+        shown |= {bars.name} if bars.showlegend else set()
+    return fig
 
 
 class Curve(NamedTuple):

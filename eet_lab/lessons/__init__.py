@@ -7,12 +7,4 @@ from eet_lab.lessons.exercise import Exercise, Verdict
 from eet_lab.lessons.prediction import Prediction, measured
 from eet_lab.lessons.show import Shown, source
 
-__all__ = [
-    "Exercise",
-    "Prediction",
-    "Shown",
-    "Verdict",
-    "measured",
-    "packing",
-    "source",
-]
+__all__ = ["Exercise", "Prediction", "Shown", "Verdict", "measured", "packing", "source"]

@@ -6,12 +6,11 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
-from math import inf
 from typing import Any, NamedTuple
 
 from eet_lab.lessons import decode_step
 from eet_lab.lessons.continuous_batching import CHUNK, REQUESTS, SLOTS
-from eet_lab.lessons.exercise import Exercise, Wrong, ask, formula, named, whole
+from eet_lab.lessons.exercise import Exercise, Wrong, ask, explained, formula, named, whole
 from eet_lab.lessons.roofline import H200_GB_PER_S, H200_TFLOPS
 from eet_lab.lessons.show import table
 from eet_lab.scheduling import Schedule, Scheduler
@@ -54,15 +53,12 @@ floor = formula(
     {
         "That is in seconds; return milliseconds.": lambda *case: (floor_and_batch(*case)[0] / 1e3, None),
         "The row's keys and values must be read, too.": lambda n, w, kv, b, f: (w / b * 1e3, None),
-        "That is the time of the arithmetic; the floor is that of the bytes.": lambda n, w, kv, b, f: (
-            2 * n / f * 1e3,
-            None,
-        ),
+        "That is the time of the arithmetic; the floor is that of the bytes.":
+            lambda n, w, kv, b, f: (2 * n / f * 1e3, None),
         "Each weight is multiplied and added: 2 operations.": lambda n, *case: (None, _batch(n / 2, *case)),
         "Each further row has keys and values to read.": lambda *case: (None, _batch(*case)),
-        "You are one off: the least whole number at which arithmetic takes at least as long as reading.": (
-            lambda *case: (None, floor_and_batch(*case)[1] - 1)
-        ),
+        "You are one off: the least whole number at which arithmetic takes at least as long as reading.":
+            lambda *case: (None, floor_and_batch(*case)[1] - 1),
         "You are one off: that is one row more than the least.": lambda *case: (None, floor_and_batch(*case)[1] + 1),
     },
     "Up to that batch a further row is nearly free: that is why servers batch. With more than a few dozen tokens per "
@@ -70,7 +66,7 @@ floor = formula(
     names=("floor in ms", "batch"),
     otherwise="Floor: bytes over bandwidth, in ms. Batch: set the time of 2 x weights x batch operations equal to that "
     "of weight_bytes + batch x row_kv_bytes; where a row brings more bytes than operations, return math.inf.",
-)
+)  # fmt: skip
 
 
 def most_launches(floor_ms: float, kernel_us: float, launch_us: float) -> int:
@@ -86,22 +82,19 @@ launches = formula(
         "a small model": (0.004, *LAUNCHING),
     },
     {
-        "The kernels' starts and ends are the device's time, and give the host more of it.": (
-            lambda floor, kernel, launch: math.floor(floor * 1e3 / launch)
-        ),
-        "The floor is in milliseconds, the others in microseconds.": lambda floor, kernel, launch: math.floor(
-            floor / (launch - kernel)
-        ),
-        "Host and device work at the same time: the slower one counts, not their sum.": (
-            lambda floor, kernel, launch: math.floor(floor * 1e3 / (launch + kernel))
-        ),
+        "The kernels' starts and ends are the device's time, and give the host more of it.":
+            lambda floor, kernel, launch: math.floor(floor * 1e3 / launch),
+        "The floor is in milliseconds, the others in microseconds.":
+            lambda floor, kernel, launch: math.floor(floor / (launch - kernel)),
+        "Host and device work at the same time: the slower one counts, not their sum.":
+            lambda floor, kernel, launch: math.floor(floor * 1e3 / (launch + kernel)),
         "That is one too many: the host would take longer than the device.": lambda *case: most_launches(*case) + 1,
     },
     "In the table above, the baseline makes more than 1,100 launches for a step of GPT-2 XL with one row. Five kernels "
     "per layer are still 240. A CUDA graph needs one.",
     names=("launches",),
     otherwise="Set launches x launch_us equal to floor_ms x 1,000 + launches x kernel_us, and round down.",
-)
+)  # fmt: skip
 
 
 Split = Callable[[int, Sequence[int], int, int], Sequence[int]]
@@ -168,15 +161,21 @@ SLIPS: dict[str, Split] = {
     "The oldest prompt is served first, not all evenly: else each first token comes late.": _evenly,
     "The oldest prompt stands first in the list.": lambda d, m, c, b: split(d, m[::-1], c, b)[::-1],
 }
+LEAST = "Give each prompt the least of three numbers: what it is missing, the chunk, and what is left of the budget."
 
 
 def _judge_split(answer: Split) -> tuple[str, tuple[Any, ...]]:
     cases = [*SPLIT_CASES, *stream_cases()]
     given = [_counts(case, ask(answer, case.decoding, list(case.missing), case.chunk, case.budget)) for case in cases]
     right = [split(*case[:4]) for case in cases]
-    for case, mine, ours in zip(cases, given, right, strict=True):
+
+    def fits(slip: Split, at: int) -> bool:
+        return list(slip(*cases[at][:4])) == given[at]
+
+    for at, (mine, ours) in enumerate(zip(given, right, strict=True)):
         if mine != ours:
-            raise Wrong(f"{_named(case)}: you return {mine}, and it should be {ours}. {_why(given, case, mine)}")
+            why = explained(SLIPS, fits, range(len(cases)), at) or LEAST
+            raise Wrong(f"{_named(cases[at])}: you return {mine}, and it should be {ours}. {why}")
     lines = [
         [f"{case.decoding}", ", ".join(map(str, case.missing)) or "none", f"{case.chunk}", f"{case.budget}", f"{ours}"]
         for case, ours in zip(SPLIT_CASES, right, strict=False)
@@ -200,18 +199,6 @@ def _counts(case: Case, value: Any) -> list[int]:
     if counts and min(counts) < 0:
         raise Wrong(f"{_named(case)}: {named(value)} has a number below 0. Where nothing is left, a prompt reads 0.")
     return counts
-
-
-def _why(given: Sequence[Sequence[int]], wrong: Case, mine: Sequence[int]) -> str:
-    """The slip that explains all that was given, or else this case."""
-    cases = [*SPLIT_CASES, *stream_cases()]
-    for words, slip in SLIPS.items():
-        if all(list(slip(*case[:4])) == list(each) for case, each in zip(cases, given, strict=True)):
-            return words
-    for words, slip in SLIPS.items():
-        if list(slip(*wrong[:4])) == list(mine):
-            return words
-    return "Give each prompt the least of three numbers: what it is missing, the chunk, and what is left of the budget."
 
 
 def _named(case: Case) -> str:
@@ -247,31 +234,25 @@ count_passes = formula(
         "this lesson's answers, 4 slots": ([new for _, new in REQUESTS], SLOTS),
     },
     {
-        "That is the work over the slots. It is never less, but a long answer cannot be split over two slots.": (
-            lambda answers, slots: (None, -(-sum(answers) // slots))
-        ),
-        "The free slot goes to the request that waits longest, not to the longest answer: nobody knows that one.": (
-            lambda answers, slots: (None, passes(sorted(answers, reverse=True), slots)[1])
-        ),
-        "The next request takes the slot that is free first, not the next slot in turn.": (
-            lambda answers, slots: (None, _round_robin(answers, slots))
-        ),
-        "A group holds its rows until its longest answer is done. Add up the longest of each group.": (
-            lambda answers, slots: (-(-sum(answers) // slots), None)
-        ),
-        "The longest answer of all does not set the pace of each group: each has a longest of its own.": (
-            lambda answers, slots: (max(answers) * -(-len(answers) // slots), None)
-        ),
-        "Groups are formed in the order of arrival, not by length.": (
-            lambda answers, slots: (passes(sorted(answers, reverse=True), slots)[0], None)
-        ),
+        "That is the work over the slots. It is never less, but a long answer cannot be split over two slots.":
+            lambda answers, slots: (None, -(-sum(answers) // slots)),
+        "The free slot goes to the request that waits longest, not to the longest answer: nobody knows that one.":
+            lambda answers, slots: (None, passes(sorted(answers, reverse=True), slots)[1]),
+        "The next request takes the slot that is free first, not the next slot in turn.":
+            lambda answers, slots: (None, _round_robin(answers, slots)),
+        "A group holds its rows until its longest answer is done. Add up the longest of each group.":
+            lambda answers, slots: (-(-sum(answers) // slots), None),
+        "The longest answer of all does not set the pace of each group: each has a longest of its own.":
+            lambda answers, slots: (max(answers) * -(-len(answers) // slots), None),
+        "Groups are formed in the order of arrival, not by length.":
+            lambda answers, slots: (passes(sorted(answers, reverse=True), slots)[0], None),
         "Groups run one after the other: add up what each takes.": lambda answers, slots: (max(answers), None),
         "Slots run side by side: do not add up all answers.": lambda answers, slots: (sum(answers), sum(answers)),
     },
     "Where all answers are equally long, joining saves nothing. It saves most where each group has one long answer.",
     names=("passes in groups", "passes joining"),
     otherwise="Write down for each slot when it is free. The next request takes the one that is free first.",
-)
+)  # fmt: skip
 
 
 Cost = Callable[[int, int], float]
@@ -279,7 +260,7 @@ Cost = Callable[[int, int], float]
 
 def figure_8_cost(length: int, rows: int) -> float:
     """TurboTransformers' milliseconds; infinite for batches that the figure does not show."""
-    return FIGURE_8.get((length, rows), inf)
+    return FIGURE_8.get((length, rows), math.inf)
 
 
 def flat_cost(length: int, rows: int) -> float:
@@ -306,25 +287,21 @@ def cheapest(lengths: Sequence[int], cost: Cost, most: int) -> float:
     return best[-1]
 
 
-def _unsorted(lengths: Sequence[int], cost: Cost, most: int) -> float:
+def _cut(lengths: Sequence[int], cost: Cost, most: int, padded_to: Callable = max) -> float:
+    """The best cut of the queue as it stands."""
     best = [0.0]
     for n in range(1, len(lengths) + 1):
         sizes = range(1, min(n, most) + 1)
-        best.append(min(best[n - k] + cost(max(lengths[n - k : n]), k) for k in sizes))
-    return best[-1]
-
-
-def _padded_to_the_shortest(lengths: Sequence[int], cost: Cost, most: int) -> float:
-    ordered, best = sorted(lengths), [0.0]
-    for n in range(1, len(ordered) + 1):
-        best.append(min(best[n - k] + cost(ordered[n - k], k) for k in range(1, min(n, most) + 1)))
+        best.append(min(best[n - k] + cost(padded_to(lengths[n - k : n]), k) for k in sizes))
     return best[-1]
 
 
 def _full_batches(lengths: Sequence[int], cost: Cost, most: int) -> float:
-    ordered = sorted(lengths)
-    groups = [ordered[at : at + most] for at in range(0, len(ordered), most)]
-    return sum(cost(max(group), len(group)) for group in groups)
+    return sum(cost(max(group), len(group)) for group in _groups(sorted(lengths), most))
+
+
+def _groups(lengths: Sequence[int], rows: int) -> list[Sequence[int]]:
+    return [lengths[at : at + rows] for at in range(0, len(lengths), rows)]
 
 
 best_batches = formula(
@@ -339,18 +316,18 @@ best_batches = formula(
     },
     {
         "At most `most` requests share a batch.": lambda lengths, cost, most: cheapest(lengths, cost, len(lengths)),
-        "That is each request on its own. Try larger batches, too.": (
-            lambda lengths, cost, most: sum(cost(length, 1) for length in lengths)
-        ),
+        "That is each request on its own. Try larger batches, too.":
+            lambda lengths, cost, most: sum(cost(length, 1) for length in lengths),
         "That is all requests in full batches. Smaller ones may cost less: they have fewer pads.": _full_batches,
-        "Sort the requests by length first: only then is some best cut one of neighbours.": _unsorted,
-        "A batch is padded to its longest request: its cost is cost(longest, k).": _padded_to_the_shortest,
+        "Sort the requests by length first: only then is some best cut one of neighbours.": _cut,
+        "A batch is padded to its longest request: its cost is cost(longest, k).":
+            lambda lengths, cost, most: _cut(sorted(lengths), cost, most, min),
     },
     "Figure 8 comes out to the hundredth of a millisecond. On a flat table it makes the largest batches, on a steep "
     "one the smallest: the cost table decides, and it must be yours.",
     names=("ms",),
     otherwise="Sort by length. The n shortest take best[n] = the least of best[n - k] + cost(length of the n-th, k).",
-)
+)  # fmt: skip
 """TurboTransformers' dynamic program."""
 
 
@@ -388,38 +365,27 @@ count_pads = formula(
         "one request, rows 8, budget 128": ((100,), 8, 128),
     },
     {
-        "The last batch may be smaller: rows that nobody has are no pads.": (
+        "The last batch may be smaller: rows that nobody has are no pads.":
             lambda lengths, rows, budget: (
-                sum(
-                    rows * max(lengths[at : at + rows]) - sum(lengths[at : at + rows])
-                    for at in range(0, len(lengths), rows)
-                ),
-                None,
-            )
-        ),
-        "Each batch is padded to its own longest request, not to the longest of all.": (
-            lambda lengths, rows, budget: (len(lengths) * max(lengths) - sum(lengths), None)
-        ),
-        "Batches are formed in the order of arrival, not by length.": (
-            lambda lengths, rows, budget: (pads_and_passes(sorted(lengths), rows, budget)[0], None)
-        ),
-        "That is the whole rectangle. Pads are what is left of it without the tokens.": (
-            lambda lengths, rows, budget: (pads_and_passes(lengths, rows, budget)[0] + sum(lengths), None)
-        ),
-        "That is the work over the budget. It is never less, but a request is not cut in two here.": (
-            lambda lengths, rows, budget: (None, -(-sum(lengths) // budget))
-        ),
-        "A request that does not fit begins a pass, and later ones go behind it: nobody is put into an earlier pass.": (
-            lambda lengths, rows, budget: (None, _first_fit(lengths, budget))
-        ),
-        "Passes are formed in the order of arrival, not by length.": (
-            lambda lengths, rows, budget: (None, pads_and_passes(sorted(lengths), rows, budget)[1])
-        ),
+                sum(rows * max(group) - sum(group) for group in _groups(lengths, rows)), None
+            ),
+        "Each batch is padded to its own longest request, not to the longest of all.":
+            lambda lengths, rows, budget: (len(lengths) * max(lengths) - sum(lengths), None),
+        "Batches are formed in the order of arrival, not by length.":
+            lambda lengths, rows, budget: (pads_and_passes(sorted(lengths), rows, budget)[0], None),
+        "That is the whole rectangle. Pads are what is left of it without the tokens.":
+            lambda lengths, rows, budget: (pads_and_passes(lengths, rows, budget)[0] + sum(lengths), None),
+        "That is the work over the budget. It is never less, but a request is not cut in two here.":
+            lambda lengths, rows, budget: (None, -(-sum(lengths) // budget)),
+        "A request that does not fit begins a pass, and later ones go behind it: nobody is put into an earlier pass.":
+            lambda lengths, rows, budget: (None, _first_fit(lengths, budget)),
+        "Passes are formed in the order of arrival, not by length.":
+            lambda lengths, rows, budget: (None, pads_and_passes(sorted(lengths), rows, budget)[1]),
     },
     "Pads depend on who happens to stand beside whom; a packed pass has none, whatever comes. In the order of arrival "
     "nobody is overtaken.",
     names=("pads", "packed passes"),
     otherwise="Cut the list every `rows` requests and count the pads of each piece. Then walk through it once more, "
     "with what is left of the budget.",
-)
+)  # fmt: skip
 """What naive padding wastes, and how a token budget cuts the same queue."""

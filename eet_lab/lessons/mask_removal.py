@@ -253,25 +253,20 @@ count_scores = formula(
         "eight prompts of 1,024 tokens": ([1024] * 8,),
     },
     {
-        "A token sees itself, too: n (n + 1) / 2 for a row of n tokens.": (
-            lambda lengths: (None, sum(n * (n - 1) // 2 for n in lengths))
-        ),
-        "A row of n real tokens uses a triangle, not the whole square.": (
-            lambda lengths: (None, sum(n * n for n in lengths))
-        ),
-        "With pads, every row has as many columns as the longest one.": (
-            lambda lengths: (sum(n * n for n in lengths), len(lengths) * max(lengths) * (max(lengths) + 1) // 2)
-        ),
+        "A token sees itself, too: n (n + 1) / 2 for a row of n tokens.":
+            lambda lengths: (None, sum(n * (n - 1) // 2 for n in lengths)),
+        "A row of n real tokens uses a triangle, not the whole square.":
+            lambda lengths: (None, sum(n * n for n in lengths)),
+        "With pads, every row has as many columns as the longest one.":
+            lambda lengths: (sum(n * n for n in lengths), len(lengths) * max(lengths) * (max(lengths) + 1) // 2),
         "Count the scores of all rows.": lambda lengths: (max(lengths) ** 2, max(lengths) * (max(lengths) + 1) // 2),
-        "A score is of one query and one key: columns times columns.": lambda lengths: (
-            len(lengths) * max(lengths),
-            sum(lengths),
-        ),
+        "A score is of one query and one key: columns times columns.":
+            lambda lengths: (len(lengths) * max(lengths), sum(lengths)),
     },
     "Even where all rows are equally long, about half of the scores are thrown away: those of the future.",
     names=("scores computed with a mask", "scores used"),
     otherwise="With a mask, each row computes a square as wide as the longest prompt.",
-)
+)  # fmt: skip
 
 
 Attend = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]

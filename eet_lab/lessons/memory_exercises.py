@@ -75,12 +75,10 @@ count_copies = formula(
         "1,000 prompt tokens, 1,000 new": (1000, 1000),
     },
     {
-        "The first pass gives the first new token and copies nothing: one step less.": (
-            lambda n, new: sum(range(n, n + new))
-        ),
-        "A step copies what is there before it: the first decode step finds the prompt's columns.": (
-            lambda n, new: sum(range(n + 1, n + new))
-        ),
+        "The first pass gives the first new token and copies nothing: one step less.":
+            lambda n, new: sum(range(n, n + new)),
+        "A step copies what is there before it: the first decode step finds the prompt's columns.":
+            lambda n, new: sum(range(n + 1, n + new)),
         "The prompt's columns are copied, too, at each step.": lambda n, new: sum(range(new - 1)),
         "The cache is not as long as that at each step: it grows.": lambda n, new: (new - 1) * (n + new - 1),
         "Each step finds one column more than the one before.": lambda n, new: (new - 1) * n,
@@ -88,7 +86,7 @@ count_copies = formula(
     "It grows with the square of what is generated. A cache of full length copies nothing.",
     names=("columns copied",),
     otherwise="Add up what each of the new_tokens - 1 decode steps finds in the cache.",
-)
+)  # fmt: skip
 
 
 def times_grown(needs: Sequence[int]) -> int:
@@ -105,12 +103,10 @@ count_growths = formula(
         "fifty random requests": ([request.length for request in turbo_artifact()],),
     },
     {
-        "As much as is held already needs no growth: compare with > and not with >=.": lambda needs: sum(
-            need >= most for need, most in zip(needs, accumulate([0, *needs], max), strict=False)
-        ),
-        "Compare with the most of all requests before, not with the last one.": lambda needs: sum(
-            need > last for need, last in zip(needs, [0, *needs], strict=False)
-        ),
+        "As much as is held already needs no growth: compare with > and not with >=.":
+            lambda needs: sum(need >= most for need, most in zip(needs, accumulate([0, *needs], max), strict=False)),
+        "Compare with the most of all requests before, not with the last one.":
+            lambda needs: sum(need > last for need, last in zip(needs, [0, *needs], strict=False)),
         "The first request makes the arena: count it, too.": lambda needs: times_grown(needs) - 1,
         "An arena that is large enough is kept; only growth asks the driver.": len,
         "An arena that must grow for each new length is sized by the most so far.": lambda needs: len(set(needs)),
@@ -118,7 +114,7 @@ count_growths = formula(
     "In an order that does not depend on length, records become rare, and so do driver calls.",
     names=("times that the arena grows",),
     otherwise="Go through the requests, and remember the most that was needed so far, 0 at first.",
-)
+)  # fmt: skip
 
 
 Planner = Callable[[Sequence[Lifetime]], Sequence[int]]

@@ -33,11 +33,7 @@ SHORT_NEW = 4
 """New tokens for the short rows that pages do not pay for."""
 GPU_BYTES = 24 * GiB
 """Free on the GPU that a forecast is for where there is none."""
-CACHES = {
-    "growing": BASE,
-    "static": f"{BASE},memory_reuse",
-    "paged": f"{BASE},memory_reuse:kv=paged",
-}
+CACHES = {"growing": BASE, "static": f"{BASE},memory_reuse", "paged": f"{BASE},memory_reuse:kv=paged"}
 DRAWN = ("greedy_by_size", "optimal", "first_fit", "chunked", "eet_repaired", "no_reuse")
 
 

@@ -192,15 +192,12 @@ count_steps = formula(
         "one prompt of 1 token, 8 new": ([1], 8),
     },
     {
-        "The step that reads the last prompt token gives the first new token already: one step less.": (
-            lambda lengths, new: (max(lengths) + new, new + 1)
-        ),
-        "Rows run side by side: the longest prompt counts, not the sum.": (
-            lambda lengths, new: (sum(lengths) + new - 1, None)
-        ),
-        "The batch is done when its longest row is, not its shortest.": (
-            lambda lengths, new: (min(lengths) + new - 1, None)
-        ),
+        "The step that reads the last prompt token gives the first new token already: one step less.":
+            lambda lengths, new: (max(lengths) + new, new + 1),
+        "Rows run side by side: the longest prompt counts, not the sum.":
+            lambda lengths, new: (sum(lengths) + new - 1, None),
+        "The batch is done when its longest row is, not its shortest.":
+            lambda lengths, new: (min(lengths) + new - 1, None),
         "That is until the first token. Count the steps of the whole run.": lambda lengths, new: (max(lengths), 1),
         "The first pass gives a token, too.": lambda lengths, new: (max(lengths) + new - 2, new - 1),
     },
@@ -208,7 +205,7 @@ count_steps = formula(
     "of one token gains nothing.",
     names=("steps token by token", "steps with pre-padding"),
     otherwise="Count the steps until the longest prompt is read, then one for each further token.",
-)
+)  # fmt: skip
 
 
 def padded_share(lengths: Sequence[int]) -> float:
@@ -226,19 +223,17 @@ share_of_pads = formula(
     },
     {
         "That is the share of real tokens.": lambda lengths: sum(lengths) / (len(lengths) * max(lengths)),
-        "Divide by all cells of the rectangle, not by the real tokens.": (
-            lambda lengths: len(lengths) * max(lengths) / sum(lengths) - 1
-        ),
-        "That is the number of pads; divide it by the cells of the rectangle.": (
-            lambda lengths: len(lengths) * max(lengths) - sum(lengths)
-        ),
+        "Divide by all cells of the rectangle, not by the real tokens.":
+            lambda lengths: len(lengths) * max(lengths) / sum(lengths) - 1,
+        "That is the number of pads; divide it by the cells of the rectangle.":
+            lambda lengths: len(lengths) * max(lengths) - sum(lengths),
         "That is a percentage; return a share between 0 and 1.": lambda lengths: 100 * padded_share(lengths),
     },
     "These cells are computed by every linear layer and thrown away. Sort requests by length, or pack their tokens "
     "without pads, and the share falls.",
     names=("share of pads",),
     otherwise="The rectangle has a row for each prompt, and as many columns as the longest one has tokens.",
-)
+)  # fmt: skip
 
 
 Rows = Sequence[Sequence[int]]

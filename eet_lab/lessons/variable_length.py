@@ -25,10 +25,7 @@ from eet_lab.models import Model
 from eet_lab.technique import Recipe
 from eet_lab.words import MiB, counted, sized
 
-PUBLISHED_MIB = {
-    "chunks, arrival, immediate": ("4.228", "0.702"),
-    "arena, made anew": ("2.789", "2.789"),
-}
+PUBLISHED_MIB = {"chunks, arrival, immediate": ("4.228", "0.702"), "arena, made anew": ("2.789", "2.789")}
 """What TurboTransformers' artifact prints for its 50 requests: mean held, and new in each request."""
 
 
