@@ -142,18 +142,14 @@ def _alike(spans: Iterable[Span]) -> list[list[Span]]:
 def _bars(spans: list[Span]) -> go.Bar:
     one = spans[0]
     name, color = KINDS[one.kind]
+    took = _tenths(span.dur_us for span in spans)
     return go.Bar(
-        x=_tenths(span.dur_us for span in spans),
-        base=_tenths(span.start_us for span in spans),
-        y=[LANES[one.lane]] * len(spans),
-        width=OP_WIDTH if one.kind == "op" else WIDTH,
-        orientation="h",
-        marker={"color": color, "line": {"width": 0}},
-        name=name,
-        customdata=_tenths(span.dur_us for span in spans),  # a bar's own x is where it ends
+        x=took, base=_tenths(span.start_us for span in spans), y=[LANES[one.lane]] * len(spans), orientation="h",
+        width=OP_WIDTH if one.kind == "op" else WIDTH, marker={"color": color, "line": {"width": 0}}, name=name,
+        customdata=took,  # a bar's own x is where it ends
         hovertemplate=f"<b>{_text(one.name)}</b>, %{{customdata:,}} µs, from %{{base:,}} µs<br>{_details(one)}"
         "<extra></extra>",
-    )
+    )  # fmt: skip
 
 
 def _details(span: Span) -> str:

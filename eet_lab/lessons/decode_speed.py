@@ -225,19 +225,14 @@ ATTACKS = (
     ("Python and PyTorch between launches", "record the step once, replay it with one call", "cuda_graphs"),
     ("a start and an end for each launch", "fewer launches: one kernel does the work of several", "fused_kernels"),
     ("a dozen small launches around the layers", "embed, sample and advance in one launch each", "fused_sampling"),
-    (
-        "end of one kernel, start of the next, its first instructions",
-        "let the next kernel start early and prefetch its weights before it waits (programmatic dependent launch)",
-        "dependent_launch",
-    ),
-    (
-        "four products of a layer that wait for each other's last block",
-        "one kernel that runs through all four, with one stream of weights",
-        "persistent_layers",
-    ),
+    ("end of one kernel, start of the next, its first instructions",
+     "let the next kernel start early and prefetch its weights before it waits (programmatic dependent launch)",
+     "dependent_launch"),
+    ("four products of a layer that wait for each other's last block",
+     "one kernel that runs through all four, with one stream of weights", "persistent_layers"),
     ("the bytes themselves", "smaller weights: the floor moves", "int8_weights"),
     ("all weights are read for a single row", "more rows per step: see the exercise", ""),
-)
+)  # fmt: skip
 """Where a step's time goes beside arithmetic, what is done about it, and by which technique."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from operator import add
 from statistics import median
 from typing import NamedTuple
 
@@ -104,15 +105,14 @@ def step_figure(step: Sequence[Timed], gb_per_s: float) -> go.Figure:
     """Each op of a step as a bar where it ran; what its bytes alone would take is green."""
     names = list(dict.fromkeys(op.op for op in step))
     fig = theme.figure(f"One decode step, {len(step)} ops, as measured here", height=120 + 34 * len(names))
-    bytes_us = [op.num_bytes / gb_per_s / 1e3 for op in step]
-    for name, starts, widths, color in (
-        ("its bytes, at the streaming rate", [op.start_us for op in step],
-         [min(us, op.took_us) for us, op in zip(bytes_us, step, strict=True)], theme.GAIN),
-        ("the rest of its time", [op.start_us + min(us, op.took_us) for us, op in zip(bytes_us, step, strict=True)],
-         [max(op.took_us - us, 0) for us, op in zip(bytes_us, step, strict=True)], "#f59e0b"),
-    ):  # fmt: skip
+    bytes_us = [min(op.num_bytes / gb_per_s / 1e3, op.took_us) for op in step]
+    starts, rest_us = [op.start_us for op in step], [op.took_us - us for op, us in zip(step, bytes_us, strict=True)]
+    for name, base, widths, color in (
+        ("its bytes, at the streaming rate", starts, bytes_us, theme.GAIN),
+        ("the rest of its time", list(map(add, starts, bytes_us)), rest_us, "#f59e0b"),
+    ):
         fig.add_bar(
-            y=[op.op for op in step], x=theme.rounded(widths), base=theme.rounded(starts), orientation="h", name=name,
+            y=[op.op for op in step], x=theme.rounded(widths), base=theme.rounded(base), orientation="h", name=name,
             marker={"color": color, "line": {"width": 0}}, text=[f"{op.num_bytes / MiB:.2f} MiB" for op in step],
             textposition="none", hovertemplate="%{y}: %{x} µs of " + name + ", %{text}<extra></extra>",
         )  # fmt: skip
@@ -286,14 +286,9 @@ def rungs_figure(found: Sequence[Rise], title: str) -> go.Figure:
 
 def rungs_table(found: Sequence[Rise]) -> HTML:
     """The same in numbers."""
-    rows = [
-        [
-            rise.title,
-            f"{rise.launches:,}" if rise.launches == rise.kernels else f"1 (a graph of {rise.kernels:,})",
-            brief(rise.predicted_ms),
-            brief(rise.measured.p50),
-            percent(rise.floor_ms / rise.measured.p50),
-        ]
-        for rise in found
-    ]
+    rows = []
+    for rise in found:
+        launches = f"{rise.launches:,}" if rise.launches == rise.kernels else f"1 (a graph of {rise.kernels:,})"
+        times = brief(rise.predicted_ms), brief(rise.measured.p50)
+        rows.append([rise.title, launches, *times, percent(rise.floor_ms / rise.measured.p50)])
     return table(["rung", "launches a step (counted)", "predicted ms", "measured ms", "floor / measured"], rows)

@@ -175,13 +175,9 @@ def _named(name: str, change: Change | None) -> str:
 def _saved_figure(bars: Mapping[str, float]) -> go.Figure:
     """Percentages as bars; grey is counted, or cannot be told from noise; red got slower."""
     fig = theme.figure("Saved without the mask, in percent", height=100 + 32 * len(bars))
+    grey = {name for name in bars if name.startswith("scores") or name.endswith(UNTOLD)}
     colors = [
-        theme.BASELINE
-        if name.startswith("scores") or name.endswith(UNTOLD)
-        else theme.LOSS
-        if value < 0
-        else theme.GAIN
-        for name, value in bars.items()
+        theme.BASELINE if name in grey else theme.LOSS if value < 0 else theme.GAIN for name, value in bars.items()
     ]
     fig.add_bar(
         y=list(bars), x=[round(v, 2) for v in bars.values()], orientation="h", hoverinfo="skip", marker_color=colors,
@@ -222,12 +218,10 @@ def on_the_h200(guess: Prediction) -> Shown:
     masked, bounded = (row.total_ms.p50 if row.total_ms else 0.0 for row in kernels)
     pairs["one kernel, 8 rows of 2,048 tokens"] = masked, bounded
     launches = [m.cost.launches_per_token or 0 for m in (with_mask, without) if m.cost]
-    num_rows = len(result.prompt_lengths)
+    num_rows, head = len(result.prompt_lengths), ["GPT-2 XL on an H200", "mask", "no mask", "saved"]
     return Shown(
         there(result),
-        table(
-            ["GPT-2 XL on an H200", "mask", "no mask", "saved"], [[name, *_both(*pair)] for name, pair in pairs.items()]
-        ),
+        table(head, [[name, *_both(*pair)] for name, pair in pairs.items()]),
         _saved_figure({name: 100 * (1 - now / before) for name, (before, now) in pairs.items()}),
         "Why is the first pair slower without a mask? The batch has "
         f"{num_rows} rows with {len(set(result.prompt_lengths))} numbers of pads, and plain PyTorch has no single call "

@@ -174,14 +174,8 @@ def policies(guess: Prediction) -> Shown:
         for name in POLICIES:
             one = served(name, load)
             times = (brief(one.percentiles["e2e_ms"][each]) for each in ("p50", "p99"))
-            rows.append(
-                [
-                    f"{percent(load)}: {name}",
-                    *times,
-                    percent(one.waste) if one.waste else "0",
-                    brief(one.requests_per_s),
-                ]
-            )
+            waste = percent(one.waste) if one.waste else "0"
+            rows.append([f"{percent(load)}: {name}", *times, waste, brief(one.requests_per_s)])
     program, packed = (served(name, HEAVY).percentiles["e2e_ms"]["p50"] for name in (PROGRAM, PACKED))
     window = (60e3, 90e3)
     return Shown(
