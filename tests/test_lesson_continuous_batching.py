@@ -143,7 +143,7 @@ def test_pages_are_told_by_what_the_scheduler_did() -> None:
     _, shown, words = lesson.preempted().things
     run, least = lesson.paged(lesson.FEW), lesson.enough()
     number, at = run.gave_way[0]
-    assert f"request {number + 1} is the first to give way, in pass {at + 1}" in words
+    assert f"request {number + 1} is preempted first, in pass {at + 1}" in words
     assert len(lesson.paged(least).passes) == len(lesson.served(True).passes) and not lesson.paged(least).gave_way
     assert lesson.paged(least - 1).gave_way or len(lesson.paged(least - 1).passes) > len(lesson.served(True).passes)
     assert f'<td class="eet-number">{run.read_twice}</td>' in shown.data

@@ -72,12 +72,12 @@ def test_what_is_said_of_policies_is_so() -> None:
     assert len({axis.range for axis in fig.select_xaxes()}) == 1
 
 
-def test_company_is_told_by_the_table() -> None:
+def test_what_a_batch_saves_is_told_by_the_table() -> None:
     cost = lesson.example()
     *_, words = lesson.costs().things
     for length in (cost.lengths[0], cost.lengths[-1]):
         saved = 1 - cost.at(length, cost.batches[-1]) / cost.batches[-1] / cost.at(length, 1)
-        assert f"company saves {percent(saved)}" in words
+        assert f"batch saves {percent(saved)}" in words
 
 
 def test_latency_turns_up_in_the_order_that_is_told() -> None:
@@ -182,8 +182,8 @@ BATCH_SLIPS: list[tuple[Any, str]] = [
     (lambda lengths, cost, most: exercises.cheapest(lengths, cost, len(lengths)), "At most `most`"),
     (lambda lengths, cost, most: sum(cost(each, 1) for each in lengths), "each request on its own"),
     (exercises._full_batches, "full batches"),
-    (exercises._unsorted, "Sort the requests"),
-    (exercises._padded_to_the_shortest, "padded to its longest"),
+    (exercises._cut, "Sort the requests"),
+    (lambda *case: exercises._cut(sorted(case[0]), *case[1:], min), "padded to its longest"),
     (lambda lengths, cost, most: 1.0, "best[n - k]"),
     (lambda lengths, cost, most: "much", "return a number"),
 ]
@@ -210,7 +210,7 @@ PAD_SLIPS: list[tuple[Any, str]] = [
     (lambda *case: (pads(sorted(case[0]), *case[1:]), passes(*case)), "order of arrival"),
     (lambda *case: (len(case[0]) * max(case[0]) - sum(case[0]), passes(*case)), "longest of all"),
     (lambda *case: (pads(*case) + sum(case[0]), passes(*case)), "rectangle"),
-    (lambda *case: (pads([*case[0], *[0] * (-len(case[0]) % case[1])], *case[1:]), passes(*case)), "nobody has"),
+    (lambda *case: (pads([*case[0], *[0] * (-len(case[0]) % case[1])], *case[1:]), passes(*case)), "do not exist"),
     (lambda *case: pads(*case), "2 numbers"),
 ]
 

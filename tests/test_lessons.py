@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from eet_lab.bench import Change
+from eet_lab.bench.measured import tokens_by_step
 from eet_lab.figures import batch_steps, theme
 from eet_lab.figures.outputs import PLOTLY, rendered
-from eet_lab.figures.players import tokens_by_step
 from eet_lab.lessons import (
     Prediction,
     Shown,

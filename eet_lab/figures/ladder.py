@@ -95,15 +95,12 @@ def effects(ladder: Ladder) -> dict[str, Effect]:
         kind = KINDS[step.verdict]
         text = "cannot tell apart" if kind == "dim" else f"{signed(step.ms, 3)} ms"
         size = max(sqrt(abs(step.ms) / most), LEAST_SHARE) if most and kind != "dim" else 0.0
-        found[rung.technique] = Effect(text, kind, round(copysign(size, step.ms), 3), _effect_tip(rung, step, before))
+        was, now = (p50(each.measurement.total_ms) or 0.0 for each in (before, rung))
+        tip = f"end to end: {brief(was)} → {ms_words(now)}; {step.words}"
+        found[rung.technique] = Effect(text, kind, round(copysign(size, step.ms), 3), tip)
         for name in rung.along:
             found[name] = Effect(f"with {rung.title}", "dim", 0.0, f"Added together with {rung.title}, which needs it.")
     return found
-
-
-def _effect_tip(rung: Rung, step: OwnTime, before: Rung) -> str:
-    was, now = (p50(each.measurement.total_ms) or 0.0 for each in (before, rung))
-    return f"end to end: {brief(was)} → {ms_words(now)}; {step.words}"
 
 
 NAME_WIDTH = 11

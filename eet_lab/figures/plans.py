@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
 import numpy as np
 import plotly.graph_objects as go
 
-from eet_lab.errors import EETError, first_line
 from eet_lab.figures import theme
-from eet_lab.memory import POOLS, Chunk, DriverCalls, Lifetime, Plan, live_bytes
-from eet_lab.memory.replays import Replay, Served
+from eet_lab.memory import Chunk, Lifetime, Plan, live_bytes
+from eet_lab.memory.replays import Placed, Replay, Served
 from eet_lab.words import GiB, KiB, MiB, counted, ms_words, sized, times
 
 GAP = 0.08
@@ -187,33 +183,6 @@ POOL_HEAD = ("pool", "mean held", "most held", "× lower bound", "allocations + 
 HEAD = ("planner", "held", "× lower bound", "driver calls", "bytes allocated", "planning")
 
 
-@dataclass(frozen=True)
-class Placed:
-    """One request, placed by a fresh pool. `plan` is None where the pool cannot, and `why` says why not."""
-
-    name: str
-    plan: Plan | None
-    calls: DriverCalls
-    planning_ms: float
-    why: str = ""
-
-
-def side_by_side(lifetimes: Sequence[Lifetime], names: Iterable[str] = tuple(POOLS)) -> list[Placed]:
-    """The same lifetimes, placed by a fresh pool of each name. Takes as long as the slowest of them."""
-    return [_placed(name, lifetimes) for name in names]
-
-
-def _placed(name: str, lifetimes: Sequence[Lifetime]) -> Placed:
-    with suppress(EETError):
-        POOLS[name]().place(lifetimes[:2])  # what only the first call of a process takes, such as a solver's import
-    pool, begun = POOLS[name](), time.perf_counter()
-    try:
-        plan, why = pool.place(lifetimes), ""
-    except EETError as error:  # a pool that ends here, or a solver that is not installed
-        plan, why = None, first_line(error)
-    return Placed(name, plan, pool.calls, (time.perf_counter() - begun) * 1e3, why)
-
-
 def lines(placed: Sequence[Placed]) -> list[list[str]]:
     """A table's rows, under HEAD."""
     rows = []
@@ -335,17 +304,15 @@ def _moving(served: Sequence[Served], at: int, scale: int) -> list[dict[str, Any
     tensors = {
         "type": "bar",
         **_bars(placed, scale),
-        "customdata": [_hovered(life, offset) for life, offset in placed],
+        "customdata": [
+            [f"{life.name}, {life.op}" if life.op else life.name, sized(life.num_bytes), sized(offset), life.last]
+            for life, offset in placed
+        ],
         "marker": {"color": [color_of(op_of(life)) for life, _ in placed]},
     }
     boxes = [_chunk_boxes(chunks, _end(plan), scale) for chunks in (now & before, now - before, before - now)]
     mark = {"type": "scatter", "x": [at + 1], "y": [round(plan.footprint_bytes / scale, 3)]}
     return [tensors, *boxes, mark]
-
-
-def _hovered(life: Lifetime, offset: int) -> list[str | int]:
-    name = f"{life.name}, {life.op}" if life.op else life.name
-    return [name, sized(life.num_bytes), sized(offset), life.last]
 
 
 def _chunk_boxes(chunks: Collection[Chunk], end: int, scale: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import traitlets as T
 
 from eet_lab.bench import Measurement
+from eet_lab.bench.measured import tokens_by_step
 from eet_lab.figures import theme
 from eet_lab.figures.script import compact
 from eet_lab.figures.serving import LINES
@@ -49,21 +50,6 @@ def race_lane(name: str, color: str, m: Measurement, prompt_lengths: Sequence[in
     last = len(ends) - 1
     pieces += [[last, row, rest] for row, transcript in enumerate(transcripts) if (rest := transcript.finish())]
     return {"name": name, "color": color, "ends_ms": ends, "tokens": list(accumulate(m.step_tokens)), "pieces": pieces}
-
-
-def tokens_by_step(m: Measurement, prompt_lengths: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Which (row, token) pairs each step gave: rows begin in order of their prompts' lengths, the shortest first."""
-    waiting = sorted(range(len(m.tokens)), key=lambda row: prompt_lengths[row])
-    given = [0] * len(m.tokens)
-    active: list[int] = []
-    for count in m.step_tokens:
-        active = [row for row in active if given[row] < len(m.tokens[row])]
-        while len(active) < count and waiting:
-            active.append(waiting.pop(0))
-        new = tuple((row, m.tokens[row][given[row]]) for row in sorted(active))
-        for row in active:
-            given[row] += 1
-        yield new
 
 
 HERE = Path(__file__).parent

@@ -10,11 +10,10 @@ from operator import or_
 import plotly.graph_objects as go
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Run
-from eet_lab.bench.measured import MEMORY_PARTS
+from eet_lab.bench.measured import MEMORY_PARTS, tokens_by_step
 from eet_lab.errors import ResultError, did_you_mean
 from eet_lab.figures import theme
 from eet_lab.figures.ladder import left_out, titles, waterfall
-from eet_lab.figures.players import tokens_by_step
 from eet_lab.figures.theme import DIGITS, rounded
 from eet_lab.labels import short_form
 from eet_lab.words import MiB, brief, counted, mib, ms_words, signed_mib

@@ -233,7 +233,7 @@ def cost_surface(table: CostTable, title: str = "", kv: float = 0) -> go.Figure:
 
 
 def cost_of_one(table: EncoderCost, title: str = "") -> go.Figure:
-    """Milliseconds a text, over the texts of a pass: a curve that falls says that company pays."""
+    """Milliseconds a text, over the texts of a pass: a curve that falls says that batching pays."""
     places = np.unique(np.linspace(0, len(table.lengths) - 1, min(FEW, len(table.lengths))).round().astype(int))
     lines = []
     for length, color in zip((table.lengths[place] for place in places), theme.SERIES, strict=False):

@@ -231,7 +231,7 @@ count_passes = formula(
     {
         "That is the work over the slots. It is never less, but a long answer cannot be split over two slots.":
             lambda answers, slots: (None, -(-sum(answers) // slots)),
-        "The free slot goes to the request that waits longest, not to the longest answer: nobody knows that one.":
+        "The free slot goes to the request that waits longest, not to the longest answer: no length is known before.":
             lambda answers, slots: (None, passes(sorted(answers, reverse=True), slots)[1]),
         "The next request takes the slot that is free first, not the next slot in turn.":
             lambda answers, slots: (None, _round_robin(answers, slots)),
@@ -264,7 +264,7 @@ def flat_cost(length: int, rows: int) -> float:
 
 
 def steep_cost(length: int, rows: int) -> float:
-    """A processor that is full with one text: company saves nothing, and pads cost what tokens do."""
+    """A processor that is full with one text: a batch saves nothing, and pads cost what tokens do."""
     return 0.1 * length * rows
 
 
@@ -360,7 +360,7 @@ count_pads = formula(
         "one request, rows 8, budget 128": ((100,), 8, 128),
     },
     {
-        "The last batch may be smaller: rows that nobody has are no pads.":
+        "The last batch may be smaller: rows that do not exist are no pads.":
             lambda lengths, rows, budget: (
                 sum(rows * max(group) - sum(group) for group in _groups(lengths, rows)), None
             ),
@@ -372,13 +372,13 @@ count_pads = formula(
             lambda lengths, rows, budget: (pads_and_passes(lengths, rows, budget)[0] + sum(lengths), None),
         "That is the work over the budget. It is never less, but a request is not cut in two here.":
             lambda lengths, rows, budget: (None, -(-sum(lengths) // budget)),
-        "A request that does not fit begins a pass, and later ones go behind it: nobody is put into an earlier pass.":
+        "A request that does not fit begins a pass, and later ones go behind it: none is put into an earlier pass.":
             lambda lengths, rows, budget: (None, _first_fit(lengths, budget)),
         "Passes are formed in the order of arrival, not by length.":
             lambda lengths, rows, budget: (None, pads_and_passes(sorted(lengths), rows, budget)[1]),
     },
-    "Pads depend on who happens to stand beside whom; a packed pass has none, whatever comes. In the order of arrival "
-    "nobody is overtaken.",
+    "Pads depend on which requests happen to share a batch; a packed pass has none, whatever comes. In the order of "
+    "arrival no request is overtaken.",
     names=("pads", "packed passes"),
     otherwise="Cut the list every `rows` requests and count the pads of each piece. Then walk through it once more, "
     "with what is left of the budget.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, combinations, islice
 from typing import Any
 
 import torch
@@ -156,10 +156,9 @@ def _judge_planner(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]
     decoder = placed(model.decoder, torch.device("cpu"), torch.float32)
     batch, settings = rows(model)[:2], Settings(max_new_tokens=8)
     yours = ArenaPool(lambda lifetimes: _judge_plan(lifetimes, ask(answer, lifetimes), "A pass of the engine"))
-    if (
-        Engine(decoder, Parts(memory=partial(Arena, yours))).generate(batch, settings).tokens
-        != Engine(decoder).generate(batch, settings).tokens
-    ):
+    engines = Engine(decoder, Parts(memory=partial(Arena, yours))), Engine(decoder)
+    in_yours, baseline = (engine.generate(batch, settings).tokens for engine in engines)
+    if in_yours != baseline:
         raise Wrong("the plan looks right, but the engine generated other tokens than the baseline in it.")
     message = (
         f"{need / MiB:.2f} MiB, where {real.lower_bound_bytes / MiB:.2f} are alive at once. The engine just ran in "
@@ -171,14 +170,13 @@ def _judge_planner(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]
 def _judge_plan(lifetimes: Sequence[Lifetime], given: Any, what: str) -> Plan:
     """The plan that these offsets make; Wrong, naming two buffers, if they cannot be used."""
     offsets = _offsets(lifetimes, given, what)
-    for i, (life, offset) in enumerate(zip(lifetimes, offsets, strict=True)):
-        for other, start in zip(lifetimes[:i], offsets[:i], strict=True):
-            if life.overlaps(other) and offset < start + other.num_bytes and start < offset + life.num_bytes:
-                raise Wrong(
-                    f"{what}: {other.name} (requests {other.first} to {other.last}, bytes {start} to "
-                    f"{start + other.num_bytes}) and {life.name} (requests {life.first} to {life.last}, bytes "
-                    f"{offset} to {offset + life.num_bytes}) are alive together and share bytes."
-                )
+    for (other, start), (life, offset) in combinations(zip(lifetimes, offsets, strict=True), 2):
+        if life.overlaps(other) and offset < start + other.num_bytes and start < offset + life.num_bytes:
+            one, two = (
+                f"{each.name} (requests {each.first} to {each.last}, bytes {at} to {at + each.num_bytes})"
+                for each, at in ((other, start), (life, offset))
+            )
+            raise Wrong(f"{what}: {one} and {two} are alive together and share bytes.")
     return Plan(tuple(lifetimes), tuple(offsets))
 
 
@@ -242,7 +240,9 @@ def _judge_policy(answer: Policy) -> tuple[str, tuple[Any, ...]]:
                 "When the last requests (`before` holds what they needed) needed much less, give memory back."
             )
         rows.append([name, f"{ratio:.2f}", f"{calls}", f"{len(needs)}", sized(max(sizes))])
-        figures.append(_curve(name, needs, sizes))
+        curves = ("needed", needs, theme.GAIN, "tozeroy"), ("held", sizes, theme.SELECTION, None)
+        lines = [theme.Curve(of, [each / MiB for each in y], color, fill=fill) for of, y, color, fill in curves]
+        figures.append(theme.curves(f"Your arena: {name}", lines, "request", "MiB", height=260, shape="hvh"))
     message = "Your policy predicts the future from the past. No policy can do more."
     head = ["stream", "held, × what is needed", "driver calls", "requests", "most held"]
     return message, (table(head, rows), *figures)
@@ -261,12 +261,6 @@ def _sizes(name: str, answer: Policy, needs: Sequence[int]) -> list[int]:
         held = int(size)
         sizes.append(held)
     return sizes
-
-
-def _curve(name: str, needs: Sequence[int], sizes: Sequence[int]) -> Any:
-    needed = theme.Curve("needed", (each / MiB for each in needs), theme.GAIN, fill="tozeroy")
-    held = theme.Curve("held", (each / MiB for each in sizes), theme.SELECTION)
-    return theme.curves(f"Your arena: {name}", [needed, held], "request", "MiB", height=260, shape="hvh")
 
 
 holding = Exercise(_judge_policy, hold)

@@ -82,19 +82,19 @@ def where(cost: CostTable) -> object:
 
 
 def costs() -> Shown:
-    """The cost table as a surface, and what a text costs in company."""
+    """The cost table as a surface, and what a text costs in a batch."""
     cost = example()
     short, long, most = cost.lengths[0], cost.lengths[-1], cost.batches[-1]
-    alone, company = ([cost.at(length, rows) / rows for length in (short, long)] for rows in (1, most))
-    saved = [percent(1 - less / more) for more, less in zip(alone, company, strict=True)]
+    alone, shared = ([cost.at(length, rows) / rows for length in (short, long)] for rows in (1, most))
+    saved = [percent(1 - less / more) for more, less in zip(alone, shared, strict=True)]
     return Shown(
         where(cost),
         cost_surface(cost, "What a pass costs: every point was measured, between them it is interpolated"),
-        cost_of_one(cost, "What a text costs in company"),
-        f"A text of {short} tokens takes {brief(alone[0])} ms alone, and {brief(company[0])} ms as one of {most}: a "
-        f"pass costs something whatever it reads, which is shared, and company saves {saved[0]}. A text of {long} "
-        f"takes {brief(alone[1])} ms alone and {brief(company[1])} as one of {most}, and company saves {saved[1]}: it "
-        "nearly fills this processor by itself. A GPU is filled by more tokens than a thread of a processor, so expect "
+        cost_of_one(cost, "What a text costs in a batch"),
+        f"A text of {short} tokens takes {brief(alone[0])} ms alone, and {brief(shared[0])} ms as one of {most}: each "
+        f"pass has a fixed cost, which its texts share, and a batch saves {saved[0]}. A text of {long} tokens takes "
+        f"{brief(alone[1])} ms alone and {brief(shared[1])} ms as one of {most}, and a batch saves {saved[1]}: one "
+        "text nearly fills this processor. It takes more tokens to fill a GPU than one thread of a CPU, so expect "
         "curves there that fall further; `eet-lab simulate --model` measures yours.",
     )  # fmt: skip
 
@@ -124,7 +124,7 @@ def naive(guess: Prediction) -> Shown:
         "so the next batch is large, too, and most likely has a long text in it. In the end "
         f"{percent(lost.waste)} of all that is computed are pads, and more comes than can be served: the queue grows "
         f"for as long as texts come at this rate. One by one, the model is busy {percent(served(NONE, LOAD).busy)} of "
-        "the time. So naive batching can lose to no batching at all. What it ignores is length.",
+        "the time. So naive batching can lose to no batching at all. It ignores length.",
     )
 
 
@@ -205,7 +205,7 @@ def loads(guess: Prediction) -> Shown:
     said = ", ".join(f"{name} {brief(rate)}" for name, rate in highest.items())
     return Shown(
         latency_against_load(swept(), "Latency against load: solid p99, dotted p50, hollow where it is always busy"),
-        f"With little to do, all policies are the same: nobody has company. A policy shows what it is worth where its "
+        f"At low load all policies are the same: texts hardly ever share a pass. A policy shows its worth where its "
         f"curve turns up. Of the loads above, the highest at which 99 of 100 texts are answered within "
         f"{LIMIT_MS / 1e3:.0f} s, in texts a second: {said}. A hollow mark depends on how long the traffic lasts: "
         "there more comes than can be served, and each text waits longer than the one before.",
@@ -336,13 +336,14 @@ def ignored(guess: Prediction) -> Shown:
             ],
             rows,
         ),
-        f"Starvation: of far more than can be served, the shortest first answers {percent(in_time(shortest_first()))} "
-        f"in time, more than all others. A long text pays for it: it waits for up to {brief(starved / 1e3)} s, until "
-        f"no shorter one comes. Packed in the order of arrival, none takes more than {brief(packed / 1e3)} s. No "
-        "policy of this lab starves anybody: the oldest is in every plan. But the dynamic program runs all batches of "
-        "a plan before it looks again, so what comes meanwhile waits for the whole plan.",
-        "Deadlines: no policy here knows any. Under more load than can be served they all go on to answer texts whose "
-        f"reader has left; a server refuses such requests at the door instead. Bursts: the last column is the lower "
+        f"Starvation: under far more load than can be served, the shortest first answers "
+        f"{percent(in_time(shortest_first()))} of the texts in time, more than all others. A long text pays for it: it "
+        f"waits for up to {brief(starved / 1e3)} s, until no shorter one comes. Packed in the order of arrival, none "
+        f"takes more than {brief(packed / 1e3)} s. No policy of this lab starves a request: the oldest is in every "
+        "plan. But the dynamic program runs all batches of a plan before it looks again, so what comes meanwhile waits "
+        "for the whole plan.",
+        "Deadlines: no policy here knows any. Under more load than can be served, they all go on to answer texts whose "
+        f"reader has left; a server rejects such requests on arrival instead. Bursts: the last column is the lower "
         f"load, but texts come in bursts (their gaps vary by {brief(BURSTS)} times their mean). The same number of "
         "texts a second is answered, and far fewer in time: an average load says little about a tail.",
     )  # fmt: skip
@@ -376,7 +377,7 @@ def kernels() -> Shown:
         there([row for of in found.values() for row in of.values()]),
         table(["op (t rows of c)", "1 row at once, us", "2 rows", "4 rows", "torch", "its bytes alone"], lines),
         "TurboTransformers' first idea was a kernel that reduces several rows at once: each shuffle of a reduction "
-        "waits for the one before, and a second row gives the processor something to do meanwhile. Our kernels have "
+        "waits for the one before, and a second row keeps the processor busy meanwhile. Our kernels have "
         f"the number of rows as a knob. On this GPU, 2 or 4 rows at once save {percent(max(gains))} at best; in "
         f"{num_gains} of {len(gains)} sizes they save anything, and in the others they lose. With thousands of rows "
         "there are other warps to run while one waits. Read once and kept in registers, one row at a time is "

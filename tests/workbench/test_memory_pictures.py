@@ -19,10 +19,9 @@ from eet_lab.figures.plans import (
     lines,
     packing,
     packings,
-    side_by_side,
 )
 from eet_lab.memory import PLANNERS, POOLS, Chunk, DriverCalls, Lifetime, Plan
-from eet_lab.memory.replays import replay
+from eet_lab.memory.replays import replay, side_by_side
 from eet_lab.memory.workloads import turbo_artifact
 
 LIVES = (
