@@ -207,12 +207,6 @@ def test_the_learners_split_is_the_schedulers() -> None:
         assert [count for count in exercises.split(*case[:4]) if count] == counts
 
 
-@pytest.mark.parametrize(("words", "slip"), exercises.SLIPS.items())
-def test_each_slip_of_the_split_is_told(words: str, slip: Any) -> None:
-    verdict = exercises.sharing.check(slip)
-    assert verdict.ok is False and words in verdict.message
-
-
 def test_a_split_is_judged_in_words() -> None:
     def told(answer: Any) -> str:
         verdict = exercises.sharing.check(answer)

@@ -41,6 +41,18 @@ def answered(value: float) -> Prediction:
     return guess
 
 
+@pytest.fixture(scope="module")
+def verdict() -> tuple:
+    """What is shown beside a prediction of 2.5 ms."""
+    return decode_speed.verdict(answered(2.5)).things
+
+
+@pytest.fixture(scope="module")
+def account() -> tuple:
+    """What is shown of the rest of a step."""
+    return decode_speed.left_over(answered(2.5)).things
+
+
 def numbers(text: str) -> set[str]:
     return set(re.findall(r"\d+(?:\.\d+)?", text))
 
@@ -206,16 +218,16 @@ def test_the_gpus_figures_wait_for_the_prediction(show):
     assert "NVIDIA H200" in str(show(answered(1.0)).things[0].data)
 
 
-def test_the_readers_prediction_stands_beside_what_was_measured():
-    text = str(decode_speed.verdict(answered(2.5)).things[1].data)
+def test_the_readers_prediction_stands_beside_what_was_measured(verdict):
+    text = str(verdict[1].data)
     assert "2.5 ms" in text and "hf-static-compile" in text and "floor" in text
 
 
-def test_what_is_on_already_is_that_of_the_account():
+def test_what_is_on_already_is_that_of_the_account(account):
     """Marks and numbers are of one recipe: the one of five kernels a layer, which the first table names."""
     on = Recipe.parse(recorded.fastest(without="persistent_layers").recipe, "cuda").names
     assert "dependent_launch" in on
-    text = str(decode_speed.left_over(answered(2.5)).things[2].data)
+    text = str(account[2].data)
     for name in filter(None, (name for *_, name in decode_speed.ATTACKS)):
         title = known(name).title
         assert f"{title} (on already)" in text if name in on else f"{title}<" in text
@@ -235,8 +247,8 @@ def test_what_the_sum_of_ops_says_follows_from_the_numbers(words, alone_ms, told
     assert all(each in text for each in told) and not any(each in text for each in not_told), text
 
 
-def test_the_account_is_of_the_numbers_in_the_table():
-    shown = decode_speed.left_over(answered(2.5)).things
+def test_the_account_is_of_the_numbers_in_the_table(account):
+    shown = account
     alone, whole = (float(number) for number in re.findall(r">([\d.]+) ms<", shown[1].data)[-2:])
     off = re.search(r"(\d+) % (more|less) than the whole step", shown[3])
     assert off and float(off[1]) / 100 == pytest.approx(abs(alone / whole - 1), abs=0.01)
@@ -253,32 +265,32 @@ def test_kernels_of_a_large_model_are_those_that_its_step_declares(num_rows, ker
     assert num_kernels(plain, lengths, recorded.CONFIG) == counted(plain, lengths, 48).total
 
 
-def test_what_is_one_kernel_a_layer_stands_beside_five():
+def test_what_is_one_kernel_a_layer_stands_beside_five(account):
     """The account of five kernels a layer is of a recipe that has them; what has two is told with its own time."""
     best, apart = recorded.fastest(), recorded.fastest(without="persistent_layers")
     assert "persistent_layers" in best.recipe and "persistent_layers" not in apart.recipe
-    shown = decode_speed.left_over(answered(2.5)).things
+    shown = account
     assert f"{apart.tpot_ms.p50:.3g} ms" in str(shown[1].data)
     [told] = decode_speed._together(best, apart, 48)
     assert told in shown and {"97", "240", f"{best.tpot_ms.p50:.3g}"} <= numbers(told)
     assert decode_speed._together(apart, apart, 48) == []
 
 
-def test_the_verdict_says_what_the_prediction_does_not_know():
+def test_the_verdict_says_what_the_prediction_does_not_know(verdict):
     """Dependent launch has the prediction of the rung before, and is faster."""
     before, after = recorded.ladder().rungs[-2:]
     assert after.technique == "dependent_launch"
     told = decode_step.early_start(recorded.ladder())
-    assert told and told in decode_speed.verdict(answered(2.5)).things[-1]
+    assert told and told in verdict[-1]
     assert {f"{rung.measurement.tpot_ms.p50:.3g}" for rung in (before, after)} == numbers(told)
     assert decode_step.early_start(replace(recorded.ladder(), rungs=recorded.ladder().rungs[:-1])) == ""
 
 
-def test_the_verdict_says_how_unsteady_the_host_was():
+def test_the_verdict_says_how_unsteady_the_host_was(verdict):
     """The baseline and pre-padding take the same steps of one row, and so do memory reuse and packed prefill."""
     found = decode_step.rises(recorded.ladder(), recorded.CONFIG, decode_step.H200)
     told = decode_step.unsteady(found, "the host")
-    assert told and told in decode_speed.verdict(answered(2.5)).things[-1]
+    assert told and told in verdict[-1]
     apart = [(a, b) for a, b in pairwise(found) if a.kernels == b.kernels == a.launches == b.launches]
     assert [a.title for a, _ in apart] == ["Baseline", "+ Memory reuse"]
     most = max(apart, key=lambda pair: abs(math.log(pair[0].measured.p50 / pair[1].measured.p50)))
@@ -287,17 +299,17 @@ def test_the_verdict_says_how_unsteady_the_host_was():
     assert decode_step.unsteady(found[-2:], "it") == "", "what early launches bring is no error"
 
 
-def test_prices_are_those_that_were_measured_on_such_a_gpu():
+def test_prices_are_those_that_were_measured_on_such_a_gpu(verdict):
     machine = json.loads((benchmarks_dir() / "h200-machine.json").read_text(encoding="utf-8"))
     where = recorded.ladder().environment
     assert (machine["gpu"], machine["driver"]) == (where.device, where.driver)
     assert machine["launch_cost"] == pytest.approx(decode_step.H200._asdict(), rel=1e-3)
-    assert {f"{price:.2g}" for price in decode_step.H200} <= numbers(decode_speed.verdict(answered(2.5)).things[-1])
+    assert {f"{price:.2g}" for price in decode_step.H200} <= numbers(verdict[-1])
 
 
-def test_each_row_of_the_verdict_is_held_against_its_own_floor():
+def test_each_row_of_the_verdict_is_held_against_its_own_floor(verdict):
     int8 = next(row for row in recorded.one_row() if "int8_weights" in row.recipe)
-    text = str(decode_speed.verdict(answered(2.5)).things[1].data)
+    text = str(verdict[1].data)
     assert "its own floor / measured" in text and percent(int8.floor_ms / int8.tpot_ms.p50) in text
 
 
@@ -315,39 +327,6 @@ def test_the_share_of_the_op_with_the_most_bytes_is_measured(monkeypatch, tiny, 
 
 
 # --- the exercises
-
-
-def hint(answer) -> str:
-    verdict = exercises.floor.check(answer)
-    assert verdict.ok is False
-    return verdict.message
-
-
-def slipped(floor=lambda right, *args: right, batch=lambda right, *args: right):
-    def answer(*args):
-        floor_ms, rows = exercises.floor_and_batch(*args)
-        return floor(floor_ms, *args), batch(rows, *args)
-
-    return answer
-
-
-def without_kv(right, num_weights, weight_bytes, row_kv_bytes, bytes_per_s, flops_per_s):
-    return math.ceil(weight_bytes / bytes_per_s / (2 * num_weights / flops_per_s))
-
-
-def test_exercise_hints():
-    assert exercises.floor.check(exercises.floor_and_batch).ok
-    assert exercises.floor.check(lambda *args: None).ok is None
-    assert "seconds" in hint(slipped(floor=lambda right, *args: right / 1e3))
-    assert "keys and values must be read" in hint(slipped(floor=lambda right, n, w, kv, b, f: w / b * 1e3))
-    assert "arithmetic" in hint(slipped(floor=lambda right, n, w, kv, b, f: 2 * n / f * 1e3))
-    assert "further row" in hint(slipped(batch=without_kv))
-    assert "one off" in hint(slipped(batch=lambda right, *args: right - 1))
-    assert "one off" in hint(slipped(batch=lambda right, *args: right + 1))
-    assert "multiplied and added" in hint(slipped(batch=lambda right, *args: 2 * without_kv(right, *args)))
-    assert "math.inf" in hint(slipped(batch=lambda right, *args: 10**9 if math.isinf(right) else right))
-    assert "2 numbers" in hint(lambda *args: 1.0)
-    assert "ZeroDivisionError" in hint(lambda *args: 1 / 0)
 
 
 def test_the_exercise_holds_a_model_that_never_leaves_the_slope():

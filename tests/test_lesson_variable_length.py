@@ -117,10 +117,10 @@ def test_the_exercise_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_an_engine_asks_the_driver_as_often_as_was_foreseen_on_paper(tiny: Any) -> None:
     stream = lesson.traced(tiny)
+    truth = [lesson._tokens(lesson.Engine(tiny.decoder), p) for p in lesson.requests(tiny)]
     for name in ("greedy_by_size", "chunked"):
         pool = POOLS[name]()
         replay(pool, stream)
-        truth = [lesson._tokens(lesson.Engine(tiny.decoder), p) for p in lesson.requests(tiny)]
         ran = lesson._ran(tiny, name, truth)
         assert ran.same
         assert ran.calls == pool.calls.allocations + pool.calls.frees

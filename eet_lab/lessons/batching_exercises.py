@@ -201,7 +201,7 @@ def _named(case: Case) -> str:
     return f"{where}For split({decoding}, {list(missing)}, {chunk}, {budget})"
 
 
-sharing = Exercise(_judge_split, split)
+sharing = Exercise(_judge_split, split, SLIPS)
 """Share out the budget of a pass."""
 
 

@@ -9,7 +9,7 @@ import os
 import reprlib
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import Any, TypeVar
 
@@ -52,11 +52,13 @@ class Exercise:
     """A task: `judge(answer)` returns what to say and show of a right answer, and raises `Wrong` for another one.
 
     `solution` is one right answer. With EET_LAB_FAST=1 in the environment it stands in for a missing one, and must
-    pass, so that a notebook that is run by a test tests its exercise too.
+    pass, so that a notebook that is run by a test tests its exercise too. `slips` are wrong answers by the words that
+    they get.
     """
 
     judge: Callable[[Callable], tuple[str, tuple[Any, ...]]]
     answer: Callable
+    slips: Mapping[str, Callable] = field(default_factory=dict)
 
     def check(self, answer: Callable) -> Verdict:
         """Judge a function. Never raises, whatever the function does."""
@@ -118,7 +120,7 @@ def formula(
 
         return explained(slips, fits, cases, wrong) or otherwise
 
-    return Exercise(judge, solution)
+    return Exercise(judge, solution, slips)
 
 
 def explained(slips: Mapping[str, S], fits: Callable[[S, C], bool], cases: Iterable[C], wrong: C) -> str:

@@ -19,7 +19,7 @@ from eet_lab.lessons.prediction import Prediction, after, after_prediction
 from eet_lab.lessons.show import Shown, chosen, here, noted, table
 from eet_lab.memory import POOLS, RELEASES, one_after_the_other
 from eet_lab.memory.buffers import FirstFitPool
-from eet_lab.memory.replays import Replay, compare, replay
+from eet_lab.memory.replays import Replay, compare, pools, replay
 from eet_lab.memory.workloads import Request, eet_sweep, turbo_artifact, turbo_figure
 from eet_lab.models import Model
 from eet_lab.technique import Recipe
@@ -176,11 +176,11 @@ def eet_order() -> Shown:
     """The same prompts through EET's manager, in two orders, and what other pools hold in the end."""
     rows, buffers = [], [_buffer_bytes(sizes) for sizes in (SWEEP, SWEEP[::-1])]
     for order, sizes in (("shortest first", SWEEP), ("longest first", SWEEP[::-1])):
-        requests = eet_sweep(sizes)
-        for name, found in compare(requests).items():
-            if name in SHOWN_FOR_EET:
-                calls = found.calls.allocations + found.calls.frees
-                rows.append([order, name, sized(max(found.footprint_bytes)), f"{calls:,}"])
+        workload = eet_sweep(sizes)
+        for name in SHOWN_FOR_EET:
+            found = replay(pools(workload)[name](), workload)
+            calls = found.calls.allocations + found.calls.frees
+            rows.append([order, name, sized(max(found.footprint_bytes)), f"{calls:,}"])
     return Shown(
         table(["prompts of 32 to 1,024", "pool", "most held", "driver calls"], rows),
         "EET takes the first buffer that is idle and large enough. If short prompts come first, each longer one "
@@ -198,7 +198,7 @@ def _buffer_bytes(lengths: tuple[int, ...]) -> int:
     return sum(chunk.num_bytes for chunk in pool.buffers)
 
 
-SHOWN_FOR_EET = ("EET", "EET, repaired", "chunks, arrival, immediate", "arena, grown", "arena, reserved")
+SHOWN_FOR_EET = ("arena, grown", "arena, reserved", "chunks, arrival, immediate", "EET", "EET, repaired")
 
 
 NUM_REQUESTS = 12
