@@ -85,9 +85,6 @@ def _packed(points: Iterable[Point]) -> bytes:
     return np.asarray(list(points), dtype="<f4").tobytes()
 
 
-HERE = Path(__file__).parent
-
-
 class TokenStream(anywidget.AnyWidget):
     """Panes of streamed text. Text is set as text, never as HTML, so a model cannot write markup into the page."""
 

@@ -176,7 +176,7 @@ def _end(plan: Plan) -> int:
 
 
 def _scaled(num_bytes: Sequence[int], scale: int) -> list[float]:
-    return [round(each / scale, 4) for each in num_bytes]
+    return [round(each / scale, 3) for each in num_bytes]
 
 
 POOL_HEAD = ("pool", "mean held", "most held", "× lower bound", "allocations + frees", "new bytes per request")

@@ -20,6 +20,9 @@ from eet_lab.models.transcript import Decode, Transcript
 from eet_lab.scheduling.served import Served
 
 HERE = Path(__file__).parent
+MOST_PASSES = 6000
+"""Passes of a film's lane: it is to load at once, and be saved with a notebook."""
+COLORS = {"prompts": theme.SELECTION, "decodes": theme.GAIN, "waste": theme.BASELINE}
 
 
 class Race(anywidget.AnyWidget):
@@ -50,12 +53,6 @@ def race_lane(name: str, color: str, m: Measurement, prompt_lengths: Sequence[in
     last = len(ends) - 1
     pieces += [[last, row, rest] for row, transcript in enumerate(transcripts) if (rest := transcript.finish())]
     return {"name": name, "color": color, "ends_ms": ends, "tokens": list(accumulate(m.step_tokens)), "pieces": pieces}
-
-
-HERE = Path(__file__).parent
-MOST_PASSES = 6000
-"""Passes of a lane: a film is to load at once, and be saved with a notebook."""
-COLORS = {"prompts": theme.SELECTION, "decodes": theme.GAIN, "waste": theme.BASELINE}
 
 
 class ServingFilm(anywidget.AnyWidget):

@@ -76,12 +76,12 @@ def calls(model: Model) -> Shown:
         [f"{part} ({op})", *(f"{each.layer[place][1]:,}" for each in found.values())]
         for place, (part, op) in enumerate(zip(decode_step.PARTS, decode_step.LAYER, strict=True))
     ]
-    lines.append(["other: embedding, LM head, sampling, bookkeeping", *(f"{each.beside:,}" for each in found.values())])
-    lines.append(
-        [f"a step of {model.config.num_layers} layers, one row", *(f"{each.total:,}" for each in found.values())]
-    )
     xl = [num_kernels(recipe.parts, (8,), recorded.CONFIG) for recipe in recipes.values()]
-    lines.append(["a step of GPT-2 XL, 48 layers, one row", *(f"{number:,}" for number in xl)])
+    lines += [
+        ["other: embedding, LM head, sampling, bookkeeping", *(f"{each.beside:,}" for each in found.values())],
+        [f"a step of {model.config.num_layers} layers, one row", *(f"{each.total:,}" for each in found.values())],
+        ["a step of GPT-2 XL, 48 layers, one row", *(f"{number:,}" for number in xl)],
+    ]
     return Shown(
         table(["launches, or calls on a CPU", *found], lines),
         "Counted, not timed. On a GPU each launch has a start and an end, in which no byte moves. (GPT-2 XL's last "
