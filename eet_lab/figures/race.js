@@ -1,7 +1,7 @@
 // A race of recorded runs: every lane is played on one clock. All text goes in as text nodes.
 
 const SPEEDS = [0.1, 1, 10, 30];
-const FEW = 4; // prompts that have two lines each; more have one, so that all are in view
+const FEW = 4; // prompts that have five lines each; more have three
 const LONGEST_S = 20; // a race that takes longer starts at a higher speed
 
 function make(tag, className, text) {

@@ -114,6 +114,16 @@ def test_choose_run_stop_compare_and_reload(bench: Any) -> None:
     page = bench.page
     assert "CPU mode: no NVIDIA GPU" in page.locator(".eet-bar").inner_text()
 
+    # All choices are in the first view, and a card that opens moves none of them.
+    page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+    page.wait_for_function("() => document.querySelector('.eet-bench').clientWidth > 1200")
+    inputs, screen = place(page, ".eet-inputs"), place(page, ".jp-WindowedPanel-outer")
+    assert inputs["y"] + inputs["height"] <= screen["y"] + screen["height"]
+    page.locator(".eet-tech-title", has_text="Continuous batching").click()
+    expect(page.locator(".eet-tech-card")).to_contain_text("Continuous batching")
+    assert place(page, ".eet-inputs") == inputs
+    page.keyboard.press("Escape")
+
     # Choose: the switch follows the kernel's state, not the click.
     switch = page.get_by_role("switch", name="Mask removal")
     other = page.get_by_role("switch", name="Packed prefill")
@@ -238,6 +248,9 @@ def test_the_recorded_h200_races_on_one_clock(bench: Any) -> None:
     page.wait_for_function("() => document.querySelector('.eet-race')?.dataset.playing === 'true'", timeout=20_000)
     page.wait_for_function("() => document.querySelectorAll('.eet-lane-over').length === 1", timeout=20_000)
     slow, fast = page.locator(".eet-lane").all()
+    lines = "all => all.map(e => e.clientHeight / parseFloat(getComputedStyle(e).lineHeight))"
+    assert min(page.locator(".eet-lane-text").evaluate_all(lines)) >= 3, "texts can be read"
+    assert page.locator(".eet-stage").evaluate("e => e.scrollHeight - e.clientHeight") <= 0, "all of them"
     assert "✓" in fast.inner_text() and "✓" not in slow.inner_text(), "the slow lane is still on its way"
     expect(page.locator(".eet-bar")).to_contain_text("kept run")
     switch = page.get_by_role("switch", name="CUDA graphs")  # its own switches
