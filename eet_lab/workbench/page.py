@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import ipywidgets as W
 import traitlets as T
+from IPython.display import HTML, display
 
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import FigureBox
@@ -28,6 +29,14 @@ from eet_lab.figures.strip_chart import chart_script
 from eet_lab.workbench.live import Charts, Live
 
 SCRIPTS = Path(__file__).parent / "views"
+RUN_AGAIN = """<style>
+.jp-OutputArea:not(:has(> * > .jp-OutputArea-output.jupyter-widgets)) > :has(.eet-run-again) { display: none }
+.jp-OutputArea:has(.eet-run-again) > * > .jp-OutputArea-output.jupyter-widgets { display: none }
+</style><p class="eet-run-again" role="status">This page is gone with its kernel. Run its cell again: click the line above
+and press Shift+Enter. Runs that were kept come back.</p>"""
+"""An output of its own. It is seen only where ipywidgets has no more to show than "model not found", and instead of it:
+ipywidgets gives the class `jupyter-widgets` to such an output itself, and else to what stands in it.
+"""
 
 Put = Callable[[dict[str, Any]], None]
 """Takes a command from the page: {"command": name, ...}, as it came, unchecked."""
@@ -39,6 +48,12 @@ def _source(name: str) -> str:
 
 DOM = _source("dom.js")
 """What the scripts of all views are written with."""
+
+
+def show(box: W.DOMWidget) -> None:
+    """Display a page of widgets in the cell that runs, and what to do once no kernel has them any more."""
+    display(HTML(RUN_AGAIN))
+    display({**box._repr_mimebundle_(), "text/plain": "(a page of widgets)"}, raw=True)
 
 
 class View(Shared):

@@ -14,7 +14,6 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import plotly.graph_objects as go
-from IPython.display import display
 
 from eet_lab.errors import EETError
 from eet_lab.models import Model, load
@@ -25,6 +24,7 @@ from eet_lab.scheduling.served import Served
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 from eet_lab.words import plain
+from eet_lab.workbench import page
 from eet_lab.workbench.background import Background, drained
 from eet_lab.workbench.serving_choices import Asked, usual_policies
 from eet_lab.workbench.serving_controller import QUESTION, ServingController, checked_action
@@ -173,7 +173,7 @@ class ServingView:
         self._background.ask(QUESTION, number, lambda: work(model, self._recipe, self.controller.progress, cancel))
 
     def _ipython_display_(self) -> None:
-        display(self.controller.page.box.add_class("eet-bench"))
+        page.show(self.controller.page.box.add_class("eet-bench"))
         self.start()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from IPython.display import HTML, display
+from IPython.display import HTML
 
 from eet_lab import devices
 from eet_lab.bench import Comparison, Ladder
@@ -25,7 +25,7 @@ from eet_lab.figures import theme
 from eet_lab.models import Model
 from eet_lab.texts import RecipeLike, read_recipe
 from eet_lab.words import plain
-from eet_lab.workbench import commands, export
+from eet_lab.workbench import commands, export, page
 from eet_lab.workbench.controller import TICK_S, Controller
 from eet_lab.workbench.history import FOLDER, History
 from eet_lab.workbench.rows import Result
@@ -173,7 +173,7 @@ class Workbench:
             self.controller.tick()
 
     def _ipython_display_(self) -> None:
-        display(self.controller.page.box)
+        page.show(self.controller.page.box)
         self.start()
 
 
