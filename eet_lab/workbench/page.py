@@ -32,10 +32,12 @@ SCRIPTS = Path(__file__).parent / "views"
 RUN_AGAIN = """<style>
 .jp-OutputArea:not(:has(> * > .jp-OutputArea-output.jupyter-widgets)) > :has(.eet-run-again) { display: none }
 .jp-OutputArea:has(.eet-run-again) > * > .jp-OutputArea-output.jupyter-widgets { display: none }
-</style><p class="eet-run-again" role="status">This page is gone with its kernel. Run its cell again: click the line above
+</style>
+<p class="eet-run-again" role="status">This page is gone with its kernel. Run its cell again: click the line above it,
 and press Shift+Enter. Runs that were kept come back.</p>"""
-"""An output of its own. It is seen only where ipywidgets has no more to show than "model not found", and instead of it:
-ipywidgets gives the class `jupyter-widgets` to such an output itself, and else to what stands in it.
+"""An output of its own, seen only in place of ipywidgets' "model not found".
+
+Such an output has the class `jupyter-widgets` itself; else what stands in it has.
 """
 
 Put = Callable[[dict[str, Any]], None]
