@@ -17,24 +17,22 @@ from eet_lab.workbench import commands as c
 from eet_lab.workbench import engine_thread as e
 from eet_lab.workbench import jobs
 from eet_lab.workbench.background import Background
-from eet_lab.workbench.choices import Choices
+from eet_lab.workbench.choices import Choices, State
 from eet_lab.workbench.engine_thread import EngineThread, Work
 from eet_lab.workbench.forecast import NO_FORECAST, Fits
 from eet_lab.workbench.forecast import QUESTION as FORECAST
 from eet_lab.workbench.history import History
-from eet_lab.workbench.memory_tab import QUESTION as PLANNERS
+from eet_lab.workbench.live import Device, TopRow, Watching
+from eet_lab.workbench.memory import QUESTION as PLANNERS
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.results import QUESTION as KEPT
 from eet_lab.workbench.results import Results
+from eet_lab.workbench.serving_controller import JOBS, Either, ServingTab
 from eet_lab.workbench.serving_controller import QUESTION as SERVING
-from eet_lab.workbench.serving_model import ModelWork
-from eet_lab.workbench.serving_tab import JOBS, Either, ServingTab
-from eet_lab.workbench.state import State
-from eet_lab.workbench.top_row import TopRow
+from eet_lab.workbench.serving_jobs import ModelWork
 from eet_lab.workbench.views import bar
 from eet_lab.workbench.views.inputs import inputs_state
 from eet_lab.workbench.views.techniques import techniques_state
-from eet_lab.workbench.watching import Device, Watching
 
 TICK_S = 0.1
 SETTLE_S = 2.5

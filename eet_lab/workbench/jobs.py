@@ -23,9 +23,11 @@ from eet_lab.progress import Cancel
 from eet_lab.technique import Recipe
 from eet_lab.workbench.engine_thread import Feed, Work
 from eet_lab.workbench.live import NAMES
-from eet_lab.workbench.run_memory import RunMemory, TorchCalls, TorchCounter
-from eet_lab.workbench.views.bar import BASELINE, NOTHING_ON
+from eet_lab.workbench.memory import RunMemory, TorchCalls, TorchCounter
 
+BASELINE = "baseline"
+"""What Compare is held against while no run is pinned."""
+NOTHING_ON = "No technique is on. Run shows the baseline; Compare and Ladder need at least one technique."
 PHASES = {
     "check": "checking that the output is the same",
     "warm-up": "warming up",

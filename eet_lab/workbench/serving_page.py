@@ -1,4 +1,4 @@
-"""The widgets of the serving view: fields for traffic and policies, buttons, the film, and what is kept of it."""
+"""The widgets of the serving page: fields for traffic and policies, buttons, charts, the film, and what is kept."""
 
 from __future__ import annotations
 
@@ -19,12 +19,56 @@ from eet_lab.figures.served_batches import in_words
 from eet_lab.figures.serving_agreement import agreement_table
 from eet_lab.figures.serving_curves import told_table
 from eet_lab.figures.serving_film import ServingFilm
+from eet_lab.figures.strip_chart import StripChart, chart_script
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
+from eet_lab.serving.live import Look
 from eet_lab.words import brief
-from eet_lab.workbench.serving_choices import MOST_REQUESTS, Asked, names_for
-from eet_lab.workbench.serving_live import ServingLive
-from eet_lab.workbench.serving_model import Measured
+from eet_lab.workbench.serving_jobs import MOST_REQUESTS, Asked, Measured, names_for
+
+HEIGHT = {"height": "195px", "min_width": "0"}
+LINES = {
+    "requests": ("requests", "", {"wait": theme.SERIES[1], "run": theme.SELECTION}),
+    "ttft": ("time to first token", "ms", {"p50": theme.BASELINE, "p99": theme.SELECTION}),
+    "tpot": ("time per token", "ms", {"p50": theme.BASELINE, "p99": theme.SELECTION}),
+}
+"""Title, unit and lines of each chart."""
+
+
+class ServingLive:
+    """Three strip charts over the seconds that a model serves; hidden until it does. For the ui thread alone."""
+
+    def __init__(self) -> None:
+        base = chart_script()
+        self._charts = {
+            name: StripChart(
+                base, title=title, unit=unit, layout=HEIGHT,
+                series=[{"name": line, "color": color} for line, color in lines.items()],
+            )
+            for name, (title, unit, lines) in LINES.items()
+        }  # fmt: skip
+        columns = "repeat(auto-fit, minmax(220px, 1fr))"
+        layout = {"grid_template_columns": columns, "grid_gap": "12px", "display": "none", "margin": "4px 0"}
+        self.box = W.GridBox(list(self._charts.values()), layout=layout)
+
+    def clear(self) -> None:
+        """Another serving begins."""
+        self.box.layout.display = "grid"
+        for chart in self._charts.values():
+            chart.clear()
+
+    def push(self, look: Look) -> None:
+        """One more look."""
+        at = look.at_s
+        values = {
+            "requests": (look.waiting, look.running),
+            "ttft": tuple(look.ttft_ms.get(name) for name in ("p50", "p99")),
+            "tpot": tuple(look.tpot_ms.get(name) for name in ("p50", "p99")),
+        }
+        for name, chart in self._charts.items():
+            chart.push((number, at, float(y)) for number, y in enumerate(values[name]) if y is not None)
+            chart.snapshot_now()
+
 
 NOTHING: Mapping[str, Measured] = MappingProxyType({})
 BURSTS = {"like clockwork": 0.0, "at random (Poisson)": 1.0, "in bursts (cv 2)": 2.0, "in great bursts (cv 4)": 4.0}
@@ -32,7 +76,7 @@ WIDE, NARROW = {"width": "230px"}, {"width": "110px"}
 DISTRIBUTIONS = "128; 5-250 (uniform); lognormal:MEDIAN:SIGMA; or a file of whole numbers"
 
 
-class Page:
+class ServingPage:
     """All widgets. `put` is called with the action from whatever thread a callback comes on.
 
     `with_model`: there is a model to measure and to serve. Everything else is for the ui thread alone.

@@ -26,9 +26,8 @@ from eet_lab.texts import as_recipe
 from eet_lab.words import plain
 from eet_lab.workbench import page
 from eet_lab.workbench.background import Background, drained
-from eet_lab.workbench.serving_choices import Asked, usual_policies
 from eet_lab.workbench.serving_controller import QUESTION, ServingController, checked_action
-from eet_lab.workbench.serving_model import Measured, ModelWork
+from eet_lab.workbench.serving_jobs import Asked, Measured, ModelWork, usual_policies
 
 TICK_S = 0.1
 EXAMPLES = {"generate": "demo-cpu", "encode": "bert-base-cpu"}

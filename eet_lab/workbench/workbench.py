@@ -26,10 +26,10 @@ from eet_lab.models import Model
 from eet_lab.texts import RecipeLike, read_recipe
 from eet_lab.words import plain
 from eet_lab.workbench import commands, export, page
+from eet_lab.workbench.choices import State
 from eet_lab.workbench.controller import TICK_S, Controller
 from eet_lab.workbench.history import FOLDER, History
 from eet_lab.workbench.rows import Result
-from eet_lab.workbench.state import State
 
 ACTIONS = {name: commands.COMMANDS[name] for name in ("run", "compare", "ladder", "stop")}
 
