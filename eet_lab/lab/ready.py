@@ -22,7 +22,7 @@ from eet_lab.lab.notebooks import workbench_cell
 KERNEL = "python3"
 VIEW = "application/vnd.jupyter.widget-view+json"
 TIMEOUT_S = 60
-AT_REST = "from eet_lab.workbench import workbench; workbench._open.wait(20)"
+AT_REST = "import eet_lab; eet_lab.Workbench._opened.wait(20)"
 
 
 def open_ready(server: dict[str, Any], path: str, runtime: Path) -> None:

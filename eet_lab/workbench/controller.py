@@ -30,11 +30,11 @@ from eet_lab.workbench.results import Results
 from eet_lab.workbench.serving_controller import JOBS, Either, ServingTab
 from eet_lab.workbench.serving_controller import QUESTION as SERVING
 from eet_lab.workbench.serving_jobs import ModelWork
+from eet_lab.workbench.ui_thread import TICK_S
 from eet_lab.workbench.views import bar
 from eet_lab.workbench.views.inputs import inputs_state
 from eet_lab.workbench.views.techniques import techniques_state
 
-TICK_S = 0.1
 SETTLE_S = 2.5
 """A page that opens has asked for every view's state, and listens to changes, within this time."""
 

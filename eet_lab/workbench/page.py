@@ -19,7 +19,6 @@ from typing import Any
 
 import ipywidgets as W
 import traitlets as T
-from IPython.display import HTML, display
 
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import FigureBox
@@ -29,16 +28,6 @@ from eet_lab.figures.strip_chart import chart_script
 from eet_lab.workbench.live import Charts, Live
 
 SCRIPTS = Path(__file__).parent / "views"
-RUN_AGAIN = """<style>
-.jp-OutputArea:not(:has(> * > .jp-OutputArea-output.jupyter-widgets)) > :has(.eet-run-again) { display: none }
-.jp-OutputArea:has(.eet-run-again) > * > .jp-OutputArea-output.jupyter-widgets { display: none }
-</style>
-<p class="eet-run-again" role="status">This page is gone with its kernel. Run its cell again: click the line above it,
-and press Shift+Enter. Runs that were kept come back.</p>"""
-"""An output of its own, seen only in place of ipywidgets' "model not found".
-
-Such an output has the class `jupyter-widgets` itself; else what stands in it has.
-"""
 
 Put = Callable[[dict[str, Any]], None]
 """Takes a command from the page: {"command": name, ...}, as it came, unchecked."""
@@ -52,12 +41,6 @@ DOM, STYLE = _source("dom.js"), _source("page.css")
 """What the scripts of all views are written with, and the style of the page."""
 VIEWS = {name: _source(f"{name}.js") for name in ("bar", "techniques", "inputs", "answer", "runs")}
 """The script of each view: what it draws and sends is told at its head."""
-
-
-def show(box: W.DOMWidget) -> None:
-    """Display a page of widgets in the cell that runs, and what to do once no kernel has them any more."""
-    display(HTML(RUN_AGAIN))
-    display({**box._repr_mimebundle_(), "text/plain": "(a page of widgets)"}, raw=True)
 
 
 class View(Shared):

@@ -123,6 +123,7 @@ def test_choose_run_stop_compare_and_reload(bench: Any) -> None:
     expect(page.locator(".eet-tech-card")).to_contain_text("Continuous batching")
     assert place(page, ".eet-inputs") == inputs
     page.keyboard.press("Escape")
+    page.evaluate("() => window.jupyterapp.shell.expandLeft()")
 
     # Choose: the switch follows the kernel's state, not the click.
     switch = page.get_by_role("switch", name="Mask removal")
@@ -238,7 +239,7 @@ def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     until_ready(page)
     page.wait_for_function(f"() => {rows} === {kept}", timeout=20_000)
     assert 0 <= place(page, ".eet-bar")["y"] < 900, "in view"
-    bench.execute("import eet_lab.workbench.workbench as w; w._open.close()")
+    bench.execute("import eet_lab; eet_lab.Workbench._opened.close()")
     assert thread_names(bench) == []
 
 
