@@ -43,6 +43,10 @@ VIEWS = {name: _source(f"{name}.js") for name in ("bar", "techniques", "inputs",
 """The script of each view: what it draws and sends is told at its head."""
 
 
+class ViewScript(BaseScript):
+    """What all views share. It is a class of its own since anywidget keeps one style for each class."""
+
+
 class View(Shared):
     """Draws `state` with the script of its name over `dom.js`; commands go to `put`.
 
@@ -66,7 +70,7 @@ class Page:
     """All widgets of a workbench. Only the ui thread calls it; `put` gets the messages that views send."""
 
     def __init__(self, put: Put) -> None:
-        base = BaseScript(source=DOM, _css=STYLE)
+        base = ViewScript(source=DOM, _css=STYLE)
         self._views = [View(name, put, base) for name in VIEWS]
         self.bar, self.techniques, self.inputs, self.answer, self.runs = self._views
         charts = chart_script()
