@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -243,7 +244,7 @@ class Controller:
                 return self._job(model).ladder()
             case c.MeasureTicked():
                 before, after = self.results.ticked_recipes(self.state.kind)
-                return self._job(model).with_recipe(after).compare(before)
+                return replace(self._job(model), recipe=after).compare(before)
             case c.TakeTimeline():
                 return self.results.timeline(model)
 

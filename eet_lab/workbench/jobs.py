@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from eet_lab import bench
@@ -98,10 +98,6 @@ class Job:
         stop: Any = result.settings.get("stop", ())  # a list of ids
         settings = Settings.of(**{**result.settings, "stop": tuple(stop)})
         return cls(model, result.prompts, Recipe.parse(result.selection.recipe, model.device), settings)
-
-    def with_recipe(self, recipe: Recipe) -> Job:
-        """The same with another recipe."""
-        return replace(self, recipe=recipe)
 
     def run(self) -> Work:
         """Generate once, watched."""

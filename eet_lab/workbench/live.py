@@ -274,27 +274,19 @@ class Device:
     def __init__(self, live: Live, probes: Mapping[str, Callable[[], float]]) -> None:
         self._live, self._probes = live, probes
         self._sampler: Sampler | None = None
-        self._on_gpu = False
         self._seen, self._looks, self._start = 0, 0, 0.0
 
     def watch(self, device: str) -> None:
         """Sample "cpu", "cuda" or "cuda:1" from now on, in empty charts."""
         self.close()
-        self._on_gpu = kind_of(device) == "cuda"
-        probes = dict(self._probes)
-        if self._on_gpu:
+        on_gpu, probes = kind_of(device) == "cuda", dict(self._probes)
+        if on_gpu:
             probes["torch_allocated_bytes"] = lambda: float(torch.cuda.memory_allocated(device))
             probes["torch_reserved_bytes"] = lambda: float(torch.cuda.memory_reserved(device))
         self._sampler = Sampler(open_source(device), HZ, probes)
-        self.show()
-
-    def show(self) -> None:
-        """Show this device, from now on."""
-        if self._sampler is not None:
-            source = self._sampler.source
-            counters = source.name == "nvml"
-            self._live.watch(self._on_gpu, source.label if counters else "", counters)
-            self._seen, self._start = self.mark(), time.perf_counter()
+        source, counters = self._sampler.source, self._sampler.source.name == "nvml"
+        self._live.watch(on_gpu, source.label if counters else "", counters)
+        self._seen, self._start = self.mark(), time.perf_counter()
 
     def look(self, all_of_it: bool) -> None:
         """Show what was sampled since the last look: everything, or now and then the newest."""

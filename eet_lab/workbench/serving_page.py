@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html import escape
-from types import MappingProxyType
 from typing import Any
 
 import ipywidgets as W
@@ -70,9 +69,12 @@ class ServingLive:
             chart.snapshot_now()
 
 
-NOTHING: Mapping[str, Measured] = MappingProxyType({})
 BURSTS = {"like clockwork": 0.0, "at random (Poisson)": 1.0, "in bursts (cv 2)": 2.0, "in great bursts (cv 4)": 4.0}
 WIDE, NARROW = {"width": "230px"}, {"width": "110px"}
+EXAMPLE = "Simulated in warped time; no model runs. What a pass takes comes from an example table, measured elsewhere: "
+MEASURED_HERE = "What a pass takes was measured on this machine, with this model: "
+ON_A_CPU = " A CPU's times say nothing of a GPU's."
+FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}
 DISTRIBUTIONS = "128; 5-250 (uniform); lognormal:MEDIAN:SIGMA; or a file of whole numbers"
 
 
@@ -102,9 +104,12 @@ class ServingPage:
         self._buttons = {
             "simulate": W.Button(description="Simulate", button_style="primary"),
             "loads": W.Button(description="Against load", tooltip="The same requests at several rates"),
-            **(_of_a_model() if with_model else {}),
+            "measure": W.Button(description="Measure this model", tooltip="Its own cost table: seconds to a minute"),
+            "serve": W.Button(description="Serve it", tooltip="The same requests in real time, on the model itself"),
             "stop": W.Button(description="Stop", disabled=True, tooltip="Stop the simulation, and the film"),
         }
+        for action in () if with_model else ("measure", "serve"):
+            self._buttons.pop(action).close()
         for action, button in self._buttons.items():
             button.on_click(lambda _, action=action: put(action))
         self._status = W.HTML(_said("Press Simulate."))
@@ -155,7 +160,7 @@ class ServingPage:
         self._table.value = theme.error_card(error)
 
     def show(
-        self, runs: Mapping[str, Served], figures: Mapping[str, go.Figure], measured: Mapping[str, Measured] = NOTHING
+        self, runs: Mapping[str, Served], figures: Mapping[str, go.Figure], measured: Mapping[str, Measured]
     ) -> None:
         """Results of the last simulation and of what was served, and all figures that are kept."""
         self.tell("Done. The film plays in the page; what is below stays." if self.film.film else "Done.")
@@ -169,31 +174,11 @@ class ServingPage:
             widget.close()
 
 
-EXAMPLE = "Simulated in warped time; no model runs. What a pass takes comes from an example table, measured elsewhere: "
-MEASURED = "What a pass takes was measured on this machine, with this model: "
-ON_A_CPU = " A CPU's times say nothing of a GPU's."
-
-
 def _where(table: CostTable, is_example: bool) -> str:
     """Where the times come from."""
-    told = f"{EXAMPLE if is_example else MEASURED}{told_table(table)}."
-    return f'<div class="eet-dim" style="line-height:1.45">{escape(told + ("" if on_gpu(table) else ON_A_CPU))}</div>'
-
-
-def on_gpu(table: CostTable) -> bool:
-    """Whether a table was measured on a GPU: only those have a driver."""
-    return table.source.driver is not None
-
-
-def _of_a_model() -> dict[str, W.Button]:
-    """Buttons of a page that has a model."""
-    return {
-        "measure": W.Button(description="Measure this model", tooltip="Its own cost table: seconds to a minute"),
-        "serve": W.Button(description="Serve it", tooltip="The same requests in real time, on the model itself"),
-    }
-
-
-FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}
+    told = f"{EXAMPLE if is_example else MEASURED_HERE}{told_table(table)}."
+    told += ON_A_CPU if table.source.driver is None else ""  # only a GPU's table has a driver
+    return f'<div class="eet-dim" style="line-height:1.45">{escape(told)}</div>'
 
 
 def results_table(runs: Mapping[str, Served]) -> str:
