@@ -213,7 +213,7 @@ def test_an_engine_refuses_parts_that_cannot_run_its_model():
 
 
 def test_the_page_greys_what_a_model_cannot_do(on_a_gpu):
-    from eet_lab.workbench.state import State
+    from eet_lab.workbench.choices import State
 
     state = State(device="cuda")
     state.choose(Recipe.parse("all", "cuda"))

@@ -1,6 +1,6 @@
 // A race of recorded runs: every lane is played on one clock. player.js stands in front of this module.
 
-const FEW = 4; // prompts that have two lines each; more have one, so that all are in view
+const FEW = 4; // prompts that have five lines each; more have three
 
 function buildLane(lane, prompts) {
   const box = make("section", "eet-lane");

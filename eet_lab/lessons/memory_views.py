@@ -28,7 +28,7 @@ from eet_lab.parts.paged_kv import PAGE, Pages
 from eet_lab.technique import Recipe
 from eet_lab.words import GiB, MiB, counted, percent, sized
 from eet_lab.workbench.forecast import in_html
-from eet_lab.workbench.run_memory import KVUse
+from eet_lab.workbench.memory import KVUse
 
 SHORT_NEW = 4
 """New tokens for the short rows that pages do not pay for."""

@@ -18,7 +18,7 @@ from eet_lab.scheduling.policies import NaivePadding
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
 from eet_lab.workbench import serving_controller
-from eet_lab.workbench.serving_choices import LOADS, MOST_REQUESTS, Asked
+from eet_lab.workbench.serving_jobs import LOADS, MOST_REQUESTS, Asked
 from eet_lab.workbench.serving_view import ServingView
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from eet_lab.figures.ladder import Effect
 from eet_lab.technique import Technique, is_in_all, listed, registry
-from eet_lab.workbench.state import State
+from eet_lab.workbench.choices import State
 
 NUMERICS = {
     "exact": ("exact", "good", "The same numbers, bit by bit."),
