@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eet_lab.ops.types import Batch
+from eet_lab.models.decoder import tensors
 from eet_lab.parts.passes import Pass
 
 ALIGNED = 16
@@ -56,11 +56,11 @@ class Staging:
 
 def sent(batch: Pass, staging: Staging) -> Pass:
     """The same pass on the device."""
-    read = batch.batch
-    tensors = [part for part in read if isinstance(part, Tensor)]
-    types = [] if batch.types is None else [batch.types]
-    arrived: list[Any] = staging.receive([*tensors, read.keys.begin, batch.asked, *types])
-    begin, asked, *sent_types = arrived[len(tensors) :]
-    there = Batch(*arrived[: len(tensors)], *read[len(tensors) :])  # tensors come first
-    there = there._replace(keys=read.keys._replace(begin=begin))
-    return batch._replace(batch=there, asked=asked, types=sent_types[0] if types else None)
+    arrived = iter(staging.receive(tensors(batch)))
+
+    def there(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return next(arrived)
+        return type(part)(*map(there, part)) if hasattr(part, "_fields") else part
+
+    return there(batch)

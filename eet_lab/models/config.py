@@ -171,6 +171,7 @@ class Seq2SeqConfig(Config):
     num_buckets: int = 0  # of relative positions
     max_distance: int = 0
     pad_id: int = 0  # stands in the decoder for labels that are ignored
+    trains_pads: bool = True  # whether reading the pad token trains its embedding
     start_id: int = 0
     forced_bos_id: int | None = None  # the first token that is generated
     forced_eos_id: int | None = None  # the last one, where max_new_tokens ends a text
@@ -191,6 +192,11 @@ class Seq2SeqConfig(Config):
     def cross_spec(self) -> Spec:
         """The same of the decoder's attention to the encoder."""
         return self.encoder_spec._replace(max_distance=0)
+
+    @property
+    def padding_id(self) -> int | None:
+        """The token whose embedding is not trained by being read, if there is one."""
+        return None if self.trains_pads else self.pad_id
 
     @property
     def has_position_embedding(self) -> bool:

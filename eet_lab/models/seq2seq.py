@@ -97,11 +97,12 @@ def _run(model: Seq2Seq, stack: Stack, spec: Spec, ops: Ops, attend: Attend, bat
 
 
 def _embedded(model: Seq2Seq, stack: Stack, ops: Ops, batch: Batch) -> Tensor:
-    words, positions, scale = model.token_embedding, stack.position_embedding, model.config.embedding_scale
+    config, words, positions = model.config, model.token_embedding, stack.position_embedding
+    how = {"scale": config.embedding_scale, "padding": config.padding_id}
     if stack.embedding_norm is None or positions is None:
-        return ops.embed(batch.ids, batch.positions, words, positions, scale=scale)
-    positions = positions[model.config.first_position :]
-    return ops.embed_norm(batch.ids, batch.positions, None, words, positions, None, stack.embedding_norm, scale=scale)
+        return ops.embed(batch.ids, batch.positions, words, positions, **how)
+    positions = positions[config.first_position :]
+    return ops.embed_norm(batch.ids, batch.positions, None, words, positions, None, stack.embedding_norm, **how)
 
 
 def sinusoids(config: Seq2SeqConfig, like: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -100,7 +101,7 @@ def _cross_attention(q: Tensor, kv: KV, batch: Batch, source: Batch, spec: Spec,
 
 
 def _embed(
-    ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None, scale: float = 1.0
+    ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None, **how: Any
 ) -> int:
     T, C = len(ids), token_embedding.shape[1]
     itemsize = token_embedding.itemsize
@@ -115,7 +116,7 @@ def _embed_norm(
     position_embedding: Tensor,
     type_embedding: Tensor | None,
     norm: Norm,
-    scale: float = 1.0,
+    **how: Any,
 ) -> int:
     of_types = 0 if type_embedding is None else len(ids) * type_embedding.shape[1] * type_embedding.itemsize
     return _embed(ids, positions, token_embedding, position_embedding) + of_types

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import embedding, gelu, silu
 
 from eet_lab.ops.attention import append, attention, dense_mask, gathered, heads, masked_attention
 from eet_lab.ops.cross_attention import cross_attention, cross_mask
@@ -55,14 +55,18 @@ def embed(
     position_embedding: Tensor | None,
     *,
     scale: float = 1.0,
+    padding: int | None = None,
     empty: Empty,
     drop: Drop = all_kept,
 ) -> Tensor:
     """Token embedding times `scale`, plus position embedding, if there is one: ids and positions [T], tables [V,C] and
-    [S,C] -> [T,C].
+    [S,C] -> [T,C]. To look up the token `padding` trains nothing, as in PyTorch.
     """
     out = empty("embedded", (len(ids), token_embedding.shape[1]), token_embedding)
-    x = torch.index_select(token_embedding, 0, ids, out=out)
+    if out is None and padding is not None:
+        x = embedding(ids, token_embedding, padding)
+    else:
+        x = torch.index_select(token_embedding, 0, ids, out=out)
     if scale != 1:
         x.mul_(scale)
     if position_embedding is None:
@@ -81,6 +85,7 @@ def embed_norm(
     norm_w: Norm,
     *,
     scale: float = 1.0,
+    padding: int | None = None,
     empty: Empty,
     drop: Drop = all_kept,
 ) -> Tensor:
@@ -88,7 +93,7 @@ def embed_norm(
 
     Without types all tokens are of type 0; without `type_embedding` the model has none.
     """
-    x = embed(ids, positions, token_embedding, position_embedding, scale=scale, empty=empty)
+    x = embed(ids, positions, token_embedding, position_embedding, scale=scale, padding=padding, empty=empty)
     if type_embedding is not None:
         kind = type_embedding[0]
         if types is not None:

@@ -52,6 +52,7 @@ def config(settings: Mapping[str, Any]) -> Seq2SeqConfig:
         first_position=FIRST_POSITION if is_bart else 0,
         post_norm=True,
         embedding_norm=is_bart,
+        trains_pads=False,
         embedding_scale=hidden**0.5 if settings.get("scale_embedding") else 1.0,
         positions="learned" if is_bart else "sinusoidal",
     )
