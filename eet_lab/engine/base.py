@@ -16,11 +16,14 @@ from eet_lab.errors import Cancelled, ModelError, RecipeError
 from eet_lab.memory import Plan
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.encoder import Encoder
+from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.ops import native
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
 
 Model = TypeVar("Model", Decoder, Encoder)
+KINDS = {Decoder: "decoder", Encoder: "encoder", Seq2Seq: "network"}
+"""The networks that engines run, and which attribute of a `Model` gives one."""
 
 
 class BaseEngine(Generic[Model]):
@@ -83,13 +86,15 @@ class BaseEngine(Generic[Model]):
         return self.memory.empty(name, shape, like, dtype, op=op)
 
 
-def check_model(engine: str, model: object, kind: type[Decoder] | type[Encoder], preset: str) -> None:
+def check_model(engine: str, model: object, kind: type, preset: str) -> None:
     """ModelError for what this engine cannot run, with what it takes instead; `preset` is the example."""
     if isinstance(model, kind):
         return
-    name = kind.__name__.lower()
+    name = KINDS[kind]
     given, instead = told(model), f"eet_lab.load({preset!r}).{name}"
-    if hasattr(model, "network"):
+    if isinstance(model, Seq2Seq) and kind is Decoder:
+        given, instead = "a Seq2Seq", f"a decoder, or this one to Seq2SeqEngine: {instead}"
+    elif hasattr(model, "network"):
         given, instead = f"a {type(model).__name__}", f"model.{name}"
     elif isinstance(model, str) and kind is Decoder:
         instead = f"eet_lab.load({model!r}).{name}"

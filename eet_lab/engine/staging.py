@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from eet_lab.models.decoder import tensors
+from eet_lab.ops.types import Batch
 from eet_lab.parts.passes import Pass
 
+Sent = TypeVar("Sent", Pass, Batch)
 ALIGNED = 16
 """Numbers: tensors begin at multiples of 128 bytes."""
 
@@ -54,8 +56,8 @@ class Staging:
         self._data = self._data.new_empty(0)
 
 
-def sent(batch: Pass, staging: Staging) -> Pass:
-    """The same pass on the device."""
+def sent(batch: Sent, staging: Staging) -> Sent:
+    """The same pass, or batch, on the device."""
     arrived = iter(staging.receive(tensors(batch)))
 
     def there(part: Any) -> Any:

@@ -49,20 +49,25 @@ class Model:
     """Where it was read."""
 
     @property
+    def generator(self) -> Decoder | Seq2Seq:
+        """The weights of a model that generates; ModelError for an encoder."""
+        if isinstance(self.network, Encoder):
+            raise ModelError(
+                f"{self.name} is an encoder ({self.config.family}): it reads whole texts, and generates none. Use "
+                "eet_lab.encode, eet_lab.classify or eet_lab.fill_mask, or load a decoder such as 'demo' or 'gpt2'."
+            )
+        return self.network
+
+    @property
     def decoder(self) -> Decoder:
         """The weights of a model that goes on with texts; ModelError for an encoder and for an encoder-decoder."""
-        if isinstance(self.network, Decoder):
-            return self.network
-        if isinstance(self.network, Seq2Seq):
+        if isinstance(network := self.generator, Seq2Seq):
             raise ModelError(
                 f"{self.name} is an encoder-decoder ({self.config.family}), which this does not run: it answers a text "
                 "and does not go on with it. Use eet_lab.generate, Seq2SeqEngine or Trainer, or load a decoder such as "
                 "'demo' or 'gpt2'."
             )
-        raise ModelError(
-            f"{self.name} is an encoder ({self.config.family}): it reads whole texts, and generates none. Use "
-            "eet_lab.encode, eet_lab.classify or eet_lab.fill_mask, or load a decoder such as 'demo' or 'gpt2'."
-        )
+        return network
 
     @property
     def encoder(self) -> Encoder:

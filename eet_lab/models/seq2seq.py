@@ -53,6 +53,11 @@ class Seq2Seq(NamedTuple):
         return num_bytes(tensors(self))
 
     @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Those of the decoder."""
+        return self.decoder.layers
+
+    @property
     def norm(self) -> Norm | None:
         """The norm before the head, whose weight takes in the scale of the states that the head reads."""
         norm, scale = self.decoder.norm, self.config.head_scale
