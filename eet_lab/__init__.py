@@ -27,6 +27,7 @@ _HOMES = {
     "generate": "eet_lab.texts",
     "encode": "eet_lab.encoding",
     "classify": "eet_lab.encoding",
+    "classify_tokens": "eet_lab.encoding",
     "fill_mask": "eet_lab.encoding",
     "pipeline": "eet_lab.pipelines",
     "serve": "eet_lab.serving.handle",
@@ -37,6 +38,8 @@ _HOMES = {
     "Trainer": "eet_lab.training",
     "TrainSettings": "eet_lab.training",
     "FlatAdamW": "eet_lab.parts.optimizers",
+    "FlatSGD": "eet_lab.parts.optimizers",
+    "losses": "eet_lab.losses",
     "Recipe": "eet_lab.technique",
     "Technique": "eet_lab.technique",
     "register": "eet_lab.technique",
@@ -56,7 +59,8 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for, when it is asked for: `import eet_lab` alone loads no torch and no widgets."""
     if name not in _HOMES:
         raise AttributeError(f"module 'eet_lab' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    value = home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
     globals()[name] = value
     return value
 

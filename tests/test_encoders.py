@@ -13,6 +13,7 @@ from encoders import (
     LENGTHS,
     WITH_CLASSES,
     WITH_MLM,
+    WITH_TOKEN_CLASSES,
     close,
     ours,
     padded_on_the_right,
@@ -24,6 +25,7 @@ from encoders import (
 )
 from test_lifetimes import OPS
 
+import eet_lab
 from eet_lab.engine import tasks
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.errors import OutOfMemory, RecipeError
@@ -115,6 +117,16 @@ def test_logits_of_classes_are_those_of_transformers(name, recipe):
     assert ours(name).config.labels == ("bad", "fair", "good")
     for text, logits in zip(texts(), run.values, strict=True):
         close(logits, told(name, text.ids).logits[0])
+
+
+@pytest.mark.parametrize("recipe", RECIPES[-1:])
+@pytest.mark.parametrize("name", WITH_TOKEN_CLASSES)
+def test_logits_of_classes_of_tokens_are_those_of_transformers(name, recipe):
+    found = eet_lab.classify_tokens(ours(name), rows(), recipe, batch_tokens=30)
+    for row, logits, labels in zip(rows(), found.logits, found.labels, strict=True):
+        exact = told(name, row).logits[0]
+        close(logits, exact)
+        assert labels == tuple(ours(name).config.labels[number] for number in exact.argmax(-1).tolist())
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

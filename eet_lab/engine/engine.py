@@ -60,7 +60,7 @@ class Engine(BaseEngine[Decoder]):
 
     def __init__(self, model: Decoder, parts: Parts | None = None, task: Task = next_tokens) -> None:
         name = type(self).__name__
-        check_model(name, model, self.network, "demo")
+        check_model(name, model, (self.network,), "demo")
         check_parts(name, parts, "all")
         for change in parts.weights if parts else ():
             model = change(model)

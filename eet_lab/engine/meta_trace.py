@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from eet_lab.engine.settings import Settings, one_each
 from eet_lab.engine.tasks import Task
 from eet_lab.models.decoder import Decoder, forward, mapped, tensors
-from eet_lab.models.encoder import Encoder
+from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops.types import Batch, Choice, Keys, Sampling
 from eet_lab.parts import Ops, Parts
 from eet_lab.parts.batches import empty_buffer
@@ -181,6 +181,6 @@ def pass_name(name: str, choice: Choice, choices: Sequence[Choice]) -> str:
     return name if choice == choices[0] else f"{name}, {choice.name.lower()}"
 
 
-def are_alike(model: Decoder | Encoder) -> bool:
+def are_alike(model: Decoder | AnyEncoder) -> bool:
     """Whether all layers have the same shapes and types."""
     return len({tuple((t.shape, t.dtype) for t in tensors(layer)) for layer in model.layers}) <= 1

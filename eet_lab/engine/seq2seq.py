@@ -106,7 +106,7 @@ class Seq2SeqEngine(Engine):
         check_parts("Seq2SeqEngine", parts, "all")
         parts = parts or Parts()
         _check_read(parts)
-        check_model("Seq2SeqEngine", model, Seq2Seq, "folder of a T5")
+        check_model("Seq2SeqEngine", model, (Seq2Seq,), "folder of a T5")
         super().__init__(cast(Any, model), parts, _allowed(model))
         self._layout = Staging(self.model.device)
         self._source: Source | None = None

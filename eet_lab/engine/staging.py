@@ -51,6 +51,10 @@ class Staging:
             self._data = self._data.new_empty(0)  # free first
             self._data = self._data.new_empty(num_numbers)
 
+    @property
+    def device(self) -> torch.device:
+        return self._data.device
+
     def close(self) -> None:
         """Give the buffer back."""
         self._data = self._data.new_empty(0)
@@ -58,11 +62,11 @@ class Staging:
 
 def sent(batch: Sent, staging: Staging) -> Sent:
     """The same pass, or batch, on the device."""
-    arrived = iter(staging.receive(tensors(batch)))
+    arrived = iter(staging.receive([part for part in tensors(batch) if not part.is_floating_point()]))
 
     def there(part: Any) -> Any:
         if isinstance(part, Tensor):
-            return next(arrived)
+            return part.to(staging.device, non_blocking=True) if part.is_floating_point() else next(arrived)
         return type(part)(*map(there, part)) if hasattr(part, "_fields") else part
 
     return there(batch)

@@ -34,6 +34,7 @@ TOKENIZER_FILES = (
     "source.spm",
     "target.spm",
     "generation_config.json",
+    "preprocessor_config.json",
 )
 INDEX = "model.safetensors.index.json"
 HUB_FILES = ["config.json", "*.safetensors", INDEX, *TOKENIZER_FILES]

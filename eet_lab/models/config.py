@@ -150,7 +150,35 @@ class EncoderConfig(Config):
         if head == "classes":
             before = {} if self.class_act is None else _affine(class_dense=(C, C))
             return before | _affine(classes=(len(self.labels), C))
-        return _affine(pooler=(C, C)) if head == "pooler" else _affine(next_sentence=(2, C))
+        linears = {"pooler": (C, C), "next_sentence": (2, C), "token_classes": (len(self.labels), C)}
+        return _affine(**{head: linears[head]})
+
+
+@dataclass(frozen=True)
+class VisionConfig(EncoderConfig):
+    """The same of an encoder of images, which reads them as patches behind a class token; its norms are before layers.
+
+    `context` is the class token and all patches of an image. Sizes are in pixels.
+    """
+
+    image_size: int = 224
+    patch_size: int = 16
+    num_channels: int = 3
+    num_types: int = 0
+
+    @property
+    def pixels(self) -> Shape:
+        """The shape of an image."""
+        return self.num_channels, self.image_size, self.image_size
+
+    def outer_shapes(self) -> dict[str, Shape]:
+        """The shape of each tensor beside the layers, by its path in `VisionEncoder`."""
+        C, P = self.hidden_size, self.patch_size
+        shapes: dict[str, Shape] = {"cls_token": (1, 1, C), "position_embedding": (1, self.context, C)}
+        shapes |= {"patches.weight": (C, self.num_channels, P, P), "patches.bias": (C,)} | _affine(norm=(C,))
+        for head in self.heads:
+            shapes |= self.head_shapes(head)
+        return shapes
 
 
 @dataclass(frozen=True)
@@ -234,6 +262,7 @@ HEADS = {
     "mlm": "a masked language modeling head",
     "next_sentence": "a next sentence head",
     "classes": "a classification head",
+    "token_classes": "a token classification head",
 }
 """What an encoder may have on top of its layers."""
 
@@ -274,8 +303,18 @@ PRESETS = {
 
 _BERT: dict[str, Any] = {"act": "gelu", "eps": 1e-12, "family": "bert", "heads": ("pooler",)}
 
+
+def _vit(patch_size: int) -> VisionConfig:
+    """ViT-B for images of 224 pixels and ImageNet's classes."""
+    labels = tuple(f"LABEL_{number}" for number in range(1000))
+    sizes: dict[str, Any] = {"act": "gelu", "eps": 1e-12, "family": "vit", "heads": ("classes",), "labels": labels}
+    return VisionConfig(12, 768, 12, 3072, 0, 1 + (224 // patch_size) ** 2, **sizes, patch_size=patch_size)
+
+
 ENCODER_PRESETS = {
     "bert-base": EncoderConfig(12, 768, 12, 3072, 30522, 512, **_BERT),
     "bert-large": EncoderConfig(24, 1024, 16, 4096, 30522, 512, **_BERT),
+    "vit-b-16": _vit(16),
+    "vit-b-32": _vit(32),
 }
-"""The same of encoders."""
+"""The same of encoders, of texts and of images."""

@@ -16,10 +16,10 @@ from eet_lab.errors import ModelError, did_you_mean
 from eet_lab.models import checkpoint, values, weights
 from eet_lab.models.config import ENCODER_PRESETS, PRESETS, Config
 from eet_lab.models.decoder import Decoder
-from eet_lab.models.encoder import Encoder
 from eet_lab.models.families import settings_of
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.tokenizer import Tokenizer, decoded, encoded
+from eet_lab.models.vision import AnyEncoder
 
 DEMO = Path(__file__).parent / "demo"
 DEMO_LABEL = "bundled demo model"
@@ -40,7 +40,7 @@ class Model:
 
     name: str
     label: str
-    network: Decoder | Encoder | Seq2Seq = field(repr=False)
+    network: Decoder | AnyEncoder | Seq2Seq = field(repr=False)
     tokenizer: Tokenizer | None = field(repr=False)
     kind: Kind
     settings: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -51,10 +51,10 @@ class Model:
     @property
     def generator(self) -> Decoder | Seq2Seq:
         """The weights of a model that generates; ModelError for an encoder."""
-        if isinstance(self.network, Encoder):
+        if isinstance(self.network, AnyEncoder):
             raise ModelError(
                 f"{self.name} is an encoder ({self.config.family}): it reads whole texts, and generates none. Use "
-                "eet_lab.encode, eet_lab.classify or eet_lab.fill_mask, or load a decoder such as 'demo' or 'gpt2'."
+                "eet_lab.encode, classify, classify_tokens or fill_mask, or load a decoder such as 'demo' or 'gpt2'."
             )
         return self.network
 
@@ -70,9 +70,9 @@ class Model:
         return network
 
     @property
-    def encoder(self) -> Encoder:
-        """The weights of a model that reads whole texts; ModelError for one that generates."""
-        if isinstance(self.network, Encoder):
+    def encoder(self) -> Any:
+        """The weights of a model that reads whole texts, or images; ModelError for one that generates."""
+        if isinstance(self.network, AnyEncoder):
             return self.network
         kind = "a decoder" if isinstance(self.network, Decoder) else "an encoder-decoder"
         raise ModelError(
@@ -123,8 +123,8 @@ def load(
     tokenizer: Any = None,
     seed: int = 0,
 ) -> Model:
-    """Load a causal language model (GPT-2, OPT, Llama, Mistral, Qwen2, Qwen3), an encoder (BERT, RoBERTa, DistilBERT)
-    or an encoder-decoder (T5, BART, Marian).
+    """Load a causal language model (GPT-2, OPT, Llama, Mistral, Qwen2, Qwen3), an encoder of texts (BERT, RoBERTa,
+    DistilBERT) or of images (ViT), or an encoder-decoder (T5, BART, Marian).
 
     `model` is "demo" (bundled, trained), a preset of `PRESETS` or `ENCODER_PRESETS` (true size, random weights drawn
     from `seed`), a folder in Hugging Face format, a hub name with a slash (where the hub is reachable), or a live

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 from eet_lab.devices import present
 from eet_lab.errors import ModelError
 from eet_lab.models.decoder import Decoder
-from eet_lab.models.encoder import Encoder
 from eet_lab.models.loading import Model
 from eet_lab.models.seq2seq import Seq2Seq
+from eet_lab.models.vision import AnyEncoder
 from eet_lab.threads import cpu_threads
 
 Work = TypeVar("Work", bound=Callable[..., Any])
@@ -37,7 +37,7 @@ def on_its_encoders_device(work: Work) -> Work:
     return _within(work, lambda model: model.encoder)
 
 
-def _within(work: Work, network_of: Callable[[Model], Decoder | Encoder | Seq2Seq]) -> Work:
+def _within(work: Work, network_of: Callable[[Model], Decoder | AnyEncoder | Seq2Seq]) -> Work:
     @wraps(work)
     def within(model: Any, *args: Any, **keywords: Any) -> Any:
         network = network_of(checked_model(model))
@@ -54,8 +54,8 @@ def checked_model(model: Any) -> Model:
     wanted = "but it must be a loaded model"
     if isinstance(model, (str, os.PathLike)):
         raise ModelError(f"model is {model!r}, {wanted}: eet_lab.load({model!r}).")
-    if isinstance(model, (Decoder, Encoder, Seq2Seq)):
-        kind = f"{'an' if isinstance(model, Encoder) else 'a'} {type(model).__name__}"
+    if isinstance(model, Decoder | AnyEncoder | Seq2Seq):
+        kind = "an Encoder" if isinstance(model, AnyEncoder) else f"a {type(model).__name__}"
         raise ModelError(f"model is {kind}, but it must be the loaded model that it is part of.")
     if hasattr(model, "state_dict"):
         raise ModelError(f"model is a {type(model).__name__}, {wanted}: eet_lab.load(model).")

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import ModelError
-from eet_lab.models.config import HEADS, Config, EncoderConfig, Seq2SeqConfig
+from eet_lab.models.config import HEADS, Config, EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import Decoder, Layer
 from eet_lab.models.encoder import Encoder
 from eet_lab.models.seq2seq import Seq2Seq, Stack, sinusoids
+from eet_lab.models.vision import AnyEncoder, VisionEncoder
 from eet_lab.ops.types import Cross, Linear, Norm
 
 
@@ -97,14 +98,18 @@ def entries(table: Table, config: Config) -> Iterator[tuple[str, Entry, tuple[in
         yield path, entry._replace(names=tuple(name.replace("*", layer) for name in entry.names)), shape
 
 
-def with_heads(table: Table, config: EncoderConfig, names: Collection[str]) -> EncoderConfig:
+def with_heads(table: Table, config: EncoderConfig, names: Collection[str], architecture: str = "") -> EncoderConfig:
     """The config of a checkpoint that has these names: with the heads of which it has some tensor."""
 
-    def is_there(head: str) -> bool:
-        found = (table[path] for path in config.head_shapes(head) if path in table)
-        return any(name in names for entry in found for name in entry.names)
+    def is_there(*paths: str) -> bool:
+        return any(name in names for path in paths if path in table for name in table[path].names)
 
-    return replace(config, heads=tuple(filter(is_there, HEADS)))
+    heads = [head for head in HEADS if is_there(*config.head_shapes(head))]
+    if {"classes", "token_classes"} <= {*heads}:  # under one name: a text's have a linear before them
+        has_before = is_there("pooler.weight" if config.class_act is None else "class_dense.weight")
+        of_tokens = architecture.endswith("ForTokenClassification") or not has_before
+        heads.remove("classes" if of_tokens else "token_classes")
+    return replace(config, heads=tuple(heads))
 
 
 def without_copies(given: dict[str, Tensor], config: Seq2SeqConfig) -> Seq2SeqConfig:
@@ -135,7 +140,7 @@ def constants(model: Any) -> list[Tensor]:
     return [tensor for tensor in ours.values() if id(tensor) not in weights]
 
 
-def theirs(table: Table, model: Decoder | Encoder | Seq2Seq) -> Iterator[tuple[str, Tensor]]:
+def theirs(table: Table, model: Decoder | AnyEncoder | Seq2Seq) -> Iterator[tuple[str, Tensor]]:
     """Every tensor under the names of a checkpoint, as views; a tied head comes once, as the word embeddings."""
     ours = dict(flat(model))
     for path, entry, _ in entries(table, model.config):
@@ -168,6 +173,10 @@ def built(config: Config, ours: Mapping[str, Tensor]) -> Any:
         both = zip(found, crosses, strict=True)
         return tuple(layer if cross.q is None else layer._replace(cross=cross) for layer, cross in both)
 
+    if isinstance(config, VisionConfig):
+        patches = part("patches"), ours["cls_token"], ours["position_embedding"]
+        heads = {name: part(name) for name in config.heads}
+        return VisionEncoder(config, *patches, layers("", config.num_layers), part("norm"), **heads)
     token_embedding = ours["token_embedding"]
     head = Linear(ours.get("head.weight", token_embedding), ours.get("head.bias"))
     if isinstance(config, Seq2SeqConfig):
@@ -183,7 +192,7 @@ def built(config: Config, ours: Mapping[str, Tensor]) -> Any:
     own_layers, norm = layers("", config.num_layers), part("norm")
     if isinstance(config, EncoderConfig):
         names = {path.partition(".")[0] for name in config.heads for path in config.head_shapes(name)}
-        heads: dict[str, Any] = {name: head if name == "head" else part(name) for name in names}
+        heads = {name: head if name == "head" else part(name) for name in names}
         embeddings = token_embedding, ours["position_embedding"], ours.get("type_embedding")
         return Encoder(config, *embeddings, norm, own_layers, **heads)
     inv_freq = config.rope and config.rope.inv_freq(config.head_dim)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,23 +15,23 @@ from eet_lab.errors import ModelError, OutOfMemory
 from eet_lab.models import checkpoint, table
 from eet_lab.models.config import HEADS, Config, EncoderConfig, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
-from eet_lab.models.encoder import Encoder
 from eet_lab.models.families import FAMILIES, SEQ2SEQ, SUPPORTED, TITLES, family_of
 from eet_lab.models.families.reading import OF_GENERATION
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.values import named
+from eet_lab.models.vision import AnyEncoder
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.oom import memory_for
 from eet_lab.words import MiB, some
 
 REMEDY = "Close other models, or use half precision or a smaller model."
 HEAD = "lm_head.weight"
-Network = Decoder | Encoder | Seq2Seq
+Network = Decoder | AnyEncoder | Seq2Seq
 Placed = TypeVar("Placed", bound=Network)
 
 
 class Loaded(NamedTuple):
-    """A decoder, an encoder, or both, and what its config.json says."""
+    """A model, and what its config.json says."""
 
     network: Network
     settings: dict[str, Any]
@@ -107,7 +108,7 @@ def state_of(network: Network) -> dict[str, Tensor]:
     """
     module, state = FAMILIES[network.config.family], dict(named(network))
     first, outside = module.PREFIXES[0], getattr(module, "HEADS", (HEAD,))
-    if isinstance(network, Encoder) and not any(name.startswith(outside) for name in state):
+    if isinstance(network, AnyEncoder) and not any(name.startswith(outside) for name in state):
         return state
     return {name if name.startswith(outside) else first + name: tensor for name, tensor in state.items()}
 
@@ -134,7 +135,8 @@ def _loaded(settings: Mapping[str, Any], state: Mapping[str, Tensor], source: st
         del given[name]
     names = module.table(config)
     if isinstance(config, EncoderConfig):
-        config = table.with_heads(names, config, given)
+        architectures = settings.get("architectures") or [""]
+        config = table.with_heads(names, config, given, str(architectures[0]))
     if isinstance(config, Seq2SeqConfig):
         config = table.without_copies(given, config)
     _check_layers(given, config, names, module.LAYERS, source)
@@ -150,11 +152,11 @@ def _loaded(settings: Mapping[str, Any], state: Mapping[str, Tensor], source: st
 
 
 def _bare(name: str, module: Any) -> str:
-    """A name without the first of the family's prefixes that it begins with, and as newer checkpoints have it."""
+    """A name without the first of the family's prefixes that it begins with, and as checkpoints mostly have it."""
     name = name.removeprefix(next(filter(name.startswith, module.PREFIXES), ""))
-    renamed: Mapping[str, str] = getattr(module, "RENAMED", {})
-    old = next(filter(name.endswith, renamed), "")
-    return name.removesuffix(old) + renamed[old] if old else name
+    for old, new in getattr(module, "RENAMED", {}).items():
+        name = re.sub(old, new, name)
+    return name
 
 
 def _check_layers(
@@ -194,11 +196,6 @@ def _check(tensors: Mapping[str, Tensor], wanted: list, config: Config, source: 
             if isinstance(config, EncoderConfig):
                 remedy += f" Supported: {title} as it is, or with {', '.join(HEADS.values())}."
         raise ModelError(f"{told} {remedy}")
-    if isinstance(config, EncoderConfig) and config.class_act is None and config.heads == ("classes",):
-        raise ModelError(
-            f"{source} has classes without a pooler, which are classes of tokens, and these are not supported. "
-            f"Supported: {title} as it is, or with {', '.join(HEADS.values())}, which reads what the pooler makes."
-        )
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
             raise ModelError(f"{name} in {source} holds {tensor.dtype}, but weights are floating-point numbers.")

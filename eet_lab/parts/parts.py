@@ -86,7 +86,7 @@ class Parts:
     layers: decoder.Layers = decoder.op_by_op
     train_ops: Ops = field(default_factory=Ops)  # the same names, each of which can be differentiated
     loss: p.TakesLoss = losses.whole
-    optimizer: p.MakesOptimizer = optimizers.AdamW
+    optimizer: p.MakesOptimizer = optimizers.tensor_by_tensor
 
     def ops_of(self, stage: str) -> Ops:
         """The ops that a model calls in what it is run for: one of `Config.stage`."""

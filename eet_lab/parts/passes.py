@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -33,13 +34,53 @@ class Text(NamedTuple):
         return max(len(self.ids), len(self.source))
 
 
+class Image(NamedTuple):
+    """An image as an encoder reads it: a class token, and its patches row by row."""
+
+    pixels: Tensor  # [channels,height,width]
+    patch_size: int
+    asked: Sequence[int] = ()  # places of the tokens whose states are wanted: 0 is the class token
+
+    @property
+    def ids(self) -> range:
+        """One number for each of its tokens; which ones a pass reads depends on the images beside it."""
+        return range(1 + self.pixels[0].numel() // self.patch_size**2)
+
+    @property
+    def length(self) -> int:
+        """The number of its tokens."""
+        return len(self.ids)
+
+    @property
+    def source(self) -> tuple[()]:
+        """Nothing is read before an image."""
+        return ()
+
+    @property
+    def types(self) -> None:
+        """Tokens of images have no types."""
+
+    def patches(self) -> Tensor:
+        """[patches,channels*size*size], each as a convolution's weights lie."""
+        size, channels = self.patch_size, len(self.pixels)
+        tiles = self.pixels.unfold(1, size, size).unfold(2, size, size)
+        return tiles.permute(1, 2, 0, 3, 4).reshape(-1, channels * size * size)
+
+
+Readable = Text | Image
+
+
 class Pass(NamedTuple):
-    """Texts that are read together. Tensors are on the CPU until the pass is sent."""
+    """Texts, or images, that are read together. Tensors are on the CPU until the pass is sent.
+
+    Of images, token 0 is the class token and token 1 + i is patch i of the pass.
+    """
 
     sizes: tuple[int, ...]  # how many tokens of each text are asked for
     batch: Batch
     asked: Tensor  # [N] int64  index in T
     types: Tensor | None = None  # [T] int64
+    patches: Tensor | None = None  # [P,channels*size*size] of images
     source: Batch | None = None  # what an encoder reads first: a source of each row
 
 
@@ -47,7 +88,7 @@ class Group(NamedTuple):
     """Texts that shall share a pass, the longest first, and how their tokens are laid out."""
 
     numbers: tuple[int, ...]  # of the texts, row by row
-    texts: tuple[Text, ...]
+    texts: tuple[Readable, ...]
     packed: bool = False  # end to end; else with pads on the left
 
     @property
@@ -78,7 +119,8 @@ class Group(NamedTuple):
     def laid_out(self) -> Pass:
         """Where each token sits."""
         layout = end_to_end if self.packed else left_padded
-        batch = layout([text.ids for text in self.texts])
+        images = [text for text in self.texts if isinstance(text, Image)]
+        batch = layout(_rows_of(images) if images else [text.ids for text in self.texts])
         source = layout([text.source for text in self.texts]) if len(self.texts[0].source) else None
         assert batch.spans is not None
         pairs = [(text, first) for text, (first, _) in zip(self.texts, batch.spans, strict=True)]
@@ -89,7 +131,15 @@ class Group(NamedTuple):
             for text, first in pairs:
                 if text.types is not None:
                     types[first : first + len(text.types)] = torch.tensor(text.types)
-        return Pass(tuple(len(text.asked) for text in self.texts), batch, torch.from_numpy(asked), types, source)
+        patches = torch.cat([image.patches() for image in images]) if images else None
+        sizes = tuple(len(text.asked) for text in self.texts)
+        return Pass(sizes, batch, torch.from_numpy(asked), types, patches, source)
+
+
+def _rows_of(images: Sequence[Image]) -> list[Sequence[int]]:
+    """The tokens of each: the class token, and its own patches among those of the pass."""
+    ends = accumulate(len(image.ids) - 1 for image in images)
+    return [[0, *range(2 + end - len(image.ids), 1 + end)] for image, end in zip(images, ends, strict=True)]
 
 
 def _numbers(places: Sequence[int]) -> np.ndarray:
@@ -118,24 +168,24 @@ class Batching:
             raise PromptError(f"truncate is {self.truncate!r:.60}, but it must be True or False.")
 
 
-def text_by_text(texts: Sequence[Text], batching: Batching) -> Iterator[Group]:
+def text_by_text(texts: Sequence[Readable], batching: Batching) -> Iterator[Group]:
     """The baseline: each text is a pass of its own, so that none has pads."""
     for number, text in enumerate(texts):
         yield Group((number,), (text,))
 
 
-def padded(texts: Sequence[Text], batching: Batching) -> Iterator[Group]:
+def padded(texts: Sequence[Readable], batching: Batching) -> Iterator[Group]:
     """Texts in their order, as many as fit into a rectangle with pads on the left."""
     return _grouped(texts, batching, lambda num, longest, total: num * longest, packed=False)
 
 
-def packed(texts: Sequence[Text], batching: Batching) -> Iterator[Group]:
+def packed(texts: Sequence[Readable], batching: Batching) -> Iterator[Group]:
     """Texts in their order, as many as fit end to end, without pads."""
     return _grouped(texts, batching, lambda num, longest, total: total, packed=True)
 
 
 def _grouped(
-    texts: Sequence[Text], batching: Batching, tokens_of: Callable[[int, int, int], int], *, packed: bool
+    texts: Sequence[Readable], batching: Batching, tokens_of: Callable[[int, int, int], int], *, packed: bool
 ) -> Iterator[Group]:
     """Texts that share a pass; `tokens_of` tells its size from their number, the longest, and the sum.
 

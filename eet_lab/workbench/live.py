@@ -9,10 +9,9 @@ from typing import Any
 import ipywidgets as W
 
 from eet_lab.figures import theme
+from eet_lab.figures.live import Point, StripChart, TokenStream
 from eet_lab.figures.memory_bar import bar_state, held_now
 from eet_lab.figures.script import BaseScript
-from eet_lab.figures.strip_chart import Point, StripChart
-from eet_lab.figures.token_stream import TokenStream
 from eet_lab.monitor import Sample
 
 MiB = 2**20

@@ -7,9 +7,9 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from eet_lab.figures.packing import packing
-from eet_lab.figures.planners import HEAD, Placed, footprints, lines, side_by_side
+from eet_lab.figures.plans import HEAD, footprints, lines, packing
 from eet_lab.memory import Plan
+from eet_lab.memory.replays import Placed, side_by_side
 from eet_lab.workbench.background import Answer, Background
 from eet_lab.workbench.run_memory import PASSES, RunMemory
 

@@ -10,7 +10,7 @@ from eet_lab.bench import Comparison, Ladder, Run, Workload
 from eet_lab.bench.timeline import Timelines
 from eet_lab.errors import EETError, PromptError
 from eet_lab.figures import theme
-from eet_lab.figures.race import lane
+from eet_lab.figures.players import race_lane
 from eet_lab.labels import short_form
 from eet_lab.models.config import PRESETS
 from eet_lab.models.loading import DEMO_LABEL, RANDOM_LABEL, demo_tokenizer
@@ -102,7 +102,7 @@ class Opened:
         prompts = result.prompts if trained else as_ids(result)
         colors = theme.BASELINE, theme.SELECTION
         lanes = [
-            lane(short_form(m.recipe, where.device_kind), color, m, result.prompt_lengths, decode)
+            race_lane(short_form(m.recipe, where.device_kind), color, m, result.prompt_lengths, decode)
             for m, color in zip(pair, colors, strict=True)
         ]
         title = f"{where.model_label}, recorded on {where.device}. Both lanes run on one clock."

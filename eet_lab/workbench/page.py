@@ -21,10 +21,10 @@ import ipywidgets as W
 import traitlets as T
 
 from eet_lab.figures import theme
+from eet_lab.figures.live import chart_script
 from eet_lab.figures.outputs import FigureBox
-from eet_lab.figures.race import Race
+from eet_lab.figures.players import Race
 from eet_lab.figures.script import BaseScript, Shared, all_widgets, compact
-from eet_lab.figures.strip_chart import chart_script
 from eet_lab.workbench.live import Charts, Live
 
 SCRIPTS = Path(__file__).parent / "views"

@@ -11,7 +11,7 @@ from typing import Any
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.bench.timeline import Timelines
 from eet_lab.errors import EETError, RecipeError, ResultError
-from eet_lab.figures.effects import Effect, effects
+from eet_lab.figures.ladder import Effect, effects
 from eet_lab.models import Model
 from eet_lab.technique import Recipe
 from eet_lab.words import sized

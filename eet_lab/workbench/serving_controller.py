@@ -10,9 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from eet_lab.errors import Cancelled, CostError, EETError, did_you_mean
-from eet_lab.figures.served_batches import batches
-from eet_lab.figures.serving_agreement import simulated_beside_measured
-from eet_lab.figures.serving_curves import cost_surface, latency_against_load
+from eet_lab.figures.serving import batches, cost_surface, latency_against_load, simulated_beside_measured
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
 from eet_lab.serving.live import Look

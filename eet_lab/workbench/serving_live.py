@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipywidgets as W
 
 from eet_lab.figures import theme
-from eet_lab.figures.strip_chart import StripChart, chart_script
+from eet_lab.figures.live import StripChart, chart_script
 from eet_lab.serving.live import Look
 
 HEIGHT = {"height": "195px", "min_width": "0"}

@@ -14,11 +14,9 @@ import plotly.graph_objects as go
 from eet_lab.errors import EETError
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import FigureBox
+from eet_lab.figures.players import ServingFilm
 from eet_lab.figures.script import all_widgets
-from eet_lab.figures.served_batches import in_words
-from eet_lab.figures.serving_agreement import agreement_table
-from eet_lab.figures.serving_curves import told_table
-from eet_lab.figures.serving_film import ServingFilm
+from eet_lab.figures.serving import agreement_table, in_words, told_table
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
 from eet_lab.words import brief

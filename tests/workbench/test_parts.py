@@ -15,8 +15,7 @@ from eet_lab.bench.timing import Tally
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.figures import theme
 from eet_lab.figures.batch_steps import NEW, PAD, READ, UNUSED, token_matrix
-from eet_lab.figures.strip_chart import StripChart
-from eet_lab.figures.token_stream import TokenStream
+from eet_lab.figures.live import StripChart, TokenStream
 from eet_lab.models.transcript import Transcript
 from eet_lab.progress import Clock
 from eet_lab.technique import Recipe

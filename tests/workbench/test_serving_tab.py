@@ -10,7 +10,7 @@ import pytest
 from cost_tables import TOY_DECODER, TURBO_2060
 
 from eet_lab.errors import CostError, EETError
-from eet_lab.figures.serving_agreement import agreement_table, in_percent, simulated_beside_measured
+from eet_lab.figures.serving import agreement_table, in_percent, simulated_beside_measured
 from eet_lab.scheduling.agreement import Compared
 from eet_lab.scheduling.cost import DecoderCost
 from eet_lab.serving.live import Look

@@ -13,7 +13,7 @@ from cost_tables import TOY_DECODER, TURBO_2060
 
 import eet_lab
 from eet_lab.errors import Cancelled, CostError, EETError, ScheduleError, TrafficError
-from eet_lab.figures.serving_film import MOST_PASSES, ServingFilm, lane
+from eet_lab.figures.players import MOST_PASSES, ServingFilm, film_lane
 from eet_lab.scheduling.policies import NaivePadding
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
@@ -174,7 +174,7 @@ def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly() -> None:
 def test_a_film_has_each_pass_and_each_request() -> None:
     traffic = make_traffic(80, Gamma(100.0), Uniform(5, 90))
     served = simulate_traffic(traffic, NaivePadding(max_rows=4), TURBO_2060)
-    film = lane("naive", "#000", served)
+    film = film_lane("naive", "#000", served)
     passes = np.frombuffer(film["passes"], "<f4").reshape(-1, 6)
     assert len(passes) == len(served.passes) and not film["cut"]
     np.testing.assert_allclose(passes[:, 1], served.passes.end_ms, rtol=1e-6)
@@ -195,5 +195,5 @@ def test_a_film_has_each_pass_and_each_request() -> None:
 def test_a_long_film_is_cut() -> None:
     traffic = make_traffic(MOST_PASSES + 5, Gamma(1e5), Uniform(5, 9))
     served = simulate_traffic(traffic, NaivePadding(max_rows=1), TURBO_2060)
-    film = lane("naive", "#000", served)
+    film = film_lane("naive", "#000", served)
     assert film["cut"] and len(film["passes"]) == MOST_PASSES * 6 * 4

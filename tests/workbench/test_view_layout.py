@@ -7,7 +7,7 @@ import itertools
 import pytest
 from playwright.sync_api import expect
 
-from eet_lab.figures.race import Race
+from eet_lab.figures.players import Race
 from eet_lab.workbench.views.answer import TITLES
 from workbench import page_states
 from workbench.page_harness import Open, sent, show
@@ -288,5 +288,6 @@ def test_lanes_stay_in_line_and_take_larger_type(opened: Open) -> None:
         for name in (".eet-lane-track", ".eet-lane-count", ".eet-lane-texts"):
             first, second = page.locator(name).evaluate_all(places)
             assert first == pytest.approx(second), (name, width, large)
-        sizes += [page.locator(name).first.bounding_box()["height"] for name in (".eet-lane-count", ".eet-race-title")]
+        names = ".eet-lane-count", ".eet-player-title"
+        sizes += [page.locator(name).first.bounding_box()["height"] for name in names]
     assert sizes[2] == pytest.approx(1.35 * sizes[0], rel=0.1) and sizes[3] == pytest.approx(1.35 * sizes[1], rel=0.1)

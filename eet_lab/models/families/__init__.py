@@ -7,7 +7,8 @@ number (an encoder's and a decoder's, where there are both); `config(settings)`,
 `SEQ2SEQ`.
 
 An encoder's module has besides: beginnings of the names of `HEADS`, which have no prefix; `COPIES`, names of a tied
-head; `MASK`, the mask token; and perhaps `RENAMED`, endings of older names.
+head; `MASK`, the mask token; and perhaps `RENAMED`, patterns of other
+names, and `CLASSIFIER`, the ending of the class of transformers that has classes.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from typing import Any
 
 from eet_lab.errors import ModelError, did_you_mean
 from eet_lab.models.config import Config, EncoderConfig
-from eet_lab.models.families import bart, bert, distilbert, gpt2, llama, opt, roberta, t5
+from eet_lab.models.families import bart, bert, distilbert, gpt2, llama, opt, roberta, t5, vit
 
-DECODERS, ENCODERS, SEQ2SEQ = (gpt2, opt, llama), (bert, roberta, distilbert), (t5, bart)
+DECODERS, ENCODERS, SEQ2SEQ = (gpt2, opt, llama), (bert, roberta, distilbert, vit), (t5, bart)
 MODULES = (*DECODERS, *ENCODERS, *SEQ2SEQ)
 FAMILIES: dict[str, Any] = {kind: module for module in MODULES for kind in module.MODEL_TYPES}
 TITLES = {kind: title for module in MODULES for kind, (title, _) in module.MODEL_TYPES.items()}
@@ -61,7 +62,9 @@ def settings_of(config: Config) -> dict[str, Any]:
 def _architecture(config: Config, name: str) -> str:
     """The class of transformers for such a model; `name` is that of its family."""
     if isinstance(config, EncoderConfig):
-        ends = {"classes": "ForSequenceClassification", "next_sentence": "ForPreTraining", "mlm": "ForMaskedLM"}
+        classifier = getattr(FAMILIES[config.family], "CLASSIFIER", "ForSequenceClassification")
+        ends = {"classes": classifier, "token_classes": "ForTokenClassification"}
+        ends |= {"next_sentence": "ForPreTraining", "mlm": "ForMaskedLM"}
         head = next((head for head in ends if head in config.heads), None)
         return name if head is None else name.removesuffix("Model") + ends[head]
     return name

@@ -1,27 +1,36 @@
-"""One decode step op by op: timed on this machine, and a layer's kernels as an H200 ran them."""
+"""One decode step: op by op on this machine and on an H200, and rung by rung as predicted and as measured."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
+from operator import add
 from statistics import median
 from typing import NamedTuple
 
 import plotly.graph_objects as go
+from IPython.display import HTML
 
-from eet_lab.bench.launches import around_each, decode_calls
+from eet_lab.bench import Ladder, Spread
+from eet_lab.bench.cost import LaunchCost, step_ms
+from eet_lab.bench.launches import StepLaunches, around_each, decode_calls, num_kernels
 from eet_lab.bench.rows import Row
 from eet_lab.bench.timing import Stopwatch
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
 from eet_lab.lessons import recorded
+from eet_lab.lessons.show import table
 from eet_lab.models import Model
+from eet_lab.models.config import Config
 from eet_lab.models.on_device import on_its_device
 from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, names_in_all
-from eet_lab.words import MiB, brief
+from eet_lab.techniques import DependentLaunch
+from eet_lab.words import MiB, brief, percent
 
 LAYER = ("norm_linear", "attention", "linear_residual", "norm_linear", "linear_residual")
 """The ops of a layer, in order; the first attends to queries, keys and values, the second is the FFN's."""
@@ -96,15 +105,14 @@ def step_figure(step: Sequence[Timed], gb_per_s: float) -> go.Figure:
     """Each op of a step as a bar where it ran; what its bytes alone would take is green."""
     names = list(dict.fromkeys(op.op for op in step))
     fig = theme.figure(f"One decode step, {len(step)} ops, as measured here", height=120 + 34 * len(names))
-    bytes_us = [op.num_bytes / gb_per_s / 1e3 for op in step]
-    for name, starts, widths, color in (
-        ("its bytes, at the streaming rate", [op.start_us for op in step],
-         [min(us, op.took_us) for us, op in zip(bytes_us, step, strict=True)], theme.GAIN),
-        ("the rest of its time", [op.start_us + min(us, op.took_us) for us, op in zip(bytes_us, step, strict=True)],
-         [max(op.took_us - us, 0) for us, op in zip(bytes_us, step, strict=True)], "#f59e0b"),
-    ):  # fmt: skip
+    bytes_us = [min(op.num_bytes / gb_per_s / 1e3, op.took_us) for op in step]
+    starts, rest_us = [op.start_us for op in step], [op.took_us - us for op, us in zip(step, bytes_us, strict=True)]
+    for name, base, widths, color in (
+        ("its bytes, at the streaming rate", starts, bytes_us, theme.GAIN),
+        ("the rest of its time", list(map(add, starts, bytes_us)), rest_us, "#f59e0b"),
+    ):
         fig.add_bar(
-            y=[op.op for op in step], x=theme.rounded(widths), base=theme.rounded(starts), orientation="h", name=name,
+            y=[op.op for op in step], x=theme.rounded(widths), base=theme.rounded(base), orientation="h", name=name,
             marker={"color": color, "line": {"width": 0}}, text=[f"{op.num_bytes / MiB:.2f} MiB" for op in step],
             textposition="none", hovertemplate="%{y}: %{x} µs of " + name + ", %{text}<extra></extra>",
         )  # fmt: skip
@@ -172,3 +180,115 @@ def _torch_us(rows: Sequence[Row]) -> float:
 
 def _us(row: Row) -> float:
     return row.total_ms.p50 * 1e3 if row.total_ms else float("inf")
+
+
+H200 = LaunchCost(kernel_us=0.902, launch_us=7.34)
+"""Measured by a run of its own, on another host than the recorded ladder's (benchmarks/h200-machine.json)."""
+
+
+class Rise(NamedTuple):
+    """One rung. `launches` is what the host hands over in a step, `kernels` what the device runs."""
+
+    title: str
+    launches: int
+    kernels: int
+    floor_ms: float
+    predicted_ms: float
+    measured: Spread
+
+
+def rises(result: Ladder, config: Config, price: LaunchCost | None) -> list[Rise]:
+    """The rungs of a ladder that have a time per token. `price` is None on the CPU, where a call is waited for."""
+    device, found = result.environment.device_kind, []
+    for number, rung in enumerate(result.rungs):
+        cost, tpot = rung.measurement.cost, rung.measurement.tpot_ms
+        if cost is None or cost.floor_ms is None or tpot is None:
+            continue
+        parts = Recipe.parse(rung.measurement.recipe.removeprefix("baseline"), device).parts
+        kernels = num_kernels(parts, result.prompt_lengths, config)
+        launches = 1 if parts.is_captured else kernels
+        predicted = step_ms(cost.floor_ms, StepLaunches(launches, kernels), price)
+        title = f"+ {rung.title}" if number else rung.title
+        found.append(Rise(title, launches, kernels, cost.floor_ms, predicted, tpot))
+    return found
+
+
+def unsteady(found: Sequence[Rise], what: str) -> str:
+    """How far two times of one step are apart, whose every kernel Python launches: that is the measurement's error.
+
+    `what` varied so much.
+    """
+    same = [
+        (before, after)
+        for before, after in pairwise(found)
+        if before.launches == before.kernels == after.launches == after.kernels and before.floor_ms == after.floor_ms
+    ]
+    if not same:
+        return ""
+    apart = max(same, key=lambda pair: abs(math.log(pair[1].measured.p50 / pair[0].measured.p50)))
+    times = sorted(rise.measured.p50 for rise in apart)
+    names = " and ".join(rise.title.removeprefix("+ ") for rise in apart)
+    return (
+        f"{names} make the same calls in a step, and took {brief(times[0])} and {brief(times[1])} ms: {what} varied by "
+        f"so much. A difference below a factor of {times[1] / times[0]:.2f} says nothing."
+    )
+
+
+def early_start(result: Ladder) -> str:
+    """What the prediction does not know of dependent launch, with a space ahead; nothing where that is on no rung."""
+    for rung, before in zip(result.rungs[1:], result.rungs, strict=False):
+        took, took_before = rung.measurement.tpot_ms, before.measurement.tpot_ms
+        if rung.technique == DependentLaunch.name and took and took_before:
+            along = "" if rung.along else ": only the measurement moves"
+            return (
+                f" Dependent launch lets a kernel begin early, which the prediction does not include{along}, from "
+                f"{brief(took_before.p50)} to {brief(took.p50)} ms."
+            )
+    return ""
+
+
+def rungs_figure(found: Sequence[Rise], title: str) -> go.Figure:
+    """A line for each rung from the predicted time (open) to the measured one (full), and the floor across all."""
+    fig = theme.figure(title, height=190 + 42 * len(found), legend=theme.LEGEND_BELOW, margin={"t": 58})
+    names = [rise.title for rise in found]
+    gaps = [(rise.predicted_ms, rise.measured.p50) for rise in found]
+    fig.add_scatter(
+        x=[x for pair in gaps for x in (*theme.rounded(pair), None)],
+        y=[y for name in names for y in (name, name, None)],
+        mode="lines", line={"color": theme.GRID, "width": 6}, hoverinfo="skip", showlegend=False,
+    )  # fmt: skip
+    fig.add_scatter(
+        x=theme.rounded(rise.predicted_ms for rise in found), y=names, mode="markers", name="predicted",
+        marker={"symbol": "circle-open", "size": 11, "color": theme.SELECTION, "line": {"width": 2}},
+        hovertemplate="%{y}: predicted %{x} ms<extra></extra>",
+    )  # fmt: skip
+    fig.add_scatter(
+        x=theme.rounded(rise.measured.p50 for rise in found), y=names, mode="markers", name="measured",
+        legendgroup="measured", marker={"size": 11, "color": theme.GAIN},
+        hovertemplate="%{y}: measured %{x} ms<extra></extra>",
+    )  # fmt: skip
+    fig.add_scatter(
+        x=theme.rounded(max(pair) for pair in gaps), y=names, mode="text", cliponaxis=False, hoverinfo="skip",
+        text=[f"   {brief(rise.measured.p50)} ms" for rise in found], textposition="middle right",
+        name="measured", legendgroup="measured", showlegend=False,
+    )  # fmt: skip
+    floor = min(rise.floor_ms for rise in found)
+    fig.add_vline(x=floor, line={"color": theme.INK, "dash": "dot", "width": 1.5})
+    fig.add_annotation(
+        x=math.log10(floor), y=1, yref="paper", xanchor="left", yanchor="bottom", showarrow=False,
+        text=f"dotted: the floor, {brief(floor)} ms", font={"size": 11},
+    )  # fmt: skip
+    fig.update_yaxes(autorange="reversed", showgrid=False)
+    low, high = 0.92 * floor, 1.1 * max(map(max, gaps))
+    room = (high / low) ** 0.12  # for the words beside the last marker
+    return fig.update_xaxes(theme.log_axis(low, high * room, "ms per token"))
+
+
+def rungs_table(found: Sequence[Rise]) -> HTML:
+    """The same in numbers."""
+    rows = []
+    for rise in found:
+        launches = f"{rise.launches:,}" if rise.launches == rise.kernels else f"1 (a graph of {rise.kernels:,})"
+        times = brief(rise.predicted_ms), brief(rise.measured.p50)
+        rows.append([rise.title, launches, *times, percent(rise.floor_ms / rise.measured.p50)])
+    return table(["rung", "launches a step (counted)", "predicted ms", "measured ms", "floor / measured"], rows)
