@@ -34,6 +34,7 @@ _HOMES = {
     "serve_replicas": "eet_lab.serving.replicas",
     "Settings": "eet_lab.engine.settings",
     "Engine": "eet_lab.engine.engine",
+    "Seq2SeqEngine": "eet_lab.engine.seq2seq",
     "Trainer": "eet_lab.training",
     "TrainSettings": "eet_lab.training",
     "FlatAdamW": "eet_lab.parts.optimizers",

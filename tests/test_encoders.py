@@ -186,7 +186,7 @@ def test_all_for_an_encoder_is_what_fits():
     for words, says in (
         ("pre_padding:read=shortest", "needs whole texts; choose read=whole"),
         ("memory_reuse:kv=paged", "an encoder has none; leave kv out"),
-        ("int8_weights", "it is for models that generate, and this is not one of them"),
+        ("int8_weights", "it is for decoders, and this is not one of them"),
     ):
         with pytest.raises(RecipeError, match=says):
             Recipe.parse(words).check("cpu", config)

@@ -17,6 +17,7 @@ from eet_lab.models import checkpoint, values, weights
 from eet_lab.models.config import ENCODER_PRESETS, PRESETS, Config
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.families import settings_of
+from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.tokenizer import Tokenizer, decoded, encoded
 from eet_lab.models.vision import AnyEncoder
 
@@ -32,14 +33,14 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder or an encoder, with its tokenizer.
+    """A decoder, an encoder, or both, with its tokenizer.
 
     `label` says what it is, and that its weights are random where they are; `kind` is where they came from.
     """
 
     name: str
     label: str
-    network: Decoder | AnyEncoder = field(repr=False)
+    network: Decoder | AnyEncoder | Seq2Seq = field(repr=False)
     tokenizer: Tokenizer | None = field(repr=False)
     kind: Kind
     settings: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -48,9 +49,9 @@ class Model:
     """Where it was read."""
 
     @property
-    def decoder(self) -> Decoder:
+    def generator(self) -> Decoder | Seq2Seq:
         """The weights of a model that generates; ModelError for an encoder."""
-        if not isinstance(self.network, Decoder):
+        if isinstance(self.network, AnyEncoder):
             raise ModelError(
                 f"{self.name} is an encoder ({self.config.family}): it reads whole texts, and generates none. Use "
                 "eet_lab.encode, classify, classify_tokens or fill_mask, or load a decoder such as 'demo' or 'gpt2'."
@@ -58,12 +59,24 @@ class Model:
         return self.network
 
     @property
+    def decoder(self) -> Decoder:
+        """The weights of a model that goes on with texts; ModelError for an encoder and for an encoder-decoder."""
+        if isinstance(network := self.generator, Seq2Seq):
+            raise ModelError(
+                f"{self.name} is an encoder-decoder ({self.config.family}), which this does not run: it answers a text "
+                "and does not go on with it. Use eet_lab.generate, Seq2SeqEngine or Trainer, or load a decoder such as "
+                "'demo' or 'gpt2'."
+            )
+        return network
+
+    @property
     def encoder(self) -> Any:
-        """The weights of a model that reads whole texts, or images; ModelError for a decoder."""
-        if not isinstance(self.network, Decoder):
+        """The weights of a model that reads whole texts, or images; ModelError for one that generates."""
+        if isinstance(self.network, AnyEncoder):
             return self.network
+        kind = "a decoder" if isinstance(self.network, Decoder) else "an encoder-decoder"
         raise ModelError(
-            f"{self.name} is a decoder ({self.config.family}): it generates text. Use eet_lab.generate, or load an "
+            f"{self.name} is {kind} ({self.config.family}): it generates text. Use eet_lab.generate, or load an "
             f"encoder such as {' or '.join(map(repr, ENCODER_PRESETS))}."
         )
 
@@ -110,8 +123,8 @@ def load(
     tokenizer: Any = None,
     seed: int = 0,
 ) -> Model:
-    """Load a causal language model (GPT-2, OPT, Llama, Mistral, Qwen2, Qwen3) or an encoder of texts (BERT, RoBERTa,
-    DistilBERT) or of images (ViT).
+    """Load a causal language model (GPT-2, OPT, Llama, Mistral, Qwen2, Qwen3), an encoder of texts (BERT, RoBERTa,
+    DistilBERT) or of images (ViT), or an encoder-decoder (T5, BART, Marian).
 
     `model` is "demo" (bundled, trained), a preset of `PRESETS` or `ENCODER_PRESETS` (true size, random weights drawn
     from `seed`), a folder in Hugging Face format, a hub name with a slash (where the hub is reachable), or a live
