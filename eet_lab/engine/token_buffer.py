@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.staging import Staging, padded
-from eet_lab.ops.reference import noise_keys
+from eet_lab.ops.noise import noise_key
 from eet_lab.ops.types import Choice, Sampling, TokenBuffer
 from eet_lab.parts.batches import LOGGED
 from eet_lab.scheduling import Row
@@ -43,7 +43,7 @@ class RequestSettings(NamedTuple):
 
         `num_tokens` is the vocabulary's size.
         """
-        noise, stop = int(noise_keys(settings.seed, 1, first=number)), frozenset(() if forced else settings.stop)
+        noise, stop = noise_key(settings.seed, number), frozenset(() if forced else settings.stop)
         return cls(stop, noise, *settings.asked, settings.choice(num_tokens), tuple(forced), settings.logprobs)
 
 

@@ -5,16 +5,18 @@ T tokens, B rows, C channels, H heads, Q queries and K keys of a row, V vocabula
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+Whole = TypeVar("Whole", int, Tensor)
 
 SEVERAL = 2**31
 """How many hashes there are."""
 
 
-def mix(x: Tensor) -> Tensor:
+def mix(x: Whole) -> Whole:
     """A 31-bit integer hash: two rounds of multiply and xorshift. Constants: Chris Wellons, "hash-prospector"."""
     x = x & 0x7FFFFFFF
     for multiplier in (0x2C1B3C6D, 0x297A2D39):
@@ -22,10 +24,14 @@ def mix(x: Tensor) -> Tensor:
     return x ^ (x >> 15)
 
 
+def noise_key(seed: int, row: Whole) -> Whole:
+    """What the noise of a row is drawn from, or of several [B] int64: it depends on (seed, row) alone."""
+    return mix(mix(mix(seed) + (seed >> 31)) + row)
+
+
 def noise_keys(seed: int, num_rows: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
-    """What the noise of so many rows from `first` on is drawn from, [B] int64: it depends on (seed, row) alone."""
-    whole = torch.tensor(seed, device=device)
-    return mix(mix(mix(whole) + (whole >> 31)) + torch.arange(first, first + num_rows, device=device))
+    """The same of so many rows from `first` on, [B] int64."""
+    return noise_key(seed, torch.arange(first, first + num_rows, device=device))
 
 
 def gumbel(noise: Tensor, positions: Tensor, num_tokens: int) -> Tensor:

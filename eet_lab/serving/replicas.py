@@ -103,12 +103,13 @@ def serve_replicas(
     """Serve a model by several replicas, and return a handle with `url` and `stop()` once all of them answer.
 
     `model` is the name or folder of `eet_lab.load`: each replica loads it by itself, on a GPU of its own, or with
-    device="cpu" on a core of its own. `replicas` (fewest, most) follow the load: as many as keep the requests inside
-    each near `target_ongoing_requests`. The other arguments are those of `eet_lab.serve`, and the bounds of `options`
-    hold in each replica. They are processes of Ray Serve, on a cluster of this machine's own, or on the one that
-    ray.init or RAY_ADDRESS names. A replica that dies or whose engine is lost is replaced: what it was answering
-    fails, and is never silent. /metrics tells of one replica, whichever was asked. Ray's proxy in front reads
-    headers and bodies without the time limits of `eet_lab.serve`.
+    device="cpu" on a core of its own. `replicas` (fewest, most) follow the load: as many as keep the requests
+    inside each near `target_ongoing_requests`. The other arguments are those of `eet_lab.serve`, and the bounds of
+    `options` hold in each replica. They are processes of Ray Serve, on a cluster of this machine's own, or on the
+    one that ray.init or RAY_ADDRESS names. A replica that dies or whose engine is lost is replaced: what it was
+    answering fails, and is never silent. On a cluster of our own, what Ray's proxy itself refuses has OpenAI's
+    shape too. /metrics tells of one replica, whichever was asked. Ray's proxy in front reads headers and bodies
+    without the time limits of `eet_lab.serve`.
     Errors: SetupError, also for what cannot be served; ModelError; RecipeError.
     """
     cluster.check_installed()
