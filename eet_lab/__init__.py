@@ -23,6 +23,7 @@ _HOMES = {
     "Model": "eet_lab.models",
     "PRESETS": "eet_lab.models",
     "ENCODER_PRESETS": "eet_lab.models",
+    "SEQ2SEQ_PRESETS": "eet_lab.models",
     "register_attention": "eet_lab.models.hf_attention",
     "generate": "eet_lab.texts",
     "encode": "eet_lab.encoding",

@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from seq2seqs import CONFIGS, TARGETS, V, ours, rows, theirs
 
 from eet_lab.errors import ModelError
-from eet_lab.models import load, seq2seq
+from eet_lab.models import SEQ2SEQ_PRESETS, load, seq2seq
+from eet_lab.models.families import settings_of
 from eet_lab.ops.attention import relative_bias
 from eet_lab.ops.types import Source, Spec, fresh
 from eet_lab.parts import Parts
@@ -125,3 +126,19 @@ def test_what_a_config_cannot_be_is_told(name, changes, says, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ModelError, match=says):
         load(tmp_path, device="cpu")
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_PRESETS)
+def test_presets_have_the_true_size(name):
+    told = settings_of(config := SEQ2SEQ_PRESETS[name])
+    with torch.device("meta"):
+        model = transformers.MarianMTModel(transformers.MarianConfig(**told))
+    trained = [p for path, p in model.named_parameters() if "embed_positions" not in path]
+    assert sum(p.numel() for p in trained) == config.num_params
+    assert load(name, device="meta").config is config
+
+
+def test_t5_is_in_bfloat16_where_half_precision_is_the_default():
+    assert load(theirs("t5"), device="meta").dtype == "bfloat16"
+    assert load(theirs("t5"), device="meta", dtype="float16").dtype == load(theirs("bart"), device="meta").dtype
+    assert load(theirs("t5"), device="cpu").dtype == "float32"

@@ -45,6 +45,7 @@ class Config:
     rope: Rope | None = None  # None: positions have embeddings
     first_position: int = 0  # rows of the position embeddings before that of position 0
     stage: str = "generate"  # what such a model is run for, as techniques declare it
+    half: str = "float16"  # the 16-bit type that holds what its layers compute
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
@@ -318,3 +319,18 @@ ENCODER_PRESETS = {
     "vit-b-32": _vit(32),
 }
 """The same of encoders, of texts and of images."""
+
+
+def _transformer(hidden_size: int, num_heads: int, ffn_size: int) -> Seq2SeqConfig:
+    """Of Vaswani et al. (2017), with the vocabulary of LightSeq2's translation from English into German."""
+    sizes: dict[str, Any] = {"act": "relu", "bos_id": 0, "eos_id": 2, "pad_id": 1, "start_id": 2, "family": "marian"}
+    layers: dict[str, Any] = {"encoder_layers": 6, "post_norm": True, "trains_pads": False, "positions": "sinusoidal"}
+    layers |= {"biases": (*NORMS, *LINEARS, *CROSS, "embedding_norm"), "embedding_scale": hidden_size**0.5}
+    return Seq2SeqConfig(6, hidden_size, num_heads, ffn_size, 40480, 1024, **sizes, **layers)
+
+
+SEQ2SEQ_PRESETS = {
+    "transformer-base": _transformer(512, 8, 2048),
+    "transformer-big": _transformer(1024, 16, 4096),
+}
+"""The same of encoder-decoders."""

@@ -47,6 +47,7 @@ def config(settings: Mapping[str, Any]) -> Seq2SeqConfig:
         act=reading.choice(settings, "feed_forward_proj", "relu", ACTIVATIONS),
         eps=reading.number(settings, "layer_norm_epsilon", 1e-6),
         family="t5",
+        half="bfloat16",  # its residuals exceed 65,504
         biases=(),
         head_scale=hidden**-0.5 if is_scaled else 1.0,
         attention_scale=1.0,
