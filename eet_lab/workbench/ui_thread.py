@@ -23,8 +23,8 @@ RUN_AGAIN = """<style>
 and press Shift+Enter. Runs that were kept come back.</p>"""
 """An output of its own, seen only in place of ipywidgets' "model not found".
 
-Such an output has the class `jupyter-widgets` itself; else what stands in it has. Only children are asked for, so that a
-browser does not look through all of a page of figures after each change of it.
+Such an output has the class `jupyter-widgets` itself; else what stands in it has. Only children are asked for, so that
+a browser does not look through all of a page of figures after each change of it.
 """
 
 
