@@ -205,7 +205,7 @@ def test_a_techniques_stages_are_checked(wrong, forgotten):
         def apply(self, parts):
             return parts
 
-    with pytest.raises(RecipeError, match="stages is .* tuple of some of generate, encode, train"):
+    with pytest.raises(RecipeError, match="stages is .* tuple of some of generate, encode, seq2seq, train"):
         register(Odd)
 
 
