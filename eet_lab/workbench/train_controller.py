@@ -67,7 +67,7 @@ class TrainController(ActionController):
                 )
             if action == "resume" and not asked.has_checkpoint:
                 raise TrainingError(
-                    f"There is no checkpoint in {told(asked.folder)} to go on from. Name another folder, or press Train."
+                    f"There is no checkpoint in {told(asked.folder)}. Name the folder of one, or press Train."
                 )
             self._looks = SimpleQueue()
             work = partial(train_model, self.model, asked, action == "resume", self._looks.put)
