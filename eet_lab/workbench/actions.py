@@ -189,7 +189,12 @@ def said_words(words: str) -> str:
     return f'<span class="eet-dim" role="status">{escape(words)}</span>'
 
 
+def help_line(words: str) -> W.HTML:
+    """A line of help beside or below a field."""
+    return W.HTML(f'<div class="eet-help" title="{escape(words)}">{escape(words)}</div>')
+
+
 def field(name: str, widget: W.Widget, help: str = "") -> W.VBox:
     """A field with its name above it, and a line of help below."""
-    lines = [W.HTML(f'<div class="eet-help">{escape(help)}</div>')] if help else []
-    return W.VBox([W.HTML(f'<span class="eet-dim">{escape(name)}</span>'), widget, *lines])
+    above = W.HTML(f'<div class="eet-dim" style="line-height:1.4">{escape(name)}</div>')
+    return W.VBox([above, widget, *([help_line(help)] if help else [])])

@@ -54,7 +54,7 @@ class TrainController(ActionController):
             self.page.tell(self._kept())
 
     def _ask(self, action: str, number: int, asked: TrainAsked, cancel: threading.Event) -> None:
-        asked.settings, asked.recipe(self.model)  # what is wrong with them is told at once
+        asked.check(self.model)
         work: Callable[..., Any]
         if action == "compare":
             self._partial = SimpleQueue()
@@ -71,9 +71,8 @@ class TrainController(ActionController):
                 )
             self._looks = SimpleQueue()
             work = partial(train_model, self.model, asked, action == "resume", self._looks.put)
-            self.page.live.clear()
         self._background.ask(self.QUESTION, number, partial(work, self.progress, cancel))
-        self.page.begin()
+        self.page.begin(action == "compare")
 
     def _show(self, action: str, asked: TrainAsked, value: Any) -> None:
         if isinstance(value, TrainComparison):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ HELD_OUT = 0.1
 """The share of the rows that are not trained on."""
 MOST_HELD_OUT = 64
 """Rows of them that are read at most: they are read eleven times in a run."""
+MOST_BATCH_TOKENS = 1 << 24
 PARTS = 10
 """How often in a run held-out rows are read, and a checkpoint is written."""
 
@@ -38,7 +40,7 @@ class TrainAsked:
 
     data: str = ""
     techniques: tuple[str, ...] = ()
-    lr: float = 3e-4
+    lr: float = 3e-5
     steps: int = 40
     batch_rows: int = 4
     row_tokens: int = 128
@@ -57,12 +59,21 @@ class TrainAsked:
     @property
     def place(self) -> Path | None:
         """The checkpoint's folder."""
-        return Path(self.folder).expanduser() if self.folder else None
+        return Path(os.path.expanduser(self.folder)) if self.folder else None
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether there is one to go on from."""
-        return self.place is not None and (self.place / checkpoint.NAME).is_file()
+        """Whether there is one to go on from; whatever the folder is called, this has an answer."""
+        return self.place is not None and os.path.isfile(self.place / checkpoint.NAME)
+
+    def check(self, model: Model) -> None:
+        """What can be told before the data is read. Errors: TrainingError, RecipeError."""
+        self.settings, self.recipe(model)
+        if (num_tokens := self.batch_rows * self.row_tokens) > MOST_BATCH_TOKENS:
+            raise TrainingError(
+                f"A batch would have {num_tokens:,} tokens, but at most {MOST_BATCH_TOKENS:,} are read for a step. "
+                "Take fewer rows, or shorter ones."
+            )
 
     def recipe(self, model: Model) -> Recipe:
         """The techniques. Errors: RecipeError."""
@@ -70,7 +81,7 @@ class TrainAsked:
 
     def rows(self, model: Model) -> tuple[Rows, Rows]:
         """What is trained on, and what is held out. Errors: TrainingError, ModelError."""
-        rows = Rows.of_file(model, Path(self.data).expanduser() if self.data else BUNDLED, self.row_tokens)
+        rows = Rows.of_file(model, os.path.expanduser(self.data) if self.data else BUNDLED, self.row_tokens)
         trained, held_out = rows.split(HELD_OUT)
         return trained, Rows(held_out.ids[: MOST_HELD_OUT * self.row_tokens], self.row_tokens)
 

@@ -18,19 +18,19 @@ from eet_lab.technique import Technique, obstacle, registry
 from eet_lab.training import TrainRun
 from eet_lab.training.run import Evaluation
 from eet_lab.words import MiB, amount, brief, counted, padded, visible
-from eet_lab.workbench.actions import ActionPage, field, said_words
+from eet_lab.workbench.actions import ActionPage, field, help_line, said_words
 from eet_lab.workbench.train_jobs import Look, TrainAsked
 
-HEIGHT = {"height": "200px", "min_width": "0"}
+HEIGHT = {"height": "190px", "min_width": "0"}
 LINES = {
     "loss": ("loss", "nats a token", {"training": theme.BASELINE, "held-out": theme.SELECTION}),
     "speed": ("speed", "tokens/s", {"tokens a second": theme.GAIN}),
-    "norm": ("gradient norm, before clipping", "", {"norm": theme.SERIES[3]}),
+    "norm": ("gradient norm", "", {"norm": theme.SERIES[3]}),
     "memory": ("GPU memory", "MiB", {"allocated": theme.SELECTION, "peak": theme.SERIES[1]}),
 }
 """Title, unit and lines of each chart."""
 SCALES = {"loss": "log", "norm": "log"}
-NOT_MEASURED = "Not measured on a CPU: only a GPU's allocations are counted."
+NOT_MEASURED = "Not measured on a CPU."
 
 
 class TrainLive:
@@ -74,18 +74,18 @@ class TrainLive:
             chart.snapshot_now()
 
 
-WIDE = {"width": "100%"}
-FORM = {"grid_template_columns": "repeat(auto-fit, minmax(215px, 1fr))", "grid_gap": "6px 18px", "margin": "6px 0"}
+WIDE, BUTTON = {"width": "auto"}, {"width": "110px"}
+FORM = {"grid_template_columns": "repeat(auto-fit, minmax(215px, 1fr))", "grid_gap": "4px 18px", "margin": "6px 0"}
 ROW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px", "align_items": "center", "margin": "6px 0"}
 FIELDS = {
-    "data": ("data, a file", "Text, or JSON lines with a “text” each. The last tenth of it is held out."),
-    "folder": ("checkpoint, a folder", "Written ten times in a run, and when it is stopped. Empty: none is kept."),
-    "lr": ("learning rate", "How far AdamW moves the weights in a step."),
-    "warmup_steps": ("warm-up, steps", "The learning rate rises over these from 0."),
-    "steps": ("steps", "Those of the checkpoint that Resume goes on from count."),
+    "data": ("data, a file", "Text or JSONL; a tenth is held out."),
+    "folder": ("checkpoint, a folder", "Written ten times a run, and at Stop."),
+    "lr": ("learning rate", "How far AdamW moves the weights."),
+    "warmup_steps": ("warm-up, steps", "The learning rate rises from 0."),
+    "steps": ("steps", "In all: those before a Resume count."),
     "batch_rows": ("rows a batch", "A step reads one batch."),
     "row_tokens": ("tokens a row", "At most the model’s context, {context:,}."),
-    "dropout": ("dropout, a share", "Of hidden states and attention weights; 0: none."),
+    "dropout": ("dropout, a share", "Of hidden states and attention."),
 }
 """The name of each field, with its unit, and its line of help."""
 ON_A_CPU = "on a CPU: its times say nothing of a GPU’s"
@@ -111,28 +111,31 @@ class TrainPage(ActionPage):
         fitting = [technique() for technique in registry().values() if "train" in technique.stages]
         self.techniques = {t.name: _checkbox(t, model.device, config, t.name in asked.techniques) for t in fitting}
         cards = [
-            W.VBox([box, W.HTML(f'<div class="eet-help">{escape(box.tooltip)}</div>')])
-            for box in self.techniques.values()
+            W.HBox([box, help_line(box.tooltip)], layout={"align_items": "center"}) for box in self.techniques.values()
         ]
         self.buttons = {
-            "train": W.Button(description="Train", button_style="primary", tooltip="From the model’s own weights"),
-            "stop": W.Button(description="Stop", disabled=True, tooltip="Within a pass; the checkpoint is written"),
-            "resume": W.Button(description="Resume", disabled=True),
+            "train": W.Button(
+                description="Train", layout=BUTTON, button_style="primary", tooltip="From the model’s own weights"
+            ),
+            "stop": W.Button(
+                description="Stop", layout=BUTTON, disabled=True, tooltip="Within a pass; the checkpoint is written"
+            ),
+            "resume": W.Button(description="Resume", layout=BUTTON, disabled=True),
             "compare": W.Button(
-                description="Compare", tooltip="The ticked techniques with none, a step of each in turn"
+                description="Compare", layout=BUTTON, tooltip="The ticked techniques with none, a step of each in turn"
             ),
         }
         for action, button in self.buttons.items():
             button.on_click(lambda _, action=action: put(action))
         self.status = W.HTML(said_words("Press Train."))
         self.live = TrainLive(self._on_gpu)
-        self.headline, self.comparison = W.HTML(), W.HTML()
+        self.error, self.headline, self.comparison = W.HTML(), W.HTML(), W.HTML()
         self.box = W.VBox(
             [
                 W.HTML(theme.stylesheet()), W.HTML(_where(model)), W.GridBox(form, layout=FORM),
-                W.HTML('<span class="eet-dim">techniques</span>'), W.GridBox(cards, layout=FORM),
-                W.HBox([*self.buttons.values(), self.status], layout=ROW), self.headline, self.live.box,
-                self.comparison,
+                field("techniques", W.VBox(cards)),
+                W.HBox([*self.buttons.values(), self.status], layout=ROW), self.error, self.headline,
+                self.live.box, self.comparison,
             ]
         )  # fmt: skip
 
@@ -142,9 +145,14 @@ class TrainPage(ActionPage):
         values |= {name: values[name].strip() for name in ("data", "folder")}
         return TrainAsked(techniques=tuple(name for name, box in self.techniques.items() if box.value), **values)
 
-    def begin(self) -> None:
-        """Something else is asked for: what was told of the last one goes."""
-        self.headline.value = ""
+    def begin(self, compares: bool) -> None:
+        """Something is asked for: what was told of the last one of its kind goes."""
+        self.error.value = ""
+        if compares:
+            self.comparison.value = ""
+        else:
+            self.headline.value = ""
+            self.live.clear()
 
     def offer_resume(self, there_is_one: bool, busy: bool) -> None:
         """Whether there is a checkpoint to go on from."""
@@ -153,9 +161,9 @@ class TrainPage(ActionPage):
         resume.tooltip = "From the folder’s checkpoint" if there_is_one else "The folder has no checkpoint"
 
     def tell_error(self, error: BaseException) -> None:
-        """What went wrong; charts and the last comparison stay."""
+        """What went wrong; what was shown before stays."""
         self.tell("")
-        self.headline.value = theme.error_card(error)
+        self.error.value = theme.error_card(error)
 
     def show_run(self, run: TrainRun, num_steps: int) -> None:
         """What came of a run that was asked for so many steps."""
@@ -172,16 +180,12 @@ def headline(run: TrainRun, num_steps: int) -> str:
     """`Loss 5.21 to 3.87 on held-out text in 40 steps, 1,230 tokens/s`."""
     if not run.steps:
         return "Stopped before the first step."
-    first, last = run.evaluations[0], run.evaluations[-1]
-    done = run.steps[-1].number + 1
-    stopped = f"Stopped after {done:,} of {counted(num_steps, 'step')}: loss" if run.was_stopped else "Loss"
-    fell = f" {padded(first.loss)} to {padded(last.loss)} on held-out text in" * (last is not first)
-    return f"{stopped}{fell or f' {padded(first.loss)} on held-out text,'} {told_steps(run)}"
-
-
-def told_steps(run: TrainRun) -> str:
-    """How many steps, and how fast."""
-    return f"{counted(len(run.steps), 'step')}, {brief(run.tokens_per_s or 0)} tokens/s"
+    first, *_, last = (padded(each.loss) for each in (*run.evaluations[:1], *run.evaluations))
+    speed = f"{brief(run.tokens_per_s or 0)} tokens/s"
+    if not run.was_stopped:
+        return f"Loss {first} to {last} on held-out text in {counted(len(run.steps), 'step')}, {speed}"
+    fell = f"{first} to {last} on held-out text" if len(run.evaluations) > 1 else f"{first} at first on held-out text"
+    return f"Stopped after {run.steps[-1].number + 1:,} of {counted(num_steps, 'step')}: loss {fell}, {speed}"
 
 
 SAME = {"identical": "good", "within rounding": "good", "different": "bad"}
@@ -218,7 +222,8 @@ def _checkbox(t: Technique, device: str, config: Config, ticked: bool) -> W.Chec
     """A technique; where it cannot be ticked, its tooltip says why."""
     reason = obstacle(t, device, config)
     return W.Checkbox(
-        ticked and not reason, description=t.title, indent=False, disabled=reason is not None, layout=WIDE,
+        ticked and not reason, description=t.title, indent=False, disabled=reason is not None,
+        layout={"width": "200px", "flex": "none"},
         tooltip=f"Not here: {reason}." if reason else t.summary,
     )  # fmt: skip
 

@@ -34,7 +34,7 @@ class TrainView(ActionView):
         data: str | Path = "",
         *,
         folder: str | Path = "",
-        lr: float = 3e-4,
+        lr: float = 3e-5,
         steps: int = 40,
         batch_rows: int = 4,
         row_tokens: int = 128,
@@ -48,7 +48,7 @@ class TrainView(ActionView):
         asked = TrainAsked(
             str(data), ticked.names, lr, steps, batch_rows, row_tokens, warmup_steps, dropout, str(folder)
         )
-        asked.settings  # noqa: B018  told now rather than when a button is pressed
+        asked.check(loaded)  # told now rather than when a button is pressed
         self.model = loaded
         self._show_page(lambda put, background: TrainController(loaded, asked, put, background))
 

@@ -18,7 +18,8 @@ from eet_lab.errors import EETError, ModelError, TrainingError
 from eet_lab.models import Model
 from eet_lab.models.table import flat
 from eet_lab.models.tokenizer import Tokenizer
-from eet_lab.workbench import train_jobs
+from eet_lab.workbench import train_jobs, train_page
+from eet_lab.workbench.train_jobs import TrainAsked
 from eet_lab.workbench.train_view import TrainView
 
 ROWS = {"row_tokens": 12, "batch_rows": 2, "warmup_steps": 2, "lr": 1e-2}
@@ -56,7 +57,7 @@ def points(view: TrainView, chart: str) -> list[tuple[int, float, float]]:
 
 
 def told(view: TrainView) -> str:
-    return view.controller.page.headline.value
+    return view.controller.page.error.value or view.controller.page.headline.value
 
 
 def test_what_is_chosen_is_trained_and_resumed_to_the_bit(view: TrainView, model: Model, tmp_path: Path) -> None:
@@ -129,24 +130,36 @@ def test_ticked_techniques_are_compared_with_none(
     assert "packed_prefill needs pre_padding and mask_removal" in told(view)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
+def test_a_wrong_field_is_told(view: TrainView) -> None:
+    for field, value, said in [
         ("lr", -1.0, "lr is -1"),
         ("lr", float("nan"), "lr is nan"),
         ("steps", 0, "max_steps is 0"),
         ("batch_rows", 0, "batch_rows is 0"),
+        ("batch_rows", 10**9, "A batch would have 12,000,000,000 tokens"),
         ("row_tokens", 1, "row_tokens is 1"),
         ("row_tokens", 65, "context is 64"),
         ("dropout", 1.0, "dropout is 1"),
+        ("folder", "/dev/null/" + "x" * 300, "cannot be saved in /dev/null"),
         ("data", "no-such <b>file", "no-such &lt;b&gt;file"),
-    ],
-)
-def test_a_wrong_field_is_told(view: TrainView, field: str, value: Any, said: str) -> None:
-    view.controller.page.fields[field].value = value
-    click(view, "train")
-    assert "eet-error" in told(view) and said in told(view), told(view)
+    ]:
+        widget = view.controller.page.fields[field]
+        before, widget.value = widget.value, value
+        click(view, "train")
+        assert "eet-error" in told(view) and said in told(view), told(view)
+        widget.value = before
     assert view.run is None and not view.controller.page.buttons["train"].disabled
+
+
+def test_a_technique_that_does_not_fit_is_greyed_and_says_why(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        train_page, "obstacle", lambda t, device, config: "it needs more" * (t.name == "flat_optimizer") or None
+    )
+    page = train_page.TrainPage(model, TrainAsked(techniques=("pre_padding", "flat_optimizer")), print)
+    assert page.asked().techniques == ("pre_padding",)
+    assert [name for name, box in page.techniques.items() if box.disabled] == ["flat_optimizer"]
+    assert page.techniques["flat_optimizer"].tooltip == "Not here: it needs more."
+    page.close()
 
 
 def test_a_step_that_fails_is_told_and_keeps_the_last_checkpoint(view: TrainView, tmp_path: Path) -> None:
@@ -156,7 +169,7 @@ def test_a_step_that_fails_is_told_and_keeps_the_last_checkpoint(view: TrainView
     view.controller.page.fields["lr"].value = 1e30
     view.controller.page.fields["steps"].value = 50
     click(view, "resume")
-    assert "eet-error" in told(view) and "not finite" in told(view) and path.read_bytes()[:4] == before[:4]
+    assert "eet-error" in told(view) and "not finite" in told(view) and path.read_bytes() == before
     assert "The last checkpoint is in" in view.controller.page.status.value
     assert not view.controller.page.buttons["resume"].disabled
 
