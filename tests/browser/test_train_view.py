@@ -32,9 +32,5 @@ def test_a_model_learns_in_the_page(lab: Lab, lab_server: Server, page: Any) -> 
     page.get_by_role("button", name="Stop", exact=True).click()
     page.get_by_text("Stopped after ").wait_for(timeout=20_000)
     page.locator("button:enabled", has_text="Resume").wait_for(timeout=20_000)
-    page.screenshot(path="/tmp/tv.png")
     assert page.get_by_text("on a CPU").count() > 0
-    lab.run_all()  # the old one is closed
-    page.wait_for_function("() => !document.body.innerText.includes('Stopped after')", timeout=20_000)
-    assert lab.execute("print([t.name for t in __import__('threading').enumerate()].count('eet-ui'))") == "1"
     assert page.failures == [] and page.external == []
