@@ -51,6 +51,7 @@ _HOMES = {
     "plot": "eet_lab.figures",
     "Workbench": "eet_lab.workbench",
     "ServingView": "eet_lab.workbench.serving_view",
+    "TrainView": "eet_lab.workbench.train_view",
 }
 
 __all__ = ["__version__", *_HOMES]

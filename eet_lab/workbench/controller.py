@@ -28,8 +28,7 @@ from eet_lab.workbench.memory import QUESTION as PLANNERS
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.results import QUESTION as KEPT
 from eet_lab.workbench.results import Results
-from eet_lab.workbench.serving_controller import JOBS, Either, ServingTab
-from eet_lab.workbench.serving_controller import QUESTION as SERVING
+from eet_lab.workbench.serving_controller import JOBS, Either, ServingController, ServingTab
 from eet_lab.workbench.serving_jobs import ModelWork
 from eet_lab.workbench.ui_thread import TICK_S
 from eet_lab.workbench.views import bar
@@ -64,7 +63,7 @@ class Controller:
             self.page, lambda action: self.put(c.PressServing(action)), self.background, self._run_serving
         )
         self._shown_by = {
-            SERVING: self.serving.answered,
+            ServingController.QUESTION: self.serving.answered,
             FORECAST: self.fits.answered,
             PLANNERS: self.results.memory.answered,
             KEPT: self.results.answered,

@@ -15,12 +15,12 @@ from eet_lab.figures import theme
 from eet_lab.figures.live import StripChart, chart_script
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.players import ServingFilm
-from eet_lab.figures.script import all_widgets
 from eet_lab.figures.serving import agreement_table, in_words, told_table
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
 from eet_lab.serving.live import Look
 from eet_lab.words import brief
+from eet_lab.workbench.actions import ActionPage, field, said_words
 from eet_lab.workbench.serving_jobs import MOST_REQUESTS, Asked, Measured, names_for
 
 HEIGHT = {"height": "195px", "min_width": "0"}
@@ -76,7 +76,7 @@ FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}
 DISTRIBUTIONS = "128; 5-250 (uniform); lognormal:MEDIAN:SIGMA; or a file of whole numbers"
 
 
-class ServingPage:
+class ServingPage(ActionPage):
     """All widgets. `put` is called with the action from whatever thread a callback comes on.
 
     `with_model`: there is a model to measure and to serve. Everything else is for the ui thread alone.
@@ -99,7 +99,7 @@ class ServingPage:
         fields |= {"tokens of an answer": self._answers} if self._decodes else {}
         fields |= {"requests": self._requests, "seed": self._seed}
         policies = {f"policy {number}": box for number, box in enumerate(self._policies, 1)}
-        self._buttons = {
+        self.buttons = {
             "simulate": W.Button(description="Simulate", button_style="primary"),
             "loads": W.Button(description="Against load", tooltip="The same requests at several rates"),
             "measure": W.Button(description="Measure this model", tooltip="Its own cost table: seconds to a minute"),
@@ -107,17 +107,17 @@ class ServingPage:
             "stop": W.Button(description="Stop", disabled=True, tooltip="Stop the simulation, and the film"),
         }
         for action in () if with_model else ("measure", "serve"):
-            self._buttons.pop(action).close()
-        for action, button in self._buttons.items():
+            self.buttons.pop(action).close()
+        for action, button in self.buttons.items():
             button.on_click(lambda _, action=action: put(action))
-        self._status = W.HTML(_said("Press Simulate."))
+        self.status = W.HTML(said_words("Press Simulate."))
         self.film, self.live = ServingFilm(), ServingLive()
         self._table = W.HTML()
         self._kept = FigureBox()
         self._where = W.HTML(_where(table, is_example=True))
-        forms = [W.Box([_field(name, widget) for name, widget in of.items()], layout=FLOW) for of in (fields, policies)]
+        forms = [W.Box([field(name, widget) for name, widget in of.items()], layout=FLOW) for of in (fields, policies)]
         buttons = W.HBox(
-            [*self._buttons.values(), self._status], layout={**FLOW, "align_items": "center", "margin": "6px 0"}
+            [*self.buttons.values(), self.status], layout={**FLOW, "align_items": "center", "margin": "6px 0"}
         )
         parts = [W.HTML(theme.stylesheet()), self._where, *forms, buttons, self.live.box, self.film, self._table]
         self.box = W.VBox([*parts, self._kept])
@@ -142,16 +142,6 @@ class ServingPage:
             self._lengths.value, self._answers.value = _words(lengths), _words(answers)
         self._rate.value = replace(self.asked(), rate=None).rate_on(table)
 
-    def set_busy(self, busy: bool) -> None:
-        """Say what may be pressed."""
-        for action, button in self._buttons.items():
-            button.disabled = busy and action != "stop"
-
-    def tell(self, words: str) -> None:
-        """What goes on."""
-        if self._status.value != (said := _said(words)):
-            self._status.value = said
-
     def tell_error(self, error: BaseException) -> None:
         """What went wrong; what was shown before stays."""
         self.tell("")
@@ -165,11 +155,6 @@ class ServingPage:
         compared = "".join(agreement_table(each.compared) for each in measured.values())
         self._table.value = results_table(runs) + compared
         self._kept.show(*figures.values())
-
-    def close(self) -> None:
-        """Take everything off the page."""
-        for widget in all_widgets(self.box):
-            widget.close()
 
 
 def _where(table: CostTable, is_example: bool) -> str:
@@ -194,14 +179,6 @@ def results_table(runs: Mapping[str, Served]) -> str:
         rows.append(f"<tr><th>{escape(name)}</th>{told}</tr>")
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f'<div class="eet-result">{table}</div>'
-
-
-def _field(name: str, widget: Any) -> W.VBox:
-    return W.VBox([W.HTML(f'<span class="eet-dim">{escape(name)}</span>'), widget])
-
-
-def _said(words: str) -> str:
-    return f'<span class="eet-dim" role="status">{escape(words)}</span>'
 
 
 def _words(lengths: Any) -> str:

@@ -1,15 +1,12 @@
 """The serving view: choose traffic and policies, and watch batches form on a simulator in warped time.
 
-Threads: callbacks only put a word into an inbox; the ui thread (10 Hz) is the only writer of widgets; the background
-thread simulates; the page plays the film by itself.
+The background thread simulates; the page plays the film by itself.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
 
 import plotly.graph_objects as go
 
@@ -20,16 +17,15 @@ from eet_lab.scheduling.cost_files import load_cost
 from eet_lab.scheduling.served import Served
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
-from eet_lab.workbench.background import Background, drained
-from eet_lab.workbench.serving_controller import QUESTION, ServingController, checked_action
+from eet_lab.workbench.actions import ActionView
+from eet_lab.workbench.serving_controller import ServingController
 from eet_lab.workbench.serving_jobs import Asked, Measured, ModelWork, usual_policies
-from eet_lab.workbench.ui_thread import UiThread
 
 EXAMPLES = {"generate": "demo-cpu", "encode": "bert-base-cpu"}
 """The table of a model that was not measured yet."""
 
 
-class ServingView(UiThread):
+class ServingView(ActionView):
     """Choose when requests come and how long they are, and two policies; watch queues and percentiles side by side.
 
     `table` is an example ("demo-cpu", a decoder, or "bert-base-cpu", an encoder), a file, or a cost table. `policies`
@@ -41,6 +37,8 @@ class ServingView(UiThread):
 
     Opening another view closes this one. `close()` ends its threads. Errors: CostError, ScheduleError, TrafficError.
     """
+
+    controller: ServingController
 
     def __init__(
         self,
@@ -65,14 +63,8 @@ class ServingView(UiThread):
         words = tuple(usual_policies(self._example) if named is None else named)
         asked = Asked(words, rate, cv, lengths, new_tokens, requests, seed)
         asked.chosen(self._example, asked.traffic(self._example))  # told now rather than when a button is pressed
-        self._inbox: SimpleQueue[str] = SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._make_room()
-        self._background = Background()
         on_model = None if self.model is None else self._run_on_model
-        self.controller = ServingController(asked, self._example, self._inbox.put, self._background, on_model)
-        self._open(self.controller.page.box.add_class("eet-bench"))
+        self._show_page(lambda put, background: ServingController(asked, self._example, put, background, on_model))
 
     @property
     def table(self) -> CostTable:
@@ -94,46 +86,14 @@ class ServingView(UiThread):
         """What is drawn of all that."""
         return self.controller.figures
 
-    def press(self, action: str) -> None:
-        """Press "simulate", "loads", "measure", "serve" or "stop"; returns at once.
-
-        EETError for another action, and after `close`.
-        """
-        checked_action(action)
-        self._check_open(action)
-        self._idle.clear()
-        self._inbox.put(action)
-
     def wait(self, timeout_s: float = 60.0) -> dict[str, Served]:
         """Wait until nothing is left to do; `results`. For scripts and tests. EETError after `timeout_s`."""
         self._wait(timeout_s)
         return self.results
 
-    def _is_idle(self) -> bool:
-        return self._idle.is_set() and self._inbox.empty()
-
-    def _told(self) -> str:
-        return self.controller.action
-
-    def _turn(self) -> None:
-        try:
-            for action in drained(self._inbox):
-                self._idle.clear()
-                self.controller.press(action)
-            for answer in self._background.take():
-                self.controller.take(answer)
-            self.controller.tick()
-            if not self.controller.busy:
-                self._idle.set()
-        except Exception as error:  # noqa: BLE001  told to the reader; this thread must live on
-            self.controller.page.tell_error(error)
-
-    def _end(self) -> None:
-        self.controller.stop()
-        self._background.close()
-        self.controller.page.close()
-
     def _run_on_model(self, name: str, number: int, work: ModelWork, cancel: Cancel) -> None:
         model = self.model
         assert model is not None
-        self._background.ask(QUESTION, number, lambda: work(model, self._recipe, self.controller.progress, cancel))
+        self._background.ask(
+            ServingController.QUESTION, number, lambda: work(model, self._recipe, self.controller.progress, cancel)
+        )

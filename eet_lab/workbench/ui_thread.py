@@ -103,5 +103,7 @@ class UiThread:
 @atexit.register
 def _close_all() -> None:
     """A script that ends closes its pages: torch aborts where a thread of Python's ends in the middle of it."""
-    for kind in UiThread.__subclasses__():
+    kinds = [UiThread]
+    for kind in kinds:
         kind._make_room()
+        kinds += kind.__subclasses__()

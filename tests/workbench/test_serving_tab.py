@@ -100,7 +100,7 @@ def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab:
         bench.controller.put(stop)
         turn_until(bench, lambda: bench.controller.idle)
         assert time.monotonic() - begun < 0.5
-        assert "Stopped." in tab.page._status.value and tab.measured == {}
+        assert "Stopped." in tab.page.status.value and tab.measured == {}
 
 
 def test_another_model_is_not_served_over_this_ones_table(tiny: Any, bench: Workbench, tab: ServingController) -> None:
@@ -125,7 +125,7 @@ def test_a_wrong_action_and_a_view_without_a_model_are_told(bench: Workbench, ta
     view = ServingView(TURBO_2060, requests=20)
     view.press("serve")
     view.wait()
-    assert "no model to run" in view.controller.page._table.value and "serve" not in view.controller.page._buttons
+    assert "no model to run" in view.controller.page._table.value and "serve" not in view.controller.page.buttons
     view.close()
 
 

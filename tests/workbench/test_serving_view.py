@@ -35,7 +35,7 @@ def view() -> Iterator[ServingView]:
 
 
 def click(view: ServingView, action: str) -> None:
-    view.controller.page._buttons[action].click()
+    view.controller.page.buttons[action].click()
     view.wait()
 
 
@@ -80,7 +80,7 @@ def test_a_wrong_field_is_told_and_what_was_shown_stays(view: ServingView, field
     assert "eet-error" in view.controller.page._table.value and said in view.controller.page._table.value
     assert "<b>many" not in view.controller.page._table.value
     assert len(view.results) == 2 and len(view.controller.page._kept.outputs) == 1
-    assert not view.controller.page._buttons["simulate"].disabled
+    assert not view.controller.page.buttons["simulate"].disabled
 
 
 def test_an_unknown_policy_and_none_are_told(view: ServingView) -> None:
@@ -109,15 +109,13 @@ def test_stop_ends_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     view.press("simulate")
     assert begun.wait(10) and view.busy
     deadline = time.monotonic() + 10
-    while "half-way: 3 of 7" not in view.controller.page._status.value and time.monotonic() < deadline:
+    while "half-way: 3 of 7" not in view.controller.page.status.value and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert (
-        "half-way: 3 of 7" in view.controller.page._status.value and view.controller.page._buttons["simulate"].disabled
-    )
+    assert "half-way: 3 of 7" in view.controller.page.status.value and view.controller.page.buttons["simulate"].disabled
     with pytest.raises(EETError, match="not done after"):
         view.wait(0.05)
     view.press("stop")
-    assert view.wait(10) == {} and "Stopped." in view.controller.page._status.value
+    assert view.wait(10) == {} and "Stopped." in view.controller.page.status.value
     view.press("simulate")  # and one that is asked for again takes the place of what runs
     view.press("simulate")
     time.sleep(0.3)
@@ -133,8 +131,7 @@ def test_what_cannot_be_drawn_leaves_a_view_that_works(view: ServingView, monkey
         patch.setattr(serving_controller, "batches", broken)
         click(view, "simulate")
     assert (
-        "nothing to draw" in view.controller.page._table.value
-        and not view.controller.page._buttons["simulate"].disabled
+        "nothing to draw" in view.controller.page._table.value and not view.controller.page.buttons["simulate"].disabled
     )
     click(view, "simulate")
     assert "Naive padding" in view.controller.page._table.value
