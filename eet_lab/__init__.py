@@ -23,19 +23,24 @@ _HOMES = {
     "Model": "eet_lab.models",
     "PRESETS": "eet_lab.models",
     "ENCODER_PRESETS": "eet_lab.models",
+    "SEQ2SEQ_PRESETS": "eet_lab.models",
     "register_attention": "eet_lab.models.hf_attention",
     "generate": "eet_lab.texts",
     "encode": "eet_lab.encoding",
     "classify": "eet_lab.encoding",
+    "classify_tokens": "eet_lab.encoding",
     "fill_mask": "eet_lab.encoding",
     "pipeline": "eet_lab.pipelines",
     "serve": "eet_lab.serving.handle",
     "serve_replicas": "eet_lab.serving.replicas",
     "Settings": "eet_lab.engine.settings",
     "Engine": "eet_lab.engine.engine",
+    "Seq2SeqEngine": "eet_lab.engine.seq2seq",
     "Trainer": "eet_lab.training",
     "TrainSettings": "eet_lab.training",
     "FlatAdamW": "eet_lab.parts.optimizers",
+    "FlatSGD": "eet_lab.parts.optimizers",
+    "losses": "eet_lab.losses",
     "Recipe": "eet_lab.technique",
     "Technique": "eet_lab.technique",
     "register": "eet_lab.technique",
@@ -46,6 +51,7 @@ _HOMES = {
     "plot": "eet_lab.figures",
     "Workbench": "eet_lab.workbench",
     "ServingView": "eet_lab.workbench.serving_view",
+    "TrainView": "eet_lab.workbench.train_view",
 }
 
 __all__ = ["__version__", *_HOMES]
@@ -55,7 +61,8 @@ def __getattr__(name: str) -> Any:
     """Import what is asked for, when it is asked for: `import eet_lab` alone loads no torch and no widgets."""
     if name not in _HOMES:
         raise AttributeError(f"module 'eet_lab' has no attribute {name!r}")
-    value = getattr(import_module(_HOMES[name]), name)
+    home = import_module(_HOMES[name])
+    value = home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
     globals()[name] = value
     return value
 

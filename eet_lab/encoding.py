@@ -1,4 +1,4 @@
-"""encode, classify, fill_mask: texts in, what an encoder makes of them out, with a recipe.
+"""encode, classify, classify_tokens, fill_mask: texts in, what an encoder makes of them out, with a recipe.
 
 N texts, C channels, V vocabulary, L classes.
 """
@@ -9,25 +9,31 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from eet_lab.engine.encode import EncoderEngine, Run
-from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, MLM, TextTask
+from eet_lab.engine.tasks import CLASSES, CLS, HIDDEN, MEAN, MLM, TOKEN_CLASSES, TextTask
 from eet_lab.errors import ModelError, PromptError, did_you_mean
 from eet_lab.models import Model
+from eet_lab.models.config import VisionConfig
 from eet_lab.models.families import FAMILIES
 from eet_lab.models.on_device import on_its_encoders_device
 from eet_lab.models.tokenizer import check_characters
-from eet_lab.parts.passes import Batching, Text
+from eet_lab.parts.passes import Batching, Image, Readable, Text
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.whole import MOST, check_whole
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
+from eet_lab.words import told
 
 TextLike = str | Sequence[int] | tuple[str, str]
 Texts = Sequence[TextLike] | str
-"""A text, or a list of texts, of pairs of texts, or of lists of token ids with their special tokens."""
+"""A text, or a list of texts, of pairs of texts, or of lists of token ids with their special tokens.
+
+An encoder of images reads pixels in their place: an array [N,channels,height,width], or a list of images.
+"""
 POOLS = {"mean": MEAN, "cls": CLS, None: HIDDEN}
 
 
@@ -58,6 +64,21 @@ class Classes:
     def labels(self) -> tuple[str, ...]:
         """The name of the likeliest class of each text."""
         return tuple(self.names[number] for number in self.logits.argmax(-1).tolist())
+
+
+@dataclass(frozen=True)
+class TokenClasses:
+    """The logits [S,L] of the classes of each text's tokens, special ones among them; `names` names the classes."""
+
+    names: tuple[str, ...]
+    logits: tuple[Tensor, ...]
+    recipe: Recipe
+    run: Run
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], ...]:
+        """The name of the likeliest class of each token."""
+        return tuple(tuple(self.names[number] for number in each.argmax(-1).tolist()) for each in self.logits)
 
 
 class Guess(NamedTuple):
@@ -123,6 +144,23 @@ def classify(
     return Classes(names, logits, scores_of(model, logits), chosen, run)
 
 
+@on_its_encoders_device
+def classify_tokens(
+    model: Model,
+    texts: Texts,
+    recipe: RecipeLike = "all",
+    *,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+    **batching: Any,
+) -> TokenClasses:
+    """The classes of the tokens of texts, by the head of a checkpoint for token classification; keywords as of
+    `encode`.
+    """
+    chosen, run = _read(model, as_texts(model, texts), TOKEN_CLASSES, recipe, batching, progress, cancel)
+    return TokenClasses(model.encoder.config.labels, tuple(run.values), chosen, run)
+
+
 def scores_of(model: Model, logits: Tensor) -> Tensor:
     """The scores of classes from their logits [N,L], as `Classes` has them."""
     kind = (model.settings or {}).get("problem_type")
@@ -155,13 +193,14 @@ def fill_mask(
 
 def as_masked(model: Model, texts: Texts) -> list[Text]:
     """Texts that ask for their masked places. Errors: PromptError for one without; ModelError."""
+    MLM.check(model.encoder.config)
     word = FAMILIES[model.config.family].MASK
     mask = None if model.tokenizer is None else model.tokenizer.id_of(word)
     if mask is None:
         raise ModelError(
             f"{model.name} has no tokenizer with the word {word}, which stands for a masked one; load it with its own."
         )
-    read = as_texts(model, texts)
+    read: Any = as_texts(model, texts)
     marked = [text._replace(asked=[at for at, token in enumerate(text.ids) if token == mask]) for text in read]
     if bare := [number for number, text in enumerate(marked, 1) if not text.asked]:
         raise PromptError(f"Text {bare[0]} has no {word}; write it in place of the word that shall be guessed.")
@@ -174,8 +213,24 @@ def mask_logits(model: Model, texts: Sequence[Text], recipe: RecipeLike = "all",
     return tuple(_read(model, texts, MLM, recipe, batching, None, None)[1].values)
 
 
-def as_texts(model: Model, texts: Texts) -> list[Text]:
-    """Texts, pairs of texts and lists of token ids as an engine reads them; PromptError for what is none."""
+def as_images(model: Model, images: Any) -> list[Image]:
+    """Pixels [N,channels,height,width], or a list of such images, as an engine reads them; PromptError for others."""
+    read = []
+    for number, image in enumerate(images if isinstance(images, (Tensor, np.ndarray, list, tuple)) else [None], 1):
+        if not isinstance(image, (Tensor, np.ndarray)) or image.ndim != 3:
+            raise PromptError(
+                f"Image {number} is {told(image)}, but this model ({model.config.family}) reads pixels as an array of "
+                "[channels,height,width], which its image processor makes: "
+                "AutoImageProcessor.from_pretrained(folder)(images, return_tensors='pt').pixel_values."
+            )
+        read.append(Image(torch.as_tensor(image).cpu(), model.encoder.config.patch_size))
+    return read
+
+
+def as_texts(model: Model, texts: Texts) -> Sequence[Readable]:
+    """Texts, pairs of texts and lists of token ids as an engine reads them, or images; PromptError for what is none."""
+    if isinstance(model.config, VisionConfig):
+        return as_images(model, texts)
     if not isinstance(texts, Iterable) or isinstance(texts, bytes):
         raise PromptError(f"texts is {texts!r:.60}, but it must be a text, or a list of texts or lists of token ids.")
     return [_as_text(model, text) for text in ([texts] if isinstance(texts, str) else texts)]
@@ -197,7 +252,7 @@ def _as_text(model: Model, text: TextLike) -> Text:
 
 def _read(
     model: Model,
-    texts: Sequence[Text],
+    texts: Sequence[Readable],
     task: TextTask,
     recipe: RecipeLike,
     batching: dict[str, Any],

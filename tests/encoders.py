@@ -30,6 +30,7 @@ ROBERTA = SIZES | {"pad_token_id": 1, "max_position_embeddings": CONTEXT + 2, "t
 UNTIED = {"tie_word_embeddings": False}
 CLASSES = {"id2label": {0: "bad", 1: "fair", 2: "good"}, "label2id": {"bad": 0, "fair": 1, "good": 2}}
 WHOLE, MLM, CLASS = "AutoModel", "AutoModelForMaskedLM", "AutoModelForSequenceClassification"
+TOKEN_CLASS = "AutoModelForTokenClassification"
 CONFIGS = {
     "bert": ("bert", SIZES, WHOLE),
     "bert-mlm": ("bert", SIZES | {"hidden_act": "gelu_new"}, MLM),
@@ -43,10 +44,15 @@ CONFIGS = {
     "distilbert": ("distilbert", DISTIL, WHOLE),
     "distilbert-mlm": ("distilbert", DISTIL | {"activation": "relu"}, MLM),
     "distilbert-classes": ("distilbert", DISTIL | CLASSES, CLASS),
+    "bert-token-classes": ("bert", SIZES | CLASSES, TOKEN_CLASS),
+    "roberta-token-classes": ("roberta", ROBERTA | CLASSES, TOKEN_CLASS),
+    "distilbert-token-classes": ("distilbert", DISTIL | CLASSES, TOKEN_CLASS),
 }
 BODIES = [name for name in CONFIGS if "-" not in name]
 WITH_MLM = [name for name, (*_, head) in CONFIGS.items() if head == MLM or name == "bert-pretrained"]
 WITH_CLASSES = [name for name, (*_, head) in CONFIGS.items() if head == CLASS]
+
+WITH_TOKEN_CLASSES = [name for name, (*_, head) in CONFIGS.items() if head == TOKEN_CLASS]
 
 
 @cache

@@ -15,7 +15,7 @@ from eet_lab.parts import Parts
 from eet_lab.scheduling import LEFT_PADDED
 from eet_lab.technique import _REGISTRY, Recipe, Technique, everything, obstacle, register, registry
 from eet_lab.texts import as_recipe, generate
-from eet_lab.workbench.state import State
+from eet_lab.workbench.choices import State
 
 BEFORE = everything("cpu")
 

@@ -24,8 +24,8 @@ from eet_lab.models.on_device import on_its_device
 from eet_lab.monitor import sources
 from eet_lab.technique import everything
 from eet_lab.workbench import jobs
-from eet_lab.workbench import watching as charts
-from eet_lab.workbench.state import State
+from eet_lab.workbench import live as charts
+from eet_lab.workbench.choices import State
 from eet_lab.workbench.views import bar
 
 UUIDS = ("GPU-aaaa", "GPU-bbbb", "GPU-cccc")
@@ -226,7 +226,9 @@ def test_the_charts_watch_the_named_gpu(gpus, monkeypatch):
 
 def test_the_workbench_judges_by_kind_on_the_named_gpu(gpus, monkeypatch):
     asked = []
-    monkeypatch.setattr("eet_lab.workbench.state.obstacle", lambda t, device, config: asked.append((device, gpus.now)))
+    monkeypatch.setattr(
+        "eet_lab.workbench.choices.obstacle", lambda t, device, config: asked.append((device, gpus.now))
+    )
     state = State(device="cuda:1")
     state.choose(everything("cpu"))
     state.settle()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import transformers
-from encoders import CONFIGS, SIZES, ours, texts, theirs, told
+from encoders import CONFIGS, SIZES, WITH_TOKEN_CLASSES, ours, texts, theirs, told
 from safetensors.torch import load_file, save_file
 
 from eet_lab.engine import tasks
@@ -57,6 +57,17 @@ def test_heads_are_told_apart_by_their_tensors():
     assert heads["bert-mlm"] == heads["roberta-untied"] == heads["distilbert-mlm"] == ("mlm",)
     assert heads["bert-pretrained"] == ("pooler", "mlm", "next_sentence")
     assert heads["bert-classes"] == ("pooler", "classes") and heads["roberta-classes"] == ("classes",)
+    assert all(heads[name] == ("token_classes",) for name in WITH_TOKEN_CLASSES)
+
+
+def test_token_classes_beside_a_pooler_that_they_do_not_read(tmp_path):
+    """As checkpoints from before transformers 4 have them: config.json tells what the head is for."""
+
+    pooler = {"bert.pooler.dense.weight": torch.ones(32, 32), "bert.pooler.dense.bias": torch.ones(32)}
+    again = load(_changed("bert-token-classes", tmp_path, lambda state: state | pooler), device="cpu")
+    assert again.config.heads == ("pooler", "token_classes")
+    again.save(tmp_path / "again")
+    assert "bert.pooler.dense.bias" in load_file(tmp_path / "again" / "model.safetensors")
 
 
 def _changed(name, tmp_path, change):
@@ -174,17 +185,7 @@ def test_what_a_config_cannot_be_is_told(name, changes, says, tmp_path):
 @pytest.mark.parametrize(
     ("auto", "kind", "says"),
     [
-        (
-            "AutoModelForTokenClassification",
-            "bert",
-            "classes of tokens, .* are not supported. Supported: BERT as it is, or with a pooler",
-        ),
-        (
-            "AutoModelForTokenClassification",
-            "roberta",
-            "has 2 .*no place for .classifier.bias, classifier.weight.* Supported: RoBERTa",
-        ),
-        ("AutoModelForTokenClassification", "distilbert", "lacks 2 tensors .pre_classifier.bias"),
+        ("AutoModelForMultipleChoice", "roberta", r"classifier.weight with shape \[1, 32\] where .* \[2, 32\]"),
         (
             "AutoModelForQuestionAnswering",
             "bert",

@@ -158,7 +158,7 @@ def test_an_engine_takes_an_encoder_and_parts():
         EncoderEngine(load("bert-base", device="meta").encoder).read([Text([1])], tasks.CLS)
 
 
-@pytest.mark.parametrize("name", ENCODER_PRESETS)
+@pytest.mark.parametrize("name", ["bert-base", "bert-large"])
 def test_presets_have_the_shapes_of_transformers(name):
     settings = settings_of(ENCODER_PRESETS[name])
     assert settings["architectures"] == ["BertModel"]

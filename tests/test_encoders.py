@@ -13,6 +13,7 @@ from encoders import (
     LENGTHS,
     WITH_CLASSES,
     WITH_MLM,
+    WITH_TOKEN_CLASSES,
     close,
     ours,
     padded_on_the_right,
@@ -24,6 +25,7 @@ from encoders import (
 )
 from test_lifetimes import OPS
 
+import eet_lab
 from eet_lab.engine import tasks
 from eet_lab.engine.encode import EncoderEngine
 from eet_lab.errors import OutOfMemory, RecipeError
@@ -53,9 +55,11 @@ BATCHINGS = (Batching(), Batching(20), Batching(64, 3), Batching(1))
 # --- beside transformers
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "recipe"), [(name, recipe) for name in CONFIGS for recipe in (RECIPES if name in BODIES else RECIPES[:1])]
+)
 def test_hidden_states_are_those_of_transformers(name, recipe):
+    """Of models with a head only in plain PyTorch: what their heads say, below, follows from it under each recipe."""
     for batching in BATCHINGS:
         run = read(name, tasks.HIDDEN, recipe, batching)
         assert run.num_tokens == sum(LENGTHS) and len(run.values) == len(LENGTHS)
@@ -117,6 +121,16 @@ def test_logits_of_classes_are_those_of_transformers(name, recipe):
         close(logits, told(name, text.ids).logits[0])
 
 
+@pytest.mark.parametrize("recipe", RECIPES[-1:])
+@pytest.mark.parametrize("name", WITH_TOKEN_CLASSES)
+def test_logits_of_classes_of_tokens_are_those_of_transformers(name, recipe):
+    found = eet_lab.classify_tokens(ours(name), rows(), recipe, batch_tokens=30)
+    for row, logits, labels in zip(rows(), found.logits, found.labels, strict=True):
+        exact = told(name, row).logits[0]
+        close(logits, exact)
+        assert labels == tuple(ours(name).config.labels[number] for number in exact.argmax(-1).tolist())
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", ["bert", "bert-classes"])
 def test_token_types_tell_sentences_apart(name, recipe):
@@ -174,7 +188,7 @@ def test_all_for_an_encoder_is_what_fits():
     for words, says in (
         ("pre_padding:read=shortest", "needs whole texts; choose read=whole"),
         ("memory_reuse:kv=paged", "an encoder has none; leave kv out"),
-        ("int8_weights", "it is for models that generate, and this is not one of them"),
+        ("int8_weights", "it is for decoders, and this is not one of them"),
     ):
         with pytest.raises(RecipeError, match=says):
             Recipe.parse(words).check("cpu", config)
@@ -191,7 +205,7 @@ def test_a_techniques_stages_are_checked(wrong, forgotten):
         def apply(self, parts):
             return parts
 
-    with pytest.raises(RecipeError, match="stages is .* tuple of some of generate, encode, train"):
+    with pytest.raises(RecipeError, match="stages is .* tuple of some of generate, encode, seq2seq, train"):
         register(Odd)
 
 

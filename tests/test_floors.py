@@ -33,6 +33,7 @@ FLOORS = (
         "eet_lab.training",
         "eet_lab.definition",
         "eet_lab.labels",
+        "eet_lab.losses",
         "eet_lab.pipelines",
         "eet_lab.technique",
         "eet_lab.texts",

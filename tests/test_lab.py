@@ -26,6 +26,7 @@ from eet_lab.lab import notebooks, ready, serve, server
 from eet_lab.lab.stop import Stop
 
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)(/\S*)\?token=(\w+)")
+DISPLAYED = {"output_type": "display_data", "metadata": {}, "data": {ready.VIEW: {"model_id": "1"}}}
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_a_copy_that_was_only_run_is_the_shipped_one(shipped, tmp_path, capsys):
     mine = tmp_path / "mine"
     notebooks.prepare(mine)
     run = json.loads((mine / "workbench.ipynb").read_text())
-    run["cells"][0]["outputs"] = [ready.first_output({"model_id": "1"})]
+    run["cells"][0]["outputs"] = [DISPLAYED]
     (mine / "workbench.ipynb").write_text(json.dumps(run))
     capsys.readouterr()
     notebooks.prepare(mine)
@@ -91,7 +92,7 @@ def test_a_clones_workbench_is_opened_as_a_copy_that_follows_it_until_it_is_edit
     assert copy == root / "eet-lab-results" / "workbench.ipynb"
     run = json.loads(copy.read_text())
     assert notebooks.workbench_cell(run)
-    run["cells"][0]["outputs"] = [ready.first_output({"model_id": "1"})]
+    run["cells"][0]["outputs"] = [DISPLAYED]
     copy.write_text(json.dumps(run))
     later = json.loads(before)
     later["cells"][1]["source"] = ["# A later version"]

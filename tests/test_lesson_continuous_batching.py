@@ -12,7 +12,6 @@ from eet_lab.errors import PromptError
 from eet_lab.figures.slot_lanes import AGAIN, GENERATES, READS, boxes, in_words, lanes
 from eet_lab.lessons import batching_exercises as exercises
 from eet_lab.lessons import continuous_batching as lesson
-from eet_lab.lessons import prefix_caching
 from eet_lab.lessons.prediction import Prediction
 from eet_lab.scheduling import PageLedger, Schedule, Slab
 from eet_lab.scheduling.simulate import Simulated, simulate
@@ -144,7 +143,7 @@ def test_pages_are_told_by_what_the_scheduler_did() -> None:
     _, shown, words = lesson.preempted().things
     run, least = lesson.paged(lesson.FEW), lesson.enough()
     number, at = run.gave_way[0]
-    assert f"request {number + 1} is the first to give way, in pass {at + 1}" in words
+    assert f"request {number + 1} is preempted first, in pass {at + 1}" in words
     assert len(lesson.paged(least).passes) == len(lesson.served(True).passes) and not lesson.paged(least).gave_way
     assert lesson.paged(least - 1).gave_way or len(lesson.paged(least - 1).passes) > len(lesson.served(True).passes)
     assert f'<td class="eet-number">{run.read_twice}</td>' in shown.data
@@ -155,17 +154,17 @@ def test_pages_are_told_by_what_the_scheduler_did() -> None:
 
 
 def test_instructions_in_front_of_every_prompt_are_read_once() -> None:
-    without, shared = prefix_caching.served(False), prefix_caching.served(True)
+    without, shared = lesson.prefixed(False), lesson.prefixed(True)
     full, prompts = (
-        prefix_caching.INSTRUCTIONS // lesson.PAGE * lesson.PAGE,
+        lesson.INSTRUCTIONS // lesson.PAGE * lesson.PAGE,
         sum(prompt for prompt, _ in lesson.REQUESTS),
     )
-    assert prefix_caching.read(without) == prompts + len(lesson.REQUESTS) * prefix_caching.INSTRUCTIONS
-    assert prefix_caching.read(without) - prefix_caching.read(shared) == (len(lesson.REQUESTS) - 1) * full
+    assert lesson.read(without) == prompts + len(lesson.REQUESTS) * lesson.INSTRUCTIONS
+    assert lesson.read(without) - lesson.read(shared) == (len(lesson.REQUESTS) - 1) * full
     assert len(shared.passes) < len(without.passes) and not shared.gave_way
-    assert prefix_caching.read(prefix_caching.served(True, 0)) == prompts, "they have nothing else in common"
-    _, shown, words = prefix_caching.shared().things
-    assert percent(prefix_caching.found(shared)) in shown.data and f"{full} tokens fill pages" in words
+    assert lesson.read(lesson.prefixed(True, 0)) == prompts, "they have nothing else in common"
+    _, shown, words = lesson.shared().things
+    assert percent(lesson.found_share(shared)) in shown.data and f"{full} tokens fill pages" in words
 
 
 def test_the_engine_makes_the_passes_that_were_counted(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,12 +205,6 @@ def test_the_learners_split_is_the_schedulers() -> None:
     for case, rows in zip(cases, run.passes, strict=True):
         counts = [row.count for row in rows][case.decoding :]
         assert [count for count in exercises.split(*case[:4]) if count] == counts
-
-
-@pytest.mark.parametrize(("words", "slip"), exercises.SLIPS.items())
-def test_each_slip_of_the_split_is_told(words: str, slip: Any) -> None:
-    verdict = exercises.sharing.check(slip)
-    assert verdict.ok is False and words in verdict.message
 
 
 def test_a_split_is_judged_in_words() -> None:

@@ -15,8 +15,9 @@ from eet_lab.bench import Spread, Workload
 from eet_lab.bench.cost import LaunchCost, step_ms, step_weight_bytes
 from eet_lab.bench.launches import StepLaunches, counted, decode_calls, num_kernels, num_launches
 from eet_lab.figures import theme
-from eet_lab.lessons import Prediction, decode_speed, recorded, roofline, rungs, speed_exercises, step
-from eet_lab.lessons.step import LAYER, Timed, timed
+from eet_lab.lessons import Prediction, decode_speed, decode_step, recorded, roofline
+from eet_lab.lessons import batching_exercises as exercises
+from eet_lab.lessons.decode_step import LAYER, Timed, timed
 from eet_lab.models import weights
 from eet_lab.models.config import PRESETS, Config
 from eet_lab.parts import Parts
@@ -38,6 +39,18 @@ def answered(value: float) -> Prediction:
     guess = Prediction("?", number=(0, 1000), unit="ms")
     guess.value = value
     return guess
+
+
+@pytest.fixture(scope="module")
+def verdict() -> tuple:
+    """What is shown beside a prediction of 2.5 ms."""
+    return decode_speed.verdict(answered(2.5)).things
+
+
+@pytest.fixture(scope="module")
+def account() -> tuple:
+    """What is shown of the rest of a step."""
+    return decode_speed.left_over(answered(2.5)).things
 
 
 def numbers(text: str) -> set[str]:
@@ -153,7 +166,7 @@ def test_a_roof_is_told_in_a_unit_that_fits_with_labels_along_both_axes(tflops, 
 
 def test_a_rung_is_predicted_by_the_slower_of_device_and_host():
     result = recorded.ladder()
-    found = rungs.rises(result, recorded.CONFIG, LaunchCost(kernel_us=1.0, launch_us=10.0))
+    found = decode_step.rises(result, recorded.CONFIG, LaunchCost(kernel_us=1.0, launch_us=10.0))
     assert len(found) == len(result.rungs)
     baseline, graphs = found[0], found[-1]
     assert baseline.predicted_ms == pytest.approx(baseline.launches / 100)
@@ -164,10 +177,10 @@ def test_a_rung_is_predicted_by_the_slower_of_device_and_host():
 
 def test_a_rung_is_labelled_right_of_both_its_markers():
     found = [
-        rungs.Rise("Baseline", 9, 9, 0.4, 4.4, Spread(5.6, 5.6, 5.6)),
-        rungs.Rise("+ Fused kernels", 9, 9, 0.4, 1.72, Spread(1.58, 1.58, 1.58)),
+        decode_step.Rise("Baseline", 9, 9, 0.4, 4.4, Spread(5.6, 5.6, 5.6)),
+        decode_step.Rise("+ Fused kernels", 9, 9, 0.4, 1.72, Spread(1.58, 1.58, 1.58)),
     ]
-    fig = rungs.figure(found, "time per token")
+    fig = decode_step.rungs_figure(found, "time per token")
     labels = fig.data[-1]
     assert (labels.x, labels.mode) == ((5.6, 1.72), "text")
     assert [text.strip() for text in labels.text] == ["5.6 ms", "1.58 ms"]
@@ -181,9 +194,9 @@ def test_a_rung_is_labelled_right_of_both_its_markers():
 
 def test_the_layers_lanes_add_up_to_the_step():
     """Five kernels a layer, each timed alone, are about the recorded step, or more where launches overlap."""
-    alone = sum(step.ours_us(rows) for _, rows in step.layer_ops()) * recorded.CONFIG.num_layers / 1e3
+    alone = sum(decode_step.ours_us(rows) for _, rows in decode_step.layer_ops()) * recorded.CONFIG.num_layers / 1e3
     assert 0.85 < alone / recorded.fastest().tpot_ms.p50 < 2
-    assert all(step.floor_us(rows) < step.ours_us(rows) for _, rows in step.layer_ops())
+    assert all(decode_step.floor_us(rows) < decode_step.ours_us(rows) for _, rows in decode_step.layer_ops())
 
 
 def test_what_is_recorded_says_where_with_what_and_when():
@@ -205,16 +218,16 @@ def test_the_gpus_figures_wait_for_the_prediction(show):
     assert "NVIDIA H200" in str(show(answered(1.0)).things[0].data)
 
 
-def test_the_readers_prediction_stands_beside_what_was_measured():
-    text = str(decode_speed.verdict(answered(2.5)).things[1].data)
+def test_the_readers_prediction_stands_beside_what_was_measured(verdict):
+    text = str(verdict[1].data)
     assert "2.5 ms" in text and "hf-static-compile" in text and "floor" in text
 
 
-def test_what_is_on_already_is_that_of_the_account():
+def test_what_is_on_already_is_that_of_the_account(account):
     """Marks and numbers are of one recipe: the one of five kernels a layer, which the first table names."""
     on = Recipe.parse(recorded.fastest(without="persistent_layers").recipe, "cuda").names
     assert "dependent_launch" in on
-    text = str(decode_speed.left_over(answered(2.5)).things[2].data)
+    text = str(account[2].data)
     for name in filter(None, (name for *_, name in decode_speed.ATTACKS)):
         title = known(name).title
         assert f"{title} (on already)" in text if name in on else f"{title}<" in text
@@ -234,8 +247,8 @@ def test_what_the_sum_of_ops_says_follows_from_the_numbers(words, alone_ms, told
     assert all(each in text for each in told) and not any(each in text for each in not_told), text
 
 
-def test_the_account_is_of_the_numbers_in_the_table():
-    shown = decode_speed.left_over(answered(2.5)).things
+def test_the_account_is_of_the_numbers_in_the_table(account):
+    shown = account
     alone, whole = (float(number) for number in re.findall(r">([\d.]+) ms<", shown[1].data)[-2:])
     off = re.search(r"(\d+) % (more|less) than the whole step", shown[3])
     assert off and float(off[1]) / 100 == pytest.approx(abs(alone / whole - 1), abs=0.01)
@@ -252,51 +265,51 @@ def test_kernels_of_a_large_model_are_those_that_its_step_declares(num_rows, ker
     assert num_kernels(plain, lengths, recorded.CONFIG) == counted(plain, lengths, 48).total
 
 
-def test_what_is_one_kernel_a_layer_stands_beside_five():
+def test_what_is_one_kernel_a_layer_stands_beside_five(account):
     """The account of five kernels a layer is of a recipe that has them; what has two is told with its own time."""
     best, apart = recorded.fastest(), recorded.fastest(without="persistent_layers")
     assert "persistent_layers" in best.recipe and "persistent_layers" not in apart.recipe
-    shown = decode_speed.left_over(answered(2.5)).things
+    shown = account
     assert f"{apart.tpot_ms.p50:.3g} ms" in str(shown[1].data)
     [told] = decode_speed._together(best, apart, 48)
     assert told in shown and {"97", "240", f"{best.tpot_ms.p50:.3g}"} <= numbers(told)
     assert decode_speed._together(apart, apart, 48) == []
 
 
-def test_the_verdict_says_what_the_prediction_does_not_know():
+def test_the_verdict_says_what_the_prediction_does_not_know(verdict):
     """Dependent launch has the prediction of the rung before, and is faster."""
     before, after = recorded.ladder().rungs[-2:]
     assert after.technique == "dependent_launch"
-    told = rungs.early_start(recorded.ladder())
-    assert told and told in decode_speed.verdict(answered(2.5)).things[-1]
+    told = decode_step.early_start(recorded.ladder())
+    assert told and told in verdict[-1]
     assert {f"{rung.measurement.tpot_ms.p50:.3g}" for rung in (before, after)} == numbers(told)
-    assert rungs.early_start(replace(recorded.ladder(), rungs=recorded.ladder().rungs[:-1])) == ""
+    assert decode_step.early_start(replace(recorded.ladder(), rungs=recorded.ladder().rungs[:-1])) == ""
 
 
-def test_the_verdict_says_how_unsteady_the_host_was():
+def test_the_verdict_says_how_unsteady_the_host_was(verdict):
     """The baseline and pre-padding take the same steps of one row, and so do memory reuse and packed prefill."""
-    found = rungs.rises(recorded.ladder(), recorded.CONFIG, rungs.H200)
-    told = rungs.unsteady(found, "the host")
-    assert told and told in decode_speed.verdict(answered(2.5)).things[-1]
+    found = decode_step.rises(recorded.ladder(), recorded.CONFIG, decode_step.H200)
+    told = decode_step.unsteady(found, "the host")
+    assert told and told in verdict[-1]
     apart = [(a, b) for a, b in pairwise(found) if a.kernels == b.kernels == a.launches == b.launches]
     assert [a.title for a, _ in apart] == ["Baseline", "+ Memory reuse"]
     most = max(apart, key=lambda pair: abs(math.log(pair[0].measured.p50 / pair[1].measured.p50)))
     times = sorted(rise.measured.p50 for rise in most)
     assert {*(f"{ms:.3g}" for ms in times), f"{times[1] / times[0]:.2f}"} == numbers(told)
-    assert rungs.unsteady(found[-2:], "it") == "", "what early launches bring is no error"
+    assert decode_step.unsteady(found[-2:], "it") == "", "what early launches bring is no error"
 
 
-def test_prices_are_those_that_were_measured_on_such_a_gpu():
+def test_prices_are_those_that_were_measured_on_such_a_gpu(verdict):
     machine = json.loads((benchmarks_dir() / "h200-machine.json").read_text(encoding="utf-8"))
     where = recorded.ladder().environment
     assert (machine["gpu"], machine["driver"]) == (where.device, where.driver)
-    assert machine["launch_cost"] == pytest.approx(rungs.H200._asdict(), rel=1e-3)
-    assert {f"{price:.2g}" for price in rungs.H200} <= numbers(decode_speed.verdict(answered(2.5)).things[-1])
+    assert machine["launch_cost"] == pytest.approx(decode_step.H200._asdict(), rel=1e-3)
+    assert {f"{price:.2g}" for price in decode_step.H200} <= numbers(verdict[-1])
 
 
-def test_each_row_of_the_verdict_is_held_against_its_own_floor():
+def test_each_row_of_the_verdict_is_held_against_its_own_floor(verdict):
     int8 = next(row for row in recorded.one_row() if "int8_weights" in row.recipe)
-    text = str(decode_speed.verdict(answered(2.5)).things[1].data)
+    text = str(verdict[1].data)
     assert "its own floor / measured" in text and percent(int8.floor_ms / int8.tpot_ms.p50) in text
 
 
@@ -305,7 +318,7 @@ def test_the_share_of_the_op_with_the_most_bytes_is_measured(monkeypatch, tiny, 
     """Its bytes at the streaming rate, of what it took; no more than all of it, where a cache is faster."""
     ops = [Timed("embed", 0, 1, 8), Timed("attention", 1, 5, 64), Timed("next_token", 7, 3, 1500)]
     monkeypatch.setattr(decode_speed, "PROMPT", [1, 2, 3])
-    monkeypatch.setattr(decode_speed, "timed", lambda *args: ops)
+    monkeypatch.setattr(decode_step, "timed", lambda *args: ops)
     monkeypatch.setattr(decode_speed, "streaming_gb_per_s", lambda device: gb_per_s)
     *_, text = decode_speed.step(tiny).things
     assert f"next_token, has the most bytes, and they account for {share}" in text
@@ -316,58 +329,25 @@ def test_the_share_of_the_op_with_the_most_bytes_is_measured(monkeypatch, tiny, 
 # --- the exercises
 
 
-def hint(answer) -> str:
-    verdict = speed_exercises.floor.check(answer)
-    assert verdict.ok is False
-    return verdict.message
-
-
-def slipped(floor=lambda right, *args: right, batch=lambda right, *args: right):
-    def answer(*args):
-        floor_ms, rows = speed_exercises.floor_and_batch(*args)
-        return floor(floor_ms, *args), batch(rows, *args)
-
-    return answer
-
-
-def without_kv(right, num_weights, weight_bytes, row_kv_bytes, bytes_per_s, flops_per_s):
-    return math.ceil(weight_bytes / bytes_per_s / (2 * num_weights / flops_per_s))
-
-
-def test_exercise_hints():
-    assert speed_exercises.floor.check(speed_exercises.floor_and_batch).ok
-    assert speed_exercises.floor.check(lambda *args: None).ok is None
-    assert "seconds" in hint(slipped(floor=lambda right, *args: right / 1e3))
-    assert "keys and values must be read" in hint(slipped(floor=lambda right, n, w, kv, b, f: w / b * 1e3))
-    assert "arithmetic" in hint(slipped(floor=lambda right, n, w, kv, b, f: 2 * n / f * 1e3))
-    assert "further row" in hint(slipped(batch=without_kv))
-    assert "one off" in hint(slipped(batch=lambda right, *args: right - 1))
-    assert "one off" in hint(slipped(batch=lambda right, *args: right + 1))
-    assert "multiplied and added" in hint(slipped(batch=lambda right, *args: 2 * without_kv(right, *args)))
-    assert "math.inf" in hint(slipped(batch=lambda right, *args: 10**9 if math.isinf(right) else right))
-    assert "2 numbers" in hint(lambda *args: 1.0)
-    assert "ZeroDivisionError" in hint(lambda *args: 1 / 0)
-
-
 def test_the_exercise_holds_a_model_that_never_leaves_the_slope():
-    batches = [speed_exercises.floor_and_batch(*case)[1] for case in speed_exercises.CASES.values()]
+    batches = [exercises.floor_and_batch(*case)[1] for case in exercises.CASES.values()]
     assert sum(map(math.isinf, batches)) == 1 and batches[0] == 225
-    assert speed_exercises.floor_and_batch(1e9, 2e9, 0, 4e12, 999e12) == (0.5, 250)
+    assert exercises.floor_and_batch(1e9, 2e9, 0, 4e12, 999e12) == (0.5, 250)
 
 
 def test_no_case_turns_on_the_last_digit():
     """Another way to write the same sum may differ by a rounding, and must not be called wrong."""
-    for case in speed_exercises.CASES.values():
+    for case in exercises.CASES.values():
         nudged = (case[0] * (1 + 1e-9), *case[1:])
-        assert speed_exercises.floor_and_batch(*nudged)[1] == speed_exercises.floor_and_batch(*case)[1]
-        assert speed_exercises.floor.check(lambda n, *rest: speed_exercises.floor_and_batch(n * (1 + 1e-9), *rest)).ok
+        assert exercises.floor_and_batch(*nudged)[1] == exercises.floor_and_batch(*case)[1]
+        assert exercises.floor.check(lambda n, *rest: exercises.floor_and_batch(n * (1 + 1e-9), *rest)).ok
 
 
 def test_the_launches_that_there_is_time_for():
     """As many as the host can make while the device works, by the model that predicts a step."""
     for floor_ms in (0.732, 3.42, 0.05):
-        most = speed_exercises.most_launches(floor_ms, *rungs.H200)
-        price = LaunchCost(*rungs.H200)
+        most = exercises.most_launches(floor_ms, *decode_step.H200)
+        price = LaunchCost(*decode_step.H200)
         device_ms = floor_ms + most * price.kernel_us / 1e3
         assert step_ms(floor_ms, StepLaunches(most, most), price) == pytest.approx(device_ms)
         assert step_ms(floor_ms, StepLaunches(most + 1, most + 1), price) > device_ms + price.kernel_us / 1e3

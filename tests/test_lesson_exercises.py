@@ -11,10 +11,8 @@ import pytest
 import torch
 
 from eet_lab.lessons import batching_exercises as batching
+from eet_lab.lessons import mask_removal, pre_padding, start
 from eet_lab.lessons import memory_exercises as memory
-from eet_lab.lessons import padding_exercises as padding
-from eet_lab.lessons import speed_exercises as speed
-from eet_lab.lessons import start
 from eet_lab.lessons.exercise import Exercise, formula
 from eet_lab.models.tokenizer import Tokenizer
 from eet_lab.parts import Parts
@@ -65,8 +63,8 @@ def exercises(tiny: Any) -> dict[str, Exercise]:
 
     model = replace(tiny, tokenizer=Tokenizer(encode, lambda ids, **options: " ".join(map(str, ids)), 499))
     return {
-        "left_pad": padding.padding(model),
-        "attend": padding.attention,
+        "left_pad": pre_padding.padding(model),
+        "attend": mask_removal.attention,
         "planner": memory.planning(model),
         "hold": memory.holding,
         "split": batching.sharing,
@@ -77,15 +75,17 @@ def exercises(tiny: Any) -> dict[str, Exercise]:
 
 
 FORMULAS = {
-    "steps": padding.count_steps,
-    "pads": padding.share_of_pads,
-    "scores": padding.count_scores,
+    "steps": pre_padding.count_steps,
+    "pads": pre_padding.share_of_pads,
+    "scores": mask_removal.count_scores,
     "cache": memory.size_of_cache,
     "copies": memory.count_copies,
     "growths": memory.count_growths,
-    "floor": speed.floor,
-    "launches": speed.launches,
+    "floor": batching.floor,
+    "launches": batching.launches,
     "passes": batching.count_passes,
+    "batches": batching.best_batches,
+    "queue": batching.count_pads,
 }
 """Exercises whose answer is a number or two."""
 
@@ -171,92 +171,31 @@ def test_the_solution_is_right_and_shown_with_its_cases(exercises: dict[str, Exe
     assert shown.data.count("<tr>") >= 4
 
 
-def used(lengths: list[int]) -> int:
-    return padding.first_pass_scores(lengths)[1]
+SLIPS = [
+    (name, words) for name, exercise in {"split": batching.sharing, **FORMULAS}.items() for words in exercise.slips
+]
 
 
-def in_turn(answers: list[int], slots: int) -> tuple[int, int]:
-    return batching.passes(answers, slots)[0], max(sum(answers[slot::slots]) for slot in range(slots))
+@pytest.mark.parametrize(("name", "words"), SLIPS)
+def test_each_slip_is_told_in_its_own_words(exercises: dict[str, Exercise], name: str, words: str) -> None:
+    exercise = exercises[name]
+
+    def slipped(*args: Any) -> Any:
+        wrong, right = exercise.slips[words](*args), exercise.answer(*args)
+        if isinstance(wrong, tuple):
+            return tuple(mine if mine is not None else ours for mine, ours in zip(wrong, right, strict=True))
+        return wrong
+
+    verdict = exercise.check(slipped)
+    assert verdict.ok is False and words in verdict.message, verdict.message
 
 
-def longest_first(answers: list[int], slots: int) -> tuple[int, int]:
-    return batching.passes(answers, slots)[0], batching.passes(sorted(answers, reverse=True), slots)[1]
-
-
-WRONG: dict[str, list[tuple[Any, str]]] = {
-    "steps": [
-        (lambda lengths, new: (max(lengths) + new, new), "one step less"),
-        (lambda lengths, new: (sum(lengths) + new - 1, new), "side by side"),
-        (lambda lengths, new: (min(lengths) + new - 1, new), "longest row is"),
-        (lambda lengths, new: (max(lengths) + new - 1, new - 1), "first pass gives a token"),
-        (lambda lengths, new: (max(lengths) + new - 1, new + 1), "one step less"),
-        (lambda lengths, new: (max(lengths), 1), "until the first token"),
-        (lambda lengths, new: (77, new), "Count the steps"),
-    ],
-    "pads": [
-        (lambda lengths: sum(lengths) / len(lengths) / max(lengths), "share of real tokens"),
-        (lambda lengths: len(lengths) * max(lengths) / sum(lengths) - 1, "not by the real tokens"),
-        (lambda lengths: len(lengths) * max(lengths) - sum(lengths), "number of pads"),
-        (lambda lengths: 100 * padding.padded_share(lengths), "percentage"),
-        (lambda lengths: 0.3, "The rectangle has"),
-    ],
-    "scores": [
-        (lambda n: (len(n) * max(n) ** 2, sum(each * (each - 1) // 2 for each in n)), "sees itself"),
-        (lambda n: (len(n) * max(n) ** 2, sum(each * each for each in n)), "triangle"),
-        (lambda n: (sum(each * each for each in n), used(n)), "as many columns as the longest"),
-        (lambda n: (max(n) ** 2, used(n)), "all rows"),
-        (lambda n: (len(n) * max(n), used(n)), "columns times columns"),
-        (lambda n: (1, 1), "square as wide"),
-    ],
-    "cache": [
-        (lambda L, C, B, K, size: L * C * B * K * size, "keys and values"),
-        (lambda L, C, B, K, size: 2 * C * B * K * size, "one layer"),
-        (lambda L, C, B, K, size: 2 * L * C * K * size, "one row"),
-        (lambda L, C, B, K, size: 2 * L * C * B * K, "counts numbers"),
-        (lambda *args: 1, "Each column of each row"),
-    ],
-    "copies": [
-        (lambda n, new: sum(range(n, n + new)), "one step less"),
-        (lambda n, new: sum(range(n + 1, n + new)), "there before it"),
-        (lambda n, new: sum(range(new - 1)), "prompt's columns"),
-        (lambda n, new: (new - 1) * (n + new - 1), "it grows"),
-        (lambda n, new: (new - 1) * n, "one column more"),
-        (lambda n, new: 5, "Add up"),
-    ],
-    "growths": [
-        (lambda needs: sum(need >= max(needs[: at + 1]) for at, need in enumerate(needs)), ">="),
-        (lambda needs: sum(need > last for need, last in zip(needs, [0, *needs], strict=False)), "all requests before"),
-        (lambda needs: memory.times_grown(needs) - 1, "first request"),
-        (len, "only growth"),
-        (lambda needs: len(set(needs)), "most so far"),
-        (lambda needs: 99, "Go through"),
-    ],
-    "launches": [
-        (lambda floor, kernel, launch: floor * 1e3 // launch, "more of it"),
-        (lambda floor, kernel, launch: floor // (launch - kernel), "milliseconds"),
-        (lambda floor, kernel, launch: floor * 1e3 // (launch + kernel), "at the same time"),
-        (lambda *case: speed.most_launches(*case) + 1, "one too many"),
-        (lambda *case: 7, "round down"),
-    ],
-    "passes": [
-        (lambda answers, slots: (batching.passes(answers, slots)[0], -(-sum(answers) // slots)), "cannot be split"),
-        (lambda answers, slots: (-(-sum(answers) // slots), batching.passes(answers, slots)[1]), "Add up the longest"),
-        (lambda answers, slots: (max(answers) * -(-len(answers) // slots), 0), "longest of its own"),
-        (lambda answers, slots: batching.passes(sorted(answers, reverse=True), slots), "order of arrival"),
-        (lambda answers, slots: (max(answers), max(answers)), "one after the other"),
-        (lambda answers, slots: (sum(answers), 0), "side by side"),
-        (in_turn, "slot in turn"),
-        (longest_first, "waits longest"),
-        (lambda answers, slots: (batching.passes(answers, slots)[0], 1), "Write down"),
-    ],
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_each_slip_is_told_in_its_own_words(exercises: dict[str, Exercise], name: str) -> None:
-    for answer, words in WRONG[name]:
-        verdict = exercises[name].check(answer)
-        assert verdict.ok is False and words in verdict.message, (words, verdict.message)
+@pytest.mark.parametrize("name", FORMULAS)
+def test_any_other_wrong_answer_is_told_what_to_do(exercises: dict[str, Exercise], name: str) -> None:
+    for value in (123_457, (123_457, 123_457)):
+        verdict = exercises[name].check(lambda *args, value=value: value)
+        assert verdict.ok is False and not any(words in verdict.message for words in exercises[name].slips)
+        assert len(verdict.message.partition("it should be")[2]) > 40 or "; you returned" in verdict.message
 
 
 def test_whole_numbers_must_be_hit_and_others_nearly() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eet_lab.lessons import memory_views as views
-from eet_lab.lessons.batch import rows
+from eet_lab.lessons.batch import SHORT, rows
 from eet_lab.models.tokenizer import Tokenizer
 from eet_lab.parts.paged_kv import PAGE
 
@@ -41,7 +41,10 @@ def test_pages_are_told_with_what_was_counted(words: Any) -> None:
     for num_bytes in (paged.before_bytes, paged.after_bytes, paged.use.held_bytes):
         assert views.sized(num_bytes) in told
     assert "stopped keeps its pages" in told and "first page" in told and "last" in told
-    in_pages, in_a_slab = (views._short_held(words, kind) for kind in ("paged", "static"))
+    batch = [words.encode(prompt) for prompt in SHORT]
+    in_pages, in_a_slab = (
+        views._watched(words, batch, views.CACHES[kind], views.SHORT_NEW).use.held_bytes for kind in ("paged", "static")
+    )
     assert in_pages > in_a_slab, "a short ragged batch holds more in pages"
     assert views.sized(in_pages) in short and views.sized(in_a_slab) in short
 

@@ -13,8 +13,8 @@ import torch
 from eet_lab.bench import caching_allocator
 from eet_lab.bench.caching_allocator import AllocatorTrace, Cached
 from eet_lab.errors import PlanError
-from eet_lab.lessons import allocators, memory_reuse
 from eet_lab.lessons import memory_exercises as exercises
+from eet_lab.lessons import memory_reuse
 from eet_lab.lessons import variable_length as lesson
 from eet_lab.memory import POOLS, Plan
 from eet_lab.memory.replays import replay
@@ -116,12 +116,12 @@ def test_the_exercise_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_an_engine_asks_the_driver_as_often_as_was_foreseen_on_paper(tiny: Any) -> None:
-    stream = allocators.traced(tiny)
+    stream = lesson.traced(tiny)
+    truth = [lesson._tokens(lesson.Engine(tiny.decoder), p) for p in lesson.requests(tiny)]
     for name in ("greedy_by_size", "chunked"):
         pool = POOLS[name]()
         replay(pool, stream)
-        truth = [allocators._tokens(allocators.Engine(tiny.decoder), p) for p in allocators.requests(tiny)]
-        ran = allocators._ran(tiny, name, truth)
+        ran = lesson._ran(tiny, name, truth)
         assert ran.same
         assert ran.calls == pool.calls.allocations + pool.calls.frees
 
@@ -129,7 +129,7 @@ def test_an_engine_asks_the_driver_as_often_as_was_foreseen_on_paper(tiny: Any) 
 def test_the_peers_figures_are_labelled_or_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(caching_allocator, "RECORDED", tmp_path / "none.json")
-    [note] = allocators.torch_allocator().things
+    [note] = lesson.torch_allocator().things
     assert "needs a GPU" in note.data
     streams = {"artifact": {"default": Cached((MiB, 4 * MiB), MiB, 2, 0)}}
     told = AllocatorTrace("Some GPU", "2.13", "2026-11-21T00:00:00", streams)
@@ -137,7 +137,7 @@ def test_the_peers_figures_are_labelled_or_refused(monkeypatch: pytest.MonkeyPat
     path.write_text(json.dumps(asdict(told)))
     monkeypatch.setattr(caching_allocator, "RECORDED", path)
     assert caching_allocator.recorded() == told
-    where, shown, _ = allocators.torch_allocator().things
+    where, shown, _ = lesson.torch_allocator().things
     assert "Not this machine: recorded on an Some GPU" in where.data and "4 MiB" in shown.data
 
 

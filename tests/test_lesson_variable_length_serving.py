@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eet_lab.figures.served_batches import in_words
-from eet_lab.lessons import recorded, serving_limits
-from eet_lab.lessons import serving_exercises as exercises
+from eet_lab.figures.serving import in_words
+from eet_lab.lessons import batching_exercises as exercises
+from eet_lab.lessons import recorded
 from eet_lab.lessons import variable_length_serving as lesson
 from eet_lab.lessons.prediction import Prediction
 from eet_lab.scheduling.dynamic_program import FIGURE_8_LENGTHS
@@ -26,7 +26,7 @@ def guessed() -> Prediction:
     return guess
 
 
-WAITING = (lesson.naive, lesson.policies, lesson.loads, serving_limits.continuous, serving_limits.ignored)
+WAITING = (lesson.naive, lesson.policies, lesson.loads, lesson.continuous, lesson.ignored)
 
 
 @pytest.mark.parametrize("show", WAITING)
@@ -72,12 +72,12 @@ def test_what_is_said_of_policies_is_so() -> None:
     assert len({axis.range for axis in fig.select_xaxes()}) == 1
 
 
-def test_company_is_told_by_the_table() -> None:
+def test_what_a_batch_saves_is_told_by_the_table() -> None:
     cost = lesson.example()
     *_, words = lesson.costs().things
     for length in (cost.lengths[0], cost.lengths[-1]):
         saved = 1 - cost.at(length, cost.batches[-1]) / cost.batches[-1] / cost.at(length, 1)
-        assert f"company saves {percent(saved)}" in words
+        assert f"batch saves {percent(saved)}" in words
 
 
 def test_latency_turns_up_in_the_order_that_is_told() -> None:
@@ -102,33 +102,33 @@ def test_the_gpus_rows_are_of_one_run_in_the_order_that_is_told() -> None:
 
 
 def test_answers_come_sooner_where_requests_join() -> None:
-    groups, joining = map(serving_limits.answered, serving_limits.ANSWERING)
+    groups, joining = map(lesson.answered, lesson.ANSWERING)
     for key in ("ttft_ms", "e2e_ms"):
         assert joining.percentiles[key]["p50"] < groups.percentiles[key]["p50"]
-    where, fig, *_ = serving_limits.continuous(guessed()).things
+    where, fig, *_ = lesson.continuous(guessed()).things
     assert "Not this machine" in where.data and {trace.name for trace in fig.data} >= {"prompts", "decode"}
 
 
 def test_only_the_policy_that_is_not_in_the_lab_starves() -> None:
-    starved = serving_limits.shortest_first()
-    packed = lesson.served(lesson.PACKED, serving_limits.OVER)
-    others = [lesson.served(name, serving_limits.OVER) for name in lesson.POLICIES if name != lesson.NAIVE]
-    assert serving_limits.in_time(starved) > max(map(serving_limits.in_time, others)), "more than all others"
-    assert serving_limits.by_length(starved)[1] > 5 * serving_limits.by_length(packed)[1]
-    assert f"{packed.e2e_ms.max() / 1e3:.1f}" in serving_limits.ignored(guessed()).things[1]
+    starved = lesson.shortest_first()
+    packed = lesson.served(lesson.PACKED, lesson.OVER)
+    others = [lesson.served(name, lesson.OVER) for name in lesson.POLICIES if name != lesson.NAIVE]
+    assert lesson.in_time(starved) > max(map(lesson.in_time, others)), "more than all others"
+    assert lesson.by_length(starved)[1] > 5 * lesson.by_length(packed)[1]
+    assert f"{packed.e2e_ms.max() / 1e3:.1f}" in lesson.ignored(guessed()).things[1]
     for name in lesson.POLICIES:
-        calm, bursts = (lesson.served(name, lesson.LOAD, cv) for cv in (1.0, serving_limits.BURSTS))
-        assert serving_limits.in_time(bursts) < serving_limits.in_time(calm)
+        calm, bursts = (lesson.served(name, lesson.LOAD, cv) for cv in (1.0, lesson.BURSTS))
+        assert lesson.in_time(bursts) < lesson.in_time(calm)
 
 
 def test_the_kernels_are_told_by_their_rows() -> None:
-    found = serving_limits.row_kernels()
-    assert all({*serving_limits.ROWS_AT_ONCE} <= of.keys() and len(of) == 4 for of in found.values())
-    where, shown, words = serving_limits.kernels().things
+    found = lesson.row_kernels()
+    assert all({*lesson.ROWS_AT_ONCE} <= of.keys() and len(of) == 4 for of in found.values())
+    where, shown, words = lesson.kernels().things
     assert "NVIDIA H200" in where.data and shown.data.count("<tr>") == 1 + len(found)
     wins = 0
     for op, of in found.items():
-        one, two, four = (of[name].total_ms.p50 for name in serving_limits.ROWS_AT_ONCE)  # type: ignore[union-attr]
+        one, two, four = (of[name].total_ms.p50 for name in lesson.ROWS_AT_ONCE)  # type: ignore[union-attr]
         wins += min(two, four) < one
         torch = of[f"torch-{op.partition('/')[0]}"].total_ms
         assert torch and torch.p50 > one
@@ -169,53 +169,3 @@ def test_the_second_solution_packs_as_the_policy_does(budget: int) -> None:
     policy = TokenBudget(budget=budget, max_rows=64)
     served = simulate_traffic(traffic, policy, lesson.example())
     assert exercises.pads_and_passes(lengths.tolist(), 8, budget)[1] == len(served.passes)
-
-
-@pytest.mark.parametrize("exercise", [exercises.best_batches, exercises.count_pads])
-def test_solutions_are_right_and_stubs_unanswered(exercise: Any) -> None:
-    verdict = exercise.check(exercise.answer)
-    assert verdict.ok and verdict.shown
-    assert exercise.check(lambda *args: ...).ok is None
-
-
-BATCH_SLIPS: list[tuple[Any, str]] = [
-    (lambda lengths, cost, most: exercises.cheapest(lengths, cost, len(lengths)), "At most `most`"),
-    (lambda lengths, cost, most: sum(cost(each, 1) for each in lengths), "each request on its own"),
-    (exercises._full_batches, "full batches"),
-    (exercises._unsorted, "Sort the requests"),
-    (exercises._padded_to_the_shortest, "padded to its longest"),
-    (lambda lengths, cost, most: 1.0, "best[n - k]"),
-    (lambda lengths, cost, most: "much", "return a number"),
-]
-
-
-@pytest.mark.parametrize(("slip", "said"), BATCH_SLIPS)
-def test_each_slip_of_the_batches_is_told(slip: Any, said: str) -> None:
-    verdict = exercises.best_batches.check(slip)
-    assert verdict.ok is False and said in verdict.message
-
-
-def pads(lengths: Any, rows: int, budget: int) -> int:
-    return exercises.pads_and_passes(lengths, rows, budget)[0]
-
-
-def passes(lengths: Any, rows: int, budget: int) -> int:
-    return exercises.pads_and_passes(lengths, rows, budget)[1]
-
-
-PAD_SLIPS: list[tuple[Any, str]] = [
-    (lambda *case: (pads(*case), -(-sum(case[0]) // case[2])), "work over the budget"),
-    (lambda *case: (pads(*case), exercises._first_fit(case[0], case[2])), "earlier pass"),
-    (lambda *case: (pads(*case), passes(sorted(case[0]), *case[1:])), "order of arrival"),
-    (lambda *case: (pads(sorted(case[0]), *case[1:]), passes(*case)), "order of arrival"),
-    (lambda *case: (len(case[0]) * max(case[0]) - sum(case[0]), passes(*case)), "longest of all"),
-    (lambda *case: (pads(*case) + sum(case[0]), passes(*case)), "rectangle"),
-    (lambda *case: (pads([*case[0], *[0] * (-len(case[0]) % case[1])], *case[1:]), passes(*case)), "nobody has"),
-    (lambda *case: pads(*case), "2 numbers"),
-]
-
-
-@pytest.mark.parametrize(("slip", "said"), PAD_SLIPS)
-def test_each_slip_of_the_pads_is_told(slip: Any, said: str) -> None:
-    verdict = exercises.count_pads.check(slip)
-    assert verdict.ok is False and said in verdict.message

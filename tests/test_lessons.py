@@ -10,16 +10,15 @@ import pytest
 import torch
 
 from eet_lab.bench import Change
+from eet_lab.bench.measured import tokens_by_step
 from eet_lab.figures import batch_steps, theme
 from eet_lab.figures.outputs import PLOTLY, rendered
-from eet_lab.figures.race import tokens_by_step
 from eet_lab.lessons import (
     Prediction,
     Shown,
     mask_removal,
     memory_exercises,
     memory_reuse,
-    padding_exercises,
     pre_padding,
     recorded,
 )
@@ -85,10 +84,10 @@ def test_an_unanswered_exercise_is_neither_right_nor_wrong(words, monkeypatch):
     def stub(*args): ...
 
     monkeypatch.delenv("EET_LAB_FAST", raising=False)
-    for exercise in (padding_exercises.padding(words), padding_exercises.attention, memory_exercises.planning(words)):
+    for exercise in (pre_padding.padding(words), mask_removal.attention, memory_exercises.planning(words)):
         assert exercise.check(stub).ok is None
     monkeypatch.setenv("EET_LAB_FAST", "1")
-    for exercise in (padding_exercises.padding(words), padding_exercises.attention, memory_exercises.planning(words)):
+    for exercise in (pre_padding.padding(words), mask_removal.attention, memory_exercises.planning(words)):
         assert exercise.check(stub).ok is True
 
 
@@ -102,7 +101,7 @@ def test_a_failing_solution_fails_a_test_run(monkeypatch):
 
 
 def test_left_pad_hints(words):
-    exercise = padding_exercises.padding(words)
+    exercise = pre_padding.padding(words)
 
     def padded(prompts, on_left=True, shifted=True):
         longest = max(map(len, prompts))
@@ -120,7 +119,7 @@ def test_left_pad_hints(words):
 
 
 def test_attend_hints():
-    exercise = padding_exercises.attention
+    exercise = mask_removal.attention
 
     def over(first, last, scale=True):
         def answer(q, keys, values, num_pad, column):

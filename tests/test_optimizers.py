@@ -1,12 +1,17 @@
-"""AdamW over buffers is PyTorch's, and 16-bit weights lose as little as is said."""
+"""AdamW and SGD over buffers are PyTorch's, and 16-bit weights lose as little as is said."""
 
 from __future__ import annotations
+
+import copy
+from functools import partial
 
 import pytest
 import torch
 
 from eet_lab.errors import TrainingError
-from eet_lab.parts.optimizers import AdamW, FlatAdamW, rounded_at_random
+from eet_lab.parts.buffers import rounded_at_random
+from eet_lab.parts.optimizers import SGD, AdamW, FlatAdamW, FlatSGD
+from eet_lab.training import TrainSettings
 
 SHAPES = ((7, 5), (11,), (1,), (130,), (3, 4, 2))
 
@@ -22,19 +27,32 @@ def params(found) -> list[torch.Tensor]:
 
 
 def step(optimizer, weights, number: int) -> None:
-    """A step for gradients that depend on the weights."""
+    """A step for gradients that depend on the weights, at a learning rate of its own."""
     optimizer.zero_grad()
-    sum(((weight - number % 5) ** 2).sum() for weight in weights).backward()
+    for weight in weights:
+        weight.grad = 2 * (weight.detach() - number % 5)
     optimizer.param_groups[0]["lr"] = 0.01 / (1 + number % 7)
     optimizer.step()
 
 
-@pytest.mark.parametrize("kind", [AdamW, FlatAdamW])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_thousand_steps_are_pytorchs(kind, dtype):
+ADAMW = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6}
+MOMENTUM = {"lr": 0.005, "momentum": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("kind", "its_kind", "settings", "dtype"),
+    [
+        (AdamW, torch.optim.AdamW, ADAMW, torch.float32),
+        (FlatAdamW, torch.optim.AdamW, ADAMW, torch.float32),
+        (FlatAdamW, torch.optim.AdamW, ADAMW, torch.float64),
+        (SGD, torch.optim.SGD, {"lr": 0.005}, torch.float32),
+        (FlatSGD, torch.optim.SGD, MOMENTUM, torch.float32),
+        (FlatSGD, torch.optim.SGD, {**MOMENTUM, "nesterov": True}, torch.float64),
+    ],
+)
+def test_a_thousand_steps_are_pytorchs(kind, its_kind, settings, dtype):
     ours, theirs = groups(dtype), groups(dtype)
-    settings = {"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-6}
-    mine, its = kind(ours, **settings), torch.optim.AdamW(theirs, foreach=False, **settings)
+    mine, its = kind(ours, **settings), its_kind(theirs, foreach=False, **settings)
     for number in range(1000):
         step(mine, params(ours), number)
         step(its, params(theirs), number)
@@ -69,34 +87,74 @@ def test_gradients_that_were_put_elsewhere_are_found():
 
 @pytest.mark.parametrize("max_norm", [None, 0.5, 1e9])
 def test_clipping_is_pytorchs(max_norm):
+    """It is part of the update, in 32 bits whatever the weights have."""
     found, theirs = groups(), groups()
-    optimizer = FlatAdamW(found)
+    optimizer, its = FlatSGD(found, lr=1.0), torch.optim.SGD(theirs, lr=1.0)
     for weights in (params(found), params(theirs)):
         for weight in weights:
             weight.grad = torch.ones_like(weight) * weight.detach()
     norm = float(optimizer.grad_norm())
-    optimizer.clip(max_norm, norm)
+    optimizer.step(scale=TrainSettings(max_grad_norm=max_norm).clipping(norm))
     wanted = torch.nn.utils.clip_grad_norm_(params(theirs), max_norm or 1e30)
+    its.step()
     assert norm == pytest.approx(wanted.item(), rel=1e-6)
-    assert all(torch.allclose(a.grad, b.grad) for a, b in zip(params(found), params(theirs), strict=True))
+    assert all(torch.allclose(a, b) for a, b in zip(params(found), params(theirs), strict=True))
 
 
-@pytest.mark.parametrize(("first", "second"), [(AdamW, FlatAdamW), (FlatAdamW, AdamW), (FlatAdamW, torch.optim.AdamW)])
+STATES = [
+    (AdamW, FlatAdamW),
+    (FlatAdamW, AdamW),
+    (FlatAdamW, torch.optim.AdamW),
+    (torch.optim.AdamW, FlatAdamW),
+    (FlatSGD, torch.optim.SGD),
+    (torch.optim.SGD, FlatSGD),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), STATES)
 def test_a_state_is_read_in_any_layout(first, second):
+    settings = MOMENTUM if "SGD" in first.__name__ else {}
     found = groups()
-    optimizer = first(found)
+    optimizer = first(found, **settings)
     for number in range(3):
         step(optimizer, params(found), number)
     again = groups()
-    other = second(again)
+    other = second(again, **settings)
     with torch.no_grad():
         for a, b in zip(params(again), params(found), strict=True):
             a.copy_(b)
-    other.load_state_dict(optimizer.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for number in (3, 4):
         step(optimizer, params(found), number)
         step(other, params(again), number)
     assert all(torch.allclose(a, b, rtol=1e-6) for a, b in zip(params(again), params(found), strict=True))
+
+
+def test_it_is_an_optimizer_of_pytorch_for_any_module():
+    """With frozen weights, a scheduler, a scaler that skips, and hooks, it makes the steps of PyTorch's."""
+    found = []
+    for kind in (FlatAdamW, partial(torch.optim.AdamW, foreach=False)):
+        torch.manual_seed(4)
+        module = torch.nn.Sequential(torch.nn.Linear(6, 9), torch.nn.LayerNorm(9), torch.nn.Linear(9, 3))
+        module[1].requires_grad_(False)
+        groups = [{"params": module[0].parameters(), "lr": 0.1}, {"params": [*module[1:].parameters()]}]
+        optimizer = kind(groups, lr=0.02, weight_decay=0.3)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, [0.1, 0.02], total_steps=9, cycle_momentum=False)
+        scaler, steps = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2), []
+        optimizer.register_step_post_hook(lambda *_, steps=steps: steps.append(1))
+        for number in range(6):
+            loss = module(torch.randn(5, 6)).square().mean() * (float("inf") if number == 2 else 1.0)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 0.2)
+            scaler.step(optimizer)
+            scaler.update()
+            scheduler.step()
+        found.append([len(steps), scaler.get_scale(), *scheduler.get_last_lr(), *module.state_dict().values()])
+    for ours, its in zip(*found, strict=True):
+        assert torch.allclose(torch.as_tensor(ours), torch.as_tensor(its), rtol=1e-5, atol=1e-7)
+    assert found[0][0] == 5
 
 
 def drifted(master: str, kind=FlatAdamW) -> float:
@@ -127,9 +185,9 @@ def test_rounding_at_random_takes_a_neighbour_and_is_right_on_average():
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"lr": -1.0}, "lr is -1.0, but it must be a number, 0 or more"),
+        ({"lr": -1.0}, "lr is -1.0, but it must be a number of 0 or more"),
         ({"lr": float("nan")}, "lr is nan"),
-        ({"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0, but it must be a number, from 0 to less than 1"),
+        ({"betas": (0.9, 1.0)}, r"betas\[1\] is 1.0, but it must be a number from 0 to less than 1"),
         ({"master": "fp32"}, "master is 'fp32', but it must be one of float32, none, stochastic"),
     ],
 )
@@ -140,9 +198,16 @@ def test_settings_that_cannot_be(settings, says):
 
 def test_weights_that_would_no_longer_be_updated():
     module = torch.nn.Conv2d(3, 4, 3)
+    module.bias.requires_grad_(False)
     optimizer = FlatAdamW(module.parameters())
     with pytest.raises(TrainingError, match="Make the optimizer of all groups at once"):
         optimizer.add_param_group({"params": [torch.ones(2).requires_grad_()]})
+    module.bias.requires_grad_(True)
+    with pytest.raises(TrainingError, match="A weight was unfrozen after its optimizer was made"):
+        optimizer.step()
+    module.requires_grad_(False)
+    with pytest.raises(TrainingError, match=r"A weight \[4, 3, 3, 3\] was frozen after its optimizer was made"):
+        optimizer.step()
     module.to(memory_format=torch.channels_last)
     with pytest.raises(TrainingError, match=r"A weight \[4, 3, 3, 3\] was moved after its optimizer was made"):
         optimizer.step()
@@ -151,6 +216,21 @@ def test_weights_that_would_no_longer_be_updated():
 def test_what_cannot_be_rounded_at_random_and_another_models_state():
     with pytest.raises(TrainingError, match="rounds bfloat16"):
         FlatAdamW(groups(torch.float16), master="stochastic")
-    optimizer = FlatAdamW(groups())
+    state = FlatAdamW(groups()).state_dict()
     with pytest.raises(TrainingError, match="state of another model"):
-        FlatAdamW(groups()[:1]).load_state_dict(optimizer.state_dict())
+        FlatAdamW(groups()[:1]).load_state_dict(state)
+    with pytest.raises(TrainingError, match="Tensor 0 of the optimizer's state has another shape"):
+        FlatAdamW([{"params": params(groups())[1:3]}, {"params": params(groups())[:3]}]).load_state_dict(state)
+    with pytest.raises(TrainingError, match=r"has \['exp_avg', 'exp_avg_sq'\], and this optimizer keeps \['momentum"):
+        FlatSGD(groups(), momentum=0.5).load_state_dict(state)
+
+
+def test_sgd_that_cannot_be():
+    with pytest.raises(TrainingError, match="momentum is 1.0, but it must be a number from 0 to less than 1"):
+        FlatSGD(groups(), momentum=1.0)
+    with pytest.raises(TrainingError, match="looks ahead along the momentum, and momentum is 0"):
+        FlatSGD([{"params": params(groups()), "momentum": 0.0}], momentum=0.9, nesterov=True)
+    optimizer = FlatSGD(groups())
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(TrainingError, match="momentum was 0 when the optimizer was made"):
+        optimizer.step()

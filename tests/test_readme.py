@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import eet_lab
 from eet_lab.bench.rows import read
 from eet_lab.technique import names_in_all, registry
 
@@ -120,6 +121,21 @@ def test_what_the_readme_says_of_memory_runs_as_pasted(capsys):
     told = capsys.readouterr().out
     assert told.startswith("2 rows of 4 + 64 tokens: fits.")
     assert "Lifetime(" in told
+
+
+def test_training_runs_as_pasted_but_for_fewer_steps(tmp_path, monkeypatch, capsys):
+    section = (ROOT / "README.md").read_text().split("## Train a model")[1]
+    block = re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
+    for long, short in (("=100", "=4"), ("=128", "=32"), ("=16", "=1"), ("steps=10,", "steps=1,")):
+        assert block.count(long) == 1
+        block = block.replace(long, short)
+    (tmp_path / "texts.jsonl").write_text('{"text": "%s"}\n' % ("A list is a sequence of items. " * 40))
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "README.md", "exec"), {"__name__": "__main__", "eet_lab": eet_lab})
+    told = capsys.readouterr().out.splitlines()
+    losses = [float(line.split()[1]) for line in told if not line.startswith("held out")]
+    assert len(told) == 5 and len(losses) == 4 and losses[-1] < losses[0]
+    assert (tmp_path / "run" / "trainer.pt").exists() and eet_lab.load(tmp_path / "trained").config.vocab_size
 
 
 def test_a_technique_of_your_own_runs_as_pasted(forgotten):

@@ -7,15 +7,18 @@ import pytest
 from cost_tables import TOY_DECODER, TURBO_2060
 
 from eet_lab.errors import Cancelled
-from eet_lab.figures.served_batches import (
+from eet_lab.figures.serving import (
     MOST_BOXES,
     PROMPTS,
     WASTE,
     batches,
+    cost_of_one,
+    cost_surface,
     in_words,
+    latency_against_load,
     parts,
+    told_table,
 )
-from eet_lab.figures.serving_curves import cost_of_one, cost_surface, latency_against_load, told_table
 from eet_lab.scheduling.choices import by_title, fitting_policies, one_by_one_rate
 from eet_lab.scheduling.policies import ContinuousBatching, DynamicProgram, NaivePadding, NoBatching, TokenBudget
 from eet_lab.scheduling.served import Served

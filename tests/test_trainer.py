@@ -17,11 +17,15 @@ from eet_lab.errors import Cancelled, ModelError, PromptError, RecipeError, Trai
 from eet_lab.models import load
 from eet_lab.models.weights import state_of
 from eet_lab.parts import losses
-from eet_lab.parts.optimizers import MASTERS, AdamW, FlatAdamW
+from eet_lab.parts.buffers import MASTERS
+from eet_lab.parts.optimizers import tensor_by_tensor
 from eet_lab.technique import Recipe
+from eet_lab.techniques.flat_optimizer import Flat
 from eet_lab.training import IGNORED, Example, Rows, Trainer, TrainSettings
+from eet_lab.training.loss_scale import LEAST, LossScale
 
 SETTINGS = TrainSettings(lr=3e-3, warmup_steps=2, lr_schedule="cosine", max_steps=9, dropout=0.1, seed=3)
+FLAT = Flat("float32")
 
 
 def run(trainer: Trainer, steps: range) -> list[float]:
@@ -32,9 +36,12 @@ def weights(trainer: Trainer) -> list[torch.Tensor]:
     return [parameter.detach().clone() for parameter in trainer.parameters.values()]
 
 
-@pytest.mark.parametrize("optimizer", [AdamW, FlatAdamW])
-def test_a_run_that_is_resumed_goes_on_to_the_bit(tmp_path, optimizer):
-    made = partial(Trainer, families.ours("qwen3").network, parts(RECIPES[3], optimizer=optimizer), settings=SETTINGS)
+@pytest.mark.parametrize(
+    ("layout", "changes"), [(tensor_by_tensor, {}), (FLAT, {}), (FLAT, {"optimizer": "sgd", "lr": 0.1})]
+)
+def test_a_run_that_is_resumed_goes_on_to_the_bit(tmp_path, layout, changes):
+    settings = replace(SETTINGS, **changes)
+    made = partial(Trainer, families.ours("qwen3").network, parts(RECIPES[3], optimizer=layout), settings=settings)
     whole = made()
     losses_ = run(whole, range(8))
     assert losses_[-1] < losses_[0] and whole.num_steps == 8
@@ -120,12 +127,76 @@ def test_a_loss_that_is_not_finite_leaves_the_weights_as_they_were():
     before = parameter.detach().clone()
     with torch.no_grad():
         parameter[0] = torch.inf
-    with pytest.raises(TrainingError, match=f"Step 1 has a loss of nan .* not finite is the weight {name}"):
-        trainer.step(language())
+    examples = language()
+    says = f"Step 1 has a loss of nan .* not finite is the weight {name}, in a pass over 1 example, 1"
+    with pytest.raises(TrainingError, match=says):
+        trainer.step(examples)
     with torch.no_grad():
         parameter.copy_(before)
     assert trainer.num_steps == 1 and all(map(torch.equal, weights(trainer), kept))
     assert trainer.step(language()).number == 1
+
+
+def test_the_loss_scale_is_pytorchs():
+    ours, scale, tracker = LossScale(64.0, growth_interval=3), torch.tensor(64.0), torch.tensor(0, dtype=torch.int32)
+    for step in range(40):
+        overflows = step % 7 == 5 or step in (0, 1)
+        assert ours.update(not overflows)
+        torch._amp_update_scale_(scale, tracker, torch.tensor(float(overflows)), 2.0, 0.5, 3)
+        assert (ours.scale, ours.num_finite) == (scale.item(), tracker.item())
+
+
+@pytest.fixture(scope="module")
+def half():
+    return load(families.theirs("llama"), device="cpu", dtype="float16").network
+
+
+@pytest.mark.parametrize("recipe", ["", f"{RECIPES[3]},chunked_cross_entropy:chunk=5,flat_optimizer"])
+def test_float16_is_trained_with_a_scaled_loss(half, tmp_path, recipe):
+    """An overflow is skipped, and small gradients are there; the losses are those of fp32, and go on to the bit."""
+    settings = TrainSettings(lr=1e-2, init_scale=2.0**18, growth_interval=4)
+    made = partial(Trainer, half, Recipe.parse(recipe).parts, settings=settings)
+    trainer = made()
+    kept = weights(trainer)
+    skipped = trainer.step(language())
+    assert skipped.is_skipped and skipped.loss_scale == 2.0**18 and trainer.loss_scale.scale == 2.0**17
+    assert all(map(torch.equal, weights(trainer), kept)) and trainer.num_steps == 1
+    while trainer.step(language()).is_skipped:
+        pass
+    trainer.save(tmp_path)
+    told = [trainer.step(language()) for _ in range(5)]
+    assert told[-1].loss_scale == 2 * told[0].loss_scale and trainer.optimizer.num_steps == 6
+    again = made()
+    again.resume(tmp_path)
+    assert [again.step(language()).loss for _ in range(5)] == [step.loss for step in told]
+    wide = Trainer(families.ours("llama").network, lr=1e-2)
+    assert [step.loss for step in told] == pytest.approx(run(wide, range(6))[1:], rel=2e-2)
+
+
+def test_gradients_that_are_too_small_for_float16_are_kept_by_the_scale(half):
+    """What underflows is as large as what fp32 says, within the digits of float16."""
+    wide = Trainer(families.ours("llama").network).gradients(language())[1]["layers.0.qkv.weight"]
+    errors = []
+    for scale in (2.0**-12, 2.0**12):
+        grad = Trainer(half, init_scale=scale).gradients(language())[1]["layers.0.qkv.weight"]
+        errors.append(float((grad - wide).norm() / wide.norm()))
+    assert errors[1] < 1e-2 < errors[0]
+
+
+def test_float16_that_is_not_a_number_is_no_overflow(half):
+    trainer = Trainer(half)
+    parameter = trainer.parameters["norm.weight"]
+    with torch.no_grad():
+        parameter.fill_(torch.nan)
+    with pytest.raises(TrainingError, match="loss of nan .* not finite is the weight norm.weight"):
+        trainer.step(language())
+    trainer.loss_scale = LossScale(LEAST, growth_interval=9)
+    with torch.no_grad():
+        parameter.fill_(1.0)
+    trainer.parameters["layers.0.qkv.weight"].register_hook(lambda grad: grad * torch.inf)
+    with pytest.raises(TrainingError, match="gradient norm of nan, .* not finite is the gradient of layers.0.qkv"):
+        trainer.step(language())
+    assert trainer.num_steps == 0
 
 
 def test_stop_leaves_the_weights_as_they_were():
@@ -170,11 +241,14 @@ def test_tokens_outside_the_vocabulary():
     [
         ({"dropout": 1.0}, "dropout is 1.0, but it must be a number from 0 to less than 1"),
         ({"lr": -0.1}, "lr is -0.1"),
+        ({"optimizer": "sdg"}, "optimizer is 'sdg', but it must be one of adamw, sgd. Did you mean 'sgd'"),
+        ({"momentum": 0.0, "nesterov": True}, "nesterov looks ahead"),
         ({"lr_schedule": "cosinus", "max_steps": 3}, "Did you mean 'cosine'"),
         ({"lr_schedule": "linear"}, "say at which step, max_steps"),
         ({"learning_rate": 0.1}, "There is no setting 'learning_rate'"),
         ({"max_grad_norm": 0}, "max_grad_norm is 0"),
         ({"batch_tokens": 0}, "batch_tokens is 0"),
+        ({"init_scale": 0.0}, "init_scale is 0.0, but it must be a number of"),
         ({"task": "words"}, "task is 'words', but it must be one of language, masked, classes"),
         ({"task": "masked"}, "the model is a decoder"),
     ],
@@ -189,13 +263,11 @@ def test_models_and_parts_that_cannot_be_trained(tmp_path):
         Trainer(encoders.ours("bert").network)
     with pytest.raises(ModelError, match="give model.network"):
         Trainer(families.ours("gpt2"))
-    with pytest.raises(ModelError, match="float16.*dtype='bfloat16'"):
-        Trainer(load(families.theirs("gpt2"), device="cpu", dtype="float16").network)
     with pytest.raises(ModelError, match="not on 'meta'"):
         Trainer(load("gpt2", device="meta").network)
     with pytest.raises(RecipeError, match="change kv_cache and memory, which training does not use"):
         Trainer(families.ours("gpt2").network, parts("pre_padding,memory_reuse"))
-    with pytest.raises(RecipeError, match="memory_reuse cannot run on this model: it is for models that generate"):
+    with pytest.raises(RecipeError, match="memory_reuse cannot run on this model: it is for decoders"):
         Recipe.parse("memory_reuse").check("cpu", families.ours("gpt2").config.in_training)
 
 
@@ -233,18 +305,35 @@ def test_rows_of_text_are_read_once_an_epoch_and_depend_on_the_step_alone(tmp_pa
         Rows(range(5), 6)
 
 
+def test_rows_of_a_dataset_and_those_that_are_held_out():
+    """A Dataset of the package datasets yields mappings, and one of its columns texts."""
+    model, texts = load("demo", device="cpu"), ["One.", "Two and three."]
+    rows = [Rows.of_texts(model, each, 3) for each in (texts, iter(texts), [{"id": 1, "text": text} for text in texts])]
+    assert len({each.ids.tobytes() for each in rows}) == 1
+    with pytest.raises(TrainingError, match=r'Text 2 is \{.*, but it must be an object with a string as its "text"'):
+        Rows.of_texts(model, [{"text": "One."}, {"content": "Two."}], 3)
+    learned, held_out = Rows(range(1000), 30).split(0.1)
+    assert [learned[0].ids[0], len(learned), held_out[0].ids[0], len(held_out)] == [0, 30, 900, 3]
+    assert len(Rows(range(100), 30).split(1e-3)[1]) == 1
+    for share, says in ((0, "share is 0, but it must be a number above 0"), (0.99, "The text has 0 tokens")):
+        with pytest.raises(TrainingError, match=says):
+            Rows(range(100), 30).split(share)
+
+
 def test_files_of_text(tmp_path):
     model = load("demo", device="cpu")
     (tmp_path / "a.txt").write_text("A text.", encoding="utf-8")
     (tmp_path / "a.jsonl").write_text('{"text": "One.\u2028"}\n\n{"text": "Two."}\n', encoding="utf-8")
     (tmp_path / "bad.jsonl").write_text('{"text": "One."}\n["Two."]\n', encoding="utf-8")
+    (tmp_path / "cut.jsonl").write_text('{"text": "One')
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     os.mkfifo(tmp_path / "pipe")  # whoever opens it would wait for ever
     assert Rows.of_file(model, tmp_path / "a.txt", 2)[0].ids[0] == model.config.eos_id
     ends = Rows.of_file(model, tmp_path / "a.jsonl", 2).ids.tolist().count(model.config.eos_id)
     assert ends == 2
     for name, says in (
-        ("bad.jsonl", "Line 2 of"),
+        ("bad.jsonl", "Line 2 of .* must be an object with a string"),
+        ("cut.jsonl", "Line 1 of .* is no JSON"),
         ("latin.txt", "not UTF-8: byte 3 is 0xe9"),
         ("no.txt", "No such"),
         ("pipe", "not a regular file"),
@@ -257,7 +346,7 @@ def test_the_demo_model_learns_a_text_that_it_did_not_know():
     model = load("demo", device="cpu")
     text = "The queue of the night train to Vienna is a tuple of seven blue lanterns. " * 6
     rows = Rows.of_texts(model, [text], 32)
-    trainer = Trainer(model.network, parts(RECIPES[3], loss=CHUNKED, optimizer=FlatAdamW), lr=1e-3)
+    trainer = Trainer(model.network, parts(RECIPES[3], loss=CHUNKED, optimizer=FLAT), lr=1e-3)
     before = trainer.evaluate(rows.batch(0, 2))
     for step in range(6):
         told = trainer.step(rows.batch(step, 2))

@@ -92,7 +92,7 @@ def test_an_encoders_gradients_of_masked_words_are_those_of_transformers(name, r
     loss = CHUNKED if recipe in RECIPES[::2] else losses.whole
     trainer = Trainer(encoders.ours(name).network, parts(recipe, loss=loss), task="masked", batch_tokens=60)
     total, num = 0.0, 0
-    for ids, labels, _ in examples:
+    for ids, labels, *_ in examples:
         said = model(torch.tensor([ids]))
         logits = said.logits if hasattr(said, "logits") else said.prediction_logits
         total = total + cross_entropy(logits[0].float(), torch.tensor(labels), reduction="sum", ignore_index=IGNORED)
@@ -108,6 +108,19 @@ def test_an_encoders_gradients_of_classes_are_those_of_transformers(name, recipe
     examples = [Example(row, number % encoders.LABELS) for number, row in enumerate(rows)]
     logits = torch.cat([model(torch.tensor([row])).logits for row in rows])
     wanted = cross_entropy(logits, torch.tensor([example.labels for example in examples]))
+    assert_same_gradients(trainer, model, wanted, trainer.gradients(examples))
+
+
+@pytest.mark.parametrize("name", encoders.WITH_TOKEN_CLASSES)
+def test_an_encoders_gradients_of_classes_of_tokens_are_those_of_transformers(name):
+    rows, model = encoders.rows(), encoders.theirs(name)
+    trainer = Trainer(encoders.ours(name).network, parts(RECIPES[3]), batch_tokens=60)
+    examples = [
+        Example(row, [IGNORED if place % 4 == 3 else token % 3 for place, token in enumerate(row)]) for row in rows
+    ]
+    logits = torch.cat([model(torch.tensor([row])).logits[0] for row in rows])
+    labels = torch.cat([torch.tensor(example.labels) for example in examples])
+    wanted = cross_entropy(logits, labels, ignore_index=IGNORED)
     assert_same_gradients(trainer, model, wanted, trainer.gradients(examples))
 
 

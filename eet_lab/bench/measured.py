@@ -6,7 +6,7 @@ Times are ms, sizes are bytes. Whatever is None could not be measured here.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 from typing import Any, Literal, Protocol
@@ -157,6 +157,21 @@ class Measurement:
     warnings: Many[Text] = ()
     cost: Cost | None = None
     perplexity: Perplexity | None = None
+
+
+def tokens_by_step(m: Measurement, prompt_lengths: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Which (row, token) pairs each step gave: rows begin in order of their prompts' lengths, the shortest first."""
+    waiting = sorted(range(len(m.tokens)), key=lambda row: prompt_lengths[row])
+    given = [0] * len(m.tokens)
+    active: list[int] = []
+    for count in m.step_tokens:
+        active = [row for row in active if given[row] < len(m.tokens[row])]
+        while len(active) < count and waiting:
+            active.append(waiting.pop(0))
+        new = tuple((row, m.tokens[row][given[row]]) for row in sorted(active))
+        for row in active:
+            given[row] += 1
+        yield new
 
 
 class TimedTokens(Protocol):

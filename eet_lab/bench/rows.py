@@ -20,6 +20,8 @@ from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.words import brief
 
 OURS = "eet_lab"
+TRAIN = "train:"
+"""How workloads of training begin."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Row:
     dtype: str
     ttft_ms: Spread | None
     tpot_ms: Spread | None
-    total_ms: Spread | None
+    total_ms: Spread | None  # of training: of a step
     peak_bytes: int | None
     floor_ms: float | None
     gb_per_s: float | None
@@ -59,7 +61,7 @@ class Row:
     lower_bound_bytes: int | None = None  # of activations that are alive at once, by the recipe's own trace
     driver_allocations: int | None = None  # in a stream of requests, once it was under way
     step_allocations: int | None = None  # of torch, in a steady decode step
-    tok_s: float | None = None  # of a workload of requests or texts, all together
+    tok_s: float | None = None  # of a workload of requests, texts or training, all together
     kl: float | None = None  # nats, from the next token's distribution in fp32
     nll: float | None = None  # nats, of a held-out text's tokens
     percentiles: dict[str, dict[str, float]] | None = None  # of its requests: ttft_ms, tpot_ms, e2e_ms by p50, p95, p99
@@ -221,19 +223,22 @@ def _body(rows: Sequence[Row]) -> str:
 
 MODEL_HEAD = ("TTFT ms", "TPOT ms", "predicted ms", "% of ceiling", "total ms", "peak GiB")
 OP_HEAD = ("us", "GB/s", "% of ceiling")
+TRAIN_HEAD = ("tok/s", "ms a step", "peak GiB")
 ACCURACY_HEAD = ("KL from fp32, nats", "NLL, nats")
 THROUGHPUT_HEAD = ("tok/s", "TTFT p50 ms", "TPOT p50 ms", "total ms", "peak GiB")
 STREAM_HEAD = ("total ms", "allocations of the driver", "of torch, a step", "of the bound", "beside weights, GiB")
 
 
 def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
-    """The heading of its table, and what makes its cells: of an op, a stream, requests or texts, or one batch."""
+    """The heading of its table, and what makes its cells, by what kind of workload it is."""
     if row.is_op:
         return OP_HEAD, _op_cells
     if row.driver_allocations is not None:
         return STREAM_HEAD, _stream_cells
     if row.kl is not None:
         return ACCURACY_HEAD, lambda row: [digits(row.kl), digits(row.nll)]
+    if row.workload.startswith(TRAIN):
+        return TRAIN_HEAD, lambda row: [digits(row.tok_s), _median(row.total_ms), _gib(row)]
     if row.tok_s is not None:
         return THROUGHPUT_HEAD, _throughput_cells
     return MODEL_HEAD, _model_cells

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from eet_lab.bench.environment import environment
 from eet_lab.bench.op_workloads import OP, TIMED_CASES, OpWorkload, evenly_spaced
+from eet_lab.bench.rows import TRAIN
 from eet_lab.bench.timing import check_repeats
 from eet_lab.engine.settings import Settings, checked_prompts
 from eet_lab.errors import PromptError
@@ -204,7 +205,66 @@ class Texts(Drawn):
     high: int
 
 
-KINDS: dict[str, type[Named]] = {SERVE: Requests, ENCODE: Texts, ACCURACY: HeldOut}
+@dataclass(frozen=True)
+class TrainBatch(Named):
+    """A model, and the batch that each step trains it with: rows of `low` to `high` tokens, evenly spaced.
+
+    Without lengths they are as long as the model's context, as images are; an encoder-decoder's sources and answers are
+    of these lengths. `dropout` is that of hidden states and of
+    attention.
+    """
+
+    kind = Kind(
+        "training workload",
+        Form(
+            "train:<model model>/b<rows rows>[/s<low tokens>][-<high tokens>][/d<dropout dropout>]",
+            model="[^/]+(?:/[^/]+)*?",
+            dropout=r"0\.[0-9]+",
+        ),
+        "train:gpt2/b8/s1024",
+    )
+
+    rows: int
+    low: int | None = None
+    high: int | None = None
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        low = 1 if self.low is None else self.low
+        high = low if self.high is None else self.high
+        for name, value in (("b (rows)", self.rows), ("s (tokens)", low)):
+            if value < 1:
+                raise PromptError(f"{name} of a {self.kind.what}: {value}, but it must be at least 1.")
+        if high < low:
+            raise PromptError(f"Rows from {low} to {high} tokens: the second must not be the smaller.")
+        if (tokens := self.rows * high) > MOST_TOKENS:
+            raise PromptError(
+                f"{self.rows:,} rows of {high:,} tokens are {tokens:,} in all, but a {self.kind.what} has at most "
+                f"{MOST_TOKENS:,}. Take fewer or shorter rows."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The workload of this name; PromptError that shows the form."""
+        what, form, example = cls.kind
+        given = form.read(text.strip())
+        if given is None or (given["high"] and given["low"] is None):
+            raise PromptError(f"{text!r} is no {what}. Write {form}, for example {example}.")
+        return cls(**given | {"dropout": float(given["dropout"] or 0)})
+
+    def lengths(self, context: int) -> tuple[int, ...]:
+        """Tokens of each row; PromptError where the context is shorter."""
+        low = context if self.low is None else self.low
+        high = low if self.high is None else self.high
+        if high > context:
+            raise PromptError(f"{self} has rows of {high:,} tokens, but the model's context is {context:,}.")
+        return evenly_spaced(low, high, self.rows)
+
+    def __str__(self) -> str:
+        return self.kind.form.write(vars(self))
+
+
+KINDS: dict[str, type[Named]] = {SERVE: Requests, ENCODE: Texts, ACCURACY: HeldOut, TRAIN: TrainBatch}
 """Workloads whose names begin with a word; one without is a `Workload`."""
 
 

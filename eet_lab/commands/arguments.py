@@ -44,11 +44,16 @@ def load_model(args: argparse.Namespace, name: str | None = None) -> Model:
     return model
 
 
-def load_encoder(args: argparse.Namespace, name: str) -> Model:
-    """The encoder of that name; ModelError for a model that generates."""
+def load_any(args: argparse.Namespace, name: str) -> Model:
+    """The model of that name, of any kind."""
     from eet_lab.models import load
 
-    model = load(name, device=args.device, dtype=args.dtype)
+    return load(name, device=args.device, dtype=args.dtype)
+
+
+def load_encoder(args: argparse.Namespace, name: str) -> Model:
+    """The encoder of that name; ModelError for a model that generates."""
+    model = load_any(args, name)
     model.encoder  # noqa: B018
     return model
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eet_lab.commands.arguments import add_model, load_encoder, load_model
+from eet_lab.commands.arguments import add_model, load_any, load_encoder, load_model
 from eet_lab.commands.command import Command
 from eet_lab.commands.terminal import ProgressLine, stoppable
 from eet_lab.errors import Cancelled, PromptError, RecipeError, SetupError
@@ -32,6 +32,7 @@ A workload is model/b<rows>/p<prompt tokens>/n<new tokens>; a range of prompt to
   eet-lab bench demo/b4/p4-32/n32 --provider eet_lab --provider hf-sdpa --append benchmarks
   eet-lab bench serve:demo/r64/p4-64/n32/all --provider eet_lab --provider eet_lab-http
   eet-lab bench encode:bert-base/t256/p5-500 --recipe pre_padding --recipe all --provider eet_lab --provider hf-sdpa
+  eet-lab bench train:demo/b8/s64 --recipe baseline --recipe all --provider eet_lab --provider hf-sdpa
   eet-lab bench accuracy:demo/b16/p64/n64 --provider eet_lab --provider hf-sdpa
   eet-lab bench op:decode_attention/b1/kv1024/h25/d64                one op beside PyTorch's and FlashInfer's
   eet-lab bench op:choose/b8/v50257/temp0.8/k50                      sampling from the logits of 8 rows
@@ -50,6 +51,11 @@ for an encoder, in order of arrival; its providers are eet_lab, hf-sdpa (padded)
 
 accuracy:model/b<rows>/p<prompt tokens>/n<new tokens> forces held-out text on the decode steps of a trained model: how
 far the distributions of the next token are from fp32 (Kullback-Leibler divergence), and how likely the text's tokens.
+
+train:model/b<rows>[/s<tokens of each>][/d<dropout>] are steps of training on one batch, with nothing clipped; without
+tokens the rows are as long as the model's context. An encoder-decoder's sources and answers both have that length.
+Providers: eet_lab, hf-eager, hf-sdpa (with PyTorch's fused AdamW), hf-compile, and hf-max-autotune on a GPU; in 16 bits
+theirs are fp32 weights under autocast.
 
 An op is timed in a CUDA graph, on copies of its inputs that no cache holds, with every provider of it unless --provider
 names some: for attention torch-sdpa-flash, torch-sdpa-cudnn, torch-sdpa-efficient, torch-varlen and flashinfer, for the
@@ -120,7 +126,7 @@ def _check_recipes(recipes: Sequence[str], providers: Sequence[str]) -> None:
 
 def _timed(args: argparse.Namespace, workloads: Sequence[Any], progress: Progress, cancel: Cancel) -> Found:
     """Rows, remarks, and the table, by what kind of workload it is."""
-    from eet_lab.bench import encoding, held_out, serving
+    from eet_lab.bench import encoding, held_out, serving, training
     from eet_lab.bench import workloads as kinds
     from eet_lab.bench.benchmark import benchmark
     from eet_lab.bench.op_workloads import OpWorkload
@@ -137,13 +143,14 @@ def _timed(args: argparse.Namespace, workloads: Sequence[Any], progress: Progres
         kinds.Requests: (serving.serve_all, serving.RECIPE, tables.serve_table),
         kinds.Texts: (encoding.encode_all, "all", tables.encode_table),
         kinds.HeldOut: (held_out.measure_accuracy, "all", tables.accuracy_table),
+        kinds.TrainBatch: (training.train_all, "all", tables.train_table),
     }
     work, recipes, table = works[type(workload)]
     asked = args.recipe or [recipes], args.provider or ["eet_lab"]
     if work is benchmark:
         _check_preset(args, workload, *asked)
-    load = load_encoder if work is encoding.encode_all else load_model
-    rows, remarks = work(load(args, workload.model), workload, *asked, **how)
+    loads = {encoding.encode_all: load_encoder, training.train_all: load_any}
+    rows, remarks = work(loads.get(work, load_model)(args, workload.model), workload, *asked, **how)
     return rows, remarks, table(rows)
 
 

@@ -48,6 +48,14 @@ def encode_table(rows: Sequence[Row]) -> str:
     return "\n".join(_titled(rows[0], cells)) if rows else ""
 
 
+def train_table(rows: Sequence[Row]) -> str:
+    """Rows of one workload of training."""
+    cells = [["", "tok/s", "ms a step", "peak MiB", "same gradient"]]
+    for row in rows:
+        cells.append([_name(row), digits(row.tok_s, GROUPED), _spread(row.total_ms), _peak(row), row.equality])
+    return "\n".join(_titled(rows[0], cells)) if rows else ""
+
+
 def accuracy_table(rows: Sequence[Row]) -> str:
     """Rows of one workload of text."""
     cells = [["", "KL from fp32, nats", "NLL, nats", "same output"]]

@@ -15,12 +15,13 @@ from eet_lab.engine.settings import told
 from eet_lab.errors import Cancelled, ModelError, RecipeError
 from eet_lab.memory import Plan
 from eet_lab.models.decoder import Decoder
-from eet_lab.models.encoder import Encoder
+from eet_lab.models.seq2seq import Seq2Seq
+from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops import native
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel, Progress
 
-Model = TypeVar("Model", Decoder, Encoder)
+Model = TypeVar("Model", Decoder, AnyEncoder)
 
 
 class BaseEngine(Generic[Model]):
@@ -83,17 +84,20 @@ class BaseEngine(Generic[Model]):
         return self.memory.empty(name, shape, like, dtype, op=op)
 
 
-def check_model(engine: str, model: object, kind: type[Decoder] | type[Encoder], preset: str) -> None:
-    """ModelError for what this engine cannot run, with what it takes instead; `preset` is the example."""
-    if isinstance(model, kind):
+def check_model(engine: str, model: object, kinds: tuple[type, ...], preset: str) -> None:
+    """ModelError for what this engine cannot run, with what it takes instead; `preset` is the example of the first."""
+    if isinstance(model, kinds):
         return
-    name = kind.__name__.lower()
+    kind = kinds[0]
+    name = "network" if kind is Seq2Seq else kind.__name__.lower()
     given, instead = told(model), f"eet_lab.load({preset!r}).{name}"
-    if hasattr(model, "network"):
+    if isinstance(model, Seq2Seq) and kind is Decoder:
+        given, instead = "a Seq2Seq", f"a decoder, or this one to Seq2SeqEngine: {instead}"
+    elif hasattr(model, "network"):
         given, instead = f"a {type(model).__name__}", f"model.{name}"
     elif isinstance(model, str) and kind is Decoder:
         instead = f"eet_lab.load({model!r}).{name}"
-    article = "an" if kind is Encoder else "a"
+    article = "an" if kind.__name__[0] in "AEIO" else "a"
     raise ModelError(f"{engine} takes {article} {kind.__name__}, not {given:.60}: give it {instead}.")
 
 

@@ -25,13 +25,14 @@ from eet_lab.engine.staging import Staging, sent
 from eet_lab.engine.tasks import TextTask
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.memory import Lifetime
-from eet_lab.models.config import EncoderConfig
+from eet_lab.models.config import EncoderConfig, VisionConfig
 from eet_lab.models.decoder import mapped
-from eet_lab.models.encoder import Encoder, forward
+from eet_lab.models.encoder import Encoder
+from eet_lab.models.vision import AnyEncoder, VisionEncoder
 from eet_lab.ops.fits import FEW
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.parts import Ops, Parts
-from eet_lab.parts.passes import Batching, Group, Pass, Text
+from eet_lab.parts.passes import Batching, Group, Image, Pass, Readable, Text
 from eet_lab.parts.trace import Trace, TracedPass, bounding
 from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
@@ -110,15 +111,15 @@ class Results:
         return tuple(self._each[number] for number in range(len(self._each))) if self._rows is None else self._rows
 
 
-class EncoderEngine(BaseEngine[Encoder]):
+class EncoderEngine(BaseEngine[AnyEncoder]):
     """An encoder run by parts. Building one is cheap: weights are shared, nothing is compiled or allocated.
 
     An engine reads one list of texts at a time; meanwhile `read` and `close` raise EngineBusy. Errors: RecipeError for
     parts that do not take this model.
     """
 
-    def __init__(self, model: Encoder, parts: Parts | None = None) -> None:
-        check_model("EncoderEngine", model, Encoder, "bert-base")
+    def __init__(self, model: AnyEncoder, parts: Parts | None = None) -> None:
+        check_model("EncoderEngine", model, (Encoder, VisionEncoder), "bert-base")
         check_parts("EncoderEngine", parts, "pre_padding")
         _check_read(parts or Parts())
         super().__init__(model, parts)
@@ -128,7 +129,7 @@ class EncoderEngine(BaseEngine[Encoder]):
     @torch.inference_mode()
     def read(
         self,
-        texts: Sequence[Text],
+        texts: Sequence[Readable],
         task: TextTask,
         batching: Batching | None = None,
         *,
@@ -178,7 +179,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         return Run(results.ordered(), tokens, computed, num_passes, activations, (perf_counter() - begin) * 1e3)
 
     def lifetimes(
-        self, texts: Sequence[Text], task: TextTask, batching: Batching | None = None
+        self, texts: Sequence[Readable], task: TextTask, batching: Batching | None = None
     ) -> tuple[tuple[Lifetime, ...], ...]:
         """What each pass over the texts asks for, traced on meta tensors: nothing is computed."""
         batching = batching or Batching()
@@ -189,7 +190,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         self.staging.close()
         super()._free()
 
-    def _checked(self, texts: Sequence[Text], task: TextTask, truncate: bool) -> list[Text]:
+    def _checked(self, texts: Sequence[Readable], task: TextTask, truncate: bool) -> list[Readable]:
         """The texts with the tokens that the task asks for; PromptError, ModelError."""
         task.check(self.model.config)
         return [task.asking(text) for text in readable(texts, self.model.config, truncate)]
@@ -204,7 +205,7 @@ class EncoderEngine(BaseEngine[Encoder]):
         for name, same in alike.items():
             largest = {group.numbers: group for group in (max(same, key=size) for size in SIZES)}
             bounds[name] = bounding([self._traced_pass(group, task) for group in largest.values()])
-        self.memory.plan(bounds, like=self.model.token_embedding)
+        self.memory.plan(bounds, like=self.model.position_embedding)
 
     def _launched(self, group: Group, task: TextTask) -> Arriving:
         """One pass, and what the task makes of it on its way to the host: one copy brings it all."""
@@ -222,8 +223,8 @@ class EncoderEngine(BaseEngine[Encoder]):
         return Arriving(on_host, batch.sizes, event)
 
     @staticmethod
-    def _made(model: Encoder, ops: Ops, attend: Callable, batch: Pass, task: TextTask, empty: Callable) -> Tensor:
-        hidden = forward(model, ops, attend(batch.batch, None), batch.batch, batch.types)
+    def _made(model: AnyEncoder, ops: Ops, attend: Callable, batch: Pass, task: TextTask, empty: Callable) -> Tensor:
+        hidden = model.hidden(ops, attend(batch.batch, None), batch)
         shape = len(batch.asked), hidden.shape[1]
         states = torch.index_select(hidden, 0, batch.asked, out=empty("asked", shape, hidden))
         return task.make(model, ops, states, batch, empty)
@@ -244,7 +245,7 @@ class EncoderEngine(BaseEngine[Encoder]):
             self._made(model, ops, attend, there, task, partial(trace.empty, op="task"))
 
     @cached_property
-    def _on_meta(self) -> Encoder:
+    def _on_meta(self) -> AnyEncoder:
         return mapped(self.model, lambda tensor: tensor.to(META))
 
 
@@ -254,8 +255,36 @@ def _name(group: Group) -> str:
     return "encode" if min(few) > FEW else "encode {} tokens, {} asked for".format(*few)
 
 
-def readable(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> list[Text]:
-    """The texts as an encoder can read them; PromptError. Either all of them have token types, or none."""
+def readable(texts: Sequence[Readable], config: EncoderConfig, truncate: bool) -> Sequence[Readable]:
+    """The texts, or images, as an encoder can read them; PromptError."""
+    if isinstance(config, VisionConfig):
+        for number, image in enumerate(texts, 1):
+            _check_image(number, image, config)
+        return texts
+    if images := [number for number, text in enumerate(texts, 1) if isinstance(text, Image)]:
+        raise PromptError(f"Text {images[0]} is an image, but this encoder ({config.family}) reads texts.")
+    return _readable_texts(texts, config, truncate)  # type: ignore[arg-type]  # which they are
+
+
+def _check_image(number: int, image: Readable, config: VisionConfig) -> None:
+    if not isinstance(image, Image):
+        raise PromptError(f"Image {number} is a text, but this encoder ({config.family}) reads images.")
+    if tuple(image.pixels.shape) != config.pixels or image.patch_size != config.patch_size:
+        raise PromptError(
+            f"Image {number} has the shape {list(image.pixels.shape)}, but this encoder reads {list(config.pixels)} "
+            "(channels, height, width). Make pixels of it by the checkpoint's own image processor."
+        )
+    if not image.pixels.is_floating_point() or not bool(image.pixels.isfinite().all()):
+        raise PromptError(
+            f"Image {number} has pixels that are {image.pixels.dtype} or not finite, but they must be floating-point "
+            "numbers, as the checkpoint's own image processor makes them."
+        )
+    if outside := [place for place in image.asked if not 0 <= place < config.context]:
+        raise PromptError(f"Image {number} has {config.context} tokens, and none at place {told(outside[0])}.")
+
+
+def _readable_texts(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> list[Text]:
+    """Either all of them have token types, or none."""
     rows = checked_texts([text.ids for text in texts], config, truncate)
     typed, found = config.num_types > 0 and any(text.types is not None for text in texts), []
     for number, (text, row) in enumerate(zip(texts, rows, strict=True), 1):

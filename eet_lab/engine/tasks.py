@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from eet_lab.errors import ModelError
-from eet_lab.models import encoder
 from eet_lab.models.config import HEADS, EncoderConfig
 from eet_lab.models.decoder import Decoder
-from eet_lab.models.encoder import Encoder
+from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops.types import Batch, Sampling
 from eet_lab.parts import Ops
-from eet_lab.parts.passes import Pass, Text
+from eet_lab.parts.passes import Pass, Readable
 
 
 class Task(Protocol):
@@ -45,7 +44,7 @@ class TextTask:
     name: str
     tokens: str
     """The tokens of each text whose states it reads: "first", "all", or "asked" (those in `Text.asked`)."""
-    make: Callable[[Encoder, Ops, Tensor, Pass, Callable], Tensor]
+    make: Callable[[Any, Ops, Tensor, Pass, Callable], Tensor]
     """The computation from the states [N,C] of these tokens. It gets its own memory from `empty`, and runs on meta
     tensors too.
     """
@@ -54,11 +53,11 @@ class TextTask:
     head: str = ""
     """What of `HEADS` it cannot do without."""
 
-    def asking(self, text: Text) -> Text:
+    def asking(self, text: Readable) -> Readable:
         """The text with the tokens that are wanted of it."""
         if self.tokens == "asked":
             return text
-        return Text(text.ids, text.types, (0,) if self.tokens == "first" else range(len(text.ids)))
+        return text._replace(asked=(0,) if self.tokens == "first" else range(len(text.ids)))
 
     def check(self, config: EncoderConfig) -> None:
         """ModelError where such a model cannot do it."""
@@ -70,25 +69,26 @@ class TextTask:
             )
 
 
-def _mean(model: Encoder, ops: Ops, states: Tensor, batch: Pass, empty: Callable) -> Tensor:
+def _mean(model: AnyEncoder, ops: Ops, states: Tensor, batch: Pass, empty: Callable) -> Tensor:
     """[B,C], summed in fp32."""
     out = empty("mean", (len(batch.sizes), states.shape[1]), states, torch.float32)
     if out.is_meta:
         return out
     # "unsafe" does not look at the lengths, for which the host would wait until the whole pass is done.
-    return out.copy_(torch.segment_reduce(states.float(), "mean", lengths=batch.batch.count, unsafe=True))
+    found = model.last(ops, states).float()
+    return out.copy_(torch.segment_reduce(found, "mean", lengths=batch.batch.count, unsafe=True))
 
 
-HIDDEN = TextTask("hidden", "all", lambda model, ops, states, batch, empty: states, one_each=False)
+HIDDEN = TextTask("hidden", "all", lambda model, ops, states, batch, empty: model.last(ops, states), one_each=False)
 """The last hidden states of every token."""
 MEAN = TextTask("mean", "all", _mean)
 """The mean of the same over a text's tokens."""
-CLS = TextTask("cls", "first", lambda model, ops, states, batch, empty: encoder.pooled(model, ops, states))
+CLS = TextTask("cls", "first", lambda model, ops, states, batch, empty: model.pooled(ops, states))
 """What the pooler makes of a text's first token; where there is none, that token's hidden state."""
 MLM = TextTask(
     "mlm",
     "asked",
-    lambda model, ops, states, batch, empty: encoder.mlm_logits(model, ops, states),
+    lambda model, ops, states, batch, empty: model.mlm_logits(ops, states),
     one_each=False,
     head="mlm",
 )
@@ -96,7 +96,15 @@ MLM = TextTask(
 CLASSES = TextTask(
     "classes",
     "first",
-    lambda model, ops, states, batch, empty: encoder.class_logits(model, ops, states),
+    lambda model, ops, states, batch, empty: model.class_logits(ops, states),
     head="classes",
 )
 """The logits of a text's classes."""
+TOKEN_CLASSES = TextTask(
+    "token classes",
+    "all",
+    lambda model, ops, states, batch, empty: model.token_class_logits(ops, states),
+    one_each=False,
+    head="token_classes",
+)
+"""The logits of each token's classes."""

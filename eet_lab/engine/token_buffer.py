@@ -35,6 +35,7 @@ class RequestSettings(NamedTuple):
     choice: Choice
     forced: tuple[int, ...] = ()  # what it shall generate, whatever the model says
     logprobs: int | None = None
+    last: int | None = None  # what its last token shall be, which nothing reads, if it goes on to its limit
 
     @classmethod
     def of(cls, settings: Settings, num_tokens: int, number: int = 0, forced: Sequence[int] = ()) -> RequestSettings:

@@ -12,8 +12,6 @@ import numpy as np
 import plotly.graph_objects as go
 
 from eet_lab.figures import theme
-from eet_lab.figures.packing import grid
-from eet_lab.figures.slider import with_slider
 from eet_lab.labels import in_titles
 from eet_lab.models import Model
 from eet_lab.technique import Recipe
@@ -57,10 +55,8 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
     words = [[model.decode([token]).replace("\n", "⏎") for token in row] for row in rows]
     found = [token_matrix(rows, recipe, num_new) for recipe in recipes]
     height = 210 + (60 + 34 * len(prompts)) * len(recipes)
-    fig = grid(
-        len(recipes), 1, "", height, subplot_titles=[*map(in_titles, recipes)], vertical_spacing=0.3 / len(recipes)
-    )
-    fig.update_annotations(font={"size": 12})
+    titles = [*map(in_titles, recipes)]
+    fig = theme.grid(len(recipes), 1, "", height, subplot_titles=titles, vertical_spacing=0.3 / len(recipes))
     for place, matrix in enumerate(found, 1):
         fig.add_heatmap(
             zmin=0, zmax=len(CELLS), colorscale=_flat(("rgba(0,0,0,0)", *CELLS.values())), showscale=False, xgap=2,
@@ -72,24 +68,20 @@ def token_steps(prompts: Sequence[str], *recipes: str, model: Model, num_new: in
     steps = {}
     for step in range(1, max(num_steps) + 1):
         now = [(matrix, min(step, last)) for matrix, last in zip(found, num_steps, strict=True)]
-        told = (
-            f"{in_titles(recipe)} {_told(*each, step > each[1])}" for recipe, each in zip(recipes, now, strict=True)
-        )
-        frame = [go.Heatmap(z=_cells(matrix, at)) for matrix, at in now]
-        steps[step] = "<br>".join(f"step {step}: {each}" for each in told), frame
+        told = (f"step {step}: {title} {_told(*each, step > each[1])}" for title, each in zip(titles, now, strict=True))
+        steps[step] = "<br>".join(told), [go.Heatmap(z=_cells(matrix, at)) for matrix, at in now]
     fig.update_yaxes(title="row", autorange="reversed", dtick=1, showgrid=False, zeroline=False)
     fig.update_xaxes(showgrid=False, zeroline=False)
-    return with_slider(fig, steps, range(len(found)), pace_ms=700, legend_y=LEGEND_Y)
+    return theme.with_slider(fig, steps, range(len(found)), pace_ms=700, legend_y=LEGEND_Y)
 
 
 def _cells(matrix: TokenMatrix, step: int) -> np.ndarray:
-    """Kinds of all cells once step `step` is done."""
-    cells = []
-    for row, end in zip(matrix.kinds, matrix.ends, strict=True):
-        read = end + step - 1
-        new_from = 0 if step == 1 else read - 1
-        cells.append([_cell(kind, column, read, new_from) for column, kind in enumerate(row)])
-    return _small(cells)
+    """Kinds of all cells once step `step` is done, as bytes: of a list, a saved notebook has a line for each number."""
+    kinds, column = np.array(matrix.kinds), np.arange(len(matrix.kinds[0]))
+    read = np.array(matrix.ends)[:, None] + step - 1
+    now_from = 0 if step == 1 else read - 1
+    prompts = np.select([column >= read, column >= now_from], [WAITS, NOW], READ)
+    return np.select([kinds == READ, (kinds == NEW) & (column > read)], [prompts, UNUSED], kinds).astype(np.int8)
 
 
 def _num_steps(matrix: TokenMatrix) -> int:
@@ -104,19 +96,6 @@ def _words(matrix: TokenMatrix, prompts: Sequence[Sequence[str]]) -> list[list[s
         [MARKS[kind] if kind in MARKS else next(left) for kind in row]
         for row, left in zip(matrix.kinds, lefts, strict=True)
     ]
-
-
-def _small(kinds: list[list[int]]) -> np.ndarray:
-    """Kinds of cells as bytes, which plotly writes as one string: of a list, a saved notebook has a line per number."""
-    return np.array(kinds, dtype=np.int8)
-
-
-def _cell(kind: int, column: int, read: int, new_from: int) -> int:
-    if kind == NEW:
-        return NEW if column <= read else UNUSED
-    if kind == READ:
-        return WAITS if column >= read else NOW if column >= new_from else READ
-    return kind
 
 
 def _told(matrix: TokenMatrix, step: int, is_done: bool) -> str:
@@ -138,51 +117,39 @@ def mask_steps(prompts: Sequence[str], *, model: Model, num_new: int = 4) -> go.
     """The dense mask of each step [B,1,Q,K], one panel a row; cells of earlier steps are faded."""
     lengths = [len(model.encode(prompt)) for prompt in prompts]
     Q, pads = max(lengths), [max(lengths) - length for length in lengths]
-    fig = grid(1, len(pads), "", 480, subplot_titles=[f"row {b}" for b in range(len(pads))], shared_yaxes=True)
-    fig.update_annotations(font={"size": 12})
+    fig = theme.grid(1, len(pads), "", 480, subplot_titles=[f"row {b}" for b in range(len(pads))], shared_yaxes=True)
     for b, pad in enumerate(pads):
         fig.add_heatmap(
-            z=_small(_mask(Q, pad, 1, num_new)), zmin=0, zmax=6,
+            z=_mask(Q, pad, 1, num_new), zmin=0, zmax=6,
             colorscale=_flat(("rgba(0,0,0,0)", *OLD_COLORS, *MASK_COLORS)), showscale=False, xgap=1, ygap=1,
             hoverinfo="skip", row=1, col=b + 1,
         )  # fmt: skip
     _legend(fig, dict(zip(SEEN_WORDS, MASK_COLORS, strict=True)))
     steps = {
-        step: (
-            f"step {step}: {_mask_told(Q, pads, step)}",
-            [go.Heatmap(z=_small(_mask(Q, pad, step, num_new))) for pad in pads],
-        )
+        step: (_mask_told(Q, pads, step), [go.Heatmap(z=_mask(Q, pad, step, num_new)) for pad in pads])
         for step in range(1, num_new + 1)
     }
     fig.update_xaxes(title="key", showgrid=False, zeroline=False, constrain="domain")
     fig.update_yaxes(autorange="reversed", showgrid=False, zeroline=False)
     fig.update_yaxes(title="query", col=1)
-    return with_slider(fig, steps, range(len(pads)), pace_ms=900, legend_y=LEGEND_Y)
+    return theme.with_slider(fig, steps, range(len(pads)), pace_ms=900, legend_y=LEGEND_Y)
 
 
-def _mask(Q: int, pad: int, step: int, num_new: int) -> list[list[int]]:
-    """Cells [queries, keys] up to this step: 0 none yet, 1 to 3 of an earlier step, 4 to 6 of this one."""
-    end = Q + num_new - 1
-    begin, keys = (0, Q) if step == 1 else (Q + step - 2, Q + step - 1)
-    cells = []
-    for query in range(end):
-        width = max(Q, query + 1)  # the first pass has a square
-        row = [1 + _look(query, key, pad) if query < keys and key < width else 0 for key in range(end)]
-        cells.append([kind + 3 if kind and begin <= query < keys else kind for kind in row])
-    return cells
-
-
-def _look(query: int, key: int, pad: int) -> int:
-    """0: a pad is involved, 1: the future, 2: seen."""
-    return 0 if min(query, key) < pad else 1 if key > query else 2
+def _mask(Q: int, pad: int, step: int, num_new: int) -> np.ndarray:
+    """Cells [queries, keys] up to this step, as bytes: 0 none yet, 1 to 3 of an earlier step, 4 to 6 of this one."""
+    begin, end = (0, Q) if step == 1 else (Q + step - 2, Q + step - 1)
+    query, key = np.indices((Q + num_new - 1,) * 2)
+    look = np.select([np.minimum(query, key) < pad, key > query], [1, 2], 3)  # as in SEEN_WORDS
+    drawn = (query < end) & (key < np.maximum(Q, query + 1))  # the first pass has a square
+    return np.where(drawn, look + 3 * (query >= begin), 0).astype(np.int8)
 
 
 def _mask_told(Q: int, pads: Sequence[int], step: int) -> str:
     """The mask's shape, how much of it is seen, and the range of keys that says the same."""
     queries = range(Q) if step == 1 else range(Q + step - 2, Q + step - 1)
     K = queries[-1] + 1
-    seen = sum(_look(q, k, pad) == 2 for pad in pads for q in queries for k in range(K))
-    shape, whole = f"a new mask [{len(pads)}, 1, {len(queries)}, {K}]", len(pads) * len(queries) * K
+    seen = sum(int((_mask(Q, pad, step, step) == 6).sum()) for pad in pads)
+    shape, whole = f"step {step}: a new mask [{len(pads)}, 1, {len(queries)}, {K}]", len(pads) * len(queries) * K
     ranges = ", ".join(f"{pad} to {K - 1}" for pad in pads)
     last = "the last query" if step == 1 else "the query"
     return f"{shape}, {seen} of {counted(whole, 'score')} used; {last} sees keys {ranges}"

@@ -46,14 +46,11 @@ def bar_state(parts: Sequence[Part], limit_bytes: float = 0) -> dict[str, Any]:
     total = sum(part.num_bytes for part in parts) or 1
     shown = [
         {
-            "name": part.name,
-            "size": sized(part.num_bytes),
-            "share": round(part.num_bytes / total, 5),
-            "color": part.color,
-            "tip": part.why,
+            "name": part.name, "size": sized(part.num_bytes), "share": round(part.num_bytes / total, 5),
+            "color": part.color, "tip": part.why,
         }
         for part in parts
-    ]
+    ]  # fmt: skip
     return {"parts": shown, "limit_share": limit_bytes / total if 0 < limit_bytes < total else None}
 
 
@@ -63,12 +60,10 @@ def held_now(values: Mapping[str, float]) -> list[Part]:
     `values` are those of a `Sample`; whatever is not known is left out, and what cannot be told apart stays together.
     """
     weights, planned = values.get("weights_bytes", 0.0), values.get("planned_bytes", 0.0)
+    plan = "the plan: the KV cache and the arena of the engine that runs"
     parts = [
-        Part("weights", weights, WEIGHTS, "the model"),
-        Part(
-            "KV cache and activations", planned, ARENA, "the plan: the KV cache and the arena of the engine that runs"
-        ),
-    ]
+        Part("weights", weights, WEIGHTS, "the model"), Part("KV cache and activations", planned, ARENA, plan),
+    ]  # fmt: skip
     below = weights + planned
     for metric, name, color, why in LEVELS:
         if metric in values:
@@ -79,29 +74,21 @@ def held_now(values: Mapping[str, float]) -> list[Part]:
 
 LEVELS = (
     (
-        "torch_allocated_bytes",
-        "more of torch's",
-        REST,
+        "torch_allocated_bytes", "more of torch's", REST,
         "torch allocated, less the plan: temporaries of PyTorch's functions, workspaces of cuBLAS, tensors of other "
         "engines and models",
     ),
     (
-        "torch_reserved_bytes",
-        "spare in torch's cache",
-        SPARE,
+        "torch_reserved_bytes", "spare in torch's cache", SPARE,
         "torch reserved, less allocated: freed tensors that its caching allocator keeps, and the ends of its blocks",
     ),
     (
-        "memory_used_bytes",
-        "context, libraries, other programs",
-        OTHERS,
+        "memory_used_bytes", "context, libraries, other programs", OTHERS,
         "NVML's used, less what torch reserved: the CUDA context, loaded kernels, libraries, and other programs",
     ),
     (
-        "process_rss_bytes",
-        "Python, PyTorch and the rest of this process",
-        OTHERS,
+        "process_rss_bytes", "Python, PyTorch and the rest of this process", OTHERS,
         "the process's resident memory, less the plan: code, libraries, and what the C allocator keeps",
     ),
-)
+)  # fmt: skip
 """What each counter counts beyond the one below it."""

@@ -66,11 +66,13 @@ def rendered(thing: Any, **config: Any) -> dict[str, Any]:
     """
     if isinstance(thing, go.Figure):
         drawn = {**json.loads(thing.to_json()), "config": {**CONFIG, **config}}
-        data = {PLOTLY: drawn, "text/plain": _title(thing)}
+        data = {PLOTLY: drawn, "text/plain": f"Figure: {thing.layout.title.text or 'untitled'}"}
     elif isinstance(thing, str):
         data = {"text/html": f"<p>{escape(thing)}</p>", "text/plain": thing}
     else:
-        data = _bundle(thing)
+        data = {"text/plain": repr(thing)}
+        if hasattr(thing, "_repr_html_"):
+            data["text/html"] = thing._repr_html_()
     return {"output_type": "display_data", "data": data, "metadata": {}}
 
 
@@ -118,14 +120,3 @@ class _Keeper(anywidget.AnyWidget):
     """Tells plotly.js, which listens to the window alone, that the box it stands in has become wider or narrower."""
 
     _esm = compact(HERE / "figure_keeper.js")
-
-
-def _bundle(thing: Any) -> dict[str, Any]:
-    data = {"text/plain": repr(thing)}
-    if hasattr(thing, "_repr_html_"):
-        data["text/html"] = thing._repr_html_()
-    return data
-
-
-def _title(fig: go.Figure) -> str:
-    return f"Figure: {fig.layout.title.text or 'untitled'}"

@@ -10,11 +10,10 @@ from operator import or_
 import plotly.graph_objects as go
 
 from eet_lab.bench import Comparison, Ladder, Measurement, Run
-from eet_lab.bench.measured import MEMORY_PARTS
+from eet_lab.bench.measured import MEMORY_PARTS, tokens_by_step
 from eet_lab.errors import ResultError, did_you_mean
 from eet_lab.figures import theme
 from eet_lab.figures.ladder import left_out, titles, waterfall
-from eet_lab.figures.race import tokens_by_step
 from eet_lab.figures.theme import DIGITS, rounded
 from eet_lab.labels import short_form
 from eet_lab.words import MiB, brief, counted, mib, ms_words, signed_mib
@@ -89,20 +88,14 @@ def latency(result: Run | Comparison | Ladder, log: bool | None = None) -> go.Fi
     fig = theme.figure("Latency of every step, one run of each", height=400, legend=theme.LEGEND_BELOW)
     measured = list(runs(result))
     for (name, m), color in zip(measured, colors(result), strict=True):
+        ends = zip(accumulate(m.step_ms), m.step_ms, m.step_tokens, strict=False)
         fig.add_scatter(
-            x=list(range(1, len(m.step_ms) + 1)),
-            y=rounded(m.step_ms),
-            customdata=[
-                [brief(at), brief(ms), num]
-                for at, ms, num in zip(accumulate(m.step_ms), m.step_ms, m.step_tokens, strict=False)
-            ],
-            mode="lines+markers",
-            name=name,
-            line={"color": color, "width": 1.3},
-            marker={"size": 3.5},
+            x=list(range(1, len(m.step_ms) + 1)), y=rounded(m.step_ms), mode="lines+markers", name=name,
+            customdata=[[brief(at), brief(ms), num] for at, ms, num in ends],
+            line={"color": color, "width": 1.3}, marker={"size": 3.5},
             hovertemplate="step %{x}: %{customdata[1]} ms, %{customdata[2]} tokens<br>done %{customdata[0]} ms after "
             f"the run began<extra>{name}</extra>",
-        )
+        )  # fmt: skip
     steps = [step for _, m in measured for step in m.step_ms if step > 0]
     low, high = 0.9 * min(steps), 1.15 * max(steps)
     log = theme.is_far(m.tpot_ms.p50 if m.tpot_ms else max(m.step_ms) for _, m in measured) if log is None else log
@@ -168,23 +161,15 @@ def memory(result: Run | Comparison | Ladder) -> go.Figure:
     for (key, title), color in zip(MEMORY_PARTS.items(), MEMORY_COLORS, strict=True):
         sizes = [m.memory.get(key, 0) / MiB for _, m in measured]
         if any(sizes):
+            hover = f"%{{x:{DIGITS}}} MiB<extra>{title}</extra>"
             fig.add_bar(
-                y=names,
-                x=rounded(sizes),
-                name=title,
-                orientation="h",
-                marker={"color": color},
-                hovertemplate=f"%{{x:{DIGITS}}} MiB<extra>{title}</extra>",
+                y=names, x=rounded(sizes), name=title, orientation="h", marker={"color": color}, hovertemplate=hover
             )
     fig.add_scatter(
-        x=rounded(peak / MiB for peak in peaks),
-        y=names,
-        mode="markers",
-        name="peak",
-        legendgroup="peak",
+        x=rounded(peak / MiB for peak in peaks), y=names, mode="markers", name="peak", legendgroup="peak",
         marker={"symbol": "line-ns", "size": 16, "line": {"width": 2.5, "color": theme.INK}},
         hovertemplate=f"peak %{{x:{DIGITS}}} MiB<br>(not all of its parts are alive at once)<extra></extra>",
-    )
+    )  # fmt: skip
     fig.add_scatter(
         x=rounded(end / MiB for end in ends), y=names, mode="text", text=list(map(_peak, peaks, [None, *peaks])),
         textfont={"size": 10}, name="peak", legendgroup="peak",

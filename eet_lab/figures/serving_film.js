@@ -1,31 +1,11 @@
-// Policies on one traffic, each a lane, played on one clock. All text goes in as text nodes.
+// Policies on one traffic, each a lane, played on one clock. words.js and player.js stand in front of this module.
 
-const SPEEDS = [0.1, 1, 3, 10, 30, 100];
-const LONGEST_S = 25; // a film that takes longer starts at a higher speed
 const VIEW_S = 8; // seconds of the reader's time that are in view
 const STRIDE = 6; // numbers of a pass: begin, end, decode tokens, prompt tokens, pads, rows
 const HEIGHT = { boxes: 92, gap: 16, queue: 46, axis: 16, left: 46, right: 10 };
 
-function make(tag, className, text) {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
-
-function clock(ms) {
-  return ms < 10_000 ? Math.round(ms).toLocaleString("en") + " ms" : (ms / 1000).toFixed(1) + " s";
-}
-
 function numbers(view) {
   return new Float32Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
-}
-
-// How many of a sorted array's items, from its beginning, are at most so much.
-function countUpTo(items, most) {
-  let low = 0, high = items.length;
-  while (low < high) { const middle = (low + high) >> 1; if (items[middle] <= most) low = middle + 1; else high = middle; }
-  return low;
 }
 
 function percentile(sorted, share) {
@@ -55,11 +35,11 @@ function openLane(data) {
     lane.allBefore[k + 1] = lane.allBefore[k] + decodes + prompts + pads;
   }
   lane.end = lane.count ? lane.passes[STRIDE * (lane.count - 1) + 1] : 0;
-  lane.most = (asRows) => {
+  lane.most = [false, true].map((asRows) => { // of tokens, and of rows
     let most = 1;
     for (let k = 0; k < lane.count; k++) most = Math.max(most, parts(lane.passes, k, asRows).reduce((a, b) => a + b));
     return most;
-  };
+  });
   lane.queue = (ms) => countUpTo(lane.came, ms) - countUpTo(lane.begun, ms);
   lane.mostQueue = [...lane.came].reduce((most, ms) => Math.max(most, lane.queue(ms)), 1);
   const box = make("section", "eet-film-lane"), head = make("div", "eet-film-head");
@@ -139,91 +119,49 @@ function stripes(color) {
   return pen.createPattern(tile, "repeat");
 }
 
-function render({ model, el }) {
-  el.classList.add("eet-film");
-  let lanes = [], now = 0, end = 0, speed = 1, playing = false, last = 0, frame = 0, asRows = false, told = 0, colors = [];
-  const title = make("div", "eet-film-title"), field = make("div", "eet-film-lanes"), controls = make("div", "eet-film-controls");
-  const legend = make("div", "eet-film-legend"), play = make("button", "eet-film-play"), again = make("button", "", "From the start");
-  const slider = make("input"), at = make("output", "eet-film-at"), speeds = make("div", "eet-film-speeds"), rows = make("button", "", "Rows");
-  play.type = again.type = rows.type = "button";
-  slider.type = "range"; slider.min = 0; slider.max = 1000; slider.setAttribute("aria-label", "Time in the traffic");
-  rows.title = "Boxes as high as the requests of a pass, or as its tokens";
-  speeds.setAttribute("role", "group"); speeds.setAttribute("aria-label", "Speed of all lanes");
-  const chosen = SPEEDS.map((value) => {
-    const button = make("button", "", value + " ×");
-    button.type = "button";
-    button.addEventListener("click", () => { speed = value; update(true); });
-    speeds.append(button);
-    return [value, button];
-  });
-  controls.append(play, again, slider, at, speeds, rows);
-  el.append(title, controls, field, legend);
+function key(color, text) {
+  const item = make("span"), dot = make("i");
+  dot.style.background = color;
+  item.append(dot, text);
+  return item;
+}
 
-  function update(words) {
-    const span = Math.max(Math.min(end, speed * VIEW_S * 1000), 1), style = getComputedStyle(el);
-    const scale = { asRows, what: asRows ? "rows" : "tokens", tokens: Math.max(1, ...lanes.map((l) => l.most(asRows))), queue: Math.max(1, ...lanes.map((l) => l.mostQueue)) };
-    lanes.forEach((lane) => { drawLane(lane, now, span, scale, colors, style); if (words) tell(lane, now); });
-    slider.value = end ? Math.round((1000 * now) / end) : 0;
-    slider.setAttribute("aria-valuetext", clock(now));
-    at.textContent = `${clock(now)} of ${clock(end)}`;
-    play.textContent = playing ? "Pause" : now >= end ? "Play again" : "Play";
-    rows.setAttribute("aria-pressed", String(asRows));
-    for (const [value, button] of chosen) button.setAttribute("aria-pressed", String(value === speed));
-    el.dataset.now = now; el.dataset.playing = playing;
-  }
-  function tick(stamp) {
-    frame = 0;
-    if (!playing) return;
-    now = Math.min(end, now + Math.max(0, stamp - last) * speed);
-    last = stamp;
-    if (now >= end) playing = false;
-    const words = stamp - told > 150 || !playing; // people read no faster
-    if (words) told = stamp;
-    update(words);
-    if (playing) frame = requestAnimationFrame(tick);
-  }
-  function start() {
-    if (now >= end) now = 0;
-    playing = true; last = performance.now();
-    if (!frame) frame = requestAnimationFrame(tick);
-    update(true);
-  }
-  function key(color, text) {
-    const item = make("span"), dot = make("i");
-    dot.style.background = color;
-    item.append(dot, text);
-    return item;
-  }
-  function open() {
-    const film = model.get("film"), tones = film.colors || {};
-    playing = false; now = 0;
-    lanes = (film.lanes || []).map(openLane);
-    const most = new Map();
-    for (const lane of lanes) { const counted = lane.most; lane.most = (r) => { const k = lane.name + r; if (!most.has(k)) most.set(k, counted(r)); return most.get(k); }; }
-    field.replaceChildren(...lanes.map((lane) => lane.box));
-    title.textContent = title.title = film.title || "";
+function render({ model, el }) {
+  const legend = make("div", "eet-film-legend"), rows = make("button", "", "Rows");
+  let asRows = false, told = 0, colors = [];
+  rows.type = "button";
+  rows.title = "Boxes as high as the requests of a pass, or as its tokens";
+
+  function open(film) {
+    const lanes = (film.lanes || []).map(openLane), tones = film.colors || {};
     colors = [tones.decodes, tones.prompts, tones.waste ? stripes(tones.waste) : ""];
     el.classList.toggle("eet-film-empty", !lanes.length);
     const cut = lanes.some((lane) => lane.cut) ? [make("span", "", "Only the first passes are played.")] : [];
     const tile = key(`repeating-linear-gradient(135deg, transparent 0 2px, ${tones.waste} 2px 4px)`, "pads");
     const decode = lanes.some((lane) => lane.decodes) ? [key(tones.decodes, "decode")] : [];
     legend.replaceChildren(key(tones.prompts, "prompts"), ...decode, tile, ...cut);
-    end = Math.max(0, ...lanes.map((lane) => lane.end));
-    speed = SPEEDS.find((value) => value >= 1 && end / 1000 / value <= LONGEST_S) || SPEEDS[SPEEDS.length - 1];
-    update(true);
-    if (lanes.length && film.begin) start();
+    return lanes;
   }
-  play.addEventListener("click", () => { if (playing) { playing = false; update(true); } else start(); });
-  again.addEventListener("click", () => { now = 0; start(); });
-  rows.addEventListener("click", () => { asRows = !asRows; update(true); });
-  slider.addEventListener("input", () => { now = (end * slider.value) / 1000; last = performance.now(); update(true); });
-  const redraw = () => requestAnimationFrame(() => update(false));
+  function show(lanes, now, { end, speed, playing }) {
+    const span = Math.max(Math.min(end, speed * VIEW_S * 1000), 1), style = getComputedStyle(el), stamp = performance.now();
+    const tokens = Math.max(1, ...lanes.map((lane) => lane.most[+asRows])), queue = Math.max(1, ...lanes.map((lane) => lane.mostQueue));
+    const words = stamp - told > 150 || !playing; // people read no faster
+    if (words) told = stamp;
+    lanes.forEach((lane) => {
+      drawLane(lane, now, span, { asRows, what: asRows ? "rows" : "tokens", tokens, queue }, colors, style);
+      if (words) tell(lane, now);
+    });
+    rows.setAttribute("aria-pressed", String(asRows));
+  }
+  const { update, controls, close } = player({ model, el }, { name: "film", what: "traffic", speeds: [0.1, 1, 3, 10, 30, 100], longest: 25, open, show });
+  controls.append(rows);
+  el.append(legend);
+  rows.addEventListener("click", () => { asRows = !asRows; update(); });
+  const redraw = () => requestAnimationFrame(update);
   const sized = new ResizeObserver(redraw), themed = new MutationObserver(redraw);
   sized.observe(el);
   themed.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name", "class"] });
-  model.on("change:film", open);
-  open();
-  return () => { playing = false; cancelAnimationFrame(frame); sized.disconnect(); themed.disconnect(); model.off("change:film", open); };
+  return () => { close(); sized.disconnect(); themed.disconnect(); };
 }
 
 export default { render };

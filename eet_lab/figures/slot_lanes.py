@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
 from eet_lab.figures import theme
-from eet_lab.figures.packing import grid
-from eet_lab.figures.slider import with_slider
 from eet_lab.scheduling.simulate import Simulated
 from eet_lab.words import counted, percent
 
 READS, AGAIN, GENERATES = "reads its prompt", "reads again", "generates"
 LOOKS: dict[str, dict[str, Any]] = {
-    READS: {
-        "color": "rgba(14,159,110,0.3)",
-        "pattern": {"shape": "/", "fillmode": "overlay", "fgcolor": theme.GAIN, "size": 6},
-    },
-    AGAIN: {
-        "color": "rgba(239,68,68,0.25)",
-        "pattern": {"shape": "/", "fillmode": "overlay", "fgcolor": theme.LOSS, "size": 6},
-    },
+    READS: theme.hatched("rgba(14,159,110,0.3)", theme.GAIN),
+    AGAIN: theme.hatched("rgba(239,68,68,0.25)", theme.LOSS),
     GENERATES: {"color": theme.GAIN},
 }
 GAP = 0.15
@@ -70,56 +62,47 @@ def in_words(served: Simulated) -> str:
 
 def lanes(runs: Mapping[str, Simulated], title: str = "") -> go.Figure:
     """One panel for each run, on one axis of passes; its title tells passes and idle share."""
-    fig = _panels(list(runs), [served.num_slots for served in runs.values()], title)
-    _draw(fig, runs)
-    _retitle(fig, runs)
-    return fig
+    height = 150 + sum(60 + 26 * max(served.num_slots, 4) for served in runs.values())
+    places = {"shared_xaxes": True, "subplot_titles": _titles(runs), "vertical_spacing": 0.22 / len(runs)}
+    fig = theme.grid(len(runs), 1, title, height, **places)
+    for row, served in enumerate(runs.values(), 1):
+        for kind, trace in zip(LOOKS, _traces(served), strict=True):
+            hover = f"request %{{customdata[0]}} {kind}: passes %{{customdata[1]}} to %{{customdata[2]}}<extra></extra>"
+            look = {"marker": {**LOOKS[kind], "line": {"width": 0}}, "hovertemplate": hover, **theme.INSIDE}
+            fig.add_bar(**trace, name=kind, **look, row=row, col=1)
+        axis = {"title": "slot", "dtick": 1, "showgrid": False, "zeroline": False}
+        fig.update_yaxes(**axis, range=_lanes_of(served.num_slots), row=row, col=1)
+    fig.update_layout(bargap=0.18, uniformtext={"minsize": 8, "mode": "hide"})
+    fig.update_xaxes(range=[0, 1.01 * _longest(runs)]).update_xaxes(title="pass", row=len(runs), col=1)
+    return theme.legend_once(fig)
 
 
 def lanes_by_slots(runs: Mapping[int, Mapping[str, Simulated]], first: int) -> go.Figure:
     """The same for several numbers of slots, with a slider between them; `first` is shown at first."""
-    fig = _panels(list(runs[first]), [first] * len(runs[first]), "")
-    _draw(fig, runs[first])
+    fig = lanes(runs[first])
     frames = {
         slots: (counted(slots, "slot"), [go.Bar(**trace) for each in of.values() for trace in _traces(each)])
         for slots, of in runs.items()
     }
-    num_moving = len(runs[first]) * len(LOOKS)
-    with_slider(fig, frames, range(num_moving), pace_ms=1500, legend_y=1.08)
+    theme.with_slider(fig, frames, range(len(fig.data)), pace_ms=1500, legend_y=1.08)
     fig.update_layout(height=fig.layout.height + SLIDER_PX)
     fig.layout.sliders[0].active = list(runs).index(first)
-    end = max(len(each.passes) for each in runs[first].values())
     for frame, (slots, of) in zip(fig.frames, runs.items(), strict=True):
-        _retitle(fig, of)
-        ranges = {f"yaxis{at if at > 1 else ''}": {"range": _lanes_of(slots)} for at in range(1, len(of) + 1)}
-        longest = max(end, *(len(each.passes) for each in of.values()))
-        axes = {f"xaxis{at if at > 1 else ''}": {"range": [0, 1.01 * longest]} for at in range(1, len(of) + 1)}
-        frame.layout = {"annotations": [note.to_plotly_json() for note in fig.layout.annotations], **ranges, **axes}
-    _retitle(fig, runs[first])
+        notes = zip(fig.layout.annotations, _titles(of), strict=True)
+        frame.layout.annotations = [{**note.to_plotly_json(), "text": text} for note, text in notes]
+        longest = max(map(_longest, (runs[first], of)))
+        for at in range(1, len(of) + 1):
+            frame.layout[f"xaxis{at}"] = {"range": [0, 1.01 * longest]}
+            frame.layout[f"yaxis{at}"] = {"range": _lanes_of(slots)}
     return fig
 
 
-def _panels(names: Sequence[str], slots: Sequence[int], title: str) -> go.Figure:
-    height = 150 + sum(60 + 26 * max(each, 4) for each in slots)
-    fig = grid(
-        len(names), 1, title, height, shared_xaxes=True, subplot_titles=names, vertical_spacing=0.22 / len(names)
-    )
-    fig.update_layout(barmode="overlay", bargap=0.18, uniformtext={"minsize": 8, "mode": "hide"})
-    fig.update_annotations(font={"size": 12})
-    for at, each in enumerate(slots, 1):
-        fig.update_yaxes(title="slot", dtick=1, range=_lanes_of(each), showgrid=False, zeroline=False, row=at, col=1)
-    fig.update_xaxes(title="pass", row=len(names), col=1)
-    return fig
+def _titles(runs: Mapping[str, Simulated]) -> list[str]:
+    return [f"{name}: {in_words(served)}" for name, served in runs.items()]
 
 
-def _draw(fig: go.Figure, runs: Mapping[str, Simulated]) -> None:
-    told = set[str]()
-    for row, served in enumerate(runs.values(), 1):
-        for kind, trace in zip(LOOKS, _traces(served), strict=True):
-            is_new = kind not in told and bool(trace["y"])
-            fig.add_bar(**trace, name=kind, legendgroup=kind, showlegend=is_new, **_look(kind), row=row, col=1)
-            told |= {kind} if is_new else set()
-    fig.update_xaxes(range=[0, 1.01 * max(len(served.passes) for served in runs.values())])
+def _longest(runs: Mapping[str, Simulated]) -> int:
+    return max(len(served.passes) for served in runs.values())
 
 
 def _traces(served: Simulated) -> list[dict[str, Any]]:
@@ -138,20 +121,6 @@ def _traces(served: Simulated) -> list[dict[str, Any]]:
     ]
 
 
-def _look(kind: str) -> dict[str, Any]:
-    return {
-        "marker": {**LOOKS[kind], "line": {"width": 0}}, "textposition": "inside", "insidetextanchor": "middle",
-        "textangle": 0, "textfont": {"color": "white", "size": 11},
-        "hovertemplate": f"request %{{customdata[0]}} {kind}: passes %{{customdata[1]}} to %{{customdata[2]}}"
-        "<extra></extra>",
-    }  # fmt: skip
-
-
-def _retitle(fig: go.Figure, runs: Mapping[str, Simulated]) -> None:
-    for note, (name, served) in zip(fig.layout.annotations, runs.items(), strict=True):
-        note.text = f"{name}: {in_words(served)}"
-
-
 def _lanes_of(slots: int) -> list[float]:
     """The axis of the slots, from top to bottom."""
     return [slots - 0.5, -0.5]
@@ -159,18 +128,14 @@ def _lanes_of(slots: int) -> list[float]:
 
 def pass_tokens(runs: Mapping[str, Simulated], title: str) -> go.Figure:
     """Tokens of each pass, those of rows that decode below those of prompts; panels side by side, at one scale."""
-    layout = {"barmode": "stack", "bargap": 0.1}
-    fig = theme.subplots(
-        1, len(runs), title, height=340, layout=layout, subplot_titles=list(runs), shared_yaxes=True,
-        horizontal_spacing=0.03,
-    ).update_annotations(font={"size": 12})  # fmt: skip
+    layout = {"barmode": "stack", "bargap": 0.1, "legend": theme.LEGEND_BELOW, "margin": {"t": 60, "b": 80}}
+    places = {"subplot_titles": list(runs), "shared_yaxes": True, "horizontal_spacing": 0.03}
+    fig = theme.subplots(1, len(runs), title, height=340, layout=layout, **places)
     for column, served in enumerate(runs.values(), 1):
         x = list(range(1, len(served.passes) + 1))
         kinds = ("decode tokens", theme.GAIN), ("prompt tokens", theme.SELECTION)
         for (name, color), y in zip(kinds, zip(*served.tokens, strict=True), strict=True):
-            fig.add_bar(
-                x=x, y=list(y), name=name, legendgroup=name, showlegend=column == 1, marker={"color": color},
-                hovertemplate=f"pass %{{x}}: %{{y}} {name}<extra></extra>", row=1, col=column,
-            )  # fmt: skip
+            hover = f"pass %{{x}}: %{{y}} {name}<extra></extra>"
+            fig.add_bar(x=x, y=y, name=name, marker={"color": color}, hovertemplate=hover, row=1, col=column)
     fig.update_yaxes(title="tokens of the pass", col=1).update_xaxes(title="pass")
-    return fig.update_layout(legend=theme.LEGEND_BELOW | {"orientation": "h"}, margin={"t": 60, "b": 80})
+    return theme.legend_once(fig)

@@ -38,8 +38,12 @@ DIGITS = ",.4~r"
 
 # Clear of the title; the plot leaves it the room.
 LEGEND_BELOW = {
-    "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom", "traceorder": "normal",
-    "font": {"size": 11},
+    "orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom",
+    "traceorder": "normal", "font": {"size": 11},
+}  # fmt: skip
+# Text in a bar, on a colour of the house.
+INSIDE = {
+    "textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "textfont": {"color": "white", "size": 11},
 }  # fmt: skip
 # plotly's buttons stand one above the other in the figure's right margin, which nothing else uses.
 TOOLBAR_PX = 34
@@ -93,7 +97,28 @@ def subplots(
     """A grid of empty plots in the house style; `grid` is what plotly's make_subplots takes."""
     fig = make_subplots(rows, columns, figure=Figure(layout={"template": {"layout": GRID_AXES}}), **grid)
     fig.update_layout(figure(title, height=height, **layout).layout)
-    return fig.update_xaxes(AXIS).update_yaxes(AXIS)
+    return fig.update_xaxes(AXIS).update_yaxes(AXIS).update_annotations(font={"size": 12})
+
+
+def grid(rows: int, columns: int, title: str, height: int, **places: Any) -> Figure:
+    """Such a grid for bars that lie where their bases say, with the legend below it."""
+    layout = {"barmode": "overlay", "hovermode": "closest", "bargap": 0, "legend": LEGEND_BELOW}
+    margin = {"t": 40 if title else 30, "b": 80}
+    return subplots(rows, columns, title, height=height, layout=layout | {"margin": margin}, **places)
+
+
+def hatched(color: str, lines: str) -> dict[str, Any]:
+    """A bar's marker: lines of one colour on another."""
+    return {"color": color, "pattern": {"shape": "/", "fillmode": "overlay", "fgcolor": lines, "size": 6}}
+
+
+def legend_once(fig: Figure) -> Figure:
+    """Bars of one name share a place in the legend, which those without a bar do not take."""
+    shown = set[str]()
+    for bars in fig.select_traces(lambda trace: trace.type == "bar" and trace.name):
+        bars.update(legendgroup=bars.name, showlegend=bars.name not in shown and len(bars.y) > 0)
+        shown |= {bars.name} if bars.showlegend else set()
+    return fig
 
 
 class Curve(NamedTuple):
@@ -119,6 +144,44 @@ def curves(
             line={"shape": shape, "color": line.color, "width": 2, "dash": line.dash},
         )  # fmt: skip
     return fig.update_xaxes(title=x_title).update_yaxes(title=y_title, rangemode="tozero")
+
+
+LINE_PX = 17
+"""The height of a line of the label above a slider."""
+
+
+def with_slider(
+    fig: go.Figure, frames: Mapping[int, tuple[str, list]], traces: Sequence[int], *, pace_ms: int, legend_y: float
+) -> go.Figure:
+    """The figure with a step for each of `frames`: a label, and what becomes of `traces`, whose looks stay.
+
+    The label of the present one stands above the slider; "<br>" begins a line, for which the figure becomes higher.
+    Places are in pixels below the axes: buttons have a width of their own, however wide the figure is. The legend is
+    above the plot, `legend_y` times as high as it.
+    """
+    fig.frames = [go.Frame(data=data, name=str(n), traces=list(traces)) for n, (_, data) in frames.items()]
+    more = LINE_PX * max(label.count("<br>") for label, _ in frames.values())
+    still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
+    playing = {**still, "fromcurrent": True, "frame": {"duration": pace_ms, "redraw": True}}
+    buttons: list[dict[str, Any]] = [
+        {"label": "▶ play", "method": "animate", "args": [None, playing]},
+        {"label": "❚❚ pause", "method": "animate", "args": [[None], still]},
+    ]
+    steps = [{"label": label, "method": "animate", "args": [[str(n)], still]} for n, (label, _) in frames.items()]
+    slider = {
+        "steps": steps, "x": 0, "len": 1, "y": 0, "yanchor": "top", "pad": {"t": 54, "b": 0, "l": 0, "r": 0},
+        "font": {"color": "rgba(0,0,0,0)", "size": 1},  # labels are long: only the present one is shown
+        "ticklen": 0, "minorticklen": 0, "bgcolor": GRID, "bordercolor": GRID,
+        "currentvalue": {"prefix": "", "font": {"color": INK, "size": 13}, "xanchor": "left"},
+    }  # fmt: skip
+    menu = {
+        "type": "buttons", "direction": "left", "buttons": buttons, "x": 0, "xanchor": "left", "y": 0,
+        "yanchor": "top", "pad": {"t": 108 + more}, "showactive": False,
+        "bgcolor": "rgba(0,0,0,0)", "bordercolor": GRID,
+    }  # fmt: skip
+    legend = {"x": 0, "y": legend_y, "yanchor": "bottom", "xanchor": "left", "yref": "paper", "orientation": "h"}
+    fig.update_layout(height=fig.layout.height + more, margin={"t": 84, "b": 150 + more}, legend=legend)
+    return fig.update_layout(sliders=[slider], updatemenus=[menu])
 
 
 def words(text: str, width: int = 0) -> str:

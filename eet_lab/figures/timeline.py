@@ -50,18 +50,13 @@ def timeline_figure(timelines: Timelines, height: int, own_width: bool = False) 
         2, 1, height=height, layout={"barmode": "overlay"}, vertical_spacing=0.24,
         subplot_titles=[*map(headline, timelines)],
     )  # fmt: skip
-    kinds: set[str] = set()
     longest = max(timeline.step_us for timeline in timelines)
     for row, timeline in enumerate(timelines, 1):
         for spans in _alike(timeline.spans):
-            fig.add_trace(_bars(spans, in_legend=spans[0].kind not in kinds), row=row, col=1)
-            kinds.add(spans[0].kind)
-        lanes = LANES
-        if timeline.device_busy_us is None:
-            lanes = {"host": LANES["host"]}
-        else:
-            for trace in _busy(timeline):
-                fig.add_trace(trace, row=row, col=1)
+            fig.add_trace(_bars(spans), row=row, col=1)
+        lanes = LANES if timeline.device_busy_us is not None else {"host": LANES["host"]}
+        for trace in _busy(timeline) if "busy" in lanes else ():
+            fig.add_trace(trace, row=row, col=1)
         fig.update_yaxes(
             row=row, col=1, tickvals=list(lanes.values()), ticktext=list(lanes), fixedrange=True, showgrid=False,
             zeroline=False, range=[min(lanes.values()) - 0.5, LANES["host"] + 0.5],
@@ -73,7 +68,7 @@ def timeline_figure(timelines: Timelines, height: int, own_width: bool = False) 
         row=2, col=1, matches=None if own_width else "x",
         title={"text": f"microseconds, {clock}", "font": {"size": 11}, "standoff": 2},
     )  # fmt: skip
-    fig.update_yaxes(tickfont={"size": 10})
+    theme.legend_once(fig).update_yaxes(tickfont={"size": 10})
     fig.update_annotations(x=0, xanchor="left", font={"size": 11})
     return fig.update_layout(legend={**theme.LEGEND_BELOW, "font": {"size": 10}}, margin={"t": TOP, "b": BOTTOM})
 
@@ -144,23 +139,17 @@ def _alike(spans: Iterable[Span]) -> list[list[Span]]:
     return [found[key] for key in sorted(found, key=lambda key: list(KINDS).index(key[0]))]
 
 
-def _bars(spans: list[Span], in_legend: bool) -> go.Bar:
+def _bars(spans: list[Span]) -> go.Bar:
     one = spans[0]
     name, color = KINDS[one.kind]
+    took = _tenths(span.dur_us for span in spans)
     return go.Bar(
-        x=_tenths(span.dur_us for span in spans),
-        base=_tenths(span.start_us for span in spans),
-        y=[LANES[one.lane]] * len(spans),
-        width=OP_WIDTH if one.kind == "op" else WIDTH,
-        orientation="h",
-        marker={"color": color, "line": {"width": 0}},
-        name=name,
-        legendgroup=one.kind,
-        showlegend=in_legend,
-        customdata=_tenths(span.dur_us for span in spans),  # a bar's own x is where it ends
+        x=took, base=_tenths(span.start_us for span in spans), y=[LANES[one.lane]] * len(spans), orientation="h",
+        width=OP_WIDTH if one.kind == "op" else WIDTH, marker={"color": color, "line": {"width": 0}}, name=name,
+        customdata=took,  # a bar's own x is where it ends
         hovertemplate=f"<b>{_text(one.name)}</b>, %{{customdata:,}} µs, from %{{base:,}} µs<br>{_details(one)}"
         "<extra></extra>",
-    )
+    )  # fmt: skip
 
 
 def _details(span: Span) -> str:

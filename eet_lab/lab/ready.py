@@ -22,8 +22,7 @@ from eet_lab.lab.notebooks import workbench_cell
 KERNEL = "python3"
 VIEW = "application/vnd.jupyter.widget-view+json"
 TIMEOUT_S = 60
-AT_REST = "from eet_lab.workbench import workbench; workbench._open.wait(20)"
-FALLBACK = "The workbench needs a running kernel: press Shift+Enter in its cell."
+AT_REST = "import eet_lab; eet_lab.Workbench._opened.wait(20)"
 
 
 def open_ready(server: dict[str, Any], path: str, runtime: Path) -> None:
@@ -41,8 +40,8 @@ def open_ready(server: dict[str, Any], path: str, runtime: Path) -> None:
             return
         wanted = {"path": path, "name": Path(path).name, "type": "notebook", "kernel": {"name": KERNEL}}
         kernel = call(server, "api/sessions", "POST", wanted)["kernel"]["id"]
-        count, view = displayed(runtime / f"kernel-{kernel}.json", "".join(cell["source"]))
-        cell |= {"outputs": [first_output(view)], "execution_count": count}
+        count, outputs = displayed(runtime / f"kernel-{kernel}.json", "".join(cell["source"]))
+        cell |= {"outputs": outputs, "execution_count": count}
         cell["metadata"]["trusted"] = True  # this cell; the others are what they were
         call(server, contents, "PUT", {"type": "notebook", "format": "json", "content": notebook})
     except (OSError, ValueError, LookupError, RuntimeError, Empty) as error:  # TimeoutError is an OSError
@@ -61,18 +60,19 @@ def call(server: dict[str, Any], path: str, method: str = "GET", body: Any = Non
         return json.load(answer)
 
 
-def displayed(connection: Path, code: str) -> tuple[int, dict[str, Any]]:
-    """Run code in the kernel with that connection file: (its number there, the view of the widget that it displayed).
+def displayed(connection: Path, code: str) -> tuple[int, list[dict[str, Any]]]:
+    """Run code in the kernel with that connection file: (its number there, the outputs of its cell).
 
-    RuntimeError is what the code raised, or that it displayed none.
+    RuntimeError is what the code raised, or that it displayed no widget.
     """
     from jupyter_client.blocking.client import BlockingKernelClient
 
-    views: list[dict[str, Any]] = []
+    outputs: list[dict[str, Any]] = []
 
     def look(message: dict[str, Any]) -> None:
-        if message["msg_type"] in ("display_data", "execute_result") and VIEW in message["content"]["data"]:
-            views.append(message["content"]["data"][VIEW])
+        if message["msg_type"] == "display_data":
+            data, metadata = message["content"]["data"], message["content"]["metadata"]
+            outputs.append({"output_type": "display_data", "data": data, "metadata": metadata})
 
     client = BlockingKernelClient()
     client.load_connection_file(str(connection))
@@ -82,15 +82,9 @@ def displayed(connection: Path, code: str) -> tuple[int, dict[str, Any]]:
         reply = client.execute_interactive(code, timeout=TIMEOUT_S, output_hook=look)["content"]
         if reply["status"] != "ok":
             raise RuntimeError(f"{reply.get('ename')}: {reply.get('evalue')}")
-        if not views:
+        if not any(VIEW in output["data"] for output in outputs):
             raise RuntimeError("no widget was displayed")
         client.execute_interactive(AT_REST, silent=True, timeout=TIMEOUT_S, output_hook=lambda message: None)
     finally:
         client.stop_channels()
-    return reply["execution_count"], views[-1]
-
-
-def first_output(view: dict[str, Any]) -> dict[str, Any]:
-    """A cell's output that shows a live widget, and a line where no kernel has it."""
-    data = {VIEW: view, "text/html": f"<p>{FALLBACK}</p>", "text/plain": FALLBACK}
-    return {"output_type": "display_data", "metadata": {}, "data": data}
+    return reply["execution_count"], outputs

@@ -15,7 +15,7 @@ from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.show import Shown, here, table
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
-from eet_lab.scheduling import PageLedger, Request, Schedule
+from eet_lab.scheduling import PageLedger, Request, Schedule, SharedPageLedger
 from eet_lab.scheduling.simulate import Simulated, simulate
 from eet_lab.technique import Recipe
 from eet_lab.words import brief, counted, percent
@@ -50,8 +50,8 @@ def requests() -> Shown:
     return Shown(
         table(head, lines),
         f"All {len(REQUESTS)} wait from the start. There are {SLOTS} slots; a request reads at most {CHUNK} tokens of "
-        "its prompt in a pass (a chunk). The pass that reads the last of them gives its first token, each later pass "
-        "one more.",
+        "its prompt in a pass (a chunk). The pass that reads the last of them gives its first token, and each later "
+        "pass gives one more.",
     )
 
 
@@ -76,10 +76,10 @@ def picture(guess: Prediction) -> Shown:
     return Shown(
         lanes_by_slots({slots: both(slots) for slots in (2, 4, 8)}, SLOTS),
         f"You said {guess}; counted with {SLOTS} slots: {saved}. A gap in a lane is a slot that reads nothing. Above, "
-        "each gap ends where the longest answer of its group ends. Below, gaps are left only at the end, when nobody "
-        f"waits. Both do the same work: {sum(map(len, joined.passes))} boxes of one pass, which need at least {least} "
-        f"passes of {SLOTS} slots. Move the slider: with more slots a group wastes more, since the longest of eight "
-        "answers is longer than the longest of two.",
+        "each gap ends where the longest answer of its group ends. Below, gaps are left only at the end, when no "
+        f"request waits. Both do the same work: {sum(map(len, joined.passes))} boxes of one pass, which need at least "
+        f"{least} passes of {SLOTS} slots. Move the slider: with more slots a group wastes more, since the longest of "
+        "eight answers is longer than the longest of two.",
     )
 
 
@@ -222,7 +222,7 @@ def _sides(change: Change) -> list[str]:
 
 
 PAGE, FEW = 8, 14
-"""Columns of a page, and a number of pages at which requests have to give way."""
+"""Columns of a page, and a number of pages at which requests are preempted."""
 
 
 @cache
@@ -254,11 +254,53 @@ def preempted() -> Shown:
     return Shown(
         lanes({f"{FEW} pages of {PAGE} columns": few}),
         table(["pages", "passes", "preempted", "tokens read twice", "of all reads", "slots idle"], rows),
-        f"With {FEW} pages, request {number + 1} is the first to give way, in pass {at + 1}: a row needs a page, "
-        f"none is free, and {number + 1} is the newest that runs. Later it is {others}. Who gave way waits in front of "
-        "all others, and reads its prompt and its own answer again (red). The oldest never gives way, so all are done "
-        f"in the end. {slab} pages are what {SLOTS} slots of full length hold. {enough()} are enough to lose nothing, "
-        "since few requests are long and they are not at their longest at the same time. With fewer pages, less waits "
-        "in memory and more waits in line: most of the lost time is idle slots, and not what is read twice. (A "
-        "request is admitted only if a page is left for each that runs: else it would be driven out at once.)",
+        f"With {FEW} pages, request {number + 1} is preempted first, in pass {at + 1}: a row needs a page, "
+        f"none is free, and {number + 1} is the newest that runs. Later it is {others}. A preempted request waits in "
+        "front of all others, and reads its prompt and its own answer again (red). The oldest is never preempted, so "
+        f"all are done in the end. {slab} pages are what {SLOTS} slots of full length hold. {enough()} are enough to "
+        "lose nothing, since few requests are long and they are not at their longest at the same time. With fewer "
+        "pages, fewer requests run and more wait: most of the lost time is idle slots, and not what is read twice. (A "
+        "request is admitted only if a page is left for each that runs: else it would be preempted at once.)",
     )
+
+
+INSTRUCTIONS = 52
+"""Tokens that all prompts begin with: no whole number of pages."""
+
+WITHOUT, WITH = "each reads its whole prompt", "prefix caching"
+
+
+@cache
+def prefixed(shares: bool, instructions: int = INSTRUCTIONS) -> Simulated:
+    """The twelve requests joining, with so many tokens of instructions in front of each prompt."""
+    lengths = [(instructions + prompt, new) for prompt, new in REQUESTS]
+    num_pages = 1 + SLOTS * -(-max(map(sum, lengths)) // PAGE)  # as many as slots of full length hold
+    ledger = (SharedPageLedger if shares else PageLedger)(num_pages, PAGE, SLOTS)
+    return simulate(lengths, Schedule(CHUNK, None, SLOTS, True), ledger, shared_tokens=instructions)
+
+
+def shared() -> Shown:
+    """Both ways on one axis of passes, and what is read."""
+    runs, rows = {WITHOUT: prefixed(False), WITH: prefixed(True)}, []
+    for name, run in runs.items():
+        waits = mean(run.told(number)[0] + 1 for number in range(len(run.requests)))
+        rows.append([name, f"{len(run.passes)}", f"{read(run)}", percent(found_share(run)), f"{waits:.1f}"])
+    one, rest = INSTRUCTIONS // PAGE * PAGE, INSTRUCTIONS % PAGE
+    return Shown(
+        lanes(runs),
+        table(["", "passes", "prompt tokens read", "of them found", "pass of the first token, mean"], rows),
+        f"The instructions have {INSTRUCTIONS} tokens, and a page {PAGE}: {one} tokens fill pages, which all requests "
+        f"share. The {rest} behind them are in a page with tokens of the request's own, and are read by each. Request "
+        "1 reads the instructions, and requests that could join meanwhile wait: they would only read the same tokens "
+        "once more. Nothing is saved on answers: a row that decodes reads one token in each pass, as before.",
+    )
+
+
+def read(run: Simulated) -> int:
+    """Prompt tokens that were read."""
+    return sum(prompts for _, prompts in run.tokens)
+
+
+def found_share(run: Simulated) -> float:
+    """The share of prompt tokens that were there."""
+    return 1 - read(run) / sum(len(request.prompt) for request in run.requests)

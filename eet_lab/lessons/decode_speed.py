@@ -10,21 +10,10 @@ from eet_lab.bench.launches import counted, num_kernels
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import Row
 from eet_lab.devices import present
-from eet_lab.lessons import recorded, rungs
+from eet_lab.lessons import decode_step, recorded
 from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.roofline import H200_GB_PER_S, H200_TFLOPS, decode_work
 from eet_lab.lessons.show import Shown, here, table, there
-from eet_lab.lessons.step import (
-    LAYER,
-    PARTS,
-    everything_on,
-    floor_us,
-    layer_figure,
-    layer_ops,
-    ours_us,
-    step_figure,
-    timed,
-)
 from eet_lab.models import Model
 from eet_lab.models.on_device import on_its_device
 from eet_lab.parts import Parts
@@ -81,18 +70,18 @@ def floor(model: Model, output: Output) -> Shown:
 
 def calls(model: Model) -> Shown:
     """What a step hands to the device, op by op: the baseline, the first three techniques, and fused kernels."""
-    recipes = dict(zip(COLUMNS, (Recipe(), Recipe.parse(THREE, "cuda"), everything_on()), strict=True))
+    recipes = dict(zip(COLUMNS, (Recipe(), Recipe.parse(THREE, "cuda"), decode_step.everything_on()), strict=True))
     found = {name: counted(recipe.parts, [8], model.config.num_layers) for name, recipe in recipes.items()}
     lines = [
         [f"{part} ({op})", *(f"{each.layer[place][1]:,}" for each in found.values())]
-        for place, (part, op) in enumerate(zip(PARTS, LAYER, strict=True))
+        for place, (part, op) in enumerate(zip(decode_step.PARTS, decode_step.LAYER, strict=True))
     ]
-    lines.append(["other: embedding, LM head, sampling, bookkeeping", *(f"{each.beside:,}" for each in found.values())])
-    lines.append(
-        [f"a step of {model.config.num_layers} layers, one row", *(f"{each.total:,}" for each in found.values())]
-    )
     xl = [num_kernels(recipe.parts, (8,), recorded.CONFIG) for recipe in recipes.values()]
-    lines.append(["a step of GPT-2 XL, 48 layers, one row", *(f"{number:,}" for number in xl)])
+    lines += [
+        ["other: embedding, LM head, sampling, bookkeeping", *(f"{each.beside:,}" for each in found.values())],
+        [f"a step of {model.config.num_layers} layers, one row", *(f"{each.total:,}" for each in found.values())],
+        ["a step of GPT-2 XL, 48 layers, one row", *(f"{number:,}" for number in xl)],
+    ]
     return Shown(
         table(["launches, or calls on a CPU", *found], lines),
         "Counted, not timed. On a GPU each launch has a start and an end, in which no byte moves. (GPT-2 XL's last "
@@ -103,14 +92,14 @@ def calls(model: Model) -> Shown:
 @on_its_device
 def step(model: Model) -> Shown:
     """One decode step of the baseline on this machine, op by op, as measured."""
-    found = timed(model, Parts(), model.encode(PROMPT))
+    found = decode_step.timed(model, Parts(), model.encode(PROMPT))
     busy, total = sum(op.took_us for op in found), found[-1].start_us + found[-1].took_us
     attention = sum(op.took_us for op in found if op.op == "attention") / busy
     rate, most = streaming_gb_per_s(model.device), max(found, key=lambda op: op.num_bytes)
     own = min(most.num_bytes / rate / 1e3 / most.took_us, 1.0)  # a cache may be faster than memory
     return Shown(
         here(model),
-        step_figure(found, rate),
+        decode_step.step_figure(found, rate),
         f"Look at attention: it reads hardly any bytes and takes {percent(attention)} of the time, because it makes "
         f"the most calls. {_named(most.op)} has the most bytes, and they account for {percent(own)} of its time. "
         f"{percent(1 - busy / total)} of the step lies between the ops: Python.",
@@ -124,10 +113,10 @@ def _named(op: str) -> str:
 @after_prediction
 def layer(guess: Prediction) -> Shown:
     """One layer on the H200, op by op."""
-    rows = [row for _, each in layer_ops() for row in each]
+    rows = [row for _, each in decode_step.layer_ops() for row in each]
     return Shown(
         there(rows),
-        layer_figure(),
+        decode_step.layer_figure(),
         "All three lanes read the same bytes, without any Python. Look at the projection: it has the smallest "
         "matrix, and most of its time is start and end.",
     )
@@ -136,18 +125,18 @@ def layer(guess: Prediction) -> Shown:
 def ladder_here(result: Ladder, model: Model) -> Shown:
     """The rungs just measured on this machine: predicted beside measured."""
     with present(model.decoder.device):
-        found = rungs.rises(result, model.config, launch_cost(model.device))
+        found = decode_step.rises(result, model.config, launch_cost(model.device))
     how = {
         "cpu": "The prediction is the floor plus a cost for each call, measured with a call that does almost nothing.",
         "cuda": "The prediction is the slower of two: the device (bytes, and a cost for each kernel) and the host (a "
-        f"cost for each launch), both costs measured here.{rungs.early_start(result)}",
+        f"cost for each launch), both costs measured here.{decode_step.early_start(result)}",
     }[model.device]
     return Shown(
         here(model),
-        rungs.figure(found, "Time per token, rung by rung, on this machine"),
-        rungs.listing(found),
+        decode_step.rungs_figure(found, "Time per token, rung by rung, on this machine"),
+        decode_step.rungs_table(found),
         f"{how} One row has no pads, so pre-padding and packed prefill leave its steps as they are. "
-        f"{rungs.unsteady(found, 'this machine')}",
+        f"{decode_step.unsteady(found, 'this machine')}",
     )
 
 
@@ -155,8 +144,8 @@ def ladder_here(result: Ladder, model: Model) -> Shown:
 def verdict(guess: Prediction) -> Shown:
     """The ladder of one row on the H200, beside the reader's prediction."""
     result, rows = recorded.ladder(), recorded.one_row()
-    floor_ms, price = recorded.fastest().floor_ms or math.nan, rungs.H200
-    found = rungs.rises(result, recorded.CONFIG, price)
+    floor_ms, price = recorded.fastest().floor_ms or math.nan, decode_step.H200
+    found = decode_step.rises(result, recorded.CONFIG, price)
     plain = found[0]
     lines = [["you", str(guess), ""]]
     for row in rows:
@@ -167,13 +156,13 @@ def verdict(guess: Prediction) -> Shown:
         there(rows),
         table(["GPT-2 XL, one row, 128 + 128 tokens", "a token", "its own floor / measured"], lines),
         there(result),
-        rungs.figure(found, "Time per token on an H200, GPT-2 XL, one row"),
-        rungs.listing(found),
+        decode_step.rungs_figure(found, "Time per token on an H200, GPT-2 XL, one row"),
+        decode_step.rungs_table(found),
         f"The prediction counts {brief(price.launch_us, 2)} µs of host time for a launch and "
         f"{brief(price.kernel_us, 2)} µs of device time between two kernels. It is far off for the baseline, "
         f"where Python takes {plain.measured.p50 / plain.launches * 1e3:.0f} µs for each of {plain.launches:,} calls."
-        f"{rungs.early_start(result)} {rungs.unsteady(found, 'the host')} (The floor above the figure and the one in "
-        "it are of two recordings, and each measured its own streaming read.)",
+        f"{decode_step.early_start(result)} {decode_step.unsteady(found, 'the host')} (The floor above the figure and "
+        "the one in it are of two recordings, and each measured its own streaming read.)",
     )
 
 
@@ -183,7 +172,8 @@ def left_over(guess: Prediction) -> Shown:
     best, apart = recorded.fastest(), recorded.fastest(without=TOGETHER)
     recipe, layers = Recipe.parse(apart.recipe, "cuda"), recorded.CONFIG.num_layers
     measured, floor_ms = apart.tpot_ms.p50 if apart.tpot_ms else 0.0, apart.floor_ms or 0.0
-    beyond = sum(ours_us(rows) - floor_us(rows) for _, rows in layer_ops()) * layers / 1e3
+    ops = [rows for _, rows in decode_step.layer_ops()]
+    beyond = sum(decode_step.ours_us(rows) - decode_step.floor_us(rows) for rows in ops) * layers / 1e3
     head = recorded.op(f"norm_linear/t1/n{recorded.CONFIG.vocab_size}/c{recorded.CONFIG.hidden_size}")
     beyond_head = (head.total_ms.p50 if head.total_ms else 0.0) - (head.floor_ms or 0.0)
     alone = floor_ms + beyond + beyond_head
@@ -235,19 +225,14 @@ ATTACKS = (
     ("Python and PyTorch between launches", "record the step once, replay it with one call", "cuda_graphs"),
     ("a start and an end for each launch", "fewer launches: one kernel does the work of several", "fused_kernels"),
     ("a dozen small launches around the layers", "embed, sample and advance in one launch each", "fused_sampling"),
-    (
-        "end of one kernel, start of the next, its first instructions",
-        "let the next kernel start early and prefetch its weights before it waits (programmatic dependent launch)",
-        "dependent_launch",
-    ),
-    (
-        "four products of a layer that wait for each other's last block",
-        "one kernel that runs through all four, with one stream of weights",
-        "persistent_layers",
-    ),
+    ("end of one kernel, start of the next, its first instructions",
+     "let the next kernel start early and prefetch its weights before it waits (programmatic dependent launch)",
+     "dependent_launch"),
+    ("four products of a layer that wait for each other's last block",
+     "one kernel that runs through all four, with one stream of weights", "persistent_layers"),
     ("the bytes themselves", "smaller weights: the floor moves", "int8_weights"),
     ("all weights are read for a single row", "more rows per step: see the exercise", ""),
-)
+)  # fmt: skip
 """Where a step's time goes beside arithmetic, what is done about it, and by which technique."""
 
 

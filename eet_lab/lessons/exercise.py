@@ -8,13 +8,16 @@ import operator
 import os
 import reprlib
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice, product
-from typing import Any
+from typing import Any, TypeVar
 
 from eet_lab.lessons.show import Shown, note, source, table
 from eet_lab.words import plain
+
+C = TypeVar("C")
+S = TypeVar("S")
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,13 @@ class Exercise:
     """A task: `judge(answer)` returns what to say and show of a right answer, and raises `Wrong` for another one.
 
     `solution` is one right answer. With EET_LAB_FAST=1 in the environment it stands in for a missing one, and must
-    pass, so that a notebook that is run by a test tests its exercise too.
+    pass, so that a notebook that is run by a test tests its exercise too. `slips` are wrong answers by the words that
+    they get.
     """
 
     judge: Callable[[Callable], tuple[str, tuple[Any, ...]]]
     answer: Callable
+    slips: Mapping[str, Callable] = field(default_factory=dict)
 
     def check(self, answer: Callable) -> Verdict:
         """Judge a function. Never raises, whatever the function does."""
@@ -110,14 +115,21 @@ def formula(
         return message, (table(["", *names], [[case, *map(_figure, right[case])] for case in cases]),)
 
     def why(given: Mapping[str, Sequence[float]], wrong: str, place: int) -> str:
-        """The slip that explains all that was given, or else this case."""
-        for told in (list(cases), [wrong]):
-            for words, slip in slips.items():
-                if all(_is(given[case][place], _each(slip(*cases[case]))[place]) for case in told):
-                    return words
-        return otherwise
+        def fits(slip: Callable, case: str) -> bool:
+            return _is(given[case][place], _each(slip(*cases[case]))[place])
 
-    return Exercise(judge, solution)
+        return explained(slips, fits, cases, wrong) or otherwise
+
+    return Exercise(judge, solution, slips)
+
+
+def explained(slips: Mapping[str, S], fits: Callable[[S, C], bool], cases: Iterable[C], wrong: C) -> str:
+    """The words of the slip that fits all that was given, or else the wrong case; none at all if there is no such."""
+    for told in (list(cases), [wrong]):
+        for words, slip in slips.items():
+            if all(fits(slip, case) for case in told):
+                return words
+    return ""
 
 
 def _each(value: Any) -> tuple:

@@ -1,11 +1,11 @@
 """Lesson 2, mask removal: what does a mask cost, and what does it cost to have none?
 
-B rows, H heads, Q queries, K keys, D head dim.
+B rows, H heads, Q queries, K keys or columns of the cache, D head dim.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import median
@@ -13,6 +13,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 import torch
+from torch import Tensor
 
 from eet_lab.bench import Change, Comparison
 from eet_lab.bench.timing import took_ms
@@ -22,6 +23,7 @@ from eet_lab.figures import theme
 from eet_lab.figures.batch_steps import mask_steps
 from eet_lab.lessons import recorded
 from eet_lab.lessons.batch import PROMPTS, SHORT, lengths, rows
+from eet_lab.lessons.exercise import Exercise, Wrong, ask, formula, named
 from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.show import Shown, here, in_words, table, there
 from eet_lab.models import Model
@@ -173,13 +175,9 @@ def _named(name: str, change: Change | None) -> str:
 def _saved_figure(bars: Mapping[str, float]) -> go.Figure:
     """Percentages as bars; grey is counted, or cannot be told from noise; red got slower."""
     fig = theme.figure("Saved without the mask, in percent", height=100 + 32 * len(bars))
+    grey = {name for name in bars if name.startswith("scores") or name.endswith(UNTOLD)}
     colors = [
-        theme.BASELINE
-        if name.startswith("scores") or name.endswith(UNTOLD)
-        else theme.LOSS
-        if value < 0
-        else theme.GAIN
-        for name, value in bars.items()
+        theme.BASELINE if name in grey else theme.LOSS if value < 0 else theme.GAIN for name, value in bars.items()
     ]
     fig.add_bar(
         y=list(bars), x=[round(v, 2) for v in bars.values()], orientation="h", hoverinfo="skip", marker_color=colors,
@@ -220,12 +218,10 @@ def on_the_h200(guess: Prediction) -> Shown:
     masked, bounded = (row.total_ms.p50 if row.total_ms else 0.0 for row in kernels)
     pairs["one kernel, 8 rows of 2,048 tokens"] = masked, bounded
     launches = [m.cost.launches_per_token or 0 for m in (with_mask, without) if m.cost]
-    num_rows = len(result.prompt_lengths)
+    num_rows, head = len(result.prompt_lengths), ["GPT-2 XL on an H200", "mask", "no mask", "saved"]
     return Shown(
         there(result),
-        table(
-            ["GPT-2 XL on an H200", "mask", "no mask", "saved"], [[name, *_both(*pair)] for name, pair in pairs.items()]
-        ),
+        table(head, [[name, *_both(*pair)] for name, pair in pairs.items()]),
         _saved_figure({name: 100 * (1 - now / before) for name, (before, now) in pairs.items()}),
         "Why is the first pair slower without a mask? The batch has "
         f"{num_rows} rows with {len(set(result.prompt_lengths))} numbers of pads, and plain PyTorch has no single call "
@@ -235,3 +231,95 @@ def on_the_h200(guess: Prediction) -> Shown:
         '(Packed prefill cannot run with the mask, so "all techniques" includes its gain, too.)',
         there(kernels),
     )
+
+
+def first_pass_scores(lengths: Sequence[int]) -> tuple[int, int]:
+    """All cells of a square for each row, and the triangle over a row's own tokens."""
+    return len(lengths) * max(lengths) ** 2, sum(n * (n + 1) // 2 for n in lengths)
+
+
+count_scores = formula(
+    first_pass_scores,
+    {
+        "one prompt of 4 tokens": ([4],),
+        "prompts of 3 and 5 tokens": ([3, 5],),
+        "this lesson's batch": ([3, 18, 44, 124],),
+        "eight prompts of 1,024 tokens": ([1024] * 8,),
+    },
+    {
+        "A token sees itself, too: n (n + 1) / 2 for a row of n tokens.":
+            lambda lengths: (None, sum(n * (n - 1) // 2 for n in lengths)),
+        "A row of n real tokens uses a triangle, not the whole square.":
+            lambda lengths: (None, sum(n * n for n in lengths)),
+        "With pads, every row has as many columns as the longest one.":
+            lambda lengths: (sum(n * n for n in lengths), len(lengths) * max(lengths) * (max(lengths) + 1) // 2),
+        "Count the scores of all rows.": lambda lengths: (max(lengths) ** 2, max(lengths) * (max(lengths) + 1) // 2),
+        "A score is of one query and one key: columns times columns.":
+            lambda lengths: (len(lengths) * max(lengths), sum(lengths)),
+    },
+    "Even where all rows are equally long, about half of the scores are thrown away: those of the future.",
+    names=("scores computed with a mask", "scores used"),
+    otherwise="With a mask, each row computes a square as wide as the longest prompt.",
+)  # fmt: skip
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, int, int], Tensor]
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, num_pad: int, column: int) -> Tensor:
+    """One query [D] over the columns that it may see of keys and values [K,D]."""
+    seen = slice(num_pad, column + 1)
+    weights = torch.softmax(keys[seen] @ q / len(q) ** 0.5, dim=0)
+    return weights @ values[seen]
+
+
+def _judge_attention(answer: Attend) -> tuple[str, tuple[Any, ...]]:
+    generator = torch.Generator().manual_seed(0)
+    for num_pad, column, K in ((0, 3, 4), (2, 5, 6), (1, 3, 7), (4, 4, 9)):
+        q, keys, values = (torch.randn(*shape, generator=generator) for shape in ((8,), (K, 8), (K, 8)))
+        case = f"With num_pad={num_pad}, column={column} and {K} columns in the cache"
+        expected = attend(q, keys, values, num_pad, column)
+        given = ask(answer, q, keys, values, num_pad, column)
+        _judge_kind(case, given, expected)
+        if not torch.allclose(given, expected, atol=1e-5):
+            raise Wrong(f"{case}: {_likely(given, q, keys, values, num_pad, column)}")
+        hidden = torch.ones(K, dtype=torch.bool)
+        hidden[num_pad : column + 1] = False
+        poisoned_keys, poisoned_values = keys.clone(), values.clone()
+        poisoned_keys[hidden] = poisoned_values[hidden] = torch.nan
+        given = ask(answer, q, poisoned_keys, poisoned_values, num_pad, column)
+        _judge_kind(case, given, expected)
+        if not torch.allclose(given, expected, atol=1e-5):
+            raise Wrong(
+                f"{case}: the numbers are right, but they turn into NaN when the hidden columns hold NaN. So hidden "
+                "keys or values are still read and then weighted with 0. Do not read them: slice."
+            )
+    return "It agrees with the masked result, and NaN in pads and in the future changes nothing.", ()
+
+
+def _judge_kind(case: str, given: Any, expected: Tensor) -> None:
+    if not isinstance(given, Tensor):
+        raise Wrong(f"{case}: return a tensor [D] = [8], not {named(given)}.")
+    if (given.shape, given.dtype) != (expected.shape, expected.dtype):
+        kind = f"{list(given.shape)} of {str(given.dtype).removeprefix('torch.')}"
+        raise Wrong(f"{case}: return a tensor [D] = [8] of float32, as q is, not {kind}.")
+
+
+def _likely(given: Tensor, q: Tensor, keys: Tensor, values: Tensor, num_pad: int, column: int) -> str:
+    """What a wrong result looks like."""
+    mistakes = {
+        "it sees the pads, too. A row's first real token is in column num_pad.": (q, num_pad, num_pad, column),
+        "it sees the future, too. The query's own column is the last that it may see.": (q, 0, num_pad, len(keys) - 1),
+        "it does not see its own column. A slice ends before its end.": (q, 0, num_pad, column - 1),
+        "the scores are not divided by √D.": (q * len(q) ** 0.5, 0, num_pad, column),
+    }
+    for words, (query, before, first, last) in mistakes.items():
+        if last >= first - before and torch.allclose(
+            given, attend(query, keys, values, first - before, last), atol=1e-5
+        ):
+            return words
+    return "the result differs from softmax(q·k / √D) over columns num_pad to column, times their values."
+
+
+attention = Exercise(_judge_attention, attend)
+"""Write attention for one query without a mask."""

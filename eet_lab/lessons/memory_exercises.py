@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate, combinations, islice
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
-from eet_lab.figures.packing import packing
+from eet_lab.figures.plans import packing
 from eet_lab.lessons.batch import rows
 from eet_lab.lessons.exercise import Exercise, Unanswered, Wrong, ask, formula, named, number, whole
 from eet_lab.lessons.memory_reuse import trace
@@ -75,12 +75,10 @@ count_copies = formula(
         "1,000 prompt tokens, 1,000 new": (1000, 1000),
     },
     {
-        "The first pass gives the first new token and copies nothing: one step less.": (
-            lambda n, new: sum(range(n, n + new))
-        ),
-        "A step copies what is there before it: the first decode step finds the prompt's columns.": (
-            lambda n, new: sum(range(n + 1, n + new))
-        ),
+        "The first pass gives the first new token and copies nothing: one step less.":
+            lambda n, new: sum(range(n, n + new)),
+        "A step copies what is there before it: the first decode step finds the prompt's columns.":
+            lambda n, new: sum(range(n + 1, n + new)),
         "The prompt's columns are copied, too, at each step.": lambda n, new: sum(range(new - 1)),
         "The cache is not as long as that at each step: it grows.": lambda n, new: (new - 1) * (n + new - 1),
         "Each step finds one column more than the one before.": lambda n, new: (new - 1) * n,
@@ -88,7 +86,7 @@ count_copies = formula(
     "It grows with the square of what is generated. A cache of full length copies nothing.",
     names=("columns copied",),
     otherwise="Add up what each of the new_tokens - 1 decode steps finds in the cache.",
-)
+)  # fmt: skip
 
 
 def times_grown(needs: Sequence[int]) -> int:
@@ -105,12 +103,10 @@ count_growths = formula(
         "fifty random requests": ([request.length for request in turbo_artifact()],),
     },
     {
-        "As much as is held already needs no growth: compare with > and not with >=.": lambda needs: sum(
-            need >= most for need, most in zip(needs, accumulate([0, *needs], max), strict=False)
-        ),
-        "Compare with the most of all requests before, not with the last one.": lambda needs: sum(
-            need > last for need, last in zip(needs, [0, *needs], strict=False)
-        ),
+        "As much as is held already needs no growth: compare with > and not with >=.":
+            lambda needs: sum(need >= most for need, most in zip(needs, accumulate([0, *needs], max), strict=False)),
+        "Compare with the most of all requests before, not with the last one.":
+            lambda needs: sum(need > last for need, last in zip(needs, [0, *needs], strict=False)),
         "The first request makes the arena: count it, too.": lambda needs: times_grown(needs) - 1,
         "An arena that is large enough is kept; only growth asks the driver.": len,
         "An arena that must grow for each new length is sized by the most so far.": lambda needs: len(set(needs)),
@@ -118,7 +114,7 @@ count_growths = formula(
     "In an order that does not depend on length, records become rare, and so do driver calls.",
     names=("times that the arena grows",),
     otherwise="Go through the requests, and remember the most that was needed so far, 0 at first.",
-)
+)  # fmt: skip
 
 
 Planner = Callable[[Sequence[Lifetime]], Sequence[int]]
@@ -160,10 +156,9 @@ def _judge_planner(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]
     decoder = placed(model.decoder, torch.device("cpu"), torch.float32)
     batch, settings = rows(model)[:2], Settings(max_new_tokens=8)
     yours = ArenaPool(lambda lifetimes: _judge_plan(lifetimes, ask(answer, lifetimes), "A pass of the engine"))
-    if (
-        Engine(decoder, Parts(memory=partial(Arena, yours))).generate(batch, settings).tokens
-        != Engine(decoder).generate(batch, settings).tokens
-    ):
+    engines = Engine(decoder, Parts(memory=partial(Arena, yours))), Engine(decoder)
+    in_yours, baseline = (engine.generate(batch, settings).tokens for engine in engines)
+    if in_yours != baseline:
         raise Wrong("the plan looks right, but the engine generated other tokens than the baseline in it.")
     message = (
         f"{need / MiB:.2f} MiB, where {real.lower_bound_bytes / MiB:.2f} are alive at once. The engine just ran in "
@@ -175,14 +170,13 @@ def _judge_planner(answer: Planner, model: Model) -> tuple[str, tuple[Any, ...]]
 def _judge_plan(lifetimes: Sequence[Lifetime], given: Any, what: str) -> Plan:
     """The plan that these offsets make; Wrong, naming two buffers, if they cannot be used."""
     offsets = _offsets(lifetimes, given, what)
-    for i, (life, offset) in enumerate(zip(lifetimes, offsets, strict=True)):
-        for other, start in zip(lifetimes[:i], offsets[:i], strict=True):
-            if life.overlaps(other) and offset < start + other.num_bytes and start < offset + life.num_bytes:
-                raise Wrong(
-                    f"{what}: {other.name} (requests {other.first} to {other.last}, bytes {start} to "
-                    f"{start + other.num_bytes}) and {life.name} (requests {life.first} to {life.last}, bytes "
-                    f"{offset} to {offset + life.num_bytes}) are alive together and share bytes."
-                )
+    for (other, start), (life, offset) in combinations(zip(lifetimes, offsets, strict=True), 2):
+        if life.overlaps(other) and offset < start + other.num_bytes and start < offset + life.num_bytes:
+            one, two = (
+                f"{each.name} (requests {each.first} to {each.last}, bytes {at} to {at + each.num_bytes})"
+                for each, at in ((other, start), (life, offset))
+            )
+            raise Wrong(f"{what}: {one} and {two} are alive together and share bytes.")
     return Plan(tuple(lifetimes), tuple(offsets))
 
 
@@ -246,7 +240,9 @@ def _judge_policy(answer: Policy) -> tuple[str, tuple[Any, ...]]:
                 "When the last requests (`before` holds what they needed) needed much less, give memory back."
             )
         rows.append([name, f"{ratio:.2f}", f"{calls}", f"{len(needs)}", sized(max(sizes))])
-        figures.append(_curve(name, needs, sizes))
+        curves = ("needed", needs, theme.GAIN, "tozeroy"), ("held", sizes, theme.SELECTION, None)
+        lines = [theme.Curve(of, [each / MiB for each in y], color, fill=fill) for of, y, color, fill in curves]
+        figures.append(theme.curves(f"Your arena: {name}", lines, "request", "MiB", height=260, shape="hvh"))
     message = "Your policy predicts the future from the past. No policy can do more."
     head = ["stream", "held, × what is needed", "driver calls", "requests", "most held"]
     return message, (table(head, rows), *figures)
@@ -265,12 +261,6 @@ def _sizes(name: str, answer: Policy, needs: Sequence[int]) -> list[int]:
         held = int(size)
         sizes.append(held)
     return sizes
-
-
-def _curve(name: str, needs: Sequence[int], sizes: Sequence[int]) -> Any:
-    needed = theme.Curve("needed", (each / MiB for each in needs), theme.GAIN, fill="tozeroy")
-    held = theme.Curve("held", (each / MiB for each in sizes), theme.SELECTION)
-    return theme.curves(f"Your arena: {name}", [needed, held], "request", "MiB", height=260, shape="hvh")
 
 
 holding = Exercise(_judge_policy, hold)

@@ -16,7 +16,7 @@ from eet_lab.bench.timing import took_ms
 from eet_lab.engine.engine import Engine
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
-from eet_lab.figures.packing import packing
+from eet_lab.figures.plans import packing
 from eet_lab.labels import in_titles
 from eet_lab.lessons import recorded
 from eet_lab.lessons.batch import rows
@@ -77,12 +77,9 @@ def predict(small: Model) -> Prediction:
 
 def kv_copies(small: Model) -> tuple[int, int]:
     """Bytes of old keys and values that a growing cache copies in the run, and its final size."""
-    column_bytes, end = _column_bytes(small), PROMPT_TOKENS + NEW_TOKENS - 1
+    column_bytes = len(prompts(small)) * small.config.kv_bytes_per_token(small.decoder.dtype.itemsize)
+    end = PROMPT_TOKENS + NEW_TOKENS - 1
     return sum(range(PROMPT_TOKENS, end)) * column_bytes, end * column_bytes
-
-
-def _column_bytes(small: Model) -> int:
-    return len(prompts(small)) * small.config.kv_bytes_per_token(small.decoder.dtype.itemsize)
 
 
 def trace(model: Model, recipe: str = BASE) -> Plan:

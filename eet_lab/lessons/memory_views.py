@@ -15,12 +15,12 @@ from eet_lab.engine.generation import StepEvent
 from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
 from eet_lab.figures.memory_bar import bar, held_now
-from eet_lab.figures.packing import packings
-from eet_lab.figures.planners import HEAD, lines, side_by_side
+from eet_lab.figures.plans import HEAD, lines, packings
 from eet_lab.lessons import recorded
 from eet_lab.lessons.batch import SHORT, rows
 from eet_lab.lessons.memory_reuse import BASE
 from eet_lab.lessons.show import Shown, here, noted, table, there
+from eet_lab.memory.replays import side_by_side
 from eet_lab.models import PRESETS, Model, load
 from eet_lab.models.on_device import on_its_device
 from eet_lab.monitor import free_bytes_of, open_source
@@ -28,17 +28,13 @@ from eet_lab.parts.paged_kv import PAGE, Pages
 from eet_lab.technique import Recipe
 from eet_lab.words import GiB, MiB, counted, percent, sized
 from eet_lab.workbench.forecast import in_html
-from eet_lab.workbench.run_memory import KVUse
+from eet_lab.workbench.memory import KVUse
 
 SHORT_NEW = 4
 """New tokens for the short rows that pages do not pay for."""
 GPU_BYTES = 24 * GiB
 """Free on the GPU that a forecast is for where there is none."""
-CACHES = {
-    "growing": BASE,
-    "static": f"{BASE},memory_reuse",
-    "paged": f"{BASE},memory_reuse:kv=paged",
-}
+CACHES = {"growing": BASE, "static": f"{BASE},memory_reuse", "paged": f"{BASE},memory_reuse:kv=paged"}
 DRAWN = ("greedy_by_size", "optimal", "first_fit", "chunked", "eet_repaired", "no_reuse")
 
 
@@ -74,9 +70,14 @@ class Grown(NamedTuple):
 def kv_caches(model: Model, new_tokens: int = 128) -> Shown:
     """The same run with each kind of cache: what it holds, uses, wastes and copies."""
     found = {name: _watched(model, rows(model), recipe, new_tokens) for name, recipe in CACHES.items()}
+    uses = {name: each.use for name, each in found.items()}
+    cells = [
+        [name, sized(u.held_bytes), sized(u.used_bytes), percent(u.wasted_bytes / u.held_bytes), sized(u.copied_bytes)]
+        for name, u in uses.items()
+    ]
     return Shown(
         _grown_figure(found),
-        table(["KV cache", "held at the end", "used", "unused", "copied in the run"], _cells(found)),
+        table(["KV cache", "held at the end", "used", "unused", "copied in the run"], cells),
         "The growing cache holds what has been read so far, pads included, and copies all of it at each step. The "
         "static one copies nothing, but holds its full length from the first step on, pads included.",
         _of_pages(found["paged"], found["static"]),
@@ -97,17 +98,15 @@ def _of_pages(paged: Grown, static: Grown) -> str:
 
 
 def _of_short_rows(model: Model) -> str:
-    lengths = ", ".join(str(len(model.encode(prompt))) for prompt in SHORT)
-    in_pages, in_a_slab = _short_held(model, "paged"), _short_held(model, "static")
+    short = [model.encode(prompt) for prompt in SHORT]
+    lengths = ", ".join(str(len(row)) for row in short)
+    in_pages, in_a_slab = (
+        _watched(model, short, CACHES[kind], SHORT_NEW).use.held_bytes for kind in ("paged", "static")
+    )
     return (
         f"Whole pages do not pay for short rows: prompts of {lengths} tokens with {SHORT_NEW} new ones hold "
         f"{sized(in_pages)} in pages and {sized(in_a_slab)} static. One of the pages is shared by all pads."
     )
-
-
-def _short_held(model: Model, kind: str) -> int:
-    """Bytes held for a batch of short rows."""
-    return _watched(model, [model.encode(prompt) for prompt in SHORT], CACHES[kind], SHORT_NEW).use.held_bytes
 
 
 def _grown_figure(found: dict[str, Grown]) -> go.Figure:
@@ -120,14 +119,6 @@ def _grown_figure(found: dict[str, Grown]) -> go.Figure:
         theme.Curve("used: keys and values of tokens", found["paged"].used, theme.GAIN, dash="dot"),
     ]
     return theme.curves("What the KV cache holds as the batch grows", lines, "step", "MiB", height=330)
-
-
-def _cells(found: dict[str, Grown]) -> list[list[str]]:
-    uses = {name: each.use for name, each in found.items()}
-    return [
-        [name, sized(u.held_bytes), sized(u.used_bytes), percent(u.wasted_bytes / u.held_bytes), sized(u.copied_bytes)]
-        for name, u in uses.items()
-    ]
 
 
 def _watched(model: Model, prompts: list[list[int]], recipe: str, new_tokens: int) -> Grown:

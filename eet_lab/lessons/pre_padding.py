@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
+import torch
 
 from eet_lab.bench import Comparison, Measurement
 from eet_lab.bench.measured import p50
+from eet_lab.engine.engine import Engine
+from eet_lab.engine.settings import Settings
 from eet_lab.figures import theme
 from eet_lab.figures.batch_steps import token_steps
 from eet_lab.labels import in_titles
 from eet_lab.lessons import recorded
 from eet_lab.lessons.batch import PROMPTS, SHORT, clipped, lengths
+from eet_lab.lessons.exercise import Exercise, Wrong, ask, formula, named
 from eet_lab.lessons.prediction import Prediction, after, after_prediction
 from eet_lab.lessons.show import Shown, here, in_words, table, there
 from eet_lab.models import Model
+from eet_lab.models.decoder import Decoder, forward, logits, op_by_op
+from eet_lab.models.weights import placed
+from eet_lab.ops.types import fresh
+from eet_lab.parts import Parts
+from eet_lab.parts.attend import DenseMask
+from eet_lab.parts.batches import left_padded
 from eet_lab.texts import Output
 from eet_lab.words import brief, ms_words, times
 
@@ -165,3 +176,139 @@ def verdict(guess: Prediction, result: Comparison) -> Shown:
         f"spare: the H200 was {far:.0f} times sooner, where the count of steps gives {far_longest}."
     )
     return Shown(counted, fig, why, there(big), in_words(result, "ttft_ms", "The first token here"))
+
+
+def num_steps(lengths: Sequence[int], new_tokens: int) -> tuple[int, int]:
+    """The step that reads a row's last prompt token gives its first new one; both end with the longest row."""
+    return max(lengths) + new_tokens - 1, new_tokens
+
+
+count_steps = formula(
+    num_steps,
+    {
+        "prompts of 3 and 5 tokens, 4 new": ([3, 5], 4),
+        "one prompt of 960 tokens, 64 new": ([960], 64),
+        "this lesson's batch, 32 new": ([3, 18, 44, 124], 32),
+        "one prompt of 1 token, 8 new": ([1], 8),
+    },
+    {
+        "The step that reads the last prompt token gives the first new token already: one step less.":
+            lambda lengths, new: (max(lengths) + new, new + 1),
+        "Rows run side by side: the longest prompt counts, not the sum.":
+            lambda lengths, new: (sum(lengths) + new - 1, None),
+        "The batch is done when its longest row is, not its shortest.":
+            lambda lengths, new: (min(lengths) + new - 1, None),
+        "That is until the first token. Count the steps of the whole run.": lambda lengths, new: (max(lengths), 1),
+        "The first pass gives a token, too.": lambda lengths, new: (max(lengths) + new - 2, new - 1),
+    },
+    "The longer the prompts are beside what is generated, the more there is to gain. Look at the last line: a prompt "
+    "of one token gains nothing.",
+    names=("steps token by token", "steps with pre-padding"),
+    otherwise="Count the steps until the longest prompt is read, then one for each further token.",
+)  # fmt: skip
+
+
+def padded_share(lengths: Sequence[int]) -> float:
+    """Pads of the rectangle, over all its cells."""
+    return 1 - sum(lengths) / (len(lengths) * max(lengths))
+
+
+share_of_pads = formula(
+    padded_share,
+    {
+        "prompts of 3 and 5 tokens": ([3, 5],),
+        "this lesson's batch": ([3, 18, 44, 124],),
+        "eight prompts of 64 tokens": ([64] * 8,),
+        "the H200's batch": ([16, 32, 48, 64, 80, 96, 112, 128],),
+    },
+    {
+        "That is the share of real tokens.": lambda lengths: sum(lengths) / (len(lengths) * max(lengths)),
+        "Divide by all cells of the rectangle, not by the real tokens.":
+            lambda lengths: len(lengths) * max(lengths) / sum(lengths) - 1,
+        "That is the number of pads; divide it by the cells of the rectangle.":
+            lambda lengths: len(lengths) * max(lengths) - sum(lengths),
+        "That is a percentage; return a share between 0 and 1.": lambda lengths: 100 * padded_share(lengths),
+    },
+    "These cells are computed by every linear layer and thrown away. Sort requests by length, or pack their tokens "
+    "without pads, and the share falls.",
+    names=("share of pads",),
+    otherwise="The rectangle has a row for each prompt, and as many columns as the longest one has tokens.",
+)  # fmt: skip
+
+
+Rows = Sequence[Sequence[int]]
+LeftPad = Callable[[Rows], tuple[list[list[int]], list[list[int]]]]
+
+
+def padding(model: Model) -> Exercise:
+    """Write left padding; a right answer is run by the engine in place of ours."""
+    return Exercise(lambda answer: _judge_padding(answer, model), left_pad)
+
+
+def left_pad(prompts: Rows) -> tuple[list[list[int]], list[list[int]]]:
+    """Right-aligned rows of tokens, 0 for a pad, and each token's position in its own sequence."""
+    longest = max(len(prompt) for prompt in prompts)
+    pads = [longest - len(prompt) for prompt in prompts]
+    tokens = [[0] * pad + list(prompt) for pad, prompt in zip(pads, prompts, strict=True)]
+    positions = [[max(column - pad, 0) for column in range(longest)] for pad in pads]
+    return tokens, positions
+
+
+def _judge_padding(answer: LeftPad, model: Model) -> tuple[str, tuple[Any, ...]]:
+    for rows in ([[7, 8, 9], [5]], [[4]], [[1, 2], [3, 4]], [[6], [1, 2, 3, 4, 5], [7, 8]]):
+        given = ask(answer, [list(row) for row in rows])
+        if not (isinstance(given, tuple) and len(given) == 2):
+            raise Wrong(f"return two things, tokens and positions, not {named(given)}.")
+        _judge_layout(rows, *given)
+    decoder = placed(model.decoder, torch.device("cpu"), torch.float32)
+    rows = [model.encode(prompt) for prompt in SHORT]
+    settings = Settings(max_new_tokens=8)
+    yours = _continued(answer, decoder, rows, settings.max_new_tokens)
+    ours = Engine(decoder).generate(rows, settings).tokens
+    if yours != ours:
+        raise Wrong("the layout looks right, but the model generated other tokens than the baseline with it.")
+    told = [[clipped(p), model.decode(tokens)] for p, tokens in zip(SHORT, yours, strict=True)]
+    message = "The model just read your layout, and generated the same tokens as the baseline:"
+    return message, (table(["prompt", "continued through your function"], told),)
+
+
+def _judge_layout(rows: Rows, tokens: Any, positions: Any) -> None:
+    longest, case = max(map(len, rows)), f"For left_pad({[list(row) for row in rows]})"
+    right_tokens, right_positions = left_pad(rows)
+    for b, row in enumerate(rows):
+        try:
+            got, at = ([index(each) for each in part[b]] for part in (tokens, positions))
+            num_rows = len(tokens), len(positions)
+        except Exception as error:
+            raise Wrong(f"{case}: tokens and positions each need {len(rows)} rows of whole numbers.") from error
+        if num_rows != (len(rows), len(rows)):
+            raise Wrong(f"{case}: tokens and positions have {num_rows} rows; both must have {len(rows)}.")
+        if len(got) != longest or len(at) != longest:
+            raise Wrong(f"{case}: tokens[{b}] has length {len(got)}, positions[{b}] {len(at)}; both must be {longest}.")
+        if got != right_tokens[b]:
+            right_padded = got[: len(row)] == list(row) and longest > len(row)
+            hint = " The pads belong on the left, so that every row ends in the same column." if right_padded else ""
+            raise Wrong(f"{case}: tokens[{b}] should be {right_tokens[b]}, but it is {got}.{hint}")
+        pad = longest - len(row)
+        if at[pad:] != right_positions[b][pad:]:
+            shifted = at == list(range(longest))
+            hint = " Count from the row's own first token, not from the first column." if shifted else ""
+            raise Wrong(
+                f"{case}: positions[{b}] should give the real tokens {right_positions[b][pad:]}, not {at[pad:]}.{hint}"
+            )
+        if min(at) < 0:
+            raise Wrong(f"{case}: positions[{b}] has a negative number; the embedding has none. Give pads position 0.")
+
+
+@torch.inference_mode()
+def _continued(answer: LeftPad, decoder: Decoder, rows: Rows, num_new: int) -> tuple[tuple[int, ...], ...]:
+    """Greedy tokens of passes that the learner's function lays out: each reads its rows whole, without a KV cache."""
+    ops, read = Parts().ops.bind(fresh), [list(row) for row in rows]
+    for _ in range(num_new):
+        tokens, positions = (torch.tensor(part).flatten() for part in answer([list(row) for row in read]))
+        batch = left_padded(read)._replace(ids=tokens, positions=positions)
+        hidden = forward(decoder, ops, DenseMask(ops, batch, None, empty=fresh), batch, op_by_op)
+        newest = logits(decoder, ops, hidden[batch.last]).argmax(-1)
+        for row, token in zip(read, newest.tolist(), strict=True):
+            row.append(token)
+    return tuple(tuple(row[len(prompt) :]) for row, prompt in zip(read, rows, strict=True))

@@ -112,14 +112,10 @@ def prefill_work(config: Config, batch: int, tokens: float, itemsize: int) -> Wo
 
 def measured_roof(device: str) -> Roof:
     """The present machine's roof, both sides measured: a streaming read, and a product of two big matrices."""
-    return Roof(streaming_gb_per_s(device), _matmul_tflops(device))
-
-
-def _matmul_tflops(device: str) -> float:
     size, dtype = (8192, torch.float16) if device == "cuda" else (640, torch.float32)
     a = torch.ones(size, size, device=device, dtype=dtype)
     times = [took_ms(lambda: a @ a, device) for _ in range(7)]
-    return 2 * size**3 / median(times[2:]) / 1e9
+    return Roof(streaming_gb_per_s(device), 2 * size**3 / median(times[2:]) / 1e9)
 
 
 def recorded_points() -> list[Point]:

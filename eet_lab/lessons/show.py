@@ -90,7 +90,8 @@ def stylesheet() -> str:
 def styled(html: str) -> str:
     """HTML behind the rules of `stylesheet` that it needs: a saved notebook has many such pieces."""
     used = set(CLASS.findall(html))
-    needed = [rule for rule in _rules() if any(used.issuperset(CLASS.findall(each)) for each in _selectors(rule))]
+    selectors = {rule: rule.partition("{")[0].split(",") for rule in _rules()}
+    needed = [rule for rule in selectors if any(used.issuperset(CLASS.findall(each)) for each in selectors[rule])]
     return f"{_style(needed)}{html}" if needed else html
 
 
@@ -99,10 +100,6 @@ def _rules() -> tuple[str, ...]:
     """Those of lessons.css, which has each on a line of its own."""
     lines = Path(__file__).with_name("lessons.css").read_text(encoding="utf-8").splitlines()
     return tuple(line for line in lines if line.startswith("."))
-
-
-def _selectors(rule: str) -> list[str]:
-    return rule.partition("{")[0].split(",")
 
 
 def _style(rules: Sequence[str]) -> str:

@@ -1,30 +1,37 @@
-"""Lesson 7, serving requests of varying length: which of those that wait should share a pass?
-
-Everything is simulated over a cost table that was measured once, on a CPU, and comes with the package.
-"""
+"""Lesson 7, serving requests of varying length: which of those that wait should share a pass?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import cache
 from math import inf
+from typing import ClassVar
 
 import numpy as np
 
-from eet_lab.figures.served_batches import batches
-from eet_lab.figures.serving_curves import cost_of_one, cost_surface, latency_against_load, told_table
+from eet_lab.bench.rows import Row
+from eet_lab.figures.serving import batches, cost_of_one, cost_surface, latency_against_load, told_table
 from eet_lab.lessons import recorded
 from eet_lab.lessons.prediction import Prediction, after_prediction
 from eet_lab.lessons.show import Shown, noted, table, there
 from eet_lab.scheduling.choices import one_by_one_rate
-from eet_lab.scheduling.cost import CostTable, EncoderCost
+from eet_lab.scheduling.cost import Costs, CostTable, EncoderCost
 from eet_lab.scheduling.cost_files import load_cost
 from eet_lab.scheduling.dynamic_program import FIGURE_8, FIGURE_8_LENGTHS, cheapest
-from eet_lab.scheduling.policies import DynamicProgram, LengthBuckets, NaivePadding, NoBatching, TokenBudget
+from eet_lab.scheduling.policies import (
+    ContinuousBatching,
+    DynamicProgram,
+    LengthBuckets,
+    NaivePadding,
+    NoBatching,
+    TokenBudget,
+)
+from eet_lab.scheduling.policy import BasePolicy, Plan, W
 from eet_lab.scheduling.served import Passes, Served
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.sweep import LoadPoint, sweep
-from eet_lab.scheduling.traffic import Gamma, Traffic, Uniform, make_traffic
+from eet_lab.scheduling.traffic import Gamma, LogNormal, Traffic, Uniform, make_traffic
 from eet_lab.words import brief, percent
 
 LENGTHS, ONE = Uniform(5, 250), Uniform(1, 1)
@@ -75,19 +82,19 @@ def where(cost: CostTable) -> object:
 
 
 def costs() -> Shown:
-    """The cost table as a surface, and what a text costs in company."""
+    """The cost table as a surface, and what a text costs in a batch."""
     cost = example()
     short, long, most = cost.lengths[0], cost.lengths[-1], cost.batches[-1]
-    alone, company = ([cost.at(length, rows) / rows for length in (short, long)] for rows in (1, most))
-    saved = [percent(1 - less / more) for more, less in zip(alone, company, strict=True)]
+    alone, shared = ([cost.at(length, rows) / rows for length in (short, long)] for rows in (1, most))
+    saved = [percent(1 - less / more) for more, less in zip(alone, shared, strict=True)]
     return Shown(
         where(cost),
         cost_surface(cost, "What a pass costs: every point was measured, between them it is interpolated"),
-        cost_of_one(cost, "What a text costs in company"),
-        f"A text of {short} tokens takes {brief(alone[0])} ms alone, and {brief(company[0])} ms as one of {most}: a "
-        f"pass costs something whatever it reads, which is shared, and company saves {saved[0]}. A text of {long} "
-        f"takes {brief(alone[1])} ms alone and {brief(company[1])} as one of {most}, and company saves {saved[1]}: it "
-        "nearly fills this processor by itself. A GPU is filled by more tokens than a thread of a processor, so expect "
+        cost_of_one(cost, "What a text costs in a batch"),
+        f"A text of {short} tokens takes {brief(alone[0])} ms alone, and {brief(shared[0])} ms as one of {most}: each "
+        f"pass has a fixed cost, which its texts share, and a batch saves {saved[0]}. A text of {long} tokens takes "
+        f"{brief(alone[1])} ms alone and {brief(shared[1])} ms as one of {most}, and a batch saves {saved[1]}: one "
+        "text nearly fills this processor. It takes more tokens to fill a GPU than one thread of a CPU, so expect "
         "curves there that fall further; `eet-lab simulate --model` measures yours.",
     )  # fmt: skip
 
@@ -117,7 +124,7 @@ def naive(guess: Prediction) -> Shown:
         "so the next batch is large, too, and most likely has a long text in it. In the end "
         f"{percent(lost.waste)} of all that is computed are pads, and more comes than can be served: the queue grows "
         f"for as long as texts come at this rate. One by one, the model is busy {percent(served(NONE, LOAD).busy)} of "
-        "the time. So naive batching can lose to no batching at all. What it ignores is length.",
+        "the time. So naive batching can lose to no batching at all. It ignores length.",
     )
 
 
@@ -167,14 +174,8 @@ def policies(guess: Prediction) -> Shown:
         for name in POLICIES:
             one = served(name, load)
             times = (brief(one.percentiles["e2e_ms"][each]) for each in ("p50", "p99"))
-            rows.append(
-                [
-                    f"{percent(load)}: {name}",
-                    *times,
-                    percent(one.waste) if one.waste else "0",
-                    brief(one.requests_per_s),
-                ]
-            )
+            waste = percent(one.waste) if one.waste else "0"
+            rows.append([f"{percent(load)}: {name}", *times, waste, brief(one.requests_per_s)])
     program, packed = (served(name, HEAVY).percentiles["e2e_ms"]["p50"] for name in (PROGRAM, PACKED))
     window = (60e3, 90e3)
     return Shown(
@@ -204,7 +205,7 @@ def loads(guess: Prediction) -> Shown:
     said = ", ".join(f"{name} {brief(rate)}" for name, rate in highest.items())
     return Shown(
         latency_against_load(swept(), "Latency against load: solid p99, dotted p50, hollow where it is always busy"),
-        f"With little to do, all policies are the same: nobody has company. A policy shows what it is worth where its "
+        f"At low load all policies are the same: texts hardly ever share a pass. A policy shows its worth where its "
         f"curve turns up. Of the loads above, the highest at which 99 of 100 texts are answered within "
         f"{LIMIT_MS / 1e3:.0f} s, in texts a second: {said}. A hollow mark depends on how long the traffic lasts: "
         "there more comes than can be served, and each text waits longer than the one before.",
@@ -228,4 +229,158 @@ def on_the_h200() -> Shown:
         table(["2,048 texts of 5 to 500 tokens, bert-base, fp16", "ms in all", "texts a second"], lines),
         "Here all texts wait from the start, so this is throughput and no latency. The order is the same: sorting "
         "saves most of the pads, packing all of them.",
+    )
+
+
+GROUPS, JOINING = "Packed groups", "Continuous batching"
+ANSWERING = {
+    GROUPS: TokenBudget(budget=1024, max_rows=ROWS),
+    JOINING: ContinuousBatching(max_rows=ROWS, budget=256, chunk=128),
+}
+ASKED = make_traffic(150, Gamma(2.5), LogNormal(40, 0.8, 300), LogNormal(40, 0.9, 300))
+"""Questions to a model that generates: prompts and answers are short mostly, and long at times."""
+WINDOW_MS = (8000.0, 11000.0)
+DEADLINE_MS = 2000.0
+OVER = 1.3
+BURSTS = 4.0
+
+
+@cache
+def generating() -> CostTable:
+    """What passes of the demo model took on a CPU."""
+    return load_cost("demo-cpu")
+
+
+@cache
+def answered(name: str) -> Served:
+    """The questions as one of ANSWERING serves them."""
+    return simulate_traffic(ASKED, ANSWERING[name], generating())
+
+
+@after_prediction
+def continuous(guess: Prediction) -> Shown:
+    """Groups that end with their longest answer, and requests that join, on the same questions."""
+    runs = {name: answered(name) for name in ANSWERING}
+    rows = []
+    for name, run in runs.items():
+        first, token, end = (run.percentiles[key] for key in ("ttft_ms", "tpot_ms", "e2e_ms"))
+        rows.append([name, *(brief(each[p]) for each in (first, token, end) for p in ("p50", "p99"))])
+    groups, joining = (run.percentiles for run in runs.values())
+    slower = joining["tpot_ms"]["p50"] / groups["tpot_ms"]["p50"] - 1
+    price = ""
+    if slower > 0:
+        price = f"The median time per token is {percent(slower)} longer: prompts are read beside answers."
+    head = ["", *(f"{name} {p} ms" for name in ("TTFT", "TPOT", "end to end") for p in ("p50", "p99"))]
+    return Shown(
+        where(generating()),
+        batches(runs, "Rows of each pass: three seconds of the same questions", WINDOW_MS, height="rows"),
+        table(head, rows),
+        "A model that generates makes a pass for each token of an answer. A packed group has no pads, but it ends with "
+        "its longest answer: its boxes become lower, and those who come meanwhile wait. With continuous batching a "
+        "request joins as soon as a row is free (lesson 6), so the first token of half of the requests comes after "
+        f"{brief(joining['ttft_ms']['p50'])} ms and not {brief(groups['ttft_ms']['p50'])}, and of 99 of 100 after "
+        f"{brief(joining['ttft_ms']['p99'])} and not {brief(groups['ttft_ms']['p99'])}. {price}",
+    )
+
+
+@dataclass(frozen=True)
+class ShortestFirst(BasePolicy):
+    """Run the shortest of all that wait together, packed.
+
+    It optimizes how soon most are served; long requests starve.
+    """
+
+    name: ClassVar[str] = "shortest_first"
+    title: ClassVar[str] = "Shortest first"
+    is_packed: ClassVar[bool] = True
+
+    def next(self, waiting: Collection[W], now_ms: float, costs: Costs) -> Plan[W]:
+        return Plan([sorted(waiting, key=lambda each: each.length)[:ROWS]])
+
+
+def by_length(run: Served) -> tuple[float, float]:
+    """The longest that one of the shortest tenth took, and one of the longest tenth, in ms."""
+    low, high = np.percentile(run.traffic.lengths, (10, 90))
+    short, long = run.traffic.lengths <= low, run.traffic.lengths >= high
+    return float(run.e2e_ms[short].max()), float(run.e2e_ms[long].max())
+
+
+@cache
+def shortest_first() -> Served:
+    """The lesson's texts, far more than can be served, the shortest first."""
+    return simulate_traffic(traffic(OVER), ShortestFirst(), example())
+
+
+def in_time(run: Served) -> float:
+    """The share of the requests that are answered before the deadline."""
+    return float((run.e2e_ms <= DEADLINE_MS).mean())
+
+
+@after_prediction
+def ignored(guess: Prediction) -> Shown:
+    """Starvation, deadlines and bursts: what policies do not look at."""
+    runs = {name: served(name, OVER) for name in POLICIES if name != NAIVE} | {ShortestFirst.title: shortest_first()}
+    rows = []
+    for name, run in runs.items():
+        bursts = percent(in_time(served(name, LOAD, BURSTS))) if name in POLICIES else ""
+        half = brief(run.percentiles["e2e_ms"]["p50"])
+        rows.append([name, half, *map(brief, by_length(run)), percent(in_time(run)), bursts])
+    _, starved = by_length(shortest_first())
+    packed = float(runs[PACKED].e2e_ms.max())
+    return Shown(
+        table(
+            [
+                f"load {percent(OVER)}", "p50 ms", "longest of the shortest tenth, ms",
+                "longest of the longest tenth, ms", f"within {DEADLINE_MS / 1e3:.0f} s",
+                f"within {DEADLINE_MS / 1e3:.0f} s, load {percent(LOAD)} in bursts",
+            ],
+            rows,
+        ),
+        f"Starvation: under far more load than can be served, the shortest first answers "
+        f"{percent(in_time(shortest_first()))} of the texts in time, more than all others. A long text pays for it: it "
+        f"waits for up to {brief(starved / 1e3)} s, until no shorter one comes. Packed in the order of arrival, none "
+        f"takes more than {brief(packed / 1e3)} s. No policy of this lab starves a request: the oldest is in every "
+        "plan. But the dynamic program runs all batches of a plan before it looks again, so what comes meanwhile waits "
+        "for the whole plan.",
+        "Deadlines: no policy here knows any. Under more load than can be served, they all go on to answer texts whose "
+        f"reader has left; a server rejects such requests on arrival instead. Bursts: the last column is the lower "
+        f"load, but texts come in bursts (their gaps vary by {brief(BURSTS)} times their mean). The same number of "
+        "texts a second is answered, and far fewer in time: an average load says little about a tail.",
+    )  # fmt: skip
+
+
+OPS = tuple(
+    [f"norm/{size}" for size in ("t64/c1600", "t8192/c768", "t8192/c1600", "t8192/c4096", "t8192/c12288")]
+    + [f"softmax/{size}" for size in ("t64/c1600", "t8192/c768", "t8192/c1600", "t8192/c4096")]
+)
+ROWS_AT_ONCE = ("eet_lab", "eet_lab-2-rows", "eet_lab-4-rows")
+
+
+def row_kernels() -> dict[str, dict[str, Row]]:
+    """Rows of the H200 by op and provider: ours with 1, 2 and 4 rows at once, and torch."""
+    return {op: {row.provider: row for row in recorded.rows() if row.workload == f"op:{op}"} for op in OPS}
+
+
+def kernels() -> Shown:
+    """TurboTransformers' batch reduction: several rows at once, beside one row and torch."""
+    found, lines = row_kernels(), []
+    ratios, gains = list[float](), list[float]()
+    for op, of in found.items():
+        us = {name: 1e3 * row.total_ms.p50 for name, row in of.items() if row.total_ms}
+        (one, *several), torch = (us[name] for name in ROWS_AT_ONCE), us[f"torch-{op.partition('/')[0]}"]
+        floor = of[recorded.OURS].floor_ms or 0.0
+        lines.append([op, *map(brief, (one, *several, torch, 1e3 * floor))])
+        ratios.append(torch / one)
+        gains.append(1 - min(several) / one)
+    num_gains = sum(gain > 0 for gain in gains)
+    return Shown(
+        there([row for of in found.values() for row in of.values()]),
+        table(["op (t rows of c)", "1 row at once, us", "2 rows", "4 rows", "torch", "its bytes alone"], lines),
+        "TurboTransformers' first idea was a kernel that reduces several rows at once: each shuffle of a reduction "
+        "waits for the one before, and a second row keeps the processor busy meanwhile. Our kernels have "
+        f"the number of rows as a knob. On this GPU, 2 or 4 rows at once save {percent(max(gains))} at best; in "
+        f"{num_gains} of {len(gains)} sizes they save anything, and in the others they lose. With thousands of rows "
+        "there are other warps to run while one waits. Read once and kept in registers, one row at a time is "
+        f"{brief(min(ratios))} to {brief(max(ratios))} times as fast as torch's kernel. And the softmax of attention, "
+        "for which the idea was made, is no kernel of its own any more: fused attention keeps no scores.",
     )

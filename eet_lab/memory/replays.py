@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from eet_lab.errors import PlanError
+from eet_lab.errors import EETError, PlanError, first_line
 from eet_lab.memory.buffers import FirstFitPool
+from eet_lab.memory.choices import POOLS
 from eet_lab.memory.chunks import ORDERS, RELEASES, ChunkedPool
-from eet_lab.memory.lifetimes import Plan
+from eet_lab.memory.lifetimes import Lifetime, Plan
 from eet_lab.memory.pools import ArenaPool, DriverCalls, Pool
 from eet_lab.memory.workloads import Request
 
@@ -104,3 +107,30 @@ def pools(workload: Sequence[Request]) -> dict[str, Callable[[], Pool]]:
 def compare(workload: Sequence[Request]) -> dict[str, Replay]:
     """Every pool on the same workload."""
     return {name: replay(make(), workload) for name, make in pools(workload).items()}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One request, placed by a fresh pool. `plan` is None where the pool cannot, and `why` says why not."""
+
+    name: str
+    plan: Plan | None
+    calls: DriverCalls
+    planning_ms: float
+    why: str = ""
+
+
+def side_by_side(lifetimes: Sequence[Lifetime], names: Iterable[str] = tuple(POOLS)) -> list[Placed]:
+    """The same lifetimes, placed by a fresh pool of each name. Takes as long as the slowest of them."""
+    return [_placed(name, lifetimes) for name in names]
+
+
+def _placed(name: str, lifetimes: Sequence[Lifetime]) -> Placed:
+    with suppress(EETError):
+        POOLS[name]().place(lifetimes[:2])  # what only the first call of a process takes, such as a solver's import
+    pool, begun = POOLS[name](), time.perf_counter()
+    try:
+        plan, why = pool.place(lifetimes), ""
+    except EETError as error:  # a pool that ends here, or a solver that is not installed
+        plan, why = None, first_line(error)
+    return Placed(name, plan, pool.calls, (time.perf_counter() - begun) * 1e3, why)

@@ -30,7 +30,11 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
     "merges.txt",
+    "spiece.model",
+    "source.spm",
+    "target.spm",
     "generation_config.json",
+    "preprocessor_config.json",
 )
 INDEX = "model.safetensors.index.json"
 HUB_FILES = ["config.json", "*.safetensors", INDEX, *TOKENIZER_FILES]

@@ -16,6 +16,7 @@ from eet_lab.ops.types import Attend, Batch, Extras, Layer, Linear, Norm
 
 if TYPE_CHECKING:
     from eet_lab.parts import Ops
+    from eet_lab.parts.passes import Pass
 
 
 class Decoder(NamedTuple):
@@ -42,6 +43,10 @@ class Decoder(NamedTuple):
         """Bytes of all weights; a tied head is counted once."""
         return num_bytes(tensors(self))
 
+    def hidden(self, ops: Ops, attend: Attend, read: Pass) -> Tensor:
+        """The hidden states [T,C] of a pass over whole texts, before the last norm."""
+        return forward(self, ops, attend, read.batch, op_by_op)
+
 
 class Layers(Protocol):
     """How a pass goes through the layers."""
@@ -57,7 +62,7 @@ def forward(model: Decoder, ops: Ops, attend: Attend, batch: Batch, layers: Laye
     return layers(model, ops, attend, ops.embed(batch.ids, batch.positions, model.token_embedding, positions))
 
 
-def op_by_op(model: Decoder, ops: Ops, attend: Attend, x: Tensor) -> Tensor:
+def op_by_op(model: Any, ops: Ops, attend: Attend, x: Tensor) -> Tensor:
     """The layers, each as five calls: x [T,C] -> [T,C]."""
     act, spec = model.config.act, model.config.spec
     for number, w in enumerate(model.layers):

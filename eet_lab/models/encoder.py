@@ -12,10 +12,11 @@ from torch import Tensor
 
 from eet_lab.models.config import EncoderConfig
 from eet_lab.models.decoder import num_bytes, tensors
-from eet_lab.ops.types import Attend, Batch, Layer, Linear, Norm
+from eet_lab.ops.types import Attend, Layer, Linear, Norm
 
 if TYPE_CHECKING:
     from eet_lab.parts import Ops
+    from eet_lab.parts.passes import Pass
 
 
 class Encoder(NamedTuple):
@@ -34,6 +35,7 @@ class Encoder(NamedTuple):
     next_sentence: Linear | None = None  # loaded and saved, and not run
     class_dense: Linear | None = None
     classes: Linear | None = None  # [L,C]
+    token_classes: Linear | None = None  # [L,C]
 
     @property
     def device(self) -> torch.device:
@@ -48,32 +50,45 @@ class Encoder(NamedTuple):
         """Bytes of all weights; a tied head is counted once."""
         return num_bytes(tensors(self))
 
+    @property
+    def class_weights(self) -> list[Tensor]:
+        """All that `class_logits` reads."""
+        return tensors((self.pooler if self.class_dense is None else self.class_dense, self.classes))
 
-def forward(model: Encoder, ops: Ops, attend: Attend, batch: Batch, types: Tensor | None = None) -> Tensor:
-    """The hidden states [T,C] of a pass; `types` [T] of its tokens, None where all are of type 0."""
-    act, spec, positions = model.config.act, model.config.spec, model.position_embedding[model.config.first_position :]
-    tables = model.token_embedding, positions, model.type_embedding
-    x = ops.embed_norm(batch.ids, batch.positions, types, *tables, model.norm)
-    for number, w in enumerate(model.layers):
-        # What one op makes for the next gets no name, which would keep its memory beyond that op.
-        x = ops.linear_residual_norm(attend(number, ops.norm_linear(x, None, w.qkv), spec), w.proj, x, w.norm_1)
-        x = ops.linear_residual_norm(ops.norm_linear(x, None, w.fc_1, act), w.fc_2, x, w.norm_2)
-    return x
+    def hidden(self, ops: Ops, attend: Attend, read: Pass) -> Tensor:
+        """The hidden states [T,C] of a pass, whose texts tell the types of their tokens, or have type 0."""
+        config, batch, positions = self.config, read.batch, self.position_embedding[self.config.first_position :]
+        tables = self.token_embedding, positions, self.type_embedding
+        x = ops.embed_norm(batch.ids, batch.positions, read.types, *tables, self.norm)
+        for number, w in enumerate(self.layers):
+            # What one op makes for the next gets no name, which would keep its memory beyond that op.
+            x = ops.linear_residual_norm(
+                attend(number, ops.norm_linear(x, None, w.qkv), config.spec), w.proj, x, w.norm_1
+            )
+            x = ops.linear_residual_norm(ops.norm_linear(x, None, w.fc_1, config.act), w.fc_2, x, w.norm_2)
+        return x
 
+    def last(self, ops: Ops, states: Tensor) -> Tensor:
+        """What embeddings are made of, from hidden states [T,C]: these are normed already."""
+        return states
 
-def pooled(model: Encoder, ops: Ops, first: Tensor) -> Tensor:
-    """What stands for texts: the pooler's output of their first tokens' states [B,C], or these where it has none."""
-    return first if model.pooler is None else ops.norm_linear(first, None, model.pooler, "tanh")
+    def pooled(self, ops: Ops, first: Tensor) -> Tensor:
+        """What stands for texts: the pooler's output of their first tokens' states [B,C], or these without one."""
+        return first if self.pooler is None else ops.norm_linear(first, None, self.pooler, "tanh")
 
+    def mlm_logits(self, ops: Ops, states: Tensor) -> Tensor:
+        """The logits [N,V] of masked tokens, from their hidden states [N,C]."""
+        transformed = ops.norm_linear(states, None, self.mlm_transform, self.config.mlm_act)
+        return ops.norm_linear(transformed, self.mlm_norm, self.head)
 
-def mlm_logits(model: Encoder, ops: Ops, states: Tensor) -> Tensor:
-    """The logits [N,V] of masked tokens, from their hidden states [N,C]."""
-    transformed = ops.norm_linear(states, None, model.mlm_transform, model.config.mlm_act)
-    return ops.norm_linear(transformed, model.mlm_norm, model.head)
+    def class_logits(self, ops: Ops, first: Tensor) -> Tensor:
+        """The logits [B,L] of the classes of texts, whose first tokens' states are [B,C]."""
+        if self.class_dense is None:
+            return ops.norm_linear(self.pooled(ops, first), None, self.classes)
+        return ops.norm_linear(
+            ops.norm_linear(first, None, self.class_dense, self.config.class_act), None, self.classes
+        )
 
-
-def class_logits(model: Encoder, ops: Ops, first: Tensor) -> Tensor:
-    """The logits [B,L] of the classes of texts, whose first tokens' states are [B,C]."""
-    if model.class_dense is None:
-        return ops.norm_linear(pooled(model, ops, first), None, model.classes)
-    return ops.norm_linear(ops.norm_linear(first, None, model.class_dense, model.config.class_act), None, model.classes)
+    def token_class_logits(self, ops: Ops, states: Tensor) -> Tensor:
+        """The logits [N,L] of the classes of tokens, from their hidden states [N,C]."""
+        return ops.norm_linear(states, None, self.token_classes)

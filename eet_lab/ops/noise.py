@@ -45,8 +45,8 @@ def gumbel(noise: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
 class DropsWeights(Protocol):
     """What one attention drops."""
 
-    def __call__(self, weights: Tensor, tokens: Tensor) -> Tensor:
-        """Weights [B,H,Q,K] of tokens [B,Q] of the pass among each other."""
+    def __call__(self, weights: Tensor, tokens: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Weights [B,H,Q,K] of tokens [B,Q] of the pass among each other, or for keys of positions [B,K]."""
 
 
 class Dropout:
@@ -75,12 +75,13 @@ class Dropout:
         """What the next attention drops of its weights, wherever it computes them; None: nothing."""
         if not self.attention_p:
             return None
-        keys = self._next(self.tokens)
+        noise = self._next(self.tokens)
 
-        def dropped(weights: Tensor, tokens: Tensor) -> Tensor:
+        def dropped(weights: Tensor, tokens: Tensor, keys: Tensor | None = None) -> Tensor:
+            positions = self.positions[tokens] if keys is None else keys
             heads = torch.arange(weights.shape[1], device=weights.device)
-            rows = mix(keys[tokens][:, None] + heads[:, None])[..., None]
-            return _Dropped.apply(weights, rows, self.positions[tokens][:, None, None], self.attention_p)
+            rows = mix(noise[tokens][:, None] + heads[:, None])[..., None]
+            return _Dropped.apply(weights, rows, positions[:, None, None], self.attention_p)
 
         return dropped
 

@@ -1,17 +1,22 @@
-"""What training minimizes, from hidden states: whole, and in chunks that never write all logits.
+"""What training minimizes: from logits, whole and in place; from hidden states, in chunks that never write all logits.
 
 N tokens or texts with a label, C channels, V words or classes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn import functional
+
+IGNORED = -100
+"""The label of a token that is not learned from, as in PyTorch and transformers."""
+AT_A_TIME = 1 << 24
+"""How many logits are widened to fp32 at a time where their gradient is written over them."""
 
 
 class Head(NamedTuple):
@@ -21,12 +26,29 @@ class Head(NamedTuple):
     weights: tuple[Tensor, ...]
 
 
-def whole(states: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0) -> Tensor:
-    """The baseline: the sum of cross entropies in fp32, over logits [N,V] that are kept for the backward pass.
+def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The reference: the sum of cross entropies in fp32, but for labels that are `IGNORED`.
 
     `smoothing` is the share of a label's probability that all words get, as in PyTorch.
     """
-    return cross_entropy(head.logits(states).float(), labels, reduction="sum", label_smoothing=smoothing)
+    return functional.cross_entropy(
+        logits.to(_wide(logits)), labels, reduction="sum", ignore_index=IGNORED, label_smoothing=smoothing
+    )
+
+
+def cross_entropy_in_place(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The same, with nothing of the logits' size beside them: the backward pass writes their gradient over them.
+
+    Kept is one number a row. The gradient is scaled in fp32 before it is rounded, so that of a scaled loss in float16
+    does not vanish. What made the logits must not need them for its own gradient; PyTorch raises where it does.
+    Source: LightSeq2's criterion (Wang et al., SC 2022); Liger-Kernel (Hsu et al., 2024) for the place of the gradient.
+    """
+    return _InPlace.apply(logits, labels, smoothing)
+
+
+def whole(states: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0) -> Tensor:
+    """The baseline: logits [N,V] in fp32 that are kept for the backward pass."""
+    return cross_entropy(head.logits(states), labels, smoothing)
 
 
 @dataclass(frozen=True)
@@ -46,6 +68,49 @@ class Chunked:
         return _Chunked.apply(states, labels, head.logits, smoothing, self.chunk, *head.weights)
 
 
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _blocks(logits: Tensor) -> Iterator[slice]:
+    """Rows that are computed together."""
+    rows = max(1, AT_A_TIME // max(logits.shape[1], 1))
+    return (slice(begin, begin + rows) for begin in range(0, len(logits), rows))
+
+
+class _InPlace(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+        ignored = labels == IGNORED
+        places = labels.masked_fill(ignored, 0)[:, None]
+        log_sums = torch.empty(len(logits), dtype=_wide(logits), device=logits.device)
+        total = log_sums.new_zeros(())
+        for some in _blocks(logits):
+            wide = logits[some].to(log_sums.dtype)
+            log_sums[some] = wide.logsumexp(-1)
+            losses = log_sums[some] - (1 - smoothing) * wide.gather(1, places[some])[:, 0]
+            if smoothing:
+                losses -= smoothing * wide.mean(-1)
+            total += losses.masked_fill_(ignored[some], 0).sum()
+        ctx.save_for_backward(logits, places, ignored, log_sums)
+        ctx.smoothing = smoothing
+        return total
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
+        logits, places, ignored, log_sums = ctx.saved_tensors
+        found = logits.detach()  # its version counts on, so that whoever still needs the logits is told
+        taken = torch.full_like(places, ctx.smoothing - 1, dtype=log_sums.dtype)
+        for some in _blocks(logits):
+            grad = (found[some].to(log_sums.dtype) - log_sums[some, None]).exp_()
+            if ctx.smoothing:
+                grad -= ctx.smoothing / logits.shape[1]
+            grad.scatter_add_(1, places[some], taken[some]).mul_(outer[0])
+            found[some] = grad.masked_fill_(ignored[some, None], 0)
+        return found, None, None
+
+
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -57,27 +122,27 @@ class _Chunked(torch.autograd.Function):
         chunk: int,
         *weights: Tensor,
     ) -> Tensor:
-        total = torch.zeros((), dtype=torch.float32, device=states.device)
+        total = torch.zeros((), dtype=_wide(states), device=states.device)
         # Sums of many chunks: in 16 bits their last ones would be lost, and sums over a batch may overflow.
-        grads = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
-        of_states, share = torch.empty_like(states), 1 / len(states)
+        grads = [torch.zeros_like(weight, dtype=total.dtype) for weight in weights]
+        of_states = torch.empty_like(states)
         for begin in range(0, len(states), chunk):
             some = slice(begin, begin + chunk)
             leaf = states[some].detach().requires_grad_()
             with torch.enable_grad():
-                loss = cross_entropy(logits(leaf).float(), labels[some], reduction="sum", label_smoothing=smoothing)
-                scaled = loss * share
-            of_states[some], *found = torch.autograd.grad(scaled, (leaf, *weights))
+                loss = cross_entropy_in_place(logits(leaf), labels[some], smoothing)
+            of_states[some], *found = torch.autograd.grad(loss, (leaf, *weights))
             total += loss.detach()
             for kept, each in zip(grads, found, strict=True):
                 kept += each
         ctx.save_for_backward(of_states, *grads)
-        ctx.num, ctx.dtypes = len(states), [weight.dtype for weight in weights]
+        ctx.dtypes = [weight.dtype for weight in weights]
         return total
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         of_states, *grads = ctx.saved_tensors
-        scale = outer[0].float() * ctx.num
-        of_weights = ((grad * scale).to(dtype) for grad, dtype in zip(grads, ctx.dtypes, strict=True))
-        return of_states * scale.to(of_states.dtype), None, None, None, None, *of_weights
+        scaled = (grad * outer[0] for grad in (of_states.to(outer[0].dtype), *grads))
+        of_states, *of_weights = map(Tensor.to, scaled, (of_states.dtype, *ctx.dtypes))
+        return of_states, None, None, None, None, *of_weights

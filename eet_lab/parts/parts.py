@@ -16,7 +16,15 @@ from eet_lab.parts import attend, kv_cache, launch, losses, memory, optimizers, 
 from eet_lab.parts import protocols as p
 from eet_lab.scheduling import TOKEN_BY_TOKEN, Schedule
 
-DROPPING = ("embed", "embed_norm", "linear_residual", "linear_residual_norm", "masked_attention", "attention")
+DROPPING = (
+    "embed",
+    "embed_norm",
+    "linear_residual",
+    "linear_residual_norm",
+    "masked_attention",
+    "attention",
+    "cross_attention",
+)
 """The ops in which a training pass may drop numbers."""
 
 
@@ -34,6 +42,7 @@ class Ops:
     advance: Callable = reference.advance
     embed_norm: Callable = reference.embed_norm
     linear_residual_norm: Callable = reference.linear_residual_norm
+    cross_attention: Callable = reference.cross_attention
 
     def bind(self, empty: Empty) -> Ops:
         """The same ops with `empty` filled in."""
@@ -77,7 +86,7 @@ class Parts:
     layers: decoder.Layers = decoder.op_by_op
     train_ops: Ops = field(default_factory=Ops)  # the same names, each of which can be differentiated
     loss: p.TakesLoss = losses.whole
-    optimizer: p.MakesOptimizer = optimizers.AdamW
+    optimizer: p.MakesOptimizer = optimizers.tensor_by_tensor
 
     def ops_of(self, stage: str) -> Ops:
         """The ops that a model calls in what it is run for: one of `Config.stage`."""

@@ -1,4 +1,4 @@
-"""Which texts an encoder reads in one pass, and where their tokens sit.
+"""Which texts share a pass of an encoder or of training, and where their tokens sit.
 
 B texts of a pass, T tokens of it, N of them asked for.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -25,37 +26,86 @@ class Text(NamedTuple):
     ids: Sequence[int]  # an engine makes arrays of them
     types: Sequence[int] | None = None  # None: all are of type 0
     asked: Sequence[int] = ()  # places of the tokens whose states are wanted
+    source: Sequence[int] = ()  # what an encoder reads first, where `ids` are a decoder's
+
+    @property
+    def length(self) -> int:
+        """The tokens of its longer side, as fairseq counts them."""
+        return max(len(self.ids), len(self.source))
+
+
+class Image(NamedTuple):
+    """An image as an encoder reads it: a class token, and its patches row by row."""
+
+    pixels: Tensor  # [channels,height,width]
+    patch_size: int
+    asked: Sequence[int] = ()  # places of the tokens whose states are wanted: 0 is the class token
+
+    @property
+    def ids(self) -> range:
+        """One number for each of its tokens; which ones a pass reads depends on the images beside it."""
+        return range(1 + self.pixels[0].numel() // self.patch_size**2)
+
+    @property
+    def length(self) -> int:
+        """The number of its tokens."""
+        return len(self.ids)
+
+    @property
+    def source(self) -> tuple[()]:
+        """Nothing is read before an image."""
+        return ()
+
+    @property
+    def types(self) -> None:
+        """Tokens of images have no types."""
+
+    def patches(self) -> Tensor:
+        """[patches,channels*size*size], each as a convolution's weights lie."""
+        size, channels = self.patch_size, len(self.pixels)
+        tiles = self.pixels.unfold(1, size, size).unfold(2, size, size)
+        return tiles.permute(1, 2, 0, 3, 4).reshape(-1, channels * size * size)
+
+
+Readable = Text | Image
 
 
 class Pass(NamedTuple):
-    """Texts that are read together. Tensors are on the CPU until the pass is sent."""
+    """Texts, or images, that are read together. Tensors are on the CPU until the pass is sent.
+
+    Of images, token 0 is the class token and token 1 + i is patch i of the pass.
+    """
 
     sizes: tuple[int, ...]  # how many tokens of each text are asked for
     batch: Batch
     asked: Tensor  # [N] int64  index in T
     types: Tensor | None = None  # [T] int64
+    patches: Tensor | None = None  # [P,channels*size*size] of images
+    source: Batch | None = None  # what an encoder reads first: a source of each row
 
 
 class Group(NamedTuple):
     """Texts that shall share a pass, the longest first, and how their tokens are laid out."""
 
     numbers: tuple[int, ...]  # of the texts, row by row
-    texts: tuple[Text, ...]
+    texts: tuple[Readable, ...]
     packed: bool = False  # end to end; else with pads on the left
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of the texts, without pads."""
-        return sum(len(text.ids) for text in self.texts)
+        """The tokens of the texts and their sources, without pads."""
+        return sum(len(text.ids) + len(text.source) for text in self.texts)
 
     @property
     def longest(self) -> int:
-        return len(self.texts[0].ids)
+        return max(len(text.ids) for text in self.texts)
 
     @property
     def computed_tokens(self) -> int:
-        """The tokens that a pass computes, T: with pads."""
-        return self.num_tokens if self.packed else len(self.texts) * self.longest
+        """The tokens that a pass computes, T and those of sources: with pads."""
+        if self.packed:
+            return self.num_tokens
+        return len(self.texts) * (self.longest + max(len(text.source) for text in self.texts))
 
     @property
     def num_asked(self) -> int:
@@ -68,8 +118,10 @@ class Group(NamedTuple):
 
     def laid_out(self) -> Pass:
         """Where each token sits."""
-        rows = [text.ids for text in self.texts]
-        batch = end_to_end(rows) if self.packed else left_padded(rows)
+        layout = end_to_end if self.packed else left_padded
+        images = [text for text in self.texts if isinstance(text, Image)]
+        batch = layout(_rows_of(images) if images else [text.ids for text in self.texts])
+        source = layout([text.source for text in self.texts]) if len(self.texts[0].source) else None
         assert batch.spans is not None
         pairs = [(text, first) for text, (first, _) in zip(self.texts, batch.spans, strict=True)]
         asked = np.concatenate([_numbers(text.asked) + first for text, first in pairs])
@@ -79,7 +131,15 @@ class Group(NamedTuple):
             for text, first in pairs:
                 if text.types is not None:
                     types[first : first + len(text.types)] = torch.tensor(text.types)
-        return Pass(tuple(len(text.asked) for text in self.texts), batch, torch.from_numpy(asked), types)
+        patches = torch.cat([image.patches() for image in images]) if images else None
+        sizes = tuple(len(text.asked) for text in self.texts)
+        return Pass(sizes, batch, torch.from_numpy(asked), types, patches, source)
+
+
+def _rows_of(images: Sequence[Image]) -> list[Sequence[int]]:
+    """The tokens of each: the class token, and its own patches among those of the pass."""
+    ends = accumulate(len(image.ids) - 1 for image in images)
+    return [[0, *range(2 + end - len(image.ids), 1 + end)] for image, end in zip(images, ends, strict=True)]
 
 
 def _numbers(places: Sequence[int]) -> np.ndarray:
@@ -92,8 +152,8 @@ def _numbers(places: Sequence[int]) -> np.ndarray:
 class Batching:
     """How many texts share a pass: at most `batch_size`, with at most `batch_tokens` tokens, pads among them.
 
-    A longer text is read alone. `truncate` cuts texts that are longer than the model's context; without it they are an
-    error.
+    Of texts with sources each side has as many. A longer text is read alone. `truncate` cuts texts that are longer than
+    the model's context; without it they are an error.
     """
 
     batch_tokens: int = 32_768
@@ -108,24 +168,24 @@ class Batching:
             raise PromptError(f"truncate is {self.truncate!r:.60}, but it must be True or False.")
 
 
-def text_by_text(texts: Sequence[Text], batching: Batching) -> Iterator[Group]:
+def text_by_text(texts: Sequence[Readable], batching: Batching) -> Iterator[Group]:
     """The baseline: each text is a pass of its own, so that none has pads."""
     for number, text in enumerate(texts):
         yield Group((number,), (text,))
 
 
-def padded(texts: Sequence[Text], batching: Batching) -> Iterator[Group]:
+def padded(texts: Sequence[Readable], batching: Batching) -> Iterator[Group]:
     """Texts in their order, as many as fit into a rectangle with pads on the left."""
     return _grouped(texts, batching, lambda num, longest, total: num * longest, packed=False)
 
 
-def packed(texts: Sequence[Text], batching: Batching) -> Iterator[Group]:
+def packed(texts: Sequence[Readable], batching: Batching) -> Iterator[Group]:
     """Texts in their order, as many as fit end to end, without pads."""
     return _grouped(texts, batching, lambda num, longest, total: total, packed=True)
 
 
 def _grouped(
-    texts: Sequence[Text], batching: Batching, tokens_of: Callable[[int, int, int], int], *, packed: bool
+    texts: Sequence[Readable], batching: Batching, tokens_of: Callable[[int, int, int], int], *, packed: bool
 ) -> Iterator[Group]:
     """Texts that share a pass; `tokens_of` tells its size from their number, the longest, and the sum.
 
@@ -135,11 +195,11 @@ def _grouped(
     longest = total = 0
 
     def group() -> Group:
-        ordered = sorted(numbers, key=lambda number: -len(texts[number].ids))
+        ordered = sorted(numbers, key=lambda number: -texts[number].length)
         return Group(tuple(ordered), tuple(texts[number] for number in ordered), packed)
 
     for number, text in enumerate(texts):
-        length = len(text.ids)
+        length = text.length
         size = tokens_of(len(numbers) + 1, max(longest, length), total + length)
         if numbers and (size > batching.batch_tokens or len(numbers) == batching.batch_size):
             yield group()

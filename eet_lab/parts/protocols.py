@@ -11,12 +11,12 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from eet_lab.models.decoder import Decoder
-from eet_lab.ops.types import Attend, Batch, Empty
+from eet_lab.ops.types import Attend, Batch, Empty, Source
+from eet_lab.parts.buffers import Buffered
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.parts.losses import Head
 from eet_lab.parts.memory import FreshMemory
-from eet_lab.parts.optimizers import AdamW
-from eet_lab.parts.passes import Batching, Group, Text
+from eet_lab.parts.passes import Batching, Group, Readable
 
 
 class ChangesWeights(Protocol):
@@ -37,7 +37,7 @@ class KeepsWeights(ChangesWeights, Protocol):
 class LaysOutTexts(Protocol):
     """Which texts an encoder reads in one pass, and where their tokens sit."""
 
-    def __call__(self, texts: Sequence[Text], batching: Batching, /) -> Iterator[Group]:
+    def __call__(self, texts: Sequence[Readable], batching: Batching, /) -> Iterator[Group]:
         """Groups that together hold each text once."""
 
 
@@ -45,9 +45,19 @@ class MakesAttend(Protocol):
     """How attention knows what a query may see."""
 
     def __call__(
-        self, ops: Any, batch: Batch, cache: KVCache | None, /, *, empty: Empty, window: int | None = None
+        self,
+        ops: Any,
+        batch: Batch,
+        cache: KVCache | None,
+        /,
+        *,
+        empty: Empty,
+        window: int | None = None,
+        source: Source | None = None,
     ) -> Attend:
-        """The attention of one pass; without a cache its tokens see each other. `window` is that of all layers."""
+        """The attention of one pass; without a cache its tokens see each other. `window` is that of all layers, and
+        `source` what layers with cross attention look at.
+        """
 
 
 class MakesCache(Protocol):
@@ -74,8 +84,8 @@ class TakesLoss(Protocol):
 class MakesOptimizer(Protocol):
     """What updates weights by their gradients."""
 
-    def __call__(self, params: Any, /, lr: float, betas: tuple[float, float], eps: float, *, seed: int) -> AdamW:
-        """An optimizer of groups of parameters, each with its own `weight_decay`."""
+    def __call__(self, params: Any, name: str, /, *, seed: int, **settings: Any) -> Buffered:
+        """The optimizer of that name, of groups of parameters, each with its own `weight_decay`."""
 
 
 class Launches(Protocol):

@@ -12,3 +12,12 @@ def check_whole(error: type[Exception], name: str, value: object, least: int, mo
     """Raise `error`, with value and limits, for what is no whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         raise error(f"{name} is {told(value)}, but it must be a whole number from {least} to {most:,}{otherwise}.")
+
+
+def check_number(
+    error: type[Exception], name: str, value: object, least: float, most: float, what: str, *, last: bool = False
+) -> None:
+    """Raise `error` for what is no number from `least` to less than `most`, or to `most` itself; `what` says it."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not (least <= value < most or (last and value == most)):  # type: ignore[operator]
+        raise error(f"{name} is {told(value)}, but it must be a number {what}.")

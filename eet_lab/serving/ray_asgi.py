@@ -13,7 +13,7 @@ from eet_lab.serving.gate import App, Receive, Scope, Send, answer
 Message = MutableMapping[str, Any]
 
 PATH = "eet_lab.serving.ray_asgi.middlewares"
-"""By which Ray's proxy finds `middlewares`."""
+"""The name under which Ray's proxy imports `middlewares`."""
 ID = b"x-request-id"
 CODES = {404: "not_found", 408: "timeout", 429: "too_many_requests", 503: "unavailable"}
 

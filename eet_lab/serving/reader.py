@@ -14,7 +14,7 @@ from eet_lab.engine.encode import EncoderEngine, Run
 from eet_lab.engine.tasks import TextTask
 from eet_lab.errors import EETError
 from eet_lab.models import Model
-from eet_lab.parts.passes import Batching, Text
+from eet_lab.parts.passes import Batching, Readable
 from eet_lab.serving.errors import ApiError, failed, of_engine
 from eet_lab.serving.worker import Worker
 from eet_lab.technique import Recipe
@@ -25,7 +25,7 @@ BATCHING = Batching()
 class Reading(NamedTuple):
     """Texts that one request brings, and who waits for them."""
 
-    texts: Sequence[Text]
+    texts: Sequence[Readable]
     task: TextTask
     result: asyncio.Future[Tensor]
 

@@ -123,7 +123,9 @@ def serve_replicas(
         raise SetupError(f"device is {told(device)}, but it must be 'cuda', a GPU for each replica, or 'cpu'.")
     shape = _shape_of(model)
     wanted.columns(shape.config.context)
-    default = ENCODER_RECIPE if isinstance(shape.network, Encoder) else DECODER_RECIPE
+    is_encoder = isinstance(shape.network, Encoder)
+    _ = shape.encoder if is_encoder else shape.decoder  # which says what it cannot serve
+    default = ENCODER_RECIPE if is_encoder else DECODER_RECIPE
     words = default if recipe is None else recipe
     checked = as_recipe(words, kind, shape.config)
     name = str(shape.folder.resolve()) if shape.kind == "folder" and shape.folder else str(model)

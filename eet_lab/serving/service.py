@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from eet_lab.errors import ModelError
 from eet_lab.models import Model
 from eet_lab.models.checkpoint import read_json
 from eet_lab.models.encoder import Encoder
+from eet_lab.models.vision import VisionEncoder
 from eet_lab.serving.front import Front
 from eet_lab.serving.generator import Generator
 from eet_lab.serving.jobs import Card
@@ -27,7 +29,13 @@ class Service:
 
     def __init__(self, model: Model, recipe: RecipeLike | None = None, options: Options | None = None) -> None:
         self.model, self.options = model, options or Options()
+        if isinstance(model.network, VisionEncoder):
+            raise ModelError(
+                f"{model.name} reads images ({model.config.family}), and a server's requests have texts. Use "
+                "eet_lab.classify or eet_lab.encode, or serve a model that reads texts."
+            )
         is_encoder = isinstance(model.network, Encoder)
+        _ = model.encoder if is_encoder else model.decoder  # which says what it cannot serve
         default = ENCODER_RECIPE if is_encoder else DECODER_RECIPE
         self.recipe: Recipe = as_recipe(default if recipe is None else recipe, model.device, model.config)
         self.card = Card(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from eet_lab.encoding import POOLS, as_texts, scores_of
 from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.tasks import CLASSES, TextTask
 from eet_lab.errors import EETError
-from eet_lab.parts.passes import Text
+from eet_lab.parts.passes import Readable
 from eet_lab.serving.bodies import EmbeddingBody, TextsBody, parsed
 from eet_lab.serving.completions import token_lists
 from eet_lab.serving.errors import bad, of_engine
@@ -99,7 +99,7 @@ async def classify(front: LocalFront, request: Request) -> Response:
     return JSONResponse(whole, headers=dict(found.headers))
 
 
-async def _texts(front: LocalFront, body: TextsBody) -> list[Text]:
+async def _texts(front: LocalFront, body: TextsBody) -> Sequence[Readable]:
     """What shall be read, with its special tokens; ApiError for what cannot be."""
     given = token_lists(body.input, "input")
     if len(given) > MOST_TEXTS:
@@ -112,7 +112,7 @@ async def _texts(front: LocalFront, body: TextsBody) -> list[Text]:
     return texts
 
 
-async def _read(front: LocalFront, request: Request, texts: list[Text], task: TextTask) -> Tensor:
+async def _read(front: LocalFront, request: Request, texts: Sequence[Readable], task: TextTask) -> Tensor:
     """What the task makes of each text, once it is their turn."""
     assert front.reader is not None
     ticket = request.state.ticket

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from eet_lab.parts import Parts
-from eet_lab.parts.optimizers import MASTERS, FlatAdamW
+from eet_lab.parts.buffers import MASTERS, Buffered
+from eet_lab.parts.optimizers import FLAT
 from eet_lab.technique import Technique, knob
 
 
@@ -51,5 +52,5 @@ class Flat:
 
     master: str
 
-    def __call__(self, params: Any, /, lr: float, betas: tuple[float, float], eps: float, *, seed: int) -> FlatAdamW:
-        return FlatAdamW(params, lr, betas, eps, master=self.master, seed=seed)
+    def __call__(self, params: Any, name: str, /, *, seed: int, **settings: Any) -> Buffered:
+        return FLAT[name](params, master=self.master, seed=seed, **settings)

@@ -1,8 +1,21 @@
 """Training: batches of examples in, steps of the optimizer out. It knows `Parts`, as engines do, and no technique."""
 
 from eet_lab.training.data import Rows
+from eet_lab.training.launch import launch
+from eet_lab.training.run import Evaluation, TrainRun, train
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import IGNORED, Example
 from eet_lab.training.trainer import Step, Trainer
 
-__all__ = ["IGNORED", "Example", "Rows", "Step", "TrainSettings", "Trainer"]
+__all__ = [
+    "IGNORED",
+    "Evaluation",
+    "Example",
+    "Rows",
+    "Step",
+    "TrainRun",
+    "TrainSettings",
+    "Trainer",
+    "launch",
+    "train",
+]

@@ -6,15 +6,16 @@ S tokens a row.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from eet_lab.errors import TrainingError
 from eet_lab.files import regular_content
 from eet_lab.models import Model
-from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.scheduling.whole import MOST, check_number, check_whole
 from eet_lab.training.tasks import Example
 from eet_lab.words import counted, told, visible
 
@@ -40,15 +41,29 @@ class Rows:
             )
 
     @classmethod
-    def of_texts(cls, model: Model, texts: Iterable[str], row_tokens: int, *, seed: int = 0) -> Rows:
-        """Texts as the model's tokens. Errors: TrainingError, ModelError for a model without a tokenizer."""
+    def of_texts(
+        cls, model: Model, texts: Iterable[str | Mapping[str, Any]], row_tokens: int, *, seed: int = 0
+    ) -> Rows:
+        """Texts as the model's tokens, or rows with a "text" each, such as a `Dataset` of the package datasets.
+
+        Errors: TrainingError, ModelError for a model without a tokenizer.
+        """
         end = [] if model.config.eos_id is None else [model.config.eos_id]
-        return cls([token for text in texts for token in (*end, *model.encode(text))], row_tokens, seed=seed)
+        read = (_text(row, f"Text {number}") for number, row in enumerate(texts, 1))
+        return cls([token for text in read for token in (*end, *model.encode(text))], row_tokens, seed=seed)
 
     @classmethod
     def of_file(cls, model: Model, path: str | Path, row_tokens: int, *, seed: int = 0) -> Rows:
         """A text file, or JSON lines with a "text" each. Errors: TrainingError."""
         return cls.of_texts(model, read_texts(path), row_tokens, seed=seed)
+
+    def split(self, share: float) -> tuple[Rows, Rows]:
+        """The rows but for the last `share` of them, and these, which are held out. Errors: TrainingError."""
+        check_number(TrainingError, "share", share, 1e-9, 1, "above 0 and below 1")
+        place = min(len(self) - 1, round(len(self) * (1 - share))) * self.row_tokens
+        parts = (self.ids[:place], self.ids[place : len(self) * self.row_tokens])
+        first, held_out = (Rows(ids, self.row_tokens, seed=self.seed) for ids in parts)
+        return first, held_out
 
     def __len__(self) -> int:
         """How many rows there are."""
@@ -88,12 +103,18 @@ def read_texts(path: str | Path) -> list[str]:
     texts = []
     for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
+            what = f"Line {number} of {visible(str(path))}"
             try:
-                texts.append(json.loads(line)["text"])
-            except (ValueError, KeyError, TypeError) as error:
-                raise TrainingError(
-                    f'Line {number} of {visible(str(path))} is {told(line)}, but it must be an object with a "text".'
-                ) from error
-            if not isinstance(texts[-1], str):
-                raise TrainingError(f"Line {number} of {visible(str(path))} has a text that is no string.")
+                row = json.loads(line)
+            except ValueError as error:
+                raise TrainingError(f"{what} is {told(line)}, which is no JSON.") from error
+            texts.append(_text(row, what))
     return texts
+
+
+def _text(row: str | Mapping[str, Any], what: str) -> str:
+    """The text of a row, which may be the row itself. Errors: TrainingError, which says `what` the row is."""
+    text = row if isinstance(row, str) else row.get("text") if isinstance(row, Mapping) else None
+    if not isinstance(text, str):
+        raise TrainingError(f'{what} is {told(row)}, but it must be an object with a string as its "text".')
+    return text

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
 
 from eet_lab.errors import TrainingError, did_you_mean
-from eet_lab.parts.optimizers import check_moments
-from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.parts.optimizers import PLAIN
+from eet_lab.scheduling.whole import MOST, check_number, check_whole
+from eet_lab.training.loss_scale import LEAST, LossScale
 from eet_lab.words import told
 
 
@@ -16,16 +20,22 @@ from eet_lab.words import told
 class TrainSettings:
     """Optimizer, schedule and noise. Names are those of PyTorch's optimizers and of transformers' TrainingArguments.
 
+    `optimizer` is "adamw", which reads `betas` and `eps`, or "sgd", which reads `momentum` and `nesterov`.
     The learning rate rises to `lr` over `warmup_steps`, and then follows `lr_schedule` to 0 at `max_steps` ("constant"
     stays). Weights decay by `weight_decay`, but for biases and norms. Gradients whose norm is above `max_grad_norm` are
     scaled down to it (None: never). `batch_tokens` is the most tokens of one pass, pads among them: larger batches take
     several passes, whose gradients add up to those of one. `dropout` is the share of hidden states that is dropped,
-    `attention_dropout` that of attention's weights; classes and words are read from all. Errors: TrainingError.
+    `attention_dropout` that of attention's weights; classes and words are read from all. Where weights are in float16,
+    the loss is scaled by `init_scale` at first, and by more after each `growth_interval` steps without an overflow.
+    Errors: TrainingError.
     """
 
+    optimizer: str = "adamw"
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
+    momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 0.01
     max_grad_norm: float | None = 1.0
     warmup_steps: int = 0
@@ -35,16 +45,24 @@ class TrainSettings:
     dropout: float = 0.0
     attention_dropout: float = 0.0
     batch_tokens: int = 32_768
+    init_scale: float = 65_536.0
+    growth_interval: int = 2_000
     seed: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.betas, tuple) or len(self.betas) != 2:
             raise TrainingError(f"betas is {told(self.betas)}, but it must be two numbers, such as (0.9, 0.999).")
-        check_moments(self.lr, self.betas, self.eps, self.weight_decay)
+        if self.optimizer not in OPTIMIZERS:
+            hint = did_you_mean(str(self.optimizer), OPTIMIZERS)
+            raise TrainingError(
+                f"optimizer is {told(self.optimizer)}, but it must be one of {', '.join(OPTIMIZERS)}.{hint}"
+            )
+        for name in OPTIMIZERS:
+            PLAIN[name].check({field: getattr(self, field) for field in (*OPTIMIZERS[name], "weight_decay")})
         for name in ("label_smoothing", "dropout", "attention_dropout"):
-            _check_number(name, getattr(self, name), 0.0, 1.0, "from 0 to less than 1")
+            check_number(TrainingError, name, getattr(self, name), 0.0, 1.0, "from 0 to less than 1")
         if self.max_grad_norm is not None:
-            _check_number("max_grad_norm", self.max_grad_norm, 1e-12, math.inf, "above 0, or None")
+            check_number(TrainingError, "max_grad_norm", self.max_grad_norm, 1e-12, math.inf, "above 0, or None")
         if self.lr_schedule not in SCHEDULES:
             hint = did_you_mean(str(self.lr_schedule), SCHEDULES)
             raise TrainingError(
@@ -56,6 +74,8 @@ class TrainSettings:
             raise TrainingError(f"lr_schedule is {self.lr_schedule!r}, which ends at 0: say at which step, max_steps.")
         check_whole(TrainingError, "warmup_steps", self.warmup_steps, 0, self.max_steps or MOST)
         check_whole(TrainingError, "batch_tokens", self.batch_tokens, 1, MOST)
+        check_number(TrainingError, "init_scale", self.init_scale, LEAST, math.inf, f"of {LEAST} or more")
+        check_whole(TrainingError, "growth_interval", self.growth_interval, 1, MOST)
         check_whole(TrainingError, "seed", self.seed, 0, 2**62 - 1)
 
     def lr_at(self, step: int) -> float:
@@ -67,6 +87,19 @@ class TrainSettings:
         rest = max(self.max_steps - self.warmup_steps, 1)
         return self.lr * SCHEDULES[self.lr_schedule](min((step - self.warmup_steps) / rest, 1.0))
 
+    def loss_scale(self, dtype: torch.dtype) -> LossScale:
+        """What the loss of a model in this type is multiplied by before its backward pass."""
+        return LossScale(self.init_scale, self.growth_interval) if dtype == torch.float16 else LossScale()
+
+    def clipping(self, norm: float) -> float:
+        """What gradients of this norm are multiplied by: 1, or less as in torch.nn.utils.clip_grad_norm_."""
+        return 1.0 if self.max_grad_norm is None else min(1.0, self.max_grad_norm / (norm + 1e-6))
+
+    @property
+    def of_optimizer(self) -> dict[str, Any]:
+        """What the optimizer reads, but for the decay, which each group of weights has of its own."""
+        return {name: getattr(self, name) for name in OPTIMIZERS[self.optimizer]}
+
     @classmethod
     def of(cls, settings: TrainSettings | None, changes: dict) -> TrainSettings:
         """The settings with some of them changed. Errors: TrainingError for a name that is none."""
@@ -77,15 +110,11 @@ class TrainSettings:
         return cls(**(kept | changes))
 
 
+OPTIMIZERS = {"adamw": ("lr", "betas", "eps"), "sgd": ("lr", "momentum", "nesterov")}
+"""The settings that each optimizer reads."""
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2,
 }
 """The share of the learning rate, by the share of the steps after the warm-up that are done."""
-
-
-def _check_number(name: str, value: object, least: float, most: float, what: str) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not least <= value < most:  # type: ignore[operator]
-        raise TrainingError(f"{name} is {told(value)}, but it must be a number {what}.")

@@ -1,4 +1,4 @@
-"""What a model is trained to tell: each word's next one, words that were masked, or a text's class.
+"""What a model is trained to tell: each word's next one, words that were masked, a text's class, or another text.
 
 T tokens of a pass, N of them with a label, B texts, C channels, V words, L classes.
 """
@@ -10,30 +10,42 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from eet_lab.errors import ModelError, TrainingError
-from eet_lab.models import decoder, encoder
-from eet_lab.models.config import HEADS, Config, EncoderConfig
+from eet_lab.models import decoder, seq2seq
+from eet_lab.models.config import HEADS, Config, EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import tensors
 from eet_lab.parts import Ops
-from eet_lab.parts.losses import Head
-from eet_lab.parts.passes import Text
+from eet_lab.parts.losses import IGNORED, Head
+from eet_lab.parts.passes import Image, Readable, Text
 from eet_lab.words import told
-
-IGNORED = -100
-"""The label of a token that is not learned from, as in PyTorch and transformers."""
 
 
 class Example(NamedTuple):
-    """A text, and what the model shall tell of it.
+    """A text, or an image, and what the model shall tell of it.
 
     `labels` are a token each, `IGNORED` where nothing is learned; a language model learns each token from those before
-    it. None: all of `ids`, for a language model. For a classifier it is the number of the class.
+    it. None: all of `ids`, for a language model. For a classifier it is the number of the class. For an
+    encoder-decoder they are the tokens of its answer to the source `ids`. `pixels` are those of an image
+    [channels,height,width], which has no `ids`.
     """
 
-    ids: Sequence[int]
+    ids: Sequence[int] = ()
     labels: Sequence[int] | int | None = None
     types: Sequence[int] | None = None
+    pixels: Tensor | None = None
+
+    def read(self, places: Sequence[int], config: Config) -> Readable:
+        """The same as an engine reads it; `places` are those of the tokens with a label."""
+        if isinstance(config, VisionConfig) and self.pixels is not None:
+            return Image(self.pixels, config.patch_size, places)
+        if isinstance(config, Seq2SeqConfig):  # the decoder reads the labels shifted right
+            labels = np.asarray(self.labels)[:-1]
+            return Text(
+                [config.start_id, *np.where(labels == IGNORED, config.pad_id, labels).tolist()], None, places, self.ids
+            )
+        return Text(self.ids, self.types, places)
 
 
 @dataclass(frozen=True)
@@ -55,7 +67,7 @@ class TrainTask:
                 f"This checkpoint lacks {HEADS[self.needs]}, which {self.name} trains. Load one that was saved with it."
             )
 
-    def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Text, Sequence[int]]]:
+    def read(self, examples: Sequence[Example], config: Config) -> list[tuple[Readable, Sequence[int]]]:
         """The texts with the places that have a label, and the labels. Errors: TrainingError, which names the first."""
         found, limit = [], self.num_labels(config)
         for number, example in enumerate(examples, 1):
@@ -69,7 +81,7 @@ class TrainTask:
                     f"Example {number} has the label {told(wrong)}, but labels are from 0 to {limit - 1:,}, or "
                     f"{IGNORED} where nothing is learned."
                 )
-            found.append((Text(example.ids, example.types, places), labels))
+            found.append((example.read(places, config), labels))
         if not any(labels for _, labels in found):
             raise TrainingError(
                 f"None of the {len(found)} examples has a label to learn from. Give longer texts, or labels other than "
@@ -98,6 +110,15 @@ def _next_tokens(example: Example) -> tuple[Sequence[int], Sequence[int]]:
     return [place for place, _ in told_before], [label for _, label in told_before]
 
 
+def _answer(example: Example) -> tuple[Sequence[int], Sequence[int]]:
+    """Each label belongs to the place that the one before it has in the decoder."""
+    array = np.asarray(example.labels)
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
+        raise ValueError(f"there must be the token ids of an answer, and not {told(example.labels)}.")
+    places = np.flatnonzero(array != IGNORED)
+    return places.tolist(), array[places].tolist()
+
+
 def _class(example: Example) -> tuple[Sequence[int], Sequence[int]]:
     if not isinstance(example.labels, int) or isinstance(example.labels, bool):
         raise ValueError(f"it must be the number of a class, and not {told(example.labels)}.")
@@ -108,39 +129,62 @@ def _of_words(model: Any, ops: Ops) -> Head:
     return Head(lambda states: decoder.logits(model, ops, states), tuple(tensors((model.norm, model.head))))
 
 
+def _of_answers(model: Any, ops: Ops) -> Head:
+    weights = tensors((model.decoder.norm, model.head.weight))  # what is added to logits is not trained
+    return Head(lambda states: seq2seq.logits(model, ops, states), tuple(weights))
+
+
 def _of_masked(model: Any, ops: Ops) -> Head:
     weights = tensors((model.mlm_transform, model.mlm_norm, model.head))
-    return Head(lambda states: encoder.mlm_logits(model, ops, states), tuple(weights))
+    return Head(lambda states: model.mlm_logits(ops, states), tuple(weights))
 
 
 def _of_classes(model: Any, ops: Ops) -> Head:
-    before = model.pooler if model.class_dense is None else model.class_dense
-    weights = tensors(tuple(part for part in (before, model.classes) if part is not None))
-    return Head(lambda states: encoder.class_logits(model, ops, states), tuple(weights))
+    return Head(lambda states: model.class_logits(ops, states), tuple(model.class_weights))
+
+
+def _of_token_classes(model: Any, ops: Ops) -> Head:
+    return Head(lambda states: model.token_class_logits(ops, states), tuple(tensors(model.token_classes)))
 
 
 def _vocab(config: Any) -> int:
     return config.vocab_size
 
 
+def _num_classes(config: Any) -> int:
+    return len(config.labels)
+
+
 LANGUAGE = TrainTask("language modeling", _next_tokens, _of_words, _vocab)
 """Each token from those before it."""
 MASKED = TrainTask("masked language modeling", _at_their_places, _of_masked, _vocab, needs="mlm")
 """The tokens that stood where others stand now."""
-CLASSES = TrainTask("classification", _class, _of_classes, lambda config: len(config.labels), needs="classes")
+CLASSES = TrainTask("classification", _class, _of_classes, _num_classes, needs="classes")
 """The class of a text."""
-TASKS = {"language": LANGUAGE, "masked": MASKED, "classes": CLASSES}
+TOKEN_CLASSES = TrainTask(
+    "token classification", _at_their_places, _of_token_classes, _num_classes, needs="token_classes"
+)
+"""The class of each token."""
+SEQ2SEQ = TrainTask("sequence to sequence", _answer, _of_answers, _vocab)
+"""The answer to a source, each token from those before it."""
+TASKS = {"language": LANGUAGE, "masked": MASKED, "classes": CLASSES, "token-classes": TOKEN_CLASSES}
+TASKS |= {"seq2seq": SEQ2SEQ}
 
 
 def task_of(name: str | None, config: Config) -> TrainTask:
-    """The task of that name; None: language modeling for decoders, and for encoders what their heads are for."""
+    """The task of that name; None: the only one of decoders and of encoder-decoders, and for encoders what their heads
+    are for.
+    """
+    kind, fitting = "a decoder", ["language"]
     if isinstance(config, EncoderConfig):
-        name = name or ("classes" if "classes" in config.heads else "masked")
-    name = name or "language"
+        kind, heads = "an encoder", {"classes": "classes", "token_classes": "token-classes", "mlm": "masked"}
+        fitting = [*(task for head, task in heads.items() if head in config.heads), "masked", *heads.values()]
+    elif isinstance(config, Seq2SeqConfig):
+        kind, fitting = "an encoder-decoder", ["seq2seq"]
+    name = name or fitting[0]
     if name not in TASKS:
         raise TrainingError(f"task is {told(name)}, but it must be one of {', '.join(TASKS)}.")
-    if (name == "language") == isinstance(config, EncoderConfig):
-        kind = "an encoder" if isinstance(config, EncoderConfig) else "a decoder"
+    if name not in fitting:
         raise TrainingError(f"task is {name!r}, and the model is {kind}, which cannot be trained on it.")
     TASKS[name].check(config)
     return TASKS[name]

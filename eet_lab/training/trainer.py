@@ -6,8 +6,9 @@ T tokens of a pass, N of them with a label, B texts, C channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -21,21 +22,23 @@ from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.staging import Staging, sent
 from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
-from eet_lab.models import decoder, encoder
-from eet_lab.models.config import EncoderConfig
+from eet_lab.models import seq2seq
+from eet_lab.models.config import EncoderConfig, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
-from eet_lab.models.encoder import Encoder
-from eet_lab.models.table import flat
+from eet_lab.models.seq2seq import Seq2Seq
+from eet_lab.models.table import constants, flat
+from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops.noise import Dropout, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
-from eet_lab.ops.types import autograd
-from eet_lab.parts import Parts
-from eet_lab.parts.passes import Batching, Group, Pass, Text
+from eet_lab.ops.types import Batch, Source, autograd
+from eet_lab.parts import Ops, Parts
+from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
+from eet_lab.training.ranks import ranks
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, task_of
-from eet_lab.words import told
+from eet_lab.words import counted, some, told
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
@@ -45,7 +48,8 @@ UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
 @dataclass(frozen=True)
 class Step:
     """One step of the optimizer. `loss` is the mean over all labels of the batch, and `grad_norm` is that before
-    gradients were clipped; `num_tokens` are those of the texts, `computed_tokens` the same with pads.
+    gradients were clipped; `num_tokens` are those of the texts, `computed_tokens` the same with pads. A step whose
+    gradients overflowed in float16, as scaled by `loss_scale`, has updated nothing: `is_skipped`.
     """
 
     number: int
@@ -56,30 +60,43 @@ class Step:
     computed_tokens: int
     num_passes: int
     ms: float
+    loss_scale: float = 1.0
+    is_skipped: bool = False
 
 
 class _Checked(NamedTuple):
-    """A batch that can be trained with."""
+    """A batch that can be trained with, of which this rank reads the examples `numbers`."""
 
-    texts: list[Text]
+    texts: Sequence[Readable]
     labels: list[Sequence[int]]
+    numbers: range
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(text.ids) for text in self.texts)
+        return sum(len(text.ids) + len(text.source) for text in self.texts)
 
     @property
     def num_labels(self) -> int:
         return sum(map(len, self.labels))
 
 
+class _Pass(NamedTuple):
+    """Texts that are read together; `numbers` are theirs in the batch."""
+
+    group: Group
+    labels: list[int]
+    numbers: list[int]
+
+
 class Trainer:
     """A model that is trained by parts. It trains a copy of the weights: `model` has them at any time.
 
-    `task` is "language", "masked" or "classes" (default: what the model's head is for). What the task does not read,
-    such as a pooler, stays as it is. Two trainers with the same model, settings, examples and seed make the same steps,
-    to the bit on a CPU; dropout is keyed, so that other layouts of a batch drop the same numbers. A trainer does one
-    thing at a time. Errors: RecipeError for parts that do not fit, ModelError, TrainingError.
+    `task` is "language", "masked", "classes", "token-classes" or "seq2seq" (default: what the model's head is for).
+    What the task does not read, such as a pooler, stays as it is. Two trainers with the same model, settings, examples
+    and seed make the same steps, to the bit on a CPU; dropout is keyed, so that other layouts of a batch drop the same
+    numbers. In a group of torch.distributed, trainers with the same model that are given the same examples train it
+    together: each reads its share, and the first saves. A trainer does one thing at a time. Errors: RecipeError for
+    parts that do not fit, ModelError, TrainingError.
     """
 
     BUSY: ClassVar[str] = (
@@ -88,7 +105,7 @@ class Trainer:
 
     def __init__(
         self,
-        network: Decoder | Encoder,
+        network: Decoder | AnyEncoder | Seq2Seq,
         parts: Parts | None = None,
         *,
         task: str | None = None,
@@ -96,33 +113,31 @@ class Trainer:
         **changes: Any,
     ) -> None:
         self.parts, self.settings = parts or Parts(), TrainSettings.of(settings, changes)
-        if not isinstance(network, (Decoder, Encoder)):
+        if not isinstance(network, Decoder | AnyEncoder | Seq2Seq):
             raise ModelError(
-                f"Trainer takes a Decoder or an Encoder, not {type(network).__name__}: give model.network."
+                f"Trainer takes a Decoder, an Encoder or a Seq2Seq, not {type(network).__name__}: give model.network."
             )
         if network.device.type == "meta":
             raise ModelError(
                 "The model has shapes and no data. To train it, load it on 'cpu' or 'cuda', not on 'meta'."
-            )
-        if network.dtype == torch.float16:
-            raise ModelError(
-                "The model is in float16, in which small gradients are lost without loss scaling, and there is none. "
-                "Load it with dtype='bfloat16' or 'float32'."
             )
         self.config = network.config.in_training
         _check_parts(self.parts)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
         self.task = task_of(task, network.config)
-        constants = [t for t in (getattr(network, "inv_freq", None),) if t is not None]
-        self.model: Any = mapped(network, lambda t: t if any(t is each for each in constants) else t.detach().clone())
-        self.parameters = self._trained(constants)
+        fixed = constants(network)
+        self.model: Any = mapped(network, lambda t: t if any(t is each for each in fixed) else t.detach().clone())
+        self.parameters = self._trained(fixed)
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         self.optimizer = self.parts.optimizer(
-            _groups(self.parameters.values(), self.settings.weight_decay),
-            lr=self.settings.lr, betas=self.settings.betas, eps=self.settings.eps, seed=self.settings.seed,
+            _groups(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
+            seed=self.settings.seed, **self.settings.of_optimizer,
         )  # fmt: skip
+        self.ranks = ranks()
+        self.ranks.watch([*self.parameters.values()], self.optimizer.buffers)
+        self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
         self.busy = Lock()
         self._staging = Staging(network.device)
@@ -137,25 +152,35 @@ class Trainer:
         begin, number = perf_counter(), self.num_steps
         batch = self._checked(examples)
         with memory_for("a training pass", remedy=REMEDY):
-            passes, total = self._backward(batch, cancel)
-            loss, grad_norm = torch.stack([total, self.optimizer.grad_norm()]).tolist()
-            self._check_finite(loss, grad_norm)
-            self.optimizer.clip(self.settings.max_grad_norm, grad_norm)
-            lr = self.settings.lr_at(number)
-            for group in self.optimizer.param_groups:
-                group["lr"] = lr
-            self.optimizer.step()
+            passes, losses = self._backward(batch, cancel)
+            total = self.ranks.total(losses.sum())
+            loss, norm = torch.stack([total, self.optimizer.grad_norm()]).tolist()
+            scale, lr = self.loss_scale.scale, self.settings.lr_at(number)
+            grad_norm = norm / scale
+            is_finite = math.isfinite(grad_norm)
+            if not math.isfinite(loss) or not self.loss_scale.update(is_finite):
+                raise self._not_finite(passes, losses.tolist(), loss, grad_norm)
+            if is_finite:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = lr
+                self.optimizer.step(scale=self.settings.clipping(grad_norm) / scale)
         self.num_steps += 1
-        computed = sum(group.computed_tokens for group in passes)
+        computed = sum(each.group.computed_tokens for each in passes)
         ms = (perf_counter() - begin) * 1e3
-        return Step(number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms)
+        return Step(
+            number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms, scale, is_skipped=not is_finite
+        )
 
     @exclusive
     def gradients(self, examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:
-        """The mean loss of examples, and each parameter's gradient by its path. Nothing is updated."""
-        _, loss = self._backward(self._checked(examples), None)
-        grads = {path: parameter.grad for path, parameter in self.parameters.items()}
-        return float(loss), {path: grad.clone() for path, grad in grads.items() if grad is not None}
+        """The mean loss of examples, and each parameter's gradient by its path, in fp32. Nothing is updated."""
+        _, losses = self._backward(self._checked(examples), None)
+        grads = ((path, parameter.grad) for path, parameter in self.parameters.items())
+        return float(self.ranks.total(losses.sum())), {
+            path: grad.to(torch.promote_types(grad.dtype, torch.float32)) / self.loss_scale.scale
+            for path, grad in grads
+            if grad is not None
+        }
 
     @exclusive
     @torch.no_grad()
@@ -163,8 +188,9 @@ class Trainer:
         """The mean loss of examples, without dropout and smoothing; nothing is updated. Errors: those of `step`."""
         batch = self._checked(examples)
         with memory_for("a pass over examples", remedy=REMEDY):
-            losses = [self._loss(group, labels, learns=False) for group, labels in self._passes(batch, cancel)]
-            return float(torch.stack(losses).sum()) / batch.num_labels
+            zero = torch.zeros((), device=self.model.device)
+            own = sum((self._loss(each, cancel, learns=False) for each in self._passes(batch)), zero)
+            return float(self.ranks.total(own)) / batch.num_labels
 
     @exclusive
     def save(self, folder: str | Path) -> Path:
@@ -172,8 +198,12 @@ class Trainer:
 
         What lies there stays until the new file is whole. Errors: TrainingError, for a full disk too.
         """
+        return self.ranks.by_first(lambda: checkpoint.write(Path(folder), self._state()))
+
+    def _state(self) -> dict[str, Any]:
         state = {"num_steps": self.num_steps, "settings": asdict(self.settings), "weights": self.parameters}
-        return checkpoint.write(Path(folder), {**state, "optimizer": self.optimizer.state_dict()})
+        own = {"optimizer": self.optimizer.state_dict(), "loss_scale": self.loss_scale.state_dict()}
+        return state | own
 
     @exclusive
     @torch.no_grad()
@@ -189,6 +219,7 @@ class Trainer:
         self.optimizer.load_state_dict(state["optimizer"])
         for group, own in zip(self.optimizer.param_groups, kept, strict=True):
             group |= {name: value for name, value in own.items() if name != "params"}
+        self.loss_scale.load_state_dict(state.get("loss_scale"))
         self.num_steps = state["num_steps"]
 
     def trained(self) -> Any:
@@ -209,74 +240,97 @@ class Trainer:
                     "into pieces."
                 )
         read = self.task.read(examples, self.config)
-        texts = [text for text, _ in read]
+        texts: Sequence[Readable] = [text for text, _ in read]
         if isinstance(self.config, EncoderConfig):
             texts = readable(texts, self.config, truncate=False)
+        elif isinstance(self.config, Seq2SeqConfig):
+            sources = checked_texts([text.source for text in texts], self.config)
+            texts = [Text(text.ids, None, text.asked, row) for text, row in zip(texts, sources, strict=True)]
+            long = next((number for number, text in enumerate(texts, 1) if len(text.ids) > longest), None)
+            if long is not None:
+                raise TrainingError(f"The answer of example {long} is longer than the model's context of {longest:,}.")
         else:
             ids = checked_texts([text.ids for text in texts], self.config)
-            texts = [text._replace(ids=row, types=None) for text, row in zip(texts, ids, strict=True)]
-        return _Checked(texts, [labels for _, labels in read])
+            texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]
+        return _Checked(texts, [labels for _, labels in read], self.ranks.share(len(texts)))
 
-    def _passes(self, batch: _Checked, cancel: Cancel | None) -> Iterator[tuple[Group, list[int]]]:
-        """The passes over a batch that have labels to learn from, with these."""
-        for group in self.parts.texts(batch.texts, Batching(self.settings.batch_tokens)):
-            if cancel is not None and cancel.is_set():
-                raise Cancelled("The training was stopped.")
-            if labels := [label for text in group.numbers for label in batch.labels[text]]:
-                yield group, labels
+    def _passes(self, batch: _Checked) -> Iterator[_Pass]:
+        """The passes over this rank's share of a batch that have labels to learn from."""
+        texts = [batch.texts[number] for number in batch.numbers]
+        for group in self.parts.texts(texts, Batching(self.settings.batch_tokens)):
+            numbers = [batch.numbers[row] for row in group.numbers]
+            if labels := [label for number in numbers for label in batch.labels[number]]:
+                yield _Pass(group, labels, numbers)
 
-    def _backward(self, batch: _Checked, cancel: Cancel | None) -> tuple[list[Group], Tensor]:
-        """The passes over a batch, and its mean loss, whose gradients lie with the parameters."""
-        passes, losses = [], []
+    def _backward(self, batch: _Checked, cancel: Cancel | None) -> tuple[list[_Pass], Tensor]:
+        """The passes over a batch, and their shares of its mean loss; its scaled gradients lie with the parameters."""
+        passes, losses = [*self._passes(batch)], []
         self.optimizer.zero_grad()
-        for group, labels in self._passes(batch, cancel):
-            loss = self._loss(group, labels) / batch.num_labels
-            loss.backward()
-            passes.append(group)
+        self.ranks.begin()
+        for each in passes:
+            loss = self._loss(each, cancel) / batch.num_labels
+            if each is passes[-1]:
+                self.ranks.last_pass()
+            (loss * self.loss_scale.scale).backward()
             losses.append(loss.detach())
-        return passes, torch.stack(losses).sum()
+        self.ranks.sum_gradients()
+        return passes, torch.stack(losses or [torch.zeros((), device=self.model.device)])
 
-    def _loss(self, group: Group, labels: Sequence[int], learns: bool = True) -> Tensor:
-        """The sum of the losses of a pass."""
-        settings, read = self.settings, sent(group.laid_out(), self._staging)
-        drop = None
-        if learns and (settings.dropout or settings.attention_dropout):
-            numbers = torch.tensor(group.numbers, device=read.batch.rows.device)[read.batch.rows]
-            keys = token_keys(settings.seed, self.num_steps, numbers, read.batch.positions)
-            drop = Dropout(settings.dropout, settings.attention_dropout, keys, read.batch.positions)
-        ops = self.parts.train_ops.differentiable(drop)
-        states = self._hidden(ops, read).index_select(0, read.asked)
-        wanted = torch.tensor(labels, device=states.device)
+    def _loss(self, each: _Pass, cancel: Cancel | None, learns: bool = True) -> Tensor:
+        """The sum of the losses of a pass. Errors: Cancelled."""
+        if cancel is not None and cancel.is_set():
+            raise Cancelled("The training was stopped.")
+        settings, read = self.settings, sent(each.group.laid_out(), self._staging)
+        drops = learns and (settings.dropout or settings.attention_dropout)
+
+        def ops_of(batch: Batch, is_source: bool = False) -> Ops:
+            """The ops of a pass, which drop what belongs to its tokens."""
+            if not drops:
+                return self.parts.train_ops.differentiable(None)
+            numbers = torch.tensor(each.numbers, device=batch.rows.device)[batch.rows]
+            # A source has noise of its own.
+            keys = token_keys(settings.seed, self.num_steps, ~numbers if is_source else numbers, batch.positions)
+            drop = Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions)
+            return self.parts.train_ops.differentiable(drop)
+
+        states = self._hidden(ops_of, read).index_select(0, read.asked)
+        wanted = torch.tensor(each.labels, device=states.device)
         head = self.task.head(self.model, self.parts.train_ops.differentiable(None))
         return self.parts.loss(states, wanted, head, settings.label_smoothing if learns else 0.0)
 
-    def _hidden(self, ops: Any, read: Pass) -> Tensor:
-        attend = self.parts.attend(ops, read.batch, None, empty=autograd, window=self.config.spec.window)
-        if isinstance(self.model, Encoder):
-            return encoder.forward(self.model, ops, attend, read.batch, read.types)
-        return decoder.forward(self.model, ops, attend, read.batch, decoder.op_by_op)
+    def _hidden(self, ops_of: Callable[..., Ops], read: Pass) -> Tensor:
+        made, ops = partial(self.parts.attend, empty=autograd, window=self.config.spec.window), ops_of(read.batch)
+        if read.source is None:
+            return self.model.hidden(ops, made(ops, read.batch, None), read)
+        of_source = ops_of(read.source, is_source=True)
+        encoded = seq2seq.encode(self.model, of_source, made(of_source, read.source, None), read.source)
+        attend = made(ops, read.batch, None, source=Source(read.source, tuple(encoded)))
+        return seq2seq.forward(self.model, ops, attend, read.batch)
 
-    def _trained(self, constants: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _trained(self, fixed: Sequence[Tensor]) -> dict[str, Tensor]:
         """What the task reads, by its path; a tensor that is there twice has its first one."""
-        body = ("token_embedding", "position_embedding", "type_embedding", "norm", "layers")
+        embeddings = ("token_embedding", "position_embedding", "type_embedding", "cls_token", "patches")
+        body = (*embeddings, "norm", "layers", "encoder", "decoder")
         read = [t for name in body for t in tensors(getattr(self.model, name, None))]
         read += self.task.head(self.model, self.parts.train_ops).weights
         ids, found = {id(t) for t in read}, dict[int, tuple[str, Tensor]]()
         for path, tensor in flat(self.model):
-            if id(tensor) in ids and not any(tensor is each for each in constants):
+            if id(tensor) in ids and not any(tensor is each for each in fixed):
                 found.setdefault(id(tensor), (path, tensor))
         return dict(found.values())
 
-    def _check_finite(self, loss: float, grad_norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(grad_norm):
-            return
+    def _not_finite(self, passes: list[_Pass], losses: list[float], loss: float, grad_norm: float) -> TrainingError:
+        """What to tell of a step that cannot be made: which examples, and the first tensor that is not finite."""
+        bad = [each for each, own in zip(passes, losses, strict=False) if not math.isfinite(own)][:1]
+        examples = [str(number + 1) for number in sorted(n for each in bad or passes for n in each.numbers)]
         named = ((f"weight {path}", t) for path, t in self.parameters.items())
         grads = ((f"gradient of {path}", t.grad) for path, t in self.parameters.items() if t.grad is not None)
         first = next((name for name, t in (*named, *grads) if not bool(t.isfinite().all())), "none of the weights")
-        raise TrainingError(
-            f"Step {self.num_steps} has a loss of {loss} and a gradient norm of {grad_norm}, and was left out: the "
-            f"weights are those before it. The first tensor that is not finite is the {first}. Use a smaller lr, "
-            "warmup_steps, or max_grad_norm, or look at this batch."
+        return TrainingError(
+            f"Step {self.num_steps} has a loss of {loss} and a gradient norm of {grad_norm}, and was left "
+            f"out: the weights are those before it. The first tensor that is not finite is the {first}, in a pass over "
+            f"{counted(len(examples), 'example')}, {some(examples)}. Use a smaller lr, warmup_steps, or max_grad_norm, "
+            "or look at these examples."
         )
 
 

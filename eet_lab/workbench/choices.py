@@ -1,16 +1,232 @@
-"""What the user may choose at any time: it counts from the next run on. Only the ui thread calls it."""
+"""What the user has chosen, and what follows from it. Only the ui thread calls it."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from eet_lab.errors import EETError
-from eet_lab.models import PRESETS, Model
+import traitlets as T
+
+from eet_lab.bench.workloads import DEMO_PROMPTS
+from eet_lab.devices import kind_of, present
+from eet_lab.engine.settings import Settings, remedy
+from eet_lab.errors import EETError, PromptError, RecipeError, did_you_mean
+from eet_lab.knobs import read_knobs
+from eet_lab.labels import short_form
+from eet_lab.models import PRESETS, Config, Model
+from eet_lab.technique import Recipe, Technique, known, obstacle, registry
+from eet_lab.words import counted
 from eet_lab.workbench import commands as c
 from eet_lab.workbench import jobs
 from eet_lab.workbench.engine_thread import Work
-from eet_lab.workbench.state import State, problem
-from eet_lab.workbench.views.bar import LIVE, OTHER
+
+DEMO, OTHER, LIVE = "demo", "other", "live"
+"""Values of the list of models beside the names of shapes."""
+OTHER_SETTINGS = ("stop_at_eos", "repeats")
+MOST_REPEATS = 50
+MOST_PROMPTS = 256
+"""Prompts of one page: each has an editor and an output of its own, and a browser is slow with thousands of them."""
+DEFAULT_PROMPTS = DEMO_PROMPTS[1::2]
+
+
+class State(T.HasTraits):
+    """The choices of one workbench. `chosen` and `knobs` go by technique name; `generation` is what Settings takes."""
+
+    model: Any = T.Any("demo")
+    device = T.Unicode()
+    dtype = T.Unicode("auto")
+    prompts = T.List(T.Unicode(), list(DEFAULT_PROMPTS))
+    chosen = T.Dict()
+    knobs = T.Dict()
+    generation = T.Dict({"max_new_tokens": 64, "temperature": 0.6, "top_k": 0, "top_p": 1.0, "seed": 0})
+    stop_at_eos = T.Bool(False)
+    repeats: Any = T.Any(0)
+
+    def __init__(self, **choices: Any) -> None:
+        super().__init__(**choices)
+        self._unavailable: dict[tuple[type[Technique], str, Config | None], str | None] = {}
+        self._config: Config | None = None  # of the model that is loaded
+        self._dropped: set[str] = set()  # that went off because they could not stay on
+
+    def choose(self, recipe: Recipe) -> None:
+        """Switch exactly these techniques on, with their knobs."""
+        self._dropped.clear()
+        self.chosen = {t.name: True for t in recipe}
+        self.knobs = {t.name: {name: getattr(t, name) for name in t.knobs} for t in recipe}
+
+    def show_only(self, recipe: str) -> None:
+        """Switch on what a recipe names, as far as it is known here; for looking at, since it need not run here."""
+        words = [word.split(":") for word in recipe.split(",")]
+        self.chosen = {name: True for name, *_ in words if name in registry()}
+        for name, *turns in words:
+            with suppress(RecipeError):
+                self.knobs = {**self.knobs, name: read_knobs(known(name)(), turns)}
+
+    def toggle(self, name: str, on: bool) -> None:
+        """Switch a technique; what needs it goes off with it, and comes back with it."""
+        self._dropped.discard(name)
+        self.chosen = {**self.chosen, name: on}
+        self.settle()
+
+    def move_to(self, device: str) -> None:
+        """Take another device; what that cannot do goes off, and what the one before could not do comes back."""
+        self.device = device
+        self.settle()
+
+    def fit_to(self, config: Config) -> None:
+        """Another model is there; what that cannot do goes off, and what the one before could not do comes back."""
+        self._config = config
+        self.settle()
+
+    def settle(self) -> None:
+        """Switch off what cannot be on, and on again what went off so and now can be.
+
+        A technique cannot be on without its device or what it requires, nor where those before it leave it no part.
+        """
+        wanted = [name for name in registry() if self.is_on(name)]
+        wanted += [name for name in registry() if name in self._dropped]
+        waiting = [self.technique(name) for name in wanted if not self._reason(registry()[name])]
+        kept: list[Technique] = []
+        while joins := next((t for t in waiting if _fit(*kept, t)), None):
+            waiting.remove(joins)
+            kept.append(joins)
+        names = {t.name for t in kept}
+        self._dropped = set(wanted) - names
+        self.chosen = {**self.chosen, **{name: name in names for name in wanted}}
+
+    def turn(self, name: str, knob: str, value: Any) -> None:
+        """Set a knob; what can no longer be on goes off, and comes back once it can be. RecipeError for a bad value."""
+        values = {**self.knobs.get(name, {}), knob: value}
+        registry()[name](**values)
+        self.knobs = {**self.knobs, name: values}
+        self.settle()
+
+    def edit_prompt(self, index: int, text: str) -> None:
+        """Another text for a prompt; one that was removed may still tell of its last key."""
+        if 0 <= index < len(self.prompts):
+            self.prompts = [*self.prompts[:index], text, *self.prompts[index + 1 :]]
+
+    def add_prompts(self, lines: Sequence[str]) -> None:
+        """More prompts; PromptError where that is more than a page can show."""
+        count = len(self.prompts) + len(lines)
+        if count > MOST_PROMPTS:
+            raise PromptError(
+                f"{counted(len(lines), 'prompt')} more would make {count:,}, and this page shows at most "
+                f"{MOST_PROMPTS}. Add fewer, or run them in a cell with Engine.generate."
+            )
+        self.prompts = [*self.prompts, *lines]
+
+    def set(self, name: str, value: Any) -> None:
+        """One setting of a generation, `stop_at_eos` or `repeats`; PromptError where there is no such setting."""
+        value = int(value) if isinstance(value, float) and value.is_integer() else value
+        if name == "repeats":
+            self.repeats = value
+        elif name == "stop_at_eos":
+            self.stop_at_eos = bool(value)
+        elif name in self.generation:
+            self.generation = {**self.generation, name: value}
+        else:
+            raise PromptError(f"There is no setting {name!r}.{did_you_mean(name, (*self.generation, *OTHER_SETTINGS))}")
+
+    def recipe_label(self) -> str:
+        """What is switched on, in short."""
+        return short_form(",".join(str(self.technique(name)) for name in registry() if self.is_on(name)), self.kind)
+
+    @property
+    def kind(self) -> str:
+        """The device's: "cpu" or "cuda"."""
+        return kind_of(self.device)
+
+    def is_on(self, name: str) -> bool:
+        return bool(self.chosen.get(name)) and name in registry()
+
+    def technique(self, name: str) -> Technique:
+        """The technique with its knobs as they stand."""
+        return registry()[name](**self.knobs.get(name, {}))
+
+    def blocked(self, name: str) -> str | None:
+        """Why a technique cannot be on now, or None: not here, not for this model, lacking another, or in conflict."""
+        technique = self.technique(name)
+        if reason := self._reason(type(technique)):
+            return reason
+        if missing := [registry()[other].title for other in technique.requires if not self.is_on(other)]:
+            return f"needs {' and '.join(missing)}: switch {'it' if len(missing) == 1 else 'them'} on first"
+        others = [self.technique(other) for other in registry() if other != name and self.is_on(other)]
+        kept = [t for t in others if name not in t.requires]  # those go, rather than stand in its way
+        try:
+            Recipe((*kept, technique))
+        except RecipeError as error:
+            return _with_titles(str(error))
+        return None
+
+    def beyond_device(self, name: str) -> str | None:
+        """Why no device of this kind can do it, or None. Of another machine's GPU nothing can be told here."""
+        return self._reason(registry()[name]) if self.kind == "cpu" else None
+
+    def recipe(self) -> Recipe:
+        """What is switched on; RecipeError where it does not fit together."""
+        return Recipe(tuple(self.technique(name) for name in registry() if self.is_on(name)))
+
+    def settings(self, model: Model) -> Settings:
+        """How to generate; PromptError names a value that cannot be."""
+        eos = model.config.eos_id
+        return Settings(**self.generation, stop=(eos,) if self.stop_at_eos and eos is not None else ())
+
+    def _reason(self, technique: type[Technique]) -> str | None:
+        """Asking a technique may look for compilers and drivers, so each is asked once a device and model."""
+        key = technique, self.device, self._config
+        if key not in self._unavailable:
+            with present(self.device):
+                self._unavailable[key] = obstacle(technique(), self.kind, self._config)
+        return self._unavailable[key]
+
+
+def _with_titles(text: str) -> str:
+    """Techniques as the page calls them."""
+    return re.sub(rf"\b({'|'.join(registry())})\b", lambda found: registry()[found[1]].title, text)
+
+
+def _fit(*techniques: Technique) -> bool:
+    """Whether they make a recipe."""
+    try:
+        Recipe(techniques)
+    except RecipeError:
+        return False
+    return True
+
+
+def problem(state: State, model: Model | None, rows: Sequence[Sequence[int]] | None) -> str | None:
+    """Why a run cannot start with these prompts and settings; None when it can. `rows` are each prompt's tokens."""
+    if model is None or rows is None:
+        return "No model is loaded yet."
+    if not state.prompts:
+        return "There are no prompts: add one (an empty one starts from BOS)."
+    try:
+        state.settings(model)
+    except EETError as error:
+        return str(error)
+    if not isinstance(state.repeats, int) or not 0 <= state.repeats <= MOST_REPEATS:
+        return (
+            f"The number of pairs is {state.repeats}, but it must be a whole number from 1 to {MOST_REPEATS}, or 0 to "
+            "measure until the interval is narrow."
+        )
+    new, context, last = state.generation["max_new_tokens"], model.config.context, model.config.vocab_size - 1
+    for number, row in enumerate(rows, 1):
+        if strange := [token for token in row if not 0 <= token <= last]:
+            return (
+                f"Prompt {number} holds the token {strange[0]}, but the model's vocabulary ends at {last}. "
+                "Write other ids, or load the model with the tokenizer that it was trained with."
+            )
+    length, first = max((max(len(row), 1), -number) for number, row in enumerate(rows, 1))  # an empty one is BOS
+    if length + new > context:
+        return (
+            f"Prompt {-first} has {length} tokens; with {new} new ones that is {length + new}, past the context of "
+            f"{context}. {remedy(context - length)}"
+        )
+    return None
+
 
 Wish = tuple[Any, str, str]
 """(model, device, dtype)"""

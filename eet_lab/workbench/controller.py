@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,26 +18,23 @@ from eet_lab.workbench import commands as c
 from eet_lab.workbench import engine_thread as e
 from eet_lab.workbench import jobs
 from eet_lab.workbench.background import Background
-from eet_lab.workbench.choices import Choices
+from eet_lab.workbench.choices import Choices, State
 from eet_lab.workbench.engine_thread import EngineThread, Work
 from eet_lab.workbench.forecast import NO_FORECAST, Fits
 from eet_lab.workbench.forecast import QUESTION as FORECAST
 from eet_lab.workbench.history import History
-from eet_lab.workbench.memory_tab import QUESTION as PLANNERS
+from eet_lab.workbench.live import Device, TopRow, Watching
+from eet_lab.workbench.memory import QUESTION as PLANNERS
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.results import QUESTION as KEPT
 from eet_lab.workbench.results import Results
-from eet_lab.workbench.serving_controller import QUESTION as SERVING
-from eet_lab.workbench.serving_model import ModelWork
-from eet_lab.workbench.serving_tab import JOBS, Either, ServingTab
-from eet_lab.workbench.state import State
-from eet_lab.workbench.top_row import TopRow
+from eet_lab.workbench.serving_controller import JOBS, Either, ServingController, ServingTab
+from eet_lab.workbench.serving_jobs import ModelWork
+from eet_lab.workbench.ui_thread import TICK_S
 from eet_lab.workbench.views import bar
 from eet_lab.workbench.views.inputs import inputs_state
 from eet_lab.workbench.views.techniques import techniques_state
-from eet_lab.workbench.watching import Device, Watching
 
-TICK_S = 0.1
 SETTLE_S = 2.5
 """A page that opens has asked for every view's state, and listens to changes, within this time."""
 
@@ -65,7 +63,7 @@ class Controller:
             self.page, lambda action: self.put(c.PressServing(action)), self.background, self._run_serving
         )
         self._shown_by = {
-            SERVING: self.serving.answered,
+            ServingController.QUESTION: self.serving.answered,
             FORECAST: self.fits.answered,
             PLANNERS: self.results.memory.answered,
             KEPT: self.results.answered,
@@ -245,7 +243,7 @@ class Controller:
                 return self._job(model).ladder()
             case c.MeasureTicked():
                 before, after = self.results.ticked_recipes(self.state.kind)
-                return self._job(model).with_recipe(after).compare(before)
+                return replace(self._job(model), recipe=after).compare(before)
             case c.TakeTimeline():
                 return self.results.timeline(model)
 

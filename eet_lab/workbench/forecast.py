@@ -14,7 +14,7 @@ from eet_lab.models import Model
 from eet_lab.monitor import free_bytes_of
 from eet_lab.words import counted, sized
 from eet_lab.workbench.background import Answer, Background
-from eet_lab.workbench.state import State
+from eet_lab.workbench.choices import State
 
 QUESTION = "forecast"
 PATIENCE_S = 0.3

@@ -2,7 +2,7 @@
 
 A file is what `result.save` writes, with two more entries beside the result: "monitor", the samples of each watched
 run, and "timeline", those of a step. Names, notes and the pin, which are the user's, stand in a small file of their
-own (`sidecar`).
+own (`Sidecar`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from eet_lab.errors import EETError, ResultError, first_line
 from eet_lab.paths import PACKAGE, results_dir, write_whole
 from eet_lab.words import visible
 from eet_lab.workbench import export
-from eet_lab.workbench.rows import KINDS, KeptRun, Result, Stamp, Summary
-from eet_lab.workbench.sidecar import Entry, Sidecar
+from eet_lab.workbench.rows import KINDS, Entry, KeptRun, Result, Sidecar, Stamp, Summary
 
 FOLDER = results_dir()
 SHIPPED = PACKAGE / "recorded"

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from eet_lab import bench
@@ -23,9 +23,11 @@ from eet_lab.progress import Cancel
 from eet_lab.technique import Recipe
 from eet_lab.workbench.engine_thread import Feed, Work
 from eet_lab.workbench.live import NAMES
-from eet_lab.workbench.run_memory import RunMemory, TorchCalls, TorchCounter
-from eet_lab.workbench.views.bar import BASELINE, NOTHING_ON
+from eet_lab.workbench.memory import RunMemory, TorchCalls, TorchCounter
 
+BASELINE = "baseline"
+"""What Compare is held against while no run is pinned."""
+NOTHING_ON = "No technique is on. Run shows the baseline; Compare and Ladder need at least one technique."
 PHASES = {
     "check": "checking that the output is the same",
     "warm-up": "warming up",
@@ -96,10 +98,6 @@ class Job:
         stop: Any = result.settings.get("stop", ())  # a list of ids
         settings = Settings.of(**{**result.settings, "stop": tuple(stop)})
         return cls(model, result.prompts, Recipe.parse(result.selection.recipe, model.device), settings)
-
-    def with_recipe(self, recipe: Recipe) -> Job:
-        """The same with another recipe."""
-        return replace(self, recipe=recipe)
 
     def run(self) -> Work:
         """Generate once, watched."""

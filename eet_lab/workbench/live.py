@@ -1,19 +1,32 @@
-"""What is seen while it runs: latency of each step, memory, utilization and power, and the text of every prompt."""
+"""What is seen while it runs: charts of the device and of each step, the text of every prompt, and what feeds them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 import ipywidgets as W
+import torch
 
+from eet_lab.bench import Comparison, Measurement, Run
+from eet_lab.devices import kind_of
+from eet_lab.engine.generation import StepEvent
 from eet_lab.figures import theme
+from eet_lab.figures.live import Point, StripChart, TokenStream
 from eet_lab.figures.memory_bar import bar_state, held_now
+from eet_lab.figures.results import pair_names
 from eet_lab.figures.script import BaseScript
-from eet_lab.figures.strip_chart import Point, StripChart
-from eet_lab.figures.token_stream import TokenStream
-from eet_lab.monitor import Sample
+from eet_lab.models.transcript import Decode
+from eet_lab.monitor import Sample, Sampler, open_source, record
+from eet_lab.workbench.engine_thread import Kept, Phase
+from eet_lab.workbench.memory import RunMemory
+from eet_lab.workbench.rows import Result
+
+if TYPE_CHECKING:
+    from eet_lab.workbench.opened import Opened
 
 MiB = 2**20
 WINDOW_S = 60.0
@@ -173,3 +186,208 @@ def _with_plan(values: dict[str, float]) -> dict[str, float]:
 
 def _titled(title: str, where: str) -> str:
     return f"{title} · {where}" if where else title
+
+
+GAP_S = 0.2
+"""The time between the samples of two runs."""
+
+
+class TopRow:
+    """Charts of this machine say nothing of what another one recorded: then its own samples stand there, or nothing.
+
+    Only the ui thread calls it.
+    """
+
+    def __init__(self, live: Charts, recorded: Charts) -> None:
+        self._live, self._recorded = live, recorded
+        self._of: Opened | None = None
+        self._put_up("live")
+
+    def show(self, recording: Opened | None) -> None:
+        """Show what was sampled of this recording; None: none is open."""
+        if recording is self._of:
+            return
+        self._of = recording
+        self._put_up("live" if recording is None else "recorded" if self._fill(recording) else "")
+
+    def _put_up(self, name: str) -> None:
+        for each, live in (("live", self._live), ("recorded", self._recorded)):
+            live.box.layout.display = None if each == name else "none"
+
+    def _fill(self, recording: Opened) -> bool:
+        """Draw all that was sampled; whether there was anything."""
+        if recording.result is None or not any(each["samples"] for each in recording.monitor.values()):
+            return False
+        where, charts, begun = recording.result.environment, self._recorded, 0.0
+        charts.watch(where.device_kind == "cuda", "recorded")
+        charts.latency.clear()
+        named = dict(zip(NAMES, _called(recording.result), strict=True))
+        charts.name([*named.values()])
+        untold = list[str]()
+        for name, m in _watched(recording.result).items():
+            series = NAMES.index(name)
+            ends = accumulate(ms / 1e3 for ms in m.step_ms)
+            charts.push_steps([(series, t, ms) for t, ms in zip(ends, m.step_ms, strict=True)])
+            samples = _samples(recording.monitor.get(name, {}), m, begun)
+            charts.push_samples(samples, 0.0)
+            begun = samples[-1].t + GAP_S if samples else begun
+            untold += [] if samples else [named[name]]
+        for chart in (charts.memory, charts.load):
+            chart.note = f"{' and '.join(untold)}: over before anything was sampled" if untold else ""
+        charts.snapshot()
+        return True
+
+
+def _called(result: Result) -> Sequence[str]:
+    """What the runs are called; of a single one the baseline's line stays empty."""
+    if isinstance(result, Comparison):
+        recipes = [result.baseline.recipe, result.selection.recipe]
+    else:
+        recipes = ["", result.recipe]
+    return pair_names(recipes, result.environment.device_kind)
+
+
+def _watched(result: Result) -> dict[str, Measurement]:
+    """What was measured of the runs that were watched, under the names that their samples have."""
+    if isinstance(result, Run):
+        return {NAMES[-1]: result.measurement}
+    pair = (result.baseline, result.selection) if isinstance(result, Comparison) else ()
+    return dict(zip(NAMES, pair, strict=False))
+
+
+def _samples(recorded: Mapping[str, Any], m: Measurement, begun: float) -> list[Sample]:
+    weights = {"weights_bytes": float(m.memory["weights"])}
+    return [
+        Sample(begun + each["t"], weights | each["values"], recorded["label"]) for each in recorded.get("samples", ())
+    ]
+
+
+HZ = 10
+IDLE_LOOKS = 5
+"""While nothing runs, one look in so many shows anything."""
+
+
+class Device:
+    """Owns the sampler thread; only the ui thread calls it. `probes` must be safe on any thread."""
+
+    def __init__(self, live: Live, probes: Mapping[str, Callable[[], float]]) -> None:
+        self._live, self._probes = live, probes
+        self._sampler: Sampler | None = None
+        self._seen, self._looks, self._start = 0, 0, 0.0
+
+    def watch(self, device: str) -> None:
+        """Sample "cpu", "cuda" or "cuda:1" from now on, in empty charts."""
+        self.close()
+        on_gpu, probes = kind_of(device) == "cuda", dict(self._probes)
+        if on_gpu:
+            probes["torch_allocated_bytes"] = lambda: float(torch.cuda.memory_allocated(device))
+            probes["torch_reserved_bytes"] = lambda: float(torch.cuda.memory_reserved(device))
+        self._sampler = Sampler(open_source(device), HZ, probes)
+        source, counters = self._sampler.source, self._sampler.source.name == "nvml"
+        self._live.watch(on_gpu, source.label if counters else "", counters)
+        self._seen, self._start = self.mark(), time.perf_counter()
+
+    def look(self, all_of_it: bool) -> None:
+        """Show what was sampled since the last look: everything, or now and then the newest."""
+        self._looks += 1
+        if self._sampler is None or not (all_of_it or self._looks % IDLE_LOOKS == 0):
+            return
+        samples, self._seen = self._sampler.since(self._seen)
+        self._live.push_samples(samples if all_of_it else samples[-1:], self._start)
+        self._live.explain(self._sampler.missing)
+
+    def rest(self, resting: bool) -> None:
+        """Leave the device alone, or go on."""
+        if self._sampler is not None:
+            (self._sampler.pause if resting else self._sampler.resume)()
+
+    def mark(self) -> int:
+        """Now, as `recording` wants it."""
+        return self._sampler.since()[1] if self._sampler is not None else 0
+
+    def recording(self, since: int) -> dict[str, Any]:
+        """What was sampled since a mark, as it can be saved and replayed."""
+        if self._sampler is None:
+            return {}
+        return record(self._sampler.source, self._sampler.since(since)[0])
+
+    def close(self) -> None:
+        """End the sampler's thread."""
+        if self._sampler is not None:
+            self._sampler.close()
+            self._sampler = None
+
+
+class Watching:
+    """Feeds the live view, and keeps it still while something is measured. Only the ui thread calls it."""
+
+    def __init__(self, live: Live, device: Device) -> None:
+        self._live, self._device = live, device
+        self.monitor: dict[str, Any] = {}
+        self.memory: dict[str, RunMemory] = {}
+        self.resting = False
+        self._prompts: Sequence[str] = ()
+        self._decode: Decode = str
+        self._series = 1
+        self._names: Sequence[str] = NAMES
+        self._since: int | None = None
+        self._steps: list[tuple[int, float, float]] = []
+        self._tokens: list[tuple[int, int]] = []
+
+    def begin(self, prompts: Sequence[str], decode: Decode, watched: bool = True) -> None:
+        """A job with one or more runs begins; `watched`: some of them can be."""
+        self._prompts, self._decode = list(prompts), decode
+        self.monitor, self.memory = {}, {}
+        self._live.begin(prompts, decode, watched)
+
+    def name(self, names: Sequence[str]) -> None:
+        """What the runs of both series are called."""
+        self._names = names
+        self._live.name(names)
+
+    def enter(self, phase: Phase) -> None:
+        """The next run begins."""
+        self.flush()
+        self._keep_samples()
+        self._rest(not phase.watched)
+        self._series = phase.series
+        if phase.watched:
+            self._since = self._device.mark()
+            self._live.stream.begin(self._prompts, self._decode)
+
+    def leave(self, in_vain: bool) -> None:
+        """The job is over; `in_vain`: the result before it stays, and so do that one's steps."""
+        self.flush()
+        if in_vain:
+            self._live.put_back()
+        self._live.stream.finish()
+        self._keep_samples()
+        self._rest(False)
+        self._live.snapshot()
+
+    def step(self, event: StepEvent) -> None:
+        """One more step; shown with the next `flush`."""
+        self._steps.append((self._series, event.t_ms / 1e3, event.step_ms))
+        self._tokens += event.tokens
+
+    def keep(self, event: Kept) -> None:
+        """What a run did with memory."""
+        self.memory[self._names[event.series]] = event.memory
+
+    def flush(self) -> None:
+        """Show what has come since the last time."""
+        steps, tokens, self._steps, self._tokens = self._steps, self._tokens, [], []
+        self._live.push_steps(steps)
+        self._live.stream.push(tokens)
+
+    def _rest(self, resting: bool) -> None:
+        """While resting, nothing is sampled and no chart moves: measured runs are left alone."""
+        if resting != self.resting:
+            self._device.rest(resting)
+        self.resting = resting
+
+    def _keep_samples(self) -> None:
+        """The samples of the run that ends now, to be saved with the result."""
+        if self._since is not None:
+            self.monitor[NAMES[self._series]] = self._device.recording(self._since)
+        self._since = None

@@ -1,4 +1,4 @@
-"""A kept run that is open: its own model, prompts and switches, read-only, and what can be shown of it."""
+"""What is open instead of the newest result: a kept run with its own choices, read-only, or two side by side."""
 
 from __future__ import annotations
 
@@ -6,21 +6,60 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from eet_lab.bench import Comparison, Ladder, Run, Workload
+from eet_lab.bench import Comparison, Ladder, Measurement, Run, Workload
 from eet_lab.bench.timeline import Timelines
-from eet_lab.errors import EETError, PromptError
+from eet_lab.errors import EETError, PromptError, ResultError
 from eet_lab.figures import theme
-from eet_lab.figures.race import lane
+from eet_lab.figures.players import race_lane
 from eet_lab.labels import short_form
 from eet_lab.models.config import PRESETS
 from eet_lab.models.loading import DEMO_LABEL, RANDOM_LABEL, demo_tokenizer
 from eet_lab.models.tokenizer import UNKNOWN, Tokenizer
 from eet_lab.words import counted
-from eet_lab.workbench.jobs import decoder
-from eet_lab.workbench.rows import KeptRun, Result
-from eet_lab.workbench.side_by_side import SideBySide
-from eet_lab.workbench.state import State
+from eet_lab.workbench.choices import State
+from eet_lab.workbench.jobs import BASELINE, decoder
+from eet_lab.workbench.rows import KeptRun, Result, end, facts
 from eet_lab.workbench.views import answer, bar
+
+HOW = (
+    "These runs were not timed in turn, so other load on the machine may explain a difference. Measure again times "
+    "both recipes in turn, here and now."
+)
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Two rows of the list with what was measured last in each."""
+
+    rows: Sequence[KeptRun]
+    ends: tuple[Measurement, Measurement]
+    same_prompts: bool
+
+    @classmethod
+    def of(cls, rows: Sequence[KeptRun], results: Sequence[Result]) -> SideBySide:
+        """ResultError where one of them was stopped too soon."""
+        first, second = (end(result) for result in results)
+        if first is None or second is None:
+            raise ResultError("One of these runs was stopped before anything was measured. Tick two others.")
+        return cls(rows, (first, second), results[0].prompts == results[1].prompts)
+
+    def table(self) -> dict[str, Any]:
+        """All that is known of both."""
+        lines = [["recipe", *(row.recipe for row in self.rows)], ["device", *(row.device for row in self.rows)]]
+        one, other = map(facts, self.ends)
+        lines += [[name, one[name], other[name]] for name in one]
+        same = f"The same tokens: {'yes' if self.ends[0].tokens == self.ends[1].tokens else 'no'}."
+        notes = [HOW, same if self.same_prompts else "They had other prompts."]
+        return {"head": ["", *(row.label for row in self.rows)], "rows": lines, "notes": notes}
+
+    def tiles(self) -> list[dict[str, Any]]:
+        """The second, from the first."""
+        return answer.tiles_apart(*self.ends, self.same_prompts)
+
+    def told(self) -> str:
+        """What stands in the banner."""
+        names = " and ".join(f"{row.label} ({row.recipe})" for row in self.rows)
+        return f"These are two kept runs side by side: {names}. They were not timed in turn."
 
 
 @dataclass(frozen=True)
@@ -83,7 +122,7 @@ class Opened:
         """The label of what it was compared with; "" of a single run, and of a pair, which was not compared."""
         if isinstance(result := self.result, Comparison):
             return short_form(result.baseline.recipe, result.environment.device_kind)
-        return bar.BASELINE if isinstance(result, Ladder) else ""
+        return BASELINE if isinstance(result, Ladder) else ""
 
     @property
     def can_race(self) -> bool:
@@ -102,7 +141,7 @@ class Opened:
         prompts = result.prompts if trained else as_ids(result)
         colors = theme.BASELINE, theme.SELECTION
         lanes = [
-            lane(short_form(m.recipe, where.device_kind), color, m, result.prompt_lengths, decode)
+            race_lane(short_form(m.recipe, where.device_kind), color, m, result.prompt_lengths, decode)
             for m, color in zip(pair, colors, strict=True)
         ]
         title = f"{where.model_label}, recorded on {where.device}. Both lanes run on one clock."

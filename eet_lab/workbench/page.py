@@ -13,18 +13,18 @@ The page for serving stands in place of all below the bar, when the bar's switch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import ipywidgets as W
 import traitlets as T
 
 from eet_lab.figures import theme
+from eet_lab.figures.live import chart_script
 from eet_lab.figures.outputs import FigureBox
-from eet_lab.figures.race import Race
+from eet_lab.figures.players import Race
 from eet_lab.figures.script import BaseScript, Shared, all_widgets, compact
-from eet_lab.figures.strip_chart import chart_script
 from eet_lab.workbench.live import Charts, Live
 
 SCRIPTS = Path(__file__).parent / "views"
@@ -37,30 +37,27 @@ def _source(name: str) -> str:
     return compact(SCRIPTS / name)
 
 
-DOM = _source("dom.js")
-"""What the scripts of all views are written with."""
+DOM, STYLE = _source("dom.js"), _source("page.css")
+"""What the scripts of all views are written with, and the style of the page."""
+VIEWS = {name: _source(f"{name}.js") for name in ("bar", "techniques", "inputs", "answer", "runs")}
+"""The script of each view: what it draws and sends is told at its head."""
+
+
+class ViewScript(BaseScript):
+    """What all views share. It is a class of its own since anywidget keeps one style for each class."""
 
 
 class View(Shared):
-    """Draws `state` with `<script>.js` over `dom.js`, in the style of `<script>.css`; commands go to `put`.
+    """Draws `state` with the script of its name over `dom.js`; commands go to `put`.
 
-    What it draws and sends is told at the head of its script. All of `state` is text and numbers: no string of it is
-    read as HTML. A page that is reloaded draws from it alone.
+    All of `state` is text and numbers: no string of it is read as HTML. A page that is reloaded draws from it alone.
     """
 
-    name: ClassVar[str] = ""
-    script: ClassVar[str] = ""
     state = T.Dict().tag(sync=True)
 
-    def __init_subclass__(cls, script: str = "", styles: Sequence[str] = (), **options: Any) -> None:
-        if script:
-            cls.name, cls.script = script, _source(f"{script}.js")
-            cls._css = "".join(_source(f"{style}.css") for style in (*styles, script))
-        super().__init_subclass__(**options)
-
-    def __init__(self, put: Put, base: BaseScript) -> None:
-        super().__init__(base=base, source=self.script)
-        self.add_class("eet-view").add_class(f"eet-{self.name}")
+    def __init__(self, name: str, put: Put, base: BaseScript) -> None:
+        super().__init__(base=base, source=VIEWS[name])
+        self.add_class("eet-view").add_class(f"eet-{name}")
         self.on_msg(lambda _, content, __: put(content))
 
     def show(self, state: Mapping[str, Any]) -> None:
@@ -69,40 +66,20 @@ class View(Shared):
             self.state = dict(state)
 
 
-class Bar(View, script="bar", styles=["page"]):
-    """Pickers, actions, and what the last result was or how far a run is; it brings the page's own style."""
-
-
-class Techniques(View, script="techniques"):
-    """The switches, what each brought, and the card of one."""
-
-
-class Inputs(View, script="inputs"):
-    """Prompts, the settings of a generation, and whether it fits."""
-
-
-class Answer(View, script="answer"):
-    """Four numbers, the tabs of a result, and its tables and words."""
-
-
-class Runs(View, script="runs"):
-    """The runs that were kept."""
-
-
 class Page:
     """All widgets of a workbench. Only the ui thread calls it; `put` gets the messages that views send."""
 
     def __init__(self, put: Put) -> None:
-        base = BaseScript(source=DOM)
-        self.bar, self.techniques, self.inputs = Bar(put, base), Techniques(put, base), Inputs(put, base)
-        self.answer, self.runs = Answer(put, base), Runs(put, base)
+        base = ViewScript(source=DOM, _css=STYLE)
+        self._views = [View(name, put, base) for name in VIEWS]
+        self.bar, self.techniques, self.inputs, self.answer, self.runs = self._views
         charts = chart_script()
         self.live, self.recorded, self.figure, self.race = Live(charts), Charts(charts), FigureBox(), Race()
         self._stages: dict[str, W.DOMWidget] = {"stream": self.live.stream, "figure": self.figure, "race": self.race}
         style = W.HTML(theme.stylesheet(), layout={"display": "none"})
-        stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")
+        self._stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")
         left = W.VBox([self.techniques, self.inputs]).add_class("eet-left-column")
-        right = W.VBox([self.live.box, self.recorded.box, self.answer, stage]).add_class("eet-right-column")
+        right = W.VBox([self.live.box, self.recorded.box, self.answer, self._stage]).add_class("eet-right-column")
         below = W.VBox([self.runs]).add_class("eet-below-column")
         self.box = W.Box([self.bar, left, right, below]).add_class("eet-bench").add_class("eet-page-grid")
         self.stage("empty")
@@ -111,6 +88,7 @@ class Page:
         """Show the streamed text ("stream"), the figure, the race, or none of them ("empty")."""
         for each, widget in self._stages.items():
             widget.layout.display = None if each == name else "none"
+        (self._stage.add_class if name == "race" else self._stage.remove_class)("eet-for-race")
 
     def put_serving(self, box: W.DOMWidget) -> None:
         """Add the page for serving, hidden."""
@@ -126,10 +104,11 @@ class Page:
 
     def send_again(self) -> None:
         """Tell a page once more what it may have missed: one that opens asks first, and listens a little later."""
-        for view in (self.bar, self.techniques, self.inputs, self.answer, self.runs):
+        for view in self._views:
             view.send_state("state")
         for widget in (*self._stages.values(), self.live.box, self.recorded.box):
             widget.layout.send_state("display")
+        self._stage.send_state("_dom_classes")
 
     def close(self) -> None:
         """Take all widgets off the page."""

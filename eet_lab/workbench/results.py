@@ -11,7 +11,7 @@ from typing import Any
 from eet_lab.bench import Comparison, Ladder
 from eet_lab.bench.timeline import Timelines
 from eet_lab.errors import EETError, RecipeError, ResultError
-from eet_lab.figures.effects import Effect, effects
+from eet_lab.figures.ladder import Effect, effects
 from eet_lab.models import Model
 from eet_lab.technique import Recipe
 from eet_lab.words import sized
@@ -19,16 +19,13 @@ from eet_lab.workbench import commands as c
 from eet_lab.workbench.background import Answer, Background
 from eet_lab.workbench.engine_thread import Work
 from eet_lab.workbench.history import History
-from eet_lab.workbench.jobs import Job
-from eet_lab.workbench.memory_tab import MemoryTab
-from eet_lab.workbench.opened import Opened, Setup
+from eet_lab.workbench.jobs import BASELINE, Job
+from eet_lab.workbench.memory import MemoryTab, RunMemory
+from eet_lab.workbench.opened import Opened, Setup, SideBySide
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.rows import KeptRun, Result, Stamp
-from eet_lab.workbench.run_memory import RunMemory
 from eet_lab.workbench.sheet import Sheet, SheetContent
-from eet_lab.workbench.side_by_side import SideBySide
 from eet_lab.workbench.views import answer
-from eet_lab.workbench.views.bar import BASELINE
 from eet_lab.workbench.views.runs import MOST_UPLOAD_BYTES, packed, runs_state
 
 QUESTION = "kept runs"

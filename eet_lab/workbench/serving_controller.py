@@ -1,33 +1,46 @@
-"""What a serving page does: it simulates, measures and serves, one thing at a time. Only the ui thread calls it."""
+"""What a serving page does, alone or in the workbench: it simulates, measures and serves, one thing at a time.
+
+Only the ui thread calls it.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import plotly.graph_objects as go
 
-from eet_lab.errors import Cancelled, CostError, EETError, did_you_mean
-from eet_lab.figures.served_batches import batches
-from eet_lab.figures.serving_agreement import simulated_beside_measured
-from eet_lab.figures.serving_curves import cost_surface, latency_against_load
+from eet_lab.errors import CostError, EETError
+from eet_lab.figures.script import all_widgets
+from eet_lab.figures.serving import batches, cost_surface, latency_against_load, simulated_beside_measured
+from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.cost import CostTable
+from eet_lab.scheduling.cost_files import load_cost
 from eet_lab.scheduling.served import Served
 from eet_lab.serving.live import Look
 from eet_lab.words import visible
+from eet_lab.workbench.actions import ActionController
 from eet_lab.workbench.background import Answer, Background
-from eet_lab.workbench.serving_choices import Asked, against_load, simulated
-from eet_lab.workbench.serving_model import Measured, RunOnModel, measure, serving
-from eet_lab.workbench.serving_page import Page
+from eet_lab.workbench.engine_thread import Finished
+from eet_lab.workbench.page import Page
+from eet_lab.workbench.serving_jobs import (
+    Asked,
+    Measured,
+    RunOnModel,
+    against_load,
+    measure,
+    serving,
+    simulated,
+    usual_policies,
+)
+from eet_lab.workbench.serving_page import ServingPage
 
-QUESTION = "serving"
 WORK: dict[str, Callable[..., Any]] = {"simulate": simulated, "loads": against_load}
 ON_MODEL = ("measure", "serve")
 """What needs the model, and the thread that may run it."""
-BEGUN = {"simulate": "Simulating …", "loads": "Simulating …", "measure": "Measuring …", "serve": "Serving …"}
-ACTIONS = (*WORK, *ON_MODEL, "stop")
 ORDER = ("agreement", "batches", "loads", "table")
 """The order of figures: what was asked for last is rarely the table."""
 SHOWN_PASSES = 60
@@ -35,21 +48,17 @@ SHOWN_PASSES = 60
 LOOKS = 2000
 
 
-def checked_action(action: str) -> str:
-    """The same; EETError for what is none."""
-    if action not in ACTIONS:
-        raise EETError(
-            f"There is no action {action!r}.{did_you_mean(action, ACTIONS)} Actions are {', '.join(ACTIONS)}."
-        )
-    return action
-
-
-class ServingController:
-    """The page, the cost table, and what came of them. `press`, `take` and `tick` are for the ui thread.
+class ServingController(ActionController):
+    """The page, the cost table, and what came of them.
 
     `put` is called with an action by the page's buttons, on any thread. Simulations are asked of `background`;
-    `on_model` does what needs the model, and None is a page without one. Of what is asked for only the newest counts.
+    `on_model` does what needs the model, and None is a page without one.
     """
+
+    BEGUN: ClassVar[Mapping[str, str]] = {
+        "simulate": "Simulating …", "loads": "Simulating …", "measure": "Measuring …", "serve": "Serving …"
+    }  # fmt: skip
+    QUESTION: ClassVar[str] = "serving"
 
     def __init__(
         self,
@@ -59,101 +68,53 @@ class ServingController:
         background: Background,
         on_model: RunOnModel | None = None,
     ) -> None:
+        super().__init__(background)
         self.table = table
         self.results: dict[str, Served] = {}
         self.measured: dict[str, Measured] = {}
         """What was served for real, by the name of the policy."""
         self.figures: dict[str, go.Figure] = {}
-        self.page = Page(asked, table, put, with_model=on_model is not None)
-        self._background, self._on_model = background, on_model
-        self._cancel = threading.Event()
-        self._number = 0
-        self._pending: tuple[int, str, Asked] | None = None
-        self._said = ""
+        self.page = ServingPage(asked, table, put, with_model=on_model is not None)
+        self._on_model = on_model
         self._is_own = False  # the table was measured here, not given
         self._look: Look | None = None
         self._loads: tuple[Asked, Any] | None = None
 
-    @property
-    def busy(self) -> bool:
-        """Whether something is asked for that was not answered."""
-        return self._pending is not None
-
-    @property
-    def action(self) -> str:
-        """What is being done; "" for nothing."""
-        return self._pending[1] if self._pending else ""
-
-    def press(self, action: str) -> None:
-        """Begin what a button asks for, or stop what goes on. Errors are told on the page."""
-        if checked_action(action) == "stop":
-            self.stop()
-            return
-        try:
-            self._begin(action)
-        except EETError as error:
-            self.page.tell_error(error)
-
     def stop(self) -> None:
         """Let what goes on end, and the film."""
-        self._cancel.set()
+        super().stop()
         self.page.film.stop()
 
     def tick(self) -> None:
-        """Show how far it is."""
-        if self._pending is None:
-            return
-        self.page.tell(self._said)
+        super().tick()
         look, self._look = self._look, None
-        if look is not None:
+        if look is not None and self.busy:
             self.page.live.push(look)
-
-    def take(self, answer: Answer) -> None:
-        """Show what came of it; an answer that nobody waits for any more is dropped."""
-        if self._pending is None or answer.key != self._pending[0]:
-            return
-        (_, action, asked), self._pending = self._pending, None  # first: whatever becomes of it, nobody waits for it
-        self.page.set_busy(False)
-        if answer.error is None and answer.value is not None:
-            self._show(action, asked, answer.value)
-        elif answer.error is None or isinstance(answer.error, Cancelled):
-            self.page.tell("Stopped.")
-        else:
-            self.page.tell_error(answer.error)
 
     def finish(self, value: Any, error: BaseException | None) -> None:
         """The same for work that `on_model` was given: it is the newest, since nothing begins beside it."""
         if self._pending is not None:
-            self.take(Answer(QUESTION, self._pending[0], value, error))
+            self.take(Answer(self.QUESTION, self._pending[0], value, error))
 
-    def _begin(self, action: str) -> None:
-        asked, number, cancel = self.page.asked(), self._number + 1, threading.Event()
-        if action in ON_MODEL:
-            if self._on_model is None:
-                raise EETError("There is no model to run. Open the view with one: ServingView(model='demo').")
-            if action == "serve" and not self._is_own:
-                raise CostError(
-                    f"The cost table is an example, of {visible(self.table.source.model)}: there is nothing of this "
-                    "model to simulate beside. Press Measure this model first."
-                )
-            work = measure if action == "measure" else serving(asked, self.table, self._take_look)
-            self._on_model(action, number, work, cancel)
-        else:
-            self._background.ask(QUESTION, number, self._simulation(action, asked, cancel))
-        self._cancel.set()  # what runs is no longer asked for
-        self._number, self._cancel, self._said = number, cancel, BEGUN[action]
-        self._pending = number, action, asked
+    def _ask(self, action: str, number: int, asked: Asked, cancel: threading.Event) -> None:
+        if action in WORK:
+            self._background.ask(self.QUESTION, number, self._simulation(action, asked, cancel))
+            return
+        if self._on_model is None:
+            raise EETError("There is no model to run. Open the view with one: ServingView(model='demo').")
+        if action == "serve" and not self._is_own:
+            raise CostError(
+                f"The cost table is an example, of {visible(self.table.source.model)}: there is nothing of this "
+                "model to simulate beside. Press Measure this model first."
+            )
+        work = measure if action == "measure" else serving(asked, self.table, self._take_look)
+        self._on_model(action, number, work, cancel)
         if action == "serve":
             self.page.live.clear()
-        self.page.set_busy(True)
 
     def _simulation(self, action: str, asked: Asked, cancel: threading.Event) -> Callable[[], Any]:
         work, table = WORK[action], self.table
         return lambda: work(asked, table, self.progress, cancel)
-
-    def progress(self, done: int, total: int, what: str = "") -> None:
-        """How far it is; from any thread."""
-        self._said = f"{what}: {done:,} of {total:,}"
 
     def _take_look(self, look: Look) -> None:
         """The newest look is drawn in the next turn; it is called on the thread that serves."""
@@ -201,3 +162,86 @@ def _busiest(runs: dict[str, Served]) -> tuple[float, float]:
     last = len(passes) - 1
     first = int(np.clip(np.searchsorted(passes.begin_ms, middle) - SHOWN_PASSES // 2, 0, max(last - SHOWN_PASSES, 0)))
     return float(passes.begin_ms[first]), float(passes.end_ms[min(first + SHOWN_PASSES, last)])
+
+
+EXAMPLE = "demo-cpu"
+"""The table until the model is measured: of a decoder, as all models of a workbench are."""
+LENGTHS, ANSWERS, REQUESTS = "8-64", "4-32", 60
+"""Requests that any model here has room for; a CPU serves so many in seconds."""
+JOBS = {"measure": "cost_table", "serve": "serving"}
+"""What the engine thread calls them."""
+
+
+@dataclass(frozen=True)
+class Either:
+    """Set once one of the two is."""
+
+    first: Cancel
+    second: Cancel
+
+    def is_set(self) -> bool:
+        return self.first.is_set() or self.second.is_set()
+
+
+class ServingTab:
+    """Made when it is first shown, since few ask for it and a page is to open soon. For the ui thread."""
+
+    def __init__(self, page: Page, put: Callable[[str], None], background: Background, on_model: RunOnModel) -> None:
+        self._page, self._put, self._background, self._on_model = page, put, background, on_model
+        self.controller: ServingController | None = None
+        self.shown = False
+
+    @property
+    def busy(self) -> bool:
+        """Whether something of it goes on."""
+        return self.controller is not None and self.controller.busy
+
+    def show(self, on: bool) -> None:
+        """Show it in place of runs and results, or take it away; what goes on goes on."""
+        if on and self.controller is None:
+            table = load_cost(EXAMPLE)
+            asked = Asked(usual_policies(table), lengths=LENGTHS, new_tokens=ANSWERS, requests=REQUESTS)
+            self.controller = ServingController(asked, table, self._put, self._background, self._on_model)
+            self._page.put_serving(self.controller.page.box)
+        self.shown = on
+        self._page.serving(on)
+
+    def press(self, action: str) -> None:
+        """What a button of it asks for. EETError for what is none."""
+        if self.controller is not None:
+            self.controller.press(action)
+
+    def progress(self, told: Progress) -> Progress:
+        """Progress that the bar and this page show."""
+        assert self.controller is not None
+        own = self.controller.progress
+
+        def both(done: int, total: int, what: str = "") -> None:
+            told(done, total, what)
+            own(done, total, what)
+
+        return both
+
+    def turn(self) -> None:
+        """Show how far it is."""
+        if self.controller is not None:
+            self.controller.tick()
+
+    def answered(self, answer: Answer) -> None:
+        """A simulation is done."""
+        if self.controller is not None:
+            self.controller.take(answer)
+
+    def finished(self, event: Finished) -> bool:
+        """Take what the engine thread did for this page; whether it was that."""
+        if event.name not in JOBS.values() or self.controller is None:
+            return False
+        self.controller.finish(event.value, event.error)
+        return True
+
+    def close(self) -> None:
+        """Take the widgets down."""
+        if self.controller is not None:
+            self.controller.stop()
+            for widget in all_widgets(self.controller.page.box):
+                widget.close()

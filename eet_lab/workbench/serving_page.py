@@ -1,11 +1,10 @@
-"""The widgets of the serving view: fields for traffic and policies, buttons, the film, and what is kept of it."""
+"""The widgets of the serving page: fields for traffic and policies, buttons, charts, the film, and what is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from html import escape
-from types import MappingProxyType
 from typing import Any
 
 import ipywidgets as W
@@ -13,26 +12,71 @@ import plotly.graph_objects as go
 
 from eet_lab.errors import EETError
 from eet_lab.figures import theme
+from eet_lab.figures.live import StripChart, chart_script
 from eet_lab.figures.outputs import FigureBox
-from eet_lab.figures.script import all_widgets
-from eet_lab.figures.served_batches import in_words
-from eet_lab.figures.serving_agreement import agreement_table
-from eet_lab.figures.serving_curves import told_table
-from eet_lab.figures.serving_film import ServingFilm
+from eet_lab.figures.players import ServingFilm
+from eet_lab.figures.serving import agreement_table, in_words, told_table
 from eet_lab.scheduling.cost import CostTable
 from eet_lab.scheduling.served import Served
+from eet_lab.serving.live import Look
 from eet_lab.words import brief
-from eet_lab.workbench.serving_choices import MOST_REQUESTS, Asked, names_for
-from eet_lab.workbench.serving_live import ServingLive
-from eet_lab.workbench.serving_model import Measured
+from eet_lab.workbench.actions import ActionPage, field, said_words
+from eet_lab.workbench.serving_jobs import MOST_REQUESTS, Asked, Measured, names_for
 
-NOTHING: Mapping[str, Measured] = MappingProxyType({})
+HEIGHT = {"height": "195px", "min_width": "0"}
+LINES = {
+    "requests": ("requests", "", {"wait": theme.SERIES[1], "run": theme.SELECTION}),
+    "ttft": ("time to first token", "ms", {"p50": theme.BASELINE, "p99": theme.SELECTION}),
+    "tpot": ("time per token", "ms", {"p50": theme.BASELINE, "p99": theme.SELECTION}),
+}
+"""Title, unit and lines of each chart."""
+
+
+class ServingLive:
+    """Three strip charts over the seconds that a model serves; hidden until it does. For the ui thread alone."""
+
+    def __init__(self) -> None:
+        base = chart_script()
+        self._charts = {
+            name: StripChart(
+                base, title=title, unit=unit, layout=HEIGHT,
+                series=[{"name": line, "color": color} for line, color in lines.items()],
+            )
+            for name, (title, unit, lines) in LINES.items()
+        }  # fmt: skip
+        columns = "repeat(auto-fit, minmax(220px, 1fr))"
+        layout = {"grid_template_columns": columns, "grid_gap": "12px", "display": "none", "margin": "4px 0"}
+        self.box = W.GridBox(list(self._charts.values()), layout=layout)
+
+    def clear(self) -> None:
+        """Another serving begins."""
+        self.box.layout.display = "grid"
+        for chart in self._charts.values():
+            chart.clear()
+
+    def push(self, look: Look) -> None:
+        """One more look."""
+        at = look.at_s
+        values = {
+            "requests": (look.waiting, look.running),
+            "ttft": tuple(look.ttft_ms.get(name) for name in ("p50", "p99")),
+            "tpot": tuple(look.tpot_ms.get(name) for name in ("p50", "p99")),
+        }
+        for name, chart in self._charts.items():
+            chart.push((number, at, float(y)) for number, y in enumerate(values[name]) if y is not None)
+            chart.snapshot_now()
+
+
 BURSTS = {"like clockwork": 0.0, "at random (Poisson)": 1.0, "in bursts (cv 2)": 2.0, "in great bursts (cv 4)": 4.0}
 WIDE, NARROW = {"width": "230px"}, {"width": "110px"}
+EXAMPLE = "Simulated in warped time; no model runs. What a pass takes comes from an example table, measured elsewhere: "
+MEASURED_HERE = "What a pass takes was measured on this machine, with this model: "
+ON_A_CPU = " A CPU's times say nothing of a GPU's."
+FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}
 DISTRIBUTIONS = "128; 5-250 (uniform); lognormal:MEDIAN:SIGMA; or a file of whole numbers"
 
 
-class Page:
+class ServingPage(ActionPage):
     """All widgets. `put` is called with the action from whatever thread a callback comes on.
 
     `with_model`: there is a model to measure and to serve. Everything else is for the ui thread alone.
@@ -55,22 +99,25 @@ class Page:
         fields |= {"tokens of an answer": self._answers} if self._decodes else {}
         fields |= {"requests": self._requests, "seed": self._seed}
         policies = {f"policy {number}": box for number, box in enumerate(self._policies, 1)}
-        self._buttons = {
+        self.buttons = {
             "simulate": W.Button(description="Simulate", button_style="primary"),
             "loads": W.Button(description="Against load", tooltip="The same requests at several rates"),
-            **(_of_a_model() if with_model else {}),
+            "measure": W.Button(description="Measure this model", tooltip="Its own cost table: seconds to a minute"),
+            "serve": W.Button(description="Serve it", tooltip="The same requests in real time, on the model itself"),
             "stop": W.Button(description="Stop", disabled=True, tooltip="Stop the simulation, and the film"),
         }
-        for action, button in self._buttons.items():
+        for action in () if with_model else ("measure", "serve"):
+            self.buttons.pop(action).close()
+        for action, button in self.buttons.items():
             button.on_click(lambda _, action=action: put(action))
-        self._status = W.HTML(_said("Press Simulate."))
+        self.status = W.HTML(said_words("Press Simulate."))
         self.film, self.live = ServingFilm(), ServingLive()
         self._table = W.HTML()
         self._kept = FigureBox()
         self._where = W.HTML(_where(table, is_example=True))
-        forms = [W.Box([_field(name, widget) for name, widget in of.items()], layout=FLOW) for of in (fields, policies)]
+        forms = [W.Box([field(name, widget) for name, widget in of.items()], layout=FLOW) for of in (fields, policies)]
         buttons = W.HBox(
-            [*self._buttons.values(), self._status], layout={**FLOW, "align_items": "center", "margin": "6px 0"}
+            [*self.buttons.values(), self.status], layout={**FLOW, "align_items": "center", "margin": "6px 0"}
         )
         parts = [W.HTML(theme.stylesheet()), self._where, *forms, buttons, self.live.box, self.film, self._table]
         self.box = W.VBox([*parts, self._kept])
@@ -95,23 +142,13 @@ class Page:
             self._lengths.value, self._answers.value = _words(lengths), _words(answers)
         self._rate.value = replace(self.asked(), rate=None).rate_on(table)
 
-    def set_busy(self, busy: bool) -> None:
-        """Say what may be pressed."""
-        for action, button in self._buttons.items():
-            button.disabled = busy and action != "stop"
-
-    def tell(self, words: str) -> None:
-        """What goes on."""
-        if self._status.value != (said := _said(words)):
-            self._status.value = said
-
     def tell_error(self, error: BaseException) -> None:
         """What went wrong; what was shown before stays."""
         self.tell("")
         self._table.value = theme.error_card(error)
 
     def show(
-        self, runs: Mapping[str, Served], figures: Mapping[str, go.Figure], measured: Mapping[str, Measured] = NOTHING
+        self, runs: Mapping[str, Served], figures: Mapping[str, go.Figure], measured: Mapping[str, Measured]
     ) -> None:
         """Results of the last simulation and of what was served, and all figures that are kept."""
         self.tell("Done. The film plays in the page; what is below stays." if self.film.film else "Done.")
@@ -119,37 +156,12 @@ class Page:
         self._table.value = results_table(runs) + compared
         self._kept.show(*figures.values())
 
-    def close(self) -> None:
-        """Take everything off the page."""
-        for widget in all_widgets(self.box):
-            widget.close()
-
-
-EXAMPLE = "Simulated in warped time; no model runs. What a pass takes comes from an example table, measured elsewhere: "
-MEASURED = "What a pass takes was measured on this machine, with this model: "
-ON_A_CPU = " A CPU's times say nothing of a GPU's."
-
 
 def _where(table: CostTable, is_example: bool) -> str:
     """Where the times come from."""
-    told = f"{EXAMPLE if is_example else MEASURED}{told_table(table)}."
-    return f'<div class="eet-dim" style="line-height:1.45">{escape(told + ("" if on_gpu(table) else ON_A_CPU))}</div>'
-
-
-def on_gpu(table: CostTable) -> bool:
-    """Whether a table was measured on a GPU: only those have a driver."""
-    return table.source.driver is not None
-
-
-def _of_a_model() -> dict[str, W.Button]:
-    """Buttons of a page that has a model."""
-    return {
-        "measure": W.Button(description="Measure this model", tooltip="Its own cost table: seconds to a minute"),
-        "serve": W.Button(description="Serve it", tooltip="The same requests in real time, on the model itself"),
-    }
-
-
-FLOW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px"}
+    told = f"{EXAMPLE if is_example else MEASURED_HERE}{told_table(table)}."
+    told += ON_A_CPU if table.source.driver is None else ""  # only a GPU's table has a driver
+    return f'<div class="eet-dim" style="line-height:1.45">{escape(told)}</div>'
 
 
 def results_table(runs: Mapping[str, Served]) -> str:
@@ -167,14 +179,6 @@ def results_table(runs: Mapping[str, Served]) -> str:
         rows.append(f"<tr><th>{escape(name)}</th>{told}</tr>")
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
     return f'<div class="eet-result">{table}</div>'
-
-
-def _field(name: str, widget: Any) -> W.VBox:
-    return W.VBox([W.HTML(f'<span class="eet-dim">{escape(name)}</span>'), widget])
-
-
-def _said(words: str) -> str:
-    return f'<span class="eet-dim" role="status">{escape(words)}</span>'
 
 
 def _words(lengths: Any) -> str:

@@ -1,22 +1,15 @@
 """The serving view: choose traffic and policies, and watch batches form on a simulator in warped time.
 
-Threads: callbacks only put a word into an inbox; the ui thread (10 Hz) is the only writer of widgets; the background
-thread simulates; the page plays the film by itself.
+The background thread simulates; the page plays the film by itself.
 """
 
 from __future__ import annotations
 
-import atexit
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
 
 import plotly.graph_objects as go
-from IPython.display import display
 
-from eet_lab.errors import EETError
 from eet_lab.models import Model, load
 from eet_lab.progress import Cancel
 from eet_lab.scheduling.cost import CostTable, DecoderCost, EncoderCost
@@ -24,20 +17,15 @@ from eet_lab.scheduling.cost_files import load_cost
 from eet_lab.scheduling.served import Served
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
-from eet_lab.words import plain
-from eet_lab.workbench.background import Background, drained
-from eet_lab.workbench.serving_choices import Asked, usual_policies
-from eet_lab.workbench.serving_controller import QUESTION, ServingController, checked_action
-from eet_lab.workbench.serving_model import Measured, ModelWork
+from eet_lab.workbench.actions import ActionView
+from eet_lab.workbench.serving_controller import ServingController
+from eet_lab.workbench.serving_jobs import Asked, Measured, ModelWork, usual_policies
 
-TICK_S = 0.1
 EXAMPLES = {"generate": "demo-cpu", "encode": "bert-base-cpu"}
 """The table of a model that was not measured yet."""
 
-_open: ServingView | None = None
 
-
-class ServingView:
+class ServingView(ActionView):
     """Choose when requests come and how long they are, and two policies; watch queues and percentiles side by side.
 
     `table` is an example ("demo-cpu", a decoder, or "bert-base-cpu", an encoder), a file, or a cost table. `policies`
@@ -49,6 +37,8 @@ class ServingView:
 
     Opening another view closes this one. `close()` ends its threads. Errors: CostError, ScheduleError, TrafficError.
     """
+
+    controller: ServingController
 
     def __init__(
         self,
@@ -64,7 +54,6 @@ class ServingView:
         model: str | Model | None = None,
         device: str | None = None,
     ) -> None:
-        global _open
         self.model = model if model is None or isinstance(model, Model) else load(model, device=device)
         self._recipe = Recipe() if self.model is None else as_recipe("all", self.model.device, self.model.config)
         if table is None:
@@ -74,16 +63,8 @@ class ServingView:
         words = tuple(usual_policies(self._example) if named is None else named)
         asked = Asked(words, rate, cv, lengths, new_tokens, requests, seed)
         asked.chosen(self._example, asked.traffic(self._example))  # told now rather than when a button is pressed
-        self._inbox: SimpleQueue[str] = SimpleQueue()
-        self._closing, self._idle = threading.Event(), threading.Event()
-        self._idle.set()
-        if _open is not None:
-            _open.close()  # once nothing that was asked for can be wrong
-        self._background = Background()
         on_model = None if self.model is None else self._run_on_model
-        self.controller = ServingController(asked, self._example, self._inbox.put, self._background, on_model)
-        self._ui = threading.Thread(target=self._loop, name="eet-serving-ui", daemon=True)
-        _open = self
+        self._show_page(lambda put, background: ServingController(asked, self._example, put, background, on_model))
 
     @property
     def table(self) -> CostTable:
@@ -105,79 +86,14 @@ class ServingView:
         """What is drawn of all that."""
         return self.controller.figures
 
-    @property
-    def busy(self) -> bool:
-        """Whether something is simulated, or still to be."""
-        return not self._closing.is_set() and not (self._idle.is_set() and self._inbox.empty())
-
-    def press(self, action: str) -> None:
-        """Press "simulate", "loads", "measure", "serve" or "stop"; returns at once.
-
-        EETError for another action, and after `close`.
-        """
-        checked_action(action)
-        if self._closing.is_set():
-            raise EETError(f"This view is closed, so {action} does nothing. Open another: eet_lab.ServingView().")
-        self._idle.clear()
-        self._inbox.put(action)
-
     def wait(self, timeout_s: float = 60.0) -> dict[str, Served]:
         """Wait until nothing is left to do; `results`. For scripts and tests. EETError after `timeout_s`."""
-        self.start()
-        deadline = time.monotonic() + timeout_s
-        while self.busy:
-            if time.monotonic() > deadline:
-                raise EETError(f"It is not done after {plain(timeout_s)} s. Give wait() longer, or press('stop').")
-            time.sleep(TICK_S / 4)
+        self._wait(timeout_s)
         return self.results
-
-    def start(self) -> None:
-        """Start the ui thread, if it does not run yet. Displaying the view does it."""
-        if not self._ui.is_alive() and not self._closing.is_set():
-            self._ui.start()
-
-    def close(self) -> None:
-        """End the threads and take the widgets off the page. May be called twice."""
-        global _open
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        self.controller.stop()
-        if self._ui.is_alive():
-            self._ui.join()
-        self._background.close()
-        self.controller.page.close()
-        if _open is self:
-            _open = None
-
-    def _loop(self) -> None:
-        while not self._closing.wait(TICK_S):
-            try:
-                self._tick()
-            except Exception as error:  # noqa: BLE001  told to the reader; this thread must live on
-                self.controller.page.tell_error(error)
-
-    def _tick(self) -> None:
-        for action in drained(self._inbox):
-            self._idle.clear()
-            self.controller.press(action)
-        for answer in self._background.take():
-            self.controller.take(answer)
-        self.controller.tick()
-        if not self.controller.busy:
-            self._idle.set()
 
     def _run_on_model(self, name: str, number: int, work: ModelWork, cancel: Cancel) -> None:
         model = self.model
         assert model is not None
-        self._background.ask(QUESTION, number, lambda: work(model, self._recipe, self.controller.progress, cancel))
-
-    def _ipython_display_(self) -> None:
-        display(self.controller.page.box.add_class("eet-bench"))
-        self.start()
-
-
-@atexit.register
-def _close_open() -> None:
-    if _open is not None:
-        _open.close()
+        self._background.ask(
+            ServingController.QUESTION, number, lambda: work(model, self._recipe, self.controller.progress, cancel)
+        )

@@ -11,10 +11,10 @@ import plotly.graph_objects as go
 from eet_lab.bench import Comparison, Run
 from eet_lab.figures.results import SCALED, plot
 from eet_lab.figures.timeline import caption, short_caption, timeline_figure
-from eet_lab.workbench.memory_tab import MemoryTab
+from eet_lab.workbench.memory import MemoryTab
+from eet_lab.workbench.opened import SideBySide
 from eet_lab.workbench.page import Page
 from eet_lab.workbench.rows import Result
-from eet_lab.workbench.side_by_side import SideBySide
 from eet_lab.workbench.views import answer
 
 STAGE_PX = 258

@@ -7,15 +7,12 @@ sampler thread reads the device.
 
 from __future__ import annotations
 
-import atexit
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from IPython.display import HTML, display
+from IPython.display import HTML
 
 from eet_lab import devices
 from eet_lab.bench import Comparison, Ladder
@@ -24,19 +21,17 @@ from eet_lab.errors import EETError, PromptError, did_you_mean
 from eet_lab.figures import theme
 from eet_lab.models import Model
 from eet_lab.texts import RecipeLike, read_recipe
-from eet_lab.words import plain
 from eet_lab.workbench import commands, export
-from eet_lab.workbench.controller import TICK_S, Controller
+from eet_lab.workbench.choices import State
+from eet_lab.workbench.controller import Controller
 from eet_lab.workbench.history import FOLDER, History
 from eet_lab.workbench.rows import Result
-from eet_lab.workbench.state import State
+from eet_lab.workbench.ui_thread import UiThread
 
 ACTIONS = {name: commands.COMMANDS[name] for name in ("run", "compare", "ladder", "stop")}
 
-_open: Workbench | None = None
 
-
-class Workbench:
+class Workbench(UiThread):
     """Pick a model and prompts, switch techniques, run, compare, and see where the time and the memory go.
 
     `model` is what `eet_lab.load` takes. `recipe` is what is switched on at first (all that can run here); where it is
@@ -56,8 +51,9 @@ class Workbench:
 
     def __new__(cls, *args: Any, **options: Any) -> Workbench:
         """A new one; or the one that is busy, when the cell that made it is run again."""
-        if _open is not None and _open.busy and _open._asked_with == (args, options):
-            return _open
+        before: Workbench | None = cls._opened
+        if before is not None and before.busy and before._asked_with == (args, options):
+            return before
         new = super().__new__(cls)
         new._asked_with = args, options
         return new
@@ -73,8 +69,7 @@ class Workbench:
         folder: str | Path = FOLDER,
         **settings: Any,
     ) -> None:
-        global _open
-        if self is _open:
+        if self is self._opened:
             return
         Settings.of(**settings)  # told now rather than when Run is pressed
         state = State(model=model, device=devices.chosen(device), dtype=dtype or "auto")
@@ -87,12 +82,11 @@ class Workbench:
         history = History(folder)
         if recipe is not None:
             history.set_pins_aside()
-        if _open is not None:
-            _open.close()  # once nothing that was asked for can be wrong
+        self._make_room()
         self.controller = Controller(state, devices.choices(), history)
-        self._closing = threading.Event()
-        self._ui = threading.Thread(target=self._loop, name="eet-ui", daemon=True)
-        _open = self
+        self._turn, self._end = self.controller.tick, self.controller.close
+        self._is_idle, self._told = lambda: self.controller.idle, lambda: self.controller.status.text
+        self._open(self.controller.page.box)
 
     @property
     def result(self) -> Result | None:
@@ -104,16 +98,6 @@ class Workbench:
         """The model that is loaded; None until one is."""
         return self.controller.model
 
-    @property
-    def busy(self) -> bool:
-        """Whether something runs or is still to be done."""
-        return not self._closing.is_set() and not self.controller.idle
-
-    def start(self) -> None:
-        """Start the ui thread, if it does not run yet. Displaying the workbench does it."""
-        if not self._ui.is_alive() and not self._closing.is_set():
-            self._ui.start()
-
     def press(self, action: str) -> None:
         """Press "run", "compare", "ladder" or "stop". Returns at once; the ui thread does it.
 
@@ -123,8 +107,7 @@ class Workbench:
         if action not in ACTIONS:
             known = f"{', '.join(list(ACTIONS)[:-1])} and {list(ACTIONS)[-1]}"
             raise EETError(f"There is no action {action!r}.{did_you_mean(action, ACTIONS)} Actions are {known}.")
-        if self._closing.is_set():
-            raise EETError(f"This workbench is closed, so {action} does nothing. Open another: eet_lab.Workbench().")
+        self._check_open(action)
         if action != "stop" and self.controller.busy and self.controller.model is not None:
             raise EETError(f"{action} cannot start while something runs. Wait for it with wait(), or press('stop').")
         self.controller.put(ACTIONS[action]())
@@ -135,17 +118,8 @@ class Workbench:
         For scripts and tests: in a notebook, a cell that waits keeps the page's clicks waiting as well. It starts a
         workbench that is not displayed. EETError when `timeout_s` have passed, and after `close`.
         """
-        if self._closing.is_set():
-            raise EETError("This workbench is closed: there is nothing to wait for. Open another: eet_lab.Workbench().")
-        self.start()
-        deadline = time.monotonic() + timeout_s
         try:
-            while not self.controller.idle:
-                if time.monotonic() > deadline:
-                    raise EETError(
-                        f"It is not done after {plain(timeout_s)} s: {self.controller.status}. Give wait() longer."
-                    )
-                time.sleep(TICK_S / 2)
+            self._wait(timeout_s)
         except KeyboardInterrupt:
             self.press("stop")
         return self.result
@@ -156,26 +130,6 @@ class Workbench:
             return HTML(theme.stylesheet() + theme.note("There is no result yet: press Compare or Ladder first."))
         return export.Report(self.result)
 
-    def close(self) -> None:
-        """End the run and all threads, and take the widgets off the page. May be called twice."""
-        global _open
-        if self._closing.is_set():
-            return
-        self._closing.set()
-        if self._ui.is_alive():
-            self._ui.join()  # first: a turn may start a sampler
-        self.controller.close()
-        if _open is self:
-            _open = None
-
-    def _loop(self) -> None:
-        while not self._closing.wait(TICK_S):
-            self.controller.tick()
-
-    def _ipython_display_(self) -> None:
-        display(self.controller.page.box)
-        self.start()
-
 
 def _texts(prompts: str | Sequence[str]) -> list[str]:
     """Prompts as everywhere: one text is one prompt; PromptError for what is none."""
@@ -183,10 +137,3 @@ def _texts(prompts: str | Sequence[str]) -> list[str]:
     if wrong := [each for each in given if not isinstance(each, str)]:
         raise PromptError(f"A prompt of a workbench is {wrong[0]!r}, but it must be a text.")
     return given
-
-
-@atexit.register
-def _close_open() -> None:
-    """A script that ends closes its workbench: torch aborts where a thread of Python's ends in the middle of it."""
-    if _open is not None:
-        _open.close()

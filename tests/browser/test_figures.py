@@ -22,7 +22,7 @@ from IPython.display import display
 from eet_lab.bench import load_result
 from eet_lab.figures import plot, theme
 from eet_lab.figures.outputs import FigureBox
-from eet_lab.figures.strip_chart import StripChart
+from eet_lab.figures.live import StripChart
 from eet_lab.lessons import Shown
 from eet_lab.paths import PACKAGE
 one, two = (load_result(PACKAGE / "recorded" / f"h200-{name}-gpt2-xl.json") for name in ("compare", "ladder"))

@@ -53,7 +53,7 @@ def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(star
     page.goto(started())
     page.locator(BENCH).first.wait_for(timeout=60_000)
     until_free(page, "Compare", 20)
-    assert page.locator(".jp-CodeCell .jp-OutputArea-output").count() == 1
+    assert page.locator(".jp-CodeCell .jp-OutputArea-output:visible").count() == 1
     assert not page.get_by_text("eet_lab.Workbench()").is_visible(), "the code is folded"
 
     # Nobody has clicked yet, so that the focus is wherever JupyterLab put it: X would cut the cell, R make it raw text.
@@ -71,6 +71,11 @@ def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(star
     page.locator('[data-command="notebook:restart-kernel"], [title^="Restart the kernel"]').first.click()
     page.locator(".jp-Dialog .jp-mod-accept").click()
     page.get_by_text("The kernel was restarted. Run the cell again").wait_for(timeout=30_000)
+
+    # A page that is reloaded then has no widget to show, and says so in its own words.
+    page.reload()
+    page.get_by_text("Run its cell again").wait_for(timeout=60_000)
+    assert not page.get_by_text("model not found").is_visible()
     page.evaluate("bench => document.querySelectorAll(bench).forEach(each => each.dataset.old = 1)", BENCH)
     page.locator(".jp-CodeCell .jp-Placeholder").first.click()
     page.keyboard.press("Shift+Enter")

@@ -54,6 +54,7 @@ def test_a_film_of_two_policies_plays_in_the_page(lab: Lab, lab_server: Server, 
     assert p50 == str(shown)
 
     # Pause, and scrub.
+    page.get_by_role("button", name="1 ×", exact=True).click()  # at 100 × it may be over before it is paused
     page.get_by_role("button", name="From the start", exact=True).click()
     page.get_by_role("button", name="Pause", exact=True).click()
     assert float(page.locator(".eet-film").get_attribute("data-now")) < 80_000
@@ -64,7 +65,7 @@ def test_a_film_of_two_policies_plays_in_the_page(lab: Lab, lab_server: Server, 
     # The cell is run again: one view, and the threads of one.
     lab.run_all()
     page.wait_for_function("() => document.querySelectorAll('.eet-film-lane').length === 0", timeout=20_000)
-    names = "print([t.name for t in __import__('threading').enumerate()].count('eet-serving-ui'))"
+    names = "print([t.name for t in __import__('threading').enumerate()].count('eet-ui'))"
     assert lab.execute(names) == "1"
     page.get_by_role("button", name="Simulate", exact=True).click()
     page.locator(".eet-film[data-playing=true]").wait_for(timeout=20_000)

@@ -114,6 +114,17 @@ def test_choose_run_stop_compare_and_reload(bench: Any) -> None:
     page = bench.page
     assert "CPU mode: no NVIDIA GPU" in page.locator(".eet-bar").inner_text()
 
+    # All choices are in the first view, and a card that opens moves none of them.
+    page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+    page.wait_for_function("() => document.querySelector('.eet-bench').clientWidth > 1200")
+    inputs, screen = place(page, ".eet-inputs"), place(page, ".jp-WindowedPanel-outer")
+    assert inputs["y"] + inputs["height"] <= screen["y"] + screen["height"]
+    page.locator(".eet-tech-title", has_text="Continuous batching").click()
+    expect(page.locator(".eet-tech-card")).to_contain_text("Continuous batching")
+    assert place(page, ".eet-inputs") == inputs
+    page.keyboard.press("Escape")
+    page.evaluate("() => window.jupyterapp.shell.expandLeft()")
+
     # Choose: the switch follows the kernel's state, not the click.
     switch = page.get_by_role("switch", name="Mask removal")
     other = page.get_by_role("switch", name="Packed prefill")
@@ -228,7 +239,7 @@ def test_kept_runs_outlive_the_cell_and_the_kernel(bench: Any) -> None:
     until_ready(page)
     page.wait_for_function(f"() => {rows} === {kept}", timeout=20_000)
     assert 0 <= place(page, ".eet-bar")["y"] < 900, "in view"
-    bench.execute("import eet_lab.workbench.workbench as w; w._open.close()")
+    bench.execute("import eet_lab; eet_lab.Workbench._opened.close()")
     assert thread_names(bench) == []
 
 
@@ -247,6 +258,9 @@ def test_the_recorded_h200_races_on_one_clock(bench: Any) -> None:
     now = float(page.locator(".eet-race").get_attribute("data-now"))
     page.wait_for_timeout(300)
     assert float(page.locator(".eet-race").get_attribute("data-now")) == now
+    lines = "all => all.map(e => e.clientHeight / parseFloat(getComputedStyle(e).lineHeight))"
+    assert min(page.locator(".eet-lane-text").evaluate_all(lines)) >= 3, "texts can be read"
+    assert page.locator(".eet-stage").evaluate("e => e.scrollHeight - e.clientHeight") <= 0, "all of them"
     page.get_by_label("Time in the race").fill("1000")
     expect(slow).to_contain_text("✓")
     page.get_by_label("Time in the race").fill("0")

@@ -51,6 +51,7 @@ def test_a_package_that_is_missing_is_named(demo, monkeypatch):
 def test_a_heap_is_frozen_where_the_process_is_the_servers(demo):
     """The collector never walks it again; what a notebook holds, it still finds."""
     for is_ours in (False, True):
+        gc.unfreeze()  # what the tests' collection has left
         server, _ = serving(demo, None, "127.0.0.1", 0, {}, "thread")
         server.has_process = is_ours
         running = threading.Thread(target=lambda: asyncio.run(server.run()))  # noqa: B023

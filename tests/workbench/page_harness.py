@@ -6,10 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from eet_lab.workbench.page import DOM, Answer, Bar, Inputs, Runs, Techniques, View
+from eet_lab.workbench.page import DOM, STYLE, VIEWS
 from workbench.page_states import States
-
-VIEWS = (Bar, Techniques, Inputs, Answer, Runs)
 
 # JupyterLab's own themes, the variables that the page uses.
 THEMES = {
@@ -82,16 +80,10 @@ BODY = """
 Open = Callable[..., Any]
 
 
-def script(view: type[View]) -> str:
-    """All that a view's page runs, as one module."""
-    return DOM + view.script
-
-
 def html(states: States, theme: str = "light", large: bool = False) -> str:
     """The whole page; in it `show(states)`, `gone()`, and `sent`, all commands so far."""
-    sources = {view.name: script(view) for view in VIEWS}
+    sources = {name: DOM + script for name, script in VIEWS.items()}
     colors = "".join(f"--jp-{name}:{value};" for name, value in THEMES[theme].items())
-    styles = "".join(view._css for view in VIEWS)
 
     def as_script(value: object) -> str:
         return json.dumps(value).replace("<", "\\u003c")
@@ -99,7 +91,7 @@ def html(states: States, theme: str = "light", large: bool = False) -> str:
     page = "margin:0;padding:8px;background:var(--jp-layout-color0);font-family:system-ui,sans-serif"
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>bench</title>"
-        f"<style>:root{{{colors}color-scheme:{theme}}}body{{{page}}}{WIDGETS_CSS}{styles}</style>"
+        f"<style>:root{{{colors}color-scheme:{theme}}}body{{{page}}}{WIDGETS_CSS}{STYLE}</style>"
         f"<body class=jp-ThemedContainer><main>{BODY % ('eet-large' if large else '')}</main>"
         f"<script>window.SOURCES={as_script(sources)};window.STATES={as_script(states)};</script>"
         f"<script type=module>{SCRIPT}</script>"

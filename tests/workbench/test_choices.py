@@ -12,7 +12,7 @@ from eet_lab.parts import Parts
 from eet_lab.technique import Recipe, Technique, knob
 from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.state import MOST_PROMPTS, State
+from eet_lab.workbench.choices import MOST_PROMPTS, State
 from workbench.driving import PROMPTS, do, enabled, errors, row, shown, status, turn
 
 

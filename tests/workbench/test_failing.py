@@ -12,7 +12,8 @@ from eet_lab.models import load
 from eet_lab.models.loading import Kind
 from eet_lab.workbench import Workbench
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.views.bar import BADGES, LIVE
+from eet_lab.workbench.choices import LIVE
+from eet_lab.workbench.views.bar import BADGES
 from workbench.driving import do, enabled, errors, shown, status, turn_until
 
 

@@ -12,9 +12,9 @@ import pytest
 from eet_lab.bench import Comparison, Ladder, Spread, load_result
 from eet_lab.bench.paired import Change
 from eet_lab.figures import outputs, plot, theme
-from eet_lab.figures.effects import OwnTime, effects
+from eet_lab.figures.ladder import OwnTime, effects
+from eet_lab.figures.live import SCRIPT
 from eet_lab.figures.outputs import PLOTLY, Figure, FigureBox, rendered
-from eet_lab.figures.strip_chart import SCRIPT
 from eet_lab.paths import PACKAGE
 from eet_lab.words import brief, ms_words
 from eet_lab.workbench.history import SHIPPED

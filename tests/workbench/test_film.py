@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
+import plotly.graph_objects as go
 import pytest
 
-from eet_lab.figures.arena_film import MOST_FRAMES, film
+from eet_lab.figures.plans import MOST_FRAMES, film
 from eet_lab.memory import POOLS
 from eet_lab.memory.replays import Replay, replay
 from eet_lab.memory.workloads import bert_base, eet_sweep, turbo_artifact
@@ -20,8 +21,12 @@ def chunked() -> Replay:
     return replay(POOLS["chunked"](), turbo_artifact())
 
 
-def test_each_frame_is_a_request(chunked: Replay) -> None:
-    fig = film(chunked, "chunks")
+@pytest.fixture(scope="module")
+def fig(chunked: Replay) -> go.Figure:
+    return film(chunked, "chunks")
+
+
+def test_each_frame_is_a_request(chunked: Replay, fig: go.Figure) -> None:
     assert [frame.name for frame in fig.frames] == [str(n) for n in range(1, 51)]
     for frame, served in zip(fig.frames, chunked.served, strict=True):
         tensors, held, new, gone, mark = frame.data
@@ -35,8 +40,7 @@ def test_each_frame_is_a_request(chunked: Replay) -> None:
         assert len(gone.x) == 1 or served.calls.frees
 
 
-def test_the_slider_has_a_step_for_each_frame_and_says_what_it_took(chunked: Replay) -> None:
-    fig = film(chunked, "chunks")
+def test_the_slider_has_a_step_for_each_frame_and_says_what_it_took(chunked: Replay, fig: go.Figure) -> None:
     [slider] = fig.layout.sliders
     assert [list(step.args[0]) for step in slider.steps] == [[frame.name] for frame in fig.frames]
     first = chunked.served[0]
@@ -44,8 +48,7 @@ def test_the_slider_has_a_step_for_each_frame_and_says_what_it_took(chunked: Rep
     assert slider.steps[0].label.endswith(f"{first.calls.allocations} allocated")
 
 
-def test_frames_move_the_traces_that_move(chunked: Replay) -> None:
-    fig = film(chunked, "chunks")
+def test_frames_move_the_traces_that_move(fig: go.Figure) -> None:
     still = [i for i, trace in enumerate(fig.data) if trace.name in ("held", "alive at most")]
     [moving] = {frame.traces for frame in fig.frames}
     assert not set(still) & set(moving)
@@ -63,5 +66,5 @@ def test_a_long_stream_is_sampled_and_stays_light(name: str) -> None:
     assert len(json.dumps(fig.to_plotly_json(), default=list)) < MOST_BYTES
 
 
-def test_it_needs_nothing_from_a_network(chunked: Replay) -> None:
-    assert "http" not in film(chunked, "chunks").to_json()
+def test_it_needs_nothing_from_a_network(fig: go.Figure) -> None:
+    assert "http" not in fig.to_json()

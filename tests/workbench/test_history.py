@@ -15,8 +15,8 @@ from eet_lab.bench import Comparison, Ladder
 from eet_lab.errors import ResultError
 from eet_lab.workbench import Workbench, history
 from eet_lab.workbench.history import History
+from eet_lab.workbench.opened import SideBySide
 from eet_lab.workbench.rows import KeptRun
-from eet_lab.workbench.side_by_side import SideBySide
 from eet_lab.workbench.views.runs import runs_state
 from workbench.driving import own, read_all
 

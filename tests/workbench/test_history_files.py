@@ -14,10 +14,10 @@ import pytest
 from eet_lab.bench import Comparison
 from eet_lab.errors import ResultError
 from eet_lab.paths import write_whole
-from eet_lab.workbench import Workbench, history, sidecar
+from eet_lab.workbench import Workbench, history, rows
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.history import BATCH, UNREAD, History
-from eet_lab.workbench.sidecar import LOCK, SIDECAR, locked
+from eet_lab.workbench.rows import LOCK, SIDECAR, locked
 from eet_lab.workbench.views.runs import runs_state
 from workbench.driving import do, errors, full, own, read_all, shown
 
@@ -85,7 +85,7 @@ def test_words_that_cannot_be_written_wait_in_memory(
     row, other = kept.add(comparison, {}), kept.add(comparison, {})
     kept.annotate(row.id, "cold")
 
-    monkeypatch.setattr(sidecar, "write_whole", full)
+    monkeypatch.setattr(rows, "write_whole", full)
     kept.rename(row.id, "mine")
     assert "No space left" in kept.problem and "mine" in {each.name for each in own(kept)}
     monkeypatch.undo()
@@ -190,7 +190,7 @@ def test_files_are_read_in_batches_with_one_write_each(
     for i in range(BATCH + 3):
         os.link(result, tmp_path / f"20260102-{i:02}.json")
     written: list[Any] = []
-    monkeypatch.setattr(sidecar, "write_whole", lambda path, text: (written.append(text), write_whole(path, text)))
+    monkeypatch.setattr(rows, "write_whole", lambda path, text: (written.append(text), write_whole(path, text)))
     kept = History(tmp_path)
     read_all(kept)
     assert not any(row.problem for row in own(kept)) and len(written) == 2
@@ -258,7 +258,7 @@ def test_a_lock_that_is_never_let_go_is_told(
 ) -> None:
     kept = History(tmp_path)
     row = kept.add(comparison, {})
-    monkeypatch.setattr(sidecar, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(rows, "PATIENCE_S", 0.05)
     with locked(tmp_path / LOCK), pytest.raises(ResultError, match="another workbench keeps them locked"):
         kept.rename(row.id, "x")
     kept.rename(row.id, "x")

@@ -80,7 +80,7 @@ def test_on_a_gpu_memory_is_three_kinds_of_lines_that_may_stop(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = FakeGpu()
-    monkeypatch.setattr("eet_lab.workbench.watching.open_source", lambda kind: gpu)
+    monkeypatch.setattr("eet_lab.workbench.live.open_source", lambda kind: gpu)
     bench.controller.device.watch("cuda")
     live = bench.controller.page.live
     assert [s["name"] for s in live.memory.series] == [

@@ -9,11 +9,19 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from eet_lab.figures.arena_film import film
-from eet_lab.figures.packing import FAMILIES, OP_COLORS, MiB, color_of, packing, packings
-from eet_lab.figures.planners import footprints, lines, side_by_side
+from eet_lab.figures.plans import (
+    FAMILIES,
+    OP_COLORS,
+    MiB,
+    color_of,
+    film,
+    footprints,
+    lines,
+    packing,
+    packings,
+)
 from eet_lab.memory import PLANNERS, POOLS, Chunk, DriverCalls, Lifetime, Plan
-from eet_lab.memory.replays import replay
+from eet_lab.memory.replays import replay, side_by_side
 from eet_lab.memory.workloads import turbo_artifact
 
 LIVES = (
@@ -97,22 +105,17 @@ def test_a_plan_of_nothing_can_be_drawn() -> None:
     assert packing(Plan((), ())).layout.title.text.startswith("0 tensors")
 
 
-def test_a_deep_models_pictures_stay_light() -> None:
+def test_a_deep_models_pictures_stay_light_and_legible() -> None:
     lives = a_deep_models_pass()
     placed = side_by_side(lives, ["greedy_by_size", "first_fit", "no_reuse"])
     plans = {each.name: each.plan for each in placed if each.plan}
     assert len(lives) == 240 and len(plans) == 3
-    for fig in (packing(plans["greedy_by_size"]), packings(plans)):
-        assert len(fig.to_json()) < MOST_BYTES
-
-
-def test_no_reuse_does_not_dwarf_the_others() -> None:
-    plans = {each.name: each.plan for each in side_by_side(a_deep_models_pass(), POOLS) if each.plan}
     fig = packings(plans)
+    assert all(len(each.to_json()) < MOST_BYTES for each in (packing(plans["greedy_by_size"]), fig))
     titles = [note.text for note in fig.layout.annotations]
     assert any("no_reuse" in title and "(cut off)" in title for title in titles)
     bound = plans["no_reuse"].lower_bound_bytes / MiB
-    assert fig.layout.yaxis.range[1] < 3.2 * bound
+    assert fig.layout.yaxis.range[1] < 3.2 * bound, "no reuse does not dwarf the others"
 
 
 def test_what_only_the_first_call_of_a_process_takes_is_not_timed(

@@ -17,8 +17,7 @@ from eet_lab.workbench import Workbench, jobs
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.background import Answer
 from eet_lab.workbench.engine_thread import Feed, Kept
-from eet_lab.workbench.memory_tab import MemoryTab
-from eet_lab.workbench.run_memory import KVUse, RunMemory, TorchCalls, TorchCounter
+from eet_lab.workbench.memory import KVUse, MemoryTab, RunMemory, TorchCalls, TorchCounter
 from workbench.driving import do, errors, shown, turn_until
 
 

@@ -11,7 +11,7 @@ import pytest
 from eet_lab.errors import ModelError, PromptError, RecipeError
 from eet_lab.workbench import Workbench, engine_thread
 from eet_lab.workbench import commands as c
-from eet_lab.workbench.sidecar import SIDECAR
+from eet_lab.workbench.rows import SIDECAR
 from workbench.driving import PROMPTS, threads
 
 

@@ -15,14 +15,13 @@ from eet_lab.bench.timing import Tally
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.figures import theme
 from eet_lab.figures.batch_steps import NEW, PAD, READ, UNUSED, token_matrix
-from eet_lab.figures.strip_chart import StripChart
-from eet_lab.figures.token_stream import TokenStream
+from eet_lab.figures.live import StripChart, TokenStream
 from eet_lab.models.transcript import Transcript
 from eet_lab.progress import Clock
 from eet_lab.technique import Recipe
 from eet_lab.workbench import Workbench
+from eet_lab.workbench.choices import State, problem
 from eet_lab.workbench.page import Page
-from eet_lab.workbench.state import State, problem
 from eet_lab.workbench.views.techniques import techniques_state
 
 PACKED = "pre_padding,mask_removal,packed_prefill"
@@ -241,7 +240,7 @@ def test_a_kept_run_tells_the_reasons_of_its_own_device(
 ) -> None:
     why = "CUDA kernels need an NVIDIA GPU."
     monkeypatch.setattr(
-        "eet_lab.workbench.state.obstacle", lambda technique, *_: technique.name == "cuda_graphs" and why
+        "eet_lab.workbench.choices.obstacle", lambda technique, *_: technique.name == "cuda_graphs" and why
     )
     shown = techniques_state(State(device=device), "cuda_graphs", {}, "", "", read_only=True)
     told = [row["name"] for row in shown["list"] if row["blocked"]]

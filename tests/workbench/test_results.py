@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eet_lab.bench import Comparison, Ladder, Spread, load_result
-from eet_lab.bench.measured import MEMORY_PARTS, PEAK, TIMES, MiB
+from eet_lab.bench.measured import MEMORY_PARTS, PEAK, TIMES, MiB, tokens_by_step
 from eet_lab.errors import ResultError
 from eet_lab.figures import results as figures
 from eet_lab.figures import theme
 from eet_lab.figures.outputs import rendered
-from eet_lab.figures.race import tokens_by_step
 from eet_lab.models.loading import demo_tokenizer, load
 from eet_lab.words import brief, mib
 from eet_lab.workbench import export, rows

@@ -10,16 +10,16 @@ import pytest
 from cost_tables import TOY_DECODER, TURBO_2060
 
 from eet_lab.errors import CostError, EETError
-from eet_lab.figures.serving_agreement import agreement_table, in_percent, simulated_beside_measured
+from eet_lab.figures.serving import agreement_table, in_percent, simulated_beside_measured
 from eet_lab.scheduling.agreement import Compared
 from eet_lab.scheduling.cost import DecoderCost
 from eet_lab.serving.live import Look
 from eet_lab.serving.profile import profile
 from eet_lab.technique import Recipe
-from eet_lab.workbench import Workbench, serving_model
+from eet_lab.workbench import Workbench, serving_jobs
 from eet_lab.workbench import commands as c
 from eet_lab.workbench.serving_controller import ServingController
-from eet_lab.workbench.serving_model import serving_recipe
+from eet_lab.workbench.serving_jobs import serving_recipe
 from eet_lab.workbench.serving_view import ServingView
 from workbench import page_states
 from workbench.driving import do, turn, turn_until
@@ -36,7 +36,7 @@ def few_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     def small(model: Any, recipe: Any, **told: Any) -> Any:
         return profile(model, recipe, axes=((0, 1, 20), (1, 4), (8, 32)), repeats=1, fresh=True, **told)
 
-    monkeypatch.setattr(serving_model, "profile", small)
+    monkeypatch.setattr(serving_jobs, "profile", small)
 
 
 @pytest.fixture
@@ -100,12 +100,12 @@ def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab:
         bench.controller.put(stop)
         turn_until(bench, lambda: bench.controller.idle)
         assert time.monotonic() - begun < 0.5
-        assert "Stopped." in tab.page._status.value and tab.measured == {}
+        assert "Stopped." in tab.page.status.value and tab.measured == {}
 
 
 def test_another_model_is_not_served_over_this_ones_table(tiny: Any, bench: Workbench, tab: ServingController) -> None:
     press(bench, "measure")
-    work = serving_model.serving(tab.page.asked(), TOY_DECODER, lambda look: None)
+    work = serving_jobs.serving(tab.page.asked(), TOY_DECODER, lambda look: None)
     with pytest.raises(CostError, match="Press Measure this model first"):
         work(bench.model, Recipe(), lambda *step: None, threading.Event())  # type: ignore[arg-type]
 
@@ -125,7 +125,7 @@ def test_a_wrong_action_and_a_view_without_a_model_are_told(bench: Workbench, ta
     view = ServingView(TURBO_2060, requests=20)
     view.press("serve")
     view.wait()
-    assert "no model to run" in view.controller.page._table.value and "serve" not in view.controller.page._buttons
+    assert "no model to run" in view.controller.page._table.value and "serve" not in view.controller.page.buttons
     view.close()
 
 

@@ -13,12 +13,12 @@ from cost_tables import TOY_DECODER, TURBO_2060
 
 import eet_lab
 from eet_lab.errors import Cancelled, CostError, EETError, ScheduleError, TrafficError
-from eet_lab.figures.serving_film import MOST_PASSES, ServingFilm, lane
+from eet_lab.figures.players import MOST_PASSES, ServingFilm, film_lane
 from eet_lab.scheduling.policies import NaivePadding
 from eet_lab.scheduling.simulator import simulate_traffic
 from eet_lab.scheduling.traffic import Gamma, Uniform, make_traffic
 from eet_lab.workbench import serving_controller
-from eet_lab.workbench.serving_choices import LOADS, MOST_REQUESTS, Asked
+from eet_lab.workbench.serving_jobs import LOADS, MOST_REQUESTS, Asked
 from eet_lab.workbench.serving_view import ServingView
 
 
@@ -35,7 +35,7 @@ def view() -> Iterator[ServingView]:
 
 
 def click(view: ServingView, action: str) -> None:
-    view.controller.page._buttons[action].click()
+    view.controller.page.buttons[action].click()
     view.wait()
 
 
@@ -80,7 +80,7 @@ def test_a_wrong_field_is_told_and_what_was_shown_stays(view: ServingView, field
     assert "eet-error" in view.controller.page._table.value and said in view.controller.page._table.value
     assert "<b>many" not in view.controller.page._table.value
     assert len(view.results) == 2 and len(view.controller.page._kept.outputs) == 1
-    assert not view.controller.page._buttons["simulate"].disabled
+    assert not view.controller.page.buttons["simulate"].disabled
 
 
 def test_an_unknown_policy_and_none_are_told(view: ServingView) -> None:
@@ -109,15 +109,13 @@ def test_stop_ends_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     view.press("simulate")
     assert begun.wait(10) and view.busy
     deadline = time.monotonic() + 10
-    while "half-way: 3 of 7" not in view.controller.page._status.value and time.monotonic() < deadline:
+    while "half-way: 3 of 7" not in view.controller.page.status.value and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert (
-        "half-way: 3 of 7" in view.controller.page._status.value and view.controller.page._buttons["simulate"].disabled
-    )
+    assert "half-way: 3 of 7" in view.controller.page.status.value and view.controller.page.buttons["simulate"].disabled
     with pytest.raises(EETError, match="not done after"):
         view.wait(0.05)
     view.press("stop")
-    assert view.wait(10) == {} and "Stopped." in view.controller.page._status.value
+    assert view.wait(10) == {} and "Stopped." in view.controller.page.status.value
     view.press("simulate")  # and one that is asked for again takes the place of what runs
     view.press("simulate")
     time.sleep(0.3)
@@ -133,8 +131,7 @@ def test_what_cannot_be_drawn_leaves_a_view_that_works(view: ServingView, monkey
         patch.setattr(serving_controller, "batches", broken)
         click(view, "simulate")
     assert (
-        "nothing to draw" in view.controller.page._table.value
-        and not view.controller.page._buttons["simulate"].disabled
+        "nothing to draw" in view.controller.page._table.value and not view.controller.page.buttons["simulate"].disabled
     )
     click(view, "simulate")
     assert "Naive padding" in view.controller.page._table.value
@@ -174,7 +171,7 @@ def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly() -> None:
 def test_a_film_has_each_pass_and_each_request() -> None:
     traffic = make_traffic(80, Gamma(100.0), Uniform(5, 90))
     served = simulate_traffic(traffic, NaivePadding(max_rows=4), TURBO_2060)
-    film = lane("naive", "#000", served)
+    film = film_lane("naive", "#000", served)
     passes = np.frombuffer(film["passes"], "<f4").reshape(-1, 6)
     assert len(passes) == len(served.passes) and not film["cut"]
     np.testing.assert_allclose(passes[:, 1], served.passes.end_ms, rtol=1e-6)
@@ -195,5 +192,5 @@ def test_a_film_has_each_pass_and_each_request() -> None:
 def test_a_long_film_is_cut() -> None:
     traffic = make_traffic(MOST_PASSES + 5, Gamma(1e5), Uniform(5, 9))
     served = simulate_traffic(traffic, NaivePadding(max_rows=1), TURBO_2060)
-    film = lane("naive", "#000", served)
+    film = film_lane("naive", "#000", served)
     assert film["cut"] and len(film["passes"]) == MOST_PASSES * 6 * 4

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from playwright.sync_api import expect
 
-from eet_lab.figures.race import Race
+from eet_lab.figures.players import Race
 from eet_lab.workbench.views.answer import TITLES
 from workbench import page_states
 from workbench.page_harness import Open, sent, show
@@ -15,6 +15,8 @@ from workbench.page_harness import Open, sent, show
 pytestmark = pytest.mark.browser
 
 ON_ONE_SCREEN = {"width": 1390, "height": 770}
+IN_JUPYTERLAB = {"width": 1272, "height": 731}
+"""What JupyterLab leaves of a window of 1440 x 900 with its sidebar folded."""
 HIDDEN = """(names) => [...document.querySelectorAll(names)].filter((each) => {
   const place = each.getBoundingClientRect();
   const box = each.closest("td, th, .eet-sheet-head, .eet-tech-card").getBoundingClientRect();
@@ -154,6 +156,7 @@ def test_the_answer_is_in_view_where_there_is_less_room(opened: Open, width: int
 
 def test_what_a_card_unfolds_is_in_view(opened: Open) -> None:
     page = opened(page_states.compared())
+    page.click(".eet-tech-title >> text=Memory reuse")
     assert page.evaluate(HIDDEN, ".eet-tech-card small, .eet-tech-card summary") == [], "help of knobs"
     page.click("summary >> text=How it works")
     page.wait_for_function("document.querySelector('.eet-tech-card').scrollTop > 0")
@@ -203,6 +206,32 @@ def test_all_of_it_is_on_one_screen(opened: Open) -> None:
     for name in (".eet-tech >> nth=9", ".eet-live", ".eet-numbers", ".eet-stage", ".eet-runs tbody tr >> nth=1"):
         box = page.locator(name).bounding_box()
         assert box["y"] + box["height"] <= height, name
+
+
+@pytest.mark.parametrize("width", [IN_JUPYTERLAB["width"], 1020])  # its sidebar is folded, or open
+def test_all_choices_are_in_view_in_jupyterlab(opened: Open, width: int) -> None:
+    height = IN_JUPYTERLAB["height"] + 8  # the harness's margin
+    page = opened(page_states.compared(), width=width + 16, height=height)
+    for name in (".eet-inputs", ".eet-stage"):
+        box = page.locator(name).bounding_box()
+        assert box["y"] + box["height"] <= height, name
+
+
+@pytest.mark.parametrize("width, large", [(1288, False), (1288, True), (2400, False), (732, False)])
+def test_a_card_opens_without_moving_its_neighbours(opened: Open, width: int, large: bool) -> None:
+    states, places = page_states.compared(), [".eet-techniques", ".eet-inputs", ".eet-live", ".eet-numbers"]
+    page = opened(states, width=width, height=1800, large=large)  # nothing is scrolled to
+    before, knobs = page.evaluate(RECTS, places), states["techniques"]["card"]["knobs"]
+    for shown in ([], knobs, [each | {"name": f"{each['name']}{i}"} for i in range(3) for each in knobs]):
+        states["techniques"]["card"]["knobs"] = shown
+        show(page, states)
+        assert page.evaluate(RECTS, places) == before, len(shown)
+        page.click(".eet-tech-title >> text=Memory reuse")
+        assert page.evaluate(RECTS, places) == before, len(shown)
+        page.click("summary >> text=How it works")
+        assert page.evaluate(RECTS, places) == before, len(shown)
+        page.click("summary >> text=How it works")
+        page.keyboard.press("Escape")
 
 
 # What JupyterLab leaves of a window of 1000 x 800, and of 1440 x 900 for larger type.
@@ -267,15 +296,20 @@ RACE = """async ([css, source, race]) => {
   const style = document.createElement("style"), el = document.createElement("div");
   style.textContent = css;
   document.head.append(style);
-  document.querySelector(".eet-stage").replaceChildren(el);
+  const stage = document.querySelector(".eet-stage");
+  stage.classList.add("eet-for-race");
+  stage.replaceChildren(el);
   const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
   module.default.render({ model: { get: () => race, on() {}, off() {} }, el });
 }"""
 
 
+LINES = "(all) => all.map((each) => each.clientHeight / parseFloat(getComputedStyle(each).lineHeight))"
+
+
 def test_lanes_stay_in_line_and_take_larger_type(opened: Open) -> None:
     lanes = [
-        {"name": name, "color": "gray", "ends_ms": [9000], "tokens": [512], "pieces": []}
+        {"name": name, "color": "gray", "ends_ms": [9000], "tokens": [512], "pieces": [[0, 0, "word " * 200]]}
         for name in ("all", "all - persistent layers + int8 weights")
     ]
     page = opened(page_states.compared(), width=1270)
@@ -288,5 +322,8 @@ def test_lanes_stay_in_line_and_take_larger_type(opened: Open) -> None:
         for name in (".eet-lane-track", ".eet-lane-count", ".eet-lane-texts"):
             first, second = page.locator(name).evaluate_all(places)
             assert first == pytest.approx(second), (name, width, large)
-        sizes += [page.locator(name).first.bounding_box()["height"] for name in (".eet-lane-count", ".eet-race-title")]
+        assert min(page.locator(".eet-lane-text").evaluate_all(LINES)) >= 3, "lines of each prompt"
+        assert page.locator(".eet-stage").evaluate("(e) => e.scrollHeight - e.clientHeight") <= 0
+        names = ".eet-lane-count", ".eet-player-title"
+        sizes += [page.locator(name).first.bounding_box()["height"] for name in names]
     assert sizes[2] == pytest.approx(1.35 * sizes[0], rel=0.1) and sizes[3] == pytest.approx(1.35 * sizes[1], rel=0.1)

@@ -12,7 +12,7 @@ from eet_lab.models.table import Entry, affine, one
 MODEL_TYPES = {"bert": ("BERT", "BertModel")}
 PREFIXES = ("bert.",)
 BUFFERS = (".position_ids", ".token_type_ids")
-RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}  # of TensorFlow's checkpoints
+RENAMED = {r"LayerNorm\.gamma$": "LayerNorm.weight", r"LayerNorm\.beta$": "LayerNorm.bias"}  # TensorFlow's
 HEADS = ("cls.", "classifier.")
 COPIES = ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias")
 MASK = "[MASK]"
@@ -98,6 +98,7 @@ def table(config: EncoderConfig) -> dict[str, Entry]:
         **head(config, mlm + "decoder", mlm + "bias"),
         **affine("next_sentence", "cls.seq_relationship"),
         **affine("classes", "classifier"),
+        **affine("token_classes", "classifier"),
     }
 
 

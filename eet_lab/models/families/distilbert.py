@@ -73,4 +73,5 @@ def table(config: EncoderConfig) -> dict[str, Entry]:
         **affine("head", "vocab_projector"),
         **affine("class_dense", "pre_classifier"),
         **affine("classes", "classifier"),
+        **affine("token_classes", "classifier"),
     }

@@ -46,4 +46,5 @@ def table(config: EncoderConfig) -> dict[str, Entry]:
         **bert.head(config, "lm_head.decoder", "lm_head.bias"),
         **affine("class_dense", "classifier.dense"),
         **affine("classes", "classifier.out_proj"),
+        **affine("token_classes", "classifier"),
     }

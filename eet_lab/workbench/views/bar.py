@@ -6,21 +6,16 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eet_lab.devices import kind_of
 from eet_lab.errors import EETError, first_line, name_in_words
 from eet_lab.models import PRESETS, Model
 from eet_lab.progress import Clock
 from eet_lab.words import params_words
-from eet_lab.workbench.state import State
+from eet_lab.workbench.choices import DEMO, LIVE, OTHER, Choices, State
+from eet_lab.workbench.jobs import BASELINE, NOTHING_ON
 
-if TYPE_CHECKING:
-    from eet_lab.workbench.choices import Choices
-
-DEMO, OTHER, LIVE = "demo", "other", "live"
-BASELINE = "baseline"
-"""What Compare is held against while no run is pinned."""
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 BADGES = {
     "demo": ("trained weights", "good"),
@@ -36,7 +31,6 @@ TIPS = {
     "ladder": "Add the techniques one by one, then leave each out: what each one saves (L)",
     "stop": "Stop the run and keep what it has generated (Esc)",
 }
-NOTHING_ON = "No technique is on. Run shows the baseline; Compare and Ladder need at least one technique."
 KEPT = "A kept run is open, and nothing can start: press “Back to my model” ({}) first."
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eet_lab.words import counted, plain
-from eet_lab.workbench.state import MOST_PROMPTS, State
+from eet_lab.workbench.choices import MOST_PROMPTS, State
 
 FIELDS = (
     ("max_new_tokens", "New tokens", "For every prompt.", 1),

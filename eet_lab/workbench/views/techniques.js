@@ -1,5 +1,5 @@
-// The list of techniques, and under it the card of the selected one, at a place of fixed height. Where the page is one
-// column, the card is open only while it is asked for.
+// The list of techniques, and under it the card of the selected one, at a place of fixed height; one that is open shows
+// all it has, over what stands below. Where the page is one column, the card is there only while it is open.
 // state: list, effects_of, selected, card, recipe, recipe_tip, read_only. sends: toggle, select, turn.
 
 const CLOSES = new Set(["Escape", "r", "c", "l"]);
@@ -12,7 +12,7 @@ export default view((s, ui) => [
     s.card && button({ class: "eet-soft eet-card-opener", key: "opener", "aria-expanded": String(!!ui.local.open),
       onclick: () => open(!ui.local.open, ui) }, `${s.card.knobs.length ? "Knobs of" : "About"} ${s.card.title}`)),
   list(s, ui),
-  s.card && card(s, ui),
+  s.card && h("div", { class: "eet-card-place", key: "card" }, card(s, ui)),
 ], closing);
 
 function open(on, ui) {
@@ -86,7 +86,9 @@ function move(event, s, ui) {
 
 function card(s, ui) {
   const c = s.card, t = s.list.find((each) => each.name === s.selected);
-  return h("section", { class: `eet-tech-card ${ui.local.open ? "eet-open" : ""}`, key: `card-${s.selected}`, tabIndex: 0, "aria-label": `${c.title}, explained` },
+  return h("section", { class: `eet-tech-card ${ui.local.open ? "eet-open" : ""}`, key: `card-${s.selected}`, tabIndex: 0,
+    onclick: () => ui.local.open || setTimeout(() => open(true, ui)), // a tick box tells its change after the click
+    "aria-label": `${c.title}, explained` },
     h("div", { class: "eet-card-head" }, h("h3", null, c.title), t && t.needs && h("span", null, t.needs),
       c.lesson && h("a", { href: address(c.lesson.href), target: "_blank", rel: "noopener" }, c.lesson.label)),
     h("p", null, c.summary),

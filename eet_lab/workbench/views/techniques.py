@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eet_lab.figures.effects import Effect
+from eet_lab.figures.ladder import Effect
 from eet_lab.technique import Technique, is_in_all, listed, registry
-from eet_lab.workbench.state import State
+from eet_lab.workbench.choices import State
 
 NUMERICS = {
     "exact": ("exact", "good", "The same numbers, bit by bit."),

@@ -1,0 +1,144 @@
+"""Label-smoothed cross entropy for scripts of one's own: the reference, in place, and chunked with the LM head.
+
+Arguments have the names and the meaning of torch.nn.functional's, and so have results, but that losses are in fp32
+where logits have 16 bits. Labels are checked first, for which the host waits for the device; `check=False` leaves that
+out, as under a CUDA graph. N tokens of any shape, C channels, V words or classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from eet_lab.errors import TrainingError
+from eet_lab.parts import losses
+from eet_lab.scheduling.whole import MOST, check_number, check_whole
+from eet_lab.words import told
+
+IGNORED = losses.IGNORED
+
+
+def cross_entropy(
+    input: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = IGNORED,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    in_place: bool = False,
+    check: bool = True,
+) -> Tensor:
+    """The loss of logits [N,V] with labels [N]; `in_place`, the backward pass writes their gradient over them.
+
+    In place, no copy of the logits in fp32 and no probabilities are kept, and the gradient takes no memory; logits that
+    are a leaf cannot be overwritten. Errors: TrainingError.
+    """
+    if in_place and input.is_leaf and input.requires_grad:
+        raise TrainingError("in_place writes over the logits, but they are a leaf, which would be lost. Leave it out.")
+    _check_settings(reduction, label_smoothing)
+    if not input.ndim or not input.is_floating_point():
+        raise TrainingError(f"The logits are {list(input.shape)} of {input.dtype}, but must be real numbers [...,V].")
+    labels, num = _labels(target, tuple(input.shape), ignore_index, check)
+    loss = losses.cross_entropy_in_place if in_place and torch.is_grad_enabled() else losses.cross_entropy
+    total = loss(input.reshape(-1, input.shape[-1]), labels, label_smoothing)
+    return total if reduction == "sum" else total / num
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    ignore_index: int = IGNORED,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    chunk: int = 1024,
+    check: bool = True,
+) -> Tensor:
+    """The loss of hidden states [N,C] with labels [N] through a head [V,C]: the logits of `chunk` tokens at a time.
+
+    The gradients are taken with the loss, and are all that is kept. Errors: TrainingError.
+    """
+    _check_settings(reduction, label_smoothing)
+    check_whole(TrainingError, "chunk", chunk, 1, MOST)
+    shape = tuple(linear_weight.shape)
+    if len(shape) != 2 or input.shape[-1:] != shape[1:]:
+        raise TrainingError(
+            f"The head's weight is {list(shape)} and the states are {list(input.shape)}, but a head [V,C] reads states "
+            "[...,C]."
+        )
+    if linear_bias is not None and linear_bias.shape != shape[:1]:
+        raise TrainingError(f"The head's bias is {list(linear_bias.shape)}, but it must be [{shape[0]}], one a word.")
+    labels, num = _labels(target, (*input.shape[:-1], shape[0]), ignore_index, check)
+    weights = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
+    head = losses.Head(lambda states: linear(states, linear_weight, linear_bias), weights)
+    total = losses.Chunked(chunk)(input.reshape(-1, shape[1]), labels, head, label_smoothing)
+    return total if reduction == "sum" else total / num
+
+
+class CrossEntropyLoss(nn.Module):
+    """`cross_entropy` as a module with torch.nn.CrossEntropyLoss's arguments, and `in_place` and `check`."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        return cross_entropy(input, target, **self.settings)
+
+
+class CausalLMLoss(nn.Module):
+    """The loss of each next token, as transformers' Trainer calls it: `compute_loss_func=CausalLMLoss()`.
+
+    It is taken from `outputs.logits`, in place. With a `head`, such as `model.lm_head`, it is taken from the last of
+    `outputs.hidden_states` in chunks; let the model compute few logits then (`logits_to_keep=1`).
+    """
+
+    def __init__(self, head: nn.Linear | None = None, *, label_smoothing: float = 0.0, chunk: int = 1024) -> None:
+        super().__init__()
+        self.head, self.label_smoothing, self.chunk = [head], label_smoothing, chunk  # a list: the weights are not ours
+
+    def forward(self, outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        """The mean, or the sum over `num_items_in_batch`, which counts the labels of an accumulated batch."""
+        [head], following = self.head, pad(labels, (0, 1), value=IGNORED)[..., 1:]
+        how: dict[str, Any] = {"label_smoothing": self.label_smoothing}
+        how["reduction"] = "mean" if num_items_in_batch is None else "sum"
+        if head is None:
+            loss = cross_entropy(outputs.logits, following, in_place=True, **how)
+        else:
+            states, how["linear_bias"] = outputs.hidden_states[-1], head.bias
+            loss = linear_cross_entropy(states, head.weight, following, chunk=self.chunk, **how)
+        return loss if num_items_in_batch is None else loss / num_items_in_batch
+
+
+def _check_settings(reduction: str, label_smoothing: float) -> None:
+    if reduction not in ("mean", "sum"):
+        raise TrainingError(f"reduction is {told(reduction)}, but it must be 'mean' or 'sum'.")
+    check_number(TrainingError, "label_smoothing", label_smoothing, 0, 1, "from 0 to 1", last=True)
+
+
+def _labels(target: Tensor, logits: tuple[int, ...], ignore_index: int, check: bool) -> tuple[Tensor, Tensor]:
+    """Labels [N] with `IGNORED` for those that are, and how many are not. Errors: TrainingError."""
+    if target.is_floating_point() or target.dtype == torch.bool or tuple(target.shape) != logits[:-1]:
+        raise TrainingError(
+            f"The labels are {list(target.shape)} of {target.dtype}, but logits {list(logits)} need whole numbers "
+            f"{list(logits[:-1])}, one for each row."
+        )
+    labels = target.reshape(-1).long()
+    is_label = labels != ignore_index
+    if check:
+        outside = is_label & ((labels < 0) | (labels >= logits[-1]))
+        num_outside, num = torch.stack([outside.sum(), is_label.sum()]).tolist()
+        if num_outside:
+            first = int(labels[outside][0])
+            raise TrainingError(
+                f"{num_outside} of the labels, {first} the first, are not from 0 to {logits[-1] - 1:,}, nor "
+                f"{ignore_index}, which is ignored."
+            )
+        if not num:
+            raise TrainingError(f"None of the {len(labels)} labels can be learned from: all are {ignore_index}.")
+    return labels if ignore_index == IGNORED else labels.where(is_label, IGNORED), is_label.sum()

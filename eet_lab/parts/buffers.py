@@ -1,0 +1,240 @@
+"""Weights, gradients and moments in buffers: tensor by tensor, or flat, one buffer for all that are alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from eet_lab.errors import TrainingError
+from eet_lab.ops.noise import mix, noise_keys
+from eet_lab.words import told
+
+MASTERS = ("float32", "none", "stochastic")
+"""What 16-bit weights are updated in: a copy in fp32; themselves, rounded to the nearest, or rounded at random."""
+ALIGNED = 128
+"""Bytes at a multiple of which each tensor begins in a flat buffer: kernels load many at a time."""
+MOVED = "would not be updated. Move, freeze or unfreeze the model first, and then make the optimizer."
+
+
+@dataclass
+class Buffer:
+    """Weights that are updated together, with their gradients and moments, in 32 bits at least."""
+
+    params: list[Tensor]
+    group: dict[str, Any]
+    weights: Tensor
+    grads: Tensor
+    moments: dict[str, Tensor]
+    master: Tensor | None
+    places: list[slice]
+
+    @classmethod
+    def of(cls, params: list[Tensor], group: dict[str, Any], moments: Sequence[str], has_master: bool) -> Buffer:
+        """Move the data of these tensors, and their gradients, into one buffer each, of which they become views."""
+        first, places, end = params[0], list[slice](), 0
+        aligned = ALIGNED // first.element_size()
+        for param in params:
+            places.append(slice(end, end + param.numel()))
+            end += math.ceil(param.numel() / aligned) * aligned
+        weights = torch.zeros(end, dtype=first.dtype, device=first.device)
+        grads, wide = torch.zeros_like(weights), torch.promote_types(first.dtype, torch.float32)
+        for param, place in zip(params, places, strict=True):
+            weights[place].view(param.shape).copy_(param.detach())
+            given, param.data = param.grad, weights[place].view(param.shape)
+            param.grad = grads[place].view(param.shape)
+            if given is not None:
+                param.grad.copy_(given)
+        zeros = {name: torch.zeros_like(weights, dtype=wide) for name in moments}
+        master = weights.to(wide) if has_master and wide != weights.dtype else None
+        return cls(params, group, weights, grads, zeros, master, places)
+
+    def collect(self) -> None:
+        """Gradients that were put elsewhere since: None is zero. Errors: TrainingError for weights that were."""
+        for param, place in zip(self.params, self.places, strict=True):
+            if param.data_ptr() != self.weights[place].data_ptr():
+                raise TrainingError(
+                    f"A weight {list(param.shape)} was moved after its optimizer was made, as `module.to` does, and "
+                    f"{MOVED}"
+                )
+            if not param.requires_grad:
+                raise TrainingError(f"A weight {list(param.shape)} was frozen after its optimizer was made: it {MOVED}")
+            own = self.grads[place].view(param.shape)
+            if param.grad is None:
+                own.zero_()
+            elif param.grad.data_ptr() != own.data_ptr():
+                own.copy_(param.grad)
+            param.grad = own
+
+    def of_param(self, place: slice, like: Tensor) -> dict[str, Tensor]:
+        """What belongs to one of the tensors."""
+        kept = self.moments if self.master is None else {**self.moments, "master": self.master}
+        return {name: tensor[place].view(like.shape) for name, tensor in kept.items()}
+
+
+class Buffered(torch.optim.Optimizer):
+    """An optimizer over buffers; who makes one says the formula, and the moments that it keeps.
+
+    Use it as any optimizer of PyTorch: groups, hooks, schedulers and GradScaler are its own. A gradient that is None
+    counts as zero, and weights that are frozen stay as they are. `zero_grad` keeps the gradients' memory; where
+    `module.zero_grad` drops it, the next gradients are copied into their places.
+    """
+
+    flat: ClassVar[bool] = False
+
+    def __init__(self, params: Iterable[Any], settings: dict[str, Any], master: str, seed: int) -> None:
+        if master not in MASTERS:
+            raise TrainingError(f"master is {told(master)}, but it must be one of {', '.join(MASTERS)}.")
+        super().__init__(params, settings)
+        self.master, self.seed = master, seed
+        self.buffers = [
+            Buffer.of(together, group, self.moments(group), master == "float32")
+            for group in self.param_groups
+            for together in (_alike if self.flat else _alone)(p for p in group["params"] if p.requires_grad)
+        ]
+        if master == "stochastic" and any(buffer.weights.dtype == torch.float16 for buffer in self.buffers):
+            raise TrainingError("master is 'stochastic', which rounds bfloat16; for float16 use 'float32'.")
+        self._steps = torch.zeros(())  # one for all: PyTorch's are on the host, too
+        for buffer in self.buffers:
+            for param, place in zip(buffer.params, buffer.places, strict=True):
+                self.state[param] = {"step": self._steps, **buffer.of_param(place, param)}
+        self.frozen = [param for param in self._params() if param not in self.state]
+
+    @staticmethod
+    def check(settings: dict[str, Any]) -> None:
+        """TrainingError for numbers of a group with which no step makes sense."""
+        raise NotImplementedError
+
+    def moments(self, group: dict[str, Any]) -> Sequence[str]:
+        """The names of what is kept of each weight of a group."""
+        raise NotImplementedError
+
+    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer) -> None:
+        """Update weights, and the buffer's moments, by gradients, all in 32 bits at least."""
+        raise NotImplementedError
+
+    @property
+    def num_steps(self) -> int:
+        """How many updates there were."""
+        return int(self._steps)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None, *, scale: float = 1.0) -> float | None:  # type: ignore[override]
+        """Update all weights by their gradients, which are multiplied by `scale` where they have 32 bits already."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.collect()
+        for number, buffer in enumerate(self.buffers):
+            self._update(buffer, number, scale)
+        self._steps += 1
+        return loss
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Gradients stay where they are, and become 0."""
+        self.collect()
+        for buffer in self.buffers:
+            buffer.grads.zero_()
+
+    def grad_norm(self) -> Tensor:
+        """The norm of all gradients, in fp32: one pass over them, which also tells whether all are finite."""
+        self.collect()
+        norms = [torch.linalg.vector_norm(buffer.grads, dtype=torch.float32) for buffer in self.buffers]
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+    def collect(self) -> None:
+        """Bring together gradients that were put elsewhere. Errors: TrainingError for weights that were moved."""
+        if any(param.requires_grad for param in self.frozen):
+            raise TrainingError(f"A weight was unfrozen after its optimizer was made, and {MOVED}")
+        for buffer in self.buffers:
+            buffer.collect()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Only while it is made: buffers have a size. Errors: TrainingError."""
+        if hasattr(self, "buffers"):
+            raise TrainingError("The weights have their places already. Make the optimizer of all groups at once.")
+        self.check({**self.defaults, **param_group})
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The moments of each tensor, which are views of the buffers, in the order of the groups."""
+        found = super().state_dict()  # whose dicts of tensors are the optimizer's own
+        states = {i: {**state, "step": state["step"].clone()} for i, state in found["state"].items()}
+        return {**found, "state": states}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a state of the same formula in whatever layout.
+
+        A master copy that it lacks begins with the weights, so weights come first. Moments that it lacks are zero, as
+        where a weight had no gradient yet. Errors: TrainingError where it is another model's, or another formula's.
+        """
+        states, groups = state_dict["state"], state_dict["param_groups"]
+        self._check_state(states, [len(group["params"]) for group in groups])
+        for i, param in enumerate(self._params()):
+            if param not in self.state:
+                continue
+            saved, own = states.get(i, {}), self.state[param]
+            for name, part in own.items():
+                if name == "master":
+                    part.copy_(saved.get(name, param))
+                elif name in saved:
+                    part.copy_(saved[name])
+                elif name != "step":
+                    part.zero_()
+        for group, saved in zip(self.param_groups, groups, strict=True):
+            group |= {name: value for name, value in saved.items() if name != "params"}
+
+    def _check_state(self, states: dict[int, dict[str, Any]], sizes: list[int]) -> None:
+        if sizes != [len(group["params"]) for group in self.param_groups]:
+            raise TrainingError(
+                f"The optimizer's state has groups of {sizes} tensors, and this optimizer has others: it is the state "
+                "of another model, or of another division into groups."
+            )
+        for i, param in enumerate(self._params()):
+            own, saved = self.state.get(param, {}), states.get(i, {})
+            names = [{*found} - {"step", "master"} for found in (own, saved)]
+            if own and saved and names[0] != names[1]:
+                raise TrainingError(
+                    f"The optimizer's state has {sorted(names[1])}, and this optimizer keeps {sorted(names[0])}: it is "
+                    "the state of another kind of optimizer, or of another momentum."
+                )
+            if any(saved[name].shape != param.shape for name in names[1]):
+                raise TrainingError(f"Tensor {i} of the optimizer's state has another shape: it is of another model.")
+
+    def _params(self) -> Iterable[Tensor]:
+        return (param for group in self.param_groups for param in group["params"])
+
+    def _update(self, buffer: Buffer, number: int, scale: float) -> None:
+        wide = torch.promote_types(buffer.weights.dtype, torch.float32)
+        weights, grads = buffer.weights.to(wide) if buffer.master is None else buffer.master, buffer.grads.to(wide)
+        self.formula(weights, grads if scale == 1.0 else grads.mul_(scale), buffer)
+        if weights is not buffer.weights:
+            if self.master == "stochastic":
+                key = noise_keys(self.seed, 1, weights.device, first=self.num_steps + 1) + (number << 20)
+                weights = rounded_at_random(weights, key)
+            buffer.weights.copy_(weights)
+
+
+def rounded_at_random(wide: Tensor, key: Tensor) -> Tensor:
+    """fp32 numbers that bfloat16 holds: one of the two neighbours, the nearer the likelier. Its mean is the number."""
+    noise = mix(key + torch.arange(wide.numel(), device=wide.device)).view(wide.shape) & 0xFFFF
+    bits = wide.view(torch.int32) + noise.to(torch.int32)
+    return torch.where(wide.isfinite(), (bits & -0x10000).view(torch.float32), wide)
+
+
+def _alike(params: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Tensors that can share a buffer: of one dtype, on one device."""
+    found: dict[Any, list[Tensor]] = {}
+    for param in params:
+        found.setdefault((param.dtype, param.device), []).append(param)
+    return list(found.values())
+
+
+def _alone(params: Iterable[Tensor]) -> list[list[Tensor]]:
+    return [[param] for param in params]

@@ -1,0 +1,54 @@
+"""Processes for data parallel training, from a script or a notebook."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import multiprocessing
+
+from eet_lab.errors import TrainingError
+from eet_lab.scheduling.whole import check_whole
+
+MOST_PROCESSES = 1024
+
+
+def launch(function: Callable[..., Any], num_processes: int, *args: Any) -> None:
+    """Call `function(*args)` in processes of one machine that are a group, and wait; torchrun does so from a shell.
+
+    Each has a GPU where there are so many, and else the CPU. Trainers that are made in them train one model. A function
+    of a notebook's cell cannot be imported: its processes are forked, and so the notebook must not have used CUDA yet.
+    Where one raises, all are ended. Errors: TrainingError.
+    """
+    check_whole(TrainingError, "num_processes", num_processes, 1, MOST_PROCESSES)
+    is_of_cell = function.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
+    if is_of_cell and torch.cuda.is_initialized():
+        raise TrainingError(
+            "CUDA is in use in this notebook, and processes that are forked from it could not use it. Restart the "
+            "kernel, and load the model within the function; or put the function into a file, and import it."
+        )
+    with TemporaryDirectory() as folder:
+        words, method = (function, args, num_processes, folder), "fork" if is_of_cell else "spawn"
+        try:
+            multiprocessing.start_processes(_rank, words, num_processes, start_method=method)
+        except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as error:
+            last = str(error).strip().splitlines()[-1]
+            raise TrainingError(f"Rank {error.error_index} failed, and all were ended: {last}") from error
+
+
+def _rank(rank: int, function: Callable[..., Any], args: tuple[Any, ...], num_processes: int, folder: str) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes)}
+    if torch.cuda.is_available() and num_processes <= torch.cuda.device_count():
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(max(1, torch.get_num_threads() // num_processes))
+    meet = (Path(folder) / "ranks").as_uri()
+    dist.init_process_group(init_method=meet, rank=rank, world_size=num_processes)
+    function(*args)
+    dist.destroy_process_group()

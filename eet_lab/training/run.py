@@ -1,0 +1,107 @@
+"""train: a trainer through many steps, with held-out text beside the loss, checkpoints, and Stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from eet_lab.errors import Cancelled, TrainingError
+from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling.whole import MOST, check_whole
+from eet_lab.training.data import Rows
+from eet_lab.training.trainer import Step, Trainer
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The mean loss of held-out rows after so many steps, counted from the first one of the training."""
+
+    num_steps: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class TrainRun:
+    """What a run did: its steps, and the losses of held-out rows. `was_stopped`: before its last step."""
+
+    steps: tuple[Step, ...]
+    evaluations: tuple[Evaluation, ...]
+    was_stopped: bool
+
+    @property
+    def losses(self) -> tuple[float, ...]:
+        """The loss of each step."""
+        return tuple(step.loss for step in self.steps)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens of the texts a second, in the step in the middle; None without a step."""
+        return median(step.num_tokens / step.ms * 1e3 for step in self.steps) if self.steps else None
+
+
+def train(
+    trainer: Trainer,
+    rows: Rows,
+    *,
+    max_steps: int,
+    batch_rows: int,
+    held_out: Rows | None = None,
+    evaluate_every: int | None = None,
+    folder: str | Path | None = None,
+    save_every: int | None = None,
+    on_step: Callable[[Step], object] | None = None,
+    on_evaluation: Callable[[Evaluation], object] | None = None,
+    progress: Progress | None = None,
+    cancel: Cancel | None = None,
+) -> TrainRun:
+    """Train until the trainer has taken `max_steps`, those before this run among them, on `batch_rows` rows each.
+
+    Which rows a step reads depends on its number, so that a trainer that was saved and resumed goes on as if it had
+    never stopped. The loss of `held_out` is told before the first step, every `evaluate_every` steps, and at the end;
+    a checkpoint is written to `folder` every `save_every` steps, and at the end. `cancel` ends the run between two
+    passes: what was trained until then is saved, and returned. Errors: TrainingError before any work; those of
+    `Trainer.step`, after which the last checkpoint is as it was.
+    """
+    check_whole(TrainingError, "max_steps", max_steps, trainer.num_steps, MOST)
+    check_whole(TrainingError, "batch_rows", batch_rows, 1, MOST)
+    for name, every, needed, what in (
+        ("evaluate_every", evaluate_every, held_out, "held_out"),
+        ("save_every", save_every, folder, "folder"),
+    ):
+        if every is not None:
+            check_whole(TrainingError, name, every, 1, MOST)
+            if needed is None:
+                raise TrainingError(f"{name} is {every}, but there is no {what}. Give it, or leave {name} out.")
+    steps, evaluations = list[Step](), list[Evaluation]()
+
+    def evaluate() -> None:
+        if held_out is not None:
+            loss = trainer.evaluate([held_out[number] for number in range(len(held_out))], cancel)
+            evaluations.append(Evaluation(trainer.num_steps, loss))
+            if on_evaluation is not None:
+                on_evaluation(evaluations[-1])
+
+    def is_due(every: int | None) -> bool:
+        return every is not None and trainer.num_steps % every == 0
+
+    was_stopped = False
+    try:
+        evaluate()
+        while trainer.num_steps < max_steps:
+            steps.append(trainer.step(rows.batch(trainer.num_steps, batch_rows), cancel))
+            if on_step is not None:
+                on_step(steps[-1])
+            if progress is not None:
+                progress(trainer.num_steps, max_steps, f"loss {steps[-1].loss:.3f}")
+            is_last = trainer.num_steps == max_steps
+            if is_due(evaluate_every) or is_last:
+                evaluate()
+            if folder is not None and (is_due(save_every) or is_last):
+                trainer.save(folder)
+    except Cancelled:
+        was_stopped = True
+        if folder is not None:
+            trainer.save(folder)
+    return TrainRun(tuple(steps), tuple(evaluations), was_stopped)

@@ -1,0 +1,200 @@
+"""A page of buttons, whose work is done in the background: one thing at a time, which Stop ends.
+
+Threads: callbacks only put a word into an inbox; the ui thread (10 Hz) is the only writer of widgets; the background
+thread works.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from html import escape
+from queue import SimpleQueue
+from typing import Any, ClassVar
+
+import ipywidgets as W
+
+from eet_lab.errors import Cancelled, EETError, did_you_mean
+from eet_lab.figures.script import all_widgets
+from eet_lab.workbench.background import Answer, Background, drained
+from eet_lab.workbench.ui_thread import UiThread
+
+STOP = "stop"
+
+
+class ActionPage:
+    """The widgets of such a page, for the ui thread alone. `buttons` go by their action.
+
+    A kind makes them and `box`, tells what its fields say now (`asked`), and shows errors (`tell_error`).
+    """
+
+    box: W.Box
+    buttons: dict[str, W.Button]
+    status: W.HTML
+    asked: Callable[[], Any]
+    tell_error: Callable[[BaseException], None]
+
+    def set_busy(self, busy: bool) -> None:
+        """Say what may be pressed."""
+        for action, button in self.buttons.items():
+            button.disabled = busy and action != STOP
+
+    def tell(self, words: str) -> None:
+        """What goes on."""
+        if self.status.value != (said := said_words(words)):
+            self.status.value = said
+
+    def close(self) -> None:
+        """Take everything off the page."""
+        for widget in all_widgets(self.box):
+            widget.close()
+
+
+class ActionController:
+    """Begins what a button asks for, and shows what came of it. Of what is asked for only the newest counts.
+
+    `press`, `take` and `tick` are for the ui thread. A kind has its work done with the next number, or raises EETError
+    (`_ask`), and shows its value (`_show`).
+    """
+
+    BEGUN: ClassVar[Mapping[str, str]]
+    """The actions but for "stop", and what is said when each begins."""
+    QUESTION: ClassVar[str]
+    page: Any
+    _ask: Callable[[str, int, Any, threading.Event], None]
+    _show: Callable[[str, Any, Any], None]
+
+    def __init__(self, background: Background) -> None:
+        self._background = background
+        self._cancel = threading.Event()
+        self._number = 0
+        self._pending: tuple[int, str, Any] | None = None
+        self._said = ""
+
+    @classmethod
+    def checked(cls, action: str) -> str:
+        """The same; EETError for what is no action."""
+        actions = (*cls.BEGUN, STOP)
+        if action not in actions:
+            hint = did_you_mean(action, actions)
+            raise EETError(f"There is no action {action!r}.{hint} Actions are {', '.join(actions)}.")
+        return action
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is asked for that was not answered."""
+        return self._pending is not None
+
+    @property
+    def action(self) -> str:
+        """What is being done; "" for nothing."""
+        return self._pending[1] if self._pending else ""
+
+    def press(self, action: str) -> None:
+        """Begin what a button asks for, or stop what goes on. Errors are told on the page."""
+        if self.checked(action) == STOP:
+            self.stop()
+            return
+        number, cancel = self._number + 1, threading.Event()
+        try:
+            asked = self.page.asked()
+            self._ask(action, number, asked, cancel)
+        except EETError as error:
+            self.page.tell_error(error)
+            return
+        self._cancel.set()  # what runs is no longer asked for
+        self._number, self._cancel, self._said = number, cancel, self.BEGUN[action]
+        self._pending = number, action, asked
+        self.page.set_busy(True)
+
+    def stop(self) -> None:
+        """Let what goes on end."""
+        self._cancel.set()
+
+    def tick(self) -> None:
+        """Show how far it is."""
+        if self._pending is not None:
+            self.page.tell(self._said)
+
+    def take(self, answer: Answer) -> None:
+        """Show what came of it; an answer that nobody waits for any more is dropped."""
+        if self._pending is None or answer.key != self._pending[0]:
+            return
+        (_, action, asked), self._pending = self._pending, None  # first: whatever becomes of it, nobody waits for it
+        self.page.set_busy(False)
+        if answer.error is None and answer.value is not None:
+            self._show(action, asked, answer.value)
+        elif answer.error is None or isinstance(answer.error, Cancelled):
+            self.page.tell("Stopped.")
+        else:
+            self.page.tell_error(answer.error)
+
+    def progress(self, done: int, total: int, what: str = "") -> None:
+        """How far it is; from any thread."""
+        self._said = f"{what}: {done:,} of {total:,}"
+
+
+class ActionView(UiThread):
+    """The page with its threads. A kind calls `_show_page` once nothing asked for can be wrong."""
+
+    controller: Any
+
+    def _show_page(self, make: Callable[[Callable[[str], None], Background], Any]) -> None:
+        """Take the place of the one that is open, with the controller that `make` makes."""
+        self._inbox: SimpleQueue[str] = SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._make_room()
+        self._background = Background()
+        self.controller = make(self._inbox.put, self._background)
+        self._open(self.controller.page.box.add_class("eet-bench"))
+
+    def press(self, action: str) -> None:
+        """Press a button by its action, such as "stop"; returns at once.
+
+        EETError for another action, and after `close`.
+        """
+        self.controller.checked(action)
+        self._check_open(action)
+        self._idle.clear()
+        self._inbox.put(action)
+
+    def _is_idle(self) -> bool:
+        return self._idle.is_set() and self._inbox.empty()
+
+    def _told(self) -> str:
+        return self.controller.action
+
+    def _turn(self) -> None:
+        try:
+            for action in drained(self._inbox):
+                self._idle.clear()
+                self.controller.press(action)
+            for answer in self._background.take():
+                self.controller.take(answer)
+            self.controller.tick()
+            if not self.controller.busy:
+                self._idle.set()
+        except Exception as error:  # noqa: BLE001  told to the reader; this thread must live on
+            self.controller.page.tell_error(error)
+
+    def _end(self) -> None:
+        self.controller.stop()
+        self._background.close()
+        self.controller.page.close()
+
+
+def said_words(words: str) -> str:
+    """What stands beside the buttons."""
+    return f'<span class="eet-dim" role="status">{escape(words)}</span>'
+
+
+def help_line(words: str) -> W.HTML:
+    """A line of help beside or below a field."""
+    return W.HTML(f'<div class="eet-help" title="{escape(words)}">{escape(words)}</div>')
+
+
+def field(name: str, widget: W.Widget, help: str = "") -> W.VBox:
+    """A field with its name above it, and a line of help below."""
+    above = W.HTML(f'<div class="eet-dim" style="line-height:1.4">{escape(name)}</div>')
+    return W.VBox([above, widget, *([help_line(help)] if help else [])])

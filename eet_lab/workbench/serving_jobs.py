@@ -1,0 +1,183 @@
+"""What a reader asks of the serving page, and what answers it: simulations, and work on the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from eet_lab.errors import CostError, ScheduleError, TrafficError
+from eet_lab.labels import short_form
+from eet_lab.models import Model
+from eet_lab.progress import Cancel, Progress
+from eet_lab.scheduling.agreement import Compared, agreement
+from eet_lab.scheduling.choices import by_title, fitting_policies, one_by_one_rate, usual_lengths
+from eet_lab.scheduling.cost import CostTable
+from eet_lab.scheduling.policies import POLICIES
+from eet_lab.scheduling.policy import BasePolicy
+from eet_lab.scheduling.served import Served
+from eet_lab.scheduling.simulator import check_fits, simulate_traffic
+from eet_lab.scheduling.sweep import LoadPoint, sweep
+from eet_lab.scheduling.traffic import Gamma, Lengths, Traffic, make_traffic, read_lengths
+from eet_lab.serving.live import OnLook, serve_traffic
+from eet_lab.serving.profile import profile
+from eet_lab.technique import Recipe, registry
+from eet_lab.techniques.continuous_batching import ContinuousBatching
+from eet_lab.words import brief, visible
+
+MOST_REQUESTS = 20_000
+MOST_POLICIES = 6
+LOADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.6)
+"""Rates at which latency is drawn against load, times the one that was asked for."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Traffic and policies. `rate` requests come a second, `cv` is their burstiness; None: what suits the table.
+
+    `lengths` and `new_tokens` are what `read_lengths` reads, `policies` what `parse_policy` reads.
+    """
+
+    policies: tuple[str, ...]
+    rate: float | None = None
+    cv: float = 1.0
+    lengths: str = ""
+    new_tokens: str = ""
+    requests: int = 300
+    seed: int = 0
+
+    def drawn(self, table: CostTable) -> tuple[Lengths, Lengths]:
+        """Where lengths and answers are drawn from; an encoder answers nothing. TrafficError."""
+        usual = usual_lengths(table)
+        answers = (self.new_tokens or usual) if table.kind == "decoder" else "1"
+        return read_lengths(self.lengths or usual, table.most_length), read_lengths(answers, table.most_length)
+
+    def rate_on(self, table: CostTable) -> float:
+        """The rate; where none is given, nine tenths of what can be served one by one, in two digits."""
+        return self.rate if self.rate is not None else float(f"{0.9 * one_by_one_rate(*self.drawn(table), table):.2g}")
+
+    def in_words(self, table: CostTable) -> str:
+        """The requests but for their rate, for a figure's title."""
+        lengths, answers = self.drawn(table)
+        told = f", answers {answers}" if table.kind == "decoder" else ""
+        return visible(f"{self.requests:,} requests, lengths {lengths}{told}, cv {brief(self.cv)}, seed {self.seed}")
+
+    def traffic(self, table: CostTable, times: float = 1.0) -> Traffic:
+        """The requests, `times` as close together. TrafficError."""
+        if isinstance(self.requests, int) and self.requests > MOST_REQUESTS:
+            raise TrafficError(
+                f"requests is {self.requests:,}, but this view draws at most {MOST_REQUESTS:,}. Take fewer, or "
+                "`eet-lab simulate`, which draws nothing."
+            )
+        return make_traffic(
+            self.requests, Gamma(times * self.rate_on(table), self.cv), *self.drawn(table), seed=self.seed
+        )
+
+    def live(self, table: CostTable, traffic: Traffic) -> tuple[str, BasePolicy]:
+        """The first policy that can be served for real, and what it is called; ScheduleError where none can."""
+        for name, policy in self.chosen(table, traffic).items():
+            if policy.joins or table.kind == "encoder":
+                return name, policy
+        raise ScheduleError(
+            "None of the policies can be served for real: a decoder serves requests that join. Write "
+            "continuous_batching as one of them."
+        )
+
+    def chosen(self, table: CostTable, traffic: Traffic) -> dict[str, BasePolicy]:
+        """The policies by name, with knobs within the table's reach. ScheduleError, CostError."""
+        if not 1 <= len(self.policies) <= MOST_POLICIES:
+            raise ScheduleError(f"There are {len(self.policies)} policies, but 1 to {MOST_POLICIES} are compared.")
+        found = fitting_policies(self.policies, traffic, table)
+        for policy in found:
+            check_fits(traffic, policy, table)
+        return by_title(found)
+
+
+def usual_policies(table: CostTable) -> tuple[str, ...]:
+    """Two policies that tell most beside each other on such a model."""
+    return ("token_budget", "continuous_batching") if table.kind == "decoder" else ("naive_padding", "dynamic_program")
+
+
+def names_for(table: CostTable) -> list[str]:
+    """The policies for such a model."""
+    stage = "generate" if table.kind == "decoder" else "encode"
+    return [name for name, kind in POLICIES.items() if stage in kind.stages]
+
+
+def simulated(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel) -> dict[str, Served]:
+    """What each policy makes of the traffic. Errors as above, and Cancelled."""
+    traffic, found = asked.traffic(table), dict[str, Served]()
+    policies = asked.chosen(table, traffic)
+    for name, policy in policies.items():
+        progress(len(found), len(policies), name)
+        found[name] = simulate_traffic(traffic, policy, table, cancel=cancel)
+    return found
+
+
+def against_load(asked: Asked, table: CostTable, progress: Progress, cancel: Cancel) -> dict[str, Sequence[LoadPoint]]:
+    """The same requests at several rates. Errors as above, and Cancelled."""
+    policies, rate = asked.chosen(table, asked.traffic(table)), asked.rate_on(table)
+    rates = [rate * times for times in LOADS]
+    points = sweep(
+        lambda each: asked.traffic(table, each / rate), policies, table, rates, progress=progress, cancel=cancel
+    )
+    return dict(points)
+
+
+ModelWork: TypeAlias = Callable[[Model, Recipe, Progress, Cancel], Any]
+"""Work on a model under a recipe."""
+RunOnModel: TypeAlias = Callable[[str, int, ModelWork, Cancel], None]
+"""Has such work done, until the last is set; its answer comes later, with the number. EETError where it cannot be."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """Traffic that was served for real, and what the simulator said of it over the model's own table."""
+
+    policy: str
+    served: Served
+    simulated: Served
+
+    @property
+    def compared(self) -> Sequence[Compared]:
+        return agreement(self.simulated, self.served)
+
+    @property
+    def point(self) -> LoadPoint:
+        """What was measured, for latency against load."""
+        return LoadPoint.of(self.served)
+
+
+def serving_recipe(recipe: Recipe, model: Model) -> Recipe:
+    """The recipe, and what requests of a decoder need to join. RecipeError where that cannot run."""
+    if model.config.stage != "generate":
+        return recipe
+    there = {technique.name: technique for technique in recipe}
+    for name in (*ContinuousBatching.requires, ContinuousBatching.name):
+        there.setdefault(name, registry()[name]())
+    return Recipe(tuple(there.values())).check(model.device, model.config)
+
+
+def measure(model: Model, recipe: Recipe, progress: Progress, cancel: Cancel) -> CostTable:
+    """The model's cost table, measured here or on this machine before. Errors as in `profile`."""
+    return profile(model, serving_recipe(recipe, model), progress=progress, cancel=cancel)
+
+
+def serving(asked: Asked, table: CostTable, on_look: OnLook) -> ModelWork:
+    """Serve what is asked for, and simulate the same over the `table`, which must be the model's own (CostError)."""
+
+    def work(model: Model, recipe: Recipe, progress: Progress, cancel: Cancel) -> Measured:
+        of = table.source
+        wanted = model.name, str(serving_recipe(recipe, model)), model.dtype
+        if (of.model, of.recipe, of.dtype) != wanted:
+            raise CostError(
+                f"The cost table is of {visible(of.model)} in {of.dtype} under {short_form(of.recipe, model.device)}, "
+                f"but {model.name} in {model.dtype} under {short_form(wanted[1], model.device)} would be served. Press "
+                "Measure this model first."
+            )
+        traffic = asked.traffic(table)
+        name, policy = asked.live(table, traffic)
+        served = serve_traffic(model, traffic, policy, table, on_look=on_look, progress=progress, cancel=cancel)
+        return Measured(name, served, simulate_traffic(traffic, policy, table, cancel=cancel))
+
+    return work

@@ -1,0 +1,159 @@
+"""What a reader asks of the training panel, and what answers it: a run of training, and two recipes in turn."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from eet_lab.bench.training_compare import TrainComparison, compare_training
+from eet_lab.devices import present
+from eet_lab.errors import ModelError, RecipeError, TrainingError
+from eet_lab.models import Model
+from eet_lab.models.loading import DEMO
+from eet_lab.progress import Cancel, Progress
+from eet_lab.technique import Recipe
+from eet_lab.texts import as_recipe
+from eet_lab.threads import cpu_threads
+from eet_lab.training import Rows, Step, Trainer, TrainRun, TrainSettings, checkpoint, train
+from eet_lab.training.run import Evaluation
+from eet_lab.training.tasks import LANGUAGE, task_of
+from eet_lab.words import counted, visible
+
+BUNDLED = DEMO / "heldout.jsonl"
+HELD_OUT = 0.1
+"""The share of the rows that are not trained on."""
+MOST_HELD_OUT = 64
+"""Rows of them that are read at most: they are read eleven times in a run."""
+MOST_BATCH_TOKENS = 1 << 24
+PARTS = 10
+"""How often in a run held-out rows are read, and a checkpoint is written."""
+
+
+@dataclass(frozen=True)
+class TrainAsked:
+    """A run of training. `data` is a file, and "" the bundled one; `folder` that of the checkpoint, and "" none."""
+
+    data: str = ""
+    techniques: tuple[str, ...] = ()
+    lr: float = 3e-5
+    steps: int = 40
+    batch_rows: int = 4
+    row_tokens: int = 128
+    warmup_steps: int = 5
+    dropout: float = 0.0
+    folder: str = ""
+
+    @property
+    def settings(self) -> TrainSettings:
+        """What the trainer is asked for. Errors: TrainingError."""
+        return TrainSettings(
+            lr=self.lr, warmup_steps=self.warmup_steps, dropout=self.dropout, attention_dropout=self.dropout,
+            max_steps=self.steps,
+        )  # fmt: skip
+
+    @property
+    def place(self) -> Path | None:
+        """The checkpoint's folder."""
+        return Path(os.path.expanduser(self.folder)) if self.folder else None
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether there is one to go on from; whatever the folder is called, this has an answer."""
+        return self.place is not None and os.path.isfile(self.place / checkpoint.NAME)
+
+    def check(self, model: Model) -> None:
+        """What can be told before the data is read. Errors: TrainingError, RecipeError."""
+        self.settings, self.recipe(model)
+        if (num_tokens := self.batch_rows * self.row_tokens) > MOST_BATCH_TOKENS:
+            raise TrainingError(
+                f"A batch would have {num_tokens:,} tokens, but at most {MOST_BATCH_TOKENS:,} are read for a step. "
+                "Take fewer rows, or shorter ones."
+            )
+
+    def recipe(self, model: Model) -> Recipe:
+        """The techniques. Errors: RecipeError."""
+        return as_recipe(",".join(self.techniques), model.device, model.config.in_training)
+
+    def rows(self, model: Model) -> tuple[Rows, Rows]:
+        """What is trained on, and what is held out. Errors: TrainingError, ModelError."""
+        rows = Rows.of_file(model, os.path.expanduser(self.data) if self.data else BUNDLED, self.row_tokens)
+        trained, held_out = rows.split(HELD_OUT)
+        return trained, Rows(held_out.ids[: MOST_HELD_OUT * self.row_tokens], self.row_tokens)
+
+
+def check_model(model: Model) -> None:
+    """ModelError for a model that does not learn from text alone."""
+    task = task_of(None, model.config)
+    if task is not LANGUAGE:
+        raise ModelError(
+            f"{model.name} is trained for {task.name}, which needs labels beside a text. Take a decoder such as "
+            "'demo', or eet_lab.Trainer with examples of your own."
+        )
+
+
+class Look(NamedTuple):
+    """What a step did. `allocated_bytes` by torch once it was done, and the most until then; None on a CPU."""
+
+    step: Step
+    allocated_bytes: int | None
+    peak_bytes: int | None
+
+
+OnLook = Callable[[Look | Evaluation], None]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came of a run, and the model as it is after it."""
+
+    run: TrainRun
+    model: Model
+
+
+def train_model(
+    model: Model, asked: TrainAsked, resumes: bool, on_look: OnLook, progress: Progress, cancel: Cancel
+) -> Trained:
+    """Train a copy of the model, from its checkpoint if it `resumes`. Errors: those of `Trainer` and `train`."""
+    every = max(asked.steps // PARTS, 1)
+    rows, held_out = asked.rows(model)
+    with cpu_threads(model.device), present(model.network.device):
+        trainer = Trainer(model.network, asked.recipe(model).parts, settings=asked.settings)
+        if resumes and asked.place is not None:
+            trainer.resume(asked.place)
+            if trainer.num_steps >= asked.steps:
+                raise TrainingError(
+                    f"The checkpoint in {visible(asked.folder)} has {counted(trainer.num_steps, 'step')}, and steps is "
+                    f"{asked.steps:,}, those before it among them. Ask for more steps."
+                )
+        on_gpu = model.device == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+
+        def look(step: Step) -> None:
+            counters = (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()) if on_gpu else (None, None)
+            on_look(Look(step, *counters))
+
+        run = train(
+            trainer, rows, max_steps=asked.steps, batch_rows=asked.batch_rows, held_out=held_out, evaluate_every=every,
+            folder=asked.place, save_every=every if asked.place else None, on_step=look, on_evaluation=on_look,
+            progress=progress, cancel=cancel,
+        )  # fmt: skip
+        return Trained(run, replace(model, network=trainer.trained()))
+
+
+def compare_recipes(
+    model: Model, asked: TrainAsked, on_partial: Callable[[TrainComparison], None], progress: Progress, cancel: Cancel
+) -> TrainComparison:
+    """The ticked techniques against none, a step of each in turn. Errors: those of `compare_training`."""
+    if not asked.techniques:
+        raise RecipeError("No technique is ticked, so there is nothing to compare: tick one.")
+    rows, _ = asked.rows(model)
+    return compare_training(
+        model, rows, asked.recipe(model), batch_rows=asked.batch_rows, settings=asked.settings, progress=progress,
+        cancel=cancel, on_partial=on_partial,
+    )  # fmt: skip

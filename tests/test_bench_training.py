@@ -1,0 +1,94 @@
+"""Workloads of training: their names, and steps of ours beside those of transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import encoders
+import families
+import pytest
+import seq2seqs
+import test_vision
+import torch
+
+from eet_lab.bench import training
+from eet_lab.bench.rows import append, markdown, read
+from eet_lab.bench.training import train_all
+from eet_lab.bench.training_compare import compare_training
+from eet_lab.bench.workloads import TrainBatch, parse
+from eet_lab.commands.bench_tables import train_table
+from eet_lab.errors import ModelError, PromptError, RecipeError
+from eet_lab.training import Rows
+
+PROVIDERS = ("eet_lab", "hf-eager", "hf-sdpa")
+
+
+def test_names_and_workloads_are_inverse():
+    for name in ("train:gpt2/b8/s1024", "train:vit-b-32/b128", "train:some/folder/b1/s7-30/d0.1"):
+        [workload] = parse(name)
+        assert str(workload) == name and isinstance(workload, TrainBatch)
+    assert TrainBatch.parse("train:gpt2/b3/s4-10").lengths(1024) == (4, 7, 10)
+    assert TrainBatch.parse("train:gpt2/b2").lengths(1024) == (1024, 1024)
+    for wrong in ("gpt2/b0", "gpt2/b2/s0", "gpt2/b2/s9-3", "gpt2/b2/-9", "gpt2", "gpt2/b99999999/s500", "gpt2/b2/d1"):
+        with pytest.raises(PromptError):
+            TrainBatch.parse("train:" + wrong)
+
+
+@pytest.mark.parametrize(
+    ("model", "workload"),
+    [
+        (lambda: families.ours("gpt2"), "train:any/b3/s4-9/d0.1"),
+        (lambda: families.ours("llama"), "train:any/b2/s8"),
+        (lambda: encoders.ours("bert-classes"), "train:any/b3/s5-20"),
+        (lambda: test_vision.ours("classes"), "train:any/b3"),
+        (lambda: seq2seqs.ours("t5"), "train:any/b3/s2-9"),
+        (lambda: seq2seqs.ours("marian"), "train:any/b2/s7"),
+    ],
+)
+def test_ours_and_transformers_take_the_same_steps(model, workload, tmp_path):
+    rows, remarks = train_all(model(), workload, ("baseline", "all"), PROVIDERS, repeats=1)
+    assert [row.provider for row in rows] == ["eet_lab", "eet_lab", "hf-eager", "hf-sdpa"] and remarks == []
+    assert [row.equality for row in rows] == ["passed"] * 4
+    assert len({round(row.tok_s * row.total_ms.p50) for row in rows}) == 1, "of the same tokens"
+    [path] = append(rows, tmp_path)
+    assert read(path) == rows and "ms a step" in markdown(rows) and "hf-sdpa" in train_table(rows)
+
+
+def test_another_gradient_is_told(monkeypatch):
+    def wrong(network, dropout, **how):
+        model = to_hf(network, dropout, **how)
+        with torch.no_grad():
+            model.transformer.h[1].mlp.c_fc.weight[0, 0] += 1.0
+        return model
+
+    to_hf = training._to_hf
+    monkeypatch.setattr(training, "_to_hf", wrong)
+    rows, _ = train_all(families.ours("gpt2"), "train:any/b2/s8", (), "hf-sdpa", repeats=1)
+    assert rows[0].equality.startswith("loss or gradient off by")
+
+
+def test_what_cannot_be_trained_is_told():
+    with pytest.raises(PromptError, match="no provider 'hf-sdp' of training. Did you mean 'hf-sdpa'"):
+        train_all(families.ours("gpt2"), "train:any/b2/s8", providers="hf-sdp")
+    with pytest.raises(PromptError, match="rows of 5,000 tokens, but the model's context is"):
+        train_all(families.ours("gpt2"), "train:any/b2/s5000")
+    with pytest.raises(PromptError, match="all images have 10 tokens"):
+        train_all(test_vision.ours("classes"), "train:any/b2/s5")
+    with pytest.raises(ModelError, match="no classification head"):
+        train_all(encoders.ours("bert"), "train:any/b2/s5")
+
+
+def test_two_recipes_take_the_same_steps_in_turn():
+    rows, partial, model = Rows(list(range(5, 95)), 9), [], families.ours("gpt2")
+    how = {"batch_rows": 2, "repeats": 6}
+    found = compare_training(model, rows, "all", on_partial=partial.append, **how)
+    assert found.verdict in ("identical", "within rounding") and found.change.num_pairs == 6
+    assert [step.number for step in found.selection.steps] == [*range(8)] and len(partial) == 5
+    assert partial[0].change.num_pairs == 1 and found.baseline.recipe == "baseline"
+    same = compare_training(model, rows, "", **how)
+    assert same.verdict == "identical" and same.max_error == 0 and "to the bit" in same.explanation
+    assert same.baseline.losses == found.baseline.losses
+    off = replace(found, selection=replace(found.selection, steps=found.selection.steps[:1]), max_error=0.5)
+    assert off.verdict == "different" and "0.5 apart" in off.explanation
+    with pytest.raises(RecipeError, match="memory_reuse"):
+        compare_training(model, rows, "memory_reuse", **how)

@@ -1,0 +1,152 @@
+"""Cross entropy in place and in chunks is PyTorch's, with the gradients, and says what it cannot take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+import eet_lab
+from eet_lab.errors import TrainingError
+from eet_lab.losses import CausalLMLoss, CrossEntropyLoss, cross_entropy, linear_cross_entropy
+from eet_lab.parts import losses
+
+SETTINGS = [
+    {},
+    {"label_smoothing": 0.1, "reduction": "sum"},
+    {"label_smoothing": 1.0},
+    {"label_smoothing": 0.3, "ignore_index": 3},
+]
+
+
+def batch(dtype=torch.float32, rows=(37,), words=23) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits, some of them large, and labels, some of which are ignored."""
+    torch.manual_seed(1)
+    logits = (torch.randn(*rows, words) * 5).to(dtype)
+    logits.view(-1, words)[1, 2] = 80.0
+    labels = torch.randint(words, rows)
+    labels.view(-1)[::5] = losses.IGNORED
+    return logits, labels
+
+
+def gradient(loss, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A loss, and the gradient of three times it."""
+    leaf = logits.clone().requires_grad_()
+    value = loss(leaf + 0.0)
+    (3 * value).backward()
+    return value.detach(), leaf.grad
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_loss_and_its_gradient_are_pytorchs(monkeypatch, settings, dtype, in_place):
+    monkeypatch.setattr(losses, "AT_A_TIME", 100)  # four rows at a time, and one that is left
+    logits, labels = batch(dtype)
+    labels = labels.where(labels >= 0, settings.get("ignore_index", losses.IGNORED))
+    loss, grad = gradient(lambda x: CrossEntropyLoss(in_place=in_place, **settings)(x, labels), logits)
+    wanted, its = gradient(lambda x: functional.cross_entropy(x, labels, **settings), logits)
+    limit = 2e-6 if dtype == torch.float32 else 1e-14
+    assert loss.dtype == dtype and torch.allclose(loss, wanted, rtol=limit)
+    assert torch.allclose(grad, its, rtol=limit, atol=limit)
+    with torch.no_grad():
+        kept = logits.clone()
+        assert torch.allclose(cross_entropy(logits, labels, in_place=in_place, **settings), wanted, rtol=limit)
+    assert torch.equal(kept, logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bits_lose_no_more_in_place(dtype):
+    """The budget: twice the error of PyTorch's, and a digit of the largest number."""
+    logits, labels = batch(dtype, rows=(5, 40))
+    its = gradient(lambda x: functional.cross_entropy(x.flatten(0, -2).float(), labels.flatten()), logits)
+    exact = gradient(lambda x: functional.cross_entropy(x.flatten(0, -2), labels.flatten()), logits.double())
+    ours = gradient(lambda x: cross_entropy(x, labels, in_place=True), logits)
+    assert ours[0].dtype == torch.float32
+    for mine, low, true in zip(ours, its, exact, strict=True):
+        budget = 2 * (low.double() - true).abs().max() + 4 * torch.finfo(low.dtype).eps * true.abs().max()
+        assert (mine.double() - true).abs().max() <= budget
+
+
+def test_in_place_is_in_place_and_tells_who_still_needs_the_logits():
+    logits, labels = batch()
+    leaf = logits.requires_grad_()
+    made = leaf * 1.0
+    place = made.data_ptr()
+    seen = []
+    made.register_hook(lambda grad: seen.append(grad.data_ptr()))
+    loss = cross_entropy(made, labels, in_place=True)
+    assert torch.equal(made, leaf), "the forward pass leaves them"
+    loss.backward(retain_graph=True)
+    assert seen == [place]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        cross_entropy(leaf.tanh(), labels, in_place=True).backward()
+    with pytest.raises(TrainingError, match="they are a leaf, which would be lost"):
+        cross_entropy(leaf, labels, in_place=True)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_head_in_chunks_is_pytorchs(settings, has_bias):
+    torch.manual_seed(2)
+    _, labels = batch(rows=(3, 13))
+    labels = labels.where(labels >= 0, settings.get("ignore_index", losses.IGNORED))
+    shapes = [(3, 13, 8), (23, 8), (23,)][: 2 + has_bias]
+    ours = [torch.randn(shape).requires_grad_() for shape in shapes]
+    theirs = [each.detach().clone().requires_grad_() for each in ours]
+    loss = linear_cross_entropy(*ours[:2], labels, linear_bias=ours[2] if has_bias else None, chunk=7, **settings)
+    logits = functional.linear(theirs[0], theirs[1], theirs[2] if has_bias else None)
+    wanted = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), **settings)
+    (loss * 3).backward()
+    (wanted * 3).backward()
+    assert torch.allclose(loss, wanted, rtol=2e-6)
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_the_loss_of_a_causal_model_is_that_of_transformers(tiny, hf_model):
+    ids = torch.randint(499, (2, 17), generator=torch.Generator().manual_seed(3))
+    labels = ids.clone()
+    labels[1, 9:] = losses.IGNORED
+    outputs = hf_model(ids, output_hidden_states=True)
+    for loss in (CausalLMLoss(), CausalLMLoss(hf_model.lm_head, chunk=5)):
+        for num in (None, 50):
+            wanted = hf_model.loss_function(outputs.logits, labels, 499, num_items_in_batch=num)
+            assert torch.allclose(loss(outputs, labels, num_items_in_batch=num), wanted, rtol=1e-6)
+    assert not list(CausalLMLoss(hf_model.lm_head).parameters())
+
+
+@pytest.mark.parametrize(
+    ("labels", "settings", "says"),
+    [
+        ([1, 23, 2], {}, "1 of the labels, 23 the first, are not from 0 to 22, nor -100"),
+        ([1, -1, -2], {}, "2 of the labels, -1 the first"),
+        ([1, -100, 2], {"ignore_index": 1}, "-100 the first, are not from 0 to 22, nor 1"),
+        ([-100] * 3, {}, "None of the 3 labels can be learned from: all are -100"),
+        ([1, 2], {}, r"The labels are \[2\] of torch.int64, but logits \[3, 23\] need whole numbers \[3\]"),
+        ([1.0, 2.0, 3.0], {}, r"torch.float32, but logits"),
+        ([1, 2, 3], {"reduction": "none"}, "reduction is 'none', but it must be 'mean' or 'sum'"),
+        ([1, 2, 3], {"label_smoothing": 1.1}, "label_smoothing is 1.1, but it must be a number from 0 to 1"),
+        ([1, 2, 3], {"label_smoothing": "0"}, "label_smoothing is '0'"),
+    ],
+)
+def test_what_cannot_be_learned_from(labels, settings, says):
+    with pytest.raises(TrainingError, match=says):
+        cross_entropy(torch.zeros(3, 23), torch.tensor(labels), **settings)
+    with pytest.raises(TrainingError, match=says):
+        linear_cross_entropy(torch.zeros(3, 4), torch.zeros(23, 4), torch.tensor(labels), **settings)
+
+
+def test_shapes_that_do_not_fit():
+    states, weight, labels = torch.zeros(3, 4), torch.zeros(23, 4), torch.tensor([1, 2, 3])
+    with pytest.raises(TrainingError, match=r"weight is \[4, 23\] and the states are \[3, 4\]"):
+        linear_cross_entropy(states, weight.t(), labels)
+    with pytest.raises(TrainingError, match=r"bias is \[4\], but it must be \[23\]"):
+        linear_cross_entropy(states, weight, labels, linear_bias=torch.zeros(4))
+    with pytest.raises(TrainingError, match="chunk is 0"):
+        linear_cross_entropy(states, weight, labels, chunk=0)
+    with pytest.raises(TrainingError, match=r"logits are \[3, 4\] of torch.int64"):
+        cross_entropy(states.long(), labels)
+    assert eet_lab.losses.cross_entropy is cross_entropy

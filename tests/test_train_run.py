@@ -1,0 +1,72 @@
+"""Runs of training: resumed ones, stopped ones, and what is told on the way."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import families
+import pytest
+import torch
+
+from eet_lab.errors import TrainingError
+from eet_lab.training import Rows, Trainer, train
+
+
+def rows(seed: int, num_tokens: int = 120) -> Rows:
+    draw = random.Random(seed)
+    return Rows([draw.randrange(5, 40) for _ in range(num_tokens)], 12, seed=seed)
+
+
+def trainer() -> Trainer:
+    return Trainer(families.ours("gpt2").network, dropout=0.1, lr=1e-2, warmup_steps=2)
+
+
+HOW = {"batch_rows": 3, "max_steps": 7}
+
+
+def test_a_resumed_run_goes_on_to_the_bit(tmp_path):
+    """Stopped in the middle of an epoch of four steps, and once more by its own limit."""
+    whole, told = trainer(), []
+    run = train(whole, rows(0), held_out=rows(1, 40), evaluate_every=2, on_evaluation=told.append, **HOW)
+    assert [step.number for step in run.steps] == [*range(7)] and not run.was_stopped and run.tokens_per_s > 0
+    assert [each.num_steps for each in run.evaluations] == [0, 2, 4, 6, 7] and list(run.evaluations) == told
+    assert run.evaluations[-1].loss < run.evaluations[0].loss and run.losses == tuple(s.loss for s in run.steps)
+    stop, losses = threading.Event(), []
+    parted = train(
+        trainer(), rows(0), folder=tmp_path, on_step=lambda step: step.number == 1 and stop.set(), cancel=stop, **HOW
+    )
+    assert parted.was_stopped and len(parted.steps) == 2
+    losses += parted.losses
+    for limit in (5, 7):
+        again = trainer()
+        again.resume(tmp_path)
+        losses += train(again, rows(0), folder=tmp_path, save_every=3, **HOW | {"max_steps": limit}).losses
+    assert tuple(losses) == run.losses
+    assert all(torch.equal(a, b) for a, b in zip(again.parameters.values(), whole.parameters.values(), strict=True))
+
+
+def test_a_step_that_fails_keeps_the_last_checkpoint(tmp_path):
+    failing = trainer()
+    train(failing, rows(0), folder=tmp_path, **HOW | {"max_steps": 2})
+    before = next(tmp_path.iterdir()).read_bytes()
+    with torch.no_grad():
+        next(iter(failing.parameters.values())).fill_(float("nan"))
+    with pytest.raises(TrainingError, match="Step 2 has a loss of nan"):
+        train(failing, rows(0), folder=tmp_path, save_every=1, **HOW)
+    assert next(tmp_path.iterdir()).read_bytes() == before
+
+
+def test_what_a_run_cannot_be_is_told():
+    started = trainer()
+    train(started, rows(0), batch_rows=1, max_steps=2)
+    for changes, says in [
+        ({"max_steps": 1}, "max_steps is 1, but it must be .* from 2"),
+        ({"batch_rows": 0}, "batch_rows is 0"),
+        ({"evaluate_every": 2}, "evaluate_every is 2, but there is no held_out"),
+        ({"save_every": 2}, "save_every is 2, but there is no folder"),
+        ({"save_every": 0, "folder": "x"}, "save_every is 0"),
+    ]:
+        with pytest.raises(TrainingError, match=says):
+            train(started, rows(0), **HOW | changes)
+    assert started.num_steps == 2

@@ -1,0 +1,192 @@
+"""The training panel: what is chosen is trained, stopped, resumed and compared; what goes wrong is told."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import encoders
+import families
+import pytest
+import torch
+
+import eet_lab
+from eet_lab.errors import EETError, ModelError, TrainingError
+from eet_lab.models import Model
+from eet_lab.models.table import flat
+from eet_lab.models.tokenizer import Tokenizer
+from eet_lab.workbench import train_jobs, train_page
+from eet_lab.workbench.train_jobs import TrainAsked
+from eet_lab.workbench.train_view import TrainView
+
+ROWS = {"row_tokens": 12, "batch_rows": 2, "warmup_steps": 2, "lr": 1e-2}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    words = Tokenizer(lambda text: [5 + ord(each) % 40 for each in text], lambda ids, **_: str(ids), families.V)
+    return replace(families.ours("gpt2"), tokenizer=words)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog, and again " * 6)
+    return path
+
+
+@pytest.fixture
+def view(model: Model, data: Path, tmp_path: Path) -> Iterator[TrainView]:
+    view = eet_lab.TrainView(model, data, folder=tmp_path / "run", steps=5, **ROWS)
+    yield view
+    view.close()
+    assert [each.name for each in threading.enumerate() if each.name.startswith("eet-")] == []
+
+
+def click(view: TrainView, action: str) -> None:
+    assert not view.controller.page.buttons[action].disabled
+    view.controller.page.buttons[action].click()
+    view.wait()
+
+
+def points(view: TrainView, chart: str) -> list[tuple[int, float, float]]:
+    return view.controller.page.live.charts[chart].points
+
+
+def told(view: TrainView) -> str:
+    return view.controller.page.error.value or view.controller.page.headline.value
+
+
+def test_what_is_chosen_is_trained_and_resumed_to_the_bit(view: TrainView, model: Model, tmp_path: Path) -> None:
+    page = view.controller.page
+    assert page.buttons["resume"].disabled and "on a CPU" in page.box.children[1].value
+    click(view, "train")
+    run = view.run
+    assert run is not None and [step.number for step in run.steps] == [*range(5)] and (tmp_path / "run").is_dir()
+    first, last = run.evaluations[0].loss, run.evaluations[-1].loss
+    assert f"Loss {first:.2f} to {last:.2f} on held-out text in 5 steps" in told(view) and "tokens/s" in told(view)
+    losses = [y for line, _, y in points(view, "loss") if line == 0]
+    assert losses == list(run.losses) and len(points(view, "loss")) == 5 + 6
+    assert len(points(view, "norm")) == len(points(view, "speed")) == 5
+    assert points(view, "memory") == [] and "Not measured" in page.live.charts["memory"].note
+
+    click(view, "train")  # a checkpoint is not written over
+    assert "which a new run would write over" in told(view) and view.run is run
+    click(view, "resume")
+    assert "has 5 steps, and steps is 5" in told(view)
+    page.fields["steps"].value = 7
+    click(view, "resume")
+    assert view.run is not None and [step.number for step in view.run.steps] == [5, 6]
+    resumed = view.trained
+    page.fields["folder"].value = ""
+    view.wait()
+    click(view, "train")
+    assert view.run is not None and view.run.losses[:5] == run.losses and page.buttons["resume"].disabled
+    assert view.trained is not None and resumed is not None and view.trained.network is not model.network
+    for (_, one), (_, other) in zip(flat(view.trained.network), flat(resumed.network), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_stop_takes_effect_within_a_pass_and_keeps_the_checkpoint(view: TrainView) -> None:
+    page, began = view.controller.page, threading.Event()
+    page.fields["steps"].value = 1_000_000
+    view.controller.page.live.push = lambda looks: began.set() if list(looks) else None
+    view.start()
+    view.press("train")
+    assert began.wait(20) and view.busy and page.buttons["train"].disabled
+    view.press("stop")
+    run = view.wait()
+    assert run is not None and run.was_stopped and 0 < len(run.steps) < 1_000_000
+    assert "Stopped after" in told(view) and "of 1,000,000 steps" in told(view)
+    assert "Resume goes on from it" in page.status.value and not page.buttons["resume"].disabled
+
+
+def test_ticked_techniques_are_compared_with_none(
+    view: TrainView, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shorter(*given: Any, **how: Any) -> Any:
+        return compare(*given, **how, repeats=6)
+
+    compare = train_jobs.compare_training
+    monkeypatch.setattr(train_jobs, "compare_training", shorter)
+    page = view.controller.page
+    assert all(box.value and not box.disabled for box in page.techniques.values())
+    click(view, "compare")
+    found = view.compared
+    assert found is not None and found.change is not None and found.change.num_pairs == 6
+    assert found.selection.recipe == ",".join(page.techniques)
+    assert found.change.words("ms") in page.comparison.value and "Same loss curve?" in page.comparison.value
+    assert found.verdict in page.comparison.value and "on a CPU" in page.comparison.value
+
+    for box in page.techniques.values():
+        box.value = False
+    click(view, "compare")
+    assert "No technique is ticked" in told(view) and view.compared is found
+    page.techniques["packed_prefill"].value = True
+    click(view, "train")
+    assert "packed_prefill needs pre_padding and mask_removal" in told(view)
+
+
+def test_a_wrong_field_is_told(view: TrainView) -> None:
+    for field, value, said in [
+        ("lr", -1.0, "lr is -1"),
+        ("lr", float("nan"), "lr is nan"),
+        ("steps", 0, "max_steps is 0"),
+        ("batch_rows", 0, "batch_rows is 0"),
+        ("batch_rows", 10**9, "A batch would have 12,000,000,000 tokens"),
+        ("row_tokens", 1, "row_tokens is 1"),
+        ("row_tokens", 65, "context is 64"),
+        ("dropout", 1.0, "dropout is 1"),
+        ("folder", "/dev/null/" + "x" * 300, "cannot be saved in /dev/null"),
+        ("data", "no-such <b>file", "no-such &lt;b&gt;file"),
+    ]:
+        widget = view.controller.page.fields[field]
+        before, widget.value = widget.value, value
+        click(view, "train")
+        assert "eet-error" in told(view) and said in told(view), told(view)
+        widget.value = before
+    assert view.run is None and not view.controller.page.buttons["train"].disabled
+
+
+def test_a_technique_that_does_not_fit_is_greyed_and_says_why(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        train_page, "obstacle", lambda t, device, config: "it needs more" * (t.name == "flat_optimizer") or None
+    )
+    page = train_page.TrainPage(model, TrainAsked(techniques=("pre_padding", "flat_optimizer")), print)
+    assert page.asked().techniques == ("pre_padding",)
+    assert [name for name, box in page.techniques.items() if box.disabled] == ["flat_optimizer"]
+    assert page.techniques["flat_optimizer"].tooltip == "Not here: it needs more."
+    page.close()
+
+
+def test_a_step_that_fails_is_told_and_keeps_the_last_checkpoint(view: TrainView, tmp_path: Path) -> None:
+    click(view, "train")
+    [path] = (tmp_path / "run").iterdir()
+    before = path.read_bytes()
+    view.controller.page.fields["lr"].value = 1e30
+    view.controller.page.fields["steps"].value = 50
+    click(view, "resume")
+    assert "eet-error" in told(view) and "not finite" in told(view) and path.read_bytes() == before
+    assert "The last checkpoint is in" in view.controller.page.status.value
+    assert not view.controller.page.buttons["resume"].disabled
+
+
+def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly(
+    view: TrainView, model: Model, data: Path
+) -> None:
+    with pytest.raises(ModelError, match="classification, which needs labels"):
+        TrainView(encoders.ours("bert-classes"))
+    with pytest.raises(TrainingError, match="lr is -1"):
+        TrainView(model, data, lr=-1.0)
+    with pytest.raises(EETError, match="no action 'trian'. Did you mean 'train'"):
+        view.press("trian")
+    view.controller.page.fields["steps"].value = 1_000_000
+    view.press("train")
+    view.start()
+    second = TrainView(model, data, steps=2, **ROWS)
+    with pytest.raises(EETError, match="closed"):
+        view.press("train")
+    second.close()
