@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         capacity = found_capacity(url, args.queued)
         traffic = make_traffic(args.requests, Gamma(OVERLOAD * capacity), LENGTHS, ANSWERS)
         with memory_of(process) as held:
-            loaded = run_load(url, traffic, timeout_s=120)
+            loaded = run_load(url, traffic, timeout_s=120, apart=True)
         found = judged(loaded, held) | {"capacity_per_s": capacity, "url": ""}
     print(loaded.report())
     print(f"Capacity: {plain(capacity)} requests/s. Memory of the last two quarters, MiB: {found['held_mib']}.")
