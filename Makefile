@@ -14,7 +14,7 @@
 # WORKERS tests so many files at a time:  make test WORKERS=0   one after the other, in twice the time of 2
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-gpu test-ray test-oldest lint doctor media clean
+.PHONY: help lab test test-gpu test-ray test-oldest lint doctor media clean chromium oldest
 
 PYTHON ?=
 WORKERS ?= 2
@@ -40,10 +40,14 @@ lint:
 
 test:
 	@$(SETUP) --extra test
-	@$(BIN)/python tools/chromium.py
-	@$(BIN)/python tools/oldest.py
-	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory --jobs 3 chromium oldest lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+chromium:
+	@$(BIN)/python tools/chromium.py
+
+oldest:
+	@$(BIN)/python tools/oldest.py
 
 test-gpu:
 	@$(SETUP) --extra test

@@ -14,7 +14,7 @@ from eet_lab.errors import BrokenTechnique, RecipeError, did_you_mean, first_lin
 from eet_lab.parts import Parts, misfit
 
 NUMERICS = ("exact", "reordered", "lossy")
-STAGES = {"generate": "models that generate", "encode": "encoders", "train": "training"}
+STAGES = {"generate": "decoders", "encode": "encoders", "seq2seq": "encoder-decoders", "train": "training"}
 """What a technique may be for, in words."""
 WORDS = ("all", "baseline")
 """What a recipe may hold beside the names of techniques."""

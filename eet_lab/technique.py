@@ -35,11 +35,11 @@ class Technique:
 
     `requires` names techniques that must be on beside it; `numerics` is "exact", "reordered" (the same sums in another
     order) or "lossy"; `tolerance` is the bound that a lossy one states: how far its logits may be off, as a share of
-    the largest; `stages` tell what it is for, decoders ("generate"), encoders ("encode"), or both; `headline` ones come
-    first in every list. One that `wraps` changes how others' parts are run and not what they are: a slot that it
-    changes stays whose it was. `in_all` is False for one that `all` leaves out, as it leaves out lossy ones: it serves
-    other workloads than a batch that begins together. `lesson` is the notebook that explains it, without ".ipynb"; ""
-    where there is none.
+    the largest; `stages` tell what it is for, decoders ("generate"), encoders ("encode"), encoder-decoders ("seq2seq")
+    or training ("train"); `headline` ones come first in every list. One that `wraps` changes how others' parts are run
+    and not what they are: a slot that it changes stays whose it was. `in_all` is False for one that `all` leaves out,
+    as it leaves out lossy ones: it serves other workloads than a batch that begins together. `lesson` is the notebook
+    that explains it, without ".ipynb"; "" where there is none.
     """
 
     name: ClassVar[str]

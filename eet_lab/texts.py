@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eet_lab.engine.engine import Engine
 from eet_lab.engine.generation import Generation, StepEvent
+from eet_lab.engine.seq2seq import engine_of
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.models import Config, Model
-from eet_lab.models.on_device import on_its_device
+from eet_lab.models.on_device import on_its_generators_device
 from eet_lab.models.transcript import ended_by
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe, Technique, check_runnable, named
@@ -67,7 +67,7 @@ def as_rows(model: Model, prompts: Prompts) -> list[list[int]]:
     return [model.encode(prompt) for prompt in ([prompts] if isinstance(prompts, str) else prompts)]
 
 
-@on_its_device
+@on_its_generators_device
 def generate(
     model: Model,
     prompts: Prompts,
@@ -79,7 +79,9 @@ def generate(
     cancel: Cancel | None = None,
     **settings: Any,
 ) -> Output:
-    """Continue the prompts (texts, or lists of token ids) and return texts with their timing.
+    """Continue the prompts (texts, or lists of token ids), and return texts with their timing.
+
+    An encoder-decoder answers them, each from its beginning.
 
     `progress` is told of the kernels that are built first, if any. `cancel` ends the run at its next step, and what is
     there is kept. `settings` are those of `Settings` (max_new_tokens, temperature, top_k, top_p, seed, stop, logprobs).
@@ -90,7 +92,7 @@ def generate(
     if stop_at_eos and model.config.eos_id is not None:
         how = replace(how, stop=(*how.stop, model.config.eos_id))
     chosen = as_recipe(recipe, model.device, model.config)
-    engine = Engine(model.decoder, chosen.parts)
+    engine = engine_of(model.generator, chosen.parts)
     try:
         engine.prepare(progress, cancel)
         run = engine.generate(rows, how, on_step=on_step, cancel=cancel)

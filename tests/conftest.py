@@ -1,23 +1,26 @@
-"""Small models made in the test: real Hugging Face GPT-2s with random weights, too small to mean anything."""
+"""Small models made in the test: real Hugging Face GPT-2s with random weights, too small to mean anything.
+
+xdist's controller reads this file before it starts its workers, so what takes seconds to import is imported in use.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import hypothesis
 import pytest
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from eet_lab.models import Model, load
-from eet_lab.ops.cuda import layer
-from eet_lab.technique import _REGISTRY
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
+
+    from eet_lab.models import Model
 
 CHROMIUM = os.environ.get("EET_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -26,8 +29,16 @@ hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
 
 
+def pytest_collection_finish() -> None:
+    """Collections of garbage go through what tests make, not through all modules: 0.4 s less for each comparison."""
+    gc.freeze()
+
+
 def make_gpt2(**changes) -> GPT2LMHeadModel:
     """A GPT-2 whose weights are large enough that its arg-max is not a coin toss."""
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
     torch.manual_seed(0)
     sizes = dict(vocab_size=499, n_positions=128, n_embd=48, n_layer=3, n_head=3, initializer_range=0.15)
     ids = dict(bos_token_id=0, eos_token_id=0)
@@ -51,18 +62,22 @@ def playwright() -> Iterator[Any]:
 @pytest.fixture
 def layers_of_any_size(monkeypatch) -> None:
     """`persistent_layers` takes models that are too small to gain by it."""
-    monkeypatch.setattr(layer, "LEAST_BYTES", 0)
+    monkeypatch.setattr("eet_lab.ops.cuda.layer.LEAST_BYTES", 0)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Tiny matrices run faster on one thread, and tests beside each other don't fight for cores."""
+    import torch
+
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def forgotten() -> Iterator[None]:
     """Techniques that the test registers, as a learner would in a cell, are gone afterwards."""
+    from eet_lab.technique import _REGISTRY
+
     before = dict(_REGISTRY)
     yield
     _REGISTRY.clear()
@@ -89,4 +104,6 @@ def hf_model() -> GPT2LMHeadModel:
 @pytest.fixture(scope="session")
 def tiny(hf_model) -> Model:
     """The same model as EET Lab loads it, on the CPU in fp32."""
+    from eet_lab.models import load
+
     return load(hf_model, device="cpu")

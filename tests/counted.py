@@ -19,6 +19,7 @@ class Counted(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._at_most = 0  # bytes alive, and of storages that are gone since the last look
         self.peak_bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -28,14 +29,17 @@ class Counted(TorchDispatchMode):
             if isinstance(leaf, torch.Tensor) and self._key(leaf) not in before and leaf.device.type != "meta":
                 storage = leaf.untyped_storage()
                 self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self.peak_bytes = max(self.peak_bytes, self.num_bytes)
+                self._at_most += storage.nbytes()
+        if self._at_most > self.peak_bytes:  # to look at all storages after every operator would take most of the time
+            self.peak_bytes = max(self.peak_bytes, self.num_bytes)
         return result
 
     @property
     def num_bytes(self) -> int:
         """Bytes alive now."""
         self._alive = {key: entry for key, entry in self._alive.items() if not entry[0].expired()}
-        return sum(num_bytes for _, num_bytes in self._alive.values())
+        self._at_most = sum(num_bytes for _, num_bytes in self._alive.values())
+        return self._at_most
 
     @staticmethod
     def _key(tensor: torch.Tensor) -> int:

@@ -54,6 +54,8 @@ CONFIGS = {
     "qwen2-window": ("qwen2", SIZES | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 0}),
     "qwen3": ("qwen3", SIZES | {"head_dim": 12, "hidden_act": "gelu_pytorch_tanh"}),
 }
+KINDS = ("gpt2", "opt", "llama", "llama-dynamic", "mistral", "qwen2-window", "qwen3")
+"""One of each computation; the others have other numbers in it."""
 
 
 @cache

@@ -7,6 +7,7 @@ from dataclasses import replace
 import encoders
 import families
 import pytest
+import seq2seqs
 import test_vision
 import torch
 
@@ -40,6 +41,8 @@ def test_names_and_workloads_are_inverse():
         (lambda: families.ours("llama"), "train:any/b2/s8"),
         (lambda: encoders.ours("bert-classes"), "train:any/b3/s5-20"),
         (lambda: test_vision.ours("classes"), "train:any/b3"),
+        (lambda: seq2seqs.ours("t5"), "train:any/b3/s2-9"),
+        (lambda: seq2seqs.ours("marian"), "train:any/b2/s7"),
     ],
 )
 def test_ours_and_transformers_take_the_same_steps(model, workload, tmp_path):

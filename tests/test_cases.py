@@ -10,23 +10,25 @@ from every_shape import every_shape
 
 from eet_lab.ops import reference
 from eet_lab.ops.cases import CASES, CaseFailed
+from eet_lab.ops.cross_cases import CROSS_CASES
 from eet_lab.ops.encoder_cases import ENCODER_CASES, PLAIN_ENCODER_CASES
 from eet_lab.ops.records import ALL_CASES, OPS
 from eet_lab.ops.shapes import AttentionShape, LinearShape
 from eet_lab.ops.token_cases import EmbedShape
 from eet_lab.parts import Ops
 
+PLAIN = (*CASES, *ENCODER_CASES, *PLAIN_ENCODER_CASES, *CROSS_CASES)
 SMALL = 1_000_000  # bytes that a shape may read, so that the CPU is not kept busy
 
 
-@every_shape((*CASES, *ENCODER_CASES, *PLAIN_ENCODER_CASES), SMALL)
+@every_shape(PLAIN, SMALL)
 def test_the_reference_in_fp32_is_within_the_budget(case, shape):
     if case.op == "attention" and getattr(shape, "slack", 0):
         pytest.skip("plain PyTorch multiplies hidden values by 0, and 0 * NaN is NaN")
     case.check(getattr(reference, case.op), shape, "cpu", torch.float32)
 
 
-@pytest.mark.parametrize("case", (*CASES, *ENCODER_CASES, *PLAIN_ENCODER_CASES), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", PLAIN, ids=lambda case: case.name)
 def test_every_case_fails_an_op_that_is_a_little_wrong(case):
     shape = next(s for s in case.shapes if s.read_bytes(4) <= SMALL and not getattr(s, "slack", 0))
 

@@ -103,6 +103,7 @@ def test_a_row_gets_what_it_would_get_alone_to_the_bit(asked, seed, spread, ties
     logits = torch.randn(len(asked), 12, generator=source) * spread
     logits = logits.round() if ties else logits
     keys, positions = reference.noise_keys(seed, len(asked)), torch.arange(len(asked)) * 3
+    assert [noise.noise_key(seed, row) for row in range(len(asked))] == keys.tolist()
     together = reference.choose(logits, positions, Sampling.of(keys, asked, 12))
     for row, how in enumerate(asked):
         at = slice(row, row + 1)

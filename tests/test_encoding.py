@@ -156,7 +156,7 @@ def test_what_is_no_text_is_told(with_words, texts, says):
         (
             {"recipe": "int8_weights"},
             RecipeError,
-            "int8_weights cannot run on this model: it is for models that generate",
+            "int8_weights cannot run on this model: it is for decoders",
         ),
     ],
 )

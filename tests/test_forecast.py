@@ -45,6 +45,24 @@ def test_the_peak_is_foreseen_within_a_few_per_cent(decoder, words):
         assert told.weight_bytes == decoder.weight_bytes and told.fits
 
 
+@pytest.mark.parametrize("words", ["", "pre_padding,memory_reuse", "all,continuous_batching:rows=4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probabilities_take_what_was_foreseen(words, dtype):
+    """The log of all slots, and the widened logits of a pass and their exponentials, of which the CPU shows one."""
+    decoder = weights.random_decoder(Config(2, 16, 2, 64, 20_000, 64), 0, torch.device("cpu"), dtype)
+    prompts, plain, asking = batch(0, [9, 20, 3, 12]), Settings(6), Settings(6, logprobs=0)
+    engine, counted = Engine(decoder, Recipe.parse(words).parts), Counted()
+    told = engine.forecast(prompts, asking, 2**40)
+    with counted:
+        engine.generate(prompts, asking)
+    unseen = 4 * 20_000 * 4
+    assert counted.peak_bytes <= told.run_bytes <= 1.08 * (counted.peak_bytes + unseen)
+    without = engine.forecast(prompts, plain, told.total_bytes - 1)
+    assert without.fits and without.logprob_bytes == 0 < told.logprob_bytes == told.parts["log-probabilities"]
+    tight = engine.forecast(prompts, asking, told.total_bytes - 1)
+    assert not tight.fits and tight.largest_batch == 3
+
+
 @pytest.mark.parametrize("words", WORDS)
 def test_the_largest_that_fits_fits_and_one_more_does_not(decoder, words):
     engine, settings = Engine(decoder, Recipe.parse(words).parts), Settings(10)

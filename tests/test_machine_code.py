@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from test_native import SPILLS_ARE_ERRORS
+from test_native import ALSO_FOR_80, SPILLS_ARE_ERRORS
 
 from eet_lab.ops import native
 
@@ -42,7 +42,7 @@ def cuobjdump() -> str | None:
 
 def instructions(library: Path) -> Iterator[tuple[str, str, int]]:
     """Of all kernels: place, text, and the bits that say what it waits for and what waits for it."""
-    command = [str(cuobjdump()), "-sass", str(library)]
+    command = [str(cuobjdump()), "-sass", "-arch", "sm_90a", str(library)]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines, kernel = listed.splitlines(), ""
     for line, below in pairwise(lines):
@@ -72,10 +72,10 @@ def early_arrivals(library: Path) -> tuple[int, list[str]]:
 
 @pytest.fixture(scope="module")
 def libraries() -> dict[str, Path]:
-    """All at once, and as `test_native` builds them too: flags that only warn leave the code as it is."""
+    """All at once, and as `test_native` builds them too: flags that only warn or add code leave the rest as it is."""
     if not cuobjdump():
         pytest.skip("cuobjdump is not here: it comes with a whole CUDA toolkit, or with pip install '.[test]' on Linux")
-    return native.build(list(RINGS), arch="90a", extra_flags=SPILLS_ARE_ERRORS)
+    return native.build(list(RINGS), arch="90a", extra_flags=ALSO_FOR_80 + SPILLS_ARE_ERRORS)
 
 
 @pytest.mark.timeout(600)

@@ -103,20 +103,20 @@ def imported(*folders: str) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.parametrize(("module", "files"), imported("eet_lab").items())
-def test_every_import_is_declared(module, files):
+def test_every_import_is_declared():
     optional = {"ortools": "optimal", "ray": "ray", "voila": "app"}
     optional |= dict.fromkeys(("fastapi", "h11", "prometheus_client", "pydantic", "starlette", "uvicorn"), "serve")
-    declared = requirements(optional[module]) if module in optional else requirements()
-    name = canonicalize_name(DISTRIBUTIONS.get(module, module))
-    assert name in declared, f"{module} is imported by {files}, and no dependency of pyproject.toml"
+    for module, files in imported("eet_lab").items():
+        declared = requirements(optional[module]) if module in optional else requirements()
+        name = canonicalize_name(DISTRIBUTIONS.get(module, module))
+        assert name in declared, f"{module} is imported by {files}, and no dependency of pyproject.toml"
 
 
-@pytest.mark.parametrize(("module", "files"), imported("tools", "benchmarks").items())
-def test_every_import_of_a_script_is_declared(module, files):
-    name = canonicalize_name({**DISTRIBUTIONS, "PIL": "pillow"}.get(module, module))
+def test_every_import_of_a_script_is_declared():
     declared = requirements(*PROJECT["optional-dependencies"])
-    assert name in declared, f"{module} is imported by {files}, and in no extra of pyproject.toml"
+    for module, files in imported("tools", "benchmarks").items():
+        name = canonicalize_name({**DISTRIBUTIONS, "PIL": "pillow"}.get(module, module))
+        assert name in declared, f"{module} is imported by {files}, and in no extra of pyproject.toml"
 
 
 def test_environment_yml_is_in_step_with_pyproject():

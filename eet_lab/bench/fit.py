@@ -72,7 +72,7 @@ def forecast_compare(model: Model, lengths: Sequence[int], recipe: Recipe, setti
         check = max(check, NUM_BYTES["cpu"])
     weights = {str(each.parts.weights): each.model.weight_bytes for each in engines}  # shared where they are the same
     return CompareForecast(
-        engine_bytes=sum(weights.values()) + sum(peak.kv + peak.activations for peak in (before, after)),
+        engine_bytes=sum(weights.values()) + sum(sum(peak) - peak.growth for peak in (before, after)),
         check_bytes=check,
         workspace_bytes=workspace_bytes(model.decoder.device),
     )

@@ -24,7 +24,7 @@ from eet_lab.bench.workloads import FIRST_TOKEN, TrainBatch
 from eet_lab.devices import present
 from eet_lab.errors import ModelError, PromptError
 from eet_lab.models import Model
-from eet_lab.models.config import EncoderConfig, VisionConfig
+from eet_lab.models.config import EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import mapped
 from eet_lab.models.families import settings_of
 from eet_lab.models.weights import random_decoder, state_of
@@ -85,8 +85,9 @@ def train_all(
 ) -> tuple[list[Row], list[str]]:
     """Train with each recipe and peer in turn, `repeats` runs of some steps each, after a run that warms up.
 
-    Decoders learn each next token, encoders classes; a shape with random weights gets a head for them. The loss and the
-    norm of the gradient are held against those of plain PyTorch in fp32. Returns rows and remarks.
+    Decoders learn each next token, encoders classes, and encoder-decoders answers; a shape with random weights gets a
+    head for classes. The loss and the norm of the gradient are held against those of plain PyTorch in fp32. Returns
+    rows and remarks.
     Errors: RecipeError, PromptError, ModelError, TrainingError, OutOfMemory, Cancelled.
     """
     check_repeats(repeats)
@@ -157,6 +158,8 @@ def _examples(workload: TrainBatch, config: Any) -> list[Example]:
     ids = [[chosen.randrange(FIRST_TOKEN, config.vocab_size) for _ in range(length)] for length in lengths]
     if isinstance(config, EncoderConfig):
         return [Example(row, number % len(config.labels)) for number, row in enumerate(ids)]
+    if isinstance(config, Seq2SeqConfig):
+        return [Example(row, row[::-1]) for row in ids]
     return [Example(row) for row in ids]
 
 
@@ -255,6 +258,9 @@ def _padded(examples: Sequence[Example], config: Any, device: torch.device) -> d
     batch = {"input_ids": ids} if bool(real.all()) else {"input_ids": ids, "attention_mask": real.long()}
     if isinstance(config, EncoderConfig):
         return batch | {"labels": torch.tensor([e.labels for e in examples], device=device)}
+    if isinstance(config, Seq2SeqConfig):
+        answers = [[*e.labels, *[IGNORED] * (longest - len(e.ids))] for e in examples]  # type: ignore[misc]
+        return batch | {"labels": torch.tensor(answers, device=device)}
     return batch | {"labels": torch.where(real, ids, IGNORED)}
 
 

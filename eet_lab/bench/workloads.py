@@ -209,7 +209,8 @@ class Texts(Drawn):
 class TrainBatch(Named):
     """A model, and the batch that each step trains it with: rows of `low` to `high` tokens, evenly spaced.
 
-    Without lengths they are as long as the model's context, as images are. `dropout` is that of hidden states and of
+    Without lengths they are as long as the model's context, as images are; an encoder-decoder's sources and answers are
+    of these lengths. `dropout` is that of hidden states and of
     attention.
     """
 

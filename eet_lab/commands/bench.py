@@ -53,8 +53,9 @@ accuracy:model/b<rows>/p<prompt tokens>/n<new tokens> forces held-out text on th
 far the distributions of the next token are from fp32 (Kullback-Leibler divergence), and how likely the text's tokens.
 
 train:model/b<rows>[/s<tokens of each>][/d<dropout>] are steps of training on one batch, with nothing clipped; without
-tokens the rows are as long as the model's context. Providers: eet_lab, hf-eager, hf-sdpa (with PyTorch's fused AdamW),
-hf-compile, and hf-max-autotune on a GPU; in 16 bits theirs are fp32 weights under autocast.
+tokens the rows are as long as the model's context. An encoder-decoder's sources and answers both have that length.
+Providers: eet_lab, hf-eager, hf-sdpa (with PyTorch's fused AdamW), hf-compile, and hf-max-autotune on a GPU; in 16 bits
+theirs are fp32 weights under autocast.
 
 An op is timed in a CUDA graph, on copies of its inputs that no cache holds, with every provider of it unless --provider
 names some: for attention torch-sdpa-flash, torch-sdpa-cudnn, torch-sdpa-efficient, torch-varlen and flashinfer, for the

@@ -15,6 +15,7 @@ from eet_lab.engine.settings import told
 from eet_lab.errors import Cancelled, ModelError, RecipeError
 from eet_lab.memory import Plan
 from eet_lab.models.decoder import Decoder
+from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops import native
 from eet_lab.parts import Parts
@@ -88,9 +89,11 @@ def check_model(engine: str, model: object, kinds: tuple[type, ...], preset: str
     if isinstance(model, kinds):
         return
     kind = kinds[0]
-    name = kind.__name__.lower()
+    name = "network" if kind is Seq2Seq else kind.__name__.lower()
     given, instead = told(model), f"eet_lab.load({preset!r}).{name}"
-    if hasattr(model, "network"):
+    if isinstance(model, Seq2Seq) and kind is Decoder:
+        given, instead = "a Seq2Seq", f"a decoder, or this one to Seq2SeqEngine: {instead}"
+    elif hasattr(model, "network"):
         given, instead = f"a {type(model).__name__}", f"model.{name}"
     elif isinstance(model, str) and kind is Decoder:
         instead = f"eet_lab.load({model!r}).{name}"

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from threading import Event, current_thread
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.clock import RequestClock
@@ -32,9 +34,10 @@ from eet_lab.engine.tasks import Task, next_tokens
 from eet_lab.engine.token_buffer import RequestSettings
 from eet_lab.errors import Cancelled, EngineBusy, PromptError, RecipeError, ScheduleError
 from eet_lab.memory import Lifetime
-from eet_lab.models.decoder import Decoder
+from eet_lab.models.decoder import Decoder, forward
 from eet_lab.ops import native
 from eet_lab.ops.oom import memory_for
+from eet_lab.ops.types import Batch
 from eet_lab.parts import Parts
 from eet_lab.progress import Cancel
 from eet_lab.scheduling import Request, Schedule
@@ -52,9 +55,13 @@ class Engine(BaseEngine[Decoder]):
     Errors: RecipeError for a model that one of the ops does not take.
     """
 
+    network: ClassVar[type] = Decoder
+    """What it runs."""
+
     def __init__(self, model: Decoder, parts: Parts | None = None, task: Task = next_tokens) -> None:
-        check_model("Engine", model, (Decoder,), "demo")
-        check_parts("Engine", parts, "all")
+        name = type(self).__name__
+        check_model(name, model, (self.network,), "demo")
+        check_parts(name, parts, "all")
         for change in parts.weights if parts else ():
             model = change(model)
         super().__init__(model, parts)
@@ -62,7 +69,7 @@ class Engine(BaseEngine[Decoder]):
         self.cache = new_cache(self.model, self.parts)
         if self.parts.schedule.max_rows is not None and not self.cache.serves_joins:
             raise RecipeError("Requests cannot join in a KV cache that grows: add memory_reuse, or leave out max_rows.")
-        self.tracer = MetaTracer(self.model, self.parts, task)
+        self.tracer = self._tracer()
         self.staging, self.slot_staging = Staging(self.model.device), Staging(self.model.device)
         self._reserved = 0, 0
         self._libraries: tuple = ()
@@ -223,9 +230,7 @@ class Engine(BaseEngine[Decoder]):
     def _closed_on_error(self, rows: Callable[[], list[list[int]]], settings: Settings) -> Iterator[None]:
         """Free all memory when a run fails midway, since its state is unknown. OutOfMemory then says what would fit."""
         try:
-            with memory_for(
-                lambda: self._allocating, free=self._free, remedy=lambda: self.forecast(rows(), settings).remedy
-            ):
+            with memory_for(lambda: self._allocating, free=self._free, remedy=lambda: self._remedy(rows(), settings)):
                 yield
         except PromptError:  # it comes before any work
             raise
@@ -250,8 +255,7 @@ class Engine(BaseEngine[Decoder]):
         slots.check(requests)
         self.cache.reset_prefix_cache()
         for row, (request, asked) in enumerate(zip(requests, each, strict=True)):
-            known, num_tokens = forced[row] if forced is not None else (), self.model.config.vocab_size
-            slots.add(request, RequestSettings.of(asked, num_tokens, row, known))
+            slots.add(request, self._asked(asked, row, forced[row] if forced is not None else ()))
         record = Record(requests, slots.num_passes(requests), on_step)
         try:
             while not slots.idle and not record.finished and not (cancel is not None and cancel.is_set()):
@@ -267,6 +271,21 @@ class Engine(BaseEngine[Decoder]):
         if slots.is_batch:
             self.cache.keep([len(row) + max(len(new) - 1, 0) for row, new in zip(prompts, done.tokens, strict=True)])
         return done
+
+    def _asked(self, settings: Settings, row: int, known: Sequence[int]) -> RequestSettings:
+        """The settings of a batch's row, whose first tokens may be known."""
+        return RequestSettings.of(settings, self.model.config.vocab_size, row, known)
+
+    def _hidden(self, batch: Batch) -> Tensor:
+        """The hidden states [T,C] of a pass."""
+        return forward(self.model, self.ops, self.attend(batch, self.cache), batch, self.parts.layers)
+
+    def _tracer(self) -> MetaTracer:
+        return MetaTracer(self.model, self.parts, self.task)
+
+    def _remedy(self, rows: list[list[int]], settings: Settings) -> str:
+        """What would fit, where such prompts did not."""
+        return self.forecast(rows, settings).remedy
 
     def _open_slots(
         self,

@@ -9,10 +9,11 @@ from typing import NamedTuple
 
 import torch
 
+from eet_lab.engine.logprobs import LogprobLog
 from eet_lab.engine.meta_trace import META, MetaTracer, RequestShape
 from eet_lab.engine.settings import Settings
 from eet_lab.errors import OutOfMemory, PromptError
-from eet_lab.memory import live_bytes
+from eet_lab.memory import Lifetime, live_bytes
 from eet_lab.models.decoder import Decoder
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.oom import OTHERS, REMEDY
@@ -55,6 +56,7 @@ class Peak(NamedTuple):
     kv: int
     activations: int
     growth: int
+    logprobs: int = 0
 
 
 @dataclass(frozen=True)
@@ -62,10 +64,11 @@ class Forecast:
     """The memory of a run at its peak, by purpose, beside what there is. All sizes are bytes.
 
     `activation_bytes` is the arena, or what fresh tensors take at once; `growth_bytes` the copy beside a KV cache that
-    grows; `workspace_bytes` what libraries keep for themselves. `free_bytes` is what the device has for all of this,
-    the weights included. `largest_batch` is how many rows of this shape would fit, and `largest_context` how many
-    columns (these prompts and new tokens; fewer than the longest prompt has: prompts cut short and one new token) for
-    this many rows, at most the model's context; 0: none.
+    grows; `logprob_bytes` what log-probabilities take, if they are asked for; `workspace_bytes` what libraries keep
+    for themselves. `free_bytes` is what the device has for all of this, the weights included. `largest_batch` is how
+    many rows of this shape would fit, and `largest_context` how many columns (these prompts and new tokens; fewer than
+    the longest prompt has: prompts cut short and one new token) for this many rows, at most the model's context; 0:
+    none.
     """
 
     num_rows: int
@@ -79,6 +82,7 @@ class Forecast:
     free_bytes: int
     largest_batch: int
     largest_context: int
+    logprob_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -88,7 +92,7 @@ class Forecast:
     @property
     def run_bytes(self) -> int:
         """What the run adds to the weights."""
-        return self.kv_bytes + self.activation_bytes + self.growth_bytes + self.workspace_bytes
+        return self.kv_bytes + self.activation_bytes + self.growth_bytes + self.logprob_bytes + self.workspace_bytes
 
     @property
     def fits(self) -> bool:
@@ -102,6 +106,7 @@ class Forecast:
             "KV cache": self.kv_bytes,
             "its growth": self.growth_bytes,
             "activations": self.activation_bytes,
+            "log-probabilities": self.logprob_bytes,
             "workspace": self.workspace_bytes,
         }
         return {name: num_bytes for name, num_bytes in named.items() if num_bytes}
@@ -179,6 +184,7 @@ class Forecaster:
             kv_bytes=peak.kv,
             activation_bytes=peak.activations,
             growth_bytes=peak.growth,
+            logprob_bytes=peak.logprobs,
             workspace_bytes=workspace,
             free_bytes=free_bytes,
             largest_batch=largest(rows, free_bytes, 1, most, num_rows),
@@ -196,13 +202,15 @@ class Forecaster:
         passes, max_kv = shape.passes, shape.max_kv
         if outline:
             passes = {name: traced_pass.outlines() for name, traced_pass in passes.items()}
-        memory, found = self._parts.memory(), []
+        memory, found = self._parts.memory(), list[Peak]()
         memory.plan(passes, like=self._tracer.model.token_embedding)
-        longest = Request((0,) * max(lengths), num_new)
+        longest, asked = Request((0,) * max(lengths), num_new), settings.logprobs is not None
+        log, written = LogprobLog.num_bytes(len(shape.num_pad), self._tracer.model) if asked else (0, 0)
         for columns, traced_pass in zip((max_kv, shape.capacity - 1), passes.values(), strict=True):
             kv, growth = self._cache_bytes(shape, columns, longest)
-            activations = memory.held_bytes or max(live_bytes(traced_pass.outlined()), default=0)
-            found.append(Peak(kv, activations, growth))
+            held = memory.held_bytes
+            most, kept = (held, held) if held else fresh_bytes(traced_pass.outlined())
+            found += Peak(kv, most, growth, log), Peak(kv, kept, 0, log + written)
         return max(found, key=sum)
 
     def _cache_bytes(self, shape: RequestShape, max_kv: int, longest: Request) -> tuple[int, int]:
@@ -219,6 +227,13 @@ class Forecaster:
         for layer in range(cache.num_layers):
             cache.layer(layer, batch)
         return cache.num_bytes, cache.growth_bytes
+
+
+def fresh_bytes(lifetimes: Sequence[Lifetime]) -> tuple[int, int]:
+    """The most bytes that a pass holds at once, and those it still holds once its last op has chosen the tokens."""
+    end = len(lifetimes) - 1
+    kept = (life.num_bytes for life in lifetimes if life.last == end and life.op != lifetimes[end].op)
+    return max(live_bytes(lifetimes), default=0), sum(kept)
 
 
 def most_rows(num_rows: int, num_columns: int) -> int:

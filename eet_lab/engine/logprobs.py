@@ -18,6 +18,8 @@ from eet_lab.ops.types import Batch, TokenBuffer, fresh
 from eet_lab.parts.batches import LOGGED
 from eet_lab.scheduling import TokenLogprobs
 
+FLOAT, WIDE = torch.float32.itemsize, torch.float64.itemsize
+
 
 class LogprobLog:
     """What each of the last passes told of its tokens, on the device; a slot's row is read by `of`.
@@ -28,16 +30,24 @@ class LogprobLog:
     """
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
-        self._top = min(MOST_LOGPROBS, vocab_size)
+        self._top = _most(vocab_size)
         shape = LOGGED, num_slots, 1 + 2 * self._top
         self.rows = torch.zeros(shape, dtype=torch.float64, device=device)  # pass i in [i % LOGGED]
+
+    @staticmethod
+    def num_bytes(num_slots: int, model: Decoder) -> tuple[int, int]:
+        """What a log of so many slots holds, and at most what `write` takes beside it."""
+        row = (1 + 2 * _most(model.config.vocab_size)) * WIDE
+        # The logits in fp32 and their exponentials are more than the logits in both types; then the row and its parts.
+        written = 2 * model.config.vocab_size * FLOAT + 2 * model.config.hidden_size * model.dtype.itemsize + 2 * row
+        return LOGGED * num_slots * row, num_slots * written
 
     def write(self, model: Decoder, norm_linear: Callable, hidden: Tensor, batch: Batch, buffer: TokenBuffer) -> None:
         """The row of the pass that `buffer` has just moved on by, of its hidden states [T,C].
 
         The logits are computed for this alone, and the tokens are chosen without them: fused sampling writes none, and
         a request gets the same tokens whoever wants log-probabilities beside it. So a pass with such a request reads
-        the head's weights once more. Its memory is no part of a plan: [B,V] in the model's type and twice in fp32.
+        the head's weights once more. Its memory is no part of a plan: `num_bytes` tells how much that is.
         """
         logits = newest_logits(hidden, batch, model.norm, model.head, empty=fresh, norm_linear=norm_linear).float()
         total = logits.logsumexp(-1, keepdim=True)
@@ -51,3 +61,7 @@ class LogprobLog:
         [chosen, *both], top = row, self._top
         likeliest = zip(map(int, both[top:]), both[:top], strict=True)
         return TokenLogprobs(chosen, tuple(likeliest)[:count])
+
+
+def _most(vocab_size: int) -> int:
+    return min(MOST_LOGPROBS, vocab_size)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 from torch.nn.functional import layer_norm, rms_norm
 from torch.overrides import TorchFunctionMode
 
@@ -16,7 +17,7 @@ from eet_lab.engine.tasks import Task
 from eet_lab.models.decoder import Decoder, forward, mapped, tensors
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops.types import Batch, Choice, Keys, Sampling
-from eet_lab.parts import Parts
+from eet_lab.parts import Ops, Parts
 from eet_lab.parts.batches import empty_buffer
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.parts.trace import Trace, TracedPass
@@ -98,7 +99,7 @@ class MetaTracer:
 
         def traced_pass(name: str) -> TracedPass:
             run = partial(self._trace, B, *sizes[name], padded, name == "decode", choice)
-            key = name, B, *sizes[name], padded, choice
+            key = name, B, *sizes[name], padded, choice, *self._key()
             return TracedPass(key, partial(run, None), partial(run, self._telling), repeated=name == "decode")
 
         return {name: traced_pass(name) for name in sizes}
@@ -107,6 +108,17 @@ class MetaTracer:
     def _telling(self) -> int | None:
         """How many layers tell what all of them do; None: all, since they differ."""
         return TELLING if are_alike(self._given) else None
+
+    def _outlined(self, num_layers: int | None) -> Decoder:
+        """The model with so many layers; None: all."""
+        return self.model if num_layers is None else self.model._replace(layers=self.model.layers[:num_layers])
+
+    def _key(self) -> tuple:
+        """What passes depend on besides their sizes."""
+        return ()
+
+    def _hidden(self, model: Decoder, ops: Ops, attend: Callable, batch: Batch) -> Tensor:
+        return forward(model, ops, attend(batch), batch, self._parts.layers)
 
     @torch.inference_mode()
     def _trace(
@@ -122,7 +134,7 @@ class MetaTracer:
         trace: Trace,
     ) -> None:
         """Run one pass; what its ops ask for comes from `trace`."""
-        parts, model = self._parts, self.model._replace(layers=self.model.layers[:num_layers])
+        parts, model = self._parts, self._outlined(num_layers)
         ops = parts.ops.bind_each(lambda op: partial(trace.empty, op=op))
         cache, buffer = new_cache(model, parts), empty_buffer(B, 1, META)
         cache.open([0] * B, max_kv)
@@ -134,7 +146,8 @@ class MetaTracer:
         with nullcontext() if parts.ops.kernels else NoArithmetic():  # kernel wrappers recognize meta tensors
             empty, window = partial(trace.empty, op="mask"), model.config.spec.window
             attend = partial(parts.attend, ops, empty=empty, window=window)
-            hidden = forward(model, ops, attend(batch, cache), batch, parts.layers)  # which lets go of its mask
+            # The attention of a pass lets go of its mask once it is over.
+            hidden = self._hidden(model, ops, partial(attend, cache=cache), batch)
             next_token = self._task(model, ops, hidden, batch, Sampling(choice, each, real, each, real))
             ops.advance(buffer, next_token, batch.count)
 

@@ -18,7 +18,6 @@ from eet_lab.engine.meta_trace import RequestShape, pass_name
 from eet_lab.engine.stream import PassTokens, StepTokens, open_stream
 from eet_lab.engine.token_buffer import Arrival, RequestSettings, SlotTable, num_numbers_of_changes
 from eet_lab.errors import PromptError
-from eet_lab.models.decoder import forward
 from eet_lab.ops.types import Batch, Choice, Keys
 from eet_lab.parts.batches import batch_of, decode_batch
 from eet_lab.progress import Cancel
@@ -245,7 +244,7 @@ class Slots:
     def _run(self, name: str, batch: Batch) -> None:
         engine = self._engine
         engine.memory.enter(pass_name(name, self._choice, self._choices))
-        hidden = forward(engine.model, engine.ops, engine.attend(batch, engine.cache), batch, engine.parts.layers)
+        hidden = engine._hidden(batch)
         sampling = self.table.sampling._replace(choice=self._choice)
         token = engine.task(engine.model, engine.ops, hidden, batch, sampling)
         engine.ops.advance(self.table.buffer, token, batch.count)
@@ -309,11 +308,14 @@ class Slots:
             settings = self._unfinished.get(request)
             if settings is None:
                 continue  # it has left: cancelled, or stopped by an earlier token
-            token = step.ids[slot]
+            token, is_last = step.ids[slot], len(request.generated) + 1 == request.max_new_tokens
+            if is_forced := is_last and settings.last is not None:
+                token = settings.last
             request.generated.append(token)
             if settings.logprobs is not None:
                 assert self._logprobs is not None and step.logprobs is not None
-                request.logprobs.append(self._logprobs.of(step.logprobs[slot], settings.logprobs))
+                told = self._logprobs.of(step.logprobs[slot], settings.logprobs)
+                request.logprobs.append(told._replace(logprob=0.0) if is_forced else told)
             found.append((request, token))
             if token in settings.stop:
                 request.finish_reason = "stop"

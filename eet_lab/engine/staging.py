@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from eet_lab.models.decoder import tensors
 from eet_lab.ops.types import Batch
 from eet_lab.parts.passes import Pass
 
+Sent = TypeVar("Sent", Pass, Batch)
 ALIGNED = 16
 """Numbers: tensors begin at multiples of 128 bytes."""
 
@@ -49,19 +51,22 @@ class Staging:
             self._data = self._data.new_empty(0)  # free first
             self._data = self._data.new_empty(num_numbers)
 
+    @property
+    def device(self) -> torch.device:
+        return self._data.device
+
     def close(self) -> None:
         """Give the buffer back."""
         self._data = self._data.new_empty(0)
 
 
-def sent(batch: Pass, staging: Staging) -> Pass:
-    """The same pass on the device."""
-    read = batch.batch
-    tensors = [part for part in read if isinstance(part, Tensor)]
-    types = [] if batch.types is None else [batch.types]
-    arrived: list[Any] = staging.receive([*tensors, read.keys.begin, batch.asked, *types])
-    begin, asked, *sent_types = arrived[len(tensors) :]
-    there = Batch(*arrived[: len(tensors)], *read[len(tensors) :])  # tensors come first
-    there = there._replace(keys=read.keys._replace(begin=begin))
-    patches = None if batch.patches is None else batch.patches.to(begin.device, non_blocking=True)
-    return batch._replace(batch=there, asked=asked, types=sent_types[0] if types else None, patches=patches)
+def sent(batch: Sent, staging: Staging) -> Sent:
+    """The same pass, or batch, on the device."""
+    arrived = iter(staging.receive([part for part in tensors(batch) if not part.is_floating_point()]))
+
+    def there(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part.to(staging.device, non_blocking=True) if part.is_floating_point() else next(arrived)
+        return type(part)(*map(there, part)) if hasattr(part, "_fields") else part
+
+    return there(batch)

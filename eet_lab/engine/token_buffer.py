@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eet_lab.engine.settings import Settings
 from eet_lab.engine.staging import Staging, padded
-from eet_lab.ops.reference import noise_keys
+from eet_lab.ops.noise import noise_key
 from eet_lab.ops.types import Choice, Sampling, TokenBuffer
 from eet_lab.parts.batches import LOGGED
 from eet_lab.scheduling import Row
@@ -35,6 +35,7 @@ class RequestSettings(NamedTuple):
     choice: Choice
     forced: tuple[int, ...] = ()  # what it shall generate, whatever the model says
     logprobs: int | None = None
+    last: int | None = None  # what its last token shall be, which nothing reads, if it goes on to its limit
 
     @classmethod
     def of(cls, settings: Settings, num_tokens: int, number: int = 0, forced: Sequence[int] = ()) -> RequestSettings:
@@ -42,7 +43,7 @@ class RequestSettings(NamedTuple):
 
         `num_tokens` is the vocabulary's size.
         """
-        noise, stop = int(noise_keys(settings.seed, 1, first=number)), frozenset(() if forced else settings.stop)
+        noise, stop = noise_key(settings.seed, number), frozenset(() if forced else settings.stop)
         return cls(stop, noise, *settings.asked, settings.choice(num_tokens), tuple(forced), settings.logprobs)
 
 

@@ -12,7 +12,7 @@ import anywidget
 import numpy as np
 import traitlets as T
 
-from eet_lab.figures.script import BaseScript, Shared, compact
+from eet_lab.figures.script import BaseScript, Shared, compact, style
 from eet_lab.models.transcript import Decode, Transcript
 
 HERE = Path(__file__).parent
@@ -23,12 +23,11 @@ Point = tuple[int, float, float]
 """(series, x, y)"""
 
 SCRIPT = compact(HERE / "words.js", HERE / "strip_chart.js")
-STYLE = compact(HERE / "live.css")
 
 
 def chart_script() -> BaseScript:
     """The script of strip charts, for those that stand on one page."""
-    return BaseScript(source=SCRIPT, _css=STYLE)
+    return BaseScript(source=SCRIPT, _css=style("StripChart"))
 
 
 class StripChart(Shared):
@@ -89,7 +88,7 @@ class TokenStream(anywidget.AnyWidget):
     """Panes of streamed text. Text is set as text, never as HTML, so a model cannot write markup into the page."""
 
     _esm = compact(HERE / "token_stream.js")
-    _css = compact(HERE / "live.css")
+    _css = style("TokenStream")
     snapshot = T.Unicode("{}").tag(sync=True)
 
     def __init__(self, **traits: Any) -> None:

@@ -14,7 +14,7 @@ import traitlets as T
 from eet_lab.bench import Measurement
 from eet_lab.bench.measured import tokens_by_step
 from eet_lab.figures import theme
-from eet_lab.figures.script import compact
+from eet_lab.figures.script import compact, style
 from eet_lab.figures.serving import LINES
 from eet_lab.models.transcript import Decode, Transcript
 from eet_lab.scheduling.served import Served
@@ -29,7 +29,7 @@ class Race(anywidget.AnyWidget):
     """Lanes side by side with pause, scrub and one speed for all. `lanes` is plain data, so a reload shows it again."""
 
     _esm = compact(HERE / "player.js", HERE / "race.js")
-    _css = compact(HERE / "players.css")
+    _css = style("Player", "Race")
     race = T.Dict().tag(sync=True)
 
     def show(self, title: str, prompts: Sequence[str], lanes: Sequence[dict[str, Any]], begin: bool = True) -> None:
@@ -62,7 +62,7 @@ class ServingFilm(anywidget.AnyWidget):
     """
 
     _esm = compact(HERE / "words.js", HERE / "player.js", HERE / "serving_film.js")
-    _css = compact(HERE / "players.css")
+    _css = style("Player", "ServingFilm")
     film = T.Dict().tag(sync=True)
 
     def show(self, runs: Mapping[str, Served], title: str = "", begin: bool = True) -> None:

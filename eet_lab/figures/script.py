@@ -21,6 +21,13 @@ def compact(*paths: Path) -> str:
     return "\n".join(line for line in lines if line and not line.startswith("//"))
 
 
+def style(*sections: str) -> str:
+    """Sections of widgets.css as `compact` writes styles: a saved notebook has the rules of its widgets and no more."""
+    _, *parts = re.split(r"/\* (\w+):.*\n", (Path(__file__).parent / "widgets.css").read_text(encoding="utf-8"))
+    found = dict(zip(parts[::2], parts[1::2], strict=True))
+    return "".join(_small_style(found[name]) for name in sections)
+
+
 def _small_style(text: str) -> str:
     """The same style without comments and needless spaces; one before a colon stays, where a selector may need it."""
     text = re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)

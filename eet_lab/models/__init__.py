@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from eet_lab.models.config import ENCODER_PRESETS, PRESETS, Config
+    from eet_lab.models.config import ENCODER_PRESETS, PRESETS, SEQ2SEQ_PRESETS, Config
     from eet_lab.models.loading import Model, load
 
-__all__ = ["ENCODER_PRESETS", "PRESETS", "Config", "Model", "load"]
+__all__ = ["ENCODER_PRESETS", "PRESETS", "SEQ2SEQ_PRESETS", "Config", "Model", "load"]
 
-_CONFIG = ("ENCODER_PRESETS", "PRESETS", "Config")
+_CONFIG = ("ENCODER_PRESETS", "PRESETS", "SEQ2SEQ_PRESETS", "Config")
 
 
 def __getattr__(name: str) -> Any:

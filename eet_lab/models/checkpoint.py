@@ -30,6 +30,9 @@ TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
     "merges.txt",
+    "spiece.model",
+    "source.spm",
+    "target.spm",
     "generation_config.json",
     "preprocessor_config.json",
 )

@@ -13,6 +13,7 @@ from eet_lab.ops.types import Spec
 
 NORMS = ("norm_1", "norm_2", "norm")
 LINEARS = ("qkv", "proj", "fc_1", "fc_2")
+CROSS = ("cross.norm", "cross.q", "cross.kv", "cross.proj")
 Shape = tuple[int, ...]
 
 
@@ -44,6 +45,7 @@ class Config:
     rope: Rope | None = None  # None: positions have embeddings
     first_position: int = 0  # rows of the position embeddings before that of position 0
     stage: str = "generate"  # what such a model is run for, as techniques declare it
+    half: str = "float16"  # the 16-bit type that holds what its layers compute
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_kv_heads", self.num_kv_heads or self.num_heads)
@@ -93,11 +95,15 @@ class Config:
                 shapes[f"{part}.bias"] = shape[:1]
         return shapes
 
+    def stacks(self) -> dict[str, tuple[int, dict[str, Shape]]]:
+        """How many layers there are, and the shapes of one, by what their paths begin with."""
+        return {"": (self.num_layers, self.layer_shapes())}
+
     @property
     def num_params(self) -> int:
         """Parameters, with tied embeddings counted once."""
-        layer, outer = (sum(map(prod, shapes.values())) for shapes in (self.layer_shapes(), self.outer_shapes()))
-        return self.num_layers * layer + outer
+        stacks = (num * sum(map(prod, shapes.values())) for num, shapes in self.stacks().values())
+        return sum(stacks) + sum(map(prod, self.outer_shapes().values()))
 
     def kv_bytes_per_token(self, element_bytes: int) -> int:
         """Bytes that one token adds to the KV cache."""
@@ -176,6 +182,82 @@ class VisionConfig(EncoderConfig):
         return shapes
 
 
+@dataclass(frozen=True)
+class Seq2SeqConfig(Config):
+    """The same of a decoder with an encoder of as wide layers, to whose states each of its layers attends.
+
+    `num_layers` are the decoder's. What it generates begins after `start_id`.
+    """
+
+    encoder_layers: int = 0
+    post_norm: bool = False  # norms follow the residuals
+    embedding_norm: bool = False  # embeddings have a norm
+    embedding_scale: float = 1.0  # of token embeddings
+    head_scale: float = 1.0  # of the states that the head reads
+    head_bias: bool = False  # the checkpoint has what is added to logits; it is not trained
+    attention_scale: float | None = None  # of scores; None: head_dim ** -0.5
+    positions: str = "learned"  # or "sinusoidal", or "relative": a bias of scores
+    num_buckets: int = 0  # of relative positions
+    max_distance: int = 0
+    pad_id: int = 0  # stands in the decoder for labels that are ignored
+    trains_pads: bool = True  # whether reading the pad token trains its embedding
+    start_id: int = 0
+    forced_bos_id: int | None = None  # the first token that is generated
+    forced_eos_id: int | None = None  # the last one, where max_new_tokens ends a text
+    suppressed: tuple[int, ...] = ()  # tokens that are never generated
+    stage: str = "seq2seq"
+
+    @property
+    def spec(self) -> Spec:
+        """What the decoder's attention to its own tokens has to know."""
+        return super().spec._replace(scale=self.attention_scale, max_distance=self.max_distance)
+
+    @property
+    def encoder_spec(self) -> Spec:
+        """The same of the encoder's."""
+        return self.spec._replace(causal=False)
+
+    @property
+    def cross_spec(self) -> Spec:
+        """The same of the decoder's attention to the encoder."""
+        return self.encoder_spec._replace(max_distance=0)
+
+    @property
+    def padding_id(self) -> int | None:
+        """The token whose embedding is not trained by being read, if there is one."""
+        return None if self.trains_pads else self.pad_id
+
+    @property
+    def has_position_embedding(self) -> bool:
+        return self.positions != "relative"
+
+    def layer_shapes(self) -> dict[str, Shape]:
+        """The shape of each tensor of a decoder's layer."""
+        C, width, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        cross: dict[str, Shape] = {"cross.norm": (C,), "cross.q": (width, C), "cross.kv": (2 * kv, C)}
+        return super().layer_shapes() | self._with_biases(cross | {"cross.proj": (C, width)})
+
+    def stacks(self) -> dict[str, tuple[int, dict[str, Shape]]]:
+        encoder, decoder = super().layer_shapes(), self.layer_shapes()
+        return {"encoder.": (self.encoder_layers, encoder), "decoder.": (self.num_layers, decoder)}
+
+    def outer_shapes(self) -> dict[str, Shape]:
+        """The shape of each tensor beside the layers, by its path in `Seq2Seq`; a tied head is not there."""
+        V, C = self.vocab_size, self.hidden_size
+        stack: dict[str, Shape] = {}
+        if self.positions == "learned":
+            stack["position_embedding"] = (self.first_position + self.context, C)
+        if self.num_buckets:
+            stack["bias"] = (self.num_buckets, self.num_heads)
+        names = ["embedding_norm"] * self.embedding_norm + ["norm"] * (not self.post_norm)
+        stack |= self._with_biases({name: (C,) for name in names})
+        shapes: dict[str, Shape] = {"token_embedding": (V, C)}
+        shapes |= {f"{name}.{path}": shape for name in ("encoder", "decoder") for path, shape in stack.items()}
+        if not self.tied_head:
+            shapes["head.weight"] = (V, C)
+        return shapes | ({"head.bias": (V,)} if self.head_bias else {})
+
+
 HEADS = {
     "pooler": "a pooler",
     "mlm": "a masked language modeling head",
@@ -237,3 +319,18 @@ ENCODER_PRESETS = {
     "vit-b-32": _vit(32),
 }
 """The same of encoders, of texts and of images."""
+
+
+def _transformer(hidden_size: int, num_heads: int, ffn_size: int) -> Seq2SeqConfig:
+    """Of Vaswani et al. (2017), with the vocabulary of LightSeq2's translation from English into German."""
+    sizes: dict[str, Any] = {"act": "relu", "bos_id": 0, "eos_id": 2, "pad_id": 1, "start_id": 2, "family": "marian"}
+    layers: dict[str, Any] = {"encoder_layers": 6, "post_norm": True, "trains_pads": False, "positions": "sinusoidal"}
+    layers |= {"biases": (*NORMS, *LINEARS, *CROSS, "embedding_norm"), "embedding_scale": hidden_size**0.5}
+    return Seq2SeqConfig(6, hidden_size, num_heads, ffn_size, 40480, 1024, **sizes, **layers)
+
+
+SEQ2SEQ_PRESETS = {
+    "transformer-base": _transformer(512, 8, 2048),
+    "transformer-big": _transformer(1024, 16, 4096),
+}
+"""The same of encoder-decoders."""

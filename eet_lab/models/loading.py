@@ -14,9 +14,10 @@ import torch
 from eet_lab.devices import checked_device
 from eet_lab.errors import ModelError, did_you_mean
 from eet_lab.models import checkpoint, values, weights
-from eet_lab.models.config import ENCODER_PRESETS, PRESETS, Config
+from eet_lab.models.config import ENCODER_PRESETS, PRESETS, SEQ2SEQ_PRESETS, Config
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.families import settings_of
+from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.tokenizer import Tokenizer, decoded, encoded
 from eet_lab.models.vision import AnyEncoder
 
@@ -24,22 +25,23 @@ DEMO = Path(__file__).parent / "demo"
 DEMO_LABEL = "bundled demo model"
 RANDOM_LABEL = "shape, random weights: for timing only"
 """The label's words after the shape's name."""
+SHAPES = (PRESETS, ENCODER_PRESETS, SEQ2SEQ_PRESETS)
 Kind = Literal["demo", "random", "folder", "hub", "live"]
-NAMES = ("demo", *PRESETS, *ENCODER_PRESETS)
+NAMES = ("demo", *(name for each in SHAPES for name in each))
 SOME_MODEL = f"one of {', '.join(NAMES)}, a folder with config.json, or a hub name such as openai-community/gpt2"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Model:
-    """A decoder or an encoder, with its tokenizer.
+    """A decoder, an encoder, or both, with its tokenizer.
 
     `label` says what it is, and that its weights are random where they are; `kind` is where they came from.
     """
 
     name: str
     label: str
-    network: Decoder | AnyEncoder = field(repr=False)
+    network: Decoder | AnyEncoder | Seq2Seq = field(repr=False)
     tokenizer: Tokenizer | None = field(repr=False)
     kind: Kind
     settings: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -48,9 +50,9 @@ class Model:
     """Where it was read."""
 
     @property
-    def decoder(self) -> Decoder:
+    def generator(self) -> Decoder | Seq2Seq:
         """The weights of a model that generates; ModelError for an encoder."""
-        if not isinstance(self.network, Decoder):
+        if isinstance(self.network, AnyEncoder):
             raise ModelError(
                 f"{self.name} is an encoder ({self.config.family}): it reads whole texts, and generates none. Use "
                 "eet_lab.encode, classify, classify_tokens or fill_mask, or load a decoder such as 'demo' or 'gpt2'."
@@ -58,12 +60,24 @@ class Model:
         return self.network
 
     @property
+    def decoder(self) -> Decoder:
+        """The weights of a model that goes on with texts; ModelError for an encoder and for an encoder-decoder."""
+        if isinstance(network := self.generator, Seq2Seq):
+            raise ModelError(
+                f"{self.name} is an encoder-decoder ({self.config.family}), which this does not run: it answers a text "
+                "and does not go on with it. Use eet_lab.generate, Seq2SeqEngine or Trainer, or load a decoder such as "
+                "'demo' or 'gpt2'."
+            )
+        return network
+
+    @property
     def encoder(self) -> Any:
-        """The weights of a model that reads whole texts, or images; ModelError for a decoder."""
-        if not isinstance(self.network, Decoder):
+        """The weights of a model that reads whole texts, or images; ModelError for one that generates."""
+        if isinstance(self.network, AnyEncoder):
             return self.network
+        kind = "a decoder" if isinstance(self.network, Decoder) else "an encoder-decoder"
         raise ModelError(
-            f"{self.name} is a decoder ({self.config.family}): it generates text. Use eet_lab.generate, or load an "
+            f"{self.name} is {kind} ({self.config.family}): it generates text. Use eet_lab.generate, or load an "
             f"encoder such as {' or '.join(map(repr, ENCODER_PRESETS))}."
         )
 
@@ -110,16 +124,17 @@ def load(
     tokenizer: Any = None,
     seed: int = 0,
 ) -> Model:
-    """Load a causal language model (GPT-2, OPT, Llama, Mistral, Qwen2, Qwen3) or an encoder of texts (BERT, RoBERTa,
-    DistilBERT) or of images (ViT).
+    """Load a causal language model (GPT-2, OPT, Llama, Mistral, Qwen2, Qwen3), an encoder of texts (BERT, RoBERTa,
+    DistilBERT) or of images (ViT), or an encoder-decoder (T5, BART, Marian).
 
-    `model` is "demo" (bundled, trained), a preset of `PRESETS` or `ENCODER_PRESETS` (true size, random weights drawn
-    from `seed`), a folder in Hugging Face format, a hub name with a slash (where the hub is reachable), or a live
-    transformers model. Safetensors are preferred and code from a checkpoint is never run. `device` is "cuda", "cuda:1"
-    or "cpu", also as a `torch.device` (default: the GPU where there is one), or "meta": shapes without data, whose
-    needs can be told (`Engine.lifetimes`, `Engine.forecast`) and which cannot run. `dtype` is "float16", "bfloat16" or
-    "float32" (default: float32 on the CPU, else float16). `tokenizer` is one of `tokenizers` or of transformers, used
-    instead of the checkpoint's. Errors: ModelError, which names what is wrong and what would do; OutOfMemory.
+    `model` is "demo" (bundled, trained), a preset of `PRESETS`, `ENCODER_PRESETS` or `SEQ2SEQ_PRESETS` (true size,
+    random weights drawn from `seed`), a folder in Hugging Face format, a hub name with a slash (where the hub is
+    reachable), or a live transformers model. Safetensors are preferred and code from a checkpoint is never run.
+    `device` is "cuda", "cuda:1" or "cpu", also as a `torch.device` (default: the GPU where there is one), or "meta":
+    shapes without data, whose needs can be told (`Engine.lifetimes`, `Engine.forecast`) and which cannot run. `dtype`
+    is "float16", "bfloat16" or "float32" (default: float32 on the CPU, else float16, and bfloat16 for T5, whose states
+    float16 does not hold). `tokenizer` is one of `tokenizers` or of transformers, used instead of the checkpoint's.
+    Errors: ModelError, which names what is wrong and what would do; OutOfMemory.
     """
     device = "meta" if str(device) == "meta" else checked_device(device)
     kind = checked_dtype(dtype, device)
@@ -132,7 +147,7 @@ def load(
         raise ModelError(f"The model's name is empty. Give {SOME_MODEL}.")
     elif str(model) == "demo":
         loaded = _from_folder(DEMO, "demo", DEMO_LABEL, "demo")
-    elif config := PRESETS.get(str(model)) or ENCODER_PRESETS.get(str(model)):
+    elif config := next((each[str(model)] for each in SHAPES if str(model) in each), None):
         network = weights.random_decoder(config, seed, torch.device(device), kind)
         label = f"{model} {RANDOM_LABEL}"
         loaded = Model(str(model), label, network, demo_tokenizer(config.vocab_size), "random")
@@ -148,6 +163,8 @@ def load(
         loaded = replace(loaded, tokenizer=Tokenizer.of(tokenizer))
     if loaded.tokenizer is not None:
         loaded.tokenizer.check_fits(loaded.config.vocab_size)
+    if dtype is None and kind.itemsize == 2:
+        kind = DTYPES[loaded.config.half]
     placed = weights.placed(loaded.network, torch.device(device), kind)
     if loaded.kind != "random" and device != "meta":
         values.check_finite(placed, loaded.network)

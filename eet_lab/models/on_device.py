@@ -11,6 +11,7 @@ from eet_lab.devices import present
 from eet_lab.errors import ModelError
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.loading import Model
+from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.threads import cpu_threads
 
@@ -18,12 +19,17 @@ Work = TypeVar("Work", bound=Callable[..., Any])
 
 
 def on_its_device(work: Work) -> Work:
-    """A decorator for functions whose first argument is a model that generates: they run within `cpu_threads`, or with
-    its GPU as the present one of torch.
+    """A decorator for functions whose first argument is a decoder: they run within `cpu_threads`, or with its GPU as
+    the present one of torch.
 
-    ModelError for what is no `Model`, and for an encoder.
+    ModelError for what is no `Model`, for an encoder and for an encoder-decoder.
     """
     return _within(work, lambda model: model.decoder)
+
+
+def on_its_generators_device(work: Work) -> Work:
+    """The same for functions whose first argument is a decoder or an encoder-decoder."""
+    return _within(work, lambda model: model.generator)
 
 
 def on_its_encoders_device(work: Work) -> Work:
@@ -31,7 +37,7 @@ def on_its_encoders_device(work: Work) -> Work:
     return _within(work, lambda model: model.encoder)
 
 
-def _within(work: Work, network_of: Callable[[Model], Decoder | AnyEncoder]) -> Work:
+def _within(work: Work, network_of: Callable[[Model], Decoder | AnyEncoder | Seq2Seq]) -> Work:
     @wraps(work)
     def within(model: Any, *args: Any, **keywords: Any) -> Any:
         network = network_of(checked_model(model))
@@ -48,8 +54,8 @@ def checked_model(model: Any) -> Model:
     wanted = "but it must be a loaded model"
     if isinstance(model, (str, os.PathLike)):
         raise ModelError(f"model is {model!r}, {wanted}: eet_lab.load({model!r}).")
-    if isinstance(model, Decoder | AnyEncoder):
-        kind = "a Decoder" if isinstance(model, Decoder) else "an Encoder"
+    if isinstance(model, Decoder | AnyEncoder | Seq2Seq):
+        kind = "an Encoder" if isinstance(model, AnyEncoder) else f"a {type(model).__name__}"
         raise ModelError(f"model is {kind}, but it must be the loaded model that it is part of.")
     if hasattr(model, "state_dict"):
         raise ModelError(f"model is a {type(model).__name__}, {wanted}: eet_lab.load(model).")

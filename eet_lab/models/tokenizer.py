@@ -84,7 +84,7 @@ class Tokenizer:
                 return cls.of(Fast.from_file(str(files[0])))
             if files[0].name == "vocab.txt":
                 return cls.of(_word_pieces(folder, files[0]))
-            read = _byte_pairs(files, is_roberta=family == "roberta")
+            read = _byte_pairs(files, is_roberta=family in ("roberta", "bart"))
             return cls.of(read)._beginning_with(_added(folder, read))
         except Exception as error:  # the library raises bare Exceptions
             raise ModelError(f"The tokenizer in {folder} cannot be read: {error}. {AGAIN}") from error

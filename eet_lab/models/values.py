@@ -11,16 +11,17 @@ from eet_lab.errors import ModelError
 from eet_lab.models import table
 from eet_lab.models.decoder import Decoder
 from eet_lab.models.families import FAMILIES
+from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.words import brief
 
 
-def named(network: Decoder | AnyEncoder) -> Iterator[tuple[str, Tensor]]:
+def named(network: Decoder | AnyEncoder | Seq2Seq) -> Iterator[tuple[str, Tensor]]:
     """Every tensor as a checkpoint has it, by its name without the family's prefix; a tied head comes once."""
     return table.theirs(FAMILIES[network.config.family].table(network.config), network)
 
 
-def check_finite(network: Decoder | AnyEncoder, source: Decoder | AnyEncoder) -> None:
+def check_finite(network: Decoder | AnyEncoder | Seq2Seq, source: Decoder | AnyEncoder | Seq2Seq) -> None:
     """ModelError where a weight is NaN or infinite; `source` is the model as it was read, in its own dtype.
 
     A pass over the weights where they are, which reads them once, and one wait for a GPU.

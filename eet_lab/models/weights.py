@@ -13,9 +13,11 @@ from torch import Tensor
 
 from eet_lab.errors import ModelError, OutOfMemory
 from eet_lab.models import checkpoint, table
-from eet_lab.models.config import HEADS, Config, EncoderConfig
+from eet_lab.models.config import HEADS, Config, EncoderConfig, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
-from eet_lab.models.families import FAMILIES, SUPPORTED, TITLES, family_of
+from eet_lab.models.families import FAMILIES, SEQ2SEQ, SUPPORTED, TITLES, family_of
+from eet_lab.models.families.reading import OF_GENERATION
+from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.values import named
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.monitor import free_bytes_of
@@ -24,8 +26,8 @@ from eet_lab.words import MiB, some
 
 REMEDY = "Close other models, or use half precision or a smaller model."
 HEAD = "lm_head.weight"
-Network = Decoder | AnyEncoder
-Placed = TypeVar("Placed", bound=Decoder | AnyEncoder)
+Network = Decoder | AnyEncoder | Seq2Seq
+Placed = TypeVar("Placed", bound=Network)
 
 
 class Loaded(NamedTuple):
@@ -39,6 +41,8 @@ def from_folder(folder: Path) -> Loaded:
     """Read a folder with config.json and model.safetensors (or shards, or a .bin), on the CPU in its own dtype."""
     settings = checkpoint.read_json(folder / "config.json")
     family_of(settings)  # before any tensor is read
+    if (path := folder / "generation_config.json").exists() and family_of(settings) in SEQ2SEQ:
+        settings |= _of_generation(checkpoint.read_json(path))
     return _loaded(settings, checkpoint.read_tensors(folder), str(folder))
 
 
@@ -49,7 +53,15 @@ def from_live(model: Any) -> Loaded:
             f"load takes a name, a folder or a transformers model, not {type(model).__name__}. Supported: {SUPPORTED}."
         )
     with memory_for("a copy of the model's weights", remedy=REMEDY):
-        return _loaded(model.config.to_dict(), model.state_dict(), type(model).__name__)
+        settings, told = model.config.to_dict(), getattr(model, "generation_config", None)
+        if told is not None and family_of(settings) in SEQ2SEQ:
+            settings |= _of_generation(told.to_dict())
+        return _loaded(settings, model.state_dict(), type(model).__name__)
+
+
+def _of_generation(told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a generation config says of tokens, for a config.json, which transformers reads where there is no other."""
+    return {name: told[name] for name in OF_GENERATION if told.get(name) is not None}
 
 
 def random_decoder(config: Config, seed: int, device: torch.device, dtype: torch.dtype) -> Any:
@@ -96,7 +108,7 @@ def state_of(network: Network) -> dict[str, Tensor]:
     """
     module, state = FAMILIES[network.config.family], dict(named(network))
     first, outside = module.PREFIXES[0], getattr(module, "HEADS", (HEAD,))
-    if not isinstance(network, Decoder) and not any(name.startswith(outside) for name in state):
+    if isinstance(network, AnyEncoder) and not any(name.startswith(outside) for name in state):
         return state
     return {name if name.startswith(outside) else first + name: tensor for name, tensor in state.items()}
 
@@ -118,13 +130,15 @@ def _loaded(settings: Mapping[str, Any], state: Mapping[str, Tensor], source: st
     given = {_bare(name, module): tensor.detach() for name, tensor in state.items()}
     del state  # what was taken over can go
     # Buffers of old checkpoints, and copies of a tied head: no weights of their own.
-    copies = getattr(module, "COPIES", (HEAD,)) if config.tied_head else ()
+    copies = getattr(module, "COPIES", (HEAD,)) if config.tied_head and module not in SEQ2SEQ else ()
     for name in [n for n in given if n.endswith(module.BUFFERS) or n in copies]:
         del given[name]
     names = module.table(config)
     if isinstance(config, EncoderConfig):
         architectures = settings.get("architectures") or [""]
         config = table.with_heads(names, config, given, str(architectures[0]))
+    if isinstance(config, Seq2SeqConfig):
+        config = table.without_copies(given, config)
     _check_layers(given, config, names, module.LAYERS, source)
     wanted = list(table.entries(names, config))
     for twins in (entry.names for _, entry, _ in wanted if entry.how == "twin"):
@@ -145,14 +159,18 @@ def _bare(name: str, module: Any) -> str:
     return name
 
 
-def _check_layers(tensors: Mapping[str, Tensor], config: Config, names: table.Table, key: str, source: str) -> None:
+def _check_layers(
+    tensors: Mapping[str, Tensor], config: Config, names: table.Table, keys: str | tuple[str, ...], source: str
+) -> None:
     """Before the names of all layers are made: a damaged config may ask for any number."""
-    if config.num_layers > len(tensors):
-        each = sum(len(names[f"layers.*.{path}"].names) for path in config.layer_shapes())
-        raise ModelError(
-            f"{source} does not fit its config: {key} is {config.num_layers:,}, but it has {len(tensors)} tensors in "
-            f"all, and a layer has {each}. Is the config its own? Download or save the model again."
-        )
+    keys = (keys,) if isinstance(keys, str) else keys
+    for key, (begin, (num_layers, shapes)) in zip(keys, config.stacks().items(), strict=True):
+        if num_layers > len(tensors):
+            each = sum(len(names[f"{begin}layers.*.{path}"].names) for path in shapes)
+            raise ModelError(
+                f"{source} does not fit its config: {key} is {num_layers:,}, but it has {len(tensors)} tensors in all, "
+                f"and a layer has {each}. Is the config its own? Download or save the model again."
+            )
 
 
 def _check(tensors: Mapping[str, Tensor], wanted: list, config: Config, source: str) -> None:

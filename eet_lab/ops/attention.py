@@ -6,13 +6,14 @@ columns of the KV cache or of the pass, H heads, G KV heads, D head dim, P pages
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import embedding, scaled_dot_product_attention
 
 from eet_lab.errors import KernelError
 from eet_lab.ops.noise import Dropout
@@ -83,10 +84,31 @@ def gathered(pages: Tensor, blocks: Tensor, name: str, empty: Empty) -> Tensor:
     return torch.index_select(pages.flatten(0, 1), 0, chosen, out=out).view(B, G, num_blocks * page, D)
 
 
-def dense_mask(batch: Batch, spec: Spec, like: Tensor, *, empty: Empty) -> Tensor:
+def relative_bias(table: Tensor, spec: Spec, query: Tensor, key: Tensor) -> Tensor:
+    """What the distance from a query's column [...,Q] to a key's [...,K] adds to scores: table [buckets,H] ->
+    [...,H,Q,K].
+
+    Half of the buckets are for one distance each, and the others for ever more of them. Where attention is not causal,
+    keys behind the query have buckets of their own. Source: T5 (Raffel et al., 2020), as transformers computes it.
+    """
+    away, num = key[..., None, :] - query[..., :, None], len(table)
+    first = torch.zeros_like(away)
+    if spec.causal:
+        away = -away.clamp(max=0)
+    else:
+        num //= 2
+        first, away = (away > 0).long() * num, away.abs()
+    exact = num // 2
+    share = torch.log(away.float() / exact) / math.log(spec.max_distance / exact)
+    far = (exact + (share * (num - exact)).long()).clamp(max=num - 1)
+    return embedding(first + torch.where(away < exact, away, far), table).movedim(-1, -3)
+
+
+def dense_mask(batch: Batch, spec: Spec, like: Tensor, bias: Tensor | None = None, *, empty: Empty) -> Tensor:
     """An additive mask [B,1,Q,K]: 0 where a query may look, and half the lowest number elsewhere.
 
-    Half of it, so that no sum with a score overflows: the row of a pad is hidden altogether, and would become NaN.
+    Half of it, so that no sum with a score overflows: the row of a pad is hidden altogether, and would become NaN. With
+    a `bias` of relative positions [buckets,H] it holds that of each head where a query may look: [B,H,Q,K].
     """
     B, K = batch.num_rows, batch.max_kv
     shape = B, 1, len(batch.ids) // B, K
@@ -98,7 +120,11 @@ def dense_mask(batch: Batch, spec: Spec, like: Tensor, *, empty: Empty) -> Tenso
         hidden = hidden | (key > batch.columns[:, None])
     if spec.window is not None:
         hidden = hidden | (key <= batch.columns[:, None] - spec.window)
-    return mask.masked_fill_(hidden.view(mask.shape), torch.finfo(mask.dtype).min / 2)
+    mask = mask.masked_fill_(hidden.view(mask.shape), torch.finfo(mask.dtype).min / 2)
+    if bias is None:
+        return mask
+    of_heads = relative_bias(bias, spec, batch.columns.view(B, -1), key)
+    return torch.add(of_heads, mask, out=empty("biased_mask", of_heads.shape, like))
 
 
 def masked_attention(
@@ -112,22 +138,39 @@ def masked_attention(
     empty: Empty,
     drop: Dropout | None = None,
 ) -> Tensor:
-    """Attention as EET's baseline had it: every score is computed, then a mask [B,1,Q,K] is added.
+    """Attention as EET's baseline had it: every score is computed, then a mask is added, [B,1,Q,K] or one of each head.
 
     [T,(H+2G)D] -> [T,HD].
     """
     q, keys, values = append(qkv, kv, batch, spec, extras, empty=empty)
+    kept, dropped = None, None if drop is None else drop.of_attention()
+    if dropped is not None:
+        kept = partial(dropped, tokens=torch.arange(len(q), device=q.device).view(len(keys), -1))
+    return attend_masked(q, keys, values, mask, spec, empty, kept)
+
+
+def attend_masked(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    spec: Spec,
+    empty: Empty,
+    dropped: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Queries [T,H,D] of rows of the same length, keys and values [B,G,K,D] -> [T,HD], each score with a mask."""
     (B, G, K, D), (T, H, _) = keys.shape, q.shape
     if H > G:
         keys, values = keys.repeat_interleave(H // G, 1), values.repeat_interleave(H // G, 1)
+    out_like = q
     q = q.unflatten(0, (B, -1)).transpose(1, 2).mul(D**-0.5 if spec.scale is None else spec.scale)
     scores = torch.matmul(q, keys.transpose(-1, -2), out=empty("scores", (B, H, T // B, K), q))
     scores = torch.add(scores, mask, out=empty("masked_scores", scores.shape, q))
     weights = torch.softmax(scores, -1, out=empty("attention_weights", scores.shape, q))
-    if drop is not None and (dropped := drop.of_attention()) is not None:
-        weights = dropped(weights, torch.arange(T, device=q.device).view(B, -1))
+    if dropped is not None:
+        weights = dropped(weights)
     mixed = torch.matmul(weights, values, out=empty("mixed", q.shape, q)).transpose(1, 2)
-    out = empty("attended", (T, H * D), qkv)
+    out = empty("attended", (T, H * D), out_like)
     return mixed.reshape(T, H * D) if out is None else out.view(mixed.shape).copy_(mixed).view(T, H * D)
 
 
@@ -151,7 +194,7 @@ def attention(
         return _attention_within(qkv, batch, spec, extras, empty, drop)
     q, keys, values = append(qkv, kv, batch, spec, extras, empty=empty)
     if batch.spans is None or batch.keys.spans is None:
-        return _attention_of_captured(q, keys, values, batch, spec, empty)
+        return _attention_of_captured(q, keys, values, batch, spec, extras, empty)
     out, (T, H, D) = empty("attended", q.shape, q), q.shape
     if out.is_meta:  # a meta trace only records what was asked for
         return out.flatten(1)
@@ -162,8 +205,11 @@ def attention(
         if spec.window is not None:
             begin = max(begin, end - count + 1 - spec.window)  # what the first of the queries sees
         bound = _bound(batch.columns[now].view(-1, 1, count, 1), begin, end, spec)
+        if extras.bias is not None:
+            newest = torch.arange(end - count, end, device=q.device)  # the queries of these rows
+            bound = _biased(bound, extras.bias, spec, newest, torch.arange(begin, end, device=q.device))
         k, v = (part[rows, :, begin:end] for part in (keys, values))
-        out[now] = _attend(q[now].view(-1, count, H, D), k, v, bound, spec)
+        out[now] = attend(q[now].view(-1, count, H, D), k, v, bound, spec)
     return out.flatten(1)
 
 
@@ -203,13 +249,25 @@ def _bound(query: Tensor, begin: int, end: int, spec: Spec) -> Tensor | None:
     return (column <= newest) & (column > query - spec.window)
 
 
-def _attention_of_captured(q: Tensor, keys: Tensor, values: Tensor, batch: Batch, spec: Spec, empty: Empty) -> Tensor:
+def _biased(bound: Tensor | None, table: Tensor, spec: Spec, query: Tensor, key: Tensor) -> Tensor:
+    """What is added to the scores of queries in columns [Q] and keys in columns [K]: [H,Q,K], hidden ones too."""
+    bias = relative_bias(table, spec, query, key)
+    if bound is None and spec.causal and len(query) > 1:
+        bound = key <= query[:, None]
+    return bias if bound is None else bias.masked_fill(~bound, -torch.inf)
+
+
+def _attention_of_captured(
+    q: Tensor, keys: Tensor, values: Tensor, batch: Batch, spec: Spec, extras: Extras, empty: Empty
+) -> Tensor:
     """One token a row, by device numbers alone: q [B,H,D], keys and values [B,G,K,D] -> [B,HD].
 
     Where rows have pads, each row's keys are first moved to its front, so that no pad is read.
     """
     if not batch.one_each:
         raise KernelError("A captured step reads one token a row. Call a pass over more of them without a capture.")
+    if extras.bias is not None:
+        raise KernelError("A captured step knows no bias of relative positions. Run this model without a capture.")
     K, own = keys.shape[2], batch.columns[:, None]
     column = torch.arange(K, device=q.device)
     if batch.keys.padded:
@@ -224,12 +282,14 @@ def _attention_of_captured(q: Tensor, keys: Tensor, values: Tensor, batch: Batch
         return out.flatten(1)
     if spec.window is not None:
         bound = bound & (column > own - spec.window)
-    mixed = _attend(q[:, None], keys, values, bound[:, None, None], spec)
+    mixed = attend(q[:, None], keys, values, bound[:, None, None], spec)
     return out.copy_(mixed).flatten(1)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec) -> Tensor:
-    """q [R,Q,H,D], k and v [R,G,K,D] -> [RQ,H,D]; the queries are the newest Q columns, or see what `bound` allows."""
+def attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec) -> Tensor:
+    """q [R,Q,H,D], k and v [R,G,K,D] -> [RQ,H,D]; the queries are the newest Q columns, or see what `bound` allows, or
+    get it added to their scores.
+    """
     causal = bound is None and spec.causal and q.shape[1] > 1
     if causal and q.shape[1] < k.shape[2]:  # PyTorch's causal mask ends at the corner of a square
         ago = torch.arange(q.shape[1], device=q.device)[:, None] + (k.shape[2] - q.shape[1])
@@ -241,7 +301,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec) -
     return mixed.transpose(1, 2).flatten(0, 1)
 
 
-def _attend_dropping(
+def attend_dropping(
     q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec, dropped: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """The same of tokens among each other, with some weights dropped: PyTorch's call draws noise of its own."""
@@ -251,11 +311,11 @@ def _attend_dropping(
     if bound is None and spec.causal:
         bound = torch.ones(Q, Q, dtype=torch.bool, device=q.device).tril()
     if bound is not None:
-        scores = scores.masked_fill(~bound, -torch.inf)
+        scores = scores.masked_fill(~bound, -torch.inf) if bound.dtype == torch.bool else scores + bound
     return (dropped(scores.softmax(-1)) @ v).transpose(1, 2).flatten(0, 1)
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Rows of a pass with as many real tokens each, which lie as far from each other."""
 
     first: int
@@ -283,24 +343,27 @@ def _attention_within(
     elif sum(count for _, count in batch.spans) < len(q):
         out.zero_()
     places, dropped = torch.arange(len(q), device=q.device), None if drop is None else drop.of_attention()
-    for rows in _alike(batch.spans):
+    for rows in alike(batch.spans):
         bound = None
         if spec.window is not None and spec.window < rows.count:
             place = torch.arange(rows.count, device=q.device)
             ago = place[:, None] - place
             bound = (ago < spec.window) & (ago >= 0) if spec.causal else ago < spec.window
+        if extras.bias is not None:
+            place = torch.arange(rows.count, device=q.device)
+            bound = _biased(bound, extras.bias, spec, place, place)
         keys, values = (rows.of(part).transpose(1, 2) for part in (k, v))
         if dropped is None:
-            mixed = _attend(rows.of(q), keys, values, bound, spec)
+            mixed = attend(rows.of(q), keys, values, bound, spec)
         else:
-            mixed = _attend_dropping(rows.of(q), keys, values, bound, spec, partial(dropped, tokens=rows.of(places)))
+            mixed = attend_dropping(rows.of(q), keys, values, bound, spec, partial(dropped, tokens=rows.of(places)))
         rows.of(out).copy_(mixed.unflatten(0, (rows.num, rows.count)))
     return out.flatten(1)
 
 
-def _alike(spans: Sequence[tuple[int, int]]) -> list[_Rows]:
+def alike(spans: Sequence[tuple[int, int]]) -> list[Rows]:
     """The rows of a pass in its order, neighbours of the same length together."""
-    found: list[_Rows] = []
+    found: list[Rows] = []
     for first, count in spans:
         if found and found[-1].count == count:
             before = found[-1]
@@ -308,5 +371,5 @@ def _alike(spans: Sequence[tuple[int, int]]) -> list[_Rows]:
             if first == before.first + apart * before.num:
                 found[-1] = before._replace(apart=apart, num=before.num + 1)
                 continue
-        found.append(_Rows(first, count, count, 1))
+        found.append(Rows(first, count, count, 1))
     return found

@@ -5,16 +5,18 @@ T tokens, B rows, C channels, H heads, Q queries and K keys of a row, V vocabula
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+Whole = TypeVar("Whole", int, Tensor)
 
 SEVERAL = 2**31
 """How many hashes there are."""
 
 
-def mix(x: Tensor) -> Tensor:
+def mix(x: Whole) -> Whole:
     """A 31-bit integer hash: two rounds of multiply and xorshift. Constants: Chris Wellons, "hash-prospector"."""
     x = x & 0x7FFFFFFF
     for multiplier in (0x2C1B3C6D, 0x297A2D39):
@@ -22,10 +24,14 @@ def mix(x: Tensor) -> Tensor:
     return x ^ (x >> 15)
 
 
+def noise_key(seed: int, row: Whole) -> Whole:
+    """What the noise of a row is drawn from, or of several [B] int64: it depends on (seed, row) alone."""
+    return mix(mix(mix(seed) + (seed >> 31)) + row)
+
+
 def noise_keys(seed: int, num_rows: int, device: torch.device | str = "cpu", first: int = 0) -> Tensor:
-    """What the noise of so many rows from `first` on is drawn from, [B] int64: it depends on (seed, row) alone."""
-    whole = torch.tensor(seed, device=device)
-    return mix(mix(mix(whole) + (whole >> 31)) + torch.arange(first, first + num_rows, device=device))
+    """The same of so many rows from `first` on, [B] int64."""
+    return noise_key(seed, torch.arange(first, first + num_rows, device=device))
 
 
 def gumbel(noise: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
@@ -39,8 +45,8 @@ def gumbel(noise: Tensor, positions: Tensor, num_tokens: int) -> Tensor:
 class DropsWeights(Protocol):
     """What one attention drops."""
 
-    def __call__(self, weights: Tensor, tokens: Tensor) -> Tensor:
-        """Weights [B,H,Q,K] of tokens [B,Q] of the pass among each other."""
+    def __call__(self, weights: Tensor, tokens: Tensor, keys: Tensor | None = None) -> Tensor:
+        """Weights [B,H,Q,K] of tokens [B,Q] of the pass among each other, or for keys of positions [B,K]."""
 
 
 class Dropout:
@@ -69,12 +75,13 @@ class Dropout:
         """What the next attention drops of its weights, wherever it computes them; None: nothing."""
         if not self.attention_p:
             return None
-        keys = self._next(self.tokens)
+        noise = self._next(self.tokens)
 
-        def dropped(weights: Tensor, tokens: Tensor) -> Tensor:
+        def dropped(weights: Tensor, tokens: Tensor, keys: Tensor | None = None) -> Tensor:
+            positions = self.positions[tokens] if keys is None else keys
             heads = torch.arange(weights.shape[1], device=weights.device)
-            rows = mix(keys[tokens][:, None] + heads[:, None])[..., None]
-            return _Dropped.apply(weights, rows, self.positions[tokens][:, None, None], self.attention_p)
+            rows = mix(noise[tokens][:, None] + heads[:, None])[..., None]
+            return _Dropped.apply(weights, rows, positions[:, None, None], self.attention_p)
 
         return dropped
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
 from eet_lab.ops import reference
 from eet_lab.ops.cases import CASES, Case
+from eet_lab.ops.cross_cases import CROSS_CASES
 from eet_lab.ops.cuda import linear
 from eet_lab.ops.cuda.attention import rotates
 from eet_lab.ops.cuda.rotary import is_rotated
@@ -47,7 +49,7 @@ class Op:
     @cached_property
     def cases(self) -> tuple[Case, ...]:
         """What it is tested and timed on."""
-        return tuple(case for case in (*ALL_CASES, *PLAIN_ENCODER_CASES) if case.op == self.name)
+        return tuple(case for case in (*ALL_CASES, *PLAIN_ENCODER_CASES, *CROSS_CASES) if case.op == self.name)
 
     @cached_property
     def launches(self) -> int | None:
@@ -94,7 +96,13 @@ def _next_token(x: Tensor, batch: Batch, norm_w: Norm, head: Linear, sampling: S
     return _linear_bytes(head, shape, x.itemsize)
 
 
-def _embed(ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None) -> int:
+def _cross_attention(q: Tensor, kv: KV, batch: Batch, source: Batch, spec: Spec, mask: Tensor | None = None) -> int:
+    return 2 * q.nbytes + sum(part.nbytes for part in kv)
+
+
+def _embed(
+    ids: Tensor, positions: Tensor, token_embedding: Tensor, position_embedding: Tensor | None, **how: Any
+) -> int:
     T, C = len(ids), token_embedding.shape[1]
     itemsize = token_embedding.itemsize
     return 2 * T * C * itemsize + ids.nbytes if position_embedding is None else EmbedShape(T, C).read_bytes(itemsize)
@@ -108,6 +116,7 @@ def _embed_norm(
     position_embedding: Tensor,
     type_embedding: Tensor | None,
     norm: Norm,
+    **how: Any,
 ) -> int:
     of_types = 0 if type_embedding is None else len(ids) * type_embedding.shape[1] * type_embedding.itemsize
     return _embed(ids, positions, token_embedding, position_embedding) + of_types
@@ -165,6 +174,7 @@ OPS = {
         Op("advance", _advance),
         Op("embed_norm", _embed_norm, _more_of_embed_norm),
         Op("linear_residual_norm", _linear_residual, _more_of_residual_norm),
+        Op("cross_attention", _cross_attention),
     )
 }
 """The records by name, which is also the name of a field of `Ops`."""

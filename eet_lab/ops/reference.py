@@ -10,9 +10,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import embedding, gelu, silu
 
 from eet_lab.ops.attention import append, attention, dense_mask, gathered, heads, masked_attention
+from eet_lab.ops.cross_attention import cross_attention, cross_mask
 from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.noise import gumbel, noise_keys
 from eet_lab.ops.norms import norm, softmax
@@ -25,6 +26,8 @@ __all__ = [
     "attention",
     "choose",
     "choose_top_k",
+    "cross_attention",
+    "cross_mask",
     "dense_mask",
     "embed",
     "embed_norm",
@@ -51,12 +54,21 @@ def embed(
     token_embedding: Tensor,
     position_embedding: Tensor | None,
     *,
+    scale: float = 1.0,
+    padding: int | None = None,
     empty: Empty,
     drop: Drop = all_kept,
 ) -> Tensor:
-    """Token plus position embedding, if there is one: ids and positions [T], tables [V,C] and [S,C] -> [T,C]."""
+    """Token embedding times `scale`, plus position embedding, if there is one: ids and positions [T], tables [V,C] and
+    [S,C] -> [T,C]. To look up the token `padding` trains nothing, as in PyTorch.
+    """
     out = empty("embedded", (len(ids), token_embedding.shape[1]), token_embedding)
-    x = torch.index_select(token_embedding, 0, ids, out=out)
+    if out is None and padding is not None:
+        x = embedding(ids, token_embedding, padding)
+    else:
+        x = torch.index_select(token_embedding, 0, ids, out=out)
+    if scale != 1:
+        x.mul_(scale)
     if position_embedding is None:
         return drop(x)
     place = torch.index_select(position_embedding, 0, positions, out=empty("place", x.shape, x))
@@ -72,14 +84,16 @@ def embed_norm(
     type_embedding: Tensor | None,
     norm_w: Norm,
     *,
+    scale: float = 1.0,
+    padding: int | None = None,
     empty: Empty,
     drop: Drop = all_kept,
 ) -> Tensor:
-    """norm(token + position + type embedding): ids, positions and types [T], type_embedding [types,C] -> [T,C].
+    """norm(token * scale + position + type embedding): ids, positions and types [T], type_embedding [types,C] -> [T,C].
 
     Without types all tokens are of type 0; without `type_embedding` the model has none.
     """
-    x = embed(ids, positions, token_embedding, position_embedding, empty=empty)
+    x = embed(ids, positions, token_embedding, position_embedding, scale=scale, padding=padding, empty=empty)
     if type_embedding is not None:
         kind = type_embedding[0]
         if types is not None:

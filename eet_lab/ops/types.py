@@ -30,6 +30,15 @@ class Linear(NamedTuple):
     scale: Tensor | None = None  # [N,groups] fp32, see ops/int8.py
 
 
+class Cross(NamedTuple):
+    """A decoder layer's attention to what an encoder has read."""
+
+    norm: Norm
+    q: Linear  # [HD,C]
+    kv: Linear  # [2GD,C]
+    proj: Linear  # [C,HD]
+
+
 class Layer(NamedTuple):
     """One transformer layer: attention, then a feed-forward network, each with a norm.
 
@@ -44,6 +53,7 @@ class Layer(NamedTuple):
     fc_2: Linear  # [C,F]
     q_norm: Norm | None = None  # of each head's queries, before they are rotated
     k_norm: Norm | None = None
+    cross: Cross | None = None  # between the two
 
 
 class Spec(NamedTuple):
@@ -57,6 +67,7 @@ class Spec(NamedTuple):
     scale: float | None = None  # of the scores; None: head_dim ** -0.5
     rope: bool = False  # queries and keys are rotated by their positions, one half of a head against the other
     rope_factor: float = 1.0  # of the rotation's cosines and sines
+    max_distance: int = 0  # from which on relative positions share a bucket; 0: there is no bias of scores
 
 
 class Extras(NamedTuple):
@@ -65,6 +76,7 @@ class Extras(NamedTuple):
     q_norm: Norm | None = None  # [D] of each head
     k_norm: Norm | None = None
     inv_freq: Tensor | None = None  # [D/2] fp32, of rotary positions: radians from one position to the next
+    bias: Tensor | None = None  # [buckets,H]  what a relative position adds to the scores
 
 
 NO_EXTRAS = Extras()
@@ -72,7 +84,7 @@ NO_EXTRAS = Extras()
 
 KV = tuple[Tensor, Tensor]
 """A layer's keys and values. Without a block table, column c of row b is [b,:,c] of [B,G,K,D], where K is the pass's
-`max_kv`; with one they are the pool of pages [P,G,page,D].
+`max_kv`; with one they are the pool of pages [P,G,page,D]. Those of cross attention are [S,G,D], a source token each.
 """
 
 
@@ -119,11 +131,21 @@ class Batch(NamedTuple):
         return self.max_q == 1 and len(self.rows) == self.num_rows
 
 
+class Source(NamedTuple):
+    """What cross attention looks at: each layer's keys and values, and where the tokens of each row are in them."""
+
+    batch: Batch
+    layers: Sequence[KV]
+
+
 class Attend(Protocol):
     """Attention of one pass. It knows the batch and the KV cache, so that a model need not."""
 
     def __call__(self, layer: int, qkv: Tensor, spec: Spec, extras: Extras = ..., /) -> Tensor:
         """Queries, keys and values [T,(H+2G)D] of a layer -> [T,HD]."""
+
+    def cross(self, layer: int, q: Tensor, spec: Spec, /) -> Tensor:
+        """Queries [T,HD] of a layer, which look at the source -> [T,HD]."""
 
 
 class Choice(IntEnum):

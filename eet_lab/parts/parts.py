@@ -16,7 +16,15 @@ from eet_lab.parts import attend, kv_cache, launch, losses, memory, optimizers, 
 from eet_lab.parts import protocols as p
 from eet_lab.scheduling import TOKEN_BY_TOKEN, Schedule
 
-DROPPING = ("embed", "embed_norm", "linear_residual", "linear_residual_norm", "masked_attention", "attention")
+DROPPING = (
+    "embed",
+    "embed_norm",
+    "linear_residual",
+    "linear_residual_norm",
+    "masked_attention",
+    "attention",
+    "cross_attention",
+)
 """The ops in which a training pass may drop numbers."""
 
 
@@ -34,6 +42,7 @@ class Ops:
     advance: Callable = reference.advance
     embed_norm: Callable = reference.embed_norm
     linear_residual_norm: Callable = reference.linear_residual_norm
+    cross_attention: Callable = reference.cross_attention
 
     def bind(self, empty: Empty) -> Ops:
         """The same ops with `empty` filled in."""

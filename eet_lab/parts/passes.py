@@ -1,4 +1,4 @@
-"""Which texts an encoder reads in one pass, and where their tokens sit.
+"""Which texts share a pass of an encoder or of training, and where their tokens sit.
 
 B texts of a pass, T tokens of it, N of them asked for.
 """
@@ -26,6 +26,12 @@ class Text(NamedTuple):
     ids: Sequence[int]  # an engine makes arrays of them
     types: Sequence[int] | None = None  # None: all are of type 0
     asked: Sequence[int] = ()  # places of the tokens whose states are wanted
+    source: Sequence[int] = ()  # what an encoder reads first, where `ids` are a decoder's
+
+    @property
+    def length(self) -> int:
+        """The tokens of its longer side, as fairseq counts them."""
+        return max(len(self.ids), len(self.source))
 
 
 class Image(NamedTuple):
@@ -39,6 +45,16 @@ class Image(NamedTuple):
     def ids(self) -> range:
         """One number for each of its tokens; which ones a pass reads depends on the images beside it."""
         return range(1 + self.pixels[0].numel() // self.patch_size**2)
+
+    @property
+    def length(self) -> int:
+        """The number of its tokens."""
+        return len(self.ids)
+
+    @property
+    def source(self) -> tuple[()]:
+        """Nothing is read before an image."""
+        return ()
 
     @property
     def types(self) -> None:
@@ -65,6 +81,7 @@ class Pass(NamedTuple):
     asked: Tensor  # [N] int64  index in T
     types: Tensor | None = None  # [T] int64
     patches: Tensor | None = None  # [P,channels*size*size] of images
+    source: Batch | None = None  # what an encoder reads first: a source of each row
 
 
 class Group(NamedTuple):
@@ -76,17 +93,19 @@ class Group(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of the texts, without pads."""
-        return sum(len(text.ids) for text in self.texts)
+        """The tokens of the texts and their sources, without pads."""
+        return sum(len(text.ids) + len(text.source) for text in self.texts)
 
     @property
     def longest(self) -> int:
-        return len(self.texts[0].ids)
+        return max(len(text.ids) for text in self.texts)
 
     @property
     def computed_tokens(self) -> int:
-        """The tokens that a pass computes, T: with pads."""
-        return self.num_tokens if self.packed else len(self.texts) * self.longest
+        """The tokens that a pass computes, T and those of sources: with pads."""
+        if self.packed:
+            return self.num_tokens
+        return len(self.texts) * (self.longest + max(len(text.source) for text in self.texts))
 
     @property
     def num_asked(self) -> int:
@@ -99,9 +118,10 @@ class Group(NamedTuple):
 
     def laid_out(self) -> Pass:
         """Where each token sits."""
+        layout = end_to_end if self.packed else left_padded
         images = [text for text in self.texts if isinstance(text, Image)]
-        rows = _rows_of(images) if images else [text.ids for text in self.texts]
-        batch = end_to_end(rows) if self.packed else left_padded(rows)
+        batch = layout(_rows_of(images) if images else [text.ids for text in self.texts])
+        source = layout([text.source for text in self.texts]) if len(self.texts[0].source) else None
         assert batch.spans is not None
         pairs = [(text, first) for text, (first, _) in zip(self.texts, batch.spans, strict=True)]
         asked = np.concatenate([_numbers(text.asked) + first for text, first in pairs])
@@ -112,7 +132,8 @@ class Group(NamedTuple):
                 if text.types is not None:
                     types[first : first + len(text.types)] = torch.tensor(text.types)
         patches = torch.cat([image.patches() for image in images]) if images else None
-        return Pass(tuple(len(text.asked) for text in self.texts), batch, torch.from_numpy(asked), types, patches)
+        sizes = tuple(len(text.asked) for text in self.texts)
+        return Pass(sizes, batch, torch.from_numpy(asked), types, patches, source)
 
 
 def _rows_of(images: Sequence[Image]) -> list[Sequence[int]]:
@@ -131,8 +152,8 @@ def _numbers(places: Sequence[int]) -> np.ndarray:
 class Batching:
     """How many texts share a pass: at most `batch_size`, with at most `batch_tokens` tokens, pads among them.
 
-    A longer text is read alone. `truncate` cuts texts that are longer than the model's context; without it they are an
-    error.
+    Of texts with sources each side has as many. A longer text is read alone. `truncate` cuts texts that are longer than
+    the model's context; without it they are an error.
     """
 
     batch_tokens: int = 32_768
@@ -174,11 +195,11 @@ def _grouped(
     longest = total = 0
 
     def group() -> Group:
-        ordered = sorted(numbers, key=lambda number: -len(texts[number].ids))
+        ordered = sorted(numbers, key=lambda number: -texts[number].length)
         return Group(tuple(ordered), tuple(texts[number] for number in ordered), packed)
 
     for number, text in enumerate(texts):
-        length = len(text.ids)
+        length = text.length
         size = tokens_of(len(numbers) + 1, max(longest, length), total + length)
         if numbers and (size > batching.batch_tokens or len(numbers) == batching.batch_size):
             yield group()

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor
 
 from eet_lab.models.decoder import Decoder
-from eet_lab.ops.types import Attend, Batch, Empty
+from eet_lab.ops.types import Attend, Batch, Empty, Source
 from eet_lab.parts.buffers import Buffered
 from eet_lab.parts.kv_cache import KVCache
 from eet_lab.parts.losses import Head
@@ -45,9 +45,19 @@ class MakesAttend(Protocol):
     """How attention knows what a query may see."""
 
     def __call__(
-        self, ops: Any, batch: Batch, cache: KVCache | None, /, *, empty: Empty, window: int | None = None
+        self,
+        ops: Any,
+        batch: Batch,
+        cache: KVCache | None,
+        /,
+        *,
+        empty: Empty,
+        window: int | None = None,
+        source: Source | None = None,
     ) -> Attend:
-        """The attention of one pass; without a cache its tokens see each other. `window` is that of all layers."""
+        """The attention of one pass; without a cache its tokens see each other. `window` is that of all layers, and
+        `source` what layers with cross attention look at.
+        """
 
 
 class MakesCache(Protocol):

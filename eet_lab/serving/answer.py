@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
+
+import msgspec
 
 from eet_lab.scheduling import TokenLogprobs
 from eet_lab.serving.errors import ApiError
@@ -13,8 +15,11 @@ Reason = Literal["stop", "length", "abort"]
 """Why nothing more comes: OpenAI's finish reasons, and vLLM's for a client that left."""
 
 
-class News(NamedTuple):
-    """New tokens of an answer, and its end where they are the last; `at` is `time.perf_counter()` on the engine."""
+class News(msgspec.Struct, array_like=True, gc=False):
+    """New tokens of an answer, and its end where they are the last; `at` is `time.perf_counter()` on the engine.
+
+    There is one for each token of a server: a struct costs a quarter of a tuple with names.
+    """
 
     answer: Any  # an Answer, or its number in another process
     tokens: Sequence[int]

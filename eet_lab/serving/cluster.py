@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from eet_lab.errors import SetupError
+from eet_lab.serving.ray_asgi import PATH
 from eet_lab.threads import num_cores
 from eet_lab.words import counted
 
@@ -19,9 +20,15 @@ if TYPE_CHECKING:
 
 RESOURCES = {"cuda": "GPU", "cpu": "CPU"}
 """What one replica takes one of, by its device."""
-SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token", "RAY_SERVE_LOG_TO_STDERR": "0"}
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": PATH,
+}
 """A cluster that is started here has them: nothing is reported to anybody; Ray's own ports, which listen on every
-interface, take only who has the token of ~/.ray; and what Serve says goes to its logs.
+interface, take only who has the token of ~/.ray; what Serve says goes to its logs; and its proxy's errors have
+OpenAI's shape.
 """
 APP = "eet_lab"
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"

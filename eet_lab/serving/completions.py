@@ -16,7 +16,7 @@ from eet_lab.serving.errors import ApiError, bad, of_engine
 from eet_lab.serving.forms import CHAT, TEXT, Form
 from eet_lab.serving.front import SHORT, Front
 from eet_lab.serving.gate import read_body
-from eet_lab.serving.generating import Generating, Piece, settings_of
+from eet_lab.serving.generating import Generating, Step, settings_of
 from eet_lab.serving.replay import Replay, recorded
 from eet_lab.serving.response_cache import HIT
 from eet_lab.serving.stream import EventStream
@@ -67,18 +67,23 @@ async def _answered(
 ) -> Response:
     """What was answered before, or what the engine says to `asked`."""
     key, ticket = service.cache.key_of(request.url.path, body), request.state.ticket
-    if (found := service.cache.get(key)) is not None:
+    if (found := await service.kept(key, request)) is not None:
         replay = Replay(found, ticket.since + service.options.request_s)
-        return await _said(service, request, body, replay, replay.pieces(), form, HIT)
-    prompts, max_tokens = await asked()
-    settings = settings_of(body, prompts, max_tokens, service)
-    generating = Generating(service, prompts, body, ticket)
+        return await _said(service, request, body, replay, replay.steps(), form, HIT)
     try:
-        generating.start(settings, request.receive)
+        prompts, max_tokens = await asked()
+        settings = settings_of(body, prompts, max_tokens, service)
+        generating = Generating(service, prompts, body, ticket)
+        try:
+            generating.start(settings, request.receive)
+        except BaseException:
+            generating.close()
+            raise
     except BaseException:
-        generating.close()
+        service.cache.done(key)
         raise
-    return await _said(service, request, body, generating, recorded(generating, service.cache, key), form, {})
+    steps = generating.steps() if key is None else recorded(generating, service.cache, key)
+    return await _said(service, request, body, generating, steps, form, {})
 
 
 async def _said(
@@ -86,7 +91,7 @@ async def _said(
     request: Request,
     body: Sampled,
     source: Generating | Replay,
-    pieces: AsyncIterator[list[Piece]],
+    steps: AsyncIterator[Step],
     form: Form,
     headers: Mapping[str, str],
 ) -> Response:
@@ -94,12 +99,13 @@ async def _said(
     number = f"{form.prefix}-{request.state.request_id}"
     head = {"id": number, "created": service.created_now(), "model": service.name}
     try:
-        said = [*await anext(pieces)]
+        first = await anext(steps)
         if body.stream:
             options = body.stream_options or StreamOptions()
-            return EventStream(form, head, source, said, pieces, options, headers)
-        async for found in pieces:
-            said += found
+            return EventStream(form, head, source, first, steps, options, headers)
+        said = [*first.pieces]
+        async for step in steps:
+            said += step.pieces
     except BaseException:
         source.close()
         raise

@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import Any, ClassVar
+
+from starlette.requests import Request
 
 from eet_lab.models.chat import ChatTemplate, template_of
 from eet_lab.models.transcript import Decode, ended_by
 from eet_lab.serving.admission import Admission
 from eet_lab.serving.answer import Answer, News
 from eet_lab.serving.errors import ApiError
+from eet_lab.serving.gate import before
 from eet_lab.serving.jobs import Card, EngineClient, GeneratingClient, Load
 from eet_lab.serving.metrics import Metrics
 from eet_lab.serving.options import Options
@@ -45,6 +48,7 @@ class Front:
         self.cache = ResponseCache(options.response_cache_mib * MiB)
         self.metrics = Metrics(self.name, self.load, self.cache)
         self.worker, self.generator = worker, generator
+        self._ended: ApiError | None = None
         self._template: ChatTemplate | None = None
         self._has_looked = False
         self._answers = set[Answer]()
@@ -83,7 +87,9 @@ class Front:
             answer.wake()
 
     def joined(self, answer: Answer) -> None:
-        """This answer is waited for from now on."""
+        """This answer is waited for from now on. Errors: the one with which all were ended."""
+        if self._ended is not None:
+            raise self._ended
         self._answers.add(answer)
 
     def left(self, answers: Iterable[Answer]) -> None:
@@ -96,11 +102,26 @@ class Front:
                 answer.end("abort")
 
     def end_all(self, error: ApiError) -> None:
-        """Every answer that is waited for ends with this error."""
+        """Every answer that is waited for ends with this error, and so do those of whoever is still inside."""
+        self._ended = error
         for answer in list(self._answers):
             if self.generator is not None and not answer.is_over:
                 self.generator.leave(answer)
             answer.put(News(answer, (), None, error, time.perf_counter()))
+
+    async def kept(self, key: bytes | None, request: Request) -> Any | None:
+        """The answer that is kept under this key, or made now for somebody else; None: it is the caller's to make.
+
+        Errors: ApiError for a client that leaves meanwhile, or waits too long.
+        """
+        cache, end = self.cache, request.state.ticket.since + self.options.request_s
+        while (making := cache.making(key)) is not None:
+            if (found := await before(end, asyncio.shield(making), request.receive)) is not None:
+                cache.hits += 1
+                return found
+        if (found := cache.get(key)) is None:
+            cache.begin(key)
+        return found
 
     def check_model(self, name: str | None) -> None:
         """404 for another model than the one that is served. Whoever names none gets this one."""

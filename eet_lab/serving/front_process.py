@@ -31,6 +31,7 @@ async def serve(channel: Channel, listening: socket.socket) -> None:
         return
     engine = RemoteEngine(channel)
     server = Server(Front(hello.card, hello.options, engine, engine), listening)
+    server.has_process = True
 
     def take(told: ToFront) -> None:
         engine.take(told, server.service.receive)

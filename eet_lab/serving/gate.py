@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
+from typing import Any, TypeVar
 
 from eet_lab.serving.admission import Admission
 from eet_lab.serving.errors import ApiError, bad
@@ -22,6 +22,8 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+Result = TypeVar("Result")
 
 OPEN = "/health"
 FINE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -122,6 +124,28 @@ async def read_body(receive: Receive, options: Options) -> bytes:
                     return b"".join(parts)
     except TimeoutError:
         raise ApiError(408, f"The body took longer than {plain(options.body_s)} s.") from None
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client has left: once it has sent its body, all that it can still say is that."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def before(end: float, work: Awaitable[Result], receive: Receive) -> Result:
+    """Its result. Errors: its own; ApiError, 499 once the client has left, 504 at `end`, by time.perf_counter()."""
+    doing, leaving = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    try:
+        both = doing, leaving
+        await asyncio.wait(both, timeout=end - time.perf_counter(), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        if leaving.done():
+            raise ApiError(499, "The client has left.")
+        raise ApiError(504, "The answer took longer than the server waits.", code="timeout")
+    finally:
+        doing.cancel()
+        leaving.cancel()
 
 
 async def answer(send: Send, error: ApiError) -> None:

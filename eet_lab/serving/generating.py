@@ -16,7 +16,7 @@ from eet_lab.serving.answer import Answer, Reason
 from eet_lab.serving.bodies import MOST_CHOICES, Sampled
 from eet_lab.serving.errors import bad, of_engine
 from eet_lab.serving.front import Front
-from eet_lab.serving.gate import NUMBERS, Receive
+from eet_lab.serving.gate import NUMBERS, Receive, disconnected
 from eet_lab.serving.jobs import Job
 from eet_lab.serving.logprobs import Scored, Scores
 from eet_lab.serving.stopped_text import StoppedText
@@ -31,6 +31,13 @@ class Piece(NamedTuple):
     text: str
     finish: Reason | None
     scored: tuple[Scored, ...] = ()
+
+
+class Step(NamedTuple):
+    """What choices say at once, and how many tokens all of them have by then."""
+
+    pieces: list[Piece]
+    num_tokens: int
 
 
 @dataclass
@@ -89,7 +96,7 @@ class Generating:
                 self._service.generator.join(Job(prompt, how, number, answer, self._deadline))
         self._watch = asyncio.create_task(self._watch_client(receive))
 
-    async def pieces(self) -> AsyncIterator[list[Piece]]:
+    async def steps(self) -> AsyncIterator[Step]:
         """What all choices say, as it comes, until the last is finished. Errors: ApiError."""
         running = self.choices
         while running:
@@ -102,13 +109,14 @@ class Generating:
                 self._service.left(done)
             running = [choice for choice in running if choice.finish is None]
             if found:
-                yield found
+                yield Step(found, self.completion_tokens)
 
     def close(self) -> None:
         """The request is over: count it, and free what the engine still holds for it."""
         self._service.left([choice.answer for choice in self.choices])
         if self._watch is not None:
             self._watch.cancel()
+            self._watch = None  # its error holds its frame, and that this: the collector alone would find them
         metrics = self._service.metrics
         metrics.prompt_tokens += self.prompt_tokens
         for choice in self.choices:
@@ -134,9 +142,7 @@ class Generating:
             self._service.metrics.first_token_s.observe(first - self._ticket.since)
 
     async def _watch_client(self, receive: Receive) -> None:
-        """Until the answer is complete, all that a client can still send is that it has left."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await disconnected(receive)
         self.is_abandoned = True
         self._service.left([choice.answer for choice in self.choices])
 

@@ -13,7 +13,7 @@ from eet_lab.engine.settings import Settings
 from eet_lab.errors import EETError, RecipeError, ScheduleError
 from eet_lab.models import Model
 from eet_lab.scheduling import Request
-from eet_lab.serving.answer import News, Reason
+from eet_lab.serving.answer import News
 from eet_lab.serving.errors import ApiError, failed, of_engine
 from eet_lab.serving.jobs import Job, Load
 from eet_lab.serving.worker import Worker
@@ -110,15 +110,17 @@ class Generator(Worker):
         self._end_late()
         new = dict[Request, list[int]]()
         for request, token, _ in self.engine.step():
-            new.setdefault(request, []).append(token)
-        now = time.perf_counter()
-        news = [
-            News(self._jobs[request].answer, tokens, _reason(request), None, now, request.logprobs[-len(tokens) :])
-            for request, tokens in new.items()
-        ]
-        for request in new:
-            if request.done:
-                del self._requests[self._jobs.pop(request).answer]
+            if request in new:
+                new[request].append(token)
+            else:
+                new[request] = [token]
+        now, news, jobs = time.perf_counter(), list[News](), self._jobs
+        for request, tokens in new.items():
+            answer, reason = jobs[request].answer, request.finish_reason
+            logprobs = request.logprobs and request.logprobs[-len(tokens) :]
+            news.append(News(answer, tokens, "abort" if reason == "cancelled" else reason, None, now, logprobs))
+            if reason is not None:
+                del jobs[request], self._requests[answer]
         if news:
             self.tell(partial(self._receive, news))
 
@@ -152,7 +154,3 @@ class Generator(Worker):
     def _close(self) -> None:
         if self.engine is not None:
             self.engine.close()
-
-
-def _reason(request: Request) -> Reason | None:
-    return "abort" if request.finish_reason == "cancelled" else request.finish_reason

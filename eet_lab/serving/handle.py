@@ -161,6 +161,7 @@ def run_server(server: Lifecycle, started: Callable[[], None]) -> None:
 
     async def run() -> None:
         server.drain_on_signals()
+        server.has_process = True
         started()
         await server.run()
 

@@ -80,9 +80,10 @@ class RemoteEngine:
             answer = self._answers.get(each.answer)
             if answer is None:
                 continue
-            news.append(each._replace(answer=answer))
             if each.reason is not None or each.error is not None:
                 del self._answers[each.answer], self._numbers[answer]
+            each.answer = answer
+            news.append(each)
         if news:
             receive(news)
 

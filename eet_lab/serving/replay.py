@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 from eet_lab.serving.answer import Reason
-from eet_lab.serving.generating import Generating, Piece
+from eet_lab.serving.generating import Generating, Step
 from eet_lab.serving.response_cache import ResponseCache
 
 
@@ -19,9 +20,9 @@ class Finished(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """All that a request was told: pieces that came together, and how many tokens all choices had by then."""
+    """All that a request was told."""
 
-    steps: list[tuple[list[Piece], int]]
+    steps: list[Step]
     choices: list[Finished]
     prompt_tokens: int
 
@@ -34,13 +35,16 @@ class Replay:
     def __init__(self, recorded: Recorded, deadline: float) -> None:
         self._steps, self.choices, self.prompt_tokens = recorded
         self._deadline = deadline
-        self.completion_tokens = 0
 
-    async def pieces(self) -> AsyncIterator[list[Piece]]:
+    async def steps(self) -> AsyncIterator[Step]:
         """What all choices say."""
-        for pieces, num_tokens in self._steps:
-            self.completion_tokens = num_tokens
-            yield pieces
+        for step in self._steps:
+            yield step
+
+    @property
+    def completion_tokens(self) -> int:
+        """The tokens of all choices."""
+        return self._steps[-1].num_tokens
 
     def close(self) -> None:
         """Nothing is held."""
@@ -51,13 +55,30 @@ class Replay:
         return self._deadline - time.perf_counter()
 
 
-async def recorded(generating: Generating, cache: ResponseCache, key: bytes | None) -> AsyncIterator[list[Piece]]:
-    """The pieces of a request, which are kept under its key once all choices have come to their own ends."""
-    steps = []
-    async for pieces in generating.pieces():
-        if key is not None:
-            steps.append((pieces, generating.completion_tokens))
-        yield pieces
-    choices = [Finished(choice.number, choice.finish) for choice in generating.choices]
-    if all(choice.finish in ("stop", "length") for choice in choices):
-        cache.put(key, Recorded(steps, choices, generating.prompt_tokens))
+async def recorded(generating: Generating, cache: ResponseCache, key: bytes) -> AsyncIterator[Step]:
+    """The steps of a request, which are kept under its key once all choices have come to their own ends.
+
+    They are taken as they come: others wait for them, who shall not wait for a client that reads slowly.
+    """
+    steps, found = list[Step](), asyncio.Queue[Step | Exception | None]()
+
+    async def record() -> None:
+        try:
+            async for step in generating.steps():
+                steps.append(step)
+                found.put_nowait(step)
+            choices = [Finished(choice.number, choice.finish) for choice in generating.choices]
+            if all(choice.finish in ("stop", "length") for choice in choices):
+                cache.put(key, Recorded(steps, choices, generating.prompt_tokens))
+            found.put_nowait(None)
+        except Exception as error:  # noqa: BLE001  raised where it is waited for
+            found.put_nowait(error)
+        finally:
+            cache.done(key)
+
+    recording = asyncio.create_task(record())  # it ends when the request does, whose choices then have theirs
+    while (step := await found.get()) is not None:
+        if isinstance(step, Exception):
+            raise step
+        yield step
+    await recording

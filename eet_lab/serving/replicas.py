@@ -103,12 +103,13 @@ def serve_replicas(
     """Serve a model by several replicas, and return a handle with `url` and `stop()` once all of them answer.
 
     `model` is the name or folder of `eet_lab.load`: each replica loads it by itself, on a GPU of its own, or with
-    device="cpu" on a core of its own. `replicas` (fewest, most) follow the load: as many as keep the requests inside
-    each near `target_ongoing_requests`. The other arguments are those of `eet_lab.serve`, and the bounds of `options`
-    hold in each replica. They are processes of Ray Serve, on a cluster of this machine's own, or on the one that
-    ray.init or RAY_ADDRESS names. A replica that dies or whose engine is lost is replaced: what it was answering
-    fails, and is never silent. /metrics tells of one replica, whichever was asked. Ray's proxy in front reads
-    headers and bodies without the time limits of `eet_lab.serve`.
+    device="cpu" on a core of its own. `replicas` (fewest, most) follow the load: as many as keep the requests
+    inside each near `target_ongoing_requests`. The other arguments are those of `eet_lab.serve`, and the bounds of
+    `options` hold in each replica. They are processes of Ray Serve, on a cluster of this machine's own, or on the
+    one that ray.init or RAY_ADDRESS names. A replica that dies or whose engine is lost is replaced: what it was
+    answering fails, and is never silent. On a cluster of our own, what Ray's proxy itself refuses has OpenAI's
+    shape too. /metrics tells of one replica, whichever was asked. Ray's proxy in front reads headers and bodies
+    without the time limits of `eet_lab.serve`.
     Errors: SetupError, also for what cannot be served; ModelError; RecipeError.
     """
     cluster.check_installed()
@@ -122,7 +123,9 @@ def serve_replicas(
         raise SetupError(f"device is {told(device)}, but it must be 'cuda', a GPU for each replica, or 'cpu'.")
     shape = _shape_of(model)
     wanted.columns(shape.config.context)
-    default = ENCODER_RECIPE if isinstance(shape.network, Encoder) else DECODER_RECIPE
+    is_encoder = isinstance(shape.network, Encoder)
+    _ = shape.encoder if is_encoder else shape.decoder  # which says what it cannot serve
+    default = ENCODER_RECIPE if is_encoder else DECODER_RECIPE
     words = default if recipe is None else recipe
     checked = as_recipe(words, kind, shape.config)
     name = str(shape.folder.resolve()) if shape.kind == "folder" and shape.folder else str(model)

@@ -7,6 +7,7 @@ same request gets again is kept: what is greedy or drawn with a seed, embeddings
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import pickle
@@ -24,12 +25,15 @@ HIT = {"x-cache": "hit"}
 class ResponseCache:
     """The answers that were asked for last, in at most `max_bytes`; 0: none. All calls come from the server's loop.
 
-    Answers are kept as bytes, so that they are counted exactly and give the garbage collector nothing to walk.
+    An answer is made once: whoever asks for it meanwhile waits for the one who makes it, and if that one fails or
+    leaves, the next one makes it. Answers are kept as bytes, so that they are counted exactly and give the garbage
+    collector nothing to walk.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._kept = OrderedDict[bytes, bytes]()  # the one that was asked for last is last
+        self._making = dict[bytes, asyncio.Future[Any]]()
         self.num_bytes = self.hits = self.misses = 0
 
     def key_of(self, path: str, body: Body) -> bytes | None:
@@ -53,6 +57,7 @@ class ResponseCache:
         """Keep it, unless it has no key or is too large, and let go of what was asked for longest ago."""
         if key is None:
             return
+        self._made(key, answer)
         kept = pickle.dumps(answer, pickle.HIGHEST_PROTOCOL)
         if len(kept) + ENTRY_BYTES > self._max_bytes:
             return
@@ -61,6 +66,24 @@ class ResponseCache:
         self.num_bytes += len(kept) + ENTRY_BYTES
         while self.num_bytes > self._max_bytes:
             self._drop(next(iter(self._kept)))
+
+    def making(self, key: bytes | None) -> asyncio.Future[Any] | None:
+        """Gives the answer that somebody makes now; None if that comes to nothing."""
+        return None if key is None else self._making.get(key)
+
+    def begin(self, key: bytes | None) -> None:
+        """The caller makes this answer from now on: it will `put` it, or say that it is `done`."""
+        if key is not None:
+            self._making[key] = asyncio.get_running_loop().create_future()
+
+    def done(self, key: bytes | None) -> None:
+        """Whoever made this answer does so no more."""
+        if key is not None:
+            self._made(key, None)
+
+    def _made(self, key: bytes, answer: Any) -> None:
+        if (making := self._making.pop(key, None)) is not None:
+            making.set_result(answer)
 
     def _drop(self, key: bytes) -> None:
         if (found := self._kept.pop(key, None)) is not None:

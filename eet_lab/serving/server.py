@@ -62,7 +62,7 @@ class Server(Lifecycle):
         sys.setswitchinterval(SWITCH_S)
         try:
             await asyncio.wrap_future(worker.ready)
-            self.is_up.set()
+            self._set_up()
             await self._uvicorn.serve(sockets=[self._socket])
         finally:
             sys.setswitchinterval(before)

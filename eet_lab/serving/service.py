@@ -41,6 +41,7 @@ class Service(Front):
                 "eet_lab.classify or eet_lab.encode, or serve a model that reads texts."
             )
         is_encoder = isinstance(model.network, Encoder)
+        _ = model.encoder if is_encoder else model.decoder  # which says what it cannot serve
         default = ENCODER_RECIPE if is_encoder else DECODER_RECIPE
         columns = options.columns(model.config.context)
         self.recipe: Recipe = as_recipe(default if recipe is None else recipe, model.device, model.config)

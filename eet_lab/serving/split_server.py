@@ -94,7 +94,7 @@ class SplitServer(Lifecycle):
         if asked.wants_load:
             channel.send(ToFront(load=self._generator.load(), dead=self._generator.dead))
         if asked.is_up:
-            self.is_up.set()
+            self._set_up()
 
 
 def _started(listening: socket.socket) -> tuple[Channel, subprocess.Popen[bytes]]:

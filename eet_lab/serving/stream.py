@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 
 from starlette.responses import Response
 
@@ -12,7 +12,7 @@ from eet_lab.serving.bodies import StreamOptions
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.forms import Form, usage_of
 from eet_lab.serving.gate import Receive, Scope, Send
-from eet_lab.serving.generating import Generating, Piece
+from eet_lab.serving.generating import Generating, Step
 from eet_lab.serving.replay import Replay
 
 DONE = b"data: [DONE]\n\n"
@@ -34,15 +34,15 @@ class EventStream(Response):
         form: Form,
         head: dict,
         generating: Generating | Replay,
-        first: Sequence[Piece],
-        pieces: AsyncIterator[list[Piece]],
+        first: Step,
+        steps: AsyncIterator[Step],
         options: StreamOptions,
         headers: Mapping[str, str],
     ) -> None:
         super().__init__()
         self._more = [(name.encode(), value.encode()) for name, value in headers.items()]
         self._form, self._head, self._generating = form, form.head(head), generating
-        self._first, self._pieces, self._options = first, pieces, options
+        self._first, self._steps, self._options = first, steps, options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -59,23 +59,23 @@ class EventStream(Response):
 
         await send({"type": "http.response.start", "status": 200, "headers": [*HEADERS, *self._more]})
         if openings := [self._form.opening(choice.number) for choice in self._generating.choices]:
-            await event("".join(self._event(opening) for opening in openings if opening))
+            await event("".join(self._event(opening, 0) for opening in openings if opening))
         try:
-            await event("".join(map(self._of, self._first)))
-            async for pieces in self._pieces:
-                await event("".join(map(self._of, pieces)))
+            await event(self._of(self._first))
+            async for step in self._steps:
+                await event(self._of(step))
             await event(self._usage(), DONE)
         except ApiError as error:
             await event(f"data: {json.dumps(error.body())}\n\n", DONE)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _of(self, piece: Piece) -> str:
-        return self._event(self._form.chunk(piece))
+    def _of(self, step: Step) -> str:
+        return "".join(self._event(self._form.chunk(piece), step.num_tokens) for piece in step.pieces)
 
-    def _event(self, choice: str) -> str:
+    def _event(self, choice: str, num_tokens: int) -> str:
         usage = ""
         if self._options.continuous_usage_stats:
-            usage = f',"usage":{json.dumps(self._counted())}'
+            usage = f',"usage":{self._counted(num_tokens)}'
         elif self._options.include_usage:
             usage = ',"usage":null'
         return f"data: {self._head}{choice}]{usage}}}\n\n"
@@ -83,7 +83,7 @@ class EventStream(Response):
     def _usage(self) -> str:
         if not self._options.include_usage:
             return ""
-        return f'data: {self._head}],"usage":{json.dumps(self._counted())}}}\n\n'
+        return f'data: {self._head}],"usage":{self._counted(self._generating.completion_tokens)}}}\n\n'
 
-    def _counted(self) -> dict[str, int]:
-        return usage_of(self._generating.prompt_tokens, self._generating.completion_tokens)
+    def _counted(self, num_tokens: int) -> str:
+        return json.dumps(usage_of(self._generating.prompt_tokens, num_tokens))

@@ -20,9 +20,9 @@ from eet_lab.errors import EETError
 from eet_lab.parts.passes import Readable
 from eet_lab.serving.bodies import EmbeddingBody, TextsBody, parsed
 from eet_lab.serving.completions import token_lists
-from eet_lab.serving.errors import ApiError, bad, of_engine
+from eet_lab.serving.errors import bad, of_engine
 from eet_lab.serving.forms import usage_of
-from eet_lab.serving.gate import read_body
+from eet_lab.serving.gate import before, read_body
 from eet_lab.serving.reader import Reading
 from eet_lab.serving.response_cache import HIT
 from eet_lab.serving.service import Service
@@ -59,12 +59,15 @@ class Found(NamedTuple):
 async def _once(service: Service, request: Request, body: TextsBody, task: TextTask) -> Found:
     """What was made of the same texts before, or is made of them now."""
     key = service.cache.key_of(request.url.path, body)
-    if (found := service.cache.get(key)) is not None:
+    if (found := await service.kept(key, request)) is not None:
         values, num_tokens = found
         return Found(values, num_tokens, HIT)
-    texts = await _texts(service, body)
-    values, num_tokens = (await _read(service, request, texts, task)).numpy(), sum(len(text.ids) for text in texts)
-    service.cache.put(key, (values, num_tokens))
+    try:
+        texts = await _texts(service, body)
+        values, num_tokens = (await _read(service, request, texts, task)).numpy(), sum(len(text.ids) for text in texts)
+        service.cache.put(key, (values, num_tokens))
+    finally:
+        service.cache.done(key)
     return Found(values, num_tokens, {})
 
 
@@ -117,27 +120,8 @@ async def _read(service: Service, request: Request, texts: Sequence[Readable], t
     ticket = request.state.ticket
     ticket.count(1, sum(len(text.ids) for text in texts))
     reading = Reading(texts, task, asyncio.get_running_loop().create_future())
-    watch = asyncio.create_task(_watch_client(request, reading))
     service.reader.join(reading)
-    try:
-        async with asyncio.timeout(service.options.request_s):
-            return await reading.result
-    except TimeoutError:
-        raise ApiError(504, "The texts were not read in the time that the server waits.", code="timeout") from None
-    except asyncio.CancelledError:
-        if reading.result.cancelled():
-            raise ApiError(499, "The client has left.") from None
-        raise
-    finally:
-        watch.cancel()
-        reading.result.cancel()
-
-
-async def _watch_client(request: Request, reading: Reading) -> None:
-    """A client that leaves gets nothing read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    reading.result.cancel()
+    return await before(ticket.since + service.options.request_s, reading.result, request.receive)
 
 
 def _written(vector: np.ndarray, encoding: str) -> Any:

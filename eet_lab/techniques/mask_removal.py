@@ -30,7 +30,7 @@ class MaskRemoval(Technique):
     title: ClassVar[str] = "Mask removal"
     lesson: ClassVar[str] = "02_mask_removal"
     numerics: ClassVar[str] = "reordered"
-    stages: ClassVar[tuple[str, ...]] = ("generate", "encode", "train")
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode", "seq2seq", "train")
     headline: ClassVar[bool] = True
 
     def apply(self, parts: Parts) -> Parts:

@@ -54,7 +54,7 @@ class MemoryReuse(Technique):
     name: ClassVar[str] = "memory_reuse"
     title: ClassVar[str] = "Memory reuse"
     lesson: ClassVar[str] = "03_memory_reuse"
-    stages: ClassVar[tuple[str, ...]] = ("generate", "encode")
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode", "seq2seq")
     headline: ClassVar[bool] = True
 
     planner: str = knob(

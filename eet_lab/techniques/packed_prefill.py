@@ -33,7 +33,7 @@ class PackedPrefill(Technique):
     lesson: ClassVar[str] = "02_mask_removal"
     requires: ClassVar[tuple[str, ...]] = ("pre_padding", "mask_removal")
     numerics: ClassVar[str] = "reordered"
-    stages: ClassVar[tuple[str, ...]] = ("generate", "encode", "train")
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode", "seq2seq", "train")
 
     def apply(self, parts: Parts) -> Parts:
         if parts.schedule == UP_TO_THE_SHORTEST:

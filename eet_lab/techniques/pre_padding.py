@@ -38,7 +38,7 @@ class PrePadding(Technique):
     title: ClassVar[str] = "Pre-padding"
     lesson: ClassVar[str] = "01_pre_padding"
     numerics: ClassVar[str] = "reordered"
-    stages: ClassVar[tuple[str, ...]] = ("generate", "encode", "train")
+    stages: ClassVar[tuple[str, ...]] = ("generate", "encode", "seq2seq", "train")
     headline: ClassVar[bool] = True
 
     read: str = knob(
@@ -54,6 +54,6 @@ class PrePadding(Technique):
 
     def unfit(self, config: Config) -> str | None:
         if config.stage != "generate" and self.read != "whole":
-            reader = "an encoder" if config.stage == "encode" else "training"
+            reader = "training" if config.stage == "train" else "an encoder"
             return f"read=shortest reads the rest token by token, and {reader} needs whole texts; choose read=whole"
         return super().unfit(config)

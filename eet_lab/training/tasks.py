@@ -1,4 +1,4 @@
-"""What a model is trained to tell: each word's next one, words that were masked, or a text's class.
+"""What a model is trained to tell: each word's next one, words that were masked, a text's class, or another text.
 
 T tokens of a pass, N of them with a label, B texts, C channels, V words, L classes.
 """
@@ -13,8 +13,8 @@ import numpy as np
 from torch import Tensor
 
 from eet_lab.errors import ModelError, TrainingError
-from eet_lab.models import decoder
-from eet_lab.models.config import HEADS, Config, EncoderConfig, VisionConfig
+from eet_lab.models import decoder, seq2seq
+from eet_lab.models.config import HEADS, Config, EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import tensors
 from eet_lab.parts import Ops
 from eet_lab.parts.losses import IGNORED, Head
@@ -26,8 +26,9 @@ class Example(NamedTuple):
     """A text, or an image, and what the model shall tell of it.
 
     `labels` are a token each, `IGNORED` where nothing is learned; a language model learns each token from those before
-    it. None: all of `ids`, for a language model. For a classifier it is the number of the class. `pixels` are those of
-    an image [channels,height,width], which has no `ids`.
+    it. None: all of `ids`, for a language model. For a classifier it is the number of the class. For an
+    encoder-decoder they are the tokens of its answer to the source `ids`. `pixels` are those of an image
+    [channels,height,width], which has no `ids`.
     """
 
     ids: Sequence[int] = ()
@@ -39,6 +40,11 @@ class Example(NamedTuple):
         """The same as an engine reads it; `places` are those of the tokens with a label."""
         if isinstance(config, VisionConfig) and self.pixels is not None:
             return Image(self.pixels, config.patch_size, places)
+        if isinstance(config, Seq2SeqConfig):  # the decoder reads the labels shifted right
+            labels = np.asarray(self.labels)[:-1]
+            return Text(
+                [config.start_id, *np.where(labels == IGNORED, config.pad_id, labels).tolist()], None, places, self.ids
+            )
         return Text(self.ids, self.types, places)
 
 
@@ -104,6 +110,15 @@ def _next_tokens(example: Example) -> tuple[Sequence[int], Sequence[int]]:
     return [place for place, _ in told_before], [label for _, label in told_before]
 
 
+def _answer(example: Example) -> tuple[Sequence[int], Sequence[int]]:
+    """Each label belongs to the place that the one before it has in the decoder."""
+    array = np.asarray(example.labels)
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "iu":
+        raise ValueError(f"there must be the token ids of an answer, and not {told(example.labels)}.")
+    places = np.flatnonzero(array != IGNORED)
+    return places.tolist(), array[places].tolist()
+
+
 def _class(example: Example) -> tuple[Sequence[int], Sequence[int]]:
     if not isinstance(example.labels, int) or isinstance(example.labels, bool):
         raise ValueError(f"it must be the number of a class, and not {told(example.labels)}.")
@@ -112,6 +127,11 @@ def _class(example: Example) -> tuple[Sequence[int], Sequence[int]]:
 
 def _of_words(model: Any, ops: Ops) -> Head:
     return Head(lambda states: decoder.logits(model, ops, states), tuple(tensors((model.norm, model.head))))
+
+
+def _of_answers(model: Any, ops: Ops) -> Head:
+    weights = tensors((model.decoder.norm, model.head.weight))  # what is added to logits is not trained
+    return Head(lambda states: seq2seq.logits(model, ops, states), tuple(weights))
 
 
 def _of_masked(model: Any, ops: Ops) -> Head:
@@ -145,19 +165,26 @@ TOKEN_CLASSES = TrainTask(
     "token classification", _at_their_places, _of_token_classes, _num_classes, needs="token_classes"
 )
 """The class of each token."""
+SEQ2SEQ = TrainTask("sequence to sequence", _answer, _of_answers, _vocab)
+"""The answer to a source, each token from those before it."""
 TASKS = {"language": LANGUAGE, "masked": MASKED, "classes": CLASSES, "token-classes": TOKEN_CLASSES}
+TASKS |= {"seq2seq": SEQ2SEQ}
 
 
 def task_of(name: str | None, config: Config) -> TrainTask:
-    """The task of that name; None: language modeling for decoders, and for encoders what their heads are for."""
+    """The task of that name; None: the only one of decoders and of encoder-decoders, and for encoders what their heads
+    are for.
+    """
+    kind, fitting = "a decoder", ["language"]
     if isinstance(config, EncoderConfig):
-        heads = {"classes": "classes", "token_classes": "token-classes"}
-        name = name or next((task for head, task in heads.items() if head in config.heads), "masked")
-    name = name or "language"
+        kind, heads = "an encoder", {"classes": "classes", "token_classes": "token-classes", "mlm": "masked"}
+        fitting = [*(task for head, task in heads.items() if head in config.heads), "masked", *heads.values()]
+    elif isinstance(config, Seq2SeqConfig):
+        kind, fitting = "an encoder-decoder", ["seq2seq"]
+    name = name or fitting[0]
     if name not in TASKS:
         raise TrainingError(f"task is {told(name)}, but it must be one of {', '.join(TASKS)}.")
-    if (name == "language") == isinstance(config, EncoderConfig):
-        kind = "an encoder" if isinstance(config, EncoderConfig) else "a decoder"
+    if name not in fitting:
         raise TrainingError(f"task is {name!r}, and the model is {kind}, which cannot be trained on it.")
     TASKS[name].check(config)
     return TASKS[name]

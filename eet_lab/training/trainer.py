@@ -6,8 +6,9 @@ T tokens of a pass, N of them with a label, B texts, C channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -21,14 +22,16 @@ from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.staging import Staging, sent
 from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
-from eet_lab.models.config import EncoderConfig
+from eet_lab.models import seq2seq
+from eet_lab.models.config import EncoderConfig, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
-from eet_lab.models.table import flat
+from eet_lab.models.seq2seq import Seq2Seq
+from eet_lab.models.table import constants, flat
 from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops.noise import Dropout, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
-from eet_lab.ops.types import autograd
-from eet_lab.parts import Parts
+from eet_lab.ops.types import Batch, Source, autograd
+from eet_lab.parts import Ops, Parts
 from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
@@ -70,7 +73,7 @@ class _Checked(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(text.ids) for text in self.texts)
+        return sum(len(text.ids) + len(text.source) for text in self.texts)
 
     @property
     def num_labels(self) -> int:
@@ -88,12 +91,12 @@ class _Pass(NamedTuple):
 class Trainer:
     """A model that is trained by parts. It trains a copy of the weights: `model` has them at any time.
 
-    `task` is "language", "masked" or "classes" (default: what the model's head is for). What the task does not read,
-    such as a pooler, stays as it is. Two trainers with the same model, settings, examples and seed make the same steps,
-    to the bit on a CPU; dropout is keyed, so that other layouts of a batch drop the same numbers. In a group of
-    torch.distributed, trainers with the same model that are given the same examples train it together: each reads its
-    share, and the first saves. A trainer does one thing at a time. Errors: RecipeError for parts that do not fit,
-    ModelError, TrainingError.
+    `task` is "language", "masked", "classes", "token-classes" or "seq2seq" (default: what the model's head is for).
+    What the task does not read, such as a pooler, stays as it is. Two trainers with the same model, settings, examples
+    and seed make the same steps, to the bit on a CPU; dropout is keyed, so that other layouts of a batch drop the same
+    numbers. In a group of torch.distributed, trainers with the same model that are given the same examples train it
+    together: each reads its share, and the first saves. A trainer does one thing at a time. Errors: RecipeError for
+    parts that do not fit, ModelError, TrainingError.
     """
 
     BUSY: ClassVar[str] = (
@@ -102,7 +105,7 @@ class Trainer:
 
     def __init__(
         self,
-        network: Decoder | AnyEncoder,
+        network: Decoder | AnyEncoder | Seq2Seq,
         parts: Parts | None = None,
         *,
         task: str | None = None,
@@ -110,9 +113,9 @@ class Trainer:
         **changes: Any,
     ) -> None:
         self.parts, self.settings = parts or Parts(), TrainSettings.of(settings, changes)
-        if not isinstance(network, Decoder | AnyEncoder):
+        if not isinstance(network, Decoder | AnyEncoder | Seq2Seq):
             raise ModelError(
-                f"Trainer takes a Decoder or an Encoder, not {type(network).__name__}: give model.network."
+                f"Trainer takes a Decoder, an Encoder or a Seq2Seq, not {type(network).__name__}: give model.network."
             )
         if network.device.type == "meta":
             raise ModelError(
@@ -123,9 +126,9 @@ class Trainer:
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
         self.task = task_of(task, network.config)
-        constants = [t for t in (getattr(network, "inv_freq", None),) if t is not None]
-        self.model: Any = mapped(network, lambda t: t if any(t is each for each in constants) else t.detach().clone())
-        self.parameters = self._trained(constants)
+        fixed = constants(network)
+        self.model: Any = mapped(network, lambda t: t if any(t is each for each in fixed) else t.detach().clone())
+        self.parameters = self._trained(fixed)
         for parameter in self.parameters.values():
             parameter.requires_grad_()
         self.optimizer = self.parts.optimizer(
@@ -240,6 +243,12 @@ class Trainer:
         texts: Sequence[Readable] = [text for text, _ in read]
         if isinstance(self.config, EncoderConfig):
             texts = readable(texts, self.config, truncate=False)
+        elif isinstance(self.config, Seq2SeqConfig):
+            sources = checked_texts([text.source for text in texts], self.config)
+            texts = [Text(text.ids, None, text.asked, row) for text, row in zip(texts, sources, strict=True)]
+            long = next((number for number, text in enumerate(texts, 1) if len(text.ids) > longest), None)
+            if long is not None:
+                raise TrainingError(f"The answer of example {long} is longer than the model's context of {longest:,}.")
         else:
             ids = checked_texts([text.ids for text in texts], self.config)
             texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]
@@ -272,29 +281,41 @@ class Trainer:
         if cancel is not None and cancel.is_set():
             raise Cancelled("The training was stopped.")
         settings, read = self.settings, sent(each.group.laid_out(), self._staging)
-        drop = None
-        if learns and (settings.dropout or settings.attention_dropout):
-            numbers = torch.tensor(each.numbers, device=read.batch.rows.device)[read.batch.rows]
-            keys = token_keys(settings.seed, self.num_steps, numbers, read.batch.positions)
-            drop = Dropout(settings.dropout, settings.attention_dropout, keys, read.batch.positions)
-        ops = self.parts.train_ops.differentiable(drop)
-        states = self._hidden(ops, read).index_select(0, read.asked)
+        drops = learns and (settings.dropout or settings.attention_dropout)
+
+        def ops_of(batch: Batch, is_source: bool = False) -> Ops:
+            """The ops of a pass, which drop what belongs to its tokens."""
+            if not drops:
+                return self.parts.train_ops.differentiable(None)
+            numbers = torch.tensor(each.numbers, device=batch.rows.device)[batch.rows]
+            # A source has noise of its own.
+            keys = token_keys(settings.seed, self.num_steps, ~numbers if is_source else numbers, batch.positions)
+            drop = Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions)
+            return self.parts.train_ops.differentiable(drop)
+
+        states = self._hidden(ops_of, read).index_select(0, read.asked)
         wanted = torch.tensor(each.labels, device=states.device)
         head = self.task.head(self.model, self.parts.train_ops.differentiable(None))
         return self.parts.loss(states, wanted, head, settings.label_smoothing if learns else 0.0)
 
-    def _hidden(self, ops: Any, read: Pass) -> Tensor:
-        attend = self.parts.attend(ops, read.batch, None, empty=autograd, window=self.config.spec.window)
-        return self.model.hidden(ops, attend, read)
+    def _hidden(self, ops_of: Callable[..., Ops], read: Pass) -> Tensor:
+        made, ops = partial(self.parts.attend, empty=autograd, window=self.config.spec.window), ops_of(read.batch)
+        if read.source is None:
+            return self.model.hidden(ops, made(ops, read.batch, None), read)
+        of_source = ops_of(read.source, is_source=True)
+        encoded = seq2seq.encode(self.model, of_source, made(of_source, read.source, None), read.source)
+        attend = made(ops, read.batch, None, source=Source(read.source, tuple(encoded)))
+        return seq2seq.forward(self.model, ops, attend, read.batch)
 
-    def _trained(self, constants: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _trained(self, fixed: Sequence[Tensor]) -> dict[str, Tensor]:
         """What the task reads, by its path; a tensor that is there twice has its first one."""
         embeddings = ("token_embedding", "position_embedding", "type_embedding", "cls_token", "patches")
-        read = [t for name in (*embeddings, "norm", "layers") for t in tensors(getattr(self.model, name, None))]
+        body = (*embeddings, "norm", "layers", "encoder", "decoder")
+        read = [t for name in body for t in tensors(getattr(self.model, name, None))]
         read += self.task.head(self.model, self.parts.train_ops).weights
         ids, found = {id(t) for t in read}, dict[int, tuple[str, Tensor]]()
         for path, tensor in flat(self.model):
-            if id(tensor) in ids and not any(tensor is each for each in constants):
+            if id(tensor) in ids and not any(tensor is each for each in fixed):
                 found.setdefault(id(tensor), (path, tensor))
         return dict(found.values())
 

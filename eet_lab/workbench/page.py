@@ -77,9 +77,9 @@ class Page:
         self.live, self.recorded, self.figure, self.race = Live(charts), Charts(charts), FigureBox(), Race()
         self._stages: dict[str, W.DOMWidget] = {"stream": self.live.stream, "figure": self.figure, "race": self.race}
         style = W.HTML(theme.stylesheet(), layout={"display": "none"})
-        stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")
+        self._stage = W.VBox([*self._stages.values(), style]).add_class("eet-stage")
         left = W.VBox([self.techniques, self.inputs]).add_class("eet-left-column")
-        right = W.VBox([self.live.box, self.recorded.box, self.answer, stage]).add_class("eet-right-column")
+        right = W.VBox([self.live.box, self.recorded.box, self.answer, self._stage]).add_class("eet-right-column")
         below = W.VBox([self.runs]).add_class("eet-below-column")
         self.box = W.Box([self.bar, left, right, below]).add_class("eet-bench").add_class("eet-page-grid")
         self.stage("empty")
@@ -88,6 +88,7 @@ class Page:
         """Show the streamed text ("stream"), the figure, the race, or none of them ("empty")."""
         for each, widget in self._stages.items():
             widget.layout.display = None if each == name else "none"
+        (self._stage.add_class if name == "race" else self._stage.remove_class)("eet-for-race")
 
     def put_serving(self, box: W.DOMWidget) -> None:
         """Add the page for serving, hidden."""
@@ -107,6 +108,7 @@ class Page:
             view.send_state("state")
         for widget in (*self._stages.values(), self.live.box, self.recorded.box):
             widget.layout.send_state("display")
+        self._stage.send_state("_dom_classes")
 
     def close(self) -> None:
         """Take all widgets off the page."""

@@ -36,7 +36,7 @@ def test_a_prediction_fills_in_the_verdict(lab: Lab, lab_server: Server, page: A
     assert page.get_by_text("Not answered yet").count() == 3
     assert page.locator(".js-plotly-plot").count() >= 6
     notebook = lab.save()
-    assert "strip_chart" in str(notebook["metadata"]["widgets"]), "the state of the widgets is there"
+    assert "figures.live.StripChart" in str(notebook["metadata"]["widgets"]), "the state of the widgets is there"
     outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
     pictures = [output.get("data", {}).get("image/png", "") for output in outputs]
     saved_bytes = (lab_server.root / "01_pre_padding.ipynb").stat().st_size

@@ -29,6 +29,10 @@ def test_the_workbench_runs_in_voila(voila: Server, page: Any) -> None:
     page.goto(f"{voila.base}/?token={voila.token}")
     page.wait_for_selector(".eet-bench", timeout=90_000)
     page.wait_for_selector(".eet-do-run:not([aria-disabled='true'])", timeout=60_000)
+    page.locator(".eet-inputs summary", has_text="Generation").first.click()
+    page.get_by_label("New tokens", exact=True).fill("32")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('.eet-inputs').innerText.includes('32 new')")
     page.locator(".eet-bench").get_by_role("button", name="Compare", exact=True).click()
     page.wait_for_selector(".eet-told-block:not(.eet-busy) .eet-headline", timeout=150_000)
     assert page.eval_on_selector(".eet-strip", "e => +e.dataset.points") > 50

@@ -5,6 +5,7 @@ All with a front in this process, into which a test can look; `test_front.py` ha
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
@@ -92,6 +93,27 @@ def test_an_engine_that_fails_in_mid_step(served, client, generator, monkeypatch
         list(stream)
     assert short(client) == right and generator.engine is not broken
     assert eventually(lambda: served._server.service.admission.num_inside == 0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_was_answered_leaves_the_collector_nothing_to_find(served, stream):
+    """Garbage in cycles piles up until the collector walks all of it, and nothing is answered meanwhile."""
+    raw, body = Raw(served.url), {"model": "demo", "prompt": "The", "max_tokens": 3, "temperature": 0, "stream": stream}
+
+    def ask(times: int) -> None:
+        for _ in range(times):
+            raw.post(TEXT, body).until(b"0\r\n\r\n" if stream else b"total_tokens")
+        eventually(lambda: served._server.service.admission.num_inside == 0)
+
+    ask(1)
+    gc.collect()
+    gc.disable()
+    try:
+        ask(20)
+        assert gc.collect() < 20
+    finally:
+        gc.enable()
+        raw.close()
 
 
 def test_nothing_ends_the_engines_thread(client, generator, slowed):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import sys
 import threading
 import time
@@ -44,6 +46,23 @@ def test_a_package_that_is_missing_is_named(demo, monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(SetupError, match=r"uvicorn.*pip install 'eet-lab\[serve\]'"):
         eet_lab.serve(demo)
+
+
+def test_a_heap_is_frozen_where_the_process_is_the_servers(demo):
+    """The collector never walks it again; what a notebook holds, it still finds."""
+    for is_ours in (False, True):
+        gc.unfreeze()  # what the tests' collection has left
+        server, _ = serving(demo, None, "127.0.0.1", 0, {}, "thread")
+        server.has_process = is_ours
+        running = threading.Thread(target=lambda: asyncio.run(server.run()))  # noqa: B023
+        running.start()
+        try:
+            assert server.is_up.wait(60)
+            assert (gc.get_freeze_count() > 10_000) == is_ours
+        finally:
+            server.drain_soon()
+            running.join()
+            gc.unfreeze()
 
 
 def test_a_server_can_be_stopped_before_it_is_up(demo, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,10 @@ from eet_lab.serving.admission import Admission
 from eet_lab.serving.answer import Answer, News
 from eet_lab.serving.bodies import CompletionBody, parsed
 from eet_lab.serving.errors import ApiError
+from eet_lab.serving.gate import before
 from eet_lab.serving.metrics import Histogram
 from eet_lab.serving.options import Options
+from eet_lab.serving.service import Service
 from eet_lab.serving.stopped_text import StoppedText
 
 
@@ -66,6 +69,30 @@ def test_an_error_is_raised_after_the_tokens_that_came_with_it():
         assert answer.reason is None, "it was over"
 
     asyncio.run(run())
+
+
+def test_what_is_waited_for_ends_with_the_client_and_in_time():
+    async def run():
+        never, now = asyncio.Event(), time.perf_counter()
+
+        async def receive(kind="http.disconnect"):
+            return {"type": kind}
+
+        with pytest.raises(ApiError, match="client has left"):
+            await before(now + 60, never.wait(), receive)
+        with pytest.raises(ApiError, match="longer than the server waits"):
+            await before(now - 1, never.wait(), never.wait)
+        assert await before(now + 60, asyncio.sleep(0, "done"), never.wait) == "done"
+
+    asyncio.run(run())
+
+
+def test_who_joins_after_all_were_ended_is_told(demo):
+    """Whoever was about to: its text was still read, or it waited for another's answer."""
+    service = Service(demo)
+    service.end_all(ApiError(503, "it ends"))
+    with pytest.raises(ApiError, match="it ends"):
+        service.joined(Answer(asyncio.Event(), is_followed=True))
 
 
 def test_admission_counts_tokens_until_the_first_is_there():

@@ -81,6 +81,9 @@ def outcome(url: str, stream: bool, begun: Callable[[], object] = lambda: None) 
     except httpx.TransportError:
         return "told"
     if answer.status_code != 200:
+        assert json.loads(text)["error"]["message"] and answer.headers["x-request-id"]
+        return "told"
+    if '"error":' in text:
         return "told"
     if stream:
         return "complete" if text.endswith("data: [DONE]\n\n") else f"silent: {text[-200:]}"

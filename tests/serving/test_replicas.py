@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import importlib
+import json
 import os
 import signal
 import sys
@@ -20,7 +23,8 @@ from eet_lab.errors import ModelError, RecipeError, SetupError
 from eet_lab.serving import cluster, replicas
 from eet_lab.serving.errors import ApiError
 from eet_lab.serving.options import Options
-from eet_lab.serving.replica import Plan, Replica, within_serve
+from eet_lab.serving.ray_asgi import PATH, OpenAIErrors, within_serve
+from eet_lab.serving.replica import Plan, Replica
 
 from .conftest import PAGED
 
@@ -207,8 +211,10 @@ def test_a_replica_is_as_well_as_its_engine():
             replica.service.worker.dead = ApiError(503, "The engine is lost.")
             with pytest.raises(ApiError, match="lost"):
                 await replica.check_health()
+            assert gc.get_freeze_count() > 10_000, "its process is its own"
         finally:
             replica.service.worker.close()
+            gc.unfreeze()
 
     before = sys.getswitchinterval()
     try:
@@ -236,3 +242,76 @@ def test_the_application_within_serve():
     assert asyncio.run(call("http"))[0]["headers"] == [(b"b", b"c")], "the proxy adds the id itself"
     lived = asyncio.run(call("lifespan", "lifespan.startup", "lifespan.shutdown"))
     assert [event["type"] for event in lived] == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
+def start(status: int, kind: str, **more: str) -> dict[str, Any]:
+    headers = [[b"content-type", kind.encode()], *([name.encode(), value.encode()] for name, value in more.items())]
+    return {"type": "http.response.start", "status": status, "headers": headers}
+
+
+def body(text: str, more_body: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": text.encode(), "more_body": more_body}
+
+
+def through_the_proxy(
+    *messages: dict[str, Any], given: bytes | None = b"mine"
+) -> tuple[int, dict[bytes, bytes], str, bytes]:
+    """What a client gets where Ray's proxy sends this: status, headers and text; and the id that a replica is told."""
+    sent, ids = list[Any](), list[bytes]()
+
+    async def proxy(scope, receive, send):
+        ids.append(dict(scope["headers"])[b"x-request-id"])
+        for message in messages:
+            await send(message)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"host", b"a"), *([(b"x-request-id", given)] if given else [])]
+    asyncio.run(OpenAIErrors(proxy)({"type": "http", "headers": headers}, None, send))
+    first, *rest = sent
+    assert [message["type"] for message in sent] == ["http.response.start", *["http.response.body"] * len(rest)]
+    assert not rest[-1].get("more_body", False)
+    return first["status"], dict(map(tuple, first["headers"])), b"".join(m["body"] for m in rest).decode(), ids[0]
+
+
+def test_a_lost_replica_is_told_in_openais_shape():
+    for given in (b"mine", None):
+        status, headers, text, number = through_the_proxy(given=given)
+        error = json.loads(text)["error"]
+        assert status == 500 and "replica is lost" in error["message"] and error["type"] == "server_error"
+        assert headers[b"x-request-id"] == number == error["code"].encode() and number == (given or number)
+    began = start(200, "text/event-stream; charset=utf-8"), body("data: {}\n\n", more_body=True)
+    status, _, text, _ = through_the_proxy(*began)
+    first, error, done = text.split("\n\n")[:3]
+    assert status == 200 and (first, done) == ("data: {}", "data: [DONE]")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "more"),
+    [(429, "too_many_requests", {"retry-after": "3"}), (503, "unavailable", {}), (408, "timeout", {})],
+)
+def test_the_proxys_own_words_get_openais_shape(status, code, more):
+    told = through_the_proxy(start(status, "text/plain; charset=utf-8", **more), body("It is "), body("full"))
+    found, headers, text, _ = told
+    error = json.loads(text)["error"]
+    assert found == status and error["message"] == "It is full" and error["code"] == code
+    assert headers[b"x-request-id"] == b"mine" and headers[b"content-type"] == b"application/json"
+    assert headers.get(b"retry-after", b"").decode() == more.get("retry-after", "")
+
+
+def test_what_a_replica_says_passes_as_it_is():
+    for messages in (
+        [start(400, "application/json"), body('{"error": {}}')],
+        [start(200, "text/plain"), body("a", True), body("b")],
+        [start(200, "text/event-stream"), body("data: [DONE]\n\n", True), body("")],
+    ):
+        status, _, text, _ = through_the_proxy(*messages)
+        assert (status, text) == (messages[0]["status"], b"".join(m["body"] for m in messages[1:]).decode())
+
+
+def test_the_proxy_finds_what_stands_around_it():
+    module, _, name = PATH.rpartition(".")
+    [around] = getattr(importlib.import_module(module), name)()
+    assert around.cls is OpenAIErrors and cluster.SETTINGS["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"] == PATH

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import httpx
 import numpy as np
@@ -15,10 +19,13 @@ from eet_lab.errors import SetupError
 from eet_lab.serving.answer import News
 from eet_lab.serving.bodies import ChatBody, CompletionBody, EmbeddingBody, parsed
 from eet_lab.serving.errors import ApiError
+from eet_lab.serving.generating import Piece, Step
+from eet_lab.serving.jobs import Job
 from eet_lab.serving.options import Options
+from eet_lab.serving.replay import Finished, recorded
 from eet_lab.serving.response_cache import ENTRY_BYTES, ResponseCache
 
-from .conftest import PAGED, PROMPT
+from .conftest import PAGED, PROMPT, Raw, eventually
 from .test_encoders import TEXTS, bert  # noqa: F401  # a fixture
 
 TEXT = "/v1/completions"
@@ -114,6 +121,92 @@ def test_errors_are_not_kept(post, served, cache, generator, monkeypatch):
     assert "x-cache" not in post(asked).headers and "x-cache" in post(asked).headers
 
 
+@pytest.fixture
+def held(generator, monkeypatch):
+    """Jobs do not reach the engine: they are here, until `go` sends them on."""
+    jobs, join = list[Job](), generator.join
+    monkeypatch.setattr(generator, "join", jobs.append)
+
+    def go() -> None:
+        monkeypatch.setattr(generator, "join", join)
+        while jobs:
+            join(jobs.pop())
+
+    jobs_of = namedtuple("Held", "jobs go")
+    return jobs_of(jobs, go)
+
+
+def all_inside(served, count: int) -> None:
+    admission = served._server.service.admission
+    eventually(lambda: admission.num_inside == count)
+
+
+def test_what_is_asked_for_at_once_is_made_once(served, post, cache, held):
+    asked, hits = HOW | {"prompt": "At once", "n": 2}, cache.hits
+    with ThreadPoolExecutor() as pool:
+        bodies = [asked | {"stream": stream} for stream in (True, False, True, False)]
+        answers = [pool.submit(post, body) for body in bodies]
+        all_inside(served, 4)
+        eventually(lambda: len(held.jobs) == 2)
+        held.go()
+        answers = [answer.result() for answer in answers]
+    assert sum("x-cache" in answer.headers for answer in answers) == 3 == cache.hits - hits
+    streams, wholes = answers[::2], answers[1::2]
+    assert events(streams[0]) == events(streams[1]) and without_names(wholes[0]) == without_names(wholes[1])
+    assert not cache._making
+
+
+def test_the_next_one_makes_what_the_first_one_fails_to(served, post, held, cache):
+    """Whether it fails or its client leaves: only it is told."""
+    service, asked = served._server.service, HOW | {"prompt": "It fails at first"}
+    broken = ApiError(500, "broken")
+    with ThreadPoolExecutor() as pool:
+        first = Raw(served.url).post(TEXT, asked)
+        eventually(lambda: len(held.jobs) == 1)
+        answers = [pool.submit(post, asked) for _ in range(3)]
+        all_inside(served, 4)
+        first.close()
+        all_inside(served, 3)
+        eventually(lambda: len(held.jobs) == 2)
+        news = News(held.jobs.pop().answer, (), None, broken, 1.0)
+        served._server._loop.call_soon_threadsafe(service.receive, [news])
+        eventually(lambda: len(held.jobs) == 2)
+        held.go()
+        answers = [answer.result() for answer in answers]
+    assert sorted(answer.status_code for answer in answers) == [200, 200, 500]
+    assert sum("x-cache" in answer.headers for answer in answers) == 1 and not cache._making
+
+
+def test_whoever_waits_may_leave(served, post, held, cache):
+    asked = HOW | {"prompt": "Somebody leaves"}
+    with ThreadPoolExecutor() as pool:
+        answer = pool.submit(post, asked)
+        eventually(lambda: len(held.jobs) == 1)
+        other = Raw(served.url).post(TEXT, asked)
+        all_inside(served, 2)
+        other.close()
+        all_inside(served, 1)
+        held.go()
+        assert answer.result().status_code == 200
+
+
+def test_a_first_one_that_reads_slowly_is_not_waited_for():
+    async def run():
+        async def steps():
+            for number in range(5):
+                yield Step([Piece(0, "a", "length" if number == 4 else None)], number + 1)
+
+        cache = ResponseCache(9999)
+        generating = SimpleNamespace(steps=steps, choices=[Finished(0, "length")], prompt_tokens=3)
+        cache.begin(b"k")
+        made, said = cache.making(b"k"), recorded(generating, cache, b"k")
+        first = await anext(said)
+        found = await made
+        assert found.steps[0] == first and len(found.steps) == 5 and cache.get(b"k") == found
+
+    asyncio.run(run())
+
+
 def test_metrics_count_them(post, served, cache):
     for _ in range(2):
         post(HOW)
@@ -136,6 +229,13 @@ def test_vectors_and_classes_are_read_once(bert, monkeypatch):  # noqa: F811
                 again = httpx.post(f"{served.url}{path}", json={"input": TEXTS})
             assert again.json()["data"] == first.json()["data"] and again.json()["usage"] == first.json()["usage"]
             assert again.headers["x-cache"] == "hit" and "x-cache" not in first.headers
+        with ThreadPoolExecutor() as pool, monkeypatch.context() as patch:
+            readings, join = [], reader.join
+            patch.setattr(reader, "join", readings.append)
+            both = [pool.submit(httpx.post, f"{served.url}/v1/embeddings", json={"input": "at once"}) for _ in range(2)]
+            all_inside(served, 2)
+            join(eventually(lambda: readings)[0])
+            assert both[0].result().json()["data"] == both[1].result().json()["data"] and len(readings) == 1
         written = httpx.post(f"{served.url}/v1/embeddings", json={"input": TEXTS, "encoding_format": "base64"})
         assert written.headers["x-cache"] == "hit" and isinstance(written.json()["data"][0]["embedding"], str)
     finally:

@@ -296,7 +296,9 @@ RACE = """async ([css, source, race]) => {
   const style = document.createElement("style"), el = document.createElement("div");
   style.textContent = css;
   document.head.append(style);
-  document.querySelector(".eet-stage").replaceChildren(el);
+  const stage = document.querySelector(".eet-stage");
+  stage.classList.add("eet-for-race");
+  stage.replaceChildren(el);
   const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
   module.default.render({ model: { get: () => race, on() {}, off() {} }, el });
 }"""

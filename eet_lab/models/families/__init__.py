@@ -2,8 +2,9 @@
 
 A family is one module: `MODEL_TYPES` (for each model_type a title, and the class of transformers); `PREFIXES` of its
 names, the one that is written first; endings of `BUFFERS`, which are no weights; `LAYERS`, what a config calls their
-number; `config(settings)`, the other way `settings(config)`, `table(config)`, and perhaps `finished`. To add one: write
-the module, and add it to `DECODERS` or `ENCODERS`.
+number (an encoder's and a decoder's, where there are both); `config(settings)`, the other way `settings(config)`,
+`table(config)`, and perhaps `finished`. To add one: write the module, and add it to `DECODERS`, `ENCODERS` or
+`SEQ2SEQ`.
 
 An encoder's module has besides: beginnings of the names of `HEADS`, which have no prefix; `COPIES`, names of a tied
 head; `MASK`, the mask token; and perhaps `RENAMED`, patterns of other
@@ -17,10 +18,10 @@ from typing import Any
 
 from eet_lab.errors import ModelError, did_you_mean
 from eet_lab.models.config import Config, EncoderConfig
-from eet_lab.models.families import bert, distilbert, gpt2, llama, opt, roberta, vit
+from eet_lab.models.families import bart, bert, distilbert, gpt2, llama, opt, roberta, t5, vit
 
-DECODERS, ENCODERS = (gpt2, opt, llama), (bert, roberta, distilbert, vit)
-MODULES = (*DECODERS, *ENCODERS)
+DECODERS, ENCODERS, SEQ2SEQ = (gpt2, opt, llama), (bert, roberta, distilbert, vit), (t5, bart)
+MODULES = (*DECODERS, *ENCODERS, *SEQ2SEQ)
 FAMILIES: dict[str, Any] = {kind: module for module in MODULES for kind in module.MODEL_TYPES}
 TITLES = {kind: title for module in MODULES for kind, (title, _) in module.MODEL_TYPES.items()}
 
@@ -29,7 +30,10 @@ def _listed(modules: Sequence[Any]) -> str:
     return ", ".join(f"{TITLES[kind]} ({kind!r})" for module in modules for kind in module.MODEL_TYPES)
 
 
-SUPPORTED = f"{_listed(DECODERS)}, as causal language models; {_listed(ENCODERS)}, as encoders"
+SUPPORTED = (
+    f"{_listed(DECODERS)}, as causal language models; {_listed(ENCODERS)}, as encoders; {_listed(SEQ2SEQ)}, as "
+    "encoder-decoders"
+)
 
 
 def family_of(settings: Mapping[str, Any]) -> Any:

@@ -7,9 +7,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from eet_lab.errors import ModelError, did_you_mean
+from eet_lab.models.config import Seq2SeqConfig
 
 Settings = Mapping[str, Any]
 
+GENERATED = {
+    "pad_id": "pad_token_id",
+    "bos_id": "bos_token_id",
+    "eos_id": "eos_token_id",
+    "start_id": "decoder_start_token_id",
+    "forced_bos_id": "forced_bos_token_id",
+    "forced_eos_id": "forced_eos_token_id",
+}
+"""The special tokens of encoder-decoders."""
+OF_GENERATION = (*GENERATED.values(), "bad_words_ids", "suppress_tokens")
+"""What generation_config.json tells where there is one, and config.json else."""
 ENCODER_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
 
 
@@ -90,6 +102,33 @@ def bos(settings: Settings, vocab: int) -> int:
             f"bos_token_id is {token}, but the vocabulary ends at {vocab - 1}; correct it in the checkpoint's config."
         )
     return token or 0
+
+
+def generated(settings: Settings) -> dict[str, Any]:
+    """What the config of an encoder-decoder tells of the tokens that it generates, and its vocabulary's size."""
+    vocab = size(settings, "vocab_size", ("vocab_size", "decoder_start_token_id"))
+    ids = {ours: token_id(settings, name) for ours, name in GENERATED.items()}
+    if ids["start_id"] is None:
+        raise ModelError(
+            f"decoder_start_token_id is missing in the checkpoint's config, and {_title(settings)} begins with it what "
+            "it generates; add it to config.json."
+        )
+    words = (word for word in settings.get("bad_words_ids") or () if isinstance(word, Sequence) and len(word) == 1)
+    suppressed = (*(word[0] for word in words), *(settings.get("suppress_tokens") or ()))
+    names = {**{name: ids[ours] for ours, name in GENERATED.items()}, **{"bad_words_ids": max(suppressed, default=0)}}
+    for name, token in names.items():
+        if token is not None and token >= vocab:
+            raise ModelError(
+                f"{name} is {token}, but the vocabulary ends at {vocab - 1}; correct it in the checkpoint's config."
+            )
+    given = {ours: token for ours, token in ids.items() if token is not None}
+    return {"vocab_size": vocab, "suppressed": tuple(dict.fromkeys(suppressed)), **given}
+
+
+def generated_settings(config: Seq2SeqConfig) -> dict[str, Any]:
+    """The other way round."""
+    told = {name: getattr(config, ours) for ours, name in GENERATED.items()}
+    return told | ({"bad_words_ids": [[token] for token in config.suppressed]} if config.suppressed else {})
 
 
 def token_id(settings: Settings, name: str) -> int | None:

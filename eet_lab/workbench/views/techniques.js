@@ -87,7 +87,8 @@ function move(event, s, ui) {
 function card(s, ui) {
   const c = s.card, t = s.list.find((each) => each.name === s.selected);
   return h("section", { class: `eet-tech-card ${ui.local.open ? "eet-open" : ""}`, key: `card-${s.selected}`, tabIndex: 0,
-    onclick: () => ui.local.open || open(true, ui), "aria-label": `${c.title}, explained` },
+    onclick: () => ui.local.open || setTimeout(() => open(true, ui)), // a tick box tells its change after the click
+    "aria-label": `${c.title}, explained` },
     h("div", { class: "eet-card-head" }, h("h3", null, c.title), t && t.needs && h("span", null, t.needs),
       c.lesson && h("a", { href: address(c.lesson.href), target: "_blank", rel: "noopener" }, c.lesson.label)),
     h("p", null, c.summary),
