@@ -55,8 +55,7 @@ def show(fig: go.Figure) -> None:
 @cache
 def stylesheet() -> str:
     """What a figure needs of the page it stands in, as a <style> element; each figure of a notebook brings it."""
-    lines = (HERE / "figure.css").read_text(encoding="utf-8").splitlines()
-    return f"<style>{''.join(line for line in lines if not line.startswith('/*'))}</style>"
+    return f"<style>{compact(HERE / 'figure.css')}</style>"
 
 
 def rendered(thing: Any, **config: Any) -> dict[str, Any]:

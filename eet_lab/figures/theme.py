@@ -17,6 +17,7 @@ from plotly.subplots import make_subplots
 from eet_lab.errors import EETError, name_in_words
 from eet_lab.figures import outputs
 from eet_lab.figures.outputs import Figure
+from eet_lab.figures.script import compact
 from eet_lab.words import plain
 
 HERE = Path(__file__).parent
@@ -54,7 +55,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 @cache
 def stylesheet() -> str:
     """The style sheet of widgets and figures as a <style> element."""
-    return f"<style>{(HERE / 'theme.css').read_text(encoding='utf-8')}</style>{outputs.stylesheet()}"
+    return f"<style>{compact(HERE / 'theme.css')}</style>{outputs.stylesheet()}"
 
 
 AXIS = {

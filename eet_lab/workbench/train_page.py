@@ -88,14 +88,14 @@ FIELDS = {
     "dropout": ("dropout, a share", "Of hidden states and attention."),
 }
 """The name of each field, with its unit, and its line of help."""
-ON_A_CPU = "on a CPU: its times say nothing of a GPU’s"
 
 
 class TrainPage(ActionPage):
     """All widgets. `put` is called with the action from whatever thread a callback comes on."""
 
     def __init__(self, model: Model, asked: TrainAsked, put: Callable[[str], None]) -> None:
-        self._on_gpu = model.device == "cuda"
+        on_gpu = model.device == "cuda"
+        self._where = "" if on_gpu else theme.badge("on a CPU: its times say nothing of a GPU’s", "warn")
         text = {"continuous_update": False, "layout": WIDE}
         self.fields: dict[str, Any] = {
             "data": W.Text(asked.data, placeholder="Python’s documentation, held-out part", **text),
@@ -105,7 +105,7 @@ class TrainPage(ActionPage):
             value = getattr(asked, name)
             kind = W.FloatText if isinstance(value, float) else W.IntText
             self.fields[name] = kind(value, layout=WIDE)
-        helps = {name: told.format(context=model.config.context) for name, (_, told) in FIELDS.items()}
+        helps = {name: help.format(context=model.config.context) for name, (_, help) in FIELDS.items()}
         form = [field(FIELDS[name][0], self.fields[name], helps[name]) for name in FIELDS]
         config = model.config.in_training
         fitting = [technique() for technique in registry().values() if "train" in technique.stages]
@@ -128,11 +128,12 @@ class TrainPage(ActionPage):
         for action, button in self.buttons.items():
             button.on_click(lambda _, action=action: put(action))
         self.status = W.HTML(said_words("Press Train."))
-        self.live = TrainLive(self._on_gpu)
+        self.live = TrainLive(on_gpu)
         self.error, self.headline, self.comparison = W.HTML(), W.HTML(), W.HTML()
+        told = f"<b>{escape(visible(model.label))}</b>, {escape(model.dtype)} {self._where}"
         self.box = W.VBox(
             [
-                W.HTML(theme.stylesheet()), W.HTML(_where(model)), W.GridBox(form, layout=FORM),
+                W.HTML(theme.stylesheet()), W.HTML(f"<div>{told}</div>"), W.GridBox(form, layout=FORM),
                 field("techniques", W.VBox(cards)),
                 W.HBox([*self.buttons.values(), self.status], layout=ROW), self.error, self.headline,
                 self.live.box, self.comparison,
@@ -168,12 +169,12 @@ class TrainPage(ActionPage):
     def show_run(self, run: TrainRun, num_steps: int) -> None:
         """What came of a run that was asked for so many steps."""
         kind = "warn" if run.was_stopped else "good"
-        cpu = "" if self._on_gpu else theme.badge(ON_A_CPU, "warn")
-        self.headline.value = f'<div class="eet-note eet-{kind}"><b>{escape(headline(run, num_steps))}</b> {cpu}</div>'
+        told = f"<b>{escape(headline(run, num_steps))}</b> {self._where}"
+        self.headline.value = f'<div class="eet-note eet-{kind}">{told}</div>'
 
     def show_comparison(self, found: TrainComparison) -> None:
         """Two recipes side by side, as far as they came."""
-        self.comparison.value = comparison_table(found, "" if self._on_gpu else theme.badge(ON_A_CPU, "warn"))
+        self.comparison.value = comparison_table(found, self._where)
 
 
 def headline(run: TrainRun, num_steps: int) -> str:
@@ -191,8 +192,11 @@ def headline(run: TrainRun, num_steps: int) -> str:
 SAME = {"identical": "good", "within rounding": "good", "different": "bad"}
 
 
-def comparison_table(found: TrainComparison, cpu: str = "") -> str:
-    """Milliseconds a step of both, whether they can be told apart, and whether their losses are the same."""
+def comparison_table(found: TrainComparison, where: str) -> str:
+    """Milliseconds a step of both, whether they can be told apart, and whether their losses are the same.
+
+    `where` is a badge beside the times.
+    """
     change = found.change
     sides = {"no technique": found.baseline, visible(found.selection.recipe.replace(",", ", ")): found.selection}
     times = {} if change is None else dict(zip(sides, (change.before, change.after), strict=True))
@@ -202,7 +206,7 @@ def comparison_table(found: TrainComparison, cpu: str = "") -> str:
     for name, side in sides.items():
         cells = _cells(side, times.get(name))
         rows.append(f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
-    words = [] if change is None else [f"A step: {theme.badge(change.words('ms'), change.kind)} {cpu}"]
+    words = [] if change is None else [f"A step: {theme.badge(change.words('ms'), change.kind)} {where}"]
     if found.baseline.peak_bytes is not None and found.selection.peak_bytes is not None:
         less = memory_words(found.baseline.peak_bytes, found.selection.peak_bytes)
         words.append(f"Peak memory: {theme.badge(less)}")
@@ -224,11 +228,5 @@ def _checkbox(t: Technique, device: str, config: Config, ticked: bool) -> W.Chec
     return W.Checkbox(
         ticked and not reason, description=t.title, indent=False, disabled=reason is not None,
         layout={"width": "200px", "flex": "none"},
-        tooltip=f"Not here: {reason}." if reason else t.summary,
+        tooltip=f"Not here: {reason.rstrip('.')}." if reason else t.summary,
     )  # fmt: skip
-
-
-def _where(model: Model) -> str:
-    """What is trained, and where."""
-    cpu = theme.badge(ON_A_CPU, "warn") if model.device != "cuda" else theme.badge("on the GPU")
-    return f"<div><b>{escape(visible(model.label))}</b>, {escape(model.dtype)} {cpu}</div>"
