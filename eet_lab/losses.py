@@ -41,7 +41,7 @@ def cross_entropy(
     _check_settings(reduction, label_smoothing)
     if not input.ndim or not input.is_floating_point():
         raise TrainingError(f"The logits are {list(input.shape)} of {input.dtype}, but must be real numbers [...,V].")
-    labels, num = _labels(target, tuple(input.shape), ignore_index, check)
+    labels, num = _labels(target, tuple(input.shape), ignore_index, check, reduction == "mean")
     loss = losses.cross_entropy_in_place if in_place and torch.is_grad_enabled() else losses.cross_entropy
     total = loss(input.reshape(-1, input.shape[-1]), labels, label_smoothing)
     return total if reduction == "sum" else total / num
@@ -73,7 +73,7 @@ def linear_cross_entropy(
         )
     if linear_bias is not None and linear_bias.shape != shape[:1]:
         raise TrainingError(f"The head's bias is {list(linear_bias.shape)}, but it must be [{shape[0]}], one a word.")
-    labels, num = _labels(target, (*input.shape[:-1], shape[0]), ignore_index, check)
+    labels, num = _labels(target, (*input.shape[:-1], shape[0]), ignore_index, check, reduction == "mean")
     weights = (linear_weight,) if linear_bias is None else (linear_weight, linear_bias)
     head = losses.Head(lambda states: linear(states, linear_weight, linear_bias), weights)
     total = losses.Chunked(chunk)(input.reshape(-1, shape[1]), labels, head, label_smoothing)
@@ -121,8 +121,10 @@ def _check_settings(reduction: str, label_smoothing: float) -> None:
     check_number(TrainingError, "label_smoothing", label_smoothing, 0, 1, "from 0 to 1", last=True)
 
 
-def _labels(target: Tensor, logits: tuple[int, ...], ignore_index: int, check: bool) -> tuple[Tensor, Tensor]:
-    """Labels [N] with `IGNORED` for those that are, and how many are not. Errors: TrainingError."""
+def _labels(
+    target: Tensor, logits: tuple[int, ...], ignore_index: int, check: bool, is_mean: bool
+) -> tuple[Tensor, Tensor]:
+    """Labels [N] with `IGNORED` for those that are, and how many are not: a mean needs one. Errors: TrainingError."""
     if target.is_floating_point() or target.dtype == torch.bool or tuple(target.shape) != logits[:-1]:
         raise TrainingError(
             f"The labels are {list(target.shape)} of {target.dtype}, but logits {list(logits)} need whole numbers "
@@ -139,6 +141,6 @@ def _labels(target: Tensor, logits: tuple[int, ...], ignore_index: int, check: b
                 f"{num_outside} of the labels, {first} the first, are not from 0 to {logits[-1] - 1:,}, nor "
                 f"{ignore_index}, which is ignored."
             )
-        if not num:
+        if not num and is_mean:
             raise TrainingError(f"None of the {len(labels)} labels can be learned from: all are {ignore_index}.")
     return labels if ignore_index == IGNORED else labels.where(is_label, IGNORED), is_label.sum()

@@ -72,6 +72,8 @@ def test_what_cannot_be_trained_is_told():
         train_all(families.ours("gpt2"), "train:any/b2/s8", providers="hf-sdp")
     with pytest.raises(PromptError, match="rows of 5,000 tokens, but the model's context is"):
         train_all(families.ours("gpt2"), "train:any/b2/s5000")
+    with pytest.raises(PromptError, match="at most 10,000,000. Take fewer rows, or name shorter ones"):
+        train_all(seq2seqs.ours("t5"), "train:any/b8")
     with pytest.raises(PromptError, match="all images have 10 tokens"):
         train_all(test_vision.ours("classes"), "train:any/b2/s5")
     with pytest.raises(ModelError, match="no classification head"):

@@ -150,3 +150,22 @@ def test_shapes_that_do_not_fit():
     with pytest.raises(TrainingError, match=r"logits are \[3, 4\] of torch.int64"):
         cross_entropy(states.long(), labels)
     assert eet_lab.losses.cross_entropy is cross_entropy
+
+
+def test_a_frozen_head_has_no_gradient_and_the_states_have_theirs():
+    torch.manual_seed(0)
+    states, weight = torch.randn(6, 4, requires_grad=True), torch.randn(9, 4)
+    target = torch.tensor([1, 2, 8, 0, 3, 3])
+    linear_cross_entropy(states, weight, target, chunk=4).backward()
+    other = states.detach().clone().requires_grad_()
+    torch.nn.functional.cross_entropy(other @ weight.T, target).backward()
+    torch.testing.assert_close(states.grad, other.grad)
+    assert weight.grad is None
+
+
+def test_a_sum_over_no_label_is_zero():
+    """Of an accumulated batch, one part may have all its labels masked."""
+    logits, none = torch.randn(3, 5, requires_grad=True), torch.full((3,), -100)
+    assert float(cross_entropy(logits * 1, none, in_place=True, reduction="sum").detach()) == 0
+    with pytest.raises(TrainingError, match="None of the 3 labels"):
+        cross_entropy(logits, none)

@@ -237,10 +237,13 @@ class TrainBatch(Named):
                 raise PromptError(f"{name} of a {self.kind.what}: {value}, but it must be at least 1.")
         if high < low:
             raise PromptError(f"Rows from {low} to {high} tokens: the second must not be the smaller.")
+        self._check_tokens(high)
+
+    def _check_tokens(self, high: int) -> None:
         if (tokens := self.rows * high) > MOST_TOKENS:
             raise PromptError(
                 f"{self.rows:,} rows of {high:,} tokens are {tokens:,} in all, but a {self.kind.what} has at most "
-                f"{MOST_TOKENS:,}. Take fewer or shorter rows."
+                f"{MOST_TOKENS:,}. Take fewer rows, or name shorter ones: {self.kind.example}."
             )
 
     @classmethod
@@ -253,11 +256,12 @@ class TrainBatch(Named):
         return cls(**given | {"dropout": float(given["dropout"] or 0)})
 
     def lengths(self, context: int) -> tuple[int, ...]:
-        """Tokens of each row; PromptError where the context is shorter."""
+        """Tokens of each row; PromptError where the context is shorter, or so long that all rows are too many."""
         low = context if self.low is None else self.low
         high = low if self.high is None else self.high
         if high > context:
             raise PromptError(f"{self} has rows of {high:,} tokens, but the model's context is {context:,}.")
+        self._check_tokens(high)
         return evenly_spaced(low, high, self.rows)
 
     def __str__(self) -> str:

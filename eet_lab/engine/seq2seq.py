@@ -216,11 +216,11 @@ class Seq2SeqEngine(Engine):
 
     def lifetimes(self, *args: Any, **keywords: Any) -> Any:
         """RecipeError: a run's plans are in `plans`."""
-        raise RecipeError(ALONE)
+        raise RecipeError("An encoder-decoder's passes are known once it has run: see `plans` after `generate`.")
 
     def forecast(self, *args: Any, **keywords: Any) -> Any:
         """RecipeError: nothing is forecast yet."""
-        raise RecipeError(ALONE)
+        raise RecipeError("The memory of an encoder-decoder is not forecast: run `generate`, and see `plans`.")
 
     def _free(self) -> None:
         super()._free()

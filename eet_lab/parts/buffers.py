@@ -216,8 +216,8 @@ class Buffered(torch.optim.Optimizer):
         self.formula(weights, grads if scale == 1.0 else grads.mul_(scale), buffer)
         if weights is not buffer.weights:
             if self.master == "stochastic":
-                key = noise_keys(self.seed, 1, weights.device, first=self.num_steps + 1) + (number << 20)
-                weights = rounded_at_random(weights, key)
+                key = noise_keys(self.seed, 1, weights.device, first=self.num_steps + 1)
+                weights = rounded_at_random(weights, mix(key + number))
             buffer.weights.copy_(weights)
 
 

@@ -123,26 +123,27 @@ class _Chunked(torch.autograd.Function):
         *weights: Tensor,
     ) -> Tensor:
         total = torch.zeros((), dtype=_wide(states), device=states.device)
+        trained = [weight for weight in weights if weight.requires_grad]
         # Sums of many chunks: in 16 bits their last ones would be lost, and sums over a batch may overflow.
-        grads = [torch.zeros_like(weight, dtype=total.dtype) for weight in weights]
+        grads = [torch.zeros_like(weight, dtype=total.dtype) for weight in trained]
         of_states = torch.empty_like(states)
         for begin in range(0, len(states), chunk):
             some = slice(begin, begin + chunk)
             leaf = states[some].detach().requires_grad_()
             with torch.enable_grad():
                 loss = cross_entropy_in_place(logits(leaf), labels[some], smoothing)
-            of_states[some], *found = torch.autograd.grad(loss, (leaf, *weights))
+            of_states[some], *found = torch.autograd.grad(loss, (leaf, *trained))
             total += loss.detach()
             for kept, each in zip(grads, found, strict=True):
                 kept += each
         ctx.save_for_backward(of_states, *grads)
-        ctx.dtypes = [weight.dtype for weight in weights]
+        ctx.dtypes = [weight.dtype if weight.requires_grad else None for weight in weights]
         return total
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         of_states, *grads = ctx.saved_tensors
-        scaled = (grad * outer[0] for grad in (of_states.to(outer[0].dtype), *grads))
-        of_states, *of_weights = map(Tensor.to, scaled, (of_states.dtype, *ctx.dtypes))
-        return of_states, None, None, None, None, *of_weights
+        left = iter(grads)
+        of_weights = [None if dtype is None else (next(left) * outer[0]).to(dtype) for dtype in ctx.dtypes]
+        return (of_states.to(outer[0].dtype) * outer[0]).to(of_states.dtype), None, None, None, None, *of_weights

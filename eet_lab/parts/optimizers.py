@@ -52,7 +52,8 @@ class AdamW(Buffered):
     def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer) -> None:
         group, on_gpu = buffer.group, weights.is_cuda
         beta1, beta2 = group["betas"]
-        step = torch.tensor(float(self.num_steps), device=weights.device if on_gpu else "cpu")
+        # Filled on the device: a copy of a number of the host's would wait for all that is launched.
+        step = torch.full((), float(self.num_steps), device=weights.device if on_gpu else "cpu")
         adamw(
             [weights], [grads], [buffer.moments["exp_avg"]], [buffer.moments["exp_avg_sq"]], [], [step],
             fused=on_gpu, foreach=False, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],

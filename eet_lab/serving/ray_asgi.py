@@ -99,9 +99,8 @@ class _Exchange:
 
     async def finish(self) -> None:
         """Nothing more comes: say what is wrong, if it was not said in OpenAI's shape."""
-        lost = ApiError(
-            500, "The replica is lost, and this request with it. Send it again.", code=self._number.decode()
-        )
+        number = self._number.decode(errors="replace")
+        lost = ApiError(500, "The replica is lost, and this request with it. Send it again.", code=number)
         if self._said is not None:
             said, code = b"".join(self._said).decode(errors="replace"), CODES.get(self._status)
             retry = self._headers.get(b"retry-after")

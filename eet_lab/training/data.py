@@ -60,6 +60,11 @@ class Rows:
     def split(self, share: float) -> tuple[Rows, Rows]:
         """The rows but for the last `share` of them, and these, which are held out. Errors: TrainingError."""
         check_number(TrainingError, "share", share, 1e-9, 1, "above 0 and below 1")
+        if len(self) < 2:
+            raise TrainingError(
+                f"There is {counted(len(self), 'row')}, of which no share can be held out. Give more text, or shorter "
+                "rows."
+            )
         place = min(len(self) - 1, round(len(self) * (1 - share))) * self.row_tokens
         parts = (self.ids[:place], self.ids[place : len(self) * self.row_tokens])
         first, held_out = (Rows(ids, self.row_tokens, seed=self.seed) for ids in parts)

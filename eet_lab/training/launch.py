@@ -23,31 +23,34 @@ def launch(function: Callable[..., Any], num_processes: int, *args: Any) -> None
     """Call `function(*args)` in processes of one machine that are a group, and wait; torchrun does so from a shell.
 
     Each has a GPU where there are so many, and else the CPU. Trainers that are made in them train one model. A function
-    of a notebook's cell cannot be imported: its processes are forked, and so the notebook must not have used CUDA yet.
-    Where one raises, all are ended. Errors: TrainingError.
+    of a notebook's cell cannot be imported: its processes are forked, with a thread each, and only where there is no
+    GPU. Where one raises, all are ended. Errors: TrainingError.
     """
     check_whole(TrainingError, "num_processes", num_processes, 1, MOST_PROCESSES)
     is_of_cell = function.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
-    if is_of_cell and torch.cuda.is_initialized():
+    if is_of_cell and torch.cuda.is_available():
         raise TrainingError(
-            "CUDA is in use in this notebook, and processes that are forked from it could not use it. Restart the "
-            "kernel, and load the model within the function; or put the function into a file, and import it."
+            f"{function.__name__} is a function of a notebook's cell, and processes that are forked from a notebook "
+            "cannot use its GPUs. Put the function into a file, and import it."
         )
     with TemporaryDirectory() as folder:
-        words, method = (function, args, num_processes, folder), "fork" if is_of_cell else "spawn"
+        given, method = (function, args, num_processes, folder, is_of_cell), "fork" if is_of_cell else "spawn"
         try:
-            multiprocessing.start_processes(_rank, words, num_processes, start_method=method)
+            multiprocessing.start_processes(_rank, given, num_processes, start_method=method)
         except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as error:
             last = str(error).strip().splitlines()[-1]
             raise TrainingError(f"Rank {error.error_index} failed, and all were ended: {last}") from error
 
 
-def _rank(rank: int, function: Callable[..., Any], args: tuple[Any, ...], num_processes: int, folder: str) -> None:
+def _rank(
+    rank: int, function: Callable[..., Any], args: tuple[Any, ...], num_processes: int, folder: str, is_forked: bool
+) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes)}
     if torch.cuda.is_available() and num_processes <= torch.cuda.device_count():
         torch.cuda.set_device(rank)
     else:
-        torch.set_num_threads(max(1, torch.get_num_threads() // num_processes))
+        # OpenMP's threads are not there after a fork, and would be waited for.
+        torch.set_num_threads(1 if is_forked else max(1, torch.get_num_threads() // num_processes))
     meet = (Path(folder) / "ranks").as_uri()
     dist.init_process_group(init_method=meet, rank=rank, world_size=num_processes)
     function(*args)

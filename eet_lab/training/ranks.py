@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from eet_lab.errors import TrainingError
+from eet_lab.errors import Cancelled, TrainingError
 from eet_lab.parts.buffers import Buffer
+from eet_lab.progress import Cancel
 
 T = TypeVar("T")
 
@@ -34,6 +36,12 @@ class Alone:
     def total(self, part: Tensor) -> Tensor:
         """The sum over all ranks."""
         return part
+
+    def stops(self, cancel: Cancel | None) -> Cancel | None:
+        """What a step looks at between its passes. In a group all ranks stop before a step, if one of them is to, since
+        each would wait for the others' gradients. Errors: Cancelled.
+        """
+        return cancel
 
     def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer]) -> None:
         """Make weights, in the order in which a forward pass reads them, the first rank's, and sum their gradients."""
@@ -79,7 +87,14 @@ class Group(Alone):
         dist.all_reduce(whole)
         return whole
 
+    def stops(self, cancel: Cancel | None) -> Cancel | None:
+        told = torch.tensor(float(cancel is not None and cancel.is_set()), device=self.device)
+        if float(self.total(told)):
+            raise Cancelled("The training was stopped.")
+        return None
+
     def watch(self, params: Sequence[Tensor], buffers: Sequence[Buffer]) -> None:
+        self.device = params[0].device
         for buffer in buffers:
             for tensor in (buffer.weights, buffer.master):
                 if tensor is not None:

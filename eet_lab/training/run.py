@@ -86,7 +86,6 @@ def train(
     def is_due(every: int | None) -> bool:
         return every is not None and trainer.num_steps % every == 0
 
-    was_stopped = False
     try:
         evaluate()
         while trainer.num_steps < max_steps:
@@ -101,7 +100,6 @@ def train(
             if folder is not None and (is_due(save_every) or is_last):
                 trainer.save(folder)
     except Cancelled:
-        was_stopped = True
-        if folder is not None:
+        if folder is not None and steps:
             trainer.save(folder)
-    return TrainRun(tuple(steps), tuple(evaluations), was_stopped)
+    return TrainRun(tuple(steps), tuple(evaluations), was_stopped=trainer.num_steps < max_steps)

@@ -79,7 +79,7 @@ class TrainSettings:
         check_whole(TrainingError, "seed", self.seed, 0, 2**62 - 1)
 
     def lr_at(self, step: int) -> float:
-        """The learning rate of a step; the first one is 0."""
+        """The learning rate of a step; steps count from 0."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
         if self.max_steps is None:

@@ -179,7 +179,9 @@ def task_of(name: str | None, config: Config) -> TrainTask:
     if isinstance(config, EncoderConfig):
         kind, heads = "an encoder", {"classes": "classes", "token_classes": "token-classes", "mlm": "masked"}
         fitting = [*(task for head, task in heads.items() if head in config.heads), "masked", *heads.values()]
-    elif isinstance(config, Seq2SeqConfig):
+    if isinstance(config, VisionConfig):
+        kind, fitting = "an encoder of images", ["classes"]
+    if isinstance(config, Seq2SeqConfig):
         kind, fitting = "an encoder-decoder", ["seq2seq"]
     name = name or fitting[0]
     if name not in TASKS:

@@ -115,7 +115,8 @@ class Trainer:
         self.parts, self.settings = parts or Parts(), TrainSettings.of(settings, changes)
         if not isinstance(network, Decoder | AnyEncoder | Seq2Seq):
             raise ModelError(
-                f"Trainer takes a Decoder, an Encoder or a Seq2Seq, not {type(network).__name__}: give model.network."
+                f"Trainer takes a model's network (a Decoder, Encoder, VisionEncoder or Seq2Seq), not "
+                f"{type(network).__name__}: give model.network."
             )
         if network.device.type == "meta":
             raise ModelError(
@@ -151,6 +152,7 @@ class Trainer:
         """
         begin, number = perf_counter(), self.num_steps
         batch = self._checked(examples)
+        cancel = self.ranks.stops(cancel)
         with memory_for("a training pass", remedy=REMEDY):
             passes, losses = self._backward(batch, cancel)
             total = self.ranks.total(losses.sum())
@@ -187,6 +189,7 @@ class Trainer:
     def evaluate(self, examples: Sequence[Example], cancel: Cancel | None = None) -> float:
         """The mean loss of examples, without dropout and smoothing; nothing is updated. Errors: those of `step`."""
         batch = self._checked(examples)
+        cancel = self.ranks.stops(cancel)
         with memory_for("a pass over examples", remedy=REMEDY):
             zero = torch.zeros((), device=self.model.device)
             own = sum((self._loss(each, cancel, learns=False) for each in self._passes(batch)), zero)
@@ -329,8 +332,8 @@ class Trainer:
         return TrainingError(
             f"Step {self.num_steps} has a loss of {loss} and a gradient norm of {grad_norm}, and was left "
             f"out: the weights are those before it. The first tensor that is not finite is the {first}, in a pass over "
-            f"{counted(len(examples), 'example')}, {some(examples)}. Use a smaller lr, warmup_steps, or max_grad_norm, "
-            "or look at these examples."
+            f"{counted(len(examples), 'example')}, {some(examples)}. Use a smaller lr or max_grad_norm, more "
+            "warmup_steps, or look at these examples."
         )
 
 

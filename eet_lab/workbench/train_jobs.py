@@ -28,10 +28,10 @@ BUNDLED = DEMO / "heldout.jsonl"
 HELD_OUT = 0.1
 """The share of the rows that are not trained on."""
 MOST_HELD_OUT = 64
-"""Rows of them that are read at most: they are read eleven times in a run."""
+"""Rows of them that are read at most: they are read at most eleven times in a run."""
 MOST_BATCH_TOKENS = 1 << 24
 PARTS = 10
-"""How often in a run held-out rows are read, and a checkpoint is written."""
+"""How often in a run held-out rows are read, and a checkpoint is written, at most."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def train_model(
     model: Model, asked: TrainAsked, resumes: bool, on_look: OnLook, progress: Progress, cancel: Cancel
 ) -> Trained:
     """Train a copy of the model, from its checkpoint if it `resumes`. Errors: those of `Trainer` and `train`."""
-    every = max(asked.steps // PARTS, 1)
+    every = -(-asked.steps // PARTS)
     rows, held_out = asked.rows(model)
     with cpu_threads(model.device), present(model.network.device):
         trainer = Trainer(model.network, asked.recipe(model).parts, settings=asked.settings)

@@ -79,7 +79,7 @@ FORM = {"grid_template_columns": "repeat(auto-fit, minmax(215px, 1fr))", "grid_g
 ROW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px", "align_items": "center", "margin": "6px 0"}
 FIELDS = {
     "data": ("data, a file", "Text or JSONL; a tenth is held out."),
-    "folder": ("checkpoint, a folder", "Written ten times a run, and at Stop."),
+    "folder": ("checkpoint, a folder", "Written at most ten times a run, and at Stop."),
     "lr": ("learning rate", "How far AdamW moves the weights."),
     "warmup_steps": ("warm-up, steps", "The learning rate rises from 0."),
     "steps": ("steps", "In all: those before a Resume count."),
@@ -88,6 +88,8 @@ FIELDS = {
     "dropout": ("dropout, a share", "Of hidden states and attention."),
 }
 """The name of each field, with its unit, and its line of help."""
+SHARES = ("lr", "dropout")
+"""Fields that are no whole numbers."""
 
 
 class TrainPage(ActionPage):
@@ -102,9 +104,8 @@ class TrainPage(ActionPage):
             "folder": W.Text(asked.folder, placeholder="none", **text),
         }
         for name in [name for name in FIELDS if name not in self.fields]:
-            value = getattr(asked, name)
-            kind = W.FloatText if isinstance(value, float) else W.IntText
-            self.fields[name] = kind(value, layout=WIDE)
+            kind = W.FloatText if name in SHARES else W.IntText
+            self.fields[name] = kind(getattr(asked, name), layout=WIDE)
         helps = {name: help.format(context=model.config.context) for name, (_, help) in FIELDS.items()}
         form = [field(FIELDS[name][0], self.fields[name], helps[name]) for name in FIELDS]
         config = model.config.in_training
