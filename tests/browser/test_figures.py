@@ -141,7 +141,13 @@ def colors(page: Any) -> dict[str, str]:
 PLACES = (".eet-figure-box .js-plotly-plot", ".eet-strip-canvas", ".jp-OutputArea-child > .jp-RenderedPlotly >> nth=-1")
 
 
-def test_figures_keep_their_size_and_pixels_in_any_window(figures: Lab, page: Any) -> None:
+def test_figures_keep_their_size_pixels_and_colors(figures: Lab, page: Any) -> None:
+    """In any window, then in another theme and on another screen: one kernel draws them for all."""
+    keep_their_size_and_pixels(figures, page)
+    follow_the_theme_and_the_screen(page)
+
+
+def keep_their_size_and_pixels(figures: Lab, page: Any) -> None:
     before = {which: shot(page, which) for which in PLACES}
 
     # The window becomes lower, higher, narrower, wider.
@@ -179,10 +185,8 @@ def test_figures_keep_their_size_and_pixels_in_any_window(figures: Lab, page: An
     page.set_viewport_size({"width": 1440, "height": 1600})
     settled(page, fits)
 
-    assert page.failures == [] and page.external == []
 
-
-def test_figures_follow_the_theme_and_the_screen(figures: Lab, page: Any) -> None:
+def follow_the_theme_and_the_screen(page: Any) -> None:
     before = {which: shot(page, which) for which in PLACES}
 
     # The dark theme and back: text follows at once, and so does what is drawn on a canvas.

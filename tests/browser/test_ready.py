@@ -85,7 +85,8 @@ def test_the_workbench_is_there_without_a_key_and_after_a_reload_in_mid_run(star
     assert page.external == []
 
 
-def test_the_app_shows_no_code(started: Any, page: Any) -> None:
+def test_the_app_shows_no_code_and_compares(started: Any, page: Any) -> None:
+    """Voila shows the notebook's widget: what is sent to it arrives, and what it draws is drawn."""
     pytest.importorskip("voila", reason="voila is not installed: pip install voila")
     page.answered_from_outside = []
     page.on("requestfinished", lambda request: note_outside(page, request.url))
@@ -96,6 +97,15 @@ def test_the_app_shows_no_code(started: Any, page: Any) -> None:
     assert page.locator(".jp-CodeCell .jp-InputArea").filter(has_text="eet_lab.Workbench").count() == 0
     with urllib.request.urlopen(page.url.split("?")[0], timeout=20) as answer:
         assert "/login?" in answer.url, "without the token"
+    page.locator(".eet-inputs summary", has_text="Generation").first.click()
+    page.get_by_label("New tokens", exact=True).fill("32")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelector('.eet-inputs').innerText.includes('32 new')")
+    button(page, "Compare").click()
+    page.wait_for_selector(".eet-told-block:not(.eet-busy) .eet-headline", timeout=150_000)
+    assert page.eval_on_selector(".eet-strip", "e => +e.dataset.points") > 50
+    page.get_by_role("tab", name="Latency", exact=True).click()
+    page.wait_for_selector(".eet-figure .js-plotly-plot .scatterlayer .trace", timeout=20_000)
     assert page.failures == []
     assert page.answered_from_outside == []
 
