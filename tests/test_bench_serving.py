@@ -27,7 +27,6 @@ def test_names_and_workloads_are_inverse():
             Requests.parse(wrong)
 
 
-@pytest.mark.timeout(400)  # transformers' generate_batch takes over a minute of a core
 def test_ours_and_transformers_serve_the_same_tokens(tmp_path):
     steps = []
     rows, remarks = serve_all(
