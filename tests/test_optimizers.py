@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from functools import partial
 
 import pytest
 import torch
 
 from eet_lab.errors import TrainingError
+from eet_lab.parts import buffers
 from eet_lab.parts.buffers import rounded_at_random
 from eet_lab.parts.optimizers import SGD, AdamW, FlatAdamW, FlatSGD
 from eet_lab.training import TrainSettings
@@ -234,3 +236,15 @@ def test_sgd_that_cannot_be():
     optimizer.param_groups[0]["momentum"] = 0.9
     with pytest.raises(TrainingError, match="momentum was 0 when the optimizer was made"):
         optimizer.step()
+
+
+def test_no_tensor_has_the_noise_of_another(monkeypatch):
+    """A number's place is added to its tensor's key: keys lie further apart than tensors are long."""
+    keys, rounded = [], buffers.rounded_at_random
+    monkeypatch.setattr(buffers, "rounded_at_random", lambda wide, key: keys.append(int(key)) or rounded(wide, key))
+    params = [torch.ones(4, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    optimizer = AdamW(params, master="stochastic")
+    for param in params:
+        param.grad = torch.ones_like(param)
+    optimizer.step()
+    assert len(keys) == 3 and min(abs(a - b) for a, b in itertools.combinations(keys, 2)) > 1 << 24

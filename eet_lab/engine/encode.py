@@ -31,7 +31,7 @@ from eet_lab.models.encoder import Encoder
 from eet_lab.models.vision import AnyEncoder, VisionEncoder
 from eet_lab.ops.fits import FEW
 from eet_lab.ops.oom import OTHERS, memory_for
-from eet_lab.parts import Ops, Parts
+from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.passes import Batching, Group, Image, Pass, Readable, Text
 from eet_lab.parts.trace import Trace, TracedPass, bounding
 from eet_lab.progress import Cancel, Progress
@@ -313,10 +313,8 @@ def _readable_texts(texts: Sequence[Text], config: EncoderConfig, truncate: bool
 
 def _check_read(parts: Parts) -> None:
     """RecipeError for parts that would be on and do nothing."""
-    plain = Parts()
-    unread = [name for name in UNREAD if getattr(parts, name) != getattr(plain, name)]
-    unread += ["schedule"] * (parts.schedule.max_rows is not None)
-    if unread:
+    names = unread(parts, UNREAD) + ["schedule"] * (parts.schedule.max_rows is not None)
+    if names:
         raise RecipeError(
-            f"These parts change {' and '.join(unread)}, which an encoder does not use. Leave out what changes them."
+            f"These parts change {' and '.join(names)}, which an encoder does not use. Leave out what changes them."
         )

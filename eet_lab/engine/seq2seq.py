@@ -37,7 +37,7 @@ from eet_lab.models.decoder import Decoder, mapped
 from eet_lab.models.seq2seq import Seq2Seq, encode, forward
 from eet_lab.ops.oom import OTHERS
 from eet_lab.ops.types import Batch, Linear, Sampling, Source
-from eet_lab.parts import Ops, Parts
+from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.batches import left_padded
 from eet_lab.parts.passes import Batching, Group, Text
 from eet_lab.parts.trace import Trace, TracedPass, bounding
@@ -258,11 +258,11 @@ def _allowed(model: Seq2Seq) -> Task:
 
 def _check_read(parts: Parts) -> None:
     """RecipeError for parts that would be on and do nothing, or serve other workloads."""
-    plain = Parts()
-    unread = [name for name in UNREAD if getattr(parts, name) != getattr(plain, name)]
-    unread += ["schedule"] * (parts.schedule.max_rows is not None) + ["launch"] * parts.is_captured
-    if unread:
+    names = (
+        unread(parts, UNREAD) + ["schedule"] * (parts.schedule.max_rows is not None) + ["launch"] * parts.is_captured
+    )
+    if names:
         raise RecipeError(
-            f"These parts change {' and '.join(unread)}, which is for decoders. Leave out what changes them: an "
+            f"These parts change {' and '.join(names)}, which is for decoders. Leave out what changes them: an "
             "encoder-decoder answers batches that begin together, step by step."
         )

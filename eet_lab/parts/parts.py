@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
@@ -111,6 +111,12 @@ def replaced(before: Any, after: Any, prefix: str = "") -> Iterator[str]:
             continue
         elif old != new:
             yield prefix + f.name
+
+
+def unread(parts: Parts, slots: Collection[str]) -> list[str]:
+    """Those of the `slots` that an engine does not read which are not plain: they would be on and do nothing."""
+    plain = Parts()
+    return [name for name in slots if getattr(parts, name) != getattr(plain, name)]
 
 
 def misfit(parts: Parts) -> str | None:

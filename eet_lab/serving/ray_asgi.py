@@ -66,11 +66,13 @@ class OpenAIErrors:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
-        number = headers.setdefault(ID, uuid.uuid4().hex.encode())  # the proxy and the replica take it over
+        headers = [*scope["headers"]]
+        if (number := dict(headers).get(ID)) is None:
+            number = uuid.uuid4().hex.encode()  # which the proxy and the replica take over
+            headers.append((ID, number))
         exchange = _Exchange(number, send)
         try:
-            await self._app({**scope, "headers": [*headers.items()]}, receive, exchange.pass_on)
+            await self._app({**scope, "headers": headers}, receive, exchange.pass_on)
         finally:
             await exchange.finish()
 

@@ -31,7 +31,7 @@ from eet_lab.models.vision import AnyEncoder
 from eet_lab.ops.noise import Dropout, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
-from eet_lab.parts import Ops, Parts
+from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
@@ -348,9 +348,7 @@ def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
 
 def _check_parts(parts: Parts) -> None:
     """RecipeError for parts that would be on and do nothing."""
-    plain = Parts()
-    unread = [name for name in UNREAD if getattr(parts, name) != getattr(plain, name)]
-    if unread:
+    if names := unread(parts, UNREAD):
         raise RecipeError(
-            f"These parts change {' and '.join(unread)}, which training does not use. Leave out what changes them."
+            f"These parts change {' and '.join(names)}, which training does not use. Leave out what changes them."
         )

@@ -21,6 +21,7 @@ from eet_lab.figures.results import pair_names
 from eet_lab.figures.script import BaseScript
 from eet_lab.models.transcript import Decode
 from eet_lab.monitor import Sample, Sampler, open_source, record
+from eet_lab.words import MiB
 from eet_lab.workbench.engine_thread import Kept, Phase
 from eet_lab.workbench.memory import RunMemory
 from eet_lab.workbench.rows import Result
@@ -28,7 +29,6 @@ from eet_lab.workbench.rows import Result
 if TYPE_CHECKING:
     from eet_lab.workbench.opened import Opened
 
-MiB = 2**20
 WINDOW_S = 60.0
 
 Line = tuple[str, str, str, float]
