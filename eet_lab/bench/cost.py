@@ -166,8 +166,8 @@ def train_flops(config: Config, work: Work) -> float:
         if stack == "encoder.":
             read, seen = sources, sum(s * s for _, s in work.sizes)
         else:
-            read, seen = tokens, sum(n * (n + 1) / 2 if config.spec.causal else n * n for n, _ in work.sizes)
-            seen += sum(n * s for n, s in work.sizes)
+            own = [n * (n + 1) // 2 if config.spec.causal else n * n for n, _ in work.sizes]
+            read, seen = tokens, sum(own) + sum(n * s for n, s in work.sizes)
         products = read * sum(matrices.values()) + sources * of_sources
         flops += num_layers * (2 * products + 4 * config.num_heads * config.head_dim * seen)
     return 3 * (flops + 2 * tokens * prod(config.outer_shapes().get("patches.weight", (0,))))

@@ -59,6 +59,9 @@ class Numbered(ABC):
     def __getitem__(self, number: int) -> Example:
         return self._read(range(len(self))[number], 0)
 
+    def __iter__(self) -> Iterator[Example]:
+        return (self[number] for number in range(len(self)))
+
     def split(self, share: float) -> tuple[Self, Self]:
         """All but the last `share` of them, and these, which are held out. Errors: TrainingError."""
         check_number(TrainingError, "share", share, 1e-9, 1, "above 0 and below 1")
@@ -237,7 +240,7 @@ def _text(row: Any, what: str) -> str:
 
 def _example(model: Model, row: Any, what: str) -> Example:
     """A row's example; whether its labels are right is for the task to say. Errors: those of `Examples.of_rows`."""
-    ids = row.get("ids", row.get("text")) if isinstance(row, Mapping) else None
+    ids: Any = row.get("ids", row.get("text")) if isinstance(row, Mapping) else None
     if not isinstance(ids, str) and not _are_whole(ids):
         raise TrainingError(f'{what} is {told(row)}, but it must be an object with "ids" or a "text", and "labels".')
     labels = row.get("labels")

@@ -7,7 +7,6 @@ import importlib
 import sysconfig
 import zlib
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,10 @@ import torch
 from torch import Tensor
 
 UNITS = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen"
-).split()
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+)  # fmt: skip
+TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
 NUMBER_WORDS = (*UNITS, *TENS, "hundred", "thousand")
 
 GLYPHS = (
@@ -83,10 +82,11 @@ def _below_thousand(number: int) -> list[str]:
 
 
 def numbers(count: int, below: int = 1_000_000, seed: int = 0) -> list[tuple[str, str]]:
-    """Different whole numbers, in words and in digits, as many of each length as there are."""
+    """Different whole numbers, in words and in digits: as many of one length as of another, while there are some."""
     draw, found = np.random.default_rng(seed), dict[int, None]()
     while len(found) < min(count, below):
-        found |= dict.fromkeys(np.minimum(10 ** draw.uniform(0, np.log10(below), count), below - 1).astype(int).tolist())
+        drawn = 10 ** draw.uniform(0, np.log10(below), count)
+        found |= dict.fromkeys(np.minimum(drawn, below - 1).astype(int).tolist())
     return [(spelled(number), str(number)) for number in [*found][:count]]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -29,7 +28,7 @@ from eet_lab.threads import cpu_threads
 from eet_lab.training import demo_data
 from eet_lab.training.data import Examples, Masked, Numbered, Rows, read_texts
 from eet_lab.training.run import TrainRun, train
-from eet_lab.training.tasks import CLASSES, LANGUAGE, MASKED, SEQ2SEQ, TOKEN_CLASSES, Example, TrainTask, task_of
+from eet_lab.training.tasks import CLASSES, LANGUAGE, MASKED, SEQ2SEQ, TOKEN_CLASSES, Example, TrainTask
 from eet_lab.training.trainer import Trainer
 
 BUNDLED = DEMO / "heldout.jsonl"
@@ -265,10 +264,9 @@ def share_right(model: Model, held_out: Numbered, is_whole: bool = False, parts:
     before it.
     """
     judge = Trainer(model.network, replace(parts or Parts(), loss=_right))
-    examples = [held_out[number] for number in range(len(held_out))]
     if not is_whole:
-        return judge.evaluate(examples)
-    return sum(judge.evaluate([example]) == 1 for example in examples) / len(examples)
+        return judge.evaluate([*held_out])
+    return sum(judge.evaluate([example]) == 1 for example in held_out) / len(held_out)
 
 
 def _right(states: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0) -> Tensor:
