@@ -177,7 +177,7 @@ def _number_words() -> Tokenizer:
 
 
 def _gpt2(num_layers: int, C: int) -> Config:
-    return Config(num_layers, C, C // 32, 4 * C, 4096, 1024, bos_id=0, eos_id=0)
+    return Config(num_layers, C, 4, 4 * C, 4096, 1024, bos_id=0, eos_id=0)
 
 
 _ADAM: dict[str, Any] = {"betas": (0.9, 0.98), "lr_schedule": "cosine"}
