@@ -6,11 +6,13 @@ N tokens with a label, C channels, V words.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
 from tempfile import mkdtemp
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import ipywidgets as W
@@ -21,7 +23,6 @@ from torch.utils._pytree import tree_leaves
 
 from eet_lab.bench.launches import TorchCalls, is_work
 from eet_lab.bench.rows import Row
-from eet_lab.bench.timing import took_ms
 from eet_lab.bench.training_compare import TrainComparison, compare_training
 from eet_lab.devices import checked_device
 from eet_lab.figures import theme
@@ -38,12 +39,13 @@ from eet_lab.training.demos import BUNDLED, TrainedDemo, demo_of, train_demo
 from eet_lab.words import MiB, brief, counted, ms_words, percent
 
 NUM_TEXTS, LONGEST = 12, 96
-PACKED = "pre_padding,mask_removal,packed_prefill"
+BASE, PACKED = "pre_padding", "pre_padding,mask_removal,packed_prefill"
 CHUNK = 1024
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+PARTS = (FORWARD, BACKWARD, UPDATE)
 COLORS = {FORWARD: theme.SELECTION, BACKWARD: theme.SERIES[1], UPDATE: theme.GAIN}
 STEPS = 3
-"""Steps of which the middle one's time is told."""
+"""Steps whose median time is told."""
 PROMPTS = ("The built-in function", "If the object", "A class is")
 
 
@@ -79,12 +81,6 @@ class Part(NamedTuple):
     calls: int
     num_bytes: int
 
-    def less(self, other: Part) -> Part:
-        """Without another part that came first."""
-        return Part(
-            max(0.0, self.ms - other.ms), self.calls - other.calls, max(0, self.num_bytes - other.num_bytes)
-        )  # fmt: skip
-
 
 class Moved(TorchCalls):
     """Counts calls that compute, and the bytes of all that goes in and comes out."""
@@ -99,35 +95,62 @@ class Moved(TorchCalls):
         return result
 
 
-def parts_of_step(model: Model, recipe: str = "") -> dict[str, Part]:
-    """A step's parts by name. `evaluate` is the forward pass, `gradients` both, and `step` all of it."""
-    trainer = Trainer(model.network, Recipe.parse(recipe, model.device, model.config.in_training).parts)
-    examples = [*texts(model)]
-    whole = [_counted(partly, examples, model.device) for partly in (trainer.evaluate, trainer.gradients, trainer.step)]
-    forward, both, step = whole
-    return {FORWARD: forward, BACKWARD: both.less(forward), UPDATE: step.less(both)}
+class Watched:
+    """A trainer that notes where its forward pass ends, with the loss, and the backward pass, with the last gradient."""
 
+    def __init__(self, model: Model, recipe: str) -> None:
+        parts = Recipe.parse(recipe, model.device, model.config.in_training).parts
+        self._on_gpu, self._examples, self._loss = model.device == "cuda", [*texts(model)], parts.loss
+        self._trainer = Trainer(model.network, replace(parts, loss=self._marked))
+        for parameter in self._trainer.parameters.values():
+            parameter.register_post_accumulate_grad_hook(lambda _: self._mark(BACKWARD))
+        self._step(Moved())  # the first one warms up
 
-def _counted(work: Callable[[list[Example]], Any], examples: list[Example], device: str) -> Part:
-    work(examples)  # the first one warms up
-    ms = median(took_ms(lambda: work(examples), device) for _ in range(STEPS))
-    with Moved() as moved:
-        work(examples)
-    return Part(ms, len(moved.calls), moved.num_bytes)
+    def parts(self) -> dict[str, Part]:
+        """Milliseconds of steps that nobody counts, in the middle, and the counts of another one."""
+        timed = [self._step(nullcontext()) for _ in range(STEPS)]
+        counted = self._step(Moved())
+        return {part: counted[part]._replace(ms=median(each[part].ms for each in timed)) for part in PARTS}
+
+    def _step(self, moved: Any) -> dict[str, Part]:
+        self._moved, self._marks = moved, dict[str, tuple[Any, int, int]]()
+        with moved:
+            self._mark("")
+            self._trainer.step(self._examples)
+            self._mark(UPDATE)
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        ends = zip(("", FORWARD, BACKWARD), PARTS, strict=True)
+        return {part: self._between(self._marks[before], self._marks[part]) for before, part in ends}
+
+    def _marked(self, *given: Any) -> torch.Tensor:
+        loss = self._loss(*given)
+        self._mark(FORWARD)
+        return loss
+
+    def _mark(self, part: str) -> None:
+        now: Any = torch.cuda.Event(enable_timing=True) if self._on_gpu else perf_counter()
+        if self._on_gpu:
+            now.record()
+        seen = self._moved if isinstance(self._moved, Moved) else None
+        self._marks[part] = now, len(seen.calls) if seen else 0, seen.num_bytes if seen else 0
+
+    def _between(self, begin: tuple[Any, int, int], end: tuple[Any, int, int]) -> Part:
+        ms = begin[0].elapsed_time(end[0]) if self._on_gpu else (end[0] - begin[0]) * 1e3
+        return Part(ms, end[1] - begin[1], end[2] - begin[2])
 
 
 def anatomy(model: Model) -> Shown:
     """Time, calls and bytes of the three parts of a step."""
-    parts = parts_of_step(model)
-    tensors = len(Trainer(model.network).parameters)
+    parts, tensors = Watched(model, BASE).parts(), len(Trainer(model.network).parameters)
     return Shown(
         here(model),
         _shares(parts, f"A step of {len(texts(model))} texts, by its parts"),
-        "The forward pass computes the loss, the backward pass the gradient of each weight, and the update moves the "
-        "weights. Backward computes two products for each of forward, one for the weights and one for what came in, "
-        "so expect it to take twice as long. The update computes almost nothing: it reads and writes every weight, "
-        f"its gradient and two moments, of {tensors} tensors, one after the other. On a GPU each call is a launch, "
-        "which costs the host some microseconds however small it is.",
+        "All texts are padded to the longest. The forward pass computes the loss, the backward pass the gradient of each "
+        "weight, and the update moves the weights. Backward computes two products for each of forward, one for the "
+        "weights and one for what came in, so expect it to take twice as long. The update computes almost nothing: it "
+        f"reads and writes every weight, its gradient and two moments, of {tensors} tensors, one after the other. On a "
+        "GPU each call is a launch, which costs the host some microseconds however small it is.",
     )
 
 
@@ -168,7 +191,9 @@ def predict(model: Model) -> Prediction:
 @after_prediction
 def packing(guess: Prediction, model: Model) -> Shown:
     """The texts padded and end to end, and steps of both in turn."""
-    found = compare_training(model, texts(model), PACKED, batch_rows=NUM_TEXTS, repeats=6)
+    found = compare_training(
+        model, texts(model), PACKED, baseline=f"{BASE},mask_removal", batch_rows=NUM_TEXTS, repeats=6
+    )
     return Shown(_layouts(lengths(model)), here(model), _compared(found, ("padded", "packed")), _said(found, model))
 
 
@@ -223,7 +248,7 @@ def logits(model: Model) -> Shown:
     examples, config = [*texts(model)], model.config.in_training
     (plain, before), (chunked, after) = (
         Trainer(model.network, Recipe.parse(recipe, model.device, config).parts).gradients(examples)
-        for recipe in ("", "chunked_cross_entropy:chunk=64")
+        for recipe in (BASE, f"{BASE},chunked_cross_entropy:chunk=64")
     )
     error = max(float((before[path] - after[path]).norm() / before[path].norm().clamp_min(1e-12)) for path in before)
     return Shown(
@@ -238,7 +263,7 @@ def logits(model: Model) -> Shown:
 
 def flat(model: Model) -> Shown:
     """The update of each tensor, and of one buffer."""
-    plain, buffered = (parts_of_step(model, recipe)[UPDATE] for recipe in ("", "flat_optimizer"))
+    plain, buffered = (Watched(model, recipe).parts()[UPDATE] for recipe in (BASE, f"{BASE},flat_optimizer"))
     rows = [[name, f"{part.calls:,}", ms_words(part.ms)] for name, part in (("each tensor", plain), ("flat", buffered))]
     return Shown(
         here(model),

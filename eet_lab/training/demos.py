@@ -187,8 +187,8 @@ _MARIAN |= {"bos_id": 0, "pad_id": 0, "start_id": 0, "eos_id": 1}
 
 DEMOS: dict[str, Demo] = {
     "gpt2-tiny": Demo(
-        "a tiny GPT-2 on Python’s documentation", _gpt2(2, 128), _documentation(330_000, 64), 300, 8,
-        {"lr": 4e-3, "warmup_steps": 20, **_ADAM},
+        "a tiny GPT-2 on Python’s documentation", _gpt2(2, 128), _documentation(330_000, 64), 240, 8,
+        {"lr": 4e-3, "warmup_steps": 20, **_ADAM}, held_out=48,
     ),
     "gpt2-mini": Demo(
         "a small GPT-2 on Python’s documentation", _gpt2(4, 256), _documentation(10_000_000, 256), 1500, 16,

@@ -92,8 +92,8 @@ def trained(trainer: Trainer) -> Decoder:
 
 
 def train_model(args: argparse.Namespace) -> tuple[Decoder, list[dict[str, float]]]:
-    windows = [Windows(load_tokens(args.data / f"{name}.bin")) for name in ("train", "sources")]
-    rows = Mixed(*windows, share=args.sources, steps=args.steps, seed=args.seed)
+    prose, sources = (Windows(load_tokens(args.data / f"{name}.bin")) for name in ("train", "sources"))
+    rows = Mixed(prose, sources, share=args.sources, steps=args.steps, seed=args.seed)
     network = random_decoder(CONFIG, args.seed, torch.device(args.device), getattr(torch, args.dtype))
     settings = TrainSettings(
         lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=args.weight_decay, dropout=args.dropout,
