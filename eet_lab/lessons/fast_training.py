@@ -96,7 +96,7 @@ class Moved(TorchCalls):
 
 
 class Watched:
-    """A trainer that notes where its forward pass ends, with the loss, and the backward pass, with the last gradient."""
+    """A trainer that notes where its passes end: forward with the loss, backward with the last gradient."""
 
     def __init__(self, model: Model, recipe: str) -> None:
         parts = Recipe.parse(recipe, model.device, model.config.in_training).parts
@@ -146,11 +146,11 @@ def anatomy(model: Model) -> Shown:
     return Shown(
         here(model),
         _shares(parts, f"A step of {len(texts(model))} texts, by its parts"),
-        "All texts are padded to the longest. The forward pass computes the loss, the backward pass the gradient of each "
-        "weight, and the update moves the weights. Backward computes two products for each of forward, one for the "
-        "weights and one for what came in, so expect it to take twice as long. The update computes almost nothing: it "
-        f"reads and writes every weight, its gradient and two moments, of {tensors} tensors, one after the other. On a "
-        "GPU each call is a launch, which costs the host some microseconds however small it is.",
+        "All texts are padded to the longest. The forward pass computes the loss, the backward pass the gradient of "
+        "each weight, and the update moves the weights. Backward computes two products for each of forward, one for "
+        "the weights and one for what came in, so expect it to take twice as long. The update computes almost nothing: "
+        f"it reads and writes every weight, its gradient and two moments, of {tensors} tensors, one after the other. "
+        "On a GPU each call is a launch, which costs the host some microseconds however small it is.",
     )
 
 
@@ -356,7 +356,8 @@ def written(model: Model, found: TrainedDemo) -> Shown:
     """The same prompts, continued before and after the training."""
     how: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0.7, "top_k": 40}
     before, after = (generate(each, PROMPTS, **how).texts for each in (model, found.model))
-    rows = [[prompt, *(" ".join(text.split()) for text in each)] for prompt, *each in zip(PROMPTS, before, after)]  # noqa: B905
+    both = zip(PROMPTS, before, after, strict=True)
+    rows = [[prompt, *(" ".join(text.split()) for text in each)] for prompt, *each in both]
     return Shown(table(["prompt", "untrained", "trained"], rows))
 
 

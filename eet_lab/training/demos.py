@@ -115,6 +115,11 @@ class Demo:
     is_whole: bool = False
     tokenizer: Callable[[], Tokenizer | None] = demo_tokenizer
 
+    def in_steps(self, steps: int) -> Demo:
+        """The same in so many steps."""
+        warmup = min(self.settings["warmup_steps"], steps)
+        return replace(self, steps=steps, settings={**self.settings, "warmup_steps": warmup})
+
     def model(self, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Model:
         """Before training: random weights."""
         drawn = random_decoder(self.config, 0, torch.device(device), dtype)

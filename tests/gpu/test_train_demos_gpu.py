@@ -17,7 +17,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("name", ["vit-tiny", "translator-tiny", "bert-tiny"])
 def test_a_demo_learns_in_bfloat16_below_the_ceiling(name: str) -> None:
     demo = demo_of(name)
-    short = replace(demo, steps=40, held_out=200, is_whole=False, settings={**demo.settings, "warmup_steps": 5})
+    short = replace(demo.in_steps(40), held_out=200, is_whole=False)
     parts = Recipe.parse("all", "cuda", demo.config.in_training).parts
     found = train_demo(short, parts, device="cuda", dtype=torch.bfloat16, evaluate_every=40)
     first, last = (each.loss for each in found.run.evaluations)
