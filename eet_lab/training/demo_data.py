@@ -81,12 +81,11 @@ def _below_thousand(number: int) -> list[str]:
     return words + ([UNITS[rest]] if rest or not hundreds else [])
 
 
-def numbers(count: int, below: int = 1_000_000, seed: int = 0) -> list[tuple[str, str]]:
-    """Different whole numbers, in words and in digits: as many of one length as of another, while there are some."""
+def numbers(count: int, most_digits: int = 6, seed: int = 0) -> list[tuple[str, str]]:
+    """Different whole numbers, in words and in digits; short ones are as likely as long ones, while there are some."""
     draw, found = np.random.default_rng(seed), dict[int, None]()
-    while len(found) < min(count, below):
-        drawn = 10 ** draw.uniform(0, np.log10(below), count)
-        found |= dict.fromkeys(np.minimum(drawn, below - 1).astype(int).tolist())
+    while len(found) < min(count, 10**most_digits):
+        found |= dict.fromkeys(draw.integers(10 ** draw.integers(1, most_digits + 1, count)).tolist())
     return [(spelled(number), str(number)) for number in [*found][:count]]
 
 

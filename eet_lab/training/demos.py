@@ -192,7 +192,7 @@ _MARIAN |= {"bos_id": 0, "pad_id": 0, "start_id": 0, "eos_id": 1}
 
 DEMOS: dict[str, Demo] = {
     "gpt2-tiny": Demo(
-        "a tiny GPT-2 on Python’s documentation", _gpt2(2, 128), _documentation(330_000, 64), 240, 8,
+        "a tiny GPT-2 on Python’s documentation", _gpt2(2, 128), _documentation(330_000, 64), 200, 8,
         {"lr": 4e-3, "warmup_steps": 20, **_ADAM}, held_out=48,
     ),
     "gpt2-mini": Demo(
@@ -206,7 +206,7 @@ DEMOS: dict[str, Demo] = {
     ),
     "translator-tiny": Demo(
         "a tiny translator of numbers, from words to digits", replace(SEQ2SEQ_PRESETS["transformer-base"], **_MARIAN),
-        _numbers, 500, 64, {"lr": 3e-3, "warmup_steps": 100, **_ADAM}, held_out=1000, is_whole=True,
+        _numbers, 500, 64, {"lr": 3e-3, "warmup_steps": 100, **_ADAM}, held_out=500, is_whole=True,
         tokenizer=_number_words,
     ),
     "vit-tiny": Demo(
