@@ -23,7 +23,7 @@ from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.staging import Staging, sent
 from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
 from eet_lab.models import seq2seq
-from eet_lab.models.config import EncoderConfig, Seq2SeqConfig
+from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants, flat
@@ -123,9 +123,11 @@ class Trainer:
                 "The model has shapes and no data. To train it, load it on 'cpu' or 'cuda', not on 'meta'."
             )
         self.config = network.config.in_training
-        _check_parts(self.parts)
+        _check_parts(self.parts, self.config)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
+        if problem := self.parts.train_ops.untrainable(network.dtype, self.settings.attention_dropout):
+            raise RecipeError(f"These parts cannot train so: {problem}, or use plain ops.")
         self.task = task_of(task, network.config)
         fixed = constants(network)
         self.model: Any = mapped(network, lambda t: t if any(t is each for each in fixed) else t.detach().clone())
@@ -306,7 +308,8 @@ class Trainer:
         if read.source is None:
             return self.model.hidden(ops, made(ops, read.batch, None), read)
         of_source = ops_of(read.source, is_source=True)
-        encoded = seq2seq.encode(self.model, of_source, made(of_source, read.source, None), read.source)
+        looks = made(of_source, read.source, None)
+        encoded = seq2seq.encode(self.model, of_source, looks, read.source, self.parts.cross_kv)
         attend = made(ops, read.batch, None, source=Source(read.source, tuple(encoded)))
         return seq2seq.forward(self.model, ops, attend, read.batch)
 
@@ -346,9 +349,10 @@ def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": params, "weight_decay": decay[kind]} for kind, params in kinds.items() if params]
 
 
-def _check_parts(parts: Parts) -> None:
+def _check_parts(parts: Parts, config: Config) -> None:
     """RecipeError for parts that would be on and do nothing."""
-    if names := unread(parts, UNREAD):
+    if names := unread(parts, UNREAD if isinstance(config, Seq2SeqConfig) else (*UNREAD, "cross_kv")):
         raise RecipeError(
-            f"These parts change {' and '.join(names)}, which training does not use. Leave out what changes them."
+            f"These parts change {' and '.join(names)}, which training this model does not use. Leave out what changes "
+            "them."
         )
