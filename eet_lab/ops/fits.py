@@ -41,8 +41,8 @@ def refuses(why: Callable[[Shapes], str | None]) -> Callable[[Called], Called]:
     return declare
 
 
-def refuses_training(why: Callable[[torch.dtype, float], str | None]) -> Callable[[Called], Called]:
-    """The same of the weights' type and of the share of attention's weights that are dropped."""
+def refuses_training(why: Callable[[torch.dtype], str | None]) -> Callable[[Called], Called]:
+    """The same of the types of weights that it does not train."""
 
     def declare(op: Called) -> Called:
         op.untrainable = why  # type: ignore[attr-defined]
@@ -56,18 +56,18 @@ def unfit(op: Callable, model: Shapes) -> str | None:
     return _reasons(op, "unfit", model)
 
 
-def untrainable(op: Callable, dtype: torch.dtype, attention_dropout: float) -> str | None:
-    """The same of how it is trained."""
-    return _reasons(op, "untrainable", dtype, attention_dropout)
+def untrainable(op: Callable, dtype: torch.dtype) -> str | None:
+    """Why it does not train weights of a type, or None."""
+    return _reasons(op, "untrainable", dtype)
 
 
-def _reasons(op: Callable, declared: str, *given: Any) -> str | None:
+def _reasons(op: Callable, declared: str, given: Any) -> str | None:
     """An op speaks for the one that it is made of; pieces speak for themselves."""
     found = []
     if why := getattr(op, declared, None):
-        found.append(why(*given))
+        found.append(why(given))
     elif isinstance(op, partial):
-        found.append(_reasons(op.func, declared, *given))
+        found.append(_reasons(op.func, declared, given))
     if isinstance(op, partial):
-        found += [_reasons(piece, declared, *given) for piece in op.keywords.values()]
+        found += [_reasons(piece, declared, given) for piece in op.keywords.values()]
     return "; ".join(dict.fromkeys(filter(None, found))) or None

@@ -68,9 +68,9 @@ def _bound(count: int, spec: Spec, extras: Extras, device: torch.device) -> Tens
     return bound if extras.bias is None else biased(bound, extras.bias, spec, place, place)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec, dropout_p: float = 0.0) -> Tensor:
     """q [R,Q,H,D], k and v [R,G,K,D] -> [RQ,H,D]; the queries are the newest Q columns, or see what `bound` allows, or
-    get it added to their scores.
+    get it added to their scores. What `dropout_p` drops is PyTorch's choice.
     """
     causal = bound is None and spec.causal and q.shape[1] > 1
     if causal and q.shape[1] < k.shape[2]:  # PyTorch's causal mask ends at the corner of a square
@@ -79,7 +79,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bound: Tensor | None, spec: Spec) ->
     grouped: dict[str, Any] = {"enable_gqa": True} if spec.heads > spec.kv_heads else {}
     if spec.scale is not None:
         grouped["scale"] = spec.scale
-    mixed = scaled_dot_product_attention(q.transpose(1, 2), k, v, attn_mask=bound, is_causal=causal, **grouped)
+    mixed = scaled_dot_product_attention(q.transpose(1, 2), k, v, bound, dropout_p, causal, **grouped)
     return mixed.transpose(1, 2).flatten(0, 1)
 
 

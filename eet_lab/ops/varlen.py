@@ -22,7 +22,7 @@ from eet_lab.ops.types import NO_EXTRAS, Batch, Empty, Extras, Spec
 OLDEST_GPU = (8, 0)
 """Compute capability: what PyTorch's flash attention needs."""
 CUDNN_GPU = (9, 0)
-"""From which on cuDNN's attention is faster than flash attention 2."""
+"""Those on which cuDNN's attention is faster than flash attention 2."""
 HALVES = (torch.float16, torch.bfloat16)
 LARGEST_HEAD = 256
 
@@ -36,16 +36,11 @@ def _unfit(model: Shapes) -> str | None:
     return None
 
 
-def _untrainable(dtype: torch.dtype, attention_dropout: float) -> str | None:
-    """Why packed attention does not train weights of a type, with such a dropout, or None."""
-    if attention_dropout:
-        return (
-            f"attention_dropout is {attention_dropout:g}, and packed attention drops no weights: the libraries draw "
-            "noise of their own, which no seed and step would repeat. Set attention_dropout to 0"
-        )
-    if dtype not in HALVES:
-        return f"packed attention computes in float16 and bfloat16, not {_name(dtype)}. Load the model in bfloat16"
-    return None
+def _untrainable(dtype: torch.dtype) -> str | None:
+    """Why packed attention does not train weights of a type, or None."""
+    if dtype in HALVES:
+        return None
+    return f"packed attention computes in float16 and bfloat16, not {_name(dtype)}. Load the model in bfloat16"
 
 
 @refuses(_unfit)
@@ -68,23 +63,23 @@ def attend_packed(
     Other lengths, and windows that are shorter than a row, are for flash attention over `cu_seqlens`. Which of the two
     it is follows from shapes, so that a captured pass can be replayed for other rows, of which the last may have no
     tokens. Each token must belong to a row. The gradients of q, k and v are repeated to the bit under
-    `torch.use_deterministic_algorithms(True)`.
+    `torch.use_deterministic_algorithms(True)`. Weights are dropped by the library's noise, which (seed, step, pass,
+    call) repeat, but which is another in other layouts.
 
     Source: FlashAttention-2 (Dao, 2023), as aten has it: differentiable, and with the same arguments since torch 2.6.
     `torch.nn.attention.varlen`, from 2.10 on, calls it too, and keeps cuDNN's varlen switched off.
     """
     if extras.bias is not None:
         raise KernelError("Packed attention takes no bias of relative positions. Leave varlen_attention out.")
-    if drop is not None and drop.attention_p and (problem := _untrainable(q.dtype, drop.attention_p)):
-        raise KernelError(f"{problem}, or leave varlen_attention out.")
     if batch.keys.padded or source.keys.padded:
         raise KernelError("Packed attention reads rows end to end, and this pass has pads. Turn packed_prefill on.")
     has_window = spec.window is not None and spec.window < batch.max_q
-    if has_window or not (is_rectangle(batch) and is_rectangle(source)):
-        return _flash(q, k, v, batch, source, spec).flatten(1)
-    q, k, v = (part.unflatten(0, (batch.num_rows, -1)) for part in (q, k, v))
-    with _preferred(q):
-        return attend(q, k.transpose(1, 2), v.transpose(1, 2), None, spec).flatten(1)
+    with nullcontext(0.0) if drop is None else drop.of_library(q.device) as dropout_p:
+        if has_window or not (is_rectangle(batch) and is_rectangle(source)):
+            return _flash(q, k, v, batch, source, spec, dropout_p).flatten(1)
+        q, k, v = (part.unflatten(0, (batch.num_rows, -1)) for part in (q, k, v))
+        with nullcontext() if dropout_p else _preferred(q):
+            return attend(q, k.transpose(1, 2), v.transpose(1, 2), None, spec, dropout_p).flatten(1)
 
 
 def is_rectangle(batch: Batch) -> bool:
@@ -102,7 +97,7 @@ def cu_seqlens(batch: Batch) -> Tensor:
     return pad(batch.count.cumsum(0, dtype=torch.int32), (1, 0))
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, batch: Batch, source: Batch, spec: Spec) -> Tensor:
+def _flash(q: Tensor, k: Tensor, v: Tensor, batch: Batch, source: Batch, spec: Spec, dropout_p: float) -> Tensor:
     """[T,H,D], [S,G,D] -> [T,H,D]."""
     if q.dtype not in HALVES or q.device.type == "cpu":
         raise KernelError(
@@ -112,7 +107,7 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, batch: Batch, source: Batch, spec: S
     ends = [with_cu_seqlens(rows).cu_seqlens for rows in (batch, source)]
     left, right = None if spec.window is None else spec.window - 1, 0 if spec.causal else None
     return torch.ops.aten._flash_attention_forward(
-        q, k, v, *ends, batch.max_q, source.max_q, 0.0, spec.causal, False,
+        q, k, v, *ends, batch.max_q, source.max_q, dropout_p, spec.causal, False,
         scale=spec.scale, window_size_left=left, window_size_right=right,
     )[0]  # fmt: skip
 

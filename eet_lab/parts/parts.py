@@ -66,9 +66,9 @@ class Ops:
         reasons = (fits.unfit(getattr(self, f.name), config) for f in fields(self))
         return "; ".join(dict.fromkeys(filter(None, reasons))) or None
 
-    def untrainable(self, dtype: torch.dtype, attention_dropout: float) -> str | None:
-        """Why some of these ops do not train weights of such a type, with such a dropout, or None."""
-        reasons = (fits.untrainable(getattr(self, f.name), dtype, attention_dropout) for f in fields(self))
+    def untrainable(self, dtype: torch.dtype) -> str | None:
+        """Why some of these ops do not train weights of such a type, or None."""
+        reasons = (fits.untrainable(getattr(self, f.name), dtype) for f in fields(self))
         return "; ".join(dict.fromkeys(filter(None, reasons))) or None
 
     @property

@@ -22,8 +22,9 @@ class VarlenAttention(Technique):
     with cuDNN's attention first on Hopper. Queries, keys and values are read where their product left them; their
     gradients are copied once, beside each other.
 
-    It computes in float16 and bfloat16. Attention's weights are not dropped: the libraries draw noise that no seed
-    would repeat, so `attention_dropout` must be 0. T5 adds a bias to its scores, which no such call takes.
+    It computes in float16 and bfloat16. What `attention_dropout` drops is the libraries' choice, which the seed and the
+    step repeat, and not that of plain ops: it changes with the layout of a batch. T5 adds a bias to its scores, which
+    no such call takes.
 
     Expect ragged batches to gain most, where the host launches more slowly than the GPU works.
 

@@ -28,7 +28,7 @@ from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants, flat
 from eet_lab.models.vision import AnyEncoder
-from eet_lab.ops.noise import Dropout, token_keys
+from eet_lab.ops.noise import Dropout, noise_key, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
 from eet_lab.parts import Ops, Parts, unread
@@ -126,8 +126,8 @@ class Trainer:
         _check_parts(self.parts, self.config)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
-        if problem := self.parts.train_ops.untrainable(network.dtype, self.settings.attention_dropout):
-            raise RecipeError(f"These parts cannot train so: {problem}, or use plain ops.")
+        if problem := self.parts.train_ops.untrainable(network.dtype):
+            raise RecipeError(f"These parts cannot train such weights: {problem}, or use plain ops.")
         self.task = task_of(task, network.config)
         fixed = constants(network)
         self.model: Any = mapped(network, lambda t: t if any(t is each for each in fixed) else t.detach().clone())
@@ -295,7 +295,9 @@ class Trainer:
             numbers = torch.tensor(each.numbers, device=batch.rows.device)[batch.rows]
             # A source has noise of its own.
             keys = token_keys(settings.seed, self.num_steps, ~numbers if is_source else numbers, batch.positions)
-            drop = Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions)
+            first = ~each.numbers[0] if is_source else each.numbers[0]
+            seed = noise_key(noise_key(settings.seed, self.num_steps), first)
+            drop = Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions, seed)
             return self.parts.train_ops.differentiable(drop)
 
         states = self._hidden(ops_of, read).index_select(0, read.asked)
