@@ -15,7 +15,7 @@ from test_training import RECIPES, language, masked
 from eet_lab.errors import KernelError, RecipeError
 from eet_lab.models import load
 from eet_lab.ops import fits, reference, varlen
-from eet_lab.ops.noise import Dropout, token_keys
+from eet_lab.ops.noise import Dropout, library_noise
 from eet_lab.ops.rows import attend_rows
 from eet_lab.ops.types import Extras, Spec, autograd
 from eet_lab.ops.varlen import attend_packed
@@ -165,33 +165,34 @@ def test_what_it_does_not_take_is_told():
     padded = left_padded([range(3), range(2)])
     with pytest.raises(KernelError, match="this pass has pads. Turn packed_prefill on"):
         call(read, padded, spec)
+    with pytest.raises(KernelError, match="would read from the host. Turn varlen_attention on"):
+        attend_rows(*parts, read._replace(spans=None), read, spec, empty=autograd)
     with pytest.raises(KernelError, match="no bias of relative positions. Leave varlen_attention out"):
         call(read, read, spec, Extras(bias=torch.zeros(8, 4)))
 
 
 @pytest.mark.parametrize("sources", [None, (5, 5, 5)])
-def test_a_librarys_noise_is_repeated_by_seed_and_call(sources):
+def test_a_librarys_noise_is_repeated_by_key_and_call(sources):
     """And by the backward pass: an output is linear in the values. Whoever else draws, draws as if it had not."""
     spec, lengths = Spec(4, 2, 8, causal=sources is None), (7, 7, 7)
     read, (_, *parts) = batch(lengths), drawn(Spec(4, 2, 8), lengths, sources)
     source, before = read if sources is None else batch(sources), torch.get_rng_state()
 
-    def drop(p=0.25, seed=3):
-        return Dropout(0.0, p, token_keys(0, 0, read.rows, read.positions), read.positions, seed)
+    def call(p=0.25, key=3, num=1):
+        drop = Dropout(0.0, p, read.rows, read.positions)
+        with library_noise(key, torch.device("cpu")):
+            return [attend_packed(*parts, read, source, spec, empty=autograd, drop=drop) for _ in range(num)][-1]
 
-    def call(given):
-        return attend_packed(*parts, read, source, spec, empty=autograd, drop=given)
-
-    first = drop()
-    outs = call(first), call(first), call(drop()), call(drop(seed=4)), call(drop(p=0.0)), call(None)
-    assert torch.equal(outs[0], outs[2]) and torch.equal(outs[4], outs[5])
+    plain = attend_rows(*parts, read, source, spec, empty=autograd)
+    outs = call(), call(num=2), call(), call(key=4), call(p=0.0)
+    assert torch.equal(outs[0], outs[2]) and torch.allclose(outs[4], plain, atol=1e-6)
     assert all(not torch.allclose(outs[0], outs[i], atol=0.1) for i in (1, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
     up = torch.randn_like(outs[0])
     (grad,) = torch.autograd.grad(outs[0], parts[2], up)
     assert torch.allclose((grad * parts[2]).sum(), (up * outs[0]).sum(), rtol=1e-4)
-    many = torch.stack([call(drop(seed=seed)) for seed in range(400)]).mean(0)
-    assert torch.allclose(many, outs[5], atol=0.3) and not torch.allclose(many, 0.75 * outs[5], atol=0.3)
+    many = torch.stack([call(key=key) for key in range(400)]).mean(0)
+    assert torch.allclose(many, plain, atol=0.3) and not torch.allclose(many, 0.75 * plain, atol=0.3)
 
 
 def test_attention_dropout_is_repeated_by_seed_and_step(on_a_cpu):

@@ -56,15 +56,15 @@ class Dropout:
 
     An element's noise depends on (seed, step, sequence, position, call, channel) alone: a batch loses the same numbers
     padded and packed, whole and in parts, and the backward pass draws them again instead of keeping a mask. `p` is the
-    share of hidden states, `attention_p` that of attention's weights; `tokens` [T] are the keys of `token_keys`. A
-    library's call draws noise of its own, from `seed`, which is that of the pass.
+    share of hidden states, `attention_p` that of attention's weights; `tokens` [T] are the keys of `token_keys`. An
+    attention that leaves it to a library reads `attention_p` alone (`library_noise`).
 
     Source: counter-based noise as in Philox (Salmon et al., 2011), which PyTorch's compiler draws again in the backward
     pass, too.
     """
 
-    def __init__(self, p: float, attention_p: float, tokens: Tensor, positions: Tensor, seed: int = 0) -> None:
-        self.p, self.attention_p, self.tokens, self.positions, self.seed = p, attention_p, tokens, positions, seed
+    def __init__(self, p: float, attention_p: float, tokens: Tensor, positions: Tensor) -> None:
+        self.p, self.attention_p, self.tokens, self.positions = p, attention_p, tokens, positions
         self._num_calls = 0
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -87,26 +87,6 @@ class Dropout:
             return _Dropped.apply(weights, rows, positions[:, None, None], self.attention_p)
 
         return dropped
-
-    @contextmanager
-    def of_library(self, device: torch.device) -> Iterator[float]:
-        """The share that the next attention drops, while PyTorch's generator begins at that call's own seed.
-
-        The generator goes on as if nothing had been drawn. While a graph is captured it is left alone: whoever replays
-        the graph seeds it.
-        """
-        on_gpu = device.type == "cuda"
-        if not self.attention_p or (on_gpu and torch.cuda.is_current_stream_capturing()):
-            yield self.attention_p
-            return
-        self._num_calls += 1
-        generator = torch.cuda.default_generators[device.index] if on_gpu else torch.default_generator
-        before = generator.get_state()
-        generator.manual_seed(mix(self.seed + self._num_calls))
-        try:
-            yield self.attention_p
-        finally:
-            generator.set_state(before)
 
     def _next(self, keys: Tensor) -> Tensor:
         """The keys of another call of the same pass. Without a mix, neighbours would share their noise."""
@@ -138,3 +118,18 @@ def token_keys(seed: int, step: int, sequences: Tensor, positions: Tensor) -> Te
     """What tokens' noise is drawn from, [T] int64, by the number of a token's sequence [T] and its position [T]."""
     start = noise_keys(seed, 1, sequences.device, first=step)
     return mix(mix(start + sequences) + positions)
+
+
+@contextmanager
+def library_noise(key: int, device: torch.device) -> Iterator[None]:
+    """What PyTorch's own calls draw meanwhile follows from the key, in their order; replayed graphs draw the same.
+
+    Whoever draws afterwards draws as if nothing had been drawn.
+    """
+    generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(key)
+    try:
+        yield
+    finally:
+        generator.set_state(before)

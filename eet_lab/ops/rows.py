@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
+from eet_lab.errors import KernelError
 from eet_lab.ops.noise import Dropout
 from eet_lab.ops.types import NO_EXTRAS, Batch, Empty, Extras, Spec
 
@@ -37,14 +38,13 @@ def attend_rows(
     out = empty("attended", q.shape, q)
     if out is not None and out.is_meta:  # a meta trace only records what was asked for
         return out.flatten(1)
-    assert batch.spans is not None and source.spans is not None, "a pass without a cache is not captured"
+    spans = known_spans(batch), known_spans(source)
     if out is None:
         out = torch.zeros_like(q)  # what each call gives is written into it, which PyTorch differentiates
-    elif sum(count for _, count in batch.spans) < len(q):
+    elif sum(count for _, count in spans[0]) < len(q):
         out.zero_()
     places, dropped = torch.arange(len(q), device=q.device), None if drop is None else drop.of_attention()
-    queries = alike(batch.spans)
-    for rows, seen in together(queries, queries if source is batch else alike(source.spans)):
+    for rows, seen in together(*map(alike, spans)):
         bound = _bound(rows.count, spec, extras, q.device)
         keys, values = (seen.of(part).transpose(1, 2) for part in (k, v))
         if dropped is None:
@@ -137,6 +137,16 @@ class Rows(NamedTuple):
         """Their part of x [T,...], as a view [R,Q,...]."""
         last = self.first + self.apart * (self.num - 1) + self.count
         return x[self.first : last].unfold(0, self.count, self.apart).movedim(-1, 1)
+
+
+def known_spans(batch: Batch) -> Sequence[tuple[int, int]]:
+    """The first token and the number of tokens of each row; KernelError where the host does not know them."""
+    if batch.spans is None:
+        raise KernelError(
+            "A captured pass has texts of different lengths, which this attention would read from the host. Turn "
+            "varlen_attention on, which reads them from the device, or leave the capture out."
+        )
+    return batch.spans
 
 
 def alike(spans: Sequence[tuple[int, int]]) -> list[Rows]:

@@ -63,8 +63,8 @@ def attend_packed(
     Other lengths, and windows that are shorter than a row, are for flash attention over `cu_seqlens`. Which of the two
     it is follows from shapes, so that a captured pass can be replayed for other rows, of which the last may have no
     tokens. Each token must belong to a row. The gradients of q, k and v are repeated to the bit under
-    `torch.use_deterministic_algorithms(True)`. Weights are dropped by the library's noise, which (seed, step, pass,
-    call) repeat, but which is another in other layouts.
+    `torch.use_deterministic_algorithms(True)`. Weights are dropped by the library (`library_noise`): what they lose
+    depends on the layout of the pass.
 
     Source: FlashAttention-2 (Dao, 2023), as aten has it: differentiable, and with the same arguments since torch 2.6.
     `torch.nn.attention.varlen`, from 2.10 on, calls it too, and keeps cuDNN's varlen switched off.
@@ -74,12 +74,12 @@ def attend_packed(
     if batch.keys.padded or source.keys.padded:
         raise KernelError("Packed attention reads rows end to end, and this pass has pads. Turn packed_prefill on.")
     has_window = spec.window is not None and spec.window < batch.max_q
-    with nullcontext(0.0) if drop is None else drop.of_library(q.device) as dropout_p:
-        if has_window or not (is_rectangle(batch) and is_rectangle(source)):
-            return _flash(q, k, v, batch, source, spec, dropout_p).flatten(1)
-        q, k, v = (part.unflatten(0, (batch.num_rows, -1)) for part in (q, k, v))
-        with nullcontext() if dropout_p else _preferred(q):
-            return attend(q, k.transpose(1, 2), v.transpose(1, 2), None, spec, dropout_p).flatten(1)
+    dropout_p = 0.0 if drop is None else drop.attention_p
+    if has_window or not (is_rectangle(batch) and is_rectangle(source)):
+        return _flash(q, k, v, batch, source, spec, dropout_p).flatten(1)
+    q, k, v = (part.unflatten(0, (batch.num_rows, -1)) for part in (q, k, v))
+    with nullcontext() if dropout_p else _preferred(q):
+        return attend(q, k.transpose(1, 2), v.transpose(1, 2), None, spec, dropout_p).flatten(1)
 
 
 def is_rectangle(batch: Batch) -> bool:

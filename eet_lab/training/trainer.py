@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants, flat
 from eet_lab.models.vision import AnyEncoder
-from eet_lab.ops.noise import Dropout, noise_key, token_keys
+from eet_lab.ops.noise import Dropout, library_noise, noise_key, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
 from eet_lab.parts import Ops, Parts, unread
@@ -273,13 +274,21 @@ class Trainer:
         self.optimizer.zero_grad()
         self.ranks.begin()
         for each in passes:
-            loss = self._loss(each, cancel) / batch.num_labels
+            with self._noise(each):
+                loss = self._loss(each, cancel) / batch.num_labels
             if each is passes[-1]:
                 self.ranks.last_pass()
             (loss * self.loss_scale.scale).backward()
             losses.append(loss.detach())
         self.ranks.sum_gradients()
         return passes, torch.stack(losses or [torch.zeros((), device=self.model.device)])
+
+    def _noise(self, each: _Pass) -> AbstractContextManager[None]:
+        """Libraries draw what attention drops in a pass from the seed, the step and the pass."""
+        if not self.settings.attention_dropout:
+            return nullcontext()
+        key = noise_key(noise_key(self.settings.seed, self.num_steps), each.numbers[0])
+        return library_noise(key, self.model.device)
 
     def _loss(self, each: _Pass, cancel: Cancel | None, learns: bool = True) -> Tensor:
         """The sum of the losses of a pass. Errors: Cancelled."""
@@ -295,9 +304,7 @@ class Trainer:
             numbers = torch.tensor(each.numbers, device=batch.rows.device)[batch.rows]
             # A source has noise of its own.
             keys = token_keys(settings.seed, self.num_steps, ~numbers if is_source else numbers, batch.positions)
-            first = ~each.numbers[0] if is_source else each.numbers[0]
-            seed = noise_key(noise_key(settings.seed, self.num_steps), first)
-            drop = Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions, seed)
+            drop = Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions)
             return self.parts.train_ops.differentiable(drop)
 
         states = self._hidden(ops_of, read).index_select(0, read.asked)
