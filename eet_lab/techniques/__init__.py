@@ -1,6 +1,7 @@
 """One file per optimization. To add one: write the file, and add its line here (the order is that of every list)."""
 
 from eet_lab.technique import register
+from eet_lab.techniques.batched_cross_attention import BatchedCrossAttention
 from eet_lab.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.techniques.cuda_graphs import CudaGraphs
@@ -15,6 +16,7 @@ from eet_lab.techniques.packed_prefill import PackedPrefill
 from eet_lab.techniques.persistent_layers import PersistentLayers
 from eet_lab.techniques.pre_padding import PrePadding
 from eet_lab.techniques.prefix_caching import PrefixCaching
+from eet_lab.techniques.varlen_attention import VarlenAttention
 
 for technique in (
     PrePadding,
@@ -31,10 +33,13 @@ for technique in (
     Int8Weights,
     ChunkedCrossEntropy,
     FlatOptimizer,
+    VarlenAttention,
+    BatchedCrossAttention,
 ):
     register(technique)
 
 __all__ = [
+    "BatchedCrossAttention",
     "ChunkedCrossEntropy",
     "ContinuousBatching",
     "CudaGraphs",
@@ -49,4 +54,5 @@ __all__ = [
     "PersistentLayers",
     "PrePadding",
     "PrefixCaching",
+    "VarlenAttention",
 ]
