@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from eet_lab.ops.types import Spec
 
@@ -14,6 +15,12 @@ Called = TypeVar("Called", bound=Callable)
 
 class Shapes(Protocol):
     """What a model's config tells an op."""
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def ffn_size(self) -> int: ...
 
     @property
     def act(self) -> str: ...
@@ -38,7 +45,11 @@ def refuses(why: Callable[[Shapes], str | None]) -> Callable[[Called], Called]:
     return declare
 
 
-def unfit(op: Callable, model: Shapes) -> str | None:
-    """Why an op does not take a model, or None: what declares nothing takes any."""
+def unfit(op: Any, model: Shapes) -> str | None:
+    """Why an op, or a piece of it, does not take a model, or None: what declares nothing takes any."""
     why = getattr(op, "unfit", None)
-    return why and why(model)
+    reasons = [why and why(model)]
+    if isinstance(op, partial):
+        inner = (*op.keywords.values(), *([] if why else [op.func]))  # what is declared is declared of the whole op
+        reasons += [unfit(each, model) for each in inner]
+    return next(filter(None, reasons), None)

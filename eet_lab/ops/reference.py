@@ -29,13 +29,16 @@ __all__ = [
     "cross_attention",
     "cross_mask",
     "dense_mask",
+    "dropped",
     "embed",
     "embed_norm",
+    "embedded",
     "fused_layer",
     "gathered",
     "gumbel",
     "heads",
     "linear",
+    "linear_act",
     "linear_residual",
     "linear_residual_norm",
     "masked_attention",
@@ -48,6 +51,41 @@ __all__ = [
 ]
 
 
+def embedded(
+    ids: Tensor,
+    positions: Tensor,
+    types: Tensor | None,
+    token_embedding: Tensor,
+    position_embedding: Tensor | None,
+    type_embedding: Tensor | None,
+    *,
+    scale: float = 1.0,
+    padding: int | None = None,
+    empty: Empty,
+    drop: Drop = all_kept,
+) -> Tensor:
+    """Token embedding times `scale`, plus position and type embedding, where there are such: ids, positions and types
+    [T], tables [V,C], [S,C] and [types,C] -> [T,C].
+
+    Without types all tokens are of type 0. To look up the token `padding` trains nothing, as in PyTorch.
+    """
+    out = empty("embedded", (len(ids), token_embedding.shape[1]), token_embedding)
+    if out is None and padding is not None:
+        x = embedding(ids, token_embedding, padding)
+    else:
+        x = torch.index_select(token_embedding, 0, ids, out=out)
+    if scale != 1:
+        x.mul_(scale)
+    if position_embedding is not None:
+        x.add_(torch.index_select(position_embedding, 0, positions, out=empty("place", x.shape, x)))
+    if type_embedding is not None:
+        kind = type_embedding[0]
+        if types is not None:
+            kind = torch.index_select(type_embedding, 0, types, out=empty("kind", x.shape, x))
+        x.add_(kind)
+    return drop(x)
+
+
 def embed(
     ids: Tensor,
     positions: Tensor,
@@ -58,21 +96,16 @@ def embed(
     padding: int | None = None,
     empty: Empty,
     drop: Drop = all_kept,
+    embedded: Callable = embedded,
 ) -> Tensor:
-    """Token embedding times `scale`, plus position embedding, if there is one: ids and positions [T], tables [V,C] and
-    [S,C] -> [T,C]. To look up the token `padding` trains nothing, as in PyTorch.
-    """
-    out = empty("embedded", (len(ids), token_embedding.shape[1]), token_embedding)
-    if out is None and padding is not None:
-        x = embedding(ids, token_embedding, padding)
-    else:
-        x = torch.index_select(token_embedding, 0, ids, out=out)
-    if scale != 1:
-        x.mul_(scale)
-    if position_embedding is None:
-        return drop(x)
-    place = torch.index_select(position_embedding, 0, positions, out=empty("place", x.shape, x))
-    return drop(x.add_(place))
+    """Token times `scale` plus position embedding, if there is one: ids and positions [T] -> [T,C]."""
+    tables = None, token_embedding, position_embedding, None
+    return embedded(ids, positions, *tables, scale=scale, padding=padding, empty=empty, drop=drop)
+
+
+def dropped(x: Tensor, drop: Drop) -> Tensor:
+    """What a training pass keeps of hidden states: [T,C] -> [T,C]."""
+    return drop(x)
 
 
 def embed_norm(
@@ -88,18 +121,14 @@ def embed_norm(
     padding: int | None = None,
     empty: Empty,
     drop: Drop = all_kept,
+    embedded: Callable = embedded,
+    norm: Callable = norm,
+    dropped: Callable = dropped,
 ) -> Tensor:
-    """norm(token * scale + position + type embedding): ids, positions and types [T], type_embedding [types,C] -> [T,C].
-
-    Without types all tokens are of type 0; without `type_embedding` the model has none.
-    """
-    x = embed(ids, positions, token_embedding, position_embedding, scale=scale, padding=padding, empty=empty)
-    if type_embedding is not None:
-        kind = type_embedding[0]
-        if types is not None:
-            kind = torch.index_select(type_embedding, 0, types, out=empty("kind", x.shape, x))
-        x.add_(kind)
-    return drop(norm(x, norm_w, empty=empty))
+    """norm(token * scale + position + type embedding): ids, positions and types [T] -> [T,C]; see `embedded`."""
+    tables = types, token_embedding, position_embedding, type_embedding
+    x = embedded(ids, positions, *tables, scale=scale, padding=padding, empty=empty)
+    return dropped(norm(x, norm_w, empty=empty), drop)
 
 
 def linear(x: Tensor, w: Linear, *, empty: Empty) -> Tensor:
@@ -137,10 +166,25 @@ def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
     )
 
 
-def norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
-    """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated. No norm: x is normed already."""
-    y = linear(x if norm_w is None else norm(x, norm_w, empty=empty), w, empty=empty)
+def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty) -> Tensor:
+    """act(linear(x)): [T,C] -> [T,N], or [T,N/2] where the activation is gated."""
+    y = linear(x, w, empty=empty)
+    del x  # the caller has no name for it: its memory is free for what is activated
     return y if act is None else activate(y, act, empty=empty)
+
+
+def norm_linear(
+    x: Tensor,
+    norm_w: Norm | None,
+    w: Linear,
+    act: str | None = None,
+    *,
+    empty: Empty,
+    norm: Callable = norm,
+    linear_act: Callable = linear_act,
+) -> Tensor:
+    """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated. No norm: x is normed already."""
+    return linear_act(x if norm_w is None else norm(x, norm_w, empty=empty), w, act, empty=empty)
 
 
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Drop = all_kept) -> Tensor:
@@ -150,7 +194,15 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dro
 
 
 def linear_residual_norm(
-    x: Tensor, w: Linear, residual: Tensor, norm_w: Norm, *, empty: Empty, drop: Drop = all_kept
+    x: Tensor,
+    w: Linear,
+    residual: Tensor,
+    norm_w: Norm,
+    *,
+    empty: Empty,
+    drop: Drop = all_kept,
+    linear_residual: Callable = linear_residual,
+    norm: Callable = norm,
 ) -> Tensor:
     """norm(linear(x) + residual): [T,C], [T,N] -> [T,N]. It may write into `residual`: use only the result."""
     return norm(linear_residual(x, w, residual, empty=empty, drop=drop), norm_w, empty=empty)

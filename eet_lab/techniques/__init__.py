@@ -6,7 +6,11 @@ from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.techniques.cuda_graphs import CudaGraphs
 from eet_lab.techniques.dependent_launch import DependentLaunch
 from eet_lab.techniques.flat_optimizer import FlatOptimizer
+from eet_lab.techniques.fused_activations import FusedActivations
+from eet_lab.techniques.fused_embeddings import FusedEmbeddings
 from eet_lab.techniques.fused_kernels import FusedKernels
+from eet_lab.techniques.fused_norms import FusedNorms
+from eet_lab.techniques.fused_residuals import FusedResiduals
 from eet_lab.techniques.fused_sampling import FusedSampling
 from eet_lab.techniques.int8_weights import Int8Weights
 from eet_lab.techniques.mask_removal import MaskRemoval
@@ -31,6 +35,10 @@ for technique in (
     Int8Weights,
     ChunkedCrossEntropy,
     FlatOptimizer,
+    FusedNorms,
+    FusedActivations,
+    FusedResiduals,
+    FusedEmbeddings,
 ):
     register(technique)
 
@@ -40,7 +48,11 @@ __all__ = [
     "CudaGraphs",
     "DependentLaunch",
     "FlatOptimizer",
+    "FusedActivations",
+    "FusedEmbeddings",
     "FusedKernels",
+    "FusedNorms",
+    "FusedResiduals",
     "FusedSampling",
     "Int8Weights",
     "MaskRemoval",

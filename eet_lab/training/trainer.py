@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from eet_lab.devices import present
 from eet_lab.engine.encode import readable
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.settings import checked_texts
@@ -28,6 +29,7 @@ from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants, flat
 from eet_lab.models.vision import AnyEncoder
+from eet_lab.ops import native
 from eet_lab.ops.noise import Dropout, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
@@ -126,6 +128,9 @@ class Trainer:
         _check_parts(self.parts)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
+        if network.device.type == "cuda" and self.parts.train_ops.kernels:
+            with present(network.device):
+                native.prepare(self.parts.train_ops.kernels)
         self.task = task_of(task, network.config)
         fixed = constants(network)
         self.model: Any = mapped(network, lambda t: t if any(t is each for each in fixed) else t.detach().clone())
