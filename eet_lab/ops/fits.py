@@ -19,6 +19,12 @@ class Shapes(Protocol):
     """What a model's config tells an op."""
 
     @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def ffn_size(self) -> int: ...
+
+    @property
     def act(self) -> str: ...
 
     @property
