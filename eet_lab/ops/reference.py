@@ -137,7 +137,9 @@ def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
     )
 
 
-def norm_linear(x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None, *, empty: Empty) -> Tensor:
+def norm_linear(
+    x: Tensor, norm_w: Norm | None, w: Linear, act: str | None = None, *, empty: Empty, linear: Callable = linear
+) -> Tensor:
     """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated. No norm: x is normed already."""
     y = linear(x if norm_w is None else norm(x, norm_w, empty=empty), w, empty=empty)
     return y if act is None else activate(y, act, empty=empty)

@@ -6,6 +6,7 @@ from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.techniques.cuda_graphs import CudaGraphs
 from eet_lab.techniques.dependent_launch import DependentLaunch
 from eet_lab.techniques.flat_optimizer import FlatOptimizer
+from eet_lab.techniques.fused_cross_entropy import FusedCrossEntropy
 from eet_lab.techniques.fused_kernels import FusedKernels
 from eet_lab.techniques.fused_sampling import FusedSampling
 from eet_lab.techniques.int8_weights import Int8Weights
@@ -30,6 +31,7 @@ for technique in (
     PrefixCaching,
     Int8Weights,
     ChunkedCrossEntropy,
+    FusedCrossEntropy,
     FlatOptimizer,
 ):
     register(technique)
@@ -40,6 +42,7 @@ __all__ = [
     "CudaGraphs",
     "DependentLaunch",
     "FlatOptimizer",
+    "FusedCrossEntropy",
     "FusedKernels",
     "FusedSampling",
     "Int8Weights",
