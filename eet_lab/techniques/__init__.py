@@ -8,6 +8,7 @@ from eet_lab.techniques.cuda_graphs import CudaGraphs
 from eet_lab.techniques.dependent_launch import DependentLaunch
 from eet_lab.techniques.flat_optimizer import FlatOptimizer
 from eet_lab.techniques.fused_activations import FusedActivations
+from eet_lab.techniques.fused_cross_entropy import FusedCrossEntropy
 from eet_lab.techniques.fused_embeddings import FusedEmbeddings
 from eet_lab.techniques.fused_kernels import FusedKernels
 from eet_lab.techniques.fused_norms import FusedNorms
@@ -36,6 +37,7 @@ for technique in (
     PrefixCaching,
     Int8Weights,
     ChunkedCrossEntropy,
+    FusedCrossEntropy,
     FlatOptimizer,
     VarlenAttention,
     BatchedCrossAttention,
@@ -54,6 +56,7 @@ __all__ = [
     "DependentLaunch",
     "FlatOptimizer",
     "FusedActivations",
+    "FusedCrossEntropy",
     "FusedEmbeddings",
     "FusedKernels",
     "FusedNorms",
