@@ -21,7 +21,6 @@ from eet_lab.engine.base import BaseEngine, check_model, check_parts
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.meta_trace import META, TELLING, NoArithmetic, are_alike
 from eet_lab.engine.settings import checked_texts
-from eet_lab.engine.staging import Staging, sent
 from eet_lab.engine.tasks import TextTask
 from eet_lab.errors import PromptError, RecipeError
 from eet_lab.memory import Lifetime
@@ -33,12 +32,13 @@ from eet_lab.ops.fits import FEW
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.passes import Batching, Group, Image, Pass, Readable, Text
+from eet_lab.parts.staging import Staging, sent
 from eet_lab.parts.trace import Trace, TracedPass, bounding
 from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
 
 REMEDY = f"Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision. {OTHERS}"
-UNREAD = ("weights", "launch", "layers", "train_ops", "loss", "optimizer")
+UNREAD = ("weights", "launch", "layers", "train_ops", "loss", "optimizer", "step_launch")
 """Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
 AHEAD = 64
 """Groups of texts whose passes are planned together, before the first of them is run."""

@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from eet_lab.errors import TrainingError
-from eet_lab.parts.buffers import Buffer, Buffered
+from eet_lab.parts.buffers import Buffer, Buffered, Update, is_read_on_host
 from eet_lab.scheduling.whole import check_number
 
 
@@ -49,15 +48,13 @@ class AdamW(Buffered):
     def moments(self, group: dict[str, Any]) -> Sequence[str]:
         return ("exp_avg", "exp_avg_sq")
 
-    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer) -> None:
-        group, on_gpu = buffer.group, weights.is_cuda
+    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer, update: Update) -> None:
+        group, before = buffer.group, update.step - 1
         beta1, beta2 = group["betas"]
-        # Filled on the device: a copy of a number of the host's would wait for all that is launched.
-        step = torch.full((), float(self.num_steps), device=weights.device if on_gpu else "cpu")
         adamw(
-            [weights], [grads], [buffer.moments["exp_avg"]], [buffer.moments["exp_avg_sq"]], [], [step],
-            fused=on_gpu, foreach=False, amsgrad=False, beta1=beta1, beta2=beta2, lr=group["lr"],
-            weight_decay=group["weight_decay"], eps=group["eps"], maximize=False,
+            [weights], [grads], [buffer.moments["exp_avg"]], [buffer.moments["exp_avg_sq"]], [], [before],
+            foreach=False, amsgrad=False, beta1=beta1, beta2=beta2, weight_decay=group["weight_decay"],
+            eps=group["eps"], maximize=False, **_read(update, weights),
         )  # fmt: skip
 
 
@@ -93,14 +90,14 @@ class SGD(Buffered):
     def moments(self, group: dict[str, Any]) -> Sequence[str]:
         return ("momentum_buffer",) if group["momentum"] else ()
 
-    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer) -> None:
+    def formula(self, weights: Tensor, grads: Tensor, buffer: Buffer, update: Update) -> None:
         group = buffer.group
         if group["momentum"] and not buffer.moments:
             raise TrainingError("momentum was 0 when the optimizer was made, so none is kept. Make it with momentum.")
         sgd(
-            [weights], [grads], [buffer.moments.get("momentum_buffer")], fused=weights.is_cuda, foreach=False,
-            lr=group["lr"], momentum=group["momentum"], dampening=0.0,
-            weight_decay=group["weight_decay"], nesterov=group["nesterov"], maximize=False,
+            [weights], [grads], [buffer.moments.get("momentum_buffer")], foreach=False, momentum=group["momentum"],
+            dampening=0.0, weight_decay=group["weight_decay"], nesterov=group["nesterov"], maximize=False,
+            **_read(update, weights),
         )  # fmt: skip
 
 
@@ -130,6 +127,13 @@ FLAT: dict[str, Any] = {"adamw": FlatAdamW, "sgd": FlatSGD}
 def tensor_by_tensor(params: Any, name: str, /, *, seed: int, **settings: Any) -> Buffered:
     """The baseline: each tensor is updated by a launch of its own."""
     return PLAIN[name](params, seed=seed, **settings)
+
+
+def _read(update: Update, weights: Tensor) -> dict[str, Any]:
+    """How PyTorch's formulas read an update: its fused ones on the device, where they skip, too."""
+    if is_read_on_host(weights):
+        return {"fused": False, "lr": float(update.lr)}
+    return {"fused": True, "lr": update.lr, "found_inf": update.skip.float()}
 
 
 def _check_positive(name: str, value: object) -> None:

@@ -1,6 +1,7 @@
 """One file per optimization. To add one: write the file, and add its line here (the order is that of every list)."""
 
 from eet_lab.technique import register
+from eet_lab.techniques.captured_steps import CapturedSteps
 from eet_lab.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.techniques.cuda_graphs import CudaGraphs
@@ -31,10 +32,12 @@ for technique in (
     Int8Weights,
     ChunkedCrossEntropy,
     FlatOptimizer,
+    CapturedSteps,
 ):
     register(technique)
 
 __all__ = [
+    "CapturedSteps",
     "ChunkedCrossEntropy",
     "ContinuousBatching",
     "CudaGraphs",
