@@ -114,7 +114,7 @@ def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
         name for name in listed() if name not in ("continuous_batching", "prefix_caching", "int8_weights")
     )
     assert Recipe.parse("all,continuous_batching,prefix_caching,int8_weights", "cuda").names == listed()
-    assert {*IDS} - {*listed()} == {"chunked_cross_entropy", "flat_optimizer"}
+    assert {*IDS} - {*listed()} == {"chunked_cross_entropy", "flat_optimizer", "captured_steps"}
 
 
 @pytest.mark.parametrize(

@@ -337,13 +337,13 @@ def _attention_within(
     out = empty("attended", q.shape, q)
     if out is not None and out.is_meta:
         return out.flatten(1)
-    assert batch.spans is not None, "a pass without a cache is not captured"
+    spans = known_spans(batch)
     if out is None:
         out = torch.zeros_like(q)  # what each call gives is written into it, which PyTorch differentiates
-    elif sum(count for _, count in batch.spans) < len(q):
+    elif sum(count for _, count in spans) < len(q):
         out.zero_()
     places, dropped = torch.arange(len(q), device=q.device), None if drop is None else drop.of_attention()
-    for rows in alike(batch.spans):
+    for rows in alike(spans):
         bound = None
         if spec.window is not None and spec.window < rows.count:
             place = torch.arange(rows.count, device=q.device)
@@ -359,6 +359,16 @@ def _attention_within(
             mixed = attend_dropping(rows.of(q), keys, values, bound, spec, partial(dropped, tokens=rows.of(places)))
         rows.of(out).copy_(mixed.unflatten(0, (rows.num, rows.count)))
     return out.flatten(1)
+
+
+def known_spans(batch: Batch) -> Sequence[tuple[int, int]]:
+    """The first token and the number of tokens of each row; KernelError where the host does not know them."""
+    if batch.spans is None:
+        raise KernelError(
+            "A captured pass has texts of different lengths, which this attention would read from the host. Turn "
+            "varlen_attention on, which reads them from the device, or leave captured_steps out."
+        )
+    return batch.spans
 
 
 def alike(spans: Sequence[tuple[int, int]]) -> list[Rows]:

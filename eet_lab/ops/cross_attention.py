@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from eet_lab.ops.attention import Rows, alike, attend, attend_dropping, attend_masked
+from eet_lab.ops.attention import Rows, alike, attend, attend_dropping, attend_masked, known_spans
 from eet_lab.ops.noise import Dropout
 from eet_lab.ops.types import KV, Batch, Empty, Spec
 
@@ -43,12 +43,12 @@ def cross_attention(
     out = empty("attended", q.shape, q)
     if out is not None and out.is_meta:
         return out.flatten(1)
-    assert batch.spans is not None and source.spans is not None, "cross attention is not captured"
+    spans = known_spans(batch), known_spans(source)
     if out is None:
         out = torch.zeros_like(q)  # what each call gives is written into it, which PyTorch differentiates
-    elif sum(count for _, count in batch.spans) < len(q):
+    elif sum(count for _, count in spans[0]) < len(q):
         out.zero_()
-    for rows, seen in _together(alike(batch.spans), alike(source.spans)):
+    for rows, seen in _together(*map(alike, spans)):
         k, v = (seen.of(part).transpose(1, 2) for part in (keys, values))
         if dropped is None:
             mixed = attend(rows.of(q), k, v, None, spec)

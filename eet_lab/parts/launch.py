@@ -66,7 +66,7 @@ def capture(work: Callable[[], object], pool: Any = None) -> torch.cuda.CUDAGrap
     # The collector might destroy an earlier graph, which ends a capture with an error.
     with capturing(), no_collection():
         # Thread-local: the threads that watch the run may ask the driver things meanwhile.
-        graph.capture_begin(*([] if pool is None else [pool]), capture_error_mode="thread_local")
+        graph.capture_begin(pool, capture_error_mode="thread_local")
         try:
             work()
         except BaseException:

@@ -121,6 +121,7 @@ class Replays:
         if self._pool is None:
             self._pool = launch.new_pool()
         gc.collect()  # what of other passes waits for it holds memory, and nodes that belong to other streams
+        torch.cuda.empty_cache()  # what the same work took before would stay beside the graphs' own
 
         def work() -> None:
             kept.result = self._work(arrived)
@@ -140,8 +141,8 @@ def _by_device(part: Any) -> Any:
     if isinstance(part, Batch):
         if part.spans is None or len({count for _, count in part.spans}) == 1:
             return part
-        longest = {"max_q": _up(part.max_q, 4 * FEW), "max_kv": _up(part.max_kv, 4 * FEW)}
-        return part._replace(keys=part.keys._replace(spans=None), spans=None, **longest)
+        longest = [_up(length, 4 * FEW) for length in (part.max_q, part.max_kv)]
+        return part._replace(keys=part.keys._replace(spans=None), max_q=longest[0], max_kv=longest[1], spans=None)
     return type(part)(*map(_by_device, part)) if hasattr(part, "_fields") else part
 
 
