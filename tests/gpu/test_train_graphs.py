@@ -150,7 +150,9 @@ def test_a_graph_is_faster_where_the_host_launches(recipe):
     """12 layers of 64 channels over 8 x 64 tokens, with plain attention: the GPU waits for launches."""
     from time import perf_counter
 
-    config = transformers.GPT2Config(n_layer=12, n_embd=64, n_head=4, vocab_size=500, n_positions=64)
+    config = transformers.GPT2Config(
+        n_layer=12, n_embd=64, n_head=4, vocab_size=500, n_positions=64, bos_token_id=0, eos_token_id=0
+    )
     model = load(transformers.GPT2LMHeadModel(config), device="cuda", dtype=torch.bfloat16).network
     found, ms = [Example([5 + i] * 64) for i in range(8)], []
     for name in ("", "captured_steps"):
