@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 import torch
@@ -36,9 +37,11 @@ class Staging:
         sizes = [padded(part.numel()) for part in parts]
         # For more than that the driver would wait until all before the copy is done, unless the memory is pinned.
         pinned = self._data.is_cuda and sum(sizes) > MOST_PAGEABLE
-        sent = torch.zeros(sum(sizes), dtype=torch.long, pin_memory=pinned)
-        for part, place in zip(parts, sent.split(sizes), strict=True):
-            place[: part.numel()].view(part.shape).copy_(part)
+        sent = torch.empty(sum(sizes), dtype=torch.long, pin_memory=pinned)
+        room, ends = sent.numpy(), accumulate(sizes)  # numpy copies what is small in a tenth of PyTorch's time
+        for part, end, size in zip(parts, ends, sizes, strict=True):
+            begin = end - size
+            room[begin : begin + part.numel()] = part.numpy().ravel()
         self.hold(len(sent))
         # Not waited for: the driver has a copy of what is sent, or PyTorch keeps the pinned memory until it is done.
         arrived = self._data[: len(sent)].copy_(sent, non_blocking=True).split(sizes)

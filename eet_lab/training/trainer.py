@@ -74,7 +74,7 @@ class _Checked(NamedTuple):
     """A batch that can be trained with, of which this rank reads the examples `numbers`."""
 
     texts: Sequence[Readable]
-    labels: list[Sequence[int]]
+    labels: list[np.ndarray]
     numbers: range
 
     @property
@@ -320,14 +320,18 @@ class Trainer:
         else:
             ids = checked_texts([text.ids for text in texts], self.config)
             texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]
-        return _Checked(texts, [labels for _, labels in read], self.ranks.share(len(texts)))
+        labels = [
+            np.asarray(text.ids[1:], np.int64) if own is None else own
+            for text, (_, own) in zip(texts, read, strict=True)
+        ]
+        return _Checked(texts, labels, self.ranks.share(len(texts)))
 
     def _passes(self, batch: _Checked) -> Iterator[_Pass]:
         """The passes over this rank's share of a batch that have labels to learn from."""
         texts = [batch.texts[number] for number in batch.numbers]
         for group in self.parts.texts(texts, Batching(self.settings.batch_tokens)):
             numbers = [batch.numbers[row] for row in group.numbers]
-            labels = np.concatenate([np.asarray(batch.labels[number], np.int64) for number in numbers])
+            labels = np.concatenate([batch.labels[number] for number in numbers])
             if len(labels):
                 extra = np.full(group.num_asked - len(labels), IGNORED)
                 yield _Pass(group, np.concatenate([labels, extra]), numbers)
