@@ -39,7 +39,8 @@ from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
-from eet_lab.training.ranks import ranks
+from eet_lab.training.ranks import Alone, ranks
+from eet_lab.training.ranks import Group as Ranks
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, task_of
 from eet_lab.words import counted, some, told
@@ -149,7 +150,8 @@ class Trainer:
                 "The model has shapes and no data. To train it, load it on 'cpu' or 'cuda', not on 'meta'."
             )
         self.config = network.config.in_training
-        _check_parts(self.parts)
+        self.ranks = ranks()
+        _check_parts(self.parts, self.ranks)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
         self.task = task_of(task, network.config)
@@ -162,7 +164,6 @@ class Trainer:
             _groups(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
             seed=self.settings.seed, **self.settings.of_optimizer,
         )  # fmt: skip
-        self.ranks = ranks()
         self.ranks.watch([*self.parameters.values()], self.optimizer.buffers)
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
@@ -467,8 +468,13 @@ def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": params, "weight_decay": decay[kind]} for kind, params in kinds.items() if params]
 
 
-def _check_parts(parts: Parts) -> None:
-    """RecipeError for parts that would be on and do nothing."""
+def _check_parts(parts: Parts, group: Alone) -> None:
+    """RecipeError for parts that would be on and do nothing, and for captures of what waits for others."""
+    if getattr(parts.step_launch, "is_captured", False) and isinstance(group, Ranks):
+        raise RecipeError(
+            f"captured_steps trains in one process, and this is one of {group.num_ranks}, whose gradients are summed "
+            "while a pass runs. Leave it out."
+        )
     if names := unread(parts, UNREAD):
         raise RecipeError(
             f"These parts change {' and '.join(names)}, which training does not use. Leave out what changes them."
