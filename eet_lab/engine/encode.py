@@ -53,6 +53,9 @@ SIZES: tuple[Callable[[Group], int], ...] = (
 """What the buffers of a pass grow with."""
 
 
+PIXELS = ", but they must be finite floating-point numbers, as the checkpoint's own image processor makes them."
+
+
 @dataclass(frozen=True)
 class Run:
     """What a task made of texts, in their order, and how long it took.
@@ -260,6 +263,7 @@ def readable(texts: Sequence[Readable], config: EncoderConfig, truncate: bool) -
     if isinstance(config, VisionConfig):
         for number, image in enumerate(texts, 1):
             _check_image(number, image, config)
+        _check_finite([image.pixels for image in texts if isinstance(image, Image)])
         return texts
     if images := [number for number, text in enumerate(texts, 1) if isinstance(text, Image)]:
         raise PromptError(f"Text {images[0]} is an image, but this encoder ({config.family}) reads texts.")
@@ -274,13 +278,19 @@ def _check_image(number: int, image: Readable, config: VisionConfig) -> None:
             f"Image {number} has the shape {list(image.pixels.shape)}, but this encoder reads {list(config.pixels)} "
             "(channels, height, width). Make pixels of it by the checkpoint's own image processor."
         )
-    if not image.pixels.is_floating_point() or not bool(image.pixels.isfinite().all()):
-        raise PromptError(
-            f"Image {number} has pixels that are {image.pixels.dtype} or not finite, but they must be floating-point "
-            "numbers, as the checkpoint's own image processor makes them."
-        )
+    if not image.pixels.is_floating_point():
+        raise PromptError(f"Image {number} has pixels that are {image.pixels.dtype}{PIXELS}")
     if outside := [place for place in image.asked if not 0 <= place < config.context]:
         raise PromptError(f"Image {number} has {config.context} tokens, and none at place {told(outside[0])}.")
+
+
+def _check_finite(pixels: Sequence[Tensor]) -> None:
+    """Asked of all images at once: those that are on a GPU would each be waited for."""
+    if len(devices := {each.device: None for each in pixels}) > 1:
+        raise PromptError(f"The images are on {' and '.join(map(str, devices))}. Put all of them on one device.")
+    if pixels and not bool(torch.stack([*pixels]).isfinite().all()):
+        number = next(number for number, each in enumerate(pixels, 1) if not bool(each.isfinite().all()))
+        raise PromptError(f"Image {number} has pixels that are not finite{PIXELS}")
 
 
 def _readable_texts(texts: Sequence[Text], config: EncoderConfig, truncate: bool) -> list[Text]:
