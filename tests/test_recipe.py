@@ -64,7 +64,9 @@ def _knob_settings(technique):
 
 
 def test_of_ours_none_conflict_and_whoever_lacks_another_is_told_its_name():
-    for names in every_set(IDS):
+    """Of all that generates or encodes, and of all that trains: no model is for both."""
+    trains = [technique.name for technique in ALL if "train" in technique.stages]
+    for names in (*every_set(listed()), *every_set(trains)):
         if is_whole(names):
             assert Recipe.parse(",".join(names)).names == names
             continue
@@ -114,7 +116,14 @@ def test_all_on_a_gpu_is_all_that_loses_nothing(monkeypatch):
         name for name in listed() if name not in ("continuous_batching", "prefix_caching", "int8_weights")
     )
     assert Recipe.parse("all,continuous_batching,prefix_caching,int8_weights", "cuda").names == listed()
-    assert {*IDS} - {*listed()} == {"chunked_cross_entropy", "flat_optimizer", "captured_steps"}
+    trains = {
+        "chunked_cross_entropy",
+        "flat_optimizer",
+        "varlen_attention",
+        "batched_cross_attention",
+        "captured_steps",
+    }
+    assert {*IDS} - {*listed()} == trains
 
 
 @pytest.mark.parametrize(

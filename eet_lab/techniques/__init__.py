@@ -1,6 +1,7 @@
 """One file per optimization. To add one: write the file, and add its line here (the order is that of every list)."""
 
 from eet_lab.technique import register
+from eet_lab.techniques.batched_cross_attention import BatchedCrossAttention
 from eet_lab.techniques.captured_steps import CapturedSteps
 from eet_lab.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from eet_lab.techniques.continuous_batching import ContinuousBatching
@@ -16,6 +17,7 @@ from eet_lab.techniques.packed_prefill import PackedPrefill
 from eet_lab.techniques.persistent_layers import PersistentLayers
 from eet_lab.techniques.pre_padding import PrePadding
 from eet_lab.techniques.prefix_caching import PrefixCaching
+from eet_lab.techniques.varlen_attention import VarlenAttention
 
 for technique in (
     PrePadding,
@@ -32,11 +34,14 @@ for technique in (
     Int8Weights,
     ChunkedCrossEntropy,
     FlatOptimizer,
+    VarlenAttention,
+    BatchedCrossAttention,
     CapturedSteps,
 ):
     register(technique)
 
 __all__ = [
+    "BatchedCrossAttention",
     "CapturedSteps",
     "ChunkedCrossEntropy",
     "ContinuousBatching",
@@ -52,4 +57,5 @@ __all__ = [
     "PersistentLayers",
     "PrePadding",
     "PrefixCaching",
+    "VarlenAttention",
 ]

@@ -33,7 +33,7 @@ class CapturedSteps(Technique):
 
     name: ClassVar[str] = "captured_steps"
     title: ClassVar[str] = "Captured steps"
-    requires: ClassVar[tuple[str, ...]] = ("pre_padding", "mask_removal", "packed_prefill")
+    requires: ClassVar[tuple[str, ...]] = ("pre_padding", "mask_removal", "packed_prefill", "varlen_attention")
     numerics: ClassVar[str] = "reordered"
     stages: ClassVar[tuple[str, ...]] = ("train",)
 

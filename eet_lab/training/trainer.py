@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,12 +24,12 @@ from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.settings import checked_texts
 from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
 from eet_lab.models import seq2seq
-from eet_lab.models.config import EncoderConfig, Seq2SeqConfig
+from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants, flat
 from eet_lab.models.vision import AnyEncoder
-from eet_lab.ops.noise import Dropout, noise_key, token_keys
+from eet_lab.ops.noise import Dropout, library_noise, noise_key, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
 from eet_lab.parts import Ops, Parts, unread
@@ -151,9 +151,11 @@ class Trainer:
             )
         self.config = network.config.in_training
         self.ranks = ranks()
-        _check_parts(self.parts, self.ranks)
+        _check_parts(self.parts, self.config, self.ranks)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
+        if problem := self.parts.train_ops.untrainable(network.dtype):
+            raise RecipeError(f"These parts cannot train such weights: {problem}, or use plain ops.")
         self.task = task_of(task, network.config)
         fixed = constants(network)
         self.model: Any = mapped(network, lambda t: t if any(t is each for each in fixed) else t.detach().clone())
@@ -366,10 +368,18 @@ class Trainer:
                 given = self._given(each, batch, self.settings, is_first=each is passes[0])
                 if each is passes[-1]:
                     self.ranks.last_pass()
-                losses.append(self._learn(given))
+                with self._noise(each):
+                    losses.append(self._learn(given))
             return losses
 
         return passes, *self.ranks.together(work, has_gradients=True)
+
+    def _noise(self, each: _Pass) -> AbstractContextManager[None]:
+        """Libraries draw what attention drops in a pass from the seed, the step and the pass."""
+        if not self.settings.attention_dropout:
+            return nullcontext()
+        key = noise_key(noise_key(self.settings.seed, self.num_steps), each.numbers[0])
+        return library_noise(key, self.model.device)
 
     def _pass(self, given: _Given) -> Tensor:
         """A pass forward and backward: its share of the batch's mean loss. Gradients add up to the first pass of a
@@ -415,7 +425,8 @@ class Trainer:
         if read.source is None:
             return self.model.hidden(ops, made(ops, read.batch, None), read)
         of_source = ops_of(read.source, is_source=True)
-        encoded = seq2seq.encode(self.model, of_source, made(of_source, read.source, None), read.source)
+        looks = made(of_source, read.source, None)
+        encoded = seq2seq.encode(self.model, of_source, looks, read.source, self.parts.cross_kv)
         attend = made(ops, read.batch, None, source=Source(read.source, tuple(encoded)))
         return seq2seq.forward(self.model, ops, attend, read.batch)
 
@@ -468,14 +479,15 @@ def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": params, "weight_decay": decay[kind]} for kind, params in kinds.items() if params]
 
 
-def _check_parts(parts: Parts, group: Alone) -> None:
+def _check_parts(parts: Parts, config: Config, group: Alone) -> None:
     """RecipeError for parts that would be on and do nothing, and for captures of what waits for others."""
     if getattr(parts.step_launch, "is_captured", False) and isinstance(group, Ranks):
         raise RecipeError(
             f"captured_steps trains in one process, and this is one of {group.num_ranks}, whose gradients are summed "
             "while a pass runs. Leave it out."
         )
-    if names := unread(parts, UNREAD):
+    if names := unread(parts, UNREAD if isinstance(config, Seq2SeqConfig) else (*UNREAD, "cross_kv")):
         raise RecipeError(
-            f"These parts change {' and '.join(names)}, which training does not use. Leave out what changes them."
+            f"These parts change {' and '.join(names)}, which training this model does not use. Leave out what changes "
+            "them."
         )

@@ -38,10 +38,11 @@ def network(task: str, dtype: torch.dtype):
 
 def trainers(task: str, dtype: torch.dtype, recipe: str = PACKED, **changes) -> tuple[Trainer, Trainer]:
     """One that replays, and one that launches the same passes one kernel at a time."""
-    plain = Recipe.parse(recipe).parts
-    plain = by_device(replace(plain, texts=steps.Bucketed(plain.texts, 16)))
-    if task == "images":
-        plain = replace(plain, train_ops=Recipe().parts.train_ops)
+    words = recipe if dtype == torch.float32 else f"{recipe},varlen_attention"
+    plain = Recipe.parse(words, "cuda").parts
+    plain = replace(plain, texts=steps.Bucketed(plain.texts, 16))
+    if dtype == torch.float32 and task != "images":  # which packed attention does not take
+        plain = by_device(plain)
     settings = replace(SETTINGS, **changes)
     captured, eager = (
         Trainer(network(task, dtype), replace(plain, step_launch=launch), settings=settings)
@@ -156,7 +157,7 @@ def test_a_graph_is_faster_where_the_host_launches(recipe):
     model = load(transformers.GPT2LMHeadModel(config), device="cuda", dtype=torch.bfloat16).network
     found, ms = [Example([5 + i] * 64) for i in range(8)], []
     for name in ("", "captured_steps"):
-        words = ",".join(filter(None, [PACKED, recipe, name]))
+        words = ",".join(filter(None, [PACKED, "varlen_attention", recipe, name]))
         trainer = Trainer(model, Recipe.parse(words, "cuda").check("cuda", model.config.in_training).parts)
         times = []
         for _ in range(13):
