@@ -15,13 +15,13 @@ import torch
 from test_training import RECIPES, language, masked
 from test_varlen import PACKED, batch, drawn
 
-from eet_lab.engine.staging import Staging, sent
 from eet_lab.models import load
 from eet_lab.models.decoder import mapped
 from eet_lab.ops.noise import Dropout, library_noise
 from eet_lab.ops.rows import attend_rows
 from eet_lab.ops.types import Batch, Spec, autograd
 from eet_lab.ops.varlen import attend_packed, with_cu_seqlens
+from eet_lab.parts.staging import Staging, sent
 from eet_lab.technique import Recipe
 from eet_lab.training import Example, Trainer
 from gpu.launches import launches_of
