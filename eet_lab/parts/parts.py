@@ -63,13 +63,11 @@ class Ops:
 
     def unfit(self, config: Config) -> str | None:
         """Why some of these ops do not take such a model, or None."""
-        reasons = (fits.unfit(getattr(self, f.name), config) for f in fields(self))
-        return "; ".join(dict.fromkeys(filter(None, reasons))) or None
+        return fits.told(fits.unfit(getattr(self, f.name), config) for f in fields(self))
 
     def untrainable(self, dtype: torch.dtype) -> str | None:
         """Why some of these ops do not train weights of such a type, or None."""
-        reasons = (fits.untrainable(getattr(self, f.name), dtype) for f in fields(self))
-        return "; ".join(dict.fromkeys(filter(None, reasons))) or None
+        return fits.told(fits.untrainable(getattr(self, f.name), dtype) for f in fields(self))
 
     @property
     def kernels(self) -> tuple[str, ...]:
