@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from eet_lab.ops.types import Spec
 
 FEW = 16
@@ -45,11 +47,33 @@ def refuses(why: Callable[[Shapes], str | None]) -> Callable[[Called], Called]:
     return declare
 
 
-def unfit(op: Any, model: Shapes) -> str | None:
-    """Why an op, or a piece of it, does not take a model, or None: what declares nothing takes any."""
-    why = getattr(op, "unfit", None)
-    reasons = [why and why(model)]
+def refuses_training(why: Callable[[torch.dtype], str | None]) -> Callable[[Called], Called]:
+    """The same of the types of weights that it does not train."""
+
+    def declare(op: Called) -> Called:
+        op.untrainable = why  # type: ignore[attr-defined]
+        return op
+
+    return declare
+
+
+def unfit(op: Callable, model: Shapes) -> str | None:
+    """Why an op, or a piece that is bound to it, does not take a model, or None: what declares nothing takes any."""
+    return _reasons(op, "unfit", model)
+
+
+def untrainable(op: Callable, dtype: torch.dtype) -> str | None:
+    """Why it does not train weights of a type, or None."""
+    return _reasons(op, "untrainable", dtype)
+
+
+def _reasons(op: Callable, declared: str, given: Any) -> str | None:
+    """An op speaks for the one that it is made of; pieces speak for themselves."""
+    found = []
+    if why := getattr(op, declared, None):
+        found.append(why(given))
+    elif isinstance(op, partial):
+        found.append(_reasons(op.func, declared, given))
     if isinstance(op, partial):
-        inner = (*op.keywords.values(), *([] if why else [op.func]))  # what is declared is declared of the whole op
-        reasons += [unfit(each, model) for each in inner]
-    return next(filter(None, reasons), None)
+        found += [_reasons(piece, declared, given) for piece in op.keywords.values()]
+    return "; ".join(dict.fromkeys(filter(None, found))) or None

@@ -5,6 +5,8 @@ T tokens, B rows, C channels, H heads, Q queries and K keys of a row, V vocabula
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -56,7 +58,8 @@ class Dropout:
 
     An element's noise depends on (seed, step, sequence, position, call, channel) alone: a batch loses the same numbers
     padded and packed, whole and in parts, and the backward pass draws them again instead of keeping a mask. `p` is the
-    share of hidden states, `attention_p` that of attention's weights; `tokens` [T] are the keys of `token_keys`.
+    share of hidden states, `attention_p` that of attention's weights; `tokens` [T] are the keys of `token_keys`. An
+    attention that leaves it to a library reads `attention_p` alone (`library_noise`).
 
     Source: counter-based noise as in Philox (Salmon et al., 2011), which PyTorch's compiler draws again in the backward
     pass, too.
@@ -121,3 +124,18 @@ def token_keys(seed: int, step: int, sequences: Tensor, positions: Tensor) -> Te
     """What tokens' noise is drawn from, [T] int64, by the number of a token's sequence [T] and its position [T]."""
     start = noise_keys(seed, 1, sequences.device, first=step)
     return mix(mix(start + sequences) + positions)
+
+
+@contextmanager
+def library_noise(key: int, device: torch.device) -> Iterator[None]:
+    """What PyTorch's own calls draw meanwhile follows from the key, in their order; replayed graphs draw the same.
+
+    Whoever draws afterwards draws as if nothing had been drawn.
+    """
+    generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    before = generator.get_state()
+    generator.manual_seed(key)
+    try:
+        yield
+    finally:
+        generator.set_state(before)

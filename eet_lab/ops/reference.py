@@ -87,7 +87,7 @@ def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
     )
 
 
-def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty) -> Tensor:
+def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: Callable = linear) -> Tensor:
     """act(linear(x)): [T,C] -> [T,N], or [T,N/2] where the activation is gated."""
     y = linear(x, w, empty=empty)
     del x  # the caller has no name for it: its memory is free for what is activated
@@ -102,10 +102,11 @@ def norm_linear(
     *,
     empty: Empty,
     norm: Callable = norm,
+    linear: Callable = linear,
     linear_act: Callable = linear_act,
 ) -> Tensor:
     """act(linear(norm(x))): [T,C] -> [T,N], or [T,N/2] where the activation is gated. No norm: x is normed already."""
-    return linear_act(x if norm_w is None else norm(x, norm_w, empty=empty), w, act, empty=empty)
+    return linear_act(x if norm_w is None else norm(x, norm_w, empty=empty), w, act, empty=empty, linear=linear)
 
 
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Drop = all_kept) -> Tensor:

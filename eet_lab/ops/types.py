@@ -119,6 +119,7 @@ class Batch(NamedTuple):
     max_q: int  # most real tokens of a row
     max_kv: int  # columns [0, max_kv) hold everything that a query may see
     spans: tuple[tuple[int, int], ...] | None = None  # first and count of each row, on the host
+    cu_seqlens: Tensor | None = None  # [B+1] int32  where rows begin, and the last one ends
 
     @property
     def num_rows(self) -> int:

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
-from eet_lab.models import decoder
+import torch
+
+from eet_lab.models import decoder, seq2seq
 from eet_lab.models.config import Config
 from eet_lab.ops import fits, pieces, reference
 from eet_lab.ops.noise import Dropout
@@ -64,6 +66,11 @@ class Ops:
         reasons = (fits.unfit(getattr(self, f.name), config) for f in fields(self))
         return "; ".join(dict.fromkeys(filter(None, reasons))) or None
 
+    def untrainable(self, dtype: torch.dtype) -> str | None:
+        """Why some of these ops do not train weights of such a type, or None."""
+        reasons = (fits.untrainable(getattr(self, f.name), dtype) for f in fields(self))
+        return "; ".join(dict.fromkeys(filter(None, reasons))) or None
+
     @property
     def kernels(self) -> tuple[str, ...]:
         """The CUDA sources that these ops need built, in order and without repetition."""
@@ -84,6 +91,7 @@ class Parts:
     memory: p.MakesMemory = memory.FreshMemory
     launch: p.Launches = launch.eager
     layers: decoder.Layers = decoder.op_by_op
+    cross_kv: seq2seq.CrossKV = seq2seq.layer_by_layer  # of training: what a decoder's layers look at
     train_ops: Ops = field(default_factory=Ops)  # the same names, each of which can be differentiated
     loss: p.TakesLoss = losses.whole
     optimizer: p.MakesOptimizer = optimizers.tensor_by_tensor

@@ -1,12 +1,14 @@
 """One file per optimization. To add one: write the file, and add its line here (the order is that of every list)."""
 
 from eet_lab.technique import register
+from eet_lab.techniques.batched_cross_attention import BatchedCrossAttention
 from eet_lab.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.techniques.cuda_graphs import CudaGraphs
 from eet_lab.techniques.dependent_launch import DependentLaunch
 from eet_lab.techniques.flat_optimizer import FlatOptimizer
 from eet_lab.techniques.fused_activations import FusedActivations
+from eet_lab.techniques.fused_cross_entropy import FusedCrossEntropy
 from eet_lab.techniques.fused_embeddings import FusedEmbeddings
 from eet_lab.techniques.fused_kernels import FusedKernels
 from eet_lab.techniques.fused_norms import FusedNorms
@@ -19,6 +21,7 @@ from eet_lab.techniques.packed_prefill import PackedPrefill
 from eet_lab.techniques.persistent_layers import PersistentLayers
 from eet_lab.techniques.pre_padding import PrePadding
 from eet_lab.techniques.prefix_caching import PrefixCaching
+from eet_lab.techniques.varlen_attention import VarlenAttention
 
 for technique in (
     PrePadding,
@@ -34,7 +37,10 @@ for technique in (
     PrefixCaching,
     Int8Weights,
     ChunkedCrossEntropy,
+    FusedCrossEntropy,
     FlatOptimizer,
+    VarlenAttention,
+    BatchedCrossAttention,
     FusedNorms,
     FusedActivations,
     FusedResiduals,
@@ -43,12 +49,14 @@ for technique in (
     register(technique)
 
 __all__ = [
+    "BatchedCrossAttention",
     "ChunkedCrossEntropy",
     "ContinuousBatching",
     "CudaGraphs",
     "DependentLaunch",
     "FlatOptimizer",
     "FusedActivations",
+    "FusedCrossEntropy",
     "FusedEmbeddings",
     "FusedKernels",
     "FusedNorms",
@@ -61,4 +69,5 @@ __all__ = [
     "PersistentLayers",
     "PrePadding",
     "PrefixCaching",
+    "VarlenAttention",
 ]

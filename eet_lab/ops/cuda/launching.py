@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from eet_lab.errors import KernelError
+from eet_lab.ops import native
 from eet_lab.ops.fits import Shapes, refuses, unfit
 from eet_lab.ops.noise import SEVERAL
 from eet_lab.ops.types import Noise
@@ -97,6 +98,16 @@ def limits() -> Limits | None:
 def gpu() -> Limits:
     """The limits of the GPU; those of an H100 where there is none."""
     return limits() or HOPPER
+
+
+@cache
+def _are_available(device: torch.device) -> bool:
+    return native.available(device) is None
+
+
+def takes(x: Tensor) -> bool:
+    """Whether kernels can be built for a tensor's device, and take its dtype: for interfaces that take any."""
+    return x.is_cuda and x.dtype in DTYPES and _are_available(x.device)
 
 
 def stream_of(x: Tensor) -> int:

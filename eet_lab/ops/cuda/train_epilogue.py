@@ -5,6 +5,7 @@ T tokens, C channels, N outputs of the product, F of what comes out: N, or N/2 w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -45,11 +46,11 @@ def _unfit_inner(model: Shapes) -> str | None:
 
 @refuses(_unfit_inner)
 @needs("train_epilogue")
-def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty) -> Tensor:
+def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: Callable = reference.linear) -> Tensor:
     """act(linear(x)): [T,C] -> [T,F]. Of an activated layer the product without its bias is kept, and nothing else."""
     if act is None:
-        return reference.linear(x, w, empty=empty)
-    return _Epilogue.apply(reference.linear(x, w._replace(bias=None), empty=empty), w.bias, None, act, None)
+        return linear(x, w, empty=empty)
+    return _Epilogue.apply(linear(x, w._replace(bias=None), empty=empty), w.bias, None, act, None)
 
 
 @refuses(unfit_width)
