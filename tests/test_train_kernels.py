@@ -86,8 +86,10 @@ def test_launches_of_the_loss_have_their_arguments(launched):  # noqa: F811
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         logits = torch.zeros(3, 8, dtype=dtype)[:, :5]
         _, kept = cross_entropy_loss(logits, labels, smoothing)
+        before = logits._version
         cross_entropy_grad(logits, labels, kept, smoothing, torch.ones(()))
         cross_entropy_with_grad(logits, labels, smoothing)
+        assert logits._version == before + 2, "who still needs the logits is told"
     assert launched == ["eet_cross_entropy_loss", "eet_cross_entropy_grad", "eet_cross_entropy"] * 3
     launched.clear()
     assert cross_entropy_with_grad(torch.zeros(0, 5), labels[:0], 0.0) == 0
