@@ -28,6 +28,7 @@ from eet_lab.bench.workloads import Requests, Stream, Texts, Workload
 from eet_lab.commands.bench_tables import accuracy_table, encode_table, model_table, op_tables, serve_table
 from eet_lab.technique import registry
 from eet_lab.texts import as_recipe
+from h200.policies import highest_loads, simulated_beside_measured
 from h200.recorded import recorded_compare, recorded_ladder
 from h200.session import Session
 from h200.timelines import recorded_timeline
@@ -230,6 +231,13 @@ PARTS: dict[str, Part] = {
         ),
     ),
     "encode-bert": Part(60, encoded("encode:bert-base/t2048/p5-500", "pre_padding", "all")),
+    "policies-bert": Part(120, highest_loads("bert-base")),
+    "simulated-llama": Part(
+        90,
+        simulated_beside_measured(
+            "llama-1b", "all,continuous_batching:rows=64:budget=2048:chunk=1024", chunks=(1024, 256)
+        ),
+    ),
     "accuracy-demo": Part(
         20, accuracy_of("accuracy:demo/b16/p64/n64", "all", "all,-persistent_layers", "all,int8_weights")
     ),

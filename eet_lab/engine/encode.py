@@ -38,7 +38,7 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.words import told
 
 REMEDY = f"Use a smaller batch_tokens, fewer texts at a time (batch_size), a smaller model, or half precision. {OTHERS}"
-UNREAD = ("weights", "launch", "layers", "train_ops", "loss", "optimizer")
+UNREAD = ("weights", "launch", "layers", "cross_kv", "train_ops", "loss", "optimizer")
 """Slots that an encoder does not read: parts that change them alone would be on and do nothing."""
 AHEAD = 64
 """Groups of texts whose passes are planned together, before the first of them is run."""

@@ -43,7 +43,7 @@ from eet_lab.parts.passes import Batching, Group, Text
 from eet_lab.parts.trace import Trace, TracedPass, bounding
 from eet_lab.progress import Cancel
 
-UNREAD = ("weights", "layers", "train_ops", "loss", "optimizer")
+UNREAD = ("weights", "layers", "cross_kv", "train_ops", "loss", "optimizer")
 """Slots that this engine does not read: parts that change them would be on and do nothing."""
 REMEDY = f"Use fewer or shorter sources at a time, fewer new tokens, a smaller model, or half precision. {OTHERS}"
 ALONE = "An encoder-decoder answers batches that begin together, with `generate`. Use a decoder for this."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -17,18 +18,20 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from eet_lab.devices import present
 from eet_lab.engine.encode import readable
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.settings import checked_texts
 from eet_lab.engine.staging import Staging, sent
 from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
 from eet_lab.models import seq2seq
-from eet_lab.models.config import EncoderConfig, Seq2SeqConfig
+from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants, flat
 from eet_lab.models.vision import AnyEncoder
-from eet_lab.ops.noise import Dropout, token_keys
+from eet_lab.ops import native
+from eet_lab.ops.noise import Dropout, library_noise, noise_key, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
 from eet_lab.parts import Ops, Parts, unread
@@ -123,9 +126,14 @@ class Trainer:
                 "The model has shapes and no data. To train it, load it on 'cpu' or 'cuda', not on 'meta'."
             )
         self.config = network.config.in_training
-        _check_parts(self.parts)
+        _check_parts(self.parts, self.config)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
+        if problem := self.parts.train_ops.untrainable(network.dtype):
+            raise RecipeError(f"These parts cannot train such weights: {problem}, or use plain ops.")
+        if network.device.type == "cuda" and self.parts.train_ops.kernels:
+            with present(network.device):
+                native.prepare(self.parts.train_ops.kernels)
         self.task = task_of(task, network.config)
         fixed = constants(network)
         self.model: Any = mapped(network, lambda t: t if any(t is each for each in fixed) else t.detach().clone())
@@ -271,13 +279,21 @@ class Trainer:
         self.optimizer.zero_grad()
         self.ranks.begin()
         for each in passes:
-            loss = self._loss(each, cancel) / batch.num_labels
+            with self._noise(each):
+                loss = self._loss(each, cancel) / batch.num_labels
             if each is passes[-1]:
                 self.ranks.last_pass()
             (loss * self.loss_scale.scale).backward()
             losses.append(loss.detach())
         self.ranks.sum_gradients()
         return passes, torch.stack(losses or [torch.zeros((), device=self.model.device)])
+
+    def _noise(self, each: _Pass) -> AbstractContextManager[None]:
+        """Libraries draw what attention drops in a pass from the seed, the step and the pass."""
+        if not self.settings.attention_dropout:
+            return nullcontext()
+        key = noise_key(noise_key(self.settings.seed, self.num_steps), each.numbers[0])
+        return library_noise(key, self.model.device)
 
     def _loss(self, each: _Pass, cancel: Cancel | None, learns: bool = True) -> Tensor:
         """The sum of the losses of a pass. Errors: Cancelled."""
@@ -306,7 +322,8 @@ class Trainer:
         if read.source is None:
             return self.model.hidden(ops, made(ops, read.batch, None), read)
         of_source = ops_of(read.source, is_source=True)
-        encoded = seq2seq.encode(self.model, of_source, made(of_source, read.source, None), read.source)
+        looks = made(of_source, read.source, None)
+        encoded = seq2seq.encode(self.model, of_source, looks, read.source, self.parts.cross_kv)
         attend = made(ops, read.batch, None, source=Source(read.source, tuple(encoded)))
         return seq2seq.forward(self.model, ops, attend, read.batch)
 
@@ -346,9 +363,10 @@ def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": params, "weight_decay": decay[kind]} for kind, params in kinds.items() if params]
 
 
-def _check_parts(parts: Parts) -> None:
+def _check_parts(parts: Parts, config: Config) -> None:
     """RecipeError for parts that would be on and do nothing."""
-    if names := unread(parts, UNREAD):
+    if names := unread(parts, UNREAD if isinstance(config, Seq2SeqConfig) else (*UNREAD, "cross_kv")):
         raise RecipeError(
-            f"These parts change {' and '.join(names)}, which training does not use. Leave out what changes them."
+            f"These parts change {' and '.join(names)}, which training this model does not use. Leave out what changes "
+            "them."
         )
