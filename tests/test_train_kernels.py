@@ -136,6 +136,18 @@ def test_flat_optimizers_launch_once_for_each_buffer(by_kernels, master):
     assert not by_kernels, "tensor by tensor, and in other types, the formulas are PyTorch's"
 
 
+@pytest.mark.parametrize("skip", [False, True])
+def test_an_update_that_clears_leaves_no_gradient(skip):
+    weight = torch.ones(5, requires_grad=True)
+    optimizer = optimizers.FlatSGD([weight])
+    weight.grad.fill_(2.0)
+    numbers = Update.of(0.25, 1.0, 1, CPU)._replace(skip=torch.tensor(skip))
+    optimizer.update(numbers)
+    assert (weight.grad == 2).all()
+    optimizer.update(numbers, clears=True)
+    assert not weight.grad.any() and torch.equal(weight.detach(), torch.full((5,), 1.0 if skip else 0.0))
+
+
 def test_what_an_update_cannot_take(launched):  # noqa: F811
     weights, numbers = torch.zeros(8), Update(*(torch.zeros(()) for _ in range(3)), torch.zeros((), dtype=torch.bool))
     update = partial(train_optimizer.sgd, momentum=0.0, weight_decay=0.0, nesterov=False)
