@@ -185,8 +185,8 @@ class _Chunked(torch.autograd.Function):
         total = torch.zeros((), dtype=_wide(states), device=states.device)
         trained = [weight for weight in weights if weight.requires_grad]
         # Sums of many chunks: in 16 bits their last ones would be lost, and sums over a batch may overflow.
-        grads = [torch.zeros_like(weight, dtype=total.dtype) for weight in trained]
-        linear = Summed(trained, grads)
+        linear = Summed(trained, total.dtype)
+        grads = linear.sums
         of_states = torch.empty_like(states)
         for begin in range(0, len(states), chunk):
             some = slice(begin, begin + chunk)
