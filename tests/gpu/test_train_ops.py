@@ -85,7 +85,7 @@ def test_activations(act, T, F, biased, dtype):
     inputs = [made(T, N, dtype=dtype, std=2.0), *([made(N, dtype=dtype, seed=1)] if biased else [])]
 
     def ours(y, bias=None):
-        return train_epilogue._Epilogue.apply(y, bias, None, act, None)
+        return train_epilogue.Epilogue.apply(y, bias, None, act, None)
 
     def plain(y, bias=None):
         return reference.activate(y if bias is None else y + bias, act, empty=autograd)
@@ -100,7 +100,7 @@ def test_residuals(T, C, p, biased, dtype):
     inputs += [made(C, dtype=dtype, seed=2)] if biased else []
 
     def ours(y, residual, bias=None):
-        return train_epilogue._Epilogue.apply(y, bias, residual, None, dropout(T, p).noise())
+        return train_epilogue.Epilogue.apply(y, bias, residual, None, dropout(T, p).noise())
 
     def plain(y, residual, bias=None):
         return dropout(T, p)(y if bias is None else y + bias) + residual
