@@ -120,7 +120,7 @@ def optimizer(repeats: int, bandwidth: float) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="*", default=["loss", "optimizer"], choices=["loss", "optimizer"])
+    parser.add_argument("what", nargs="*", default=["loss", "optimizer"])
     parser.add_argument("--repeats", type=int, default=20)
     asked = parser.parse_args()
     reached = bandwidth_of_a_copy(asked.repeats)

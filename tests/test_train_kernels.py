@@ -86,8 +86,10 @@ def test_launches_of_the_loss_have_their_arguments(launched):  # noqa: F811
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         logits = torch.zeros(3, 8, dtype=dtype)[:, :5]
         _, kept = cross_entropy_loss(logits, labels, smoothing)
+        before = logits._version
         cross_entropy_grad(logits, labels, kept, smoothing, torch.ones(()))
         cross_entropy_with_grad(logits, labels, smoothing)
+        assert logits._version == before + 2, "who still needs the logits is told"
     assert launched == ["eet_cross_entropy_loss", "eet_cross_entropy_grad", "eet_cross_entropy"] * 3
     launched.clear()
     assert cross_entropy_with_grad(torch.zeros(0, 5), labels[:0], 0.0) == 0
@@ -132,6 +134,18 @@ def test_flat_optimizers_launch_once_for_each_buffer(by_kernels, master):
     optimizers.AdamW([torch.zeros(3).requires_grad_()]).step()
     optimizers.FlatAdamW([torch.zeros(3, dtype=torch.float64).requires_grad_()]).step()
     assert not by_kernels, "tensor by tensor, and in other types, the formulas are PyTorch's"
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_an_update_that_clears_leaves_no_gradient(skip):
+    weight = torch.ones(5, requires_grad=True)
+    optimizer = optimizers.FlatSGD([weight])
+    weight.grad.fill_(2.0)
+    numbers = Update.of(0.25, 1.0, 1, CPU)._replace(skip=torch.tensor(skip))
+    optimizer.update(numbers)
+    assert (weight.grad == 2).all()
+    optimizer.update(numbers, clears=True)
+    assert not weight.grad.any() and torch.equal(weight.detach(), torch.full((5,), 1.0 if skip else 0.0))
 
 
 def test_what_an_update_cannot_take(launched):  # noqa: F811

@@ -138,11 +138,11 @@ class _InPlace(torch.autograd.Function):
 
 
 cross_entropy_in_place = InPlace(_loss, _gradient, _with_gradient)
-"""By PyTorch, which goes over the logits a few times."""
+"""PyTorch's, which goes over the logits a few times."""
 fused_cross_entropy = InPlace(
     train_loss.cross_entropy_loss, train_loss.cross_entropy_grad, train_loss.cross_entropy_with_grad
 )
-"""By kernels, which read the logits once and write the gradient once."""
+"""A kernel's, which reads the logits once, and writes the gradient once."""
 
 
 @dataclass(frozen=True)

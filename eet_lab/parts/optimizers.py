@@ -121,7 +121,7 @@ class _Flat(Buffered):
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         seed = mix(mix(self.seed) + (self.seed >> 31))  # as `noise_key` begins
-        self._kernel: dict[str, Any] = {"noise": seed if self.master == "stochastic" else None}
+        self._noise = seed if self.master == "stochastic" else None
         self._by_kernel = [takes(buffer.weights) for buffer in self.buffers]
         if any(self._by_kernel):
             native.prepare(train_optimizer.adamw.kernels)  # type: ignore[attr-defined]
@@ -136,11 +136,24 @@ class _Flat(Buffered):
         self.collect()
         return train_optimizer.norm_of([buffer.grads for buffer in self.buffers])
 
-    def _update(self, buffer: Buffer, number: int, update: Update) -> None:
-        if not self._by_kernel[number]:
-            return super()._update(buffer, number, update)
-        noise = self._kernel["noise"] if buffer.weights.dtype == torch.bfloat16 else None
-        self.launch(buffer, update, noise=noise, number=number)
+    @torch.no_grad()
+    def update(self, update: Update, *, clears: bool = False) -> None:
+        """The same as `step`, for all groups at one learning rate, of numbers that are on the device alone.
+
+        With `clears` all gradients are 0 afterwards, skipped or not, for which the kernel needs no launch of its own.
+        """
+        self.collect()
+        for number, buffer in enumerate(self.buffers):
+            self._update(buffer, number, update, clears)
+
+    def _update(self, buffer: Buffer, number: int, update: Update, clears: bool = False) -> None:
+        if self._by_kernel[number]:
+            noise = self._noise if buffer.weights.dtype == torch.bfloat16 else None
+            self.launch(buffer, update, noise=noise, number=number, clears=clears)
+            return
+        super()._update(buffer, number, update)
+        if clears:
+            buffer.grads.zero_()
 
 
 class FlatAdamW(_Flat, AdamW):

@@ -1,9 +1,13 @@
-"""Cross entropy of logits and its gradient, over csrc/cross_entropy.cu. N tokens, V words."""
+"""Cross entropy of logits and its gradient, over csrc/cross_entropy.cu. N tokens, V words.
+
+PyTorch does not see that a kernel writes over the logits, so it is told: whoever still needs them hears of it.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from eet_lab.errors import KernelError
 from eet_lab.ops import native
@@ -37,6 +41,7 @@ def cross_entropy_grad(logits: Tensor, labels: Tensor, kept: Tensor, smoothing: 
             dtype=DTYPES[logits.dtype], N=N, V=V, stride=logits.stride(0), smoothing=smoothing,
             stream=stream_of(logits),
         )  # fmt: skip
+    increment_version(logits)
 
 
 @needs("cross_entropy")
@@ -49,6 +54,7 @@ def cross_entropy_with_grad(logits: Tensor, labels: Tensor, smoothing: float) ->
             losses=losses.data_ptr(), logits=logits.data_ptr(), labels=labels.data_ptr(), dtype=DTYPES[logits.dtype],
             N=N, V=V, stride=logits.stride(0), smoothing=smoothing, stream=stream_of(logits),
         )  # fmt: skip
+    increment_version(logits)
     return losses.sum()
 
 
