@@ -160,7 +160,7 @@ def test_what_a_piece_cannot_take(launched):  # noqa: F811
 def test_noise_is_that_of_a_call():
     """A kernel that draws from it and the reference drop the same, and count calls alike."""
     numbers = torch.arange(9)
-    one, other = (Dropout(0.3, 0.1, token_keys(1, 2, numbers, numbers), numbers) for _ in range(2))
+    one, other = (Dropout(0.3, 0.1, token_keys(12, numbers, numbers), numbers) for _ in range(2))
     for _ in range(3):
         noise = one.noise()
         assert torch.equal(Dropout(0.3, 0.0, noise.tokens, numbers)(torch.ones(9, 5)) == 0, noise_of(noise, 1))

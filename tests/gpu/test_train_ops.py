@@ -60,7 +60,7 @@ def check(ours, plain, inputs, dout) -> None:
 
 def dropout(T: int, p: float = 0.1) -> Dropout:
     numbers = torch.arange(T, device=DEVICE)
-    return Dropout(p, 0.0, token_keys(7, 3, numbers // 50, numbers % 50), numbers)
+    return Dropout(p, 0.0, token_keys(73, numbers // 50, numbers % 50), numbers)
 
 
 @pytest.mark.parametrize("T, C", SHAPES)
