@@ -50,7 +50,7 @@ def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: C
     """act(linear(x)): [T,C] -> [T,F]. Of an activated layer the product without its bias is kept, and nothing else."""
     if act is None:
         return linear(x, w, empty=empty)
-    return _Epilogue.apply(linear(x, w._replace(bias=None), empty=empty), w.bias, None, act, None)
+    return Epilogue.apply(linear(x, w._replace(bias=None), empty=empty), w.bias, None, act, None)
 
 
 @refuses(unfit_width)
@@ -58,7 +58,7 @@ def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: C
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Drop = all_kept) -> Tensor:
     """linear(x) + residual: [T,C], [T,N] -> [T,N]. Kept is nothing; what is dropped is drawn again."""
     y = reference.linear(x, w._replace(bias=None), empty=empty)
-    return _Epilogue.apply(y, w.bias, residual, None, drop.noise())
+    return Epilogue.apply(y, w.bias, residual, None, drop.noise())
 
 
 @refuses(unfit_width)
@@ -66,10 +66,10 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dro
 def dropped(x: Tensor, drop: Drop) -> Tensor:
     """What a training pass keeps of hidden states: [T,C] -> [T,C]."""
     noise = drop.noise()
-    return x if noise is None else _Epilogue.apply(x, None, None, None, noise)
+    return x if noise is None else Epilogue.apply(x, None, None, None, noise)
 
 
-class _Epilogue(torch.autograd.Function):
+class Epilogue(torch.autograd.Function):
     """drop(act(y + bias)) + residual."""
 
     @staticmethod
