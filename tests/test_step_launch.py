@@ -151,6 +151,19 @@ def test_captured_images(recorded):
     assert captured._learn.captures == 1
 
 
+@pytest.mark.parametrize("task", MODELS)
+def test_pads_of_a_bucket_change_nothing(task):
+    """For attention that reads lengths from the host, in steps and evaluations of which nothing is captured."""
+    plain, batch, network = parts(PACKED), batches(task, 1)[0], MODELS[task]()
+    found = []
+    for texts in (plain.texts, steps.Bucketed(plain.texts, 64)):
+        trainer = Trainer(network, replace(plain, texts=texts), dropout=0.1, attention_dropout=0.1)
+        found.append((trainer.evaluate(batch), *trainer.gradients(batch)))
+    assert found[0][:2] == pytest.approx(found[1][:2], rel=1e-5)
+    for path, grad in found[0][2].items():
+        torch.testing.assert_close(grad, found[1][2][path], rtol=1e-4, atol=1e-5 * float(grad.abs().max() + 1))
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_a_captured_step_that_is_not_finite_changes_nothing(recorded, optimizer):
     """Of a graph that was captured before: the loss is not finite, then a gradient alone, which keeps its digits."""
