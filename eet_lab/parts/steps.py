@@ -137,7 +137,7 @@ class Replays:
 def _kind(part: Any) -> Hashable:
     if isinstance(part, Tensor):
         return part.shape, part.dtype
-    return (type(part), *map(_kind, part)) if isinstance(part, tuple) else part
+    return (type(part), *map(_kind, part)) if hasattr(part, "_fields") else part
 
 
 def _by_device(part: Any) -> Any:
