@@ -28,7 +28,7 @@ def sanitize(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import record
 
     yield record
-    for name in ("record", "play"):
+    for name in ("record", "play", "train_calls"):
         del sys.modules[name]
 
 

@@ -77,7 +77,7 @@ def test_chunks_lose_nothing_in_16_bits():
     torch.manual_seed(0)
     weight = torch.randn(31, 16, dtype=torch.bfloat16).requires_grad_()
     states, labels = torch.randn(4000, 16, dtype=torch.bfloat16), torch.randint(31, (4000,))
-    head = losses.Head(lambda rows: rows @ weight.t(), (weight,))
+    head = losses.Head(lambda rows, linear=None: rows @ weight.t(), (weight,))
     wide = weight.detach().double().requires_grad_()
     (exact,) = torch.autograd.grad(cross_entropy(states.double() @ wide.t(), labels, reduction="sum"), wide)
     errors = []

@@ -30,6 +30,7 @@ import torch
 from play import At, Call, Launch, Record
 from torch import Tensor
 from torch.nn import Parameter
+from train_calls import train_calls
 
 from eet_lab.ops import cuda, native
 from eet_lab.ops.cases import Case
@@ -77,7 +78,9 @@ SENTINEL = 0x7B  # in every byte of what has no contents: large numbers, whose s
 
 
 def record(libraries: dict[str, str], cases: Sequence[Case] = ALL_CASES, passes: Sequence[Pass] = PASSES) -> Record:
-    """Every case's small shapes, in every type that its op takes; and where a ring is filled again, larger ones."""
+    """Every case's small shapes, in every type that its op takes; where a ring is filled again, larger ones; and what
+    training launches.
+    """
     calls: list[Call] = []
     for each in passes:
         with _pretended(Limits(HOPPER.shared_bytes, each.num_blocks)) as recorder:
@@ -87,6 +90,11 @@ def record(libraries: dict[str, str], cases: Sequence[Case] = ALL_CASES, passes:
                 recorder.begin(inputs)
                 case.call(getattr(cuda, case.op), inputs, recorder.empty)
                 calls.append(recorder.call(f"{case.name}/{shape} {dtype}, {each.num_blocks} blocks"))
+    with _pretended(HOPPER) as recorder:
+        for made in train_calls():
+            recorder.begin(made.inputs)
+            made.call()
+            calls.append(recorder.call(made.name))
     return Record(libraries, calls)
 
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from eet_lab.ops.types import Noise
+
 Whole = TypeVar("Whole", int, Tensor)
 
 SEVERAL = 2**31
@@ -69,16 +71,25 @@ class Dropout:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Hidden states [T,C], of which some are 0 and the rest grow."""
-        if not self.p:
+        noise = self.noise()
+        if noise is None:
             return x
         channels = torch.arange(x.shape[-1], device=x.device)
-        return _Dropped.apply(x, self._next(self.tokens)[:, None], channels, self.p)
+        return _Dropped.apply(x, mix(noise.tokens + noise.call)[:, None], channels, noise.p)
+
+    def noise(self) -> Noise | None:
+        """What the next call drops; None: nothing."""
+        if not self.p:
+            return None
+        self._num_calls += 1
+        return Noise(self.tokens, self._num_calls, self.p)
 
     def of_attention(self) -> DropsWeights | None:
         """What the next attention drops of its weights, wherever it computes them; None: nothing."""
         if not self.attention_p:
             return None
-        noise = self._next(self.tokens)
+        self._num_calls += 1
+        noise = mix(self.tokens + self._num_calls)  # without a mix, neighbours would share their noise
 
         def dropped(weights: Tensor, tokens: Tensor, keys: Tensor | None = None) -> Tensor:
             positions = self.positions[tokens] if keys is None else keys
@@ -87,11 +98,6 @@ class Dropout:
             return _Dropped.apply(weights, rows, positions[:, None, None], self.attention_p)
 
         return dropped
-
-    def _next(self, keys: Tensor) -> Tensor:
-        """The keys of another call of the same pass. Without a mix, neighbours would share their noise."""
-        self._num_calls += 1
-        return mix(keys + self._num_calls)
 
 
 class _Dropped(torch.autograd.Function):

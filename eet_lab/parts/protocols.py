@@ -79,7 +79,10 @@ class TakesLoss(Protocol):
     """What training minimizes."""
 
     def __call__(self, states: Tensor, labels: Tensor, head: Head, smoothing: float = 0.0, /) -> Tensor:
-        """The sum of the losses of hidden states [N,C], with labels [N]; it can be differentiated."""
+        """The sum of the losses of hidden states [N,C], with labels [N]; it can be differentiated.
+
+        One that takes the cross entropy of logits has it by the keyword `cross_entropy`.
+        """
 
 
 class MakesOptimizer(Protocol):

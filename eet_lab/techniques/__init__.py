@@ -8,7 +8,12 @@ from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.techniques.cuda_graphs import CudaGraphs
 from eet_lab.techniques.dependent_launch import DependentLaunch
 from eet_lab.techniques.flat_optimizer import FlatOptimizer
+from eet_lab.techniques.fused_activations import FusedActivations
+from eet_lab.techniques.fused_cross_entropy import FusedCrossEntropy
+from eet_lab.techniques.fused_embeddings import FusedEmbeddings
 from eet_lab.techniques.fused_kernels import FusedKernels
+from eet_lab.techniques.fused_norms import FusedNorms
+from eet_lab.techniques.fused_residuals import FusedResiduals
 from eet_lab.techniques.fused_sampling import FusedSampling
 from eet_lab.techniques.int8_weights import Int8Weights
 from eet_lab.techniques.mask_removal import MaskRemoval
@@ -33,9 +38,14 @@ for technique in (
     PrefixCaching,
     Int8Weights,
     ChunkedCrossEntropy,
+    FusedCrossEntropy,
     FlatOptimizer,
     VarlenAttention,
     BatchedCrossAttention,
+    FusedNorms,
+    FusedActivations,
+    FusedResiduals,
+    FusedEmbeddings,
     CapturedSteps,
 ):
     register(technique)
@@ -48,7 +58,12 @@ __all__ = [
     "CudaGraphs",
     "DependentLaunch",
     "FlatOptimizer",
+    "FusedActivations",
+    "FusedCrossEntropy",
+    "FusedEmbeddings",
     "FusedKernels",
+    "FusedNorms",
+    "FusedResiduals",
     "FusedSampling",
     "Int8Weights",
     "MaskRemoval",

@@ -6,7 +6,8 @@ T tokens of a pass, N of them with a label, B texts, C channels, V words, L clas
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,26 +132,37 @@ def _class(example: Example) -> tuple[Sequence[int], np.ndarray]:
     return (0,), np.array([example.labels])
 
 
+def _head(logits: Callable[[Any, Ops, Tensor], Tensor], model: Any, ops: Ops, weights: Sequence[Tensor]) -> Head:
+    """One whose products another `linear` can make."""
+
+    def of(states: Tensor, linear: Callable | None = None) -> Tensor:
+        used = ops if linear is None else replace(ops, norm_linear=partial(ops.norm_linear, linear=linear))
+        return logits(model, used, states)
+
+    return Head(of, tuple(weights))
+
+
 def _of_words(model: Any, ops: Ops) -> Head:
-    return Head(lambda states: decoder.logits(model, ops, states), tuple(tensors((model.norm, model.head))))
+    return _head(decoder.logits, model, ops, tensors((model.norm, model.head)))
 
 
 def _of_answers(model: Any, ops: Ops) -> Head:
-    weights = tensors((model.decoder.norm, model.head.weight))  # what is added to logits is not trained
-    return Head(lambda states: seq2seq.logits(model, ops, states), tuple(weights))
+    # What is added to logits is not trained.
+    return _head(seq2seq.logits, model, ops, tensors((model.decoder.norm, model.head.weight)))
 
 
 def _of_masked(model: Any, ops: Ops) -> Head:
     weights = tensors((model.mlm_transform, model.mlm_norm, model.head))
-    return Head(lambda states: model.mlm_logits(ops, states), tuple(weights))
+    return _head(lambda model, ops, states: model.mlm_logits(ops, states), model, ops, weights)
 
 
 def _of_classes(model: Any, ops: Ops) -> Head:
-    return Head(lambda states: model.class_logits(ops, states), tuple(model.class_weights))
+    return _head(lambda model, ops, states: model.class_logits(ops, states), model, ops, model.class_weights)
 
 
 def _of_token_classes(model: Any, ops: Ops) -> Head:
-    return Head(lambda states: model.token_class_logits(ops, states), tuple(tensors(model.token_classes)))
+    weights = tensors(model.token_classes)
+    return _head(lambda model, ops, states: model.token_class_logits(ops, states), model, ops, weights)
 
 
 def _vocab(config: Any) -> int:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
+from eet_lab.devices import present
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
 from eet_lab.models import seq2seq
@@ -26,6 +27,7 @@ from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants, flat
 from eet_lab.models.vision import AnyEncoder
+from eet_lab.ops import native
 from eet_lab.ops.noise import Dropout, library_noise, noise_key, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
@@ -117,6 +119,9 @@ class Trainer:
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
         if problem := self.parts.train_ops.untrainable(network.dtype):
             raise RecipeError(f"These parts cannot train such weights: {problem}, or use plain ops.")
+        if network.device.type == "cuda" and self.parts.train_ops.kernels:
+            with present(network.device):
+                native.prepare(self.parts.train_ops.kernels)
         self.task = task_of(task, network.config)
         fixed = constants(network)
         self.model: Any = mapped(network, lambda t: t if any(t is each for each in fixed) else t.detach().clone())
