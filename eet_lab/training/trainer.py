@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, TypeVar
+from weakref import proxy
 
 import torch
 from torch import Tensor
@@ -137,9 +138,8 @@ class Trainer:
         self.num_steps = 0
         self.busy = Lock()
         self._staging = Staging(network.device)
-        self._learn, self._update = (
-            self.parts.step_launch(work, network.device) for work in (self._pass, self._updated)
-        )
+        own = proxy(self)  # a cycle would keep the weights until the collector comes by
+        self._launch = self.parts.step_launch(lambda given: own._run(given), network.device)
 
     @exclusive
     def step(self, examples: Sequence[Example], cancel: Cancel | None = None) -> Step:
@@ -156,7 +156,7 @@ class Trainer:
             group["lr"] = lr
         with self._memory("a training pass"):
             passes, losses, total = self._backward(batch, cancel)
-            loss, norm = self._update(self._asked(total, lr)).tolist()  # the host waits here, and nowhere before
+            loss, norm = self._launch(self._asked(total, lr)).tolist()  # the host waits here, and nowhere before
             grad_norm = norm / scale
             is_finite = math.isfinite(grad_norm)
             if not math.isfinite(loss) or not self.loss_scale.update(is_finite):
@@ -209,16 +209,16 @@ class Trainer:
             batch = self._checked(examples)
             for number, each in enumerate(_until(cancel, self._passes(batch))):
                 given = self._given(each, batch, self.settings, is_first=number == 0)
-                size, kind = each.group.computed_tokens, self._learn.kind(given)
+                size, kind = each.group.computed_tokens, self._launch.kind(given)
                 if kind not in found or size > found[kind][0]:
                     found[kind] = size, given
         no_number = torch.full((), torch.nan, device=self.model.device)  # such a step changes nothing
-        with self._memory("a training pass"):
-            for _, given in _until(cancel, sorted(found.values(), key=lambda sized: -sized[0])):
-                for _ in range(1 + self._learn.is_captured):  # the first one is not captured
-                    self._learn(given)
-            for _ in range(1 + self._update.is_captured):
-                self._update(self._asked(no_number, 0.0))
+        work: list[Given | _Asked] = [given for _, given in sorted(found.values(), key=lambda sized: -sized[0])]
+        work.append(self._asked(no_number, 0.0))
+        with self._memory("a training pass"), library_noise(0, self.model.device):  # others' draws stay theirs
+            for piece in _until(cancel, work):
+                for _ in range(1 + self._launch.is_captured):  # the first one is not captured
+                    self._launch(piece)
 
     @exclusive
     def save(self, folder: str | Path) -> Path:
@@ -252,12 +252,7 @@ class Trainer:
 
     def _memory(self, what: str) -> AbstractContextManager[None]:
         """OutOfMemory where memory is full; what was kept for launches is then free again."""
-
-        def free() -> None:
-            self._learn.close()
-            self._update.close()
-
-        return memory_for(what, free=free, remedy=REMEDY)
+        return memory_for(what, free=self._launch.close, remedy=REMEDY)
 
     def trained(self) -> Any:
         """A copy of the weights as they are now, for an engine or `Model.save`."""
@@ -295,7 +290,7 @@ class Trainer:
                 if each is passes[-1]:
                     self.ranks.last_pass()
                 with self._noise(each):
-                    losses.append(self._learn(given))
+                    losses.append(self._launch(given))
             return losses
 
         return passes, *self.ranks.together(work, has_gradients=True)
@@ -306,6 +301,10 @@ class Trainer:
             return nullcontext()
         key = noise_key(noise_key(self.settings.seed, self.num_steps), each.numbers[0])
         return library_noise(key, self.model.device)
+
+    def _run(self, given: Given | _Asked) -> Tensor:
+        """What is launched: it reads what it is given, on the device, and nothing else that changes between steps."""
+        return self._pass(given) if isinstance(given, Given) else self._updated(given)
 
     def _pass(self, given: Given) -> Tensor:
         """A pass forward and backward: its share of the batch's mean loss. Gradients add up to the first pass of a
