@@ -26,7 +26,7 @@ FEWEST, MOST = 300, 10_000
 TRIES = 5
 NAMES = ("no_batching", "naive_padding", "length_buckets", "dynamic_program", "token_budget")
 LENGTHS = (Uniform(5, 500), Uniform(2, 100))
-AXES = (0, 1, 8, 64, 512, 2047), (1, 4, 16, 64), (16, 320, 1300)
+AXES = (0, 1, 64, 256, 512, 1024, 2047), (1, 4, 16, 64), (16, 320, 1300)
 """What is measured of a decoder: tokens beyond one a row, rows, and columns that a row sees."""
 LOAD = 0.7
 """The share of the capacity at which a simulation is held against what is measured."""
