@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from eet_lab.errors import KernelError, TrainingError
+from eet_lab.models import load
 from eet_lab.parts import buffers, launch, optimizers, steps
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.technique import Recipe
@@ -166,10 +167,11 @@ def test_pads_of_a_bucket_change_nothing(task):
         torch.testing.assert_close(grad, found[1][2][path], rtol=1e-4, atol=1e-5 * float(grad.abs().max() + 1))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_captured_step_that_is_not_finite_changes_nothing(recorded, optimizer):
+@pytest.mark.parametrize(("optimizer", "dtype"), [("adamw", "float32"), ("adamw", "bfloat16"), ("sgd", "bfloat16")])
+def test_a_captured_step_that_is_not_finite_changes_nothing(recorded, optimizer, dtype):
     """Of a graph that was captured before: the loss is not finite, then a gradient alone, which keeps its digits."""
-    captured = recorded(families.ours("gpt2").network, lr=1e-2, optimizer=optimizer)
+    network = load(families.theirs("gpt2"), device="cpu", dtype=dtype).network
+    captured = recorded(network, lr=1e-2, optimizer=optimizer)
     batch = batches("language", 1)[0]
     for _ in range(3):
         captured.step(batch)
@@ -187,8 +189,6 @@ def test_a_captured_step_that_is_not_finite_changes_nothing(recorded, optimizer)
 
 
 def test_float16_skips_an_overflow_in_a_replay(recorded):
-    from eet_lab.models import load
-
     network = load(families.theirs("gpt2"), device="cpu", dtype="float16").network
     captured = recorded(network, lr=1e-3, init_scale=2.0**8, growth_interval=100)
     batch = batches("language", 1)[0]
