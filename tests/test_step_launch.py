@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -19,9 +20,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from eet_lab.errors import KernelError, TrainingError
+from eet_lab.models import load
 from eet_lab.parts import buffers, launch, optimizers, steps
 from eet_lab.parts.passes import Batching, Text
 from eet_lab.technique import Recipe
+from eet_lab.threads import no_collection
 from eet_lab.training import IGNORED, Example, Trainer, TrainSettings
 
 PACKED = "pre_padding,mask_removal,packed_prefill"
@@ -132,7 +135,7 @@ def test_captured_steps_are_eager_ones(recorded, task, dropout):
     assert max(step.num_passes for step in told) > 1
     for path, parameter in captured.parameters.items():
         torch.testing.assert_close(parameter, eager.parameters[path], rtol=1e-4, atol=2e-5)
-    assert captured._learn.captures > 2 and captured._update.captures == 1
+    assert captured._launch.captures > 3
     loss, grads = captured.gradients(batch)
     wanted_loss, wanted_grads = eager.gradients(batch)
     assert loss == pytest.approx(wanted_loss, rel=1e-3) and grads.keys() == wanted_grads.keys()
@@ -148,13 +151,27 @@ def test_captured_images(recorded):
         batch = [Example(pixels=image + number, labels=(number + i) % 3) for i, image in enumerate(images)]
         told, wanted = captured.step(batch), eager.step(batch)
         assert told.loss == pytest.approx(wanted.loss, rel=1e-5) and told.computed_tokens == wanted.computed_tokens
-    assert captured._learn.captures == 1
+    assert captured._launch.captures == 2
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_captured_step_that_is_not_finite_changes_nothing(recorded, optimizer):
+@pytest.mark.parametrize("task", MODELS)
+def test_pads_of_a_bucket_change_nothing(task):
+    """For attention that reads lengths from the host, in steps and evaluations of which nothing is captured."""
+    plain, batch, network = parts(PACKED), batches(task, 1)[0], MODELS[task]()
+    found = []
+    for texts in (plain.texts, steps.Bucketed(plain.texts, 64)):
+        trainer = Trainer(network, replace(plain, texts=texts), dropout=0.1, attention_dropout=0.1)
+        found.append((trainer.evaluate(batch), *trainer.gradients(batch)))
+    assert found[0][:2] == pytest.approx(found[1][:2], rel=1e-5)
+    for path, grad in found[0][2].items():
+        torch.testing.assert_close(grad, found[1][2][path], rtol=1e-4, atol=1e-5 * float(grad.abs().max() + 1))
+
+
+@pytest.mark.parametrize(("optimizer", "dtype"), [("adamw", "float32"), ("adamw", "bfloat16"), ("sgd", "bfloat16")])
+def test_a_captured_step_that_is_not_finite_changes_nothing(recorded, optimizer, dtype):
     """Of a graph that was captured before: the loss is not finite, then a gradient alone, which keeps its digits."""
-    captured = recorded(families.ours("gpt2").network, lr=1e-2, optimizer=optimizer)
+    network = load(families.theirs("gpt2"), device="cpu", dtype=dtype).network
+    captured = recorded(network, lr=1e-2, optimizer=optimizer)
     batch = batches("language", 1)[0]
     for _ in range(3):
         captured.step(batch)
@@ -172,8 +189,6 @@ def test_a_captured_step_that_is_not_finite_changes_nothing(recorded, optimizer)
 
 
 def test_float16_skips_an_overflow_in_a_replay(recorded):
-    from eet_lab.models import load
-
     network = load(families.theirs("gpt2"), device="cpu", dtype="float16").network
     captured = recorded(network, lr=1e-3, init_scale=2.0**8, growth_interval=100)
     batch = batches("language", 1)[0]
@@ -185,35 +200,46 @@ def test_float16_skips_an_overflow_in_a_replay(recorded):
     assert skipped.is_skipped and skipped.loss_scale == 2.0**26 and captured.loss_scale.scale == 2.0**25
     assert all(map(torch.equal, kept, captured.parameters.values())) and captured.optimizer.num_steps == 3
     captured.loss_scale.scale = 2.0**8
-    assert captured.step(batch).loss < skipped.loss + 1e-2 and captured._learn.captures == 1
+    assert captured.step(batch).loss < skipped.loss + 1e-2 and captured._launch.captures == 2
 
 
 def test_memory_stays_and_old_graphs_go(recorded):
     """Each graph reads what is sent to the same addresses; of more kinds than are kept, the oldest go."""
-    captured = recorded(families.ours("gpt2").network, graphs=2)
+    captured = recorded(families.ours("gpt2").network, graphs=3)
     shapes = [[Example([5] * length)] for length in (8, 9, 10)]
     for batch in (shapes[0], shapes[0], shapes[1], shapes[1]):
         captured.step(batch)
-    first = next(iter(captured._learn._kept.values()))
+    first = next(iter(captured._launch._kept.values()))
     address = first.staging._data.data_ptr()
     captured.step(shapes[0])
-    assert first.staging._data.data_ptr() == address and captured._learn.captures == 2
+    assert first.staging._data.data_ptr() == address and captured._launch.captures == 3
     for batch in (shapes[2], shapes[0], shapes[1], shapes[1]):
         captured.step(batch)
-    assert len(captured._learn._kept) == 2 and captured._learn.captures == 3
+    assert len(captured._launch._kept) == 3 and captured._launch.captures == 4
+
+
+def test_a_trainer_that_nobody_has_is_gone_at_once(recorded):
+    """Its weights, and its graphs: nothing of it waits for the collector."""
+    trainer = Trainer(families.ours("gpt2").network, parts(PACKED, step_launch=steps.CapturedSteps()))
+    for _ in range(3):
+        trainer.step([Example([5, 6, 7])])
+    gone = [weakref.ref(each) for each in (trainer, trainer._launch, next(iter(trainer.parameters.values())))]
+    with no_collection():
+        del trainer
+        assert [each() for each in gone] == [None] * 3
 
 
 def test_a_scan_captures_the_largest_first_and_changes_nothing(recorded):
     captured, found = recorded(families.ours("gpt2").network, lr=1e-2), batches("language", 6)
     kept, sizes = [p.detach().clone() for p in captured.parameters.values()], []
-    run = captured._learn._work
-    captured._learn._work = lambda given: sizes.append(len(given.read.batch.ids)) or run(given)
+    run = captured._pass
+    captured._pass = lambda given: sizes.append(len(given.read.batch.ids)) or run(given)
     captured.reserve(found)
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) > 2
     assert all(map(torch.equal, kept, captured.parameters.values())) and captured.optimizer.num_steps == 0
-    captures, eager = captured._learn.captures, Trainer(families.ours("gpt2").network, parts(PACKED), lr=1e-2)
+    captures, eager = captured._launch.captures, Trainer(families.ours("gpt2").network, parts(PACKED), lr=1e-2)
     assert [captured.step(each).loss for each in found] == pytest.approx([eager.step(each).loss for each in found])
-    assert captured._learn.captures == captures and captured._update.captures == 1
+    assert captured._launch.captures == captures
 
 
 def test_a_captured_run_is_resumed_to_the_bit(recorded, tmp_path):

@@ -45,6 +45,8 @@ def attend_rows(
         out.zero_()
     places, dropped = torch.arange(len(q), device=q.device), None if drop is None else drop.of_attention()
     for rows, seen in together(*map(alike, spans)):
+        if not rows.count or not seen.count:  # an empty text, such as those that fill a pass up
+            continue
         bound = _bound(rows.count, spec, extras, q.device)
         keys, values = (seen.of(part).transpose(1, 2) for part in (k, v))
         if dropped is None:

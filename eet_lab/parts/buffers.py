@@ -254,7 +254,8 @@ class Buffered(torch.optim.Optimizer):
         if weights is not buffer.weights:
             if self.master == "stochastic":
                 weights = rounded_at_random(weights, mix(noise_key(self.seed, update.step.long()) + number))
-            buffer.weights.copy_(weights)
+            # What was skipped stays, even where the master copy says otherwise.
+            buffer.weights.copy_(torch.where(update.skip, buffer.weights, weights.to(buffer.weights.dtype)))
 
 
 def is_read_on_host(weights: Tensor) -> bool:

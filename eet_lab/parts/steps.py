@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eet_lab.devices import present
 from eet_lab.ops.types import Batch
 from eet_lab.parts import launch
 from eet_lab.parts.passes import Batching, Group, Readable, Text
@@ -90,7 +91,10 @@ class Replays:
         self.captures = 0
 
     def __call__(self, given: Any) -> Tensor:
-        given = _by_device(given)
+        with present(self._device):
+            return self._launched(_by_device(given))
+
+    def _launched(self, given: Any) -> Tensor:
         kind = _kind(given)
         kept = self._kept.pop(kind, None) or _Kept(Staging(self._device))
         arrived = sent(given, kept.staging)
@@ -133,7 +137,7 @@ class Replays:
 def _kind(part: Any) -> Hashable:
     if isinstance(part, Tensor):
         return part.shape, part.dtype
-    return (type(part), *map(_kind, part)) if isinstance(part, tuple) else part
+    return (type(part), *map(_kind, part)) if hasattr(part, "_fields") else part
 
 
 def _by_device(part: Any) -> Any:

@@ -47,9 +47,10 @@ class CapturedSteps(Technique):
     )
     graphs: int = knob(
         32,
-        "How many graphs are kept; of more, those go that were not used for the longest time.",
+        "How many graphs are kept, that of the update among them; of more, those go that were not used for the longest "
+        "time.",
         label="Graphs",
-        low=1,
+        low=2,
         high=1024,
     )
 

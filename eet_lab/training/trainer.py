@@ -14,18 +14,16 @@ from pathlib import Path
 from threading import Lock
 from time import perf_counter
 from typing import Any, ClassVar, NamedTuple, TypeVar
+from weakref import proxy
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from eet_lab.devices import present
-from eet_lab.engine.encode import readable
 from eet_lab.engine.exclusive import exclusive
-from eet_lab.engine.settings import checked_texts
 from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
 from eet_lab.models import seq2seq
-from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig
+from eet_lab.models.config import Config, Seq2SeqConfig
 from eet_lab.models.decoder import Decoder, mapped, tensors
 from eet_lab.models.seq2seq import Seq2Seq
 from eet_lab.models.table import constants, flat
@@ -36,16 +34,16 @@ from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
 from eet_lab.parts import Ops, Parts, unread
 from eet_lab.parts.buffers import Update
-from eet_lab.parts.losses import IGNORED
-from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
+from eet_lab.parts.passes import Pass
 from eet_lab.parts.staging import Staging, sent
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
+from eet_lab.training.batch import Checked, Given, TrainPass, as_integers, checked
 from eet_lab.training.ranks import Alone, ranks
 from eet_lab.training.ranks import Group as Ranks
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, task_of
-from eet_lab.words import counted, some, told
+from eet_lab.words import counted, some
 
 T = TypeVar("T")
 
@@ -71,42 +69,6 @@ class Step:
     ms: float
     loss_scale: float = 1.0
     is_skipped: bool = False
-
-
-class _Checked(NamedTuple):
-    """A batch that can be trained with, of which this rank reads the examples `numbers`."""
-
-    texts: Sequence[Readable]
-    labels: list[np.ndarray]
-    numbers: range
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(text.ids) + len(text.source) for text in self.texts)
-
-    @property
-    def num_labels(self) -> int:
-        return sum(map(len, self.labels))
-
-
-class _Pass(NamedTuple):
-    """Texts that are read together; `numbers` are theirs in the batch, to which pads do not belong."""
-
-    group: Group
-    labels: np.ndarray
-    numbers: list[int]
-
-
-class _Given(NamedTuple):
-    """All that a pass reads. On the host or the device; what has 64 bits is sent as integers are."""
-
-    read: Pass
-    labels: Tensor  # [N] int64
-    numbers: Tensor  # [B] int64: of the texts in the batch
-    noise: Tensor  # [1] int64: the key of the step
-    scales: Tensor  # [2] float64, as int64: the number of the batch's labels, and the loss scale
-    settings: TrainSettings
-    is_first: bool = False  # in its step
 
 
 class _Asked(NamedTuple):
@@ -176,9 +138,8 @@ class Trainer:
         self.num_steps = 0
         self.busy = Lock()
         self._staging = Staging(network.device)
-        self._learn, self._update = (
-            self.parts.step_launch(work, network.device) for work in (self._pass, self._updated)
-        )
+        own = proxy(self)  # a cycle would keep the weights until the collector comes by
+        self._launch = self.parts.step_launch(lambda given: own._run(given), network.device)
 
     @exclusive
     def step(self, examples: Sequence[Example], cancel: Cancel | None = None) -> Step:
@@ -195,7 +156,7 @@ class Trainer:
             group["lr"] = lr
         with self._memory("a training pass"):
             passes, losses, total = self._backward(batch, cancel)
-            loss, norm = self._update(self._asked(total, lr)).tolist()  # the host waits here, and nowhere before
+            loss, norm = self._launch(self._asked(total, lr)).tolist()  # the host waits here, and nowhere before
             grad_norm = norm / scale
             is_finite = math.isfinite(grad_norm)
             if not math.isfinite(loss) or not self.loss_scale.update(is_finite):
@@ -243,21 +204,21 @@ class Trainer:
         No weight changes. Without it, the first steps do so, and memory grows with the largest step so far. Errors:
         those of `step`.
         """
-        found: dict[Hashable, tuple[int, _Given]] = {}
+        found: dict[Hashable, tuple[int, Given]] = {}
         for examples in batches:
             batch = self._checked(examples)
             for number, each in enumerate(_until(cancel, self._passes(batch))):
                 given = self._given(each, batch, self.settings, is_first=number == 0)
-                size, kind = each.group.computed_tokens, self._learn.kind(given)
+                size, kind = each.group.computed_tokens, self._launch.kind(given)
                 if kind not in found or size > found[kind][0]:
                     found[kind] = size, given
         no_number = torch.full((), torch.nan, device=self.model.device)  # such a step changes nothing
-        with self._memory("a training pass"):
-            for _, given in _until(cancel, sorted(found.values(), key=lambda sized: -sized[0])):
-                for _ in range(1 + self._learn.is_captured):  # the first one is not captured
-                    self._learn(given)
-            for _ in range(1 + self._update.is_captured):
-                self._update(self._asked(no_number, 0.0))
+        work: list[Given | _Asked] = [given for _, given in sorted(found.values(), key=lambda sized: -sized[0])]
+        work.append(self._asked(no_number, 0.0))
+        with self._memory("a training pass"), library_noise(0, self.model.device):  # others' draws stay theirs
+            for piece in _until(cancel, work):
+                for _ in range(1 + self._launch.is_captured):  # the first one is not captured
+                    self._launch(piece)
 
     @exclusive
     def save(self, folder: str | Path) -> Path:
@@ -291,75 +252,30 @@ class Trainer:
 
     def _memory(self, what: str) -> AbstractContextManager[None]:
         """OutOfMemory where memory is full; what was kept for launches is then free again."""
-
-        def free() -> None:
-            self._learn.close()
-            self._update.close()
-
-        return memory_for(what, free=free, remedy=REMEDY)
+        return memory_for(what, free=self._launch.close, remedy=REMEDY)
 
     def trained(self) -> Any:
         """A copy of the weights as they are now, for an engine or `Model.save`."""
         return mapped(self.model, lambda tensor: tensor.detach().clone())
 
-    def _checked(self, examples: Sequence[Example]) -> _Checked:
-        """The texts and the labels of each; TrainingError, PromptError."""
-        if not examples:
-            raise TrainingError("There are no examples; give at least one.")
-        longest = self.config.context
-        for number, example in enumerate(examples, 1):
-            if not isinstance(example, Example):
-                raise TrainingError(f"Example {number} is {told(example)}, but it must be an Example(ids, labels).")
-            if len(example.ids) > longest:
-                raise TrainingError(
-                    f"Example {number} has {len(example.ids):,} tokens, but the model's context is {longest:,}. Cut it "
-                    "into pieces."
-                )
-        read = self.task.read(examples, self.config)
-        texts: Sequence[Readable] = [text for text, _ in read]
-        if isinstance(self.config, EncoderConfig):
-            texts = readable(texts, self.config, truncate=False)
-        elif isinstance(self.config, Seq2SeqConfig):
-            sources = checked_texts([text.source for text in texts], self.config)
-            texts = [Text(text.ids, None, text.asked, row) for text, row in zip(texts, sources, strict=True)]
-            long = next((number for number, text in enumerate(texts, 1) if len(text.ids) > longest), None)
-            if long is not None:
-                raise TrainingError(f"The answer of example {long} is longer than the model's context of {longest:,}.")
-        else:
-            ids = checked_texts([text.ids for text in texts], self.config)
-            texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]
-        labels = [
-            np.asarray(text.ids[1:], np.int64) if own is None else own
-            for text, (_, own) in zip(texts, read, strict=True)
-        ]
-        return _Checked(texts, labels, self.ranks.share(len(texts)))
+    def _checked(self, examples: Sequence[Example]) -> Checked:
+        """What can be learned from, of which this rank has its share. Errors: TrainingError, PromptError."""
+        return checked(examples, self.task, self.config, self.ranks.share(len(examples)))
 
-    def _passes(self, batch: _Checked) -> Iterator[_Pass]:
-        """The passes over this rank's share of a batch that have labels to learn from."""
-        texts = [batch.texts[number] for number in batch.numbers]
-        for group in self.parts.texts(texts, Batching(self.settings.batch_tokens)):
-            numbers = [batch.numbers[row] for row in group.numbers]
-            labels = np.concatenate([batch.labels[number] for number in numbers])
-            if len(labels):
-                extra = np.full(group.num_asked - len(labels), IGNORED)
-                yield _Pass(group, np.concatenate([labels, extra]), numbers)
+    def _passes(self, batch: Checked) -> Iterator[TrainPass]:
+        return batch.passes(self.parts.texts, self.settings.batch_tokens)
 
-    def _given(self, each: _Pass, batch: _Checked, settings: TrainSettings, is_first: bool = False) -> _Given:
+    def _given(self, each: TrainPass, batch: Checked, settings: TrainSettings, is_first: bool = False) -> Given:
         """What a pass reads, on the host."""
-        numbers = torch.zeros(len(each.group.texts), dtype=torch.long)
-        numbers[: len(each.numbers)] = torch.tensor(each.numbers)
-        noise = torch.tensor([noise_key(settings.seed, self.num_steps)])
-        scales = _as_integers(batch.num_labels, self.loss_scale.scale)
-        # How many are asked for of each text is no matter of the shape.
-        read = each.group.laid_out()._replace(sizes=())
-        return _Given(read, torch.from_numpy(each.labels), numbers, noise, scales, settings, is_first)
+        key, scale = noise_key(settings.seed, self.num_steps), self.loss_scale.scale
+        return each.laid_out(key, (batch.num_labels, scale), settings, is_first)
 
     def _asked(self, loss: Tensor, lr: float) -> _Asked:
         """What an update reads."""
-        numbers = _as_integers(lr, self.loss_scale.scale, self.optimizer.num_steps + 1)
+        numbers = as_integers(lr, self.loss_scale.scale, self.optimizer.num_steps + 1)
         return _Asked(loss, numbers, self.settings)
 
-    def _backward(self, batch: _Checked, cancel: Cancel | None) -> tuple[list[_Pass], list[Tensor], Tensor]:
+    def _backward(self, batch: Checked, cancel: Cancel | None) -> tuple[list[TrainPass], list[Tensor], Tensor]:
         """The passes over a batch, their shares of its mean loss, and this one; its scaled gradients lie with the
         parameters.
         """
@@ -374,19 +290,23 @@ class Trainer:
                 if each is passes[-1]:
                     self.ranks.last_pass()
                 with self._noise(each):
-                    losses.append(self._learn(given))
+                    losses.append(self._launch(given))
             return losses
 
         return passes, *self.ranks.together(work, has_gradients=True)
 
-    def _noise(self, each: _Pass) -> AbstractContextManager[None]:
+    def _noise(self, each: TrainPass) -> AbstractContextManager[None]:
         """Libraries draw what attention drops in a pass from the seed, the step and the pass."""
         if not self.settings.attention_dropout:
             return nullcontext()
         key = noise_key(noise_key(self.settings.seed, self.num_steps), each.numbers[0])
         return library_noise(key, self.model.device)
 
-    def _pass(self, given: _Given) -> Tensor:
+    def _run(self, given: Given | _Asked) -> Tensor:
+        """What is launched: it reads what it is given, on the device, and nothing else that changes between steps."""
+        return self._pass(given) if isinstance(given, Given) else self._updated(given)
+
+    def _pass(self, given: Given) -> Tensor:
         """A pass forward and backward: its share of the batch's mean loss. Gradients add up to the first pass of a
         step.
         """
@@ -408,7 +328,7 @@ class Trainer:
         self.optimizer.update(Update(lr.to(wide), factor.to(wide), step.float(), skip))
         return torch.stack([given.loss.double(), norm.double()])
 
-    def _loss(self, given: _Given) -> Tensor:
+    def _loss(self, given: Given) -> Tensor:
         """The sum of the losses of a pass that is on the device."""
         settings, read, ops = given.settings, given.read, self.parts.train_ops
 
@@ -447,7 +367,7 @@ class Trainer:
                 found.setdefault(id(tensor), (path, tensor))
         return dict(found.values())
 
-    def _not_finite(self, passes: list[_Pass], losses: list[float], loss: float, grad_norm: float) -> TrainingError:
+    def _not_finite(self, passes: list[TrainPass], losses: list[float], loss: float, grad_norm: float) -> TrainingError:
         """What to tell of a step that cannot be made: which examples, and the first tensor that is not finite."""
         bad = [each for each, own in zip(passes, losses, strict=False) if not math.isfinite(own)][:1]
         examples = [str(number + 1) for number in sorted(n for each in bad or passes for n in each.numbers)]
@@ -468,11 +388,6 @@ def _until(cancel: Cancel | None, found: Iterable[T]) -> Iterator[T]:
         if cancel is not None and cancel.is_set():
             raise Cancelled("The training was stopped.")
         yield each
-
-
-def _as_integers(*numbers: float) -> Tensor:
-    """Numbers of 64 bits, so that they are sent in the same copy as all others."""
-    return torch.tensor(numbers, dtype=torch.float64).view(torch.long)
 
 
 def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:

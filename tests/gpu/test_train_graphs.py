@@ -17,6 +17,7 @@ from test_step_launch import batches
 from eet_lab.errors import TrainingError
 from eet_lab.models import load
 from eet_lab.parts import steps
+from eet_lab.parts.buffers import Buffer
 from eet_lab.technique import Recipe
 from eet_lab.training import Example, Trainer, TrainSettings
 
@@ -62,16 +63,24 @@ def examples(task: str, number: int) -> list[list[Example]]:
 
 
 def assert_same(captured: Trainer, eager: Trainer, found: list[list[Example]], dtype: torch.dtype) -> None:
-    """Losses and norms of some steps, and the weights after them, but for the order of sums in atomic additions."""
-    limit = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}[dtype]
-    for batch in found:
+    """Each step of the one is that of the other, which begins with its weights: but for the order of sums in atomic
+    additions of gradients.
+    """
+    limit = 1e-5 + 16 * torch.finfo(dtype).eps  # with other noise an eighth or more of a gradient is another
+    for number, batch in enumerate(found):
         ours, plain = captured.step(batch), eager.step(batch)
-        assert ours.loss == pytest.approx(plain.loss, rel=limit)
-        assert ours.grad_norm == pytest.approx(plain.grad_norm, rel=5 * limit)
+        assert ours.loss == pytest.approx(plain.loss, rel=limit / 100), number
+        assert ours.grad_norm == pytest.approx(plain.grad_norm, rel=limit / 4), number
         assert ours.is_skipped == plain.is_skipped and ours.loss_scale == plain.loss_scale
-    for path, parameter in captured.parameters.items():
-        off = (parameter.float() - eager.parameters[path].float()).norm() / eager.parameters[path].float().norm()
-        assert off <= limit, path
+        for one, other in zip(captured.optimizer.buffers, eager.optimizer.buffers, strict=True):
+            for mine, its in zip(state(one), state(other), strict=True):
+                assert float((mine.float() - its.float()).norm()) <= limit * float(mine.float().norm()) + 1e-12, number
+                its.copy_(mine)
+
+
+@torch.no_grad()
+def state(buffer: Buffer) -> list[torch.Tensor]:
+    return [t for t in (buffer.weights.detach(), buffer.master, *buffer.moments.values()) if t is not None]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -83,7 +92,7 @@ def test_captured_steps_are_eager_ones(task, dropout, dtype):
     recipe = f"{PACKED},flat_optimizer" if dropout else f"{PACKED},chunked_cross_entropy:chunk=16"
     captured, eager = trainers(task, dtype, recipe, **changes)
     assert_same(captured, eager, examples(task, STEPS // 2) * 2, dtype)
-    assert captured._learn.captures >= 3 and captured._update.captures == 1
+    assert captured._launch.captures >= 4
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -128,21 +137,20 @@ def test_memory_is_flat_after_a_scan_and_a_run_is_resumed(tmp_path):
     captured, _ = trainers("language", torch.bfloat16, f"{PACKED},flat_optimizer", dropout=0.1)
     found = batches("language", 10)
     captured.reserve(found)
-    captures, told = captured._learn.captures, []
+    captures, told = captured._launch.captures, []
     for number in range(30):
         if number == 20:
             captured.save(tmp_path)
         told.append((captured.step(found[number % 10]).loss, torch.cuda.memory_allocated()))
         if number == 0:
             reserved = torch.cuda.memory_reserved()
-    assert captured._learn.captures == captures and len({size for _, size in told[1:]}) == 1
+    assert captured._launch.captures == captures and len({size for _, size in told[1:]}) == 1
     assert torch.cuda.memory_reserved() == reserved
     captured.resume(tmp_path)
     again = [captured.step(found[number % 10]).loss for number in range(20, 30)]
     assert again == pytest.approx([loss for loss, _ in told[20:]], rel=1e-2)
     before = torch.cuda.memory_allocated()
-    captured._learn.close()
-    captured._update.close()
+    captured._launch.close()
     assert torch.cuda.memory_allocated() <= before and captured.step(found[0]).loss > 0
 
 
