@@ -1,4 +1,4 @@
-"""The cost model: the bytes that a decode step must read, and the least time that this can take here.
+"""The cost model: the bytes that a decode step must read and the arithmetic of a training step, and the least time.
 
 At small batches a step is bound by memory: every weight is read once, and every row's keys and values. The floor is
 those bytes at the rate that a streaming read reaches on this device. A prediction adds what launching costs: see
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -19,10 +20,12 @@ from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measured import Cost, Spread
 from eet_lab.bench.timing import Timed, host_us, took_ms
 from eet_lab.devices import once_per_device
+from eet_lab.models.config import Config
 from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.oom import memory_for
+from eet_lab.training.trainer import Work
 from eet_lab.words import MiB
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -146,6 +149,51 @@ def launch_cost(device: str) -> LaunchCost | None:
         torch.cuda.synchronize()
         launch_us.append(host_us(launch, NUM_LAUNCHES))
     return LaunchCost(round(kernel_us, 4), round(min(launch_us), 4))
+
+
+def train_flops(config: Config, work: Work) -> float:
+    """The floating-point operations of a training step: forward, and backward with twice as many.
+
+    Counted are the products of matrices, by two a multiplication, of real tokens, and of attention what is seen; the
+    head is read for labels alone. What is computed twice counts once, and norms and the like do not count. Source:
+    PaLM (Chowdhery et al., 2022), appendix B, whose formula counts the attention of a causal text whole.
+    """
+    flops = 2.0 * work.num_labels * work.head_size
+    tokens, sources = (sum(each) for each in zip(*work.sizes, strict=True))
+    for stack, (num_layers, shapes) in config.stacks().items():
+        matrices = {path: prod(shape) for path, shape in shapes.items() if len(shape) > 1}
+        of_sources = matrices.pop("cross.kv.weight", 0)
+        if stack == "encoder.":
+            read, seen = sources, sum(s * s for _, s in work.sizes)
+        else:
+            own = [n * (n + 1) // 2 if config.spec.causal else n * n for n, _ in work.sizes]
+            read, seen = tokens, sum(own) + sum(n * s for n, s in work.sizes)
+        products = read * sum(matrices.values()) + sources * of_sources
+        flops += num_layers * (2 * products + 4 * config.num_heads * config.head_dim * seen)
+    return 3 * (flops + 2 * tokens * prod(config.outer_shapes().get("patches.weight", (0,))))
+
+
+@once_per_device
+def matmul_flops_per_s(device: str) -> float | None:
+    """The rate at which a large product of bfloat16 matrices is computed here: the best of a few, once per process and
+    GPU; None on a CPU, whose caches and threads make it say little of a model's small products.
+    """
+    if device == "cpu":
+        return None
+    with memory_for("matrices of 8,192 by 8,192, to measure how fast they are multiplied,"):
+        one, other, out = (torch.ones(MATMUL_SIZE, MATMUL_SIZE, device=device, dtype=torch.bfloat16) for _ in range(3))
+        product = partial(torch.mm, one.normal_(), other.normal_(), out=out)
+        best_ms = min(took_ms(product, device) for _ in range(9))
+    return 2e3 * MATMUL_SIZE**3 / best_ms
+
+
+MATMUL_SIZE = 8192
+
+
+def mfu(config: Config, work: Work, ms: float, device: str) -> float | None:
+    """The share of the measured ceiling that a step's arithmetic reached; None where there is none, on a CPU."""
+    ceiling = matmul_flops_per_s(device)
+    return ceiling and train_flops(config, work) / (ms / 1e3 * ceiling)
 
 
 def step_weight_bytes(model: Decoder) -> int:
