@@ -2,13 +2,14 @@
 
 At small batches a step is bound by memory: every weight is read once, and every row's keys and values. The floor is
 those bytes at the rate that a streaming read reaches on this device. A prediction adds what launching costs: see
-`predicted_ms`.
+`predicted_ms`. A step of training is bound by what it computes: `train_flops`, at the rate of a large product.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
+from math import prod
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -19,10 +20,12 @@ from eet_lab.bench.launches import StepLaunches
 from eet_lab.bench.measured import Cost, Spread
 from eet_lab.bench.timing import Timed, host_us, took_ms
 from eet_lab.devices import once_per_device
+from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import Decoder, tensors
 from eet_lab.monitor import free_bytes_of
 from eet_lab.ops.int8 import dequantized
 from eet_lab.ops.oom import memory_for
+from eet_lab.ops.types import Spec
 from eet_lab.words import MiB
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -188,3 +191,59 @@ def expansion_ns() -> float:
         host_us(lambda: dequantized(whole, scale, out=torch.empty(whole.shape)), 1) * 1e3 / whole.numel()
         for _ in range(9)
     )
+
+
+MASKED_SHARE = 0.15
+"""The share of its tokens that a model of masked words tells, as BERT was trained."""
+
+
+def train_flops(config: Config, lengths: Sequence[int], source_lengths: Sequence[int] = ()) -> float:
+    """Floating-point operations of a step of training on rows of so many tokens: a forward pass, and twice as many for
+    the backward pass. An encoder-decoder's answers have `lengths`, their sources `source_lengths`.
+
+    Counted is what must be computed: products with weights, and scores that attention may see, so of causal attention
+    about half; pads, what is recomputed, norms and the update do not count. Source: Chowdhery et al., "PaLM" (2022),
+    appendix B, which counts all scores.
+    """
+    num_tokens, num_sources = sum(lengths), sum(source_lengths)
+    products = attended = 0
+    for name, (num_layers, shapes) in config.stacks().items():
+        num_read = num_sources if name == "encoder." else num_tokens
+        for path, shape in shapes.items():
+            if len(shape) > 1:
+                products += num_layers * prod(shape) * (num_sources if path.startswith("cross.kv") else num_read)
+    if isinstance(config, Seq2SeqConfig):
+        crossed = sum(num * of for num, of in zip(lengths, source_lengths, strict=True))
+        attended += config.encoder_layers * sum(_num_scores(config.encoder_spec, num) for num in source_lengths)
+        attended += config.num_layers * crossed
+    attended += config.num_layers * sum(_num_scores(config.spec, num) for num in lengths)
+    scores = 2 * config.num_heads * config.head_dim * attended  # queries with keys, and weights with values
+    return 6.0 * (products + scores + _head_products(config, len(lengths), num_tokens))
+
+
+def _num_scores(spec: Spec, num_tokens: int) -> int:
+    """How many keys the queries of a row see, all together."""
+    if not spec.causal:
+        return num_tokens**2
+    seen = min(num_tokens, spec.window or num_tokens)
+    return seen * (seen + 1) // 2 + (num_tokens - seen) * seen
+
+
+def _head_products(config: Config, num_rows: int, num_tokens: int) -> float:
+    """Multiplications of what is in front of the layers and behind them; an encoder's are those of its first task."""
+    vocabulary = config.vocab_size * config.hidden_size
+    if not isinstance(config, EncoderConfig):
+        return vocabulary * num_tokens
+    patches = 0
+    if isinstance(config, VisionConfig):
+        patches = prod(config.outer_shapes()["patches.weight"]) * (num_tokens - num_rows)
+    head = next((head for head in ("classes", "token_classes", "mlm") if head in config.heads), None)
+    if head is None:
+        return patches
+    own = sum(prod(shape) for shape in config.head_shapes(head).values() if len(shape) > 1)
+    if head == "token_classes":
+        return patches + own * num_tokens
+    if head == "mlm":
+        return patches + (own + (vocabulary if config.tied_head else 0)) * MASKED_SHARE * num_tokens
+    pooled = config.hidden_size**2 if "pooler" in config.heads and config.class_act is None else 0
+    return patches + (own + pooled) * num_rows
