@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 
 import encoders
 import families
@@ -11,13 +13,16 @@ import seq2seqs
 import test_vision
 import torch
 
-from eet_lab.bench import training
+from eet_lab.bench import training_peers
+from eet_lab.bench.cost import train_flops
 from eet_lab.bench.rows import append, markdown, read
+from eet_lab.bench.timing import LeftOut
 from eet_lab.bench.training import train_all
 from eet_lab.bench.training_compare import compare_training
 from eet_lab.bench.workloads import TrainBatch, parse
 from eet_lab.commands.bench_tables import train_table
 from eet_lab.errors import ModelError, PromptError, RecipeError
+from eet_lab.models.config import ENCODER_PRESETS, PRESETS, SEQ2SEQ_PRESETS
 from eet_lab.training import Rows
 
 PROVIDERS = ("eet_lab", "hf-eager", "hf-sdpa")
@@ -49,9 +54,53 @@ def test_ours_and_transformers_take_the_same_steps(model, workload, tmp_path):
     rows, remarks = train_all(model(), workload, ("baseline", "all"), PROVIDERS, repeats=1)
     assert [row.provider for row in rows] == ["eet_lab", "eet_lab", "hf-eager", "hf-sdpa"] and remarks == []
     assert [row.equality for row in rows] == ["passed"] * 4
+    assert all(0 < row.mfu < 1.5 and row.ceiling_tflops > 0 for row in rows) and "MFU" in train_table(rows)
     assert len({round(row.tok_s * row.total_ms.p50) for row in rows}) == 1, "of the same tokens"
     [path] = append(rows, tmp_path)
     assert read(path) == rows and "ms a step" in markdown(rows) and "hf-sdpa" in train_table(rows)
+
+
+def test_peers_without_a_gpu_are_left_out():
+    rows, remarks = train_all(families.ours("llama"), "train:any/b2/s8", (), ("hf-liger", "hf-reduce-overhead"))
+    assert rows == [] and train_table(rows) == ""
+    assert "Liger's kernels need an NVIDIA GPU" in remarks[0] and "reduce-overhead needs an NVIDIA GPU" in remarks[1]
+
+
+def test_what_liger_replaces_for_all_models_is_put_back(monkeypatch):
+    module = ModuleType("modeling_fake")
+    module.rotate, model = "plain", type("Fake", (), {"__module__": "modeling_fake"})()
+    model.device, model.config = torch.device("cuda"), SimpleNamespace(model_type="fake")
+    apply = SimpleNamespace(MODEL_TYPE_TO_APPLY_LIGER_FN={"fake": lambda model: setattr(module, "rotate", "liger")})
+    monkeypatch.setitem(sys.modules, "modeling_fake", module)
+    monkeypatch.setattr(training_peers, "find_spec", lambda name: True)
+    monkeypatch.setattr(training_peers, "import_module", lambda name: apply)
+    patched = training_peers._with_liger(model)
+    assert module.rotate == "plain"
+    with patched():
+        assert module.rotate == "liger"
+    assert module.rotate == "plain"
+    model.config.model_type = "gpt2"
+    with pytest.raises(LeftOut, match="no kernels for gpt2"):
+        training_peers._with_liger(model)
+
+
+def test_operations_of_a_step_are_those_of_its_products():
+    gpt2 = PRESETS["gpt2"]
+    linears = 12 * 12 * 768**2 + 768 * 50257
+    assert train_flops(gpt2, [1024] * 8) == 6 * (8192 * linears + 8 * 12 * 768 * 1024 * 1025)
+    assert train_flops(replace(gpt2, window=1), [5]) == 6 * (5 * linears + 12 * 2 * 768 * 5)
+    big = SEQ2SEQ_PRESETS["transformer-big"]
+    C, sources, answers = 1024, 2 * 60, 2 * 50
+    products = 6 * (12 * C**2 * sources + 2 * C**2 * sources + 14 * C**2 * answers) + 40480 * C * answers
+    scores = 6 * 2 * C * (2 * 60**2 + 2 * 50 * 60 + 50 * 51)
+    assert train_flops(big, [50, 50], [60, 60]) == 6 * (products + scores)
+    vit, bert = ENCODER_PRESETS["vit-b-32"], ENCODER_PRESETS["bert-base"]
+    body = 12 * (12 * 768**2 * 50 + 2 * 768 * 50**2)
+    assert train_flops(vit, [50]) == 6 * (body + 768 * 3 * 32**2 * 49 + 1000 * 768)
+    classes = replace(bert, heads=("pooler", "classes"), labels=("a", "b"))
+    assert train_flops(classes, [50]) == 6 * (body + 768**2 + 2 * 768)
+    masked = replace(bert, heads=("mlm",))
+    assert train_flops(masked, [100]) > train_flops(bert, [100]) == 6 * (12 * (12 * 768**2 * 100 + 2 * 768 * 100**2))
 
 
 def test_another_gradient_is_told(monkeypatch):
@@ -61,8 +110,8 @@ def test_another_gradient_is_told(monkeypatch):
             model.transformer.h[1].mlp.c_fc.weight[0, 0] += 1.0
         return model
 
-    to_hf = training._to_hf
-    monkeypatch.setattr(training, "_to_hf", wrong)
+    to_hf = training_peers._to_hf
+    monkeypatch.setattr(training_peers, "_to_hf", wrong)
     rows, _ = train_all(families.ours("gpt2"), "train:any/b2/s8", (), "hf-sdpa", repeats=1)
     assert rows[0].equality.startswith("loss or gradient off by")
 

@@ -66,6 +66,9 @@ def _text(file: Path) -> str:
 NUM_BYTES = {"cuda": 4 * 2**30, "cpu": beyond_caches(128 * 2**20, last_cache_bytes())}
 """The bytes of the streaming read: far beyond any cache."""
 
+MATMUL = {"cuda": (8192, 20), "cpu": (512, 5)}
+"""Rows of the square matrices of a product that sets the ceiling, and how often it is timed."""
+
 WIDTH = 4096
 """Columns of the matrix where a CPU's streaming read is a matrix-vector product."""
 
@@ -174,6 +177,19 @@ def streaming_gb_per_s(device: str) -> float:
             product = partial(torch.mv, rows, ones)
             best_ms = min(best_ms, *(took_ms(product, device) for _ in range(7)))
     return num_bytes / best_ms / 1e6
+
+
+@once_per_device
+def matmul_tflops(device: str, dtype: torch.dtype) -> float:
+    """The rate in TFLOP/s that a large product of matrices reaches here: the best of a few, once per process and GPU.
+
+    Its numbers are random: a GPU's clock is higher where most bits are 0.
+    """
+    size, tries = MATMUL[device]
+    with memory_for(f"a product of matrices [{size},{size}], to measure how fast they are,"):
+        left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        best_ms = min(took_ms(partial(torch.mm, left, right), device) for _ in range(tries))
+    return 2 * size**3 / best_ms / 1e9
 
 
 @cache

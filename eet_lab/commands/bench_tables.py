@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from eet_lab.bench.cost import call_us, launch_cost
 from eet_lab.bench.measured import Spread
-from eet_lab.bench.rows import Row, digits
+from eet_lab.bench.rows import Row, digits, percent
 from eet_lab.bench.tables import spread
 from eet_lab.labels import less_than_all
 from eet_lab.words import MiB, aligned, brief, plain
@@ -50,10 +50,17 @@ def encode_table(rows: Sequence[Row]) -> str:
 
 def train_table(rows: Sequence[Row]) -> str:
     """Rows of one workload of training."""
-    cells = [["", "tok/s", "ms a step", "peak MiB", "same gradient"]]
+    if not rows:
+        return ""
+    cells = [["", "tok/s", "ms a step", "MFU %", "peak MiB", "same gradient"]]
     for row in rows:
-        cells.append([_name(row), digits(row.tok_s, GROUPED), _spread(row.total_ms), _peak(row), row.equality])
-    return "\n".join(_titled(rows[0], cells)) if rows else ""
+        figures = digits(row.tok_s, GROUPED), _spread(row.total_ms), percent(row.mfu), _peak(row)
+        cells.append([_name(row), *figures, row.equality])
+    legend = (
+        f"MFU is what a step must compute, as a share of {digits(rows[0].ceiling_tflops)} TFLOP/s, what a large "
+        "product of matrices reaches here."
+    )
+    return "\n".join([*_titled(rows[0], cells), "", legend])
 
 
 def accuracy_table(rows: Sequence[Row]) -> str:
