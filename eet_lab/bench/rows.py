@@ -225,6 +225,7 @@ def _body(rows: Sequence[Row]) -> str:
 
 MODEL_HEAD = ("TTFT ms", "TPOT ms", "predicted ms", "% of ceiling", "total ms", "peak GiB")
 OP_HEAD = ("us", "GB/s", "% of ceiling")
+TRAIN_OP_HEAD = (*OP_HEAD, "MFU %", "peak GiB")
 TRAIN_HEAD = ("tok/s", "ms a step", "MFU %", "peak GiB")
 ACCURACY_HEAD = ("KL from fp32, nats", "NLL, nats")
 THROUGHPUT_HEAD = ("tok/s", "TTFT p50 ms", "TPOT p50 ms", "total ms", "peak GiB")
@@ -233,6 +234,8 @@ STREAM_HEAD = ("total ms", "allocations of the driver", "of torch, a step", "of 
 
 def _columns(row: Row) -> tuple[tuple[str, ...], Callable[[Row], list[str]]]:
     """The heading of its table, and what makes its cells, by what kind of workload it is."""
+    if row.is_op and (row.peak_bytes is not None or row.mfu is not None):
+        return TRAIN_OP_HEAD, lambda row: [*_op_cells(row), percent(row.mfu), _gib(row)]
     if row.is_op:
         return OP_HEAD, _op_cells
     if row.driver_allocations is not None:

@@ -102,7 +102,7 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, examples: Sequence[Example], config: Any) -> Sizes:
-        """Of an encoder-decoder, the tokens of its answers."""
+        """The sizes of a batch; the tokens of an encoder-decoder are those of its answers."""
         lengths = [len(example.read((), config).ids) for example in examples]
         sources = [len(example.ids) for example in examples] if isinstance(config, Seq2SeqConfig) else ()
         return cls(sum(lengths), train_flops(config, lengths, sources))

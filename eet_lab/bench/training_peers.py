@@ -92,8 +92,7 @@ def peer(network: Any, name: str, examples: Sequence[Example], dropout: float) -
     patched = _with_liger(model) if how.liger else nullcontext
     half = network.dtype != torch.float32
     optimizer = torch.optim.AdamW(model.parameters(), fused=how.fused and device.type == "cuda")
-    run = torch.compile(model, mode=None if how.mode == "default" else how.mode, dynamic=False) if how.mode else model
-    torch._dynamo.utils.counters.clear()
+    run = _compiled(model, how.mode) if how.mode else model
 
     def loss(read: Callable[..., Any]) -> Tensor:
         if how.mode in GRAPHS:
@@ -117,12 +116,22 @@ def peer(network: Any, name: str, examples: Sequence[Example], dropout: float) -
     optimizer.zero_grad(set_to_none=True)
     model.train()
     step()
-    return Sized(step, checked, allocated(device) - before, _breaks(name))
+    return Sized(step, checked, allocated(device) - before, _in_parts(name) if how.mode else "")
 
 
-def _breaks(name: str) -> str:
-    """What a compiled model did not compile as one graph; nothing where it did."""
-    breaks = torch._dynamo.utils.counters["graph_break"]
+def _compiled(model: Any, mode: str) -> Any:
+    """The model, to be compiled for one shape. Those before it are forgotten: beyond a few, PyTorch compiles no more."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    return torch.compile(model, mode=None if mode == "default" else mode, dynamic=False)
+
+
+def _in_parts(name: str) -> str:
+    """What was not compiled as one graph; nothing where all was. LeftOut where PyTorch compiled nothing."""
+    counters = torch._dynamo.utils.counters
+    if not counters["stats"]["unique_graphs"]:
+        raise LeftOut("PyTorch compiled nothing of it")
+    breaks = counters["graph_break"]
     if not breaks:
         return ""
     return f"{name} was not compiled as a whole: {counted(sum(breaks.values()), 'graph break')}, {next(iter(breaks))}"

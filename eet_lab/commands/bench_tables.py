@@ -11,6 +11,7 @@ from eet_lab.bench.tables import spread
 from eet_lab.labels import less_than_all
 from eet_lab.words import MiB, aligned, brief, plain
 
+NOTHING = digits(None)
 WHOLE, GROUPED = "{:.0f}".format, "{:,.0f}".format
 
 
@@ -82,10 +83,12 @@ def op_tables(rows: Sequence[Row]) -> str:
 
 
 def _op_table(rows: Sequence[Row]) -> list[str]:
-    cells = [["", "us", "floor us", "predicted us", "GB/s", "% of ceiling", "kernels", "same output"]]
-    for row in rows:
+    more = {"MFU %": [percent(row.mfu) for row in rows], "peak MiB": [_peak(row) for row in rows]}
+    told = {name: column for name, column in more.items() if any(cell != NOTHING for cell in column)}
+    cells = [["", "us", "floor us", "predicted us", "GB/s", "% of ceiling", "kernels", *told, "same output"]]
+    for row, *others in zip(rows, *told.values(), strict=True):
         kernels = digits(row.kernels_per_token, WHOLE)
-        cells.append([row.provider, _spread(row.total_ms, 1e3), *_bound(row, 1e3), kernels, row.equality])
+        cells.append([row.provider, _spread(row.total_ms, 1e3), *_bound(row, 1e3), kernels, *others, row.equality])
     return _titled(rows[0], cells)
 
 
