@@ -141,6 +141,7 @@ def _benchmarked(
     size = workload.shape.read_bytes(kind.itemsize)
     num_copies = min(MOST_COPIES, -(-ROTATED_BYTES[where] // size) + 1)
     check_op_fit(workload, where, kind, num_copies)
+    timing.forget_compiled()
     tally = Tally(2 + len(names) * (1 + repeats), progress)
     with cpu_threads(where), memory_for(f"a buffer of {workload}", remedy="Give smaller sizes, or half precision."):
         entries, remarks = _prepared(workload, names, num_copies, where, kind, tally, cancel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -230,6 +231,12 @@ def split(reasons: Mapping[str, str | None]) -> tuple[list[str], list[str]]:
     """The names that nothing speaks against, and a remark for each of the others."""
     remarks = [f"{name} is left out: {why}" for name, why in reasons.items() if why]
     return [name for name, why in reasons.items() if not why], remarks
+
+
+def forget_compiled() -> None:
+    """Have PyTorch forget what it compiled before: of one function it compiles a few variants, and then no more."""
+    if "torch._dynamo" in sys.modules:  # else it has compiled nothing
+        torch._dynamo.reset()
 
 
 class LeftOut(Exception):

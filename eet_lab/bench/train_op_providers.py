@@ -100,7 +100,6 @@ def eager(shape: Any, inputs: Inputs) -> Prepared:
 
 def compiled(shape: Any, inputs: Inputs) -> Prepared:
     """The same compiled for these sizes, forward and backward."""
-    torch._dynamo.reset()  # else, beyond a few, PyTorch compiles no more
     run = torch.compile(EAGER[type(shape)], dynamic=False)
     with torch._functorch.config.patch(donated_buffer=False):  # else a backward pass can run only once
         prepared = differentiated({type(shape): run}, shape, inputs)

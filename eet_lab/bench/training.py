@@ -69,6 +69,7 @@ def train_all(
     network = _with_head(model)
     config = network.config
     chosen, remarks = distinct(recipes, model.device, config.in_training) if OURS in providers else ([], [])
+    timing.forget_compiled()
     with cpu_threads(model.device), present(network.device):
         examples = _examples(workload, config)
         exact, budget = _budget(network, examples)

@@ -120,8 +120,7 @@ def peer(network: Any, name: str, examples: Sequence[Example], dropout: float) -
 
 
 def _compiled(model: Any, mode: str) -> Any:
-    """The model, to be compiled for one shape. Those before it are forgotten: beyond a few, PyTorch compiles no more."""
-    torch._dynamo.reset()
+    """The model, to be compiled for one shape."""
     torch._dynamo.utils.counters.clear()
     return torch.compile(model, mode=None if mode == "default" else mode, dynamic=False)
 
