@@ -6,27 +6,23 @@ ones, with nothing clipped. Rows of several lengths are ragged; transformers pad
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from eet_lab.bench import timing
-from eet_lab.bench.cost import matmul_tflops, train_flops
+from eet_lab.bench.cost import matmul_tflops
 from eet_lab.bench.measured import Spread
 from eet_lab.bench.rows import OURS, Row, credited, distinct, named, taken
 from eet_lab.bench.timing import Rounds, Series, Tally, check_repeats
+from eet_lab.bench.training_batch import Batch
 from eet_lab.bench.training_peers import PEERS, Checked, Sized, allocated, norm_of, peer
-from eet_lab.bench.workloads import FIRST_TOKEN, TrainBatch
+from eet_lab.bench.workloads import TrainBatch
 from eet_lab.devices import present
-from eet_lab.errors import ModelError, PromptError
 from eet_lab.models import Model
-from eet_lab.models.config import EncoderConfig, Seq2SeqConfig, VisionConfig
 from eet_lab.models.decoder import mapped
-from eet_lab.models.weights import random_decoder
 from eet_lab.ops.oom import memory_for
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
@@ -66,16 +62,13 @@ def train_all(
     check_repeats(repeats)
     workload = TrainBatch.of(workload, model)
     providers = named(providers, (OURS, *PEERS), "training")
-    network = _with_head(model)
-    config = network.config
+    batch = Batch.of(workload, model)
+    network, config, examples = batch.network, batch.network.config, batch.examples
     chosen, remarks = distinct(recipes, model.device, config.in_training) if OURS in providers else ([], [])
     timing.forget_compiled()
     with cpu_threads(model.device), present(network.device):
-        examples = _examples(workload, config)
         exact, budget = _budget(network, examples)
-        make: dict[str, Callable[[], Sized]] = {
-            str(recipe): partial(_ours, network, recipe, examples, workload.dropout) for recipe in chosen
-        }
+        make: dict[str, Callable[[], Sized]] = {str(recipe): partial(_ours, batch, recipe) for recipe in chosen}
         ours = list(make)
         for name in (each for each in providers if each != OURS):
             make[name] = partial(peer, network, name, examples, workload.dropout)
@@ -89,27 +82,12 @@ def train_all(
         warm = [Series(each.name, each.run) for each in series]
         timing.in_turn(warm, Rounds(1), tally, cancel, doing="warming up")
         timing.in_turn(series, Rounds(repeats), tally, cancel)
-        batch = Sizes.of(examples, config)
         verdicts = [_verdict(each.checked.error(exact), budget) for each in made]
         rows = [_row(workload, model, *each, batch) for each in zip(series, verdicts, strict=True)]
     return rows, remarks
 
 
-class Sizes(NamedTuple):
-    """What the steps of a batch do, whoever takes them: the tokens that are read, and the operations that must be."""
-
-    num_tokens: int
-    flops: float
-
-    @classmethod
-    def of(cls, examples: Sequence[Example], config: Any) -> Sizes:
-        """The sizes of a batch; the tokens of an encoder-decoder are those of its answers."""
-        lengths = [len(example.read((), config).ids) for example in examples]
-        sources = [len(example.ids) for example in examples] if isinstance(config, Seq2SeqConfig) else ()
-        return cls(sum(lengths), train_flops(config, lengths, sources))
-
-
-def _row(workload: TrainBatch, model: Model, series: Series[TimedSteps], verdict: str, batch: Sizes) -> Row:
+def _row(workload: TrainBatch, model: Model, series: Series[TimedSteps], verdict: str, batch: Batch) -> Row:
     middle = timing.median_run(series.runs, lambda run: run.step_ms)
     ceiling = matmul_tflops(model.device, model.network.dtype)
     return taken(
@@ -121,38 +99,9 @@ def _row(workload: TrainBatch, model: Model, series: Series[TimedSteps], verdict
         peak_bytes=middle.peak_bytes,
         equality=verdict,
         tok_s=batch.num_tokens / middle.step_ms * 1e3,
-        mfu=round(batch.flops / middle.step_ms / ceiling / 1e9, 4),
+        mfu=round(batch.num_flops / middle.step_ms / ceiling / 1e9, 4),
         ceiling_tflops=round(ceiling, 2),
     )
-
-
-def _with_head(model: Model) -> Any:
-    """The network, with classes where random weights lack a head; ModelError where a checkpoint does."""
-    config = model.config
-    if not isinstance(config, EncoderConfig) or "classes" in config.heads:
-        return model.network
-    if model.kind != "random":
-        raise ModelError(f"{model.name} has no classification head to train. Load a checkpoint that was saved with it.")
-    labels = ("LABEL_0", "LABEL_1")
-    with_classes = replace(config, heads=(*config.heads, "classes"), labels=labels)
-    return random_decoder(with_classes, 0, model.network.device, model.network.dtype)
-
-
-def _examples(workload: TrainBatch, config: Any) -> list[Example]:
-    """Rows of random tokens, or images, of the lengths that are asked for."""
-    if isinstance(config, VisionConfig):
-        if workload.low:
-            raise PromptError(f"{workload} names lengths, but all images have {config.context} tokens: leave /s out.")
-        draw = torch.Generator().manual_seed(0)
-        pixels = [torch.randn(config.pixels, generator=draw) for _ in range(workload.rows)]
-        return [Example(labels=number % len(config.labels), pixels=image) for number, image in enumerate(pixels)]
-    chosen, lengths = random.Random(0), workload.lengths(config.context)
-    ids = [[chosen.randrange(FIRST_TOKEN, config.vocab_size) for _ in range(length)] for length in lengths]
-    if isinstance(config, EncoderConfig):
-        return [Example(row, number % len(config.labels)) for number, row in enumerate(ids)]
-    if isinstance(config, Seq2SeqConfig):
-        return [Example(row, row[::-1]) for row in ids]
-    return [Example(row) for row in ids]
 
 
 def _told(trainer: Trainer, examples: Sequence[Example]) -> Checked:
@@ -172,12 +121,12 @@ def _verdict(off: float, most: float) -> str:
 
 
 @memory_for("what a recipe trains")
-def _ours(network: Any, recipe: Recipe, examples: Sequence[Example], dropout: float) -> Sized:
-    checked = _told(Trainer(network, recipe.parts), examples)
-    before = allocated(network.device)
-    trainer = Trainer(network, recipe.parts, dropout=dropout, attention_dropout=dropout, max_grad_norm=None)
-    trainer.step(examples)  # which makes all that stays
-    return Sized(partial(trainer.step, examples), checked, allocated(network.device) - before)
+def _ours(batch: Batch, recipe: Recipe) -> Sized:
+    checked = _told(Trainer(batch.network, recipe.parts), batch.examples)
+    before = allocated(batch.network.device)
+    trainer = batch.trainer(recipe.parts)
+    trainer.step(batch.examples)  # which makes all that stays
+    return Sized(partial(trainer.step, batch.examples), checked, allocated(batch.network.device) - before)
 
 
 def _run(made: Sized, device: str) -> TimedSteps:

@@ -133,7 +133,8 @@ def _in_parts(name: str) -> str:
     breaks = counters["graph_break"]
     if not breaks:
         return ""
-    return f"{name} was not compiled as a whole: {counted(sum(breaks.values()), 'graph break')}, {next(iter(breaks))}"
+    num, why = counted(sum(breaks.values()), "graph break"), next(iter(breaks)).partition("\n")[0]
+    return f"{name} was not compiled as a whole: {num}, {why}."
 
 
 def _with_liger(model: Any) -> Callable[[], AbstractContextManager[None]]:
@@ -183,6 +184,8 @@ def _to_hf(network: Any, dropout: float, **how: Any) -> Any:
     )
     if untold := [*loading["missing_keys"], *loading["unexpected_keys"]]:
         raise ModelError(f"transformers has no such model: {', '.join(untold)} are in one of both only.")
+    if getattr(model, "loss_type", "") is None:
+        model.loss_type = "ForCausalLM"  # its default, without the warning at which a compiler would part the graph
     return model.to(network.device)
 
 
