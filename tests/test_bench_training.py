@@ -66,6 +66,17 @@ def test_peers_without_a_gpu_are_left_out():
     assert "Liger's kernels need an NVIDIA GPU" in remarks[0] and "reduce-overhead needs an NVIDIA GPU" in remarks[1]
 
 
+def test_a_model_that_is_compiled_in_parts_is_told(monkeypatch):
+    counters = {"stats": {"unique_graphs": 3}, "graph_break": {"a reason\n  and more": 2}}
+    monkeypatch.setattr("torch._dynamo.utils.counters", counters)
+    assert training_peers._in_parts("hf-compile") == "hf-compile was not compiled as a whole: 2 graph breaks, a reason."
+    counters["graph_break"].clear()
+    assert training_peers._in_parts("hf-compile") == ""
+    counters["stats"]["unique_graphs"] = 0
+    with pytest.raises(LeftOut, match="compiled nothing"):
+        training_peers._in_parts("hf-compile")
+
+
 def test_what_liger_replaces_for_all_models_is_put_back(monkeypatch):
     module = ModuleType("modeling_fake")
     module.rotate, model = "plain", type("Fake", (), {"__module__": "modeling_fake"})()

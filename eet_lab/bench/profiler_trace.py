@@ -150,7 +150,7 @@ def _step(events: Sequence[Event], mark: Event, until: float, known: set[int]) -
 
 def _phases(starts: Sequence[tuple[str, float]], spans: Sequence[Span], step_us: float) -> Iterable[Span]:
     """A phase lasts until the next one begins; on the device, from its first kernel to the end of its last."""
-    ends = [*(start for _, start in starts[1:]), step_us]
+    ends = [*(start for _, start in starts), step_us][1:]
     for (name, start), end in zip(starts, ends, strict=True):
         yield _phase("host", name, start, end)
         launched = [s for s in spans if s.launch is not None and start <= spans[s.launch].start_us < end]

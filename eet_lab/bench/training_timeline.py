@@ -6,7 +6,7 @@ from contextlib import closing
 from functools import partial
 
 from eet_lab.bench.phases import Phases
-from eet_lab.bench.profiler_trace import OP, PHASE
+from eet_lab.bench.profiler_trace import OP
 from eet_lab.bench.timeline import Timeline, Timelines
 from eet_lab.bench.timing import check
 from eet_lab.bench.training_batch import Batch
@@ -56,12 +56,7 @@ def training_timeline(
     chosen = as_recipe(recipe, model.device, model.config.in_training)
     with cpu_threads(model.device), present(model.network.device), closing(Watch(model.device)) as watch:
         batch = Batch.of(TrainBatch.of(workload, model), model)
-
-        def begin(phase: str) -> None:
-            with watch.marked(PHASE + phase):
-                pass
-
-        phases = Phases(begin, lambda name: watch.marked(OP + name))
+        phases = Phases(watch.begin, lambda name: watch.marked(OP + name))
         plain, seen = (batch.trainer(parts) for parts in (chosen.parts, phases.within(chosen.parts)))
 
         def step() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from eet_lab.bench.environment import device_name, environment
-from eet_lab.bench.profiler_trace import MARK, ProfiledStep, read_steps
+from eet_lab.bench.profiler_trace import MARK, PHASE, ProfiledStep, read_steps
 from eet_lab.bench.timeline import MOST_SPANS, Span, Timeline
 from eet_lab.errors import MonitorError, first_line
 from eet_lab.models import Model
@@ -74,6 +74,11 @@ class Watch:
         watches.
         """
         return NOTHING if self._profile is None else record_function(name)
+
+    def begin(self, phase: str) -> None:
+        """A phase of a step begins here."""
+        with self.marked(PHASE + phase):
+            pass
 
     def close(self) -> None:
         """End the profiler where a run broke off."""
