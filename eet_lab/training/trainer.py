@@ -185,7 +185,11 @@ class Trainer:
             work=self._work(batch),
         )  # fmt: skip
 
-    def _work(self, batch: _Checked) -> Work:
+    def work(self, examples: Sequence[Example]) -> Work:
+        """What a step over these examples has to compute. Errors: those of `step`."""
+        return self._work(self._checked(examples))
+
+    def _work(self, batch: Checked) -> Work:
         head = self.task.head(self.model, self.parts.train_ops).weights
         sizes = tuple((len(text.ids), len(text.source)) for text in batch.texts)
         return Work(sizes, batch.num_labels, sum(weight.numel() for weight in head if weight.ndim > 1))
