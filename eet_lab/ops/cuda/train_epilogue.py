@@ -29,7 +29,7 @@ from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.types import Drop, Empty, Linear, Noise, all_kept
 
 WARPS, VECTOR_BYTES = 8, 16  # rows that a block has at a time, each a warp's
-BLOCKS = 4  # of a multiprocessor
+BLOCKS = {False: 4, True: 3}  # of a multiprocessor, by whether it is gated: one wave
 
 
 def unfit_width(model: Shapes) -> str | None:
@@ -135,7 +135,7 @@ def epilogue_backward(
 
 def _how(act: str | None, x: Tensor, F: int) -> dict[str, Any]:
     """The rest of the arguments of both launchers."""
-    strips = ceil(F * x.element_size(), 32 * VECTOR_BYTES)
-    R = max(1, min(ceil(len(x), WARPS), BLOCKS * gpu().num_blocks // strips))
-    how = {"act": number_of(act), "gated": act in GATED, "dtype": DTYPES[x.dtype]}
+    gated, strips = act in GATED, ceil(F * x.element_size(), 32 * VECTOR_BYTES)
+    R = max(1, min(ceil(len(x), WARPS), BLOCKS[gated] * gpu().num_blocks // strips))
+    how = {"act": number_of(act), "gated": gated, "dtype": DTYPES[x.dtype]}
     return how | {"T": len(x), "F": F, "R": R, "stream": stream_of(x)}
