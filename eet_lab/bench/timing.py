@@ -124,6 +124,7 @@ class Timed:
 
     def __init__(self, calls: Sequence[Callable[[], Any]], device: str) -> None:
         self._num, self._device, self._rounds = len(calls), device, 1
+        self._kept = calls  # a graph holds neither the inputs that it reads nor the code that it launches
         self._calls = [captured(calls).replay] if device == "cuda" else calls
         self.ms()
         self._rounds = max(1, round(REGION_MS / (self.ms() * self._num)))

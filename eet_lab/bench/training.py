@@ -97,7 +97,7 @@ def train_all(
     config = network.config
     chosen, remarks = distinct(recipes, model.device, config.in_training) if OURS in providers else ([], [])
     with cpu_threads(model.device), present(network.device):
-        examples = _examples(workload, config)
+        examples = _examples(workload, config, network.device)
         exact, budget = _budget(network, examples)
         make: dict[str, Callable[[], Sized]] = {
             str(recipe): partial(_ours, network, recipe, examples, workload.dropout) for recipe in chosen
@@ -146,13 +146,13 @@ def _with_head(model: Model) -> Any:
     return random_decoder(with_classes, 0, model.network.device, model.network.dtype)
 
 
-def _examples(workload: TrainBatch, config: Any) -> list[Example]:
-    """Rows of random tokens, or images, of the lengths that are asked for."""
+def _examples(workload: TrainBatch, config: Any, device: torch.device) -> list[Example]:
+    """Rows of random tokens, of the lengths that are asked for, or images, which are on the device for everybody."""
     if isinstance(config, VisionConfig):
         if workload.low:
             raise PromptError(f"{workload} names lengths, but all images have {config.context} tokens: leave /s out.")
         draw = torch.Generator().manual_seed(0)
-        pixels = [torch.randn(config.pixels, generator=draw) for _ in range(workload.rows)]
+        pixels = [torch.randn(config.pixels, generator=draw).to(device) for _ in range(workload.rows)]
         return [Example(labels=number % len(config.labels), pixels=image) for number, image in enumerate(pixels)]
     chosen, lengths = random.Random(0), workload.lengths(config.context)
     ids = [[chosen.randrange(FIRST_TOKEN, config.vocab_size) for _ in range(length)] for length in lengths]

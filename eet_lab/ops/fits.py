@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -39,22 +39,17 @@ class Shapes(Protocol):
 
 def refuses(why: Callable[[Shapes], str | None]) -> Callable[[Called], Called]:
     """Declare which models an op does not take; a decorator. `why` tells the reason, or None for those it does."""
-
-    def declare(op: Called) -> Called:
-        op.unfit = why  # type: ignore[attr-defined]
-        return op
-
-    return declare
+    return partial(_declared, "unfit", why)
 
 
 def refuses_training(why: Callable[[torch.dtype], str | None]) -> Callable[[Called], Called]:
-    """The same of the types of weights that it does not train."""
+    """Declare which types of weights an op does not train."""
+    return partial(_declared, "untrainable", why)
 
-    def declare(op: Called) -> Called:
-        op.untrainable = why  # type: ignore[attr-defined]
-        return op
 
-    return declare
+def _declared(name: str, why: Callable, op: Called) -> Called:
+    setattr(op, name, why)
+    return op
 
 
 def unfit(op: Callable, model: Shapes) -> str | None:
@@ -76,4 +71,9 @@ def _reasons(op: Callable, declared: str, given: Any) -> str | None:
         found.append(_reasons(op.func, declared, given))
     if isinstance(op, partial):
         found += [_reasons(piece, declared, given) for piece in op.keywords.values()]
-    return "; ".join(dict.fromkeys(filter(None, found))) or None
+    return told(found)
+
+
+def told(reasons: Iterable[str | None]) -> str | None:
+    """Several reasons as one, each told once; None where there is none."""
+    return "; ".join(dict.fromkeys(filter(None, reasons))) or None

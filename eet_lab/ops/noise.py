@@ -120,9 +120,11 @@ def _dropped(x: Tensor, rows: Tensor, columns: Tensor, p: float) -> Tensor:
     return torch.where(kept, x * (1 / (1 - p)), 0)
 
 
-def token_keys(seed: int, step: int, sequences: Tensor, positions: Tensor) -> Tensor:
-    """What tokens' noise is drawn from, [T] int64, by the number of a token's sequence [T] and its position [T]."""
-    start = noise_keys(seed, 1, sequences.device, first=step)
+def token_keys(start: Whole, sequences: Tensor, positions: Tensor) -> Tensor:
+    """What tokens' noise is drawn from, [T] int64, by the number of a token's sequence [T] and its position [T].
+
+    `start` is the `noise_key` of a seed and a step.
+    """
     return mix(mix(start + sequences) + positions)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, silu
+from torch.nn.functional import gelu, relu, silu
 
 from eet_lab.ops.attention import append, attention, dense_mask, gathered, heads, masked_attention
 from eet_lab.ops.cross_attention import cross_attention, cross_mask
@@ -74,7 +74,7 @@ def activate(x: Tensor, act: str, *, empty: Empty) -> Tensor:
         return activate(gate, GATED[act], empty=empty).mul_(value)
     out = empty("activated", x.shape, x)
     if act == "relu":
-        return torch.clamp_min(x, 0, out=out)
+        return relu(x) if out is None else torch.clamp_min(x, 0, out=out)  # whose slope at 0 would be 1
     if act == "tanh":
         return torch.tanh(x, out=out)
     if act == "silu":

@@ -5,12 +5,11 @@ T tokens, S source tokens, B rows, H heads, G KV heads, D head dim.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.backends.cuda import SDPAParams, can_use_cudnn_attention
 from torch.nn.functional import pad
 
 from eet_lab.errors import KernelError
@@ -78,8 +77,7 @@ def attend_packed(
     if has_window or not (is_rectangle(batch) and is_rectangle(source)):
         return _flash(q, k, v, batch, source, spec, dropout_p).flatten(1)
     q, k, v = (part.unflatten(0, (batch.num_rows, -1)) for part in (q, k, v))
-    with nullcontext() if dropout_p else _preferred(q):
-        return attend(q, k.transpose(1, 2), v.transpose(1, 2), None, spec, dropout_p).flatten(1)
+    return _dense(q, k.transpose(1, 2), v.transpose(1, 2), spec, dropout_p).flatten(1)
 
 
 def is_rectangle(batch: Batch) -> bool:
@@ -116,18 +114,20 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _preferred(q: Tensor) -> AbstractContextManager:
-    """The dense call's libraries in order of speed, less those that the user has switched off."""
-    if not (q.is_cuda and _has_fast_cudnn(q.device.index)):
-        return nullcontext()
-    allowed = torch.backends.cuda
-    order = {
-        SDPBackend.CUDNN_ATTENTION: allowed.cudnn_sdp_enabled(),
-        SDPBackend.FLASH_ATTENTION: allowed.flash_sdp_enabled(),
-        SDPBackend.EFFICIENT_ATTENTION: allowed.mem_efficient_sdp_enabled(),
-        SDPBackend.MATH: allowed.math_sdp_enabled(),
-    }
-    return sdpa_kernel([library for library, is_on in order.items() if is_on], set_priority=True)
+def _dense(q: Tensor, k: Tensor, v: Tensor, spec: Spec, dropout_p: float) -> Tensor:
+    """Rows of equal lengths: [B,Q,H,D], [B,G,K,D] -> [BQ,H,D]. Where cuDNN is not the fastest, PyTorch chooses."""
+    queries, causal, grouped = q.transpose(1, 2), spec.causal and q.shape[1] > 1, spec.heads > spec.kv_heads
+    if (
+        dropout_p
+        or not (q.is_cuda and _has_fast_cudnn(q.device.index))
+        or not can_use_cudnn_attention(SDPAParams(queries, k, v, None, 0.0, causal, grouped))  # or it is switched off
+    ):
+        return attend(q, k, v, None, spec, dropout_p)
+    # Called by its name: `sdpa_kernel`, which would prefer it, takes the host as long as several launches.
+    out = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        queries, k, v, None, torch.is_grad_enabled(), 0.0, causal, False, scale=spec.scale
+    )[0]
+    return out.transpose(1, 2).flatten(0, 1)
 
 
 @cache

@@ -53,18 +53,10 @@ class Packed(Bounds):
     """The same of rows end to end, whose ends are made once a pass, for the attention of all layers."""
 
     def __init__(
-        self,
-        ops: Any,
-        batch: Batch,
-        cache: KVCache | None,
-        *,
-        empty: Empty,
-        window: int | None = None,
-        source: Source | None = None,
+        self, ops: Any, batch: Batch, cache: KVCache | None, *, source: Source | None = None, **how: Any
     ) -> None:
-        if source is not None:
-            source = source._replace(batch=with_cu_seqlens(source.batch))
-        super().__init__(ops, with_cu_seqlens(batch), cache, empty=empty, source=source)
+        source = source and source._replace(batch=with_cu_seqlens(source.batch))
+        super().__init__(ops, with_cu_seqlens(batch), cache, source=source, **how)
 
 
 class DenseMask(Bounds):

@@ -14,7 +14,7 @@ from eet_lab.models.config import Config
 from eet_lab.ops import fits, pieces, reference
 from eet_lab.ops.noise import Dropout
 from eet_lab.ops.types import Empty, autograd
-from eet_lab.parts import attend, kv_cache, launch, losses, memory, optimizers, passes
+from eet_lab.parts import attend, kv_cache, launch, losses, memory, optimizers, passes, steps
 from eet_lab.parts import protocols as p
 from eet_lab.scheduling import TOKEN_BY_TOKEN, Schedule
 
@@ -63,13 +63,11 @@ class Ops:
 
     def unfit(self, config: Config) -> str | None:
         """Why some of these ops do not take such a model, or None."""
-        reasons = (fits.unfit(getattr(self, f.name), config) for f in fields(self))
-        return "; ".join(dict.fromkeys(filter(None, reasons))) or None
+        return fits.told(fits.unfit(getattr(self, f.name), config) for f in fields(self))
 
     def untrainable(self, dtype: torch.dtype) -> str | None:
         """Why some of these ops do not train weights of such a type, or None."""
-        reasons = (fits.untrainable(getattr(self, f.name), dtype) for f in fields(self))
-        return "; ".join(dict.fromkeys(filter(None, reasons))) or None
+        return fits.told(fits.untrainable(getattr(self, f.name), dtype) for f in fields(self))
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -95,6 +93,7 @@ class Parts:
     train_ops: Ops = field(default_factory=Ops)  # the same names, each of which can be differentiated
     loss: p.TakesLoss = losses.whole
     optimizer: p.MakesOptimizer = optimizers.tensor_by_tensor
+    step_launch: p.LaunchesSteps = steps.Eager  # of training
 
     def ops_of(self, stage: str) -> Ops:
         """The ops that a model calls in what it is run for: one of `Config.stage`."""

@@ -60,12 +60,6 @@ class Image(NamedTuple):
     def types(self) -> None:
         """Tokens of images have no types."""
 
-    def patches(self) -> Tensor:
-        """[patches,channels*size*size], each as a convolution's weights lie."""
-        size, channels = self.patch_size, len(self.pixels)
-        tiles = self.pixels.unfold(1, size, size).unfold(2, size, size)
-        return tiles.permute(1, 2, 0, 3, 4).reshape(-1, channels * size * size)
-
 
 Readable = Text | Image
 
@@ -131,9 +125,16 @@ class Group(NamedTuple):
             for text, first in pairs:
                 if text.types is not None:
                     types[first : first + len(text.types)] = torch.tensor(text.types)
-        patches = torch.cat([image.patches() for image in images]) if images else None
+        patches = _patches(images) if images else None
         sizes = tuple(len(text.asked) for text in self.texts)
         return Pass(sizes, batch, torch.from_numpy(asked), types, patches, source)
+
+
+def _patches(images: Sequence[Image]) -> Tensor:
+    """Those of all images, [patches,channels*size*size], each as a convolution's weights lie; where the pixels are."""
+    size, pixels = images[0].patch_size, torch.stack([image.pixels for image in images])
+    tiles = pixels.unfold(2, size, size).unfold(3, size, size)
+    return tiles.permute(0, 2, 3, 1, 4, 5).reshape(-1, pixels.shape[1] * size * size)
 
 
 def _rows_of(images: Sequence[Image]) -> list[Sequence[int]]:

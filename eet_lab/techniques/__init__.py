@@ -2,6 +2,7 @@
 
 from eet_lab.technique import register
 from eet_lab.techniques.batched_cross_attention import BatchedCrossAttention
+from eet_lab.techniques.captured_steps import CapturedSteps
 from eet_lab.techniques.chunked_cross_entropy import ChunkedCrossEntropy
 from eet_lab.techniques.continuous_batching import ContinuousBatching
 from eet_lab.techniques.cuda_graphs import CudaGraphs
@@ -45,11 +46,13 @@ for technique in (
     FusedActivations,
     FusedResiduals,
     FusedEmbeddings,
+    CapturedSteps,
 ):
     register(technique)
 
 __all__ = [
     "BatchedCrossAttention",
+    "CapturedSteps",
     "ChunkedCrossEntropy",
     "ContinuousBatching",
     "CudaGraphs",

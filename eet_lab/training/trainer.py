@@ -6,15 +6,16 @@ T tokens of a pass, N of them with a label, B texts, C channels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from eet_lab.devices import present
 from eet_lab.engine.encode import readable
 from eet_lab.engine.exclusive import exclusive
 from eet_lab.engine.settings import checked_texts
-from eet_lab.engine.staging import Staging, sent
 from eet_lab.errors import Cancelled, ModelError, RecipeError, TrainingError
 from eet_lab.models import seq2seq
 from eet_lab.models.config import Config, EncoderConfig, Seq2SeqConfig
@@ -35,13 +35,19 @@ from eet_lab.ops.noise import Dropout, library_noise, noise_key, token_keys
 from eet_lab.ops.oom import OTHERS, memory_for
 from eet_lab.ops.types import Batch, Source, autograd
 from eet_lab.parts import Ops, Parts, unread
+from eet_lab.parts.buffers import Update
+from eet_lab.parts.losses import IGNORED
 from eet_lab.parts.passes import Batching, Group, Pass, Readable, Text
+from eet_lab.parts.staging import Staging, sent
 from eet_lab.progress import Cancel
 from eet_lab.training import checkpoint
-from eet_lab.training.ranks import ranks
+from eet_lab.training.ranks import Alone, ranks
+from eet_lab.training.ranks import Group as Ranks
 from eet_lab.training.settings import TrainSettings
 from eet_lab.training.tasks import Example, task_of
 from eet_lab.words import counted, some, told
+
+T = TypeVar("T")
 
 REMEDY = f"Use a smaller batch_tokens, a smaller model, or bfloat16. {OTHERS}"
 UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
@@ -71,7 +77,7 @@ class _Checked(NamedTuple):
     """A batch that can be trained with, of which this rank reads the examples `numbers`."""
 
     texts: Sequence[Readable]
-    labels: list[Sequence[int]]
+    labels: list[np.ndarray]
     numbers: range
 
     @property
@@ -84,11 +90,31 @@ class _Checked(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """Texts that are read together; `numbers` are theirs in the batch."""
+    """Texts that are read together; `numbers` are theirs in the batch, to which pads do not belong."""
 
     group: Group
-    labels: list[int]
+    labels: np.ndarray
     numbers: list[int]
+
+
+class _Given(NamedTuple):
+    """All that a pass reads. On the host or the device; what has 64 bits is sent as integers are."""
+
+    read: Pass
+    labels: Tensor  # [N] int64
+    numbers: Tensor  # [B] int64: of the texts in the batch
+    noise: Tensor  # [1] int64: the key of the step
+    scales: Tensor  # [2] float64, as int64: the number of the batch's labels, and the loss scale
+    settings: TrainSettings
+    is_first: bool = False  # in its step
+
+
+class _Asked(NamedTuple):
+    """All that an update reads."""
+
+    loss: Tensor  # 0-d: the sum over all passes, and all ranks
+    numbers: Tensor  # [3] float64, as int64: learning rate, loss scale, and the number of the update, from 1
+    settings: TrainSettings
 
 
 class Trainer:
@@ -126,7 +152,8 @@ class Trainer:
                 "The model has shapes and no data. To train it, load it on 'cpu' or 'cuda', not on 'meta'."
             )
         self.config = network.config.in_training
-        _check_parts(self.parts, self.config)
+        self.ranks = ranks()
+        _check_parts(self.parts, self.config, self.ranks)
         if problem := self.parts.train_ops.unfit(self.config):
             raise RecipeError(f"These parts cannot train this model: {problem}. Use plain ops, or another model.")
         if problem := self.parts.train_ops.untrainable(network.dtype):
@@ -144,12 +171,14 @@ class Trainer:
             _groups(self.parameters.values(), self.settings.weight_decay), self.settings.optimizer,
             seed=self.settings.seed, **self.settings.of_optimizer,
         )  # fmt: skip
-        self.ranks = ranks()
         self.ranks.watch([*self.parameters.values()], self.optimizer.buffers)
         self.loss_scale = self.settings.loss_scale(network.dtype)
         self.num_steps = 0
         self.busy = Lock()
         self._staging = Staging(network.device)
+        self._learn, self._update = (
+            self.parts.step_launch(work, network.device) for work in (self._pass, self._updated)
+        )
 
     @exclusive
     def step(self, examples: Sequence[Example], cancel: Cancel | None = None) -> Step:
@@ -161,19 +190,18 @@ class Trainer:
         begin, number = perf_counter(), self.num_steps
         batch = self._checked(examples)
         cancel = self.ranks.stops(cancel)
-        with memory_for("a training pass", remedy=REMEDY):
-            passes, losses = self._backward(batch, cancel)
-            total = self.ranks.total(losses.sum())
-            loss, norm = torch.stack([total, self.optimizer.grad_norm()]).tolist()
-            scale, lr = self.loss_scale.scale, self.settings.lr_at(number)
+        scale, lr = self.loss_scale.scale, self.settings.lr_at(number)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        with self._memory("a training pass"):
+            passes, losses, total = self._backward(batch, cancel)
+            loss, norm = self._update(self._asked(total, lr)).tolist()  # the host waits here, and nowhere before
             grad_norm = norm / scale
             is_finite = math.isfinite(grad_norm)
             if not math.isfinite(loss) or not self.loss_scale.update(is_finite):
-                raise self._not_finite(passes, losses.tolist(), loss, grad_norm)
-            if is_finite:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = lr
-                self.optimizer.step(scale=self.settings.clipping(grad_norm) / scale)
+                raise self._not_finite(passes, [float(each) for each in losses], loss, grad_norm)
+        if is_finite:
+            self.optimizer.count()
         self.num_steps += 1
         computed = sum(each.group.computed_tokens for each in passes)
         ms = (perf_counter() - begin) * 1e3
@@ -184,9 +212,10 @@ class Trainer:
     @exclusive
     def gradients(self, examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:
         """The mean loss of examples, and each parameter's gradient by its path, in fp32. Nothing is updated."""
-        _, losses = self._backward(self._checked(examples), None)
+        with self._memory("a training pass"):
+            loss = float(self._backward(self._checked(examples), None)[2])
         grads = ((path, parameter.grad) for path, parameter in self.parameters.items())
-        return float(self.ranks.total(losses.sum())), {
+        return loss, {
             path: grad.to(torch.promote_types(grad.dtype, torch.float32)) / self.loss_scale.scale
             for path, grad in grads
             if grad is not None
@@ -198,10 +227,37 @@ class Trainer:
         """The mean loss of examples, without dropout and smoothing; nothing is updated. Errors: those of `step`."""
         batch = self._checked(examples)
         cancel = self.ranks.stops(cancel)
-        with memory_for("a pass over examples", remedy=REMEDY):
-            zero = torch.zeros((), device=self.model.device)
-            own = sum((self._loss(each, cancel, learns=False) for each in self._passes(batch)), zero)
-            return float(self.ranks.total(own)) / batch.num_labels
+        plain = replace(self.settings, dropout=0.0, attention_dropout=0.0, label_smoothing=0.0)
+
+        def work() -> list[Tensor]:
+            given = (self._given(each, batch, plain) for each in _until(cancel, self._passes(batch)))
+            return [self._loss(sent(each, self._staging)) for each in given]
+
+        with self._memory("a pass over examples"):
+            return float(self.ranks.together(work)[1]) / batch.num_labels
+
+    @exclusive
+    def reserve(self, batches: Iterable[Sequence[Example]], cancel: Cancel | None = None) -> None:
+        """Take all memory, and capture all launches, that steps over such batches will need: the largest pass first.
+
+        No weight changes. Without it, the first steps do so, and memory grows with the largest step so far. Errors:
+        those of `step`.
+        """
+        found: dict[Hashable, tuple[int, _Given]] = {}
+        for examples in batches:
+            batch = self._checked(examples)
+            for number, each in enumerate(_until(cancel, self._passes(batch))):
+                given = self._given(each, batch, self.settings, is_first=number == 0)
+                size, kind = each.group.computed_tokens, self._learn.kind(given)
+                if kind not in found or size > found[kind][0]:
+                    found[kind] = size, given
+        no_number = torch.full((), torch.nan, device=self.model.device)  # such a step changes nothing
+        with self._memory("a training pass"):
+            for _, given in _until(cancel, sorted(found.values(), key=lambda sized: -sized[0])):
+                for _ in range(1 + self._learn.is_captured):  # the first one is not captured
+                    self._learn(given)
+            for _ in range(1 + self._update.is_captured):
+                self._update(self._asked(no_number, 0.0))
 
     @exclusive
     def save(self, folder: str | Path) -> Path:
@@ -233,6 +289,15 @@ class Trainer:
         self.loss_scale.load_state_dict(state.get("loss_scale"))
         self.num_steps = state["num_steps"]
 
+    def _memory(self, what: str) -> AbstractContextManager[None]:
+        """OutOfMemory where memory is full; what was kept for launches is then free again."""
+
+        def free() -> None:
+            self._learn.close()
+            self._update.close()
+
+        return memory_for(what, free=free, remedy=REMEDY)
+
     def trained(self) -> Any:
         """A copy of the weights as they are now, for an engine or `Model.save`."""
         return mapped(self.model, lambda tensor: tensor.detach().clone())
@@ -263,30 +328,56 @@ class Trainer:
         else:
             ids = checked_texts([text.ids for text in texts], self.config)
             texts = [Text(row, None, text.asked) for text, row in zip(texts, ids, strict=True)]
-        return _Checked(texts, [labels for _, labels in read], self.ranks.share(len(texts)))
+        labels = [
+            np.asarray(text.ids[1:], np.int64) if own is None else own
+            for text, (_, own) in zip(texts, read, strict=True)
+        ]
+        return _Checked(texts, labels, self.ranks.share(len(texts)))
 
     def _passes(self, batch: _Checked) -> Iterator[_Pass]:
         """The passes over this rank's share of a batch that have labels to learn from."""
         texts = [batch.texts[number] for number in batch.numbers]
         for group in self.parts.texts(texts, Batching(self.settings.batch_tokens)):
             numbers = [batch.numbers[row] for row in group.numbers]
-            if labels := [label for number in numbers for label in batch.labels[number]]:
-                yield _Pass(group, labels, numbers)
+            labels = np.concatenate([batch.labels[number] for number in numbers])
+            if len(labels):
+                extra = np.full(group.num_asked - len(labels), IGNORED)
+                yield _Pass(group, np.concatenate([labels, extra]), numbers)
 
-    def _backward(self, batch: _Checked, cancel: Cancel | None) -> tuple[list[_Pass], Tensor]:
-        """The passes over a batch, and their shares of its mean loss; its scaled gradients lie with the parameters."""
-        passes, losses = [*self._passes(batch)], []
-        self.optimizer.zero_grad()
-        self.ranks.begin()
-        for each in passes:
-            with self._noise(each):
-                loss = self._loss(each, cancel) / batch.num_labels
-            if each is passes[-1]:
-                self.ranks.last_pass()
-            (loss * self.loss_scale.scale).backward()
-            losses.append(loss.detach())
-        self.ranks.sum_gradients()
-        return passes, torch.stack(losses or [torch.zeros((), device=self.model.device)])
+    def _given(self, each: _Pass, batch: _Checked, settings: TrainSettings, is_first: bool = False) -> _Given:
+        """What a pass reads, on the host."""
+        numbers = torch.zeros(len(each.group.texts), dtype=torch.long)
+        numbers[: len(each.numbers)] = torch.tensor(each.numbers)
+        noise = torch.tensor([noise_key(settings.seed, self.num_steps)])
+        scales = _as_integers(batch.num_labels, self.loss_scale.scale)
+        # How many are asked for of each text is no matter of the shape.
+        read = each.group.laid_out()._replace(sizes=())
+        return _Given(read, torch.from_numpy(each.labels), numbers, noise, scales, settings, is_first)
+
+    def _asked(self, loss: Tensor, lr: float) -> _Asked:
+        """What an update reads."""
+        numbers = _as_integers(lr, self.loss_scale.scale, self.optimizer.num_steps + 1)
+        return _Asked(loss, numbers, self.settings)
+
+    def _backward(self, batch: _Checked, cancel: Cancel | None) -> tuple[list[_Pass], list[Tensor], Tensor]:
+        """The passes over a batch, their shares of its mean loss, and this one; its scaled gradients lie with the
+        parameters.
+        """
+        passes = [*self._passes(batch)]
+        if not passes:
+            self.optimizer.zero_grad()
+
+        def work() -> list[Tensor]:
+            losses = []
+            for each in _until(cancel, passes):
+                given = self._given(each, batch, self.settings, is_first=each is passes[0])
+                if each is passes[-1]:
+                    self.ranks.last_pass()
+                with self._noise(each):
+                    losses.append(self._learn(given))
+            return losses
+
+        return passes, *self.ranks.together(work, has_gradients=True)
 
     def _noise(self, each: _Pass) -> AbstractContextManager[None]:
         """Libraries draw what attention drops in a pass from the seed, the step and the pass."""
@@ -295,27 +386,44 @@ class Trainer:
         key = noise_key(noise_key(self.settings.seed, self.num_steps), each.numbers[0])
         return library_noise(key, self.model.device)
 
-    def _loss(self, each: _Pass, cancel: Cancel | None, learns: bool = True) -> Tensor:
-        """The sum of the losses of a pass. Errors: Cancelled."""
-        if cancel is not None and cancel.is_set():
-            raise Cancelled("The training was stopped.")
-        settings, read = self.settings, sent(each.group.laid_out(), self._staging)
-        drops = learns and (settings.dropout or settings.attention_dropout)
+    def _pass(self, given: _Given) -> Tensor:
+        """A pass forward and backward: its share of the batch's mean loss. Gradients add up to the first pass of a
+        step.
+        """
+        if given.is_first:
+            self.optimizer.zero_grad()
+        num_labels, scale = given.scales.view(torch.float64).float()
+        loss = self._loss(given) / num_labels
+        (loss * scale).backward()
+        return loss.detach()
+
+    @torch.no_grad()
+    def _updated(self, given: _Asked) -> Tensor:
+        """An update, unless a number of it is not finite: the loss, and the norm of the scaled gradients, [2]."""
+        lr, scale, step = given.numbers.view(torch.float64)
+        norm = self.optimizer.grad_norm()
+        skip = ~(norm.isfinite() & given.loss.isfinite())
+        factor = torch.where(skip, 1.0, given.settings.clipping(norm / scale) / scale)
+        wide = lr.dtype if lr.device.type == "cpu" else torch.float32
+        self.optimizer.update(Update(lr.to(wide), factor.to(wide), step.float(), skip))
+        return torch.stack([given.loss.double(), norm.double()])
+
+    def _loss(self, given: _Given) -> Tensor:
+        """The sum of the losses of a pass that is on the device."""
+        settings, read, ops = given.settings, given.read, self.parts.train_ops
 
         def ops_of(batch: Batch, is_source: bool = False) -> Ops:
             """The ops of a pass, which drop what belongs to its tokens."""
-            if not drops:
-                return self.parts.train_ops.differentiable(None)
-            numbers = torch.tensor(each.numbers, device=batch.rows.device)[batch.rows]
+            if not (settings.dropout or settings.attention_dropout):
+                return ops.differentiable(None)
+            numbers = given.numbers[batch.rows]
             # A source has noise of its own.
-            keys = token_keys(settings.seed, self.num_steps, ~numbers if is_source else numbers, batch.positions)
-            drop = Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions)
-            return self.parts.train_ops.differentiable(drop)
+            keys = token_keys(given.noise, ~numbers if is_source else numbers, batch.positions)
+            return ops.differentiable(Dropout(settings.dropout, settings.attention_dropout, keys, batch.positions))
 
         states = self._hidden(ops_of, read).index_select(0, read.asked)
-        wanted = torch.tensor(each.labels, device=states.device)
-        head = self.task.head(self.model, self.parts.train_ops.differentiable(None))
-        return self.parts.loss(states, wanted, head, settings.label_smoothing if learns else 0.0)
+        head = self.task.head(self.model, ops.differentiable(None))
+        return self.parts.loss(states, given.labels, head, settings.label_smoothing)
 
     def _hidden(self, ops_of: Callable[..., Ops], read: Pass) -> Tensor:
         made, ops = partial(self.parts.attend, empty=autograd, window=self.config.spec.window), ops_of(read.batch)
@@ -354,6 +462,19 @@ class Trainer:
         )
 
 
+def _until(cancel: Cancel | None, found: Iterable[T]) -> Iterator[T]:
+    """The same, one by one. Errors: Cancelled."""
+    for each in found:
+        if cancel is not None and cancel.is_set():
+            raise Cancelled("The training was stopped.")
+        yield each
+
+
+def _as_integers(*numbers: float) -> Tensor:
+    """Numbers of 64 bits, so that they are sent in the same copy as all others."""
+    return torch.tensor(numbers, dtype=torch.float64).view(torch.long)
+
+
 def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices, which decay, and biases and norms, which do not."""
     kinds: dict[bool, list[Tensor]] = {True: [], False: []}
@@ -363,8 +484,13 @@ def _groups(parameters: Any, weight_decay: float) -> list[dict[str, Any]]:
     return [{"params": params, "weight_decay": decay[kind]} for kind, params in kinds.items() if params]
 
 
-def _check_parts(parts: Parts, config: Config) -> None:
-    """RecipeError for parts that would be on and do nothing."""
+def _check_parts(parts: Parts, config: Config, group: Alone) -> None:
+    """RecipeError for parts that would be on and do nothing, and for captures of what waits for others."""
+    if getattr(parts.step_launch, "is_captured", False) and isinstance(group, Ranks):
+        raise RecipeError(
+            f"captured_steps trains in one process, and this is one of {group.num_ranks}, whose gradients are summed "
+            "while a pass runs. Leave it out."
+        )
     if names := unread(parts, UNREAD if isinstance(config, Seq2SeqConfig) else (*UNREAD, "cross_kv")):
         raise RecipeError(
             f"These parts change {' and '.join(names)}, which training this model does not use. Leave out what changes "
