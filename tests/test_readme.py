@@ -15,6 +15,7 @@ from eet_lab.bench.rows import read
 from eet_lab.technique import names_in_all, registry
 
 ROOT = Path(__file__).resolve().parent.parent
+MANY = ("serve:", "encode:")
 SPEC = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "readme.py")
 readme = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(readme)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 import eet_lab
@@ -21,7 +23,7 @@ def test_a_timeline_has_its_phases_on_both_lanes(model):
         for lane in ("host", "device"):
             phases = [span for span in timeline.spans if span.kind == "phase" and span.lane == lane]
             assert [*dict.fromkeys(span.name for span in phases)] == [*PHASES], timeline.recipe
-            assert all(one.end_us <= two.start_us + 1 for one, two in zip(phases, phases[1:], strict=False))
+            assert all(one.end_us <= two.start_us + 1 for one, two in pairwise(phases))
         assert timeline.num_launches > 50 and 0 < timeline.busy_share <= 1
 
 
