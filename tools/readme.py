@@ -76,15 +76,11 @@ def techniques() -> str:
 
 def models(rows: Sequence[Row]) -> str:
     """A line a workload, of its last race: our fastest, how near to the ceiling its steps are, and the others."""
-    lines = [
-        _line(
-            f"`{workload}`, ms {A_STEP if workload.startswith(TRAIN) else WORDS[metric]}",
-            [row for row in rows if row.workload == workload],
-            metric,
-            1,
-        )
-        for workload, metric in MODELS
-    ]
+    lines = []
+    for workload, metric in MODELS:
+        words = A_STEP if workload.startswith(TRAIN) else WORDS[metric]
+        own = [row for row in rows if row.workload == workload]
+        lines.append(_line(f"`{workload}`, ms {words}", own, metric, 1))
     return _table(lines, share="% of ceiling, a step")
 
 
