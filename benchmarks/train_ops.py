@@ -100,7 +100,7 @@ def activations(dtype: torch.dtype) -> None:
         return reference.activate(y + bias, act, empty=autograd)
 
     def ours(y: Tensor, bias: Tensor, act: str) -> Tensor:
-        return train_epilogue._Epilogue.apply(y, bias, None, act, None)
+        return train_epilogue.Epilogue.apply(y, bias, None, act, None)
 
     for act, N, F in (("gelu_tanh", 3072, 3072), ("gelu", 3072, 3072), ("relu", 4096, 4096), ("swiglu", 8192, 4096)):
         ops = (partial(op, act=act) for op in (ours, plain))
@@ -110,14 +110,14 @@ def activations(dtype: torch.dtype) -> None:
 def residuals(dtype: torch.dtype) -> None:
     """Bias, dropout, residual; PyTorch's dropout where we draw by keys."""
     numbers, C = torch.arange(T, device="cuda"), 768
-    keys = token_keys(1, 1, numbers // 1024, numbers % 1024)
+    keys = token_keys(1, numbers // 1024, numbers % 1024)
 
     def plain(y: Tensor, bias: Tensor, residual: Tensor, p: float) -> Tensor:
         return functional.dropout(y + bias, p) + residual
 
     def ours(y: Tensor, bias: Tensor, residual: Tensor, p: float) -> Tensor:
         noise = Dropout(p, 0.0, keys, numbers).noise()
-        return train_epilogue._Epilogue.apply(y, bias, residual, None, noise)
+        return train_epilogue.Epilogue.apply(y, bias, residual, None, noise)
 
     for p in (0.0, 0.1):
         ops = (partial(op, p=p) for op in (ours, plain))

@@ -30,7 +30,8 @@ struct Sums {
 
   __device__ void add(float part_top, float part_powers, float part_logits) {
     const float both = fmaxf(top, part_top);
-    powers = powers * eet::exp_of(top - both) + part_powers * eet::exp_of(part_top - both);
+    // Not one fused operation: two lanes that add each other's get the same number.
+    powers = __fadd_rn(__fmul_rn(powers, eet::exp_of(top - both)), __fmul_rn(part_powers, eet::exp_of(part_top - both)));
     logits += part_logits;
     top = both;
   }

@@ -1,13 +1,15 @@
 // The backward pass of layer norm and RMS norm. T tokens, C channels. Forward is norm.cu, which keeps mean and scale.
 #include "eet/column_sums.cuh"
+#include "eet/dependent.cuh"
 #include "eet/launch.cuh"
+#include "eet/mma.cuh"
 #include "eet/rows.cuh"
 #include "eet/vec.cuh"
 
 namespace {
 
 constexpr int kChannels = 16;  // of a thread
-constexpr int kMostWarps = 16;
+constexpr int kStages = 3;     // rows of a team: one that is reduced, and those that are on their way
 
 template <typename T>
 struct Arguments {
@@ -20,163 +22,180 @@ struct Arguments {
   int num_tokens, C, log_team;
 };
 
-// A row as a thread holds it: what it was asked for, packed.
-template <typename T>
-struct Row {
-  static constexpr int kVec = eet::kVec<T>, kPieces = kChannels / kVec;
-  eet::Piece<T, kVec> dy[kPieces], x[kPieces];
-  float mean = 0.f, scale = 0.f;
+// What a thread has of the rows that it walks down: 16 channels of dy and x, and of the weight, in shared memory that no
+// other thread reads. So a row is asked for ahead of time without a register, and without a barrier when it has arrived.
+template <typename T, int kWarps>
+class Ring {
+ public:
+  static constexpr int kVec = eet::kVec<T>, kPieces = kChannels / kVec, kThreads = 32 * kWarps;
+  static constexpr int kBytes = (2 * kStages + 1) * kPieces * kThreads * sizeof(uint4);
 
-  __device__ void request(const Arguments<T>& a, int row, int first, int step) {
-    if (row >= a.num_tokens) return;
+  __device__ Ring(const Arguments<T>& a, uint4* shared) : a(a), mine(shared + threadIdx.x) {
+    first = (threadIdx.x & ((32 << a.log_team) - 1)) * kVec;
+    step = kVec << (5 + a.log_team);
+  }
+
+  // The channel at which piece i begins; those beyond C do not exist.
+  __device__ int channel(int i) const { return first + i * step; }
+
+  __device__ void request(int row, int stage) const {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const int c = first + i * step;
-      if (c >= a.C) continue;
-      reinterpret_cast<uint4&>(dy[i]) = eet::load_once(a.dy + int64_t(row) * a.C + c);
-      reinterpret_cast<uint4&>(x[i]) = eet::load_once(a.x + int64_t(row) * a.C + c);
+      if (row >= a.num_tokens || channel(i) >= a.C) continue;
+      const int64_t from = int64_t(row) * a.C + channel(i);
+      eet::copy_async(place(stage, 0, i), a.dy + from, true);
+      eet::copy_async(place(stage, 1, i), a.x + from, true);
     }
-    if (a.mean) mean = a.mean[row];
-    scale = a.scale[row];
+    eet::commit_copies();  // of nothing, too: groups are counted
   }
 
-  // Both as floats, x normalized.
-  __device__ void unpack(int i, float (&grad)[kVec], float (&normed)[kVec]) {
-    eet::keep_packed(dy[i]);
-    eet::keep_packed(x[i]);
+  // With the first row.
+  __device__ void request_weight() const {
 #pragma unroll
-    for (int k = 0; k < kVec; ++k) {
-      grad[k] = eet::to_float(dy[i].number[k]);
-      normed[k] = (eet::to_float(x[i].number[k]) - mean) * scale;
+    for (int i = 0; i < kPieces; ++i) {
+      if (channel(i) < a.C) eet::copy_async(place(kStages, 0, i), a.weight + channel(i), true);
     }
   }
+
+  __device__ void read(int stage, int i, float (&grad)[kVec], float (&x)[kVec], float (&weight)[kVec]) const {
+    eet::unpack<T>(*place(stage, 0, i), grad);
+    eet::unpack<T>(*place(stage, 1, i), x);
+    eet::unpack<T>(*place(kStages, 0, i), weight);
+  }
+
+ private:
+  __device__ uint4* place(int stage, int which, int i) const {
+    return mine + ((stage * 2 + which) * kPieces + i) * kThreads;
+  }
+
+  const Arguments<T>& a;
+  uint4* mine;
+  int first, step;
 };
 
+// Blocks that a multiprocessor holds; train_norm.py launches as many.
+template <typename T, int kWarps>
+constexpr int kBlocks = kWarps > 8 ? 1 : sizeof(T) == 2 ? 3 : 2;
+
 // Why      PyTorch's takes two kernels, which both read all rows, and leaves most of the GPU idle at 512 to 1,024 channels
-// Mapping  a team of 1 to 16 warps walks down the rows, a thread has 16 channels of each: about two blocks a multiprocessor
-// Traffic  reads 2*C and writes C numbers a row; the next row in 16 bits is on its way while one is reduced
+// Mapping  a team of 1 to 16 warps walks down the rows, a thread has 16 channels of each: one wave of blocks
+// Traffic  reads 2*C and writes C numbers a row; two rows of each team are on their way while one is reduced
 // Needs    C a multiple of 8, at most 8,192
 // Numerics fp32; x is normalized again from what forward kept, so a weight of 0 loses nothing; two independent sums a row;
 //          columns are summed in registers, then over the block's teams, then over blocks, always in the same order
 // Source   the two sums as in LightSeq2 (Wang et al. 2022); two stages for the columns as in Apex and Liger-Kernel
-template <typename T>
-__global__ void __launch_bounds__(32 * kMostWarps) norm_backward_kernel(const Arguments<T> a) {
-  using Its = Row<T>;
+template <typename T, int kWarps>
+__global__ void __launch_bounds__(32 * kWarps, kBlocks<T, kWarps>) norm_backward_kernel(const Arguments<T> a) {
+  using Its = Ring<T, kWarps>;
   constexpr int kVec = Its::kVec, kPieces = Its::kPieces;
-  constexpr bool kAhead = sizeof(T) == 2;  // in 32 bits two rows are more than a thread's registers
-  extern __shared__ float4 shared[];
-  __shared__ float2 scratch[2][kMostWarps];
+  extern __shared__ uint4 shared[];
+  __shared__ float2 scratch[2][kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int team = warp >> a.log_team, teams = blockDim.x >> (5 + a.log_team), others = (1 << a.log_team) - 1;
-  const int first = (threadIdx.x & ((32 << a.log_team) - 1)) * kVec, step = kVec << (5 + a.log_team);
+  const int team = warp >> a.log_team, teams = kWarps >> a.log_team, others = (1 << a.log_team) - 1;
   const int stride = gridDim.x * teams;
-  int row = blockIdx.x * teams + team, parity = 0;
-
-  eet::Piece<T, kVec> weight[kPieces];
-  Its held;
-  held.request(a, row, first, step);
+  const Its ring(a, shared);
+  int row = blockIdx.x * teams + team, stage = 0;
+  ring.request_weight();
 #pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    const int c = first + i * step;
-    if (c < a.C) reinterpret_cast<uint4&>(weight[i]) = eet::load_constant(a.weight + c);
-  }
+  for (int ahead = 0; ahead < kStages - 1; ++ahead) ring.request(row + ahead * stride, ahead);
+
+  const auto of_row = [&](const float* numbers, int row) { return numbers && row < a.num_tokens ? numbers[row] : 0.f; };
+  float mean = of_row(a.mean, row), scale = of_row(a.scale, row);
   float of_weight[kPieces][kVec] = {}, of_bias[kPieces][kVec] = {};
 #pragma unroll 1
-  for (; row < a.num_tokens; row += stride, parity ^= 1) {
-    Its next;
-    if constexpr (kAhead) next.request(a, row + stride, first, step);
+  for (int turn = 0; row < a.num_tokens; row += stride, turn ^= 1) {
+    ring.request(row + (kStages - 1) * stride, stage ? stage - 1 : kStages - 1);
+    const float next_mean = of_row(a.mean, row + stride), next_scale = of_row(a.scale, row + stride);
+    eet::wait_for_copies<kStages - 1>();
     float sum[2] = {};  // of the gradient of the normed row, and of its product with that
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      if (first + i * step >= a.C) continue;
-      float grad[kVec], normed[kVec];
-      held.unpack(i, grad, normed);
-      eet::keep_packed(weight[i]);
+      if (ring.channel(i) >= a.C) continue;
+      float grad[kVec], x[kVec], w[kVec];
+      ring.read(stage, i, grad, x, w);
 #pragma unroll
       for (int k = 0; k < kVec; ++k) {
-        of_weight[i][k] += grad[k] * normed[k];
+        const float product = grad[k] * ((x[k] - mean) * scale);
+        of_weight[i][k] += product;
         of_bias[i][k] += grad[k];
-        const float inner = grad[k] * eet::to_float(weight[i].number[k]);
-        sum[0] += inner;
-        sum[1] += inner * normed[k];
+        sum[0] += grad[k] * w[k];
+        sum[1] += product * w[k];
       }
     }
     eet::combine_lanes<eet::Sum>(sum, 32);
     if (a.log_team) {
       // Two halves take turns: who is a row ahead has passed this row's barrier, and nobody is two ahead.
-      if (lane == 0) scratch[parity][warp] = {sum[0], sum[1]};
+      if (lane == 0) scratch[turn][warp] = {sum[0], sum[1]};
       eet::barrier(1 + team, 32 << a.log_team);
-      const float2 part = scratch[parity][(warp & ~others) + (lane & others)];
+      const float2 part = scratch[turn][(warp & ~others) + (lane & others)];
       sum[0] = part.x, sum[1] = part.y;
       eet::combine_lanes<eet::Sum>(sum, 1 << a.log_team);
     }
-    const float mean = a.mean ? sum[0] / a.C : 0.f, slope = sum[1] / a.C;
+    // scale * (grad * w - mean of these - normed * slope), with what is the same for the row computed once.
+    const float slope = -scale * scale * sum[1] / a.C, shift = a.mean ? -scale * sum[0] / a.C : 0.f;
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      const int c = first + i * step;
-      if (c >= a.C) continue;
-      float grad[kVec], normed[kVec];
-      held.unpack(i, grad, normed);
-      eet::keep_packed(weight[i]);
+      if (ring.channel(i) >= a.C) continue;
+      float grad[kVec], x[kVec], w[kVec];
+      ring.read(stage, i, grad, x, w);
 #pragma unroll
-      for (int k = 0; k < kVec; ++k) {
-        grad[k] = held.scale * (grad[k] * eet::to_float(weight[i].number[k]) - mean - normed[k] * slope);
-      }
-      eet::store(a.dx + int64_t(row) * a.C + c, eet::pack<T>(grad));
+      for (int k = 0; k < kVec; ++k) grad[k] = grad[k] * w[k] * scale + ((x[k] - mean) * slope + shift);
+      eet::store(a.dx + int64_t(row) * a.C + ring.channel(i), eet::pack<T>(grad));
     }
-    if constexpr (kAhead) {
-      held = next;
-    } else {
-      held.request(a, row + stride, first, step);
-    }
+    mean = next_mean, scale = next_scale;
+    if (++stage == kStages) stage = 0;
   }
 
-  // The block's teams add up their columns one after the other, and it leaves a row of each sum.
-  float4* const sums[2] = {shared, shared + a.C / 4};
-  for (int turn = 0; turn < teams; ++turn) {
-    if (turn == team) {
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) {
-        const int c = first + i * step;
-        if (c >= a.C) continue;
-        const auto add = [&](float4* to, const float (&mine)[kVec]) {
-#pragma unroll
-          for (int k = 0; k < kVec; k += 4) {
-            float4 so_far = turn ? to[(c + k) / 4] : float4{};
-            so_far.x += mine[k], so_far.y += mine[k + 1], so_far.z += mine[k + 2], so_far.w += mine[k + 3];
-            to[(c + k) / 4] = so_far;
-          }
-        };
-        add(sums[0], of_weight[i]);
-        add(sums[1], of_bias[i]);
-      }
-    }
-    __syncthreads();
-  }
-  float4* const partial = reinterpret_cast<float4*>(a.partial);
+  // The ring's memory is free now: the block adds up its teams' columns there, and leaves a row of each sum.
+  eet::let_next_begin();
+  eet::wait_for_copies<0>();
+  __syncthreads();
   const int quads = a.C / 4;
-  for (int i = threadIdx.x; i < quads; i += blockDim.x) {
-    partial[blockIdx.x * quads + i] = sums[0][i];
-    partial[(gridDim.x + blockIdx.x) * quads + i] = sums[1][i];
+  float4* const sums = reinterpret_cast<float4*>(shared);  // [2,teams,C]
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    if (ring.channel(i) >= a.C) continue;
+#pragma unroll
+    for (int k = 0; k < kVec; k += 4) {
+      float4* const to = sums + team * quads + (ring.channel(i) + k) / 4;
+      to[0] = {of_weight[i][k], of_weight[i][k + 1], of_weight[i][k + 2], of_weight[i][k + 3]};
+      to[teams * quads] = {of_bias[i][k], of_bias[i][k + 1], of_bias[i][k + 2], of_bias[i][k + 3]};
+    }
   }
+  __syncthreads();
+  float4* const partial = reinterpret_cast<float4*>(a.partial);
+  for (int i = threadIdx.x; i < 2 * quads; i += Its::kThreads) {
+    const int which = i >= quads, column = i - which * quads;
+    float4 total = {};
+    for (int each = 0; each < teams; ++each) {
+      const float4 one = sums[(which * teams + each) * quads + column];
+      total.x += one.x, total.y += one.y, total.z += one.z, total.w += one.w;
+    }
+    partial[int64_t(which * gridDim.x + blockIdx.x) * quads + column] = total;
+  }
+}
+
+template <typename T, int kWarps>
+cudaError_t launch(const Arguments<T>& a, int num_blocks, cudaStream_t stream) {
+  const eet::Launch how{dim3(num_blocks), 32 * kWarps, Ring<T, kWarps>::kBytes, stream};
+  return eet::launch(norm_backward_kernel<T, kWarps>, how, a);
 }
 
 }  // namespace
 
 // `mean` null: an RMS norm. `dweight` [C] and `dbias` [C] by way of `partial` [2,num_blocks,C]; null: nobody wants it.
-// Teams of 2^log_team warps; a block has `num_warps`.
+// Teams of 2^log_team warps, in blocks of 8; one of 16 warps is a block.
 extern "C" cudaError_t eet_norm_backward(void* dx, void* dweight, void* dbias, float* partial, const void* dy,
                                          const void* x, const void* norm_weight, const float* mean, const float* scale,
-                                         int dtype, int T, int C, int log_team, int num_warps, int num_blocks,
-                                         cudaStream_t stream) {
-  if (C % 8 || kChannels * 32 << log_team < C || num_warps > kMostWarps) return cudaErrorInvalidValue;
+                                         int dtype, int T, int C, int log_team, int num_blocks, cudaStream_t stream) {
+  if (C % 8 || log_team > 4 || kChannels * 32 << log_team < C) return cudaErrorInvalidValue;
   return eet::by_type(dtype, [&](auto type) {
     using Type = decltype(type);
     const auto in = [](const void* p) { return static_cast<const Type*>(p); };
     const Arguments<Type> a{static_cast<Type*>(dx), partial, in(dy), in(x), in(norm_weight), mean, scale,
                             T, C, log_team};
-    const eet::Launch how{dim3(num_blocks), 32 * num_warps, 2 * C * int(sizeof(float)), stream};
-    if (cudaError_t error = eet::launch(norm_backward_kernel<Type>, how, a)) return error;
+    const auto launched = log_team > 3 ? launch<Type, 16> : launch<Type, 8>;
+    if (cudaError_t error = launched(a, num_blocks, stream)) return error;
     const eet::ColumnSums<Type> sums{{static_cast<Type*>(dweight), static_cast<Type*>(dbias)}, partial, num_blocks, C};
     return eet::sum_columns(sums, stream);
   });

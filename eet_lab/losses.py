@@ -1,8 +1,9 @@
 """Label-smoothed cross entropy for scripts of one's own: the reference, in place, and chunked with the LM head.
 
 Arguments have the names and the meaning of torch.nn.functional's, and so have results, but that losses are in fp32
-where logits have 16 bits. Labels are checked first, for which the host waits for the device; `check=False` leaves that
-out, as under a CUDA graph. N tokens of any shape, C channels, V words or classes.
+where logits have 16 bits. On a GPU that kernels can be built for, these take the loss. Labels are checked first, for
+which the host waits for the device; `check=False` leaves that out, as under a CUDA graph. N tokens of any shape, C
+channels, V words or classes.
 """
 
 from __future__ import annotations

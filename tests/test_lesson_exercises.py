@@ -13,6 +13,7 @@ import torch
 from eet_lab.lessons import batching_exercises as batching
 from eet_lab.lessons import mask_removal, pre_padding, start
 from eet_lab.lessons import memory_exercises as memory
+from eet_lab.lessons import training_exercises as training
 from eet_lab.lessons.exercise import Exercise, formula
 from eet_lab.models.tokenizer import Tokenizer
 from eet_lab.parts import Parts
@@ -86,6 +87,8 @@ FORMULAS = {
     "passes": batching.count_passes,
     "batches": batching.best_batches,
     "queue": batching.count_pads,
+    "logits": training.logits_memory,
+    "update": training.update,
 }
 """Exercises whose answer is a number or two."""
 

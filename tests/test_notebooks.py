@@ -45,6 +45,7 @@ def test_every_lesson_is_there():
     names = {path.stem for path in NOTEBOOKS}
     assert {"00_start_here", "01_pre_padding", "02_mask_removal", "03_memory_reuse", "04_decode_speed"} <= names
     assert {"05_variable_length_memory", "06_continuous_batching", "07_variable_length_serving"} <= names
+    assert "08_fast_training" in names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -69,7 +70,7 @@ def test_the_glossary_has_a_meaning_for_each_word():
     assert len(set(words)) == len(words), "one meaning for each word"
 
 
-LESSONS = [path.stem for path in NOTEBOOKS if path.stem[:2] in ("01", "02", "03", "04", "05", "06", "07")]
+LESSONS = [path.stem for path in NOTEBOOKS if path.stem[:2] in ("01", "02", "03", "04", "05", "06", "07", "08")]
 
 
 @pytest.mark.parametrize("stem", LESSONS)

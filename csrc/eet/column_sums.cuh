@@ -2,6 +2,7 @@
 // its own sums, and these are added up here. No atomics: two runs give the same bits.
 #pragma once
 
+#include "eet/dependent.cuh"
 #include "eet/launch.cuh"
 #include "eet/reduce.cuh"
 #include "eet/vec.cuh"
@@ -18,7 +19,7 @@ struct ColumnSums {
 };
 
 // Why      the second stage: few rows, which one more kernel adds up in a fixed order
-// Mapping  a block 32 columns, a warp every 32nd row: grid C / 32 x sums
+// Mapping  a block 32 columns, a warp every 32nd row: grid C / 32 x sums; it may begin before the first stage has ended
 // Traffic  4*R*C bytes read
 // Needs    nothing
 // Numerics fp32, rounded once
@@ -30,9 +31,10 @@ __global__ void __launch_bounds__(kSumWidth * 32) column_sums_kernel(const Colum
   T* const out = blockIdx.y ? a.out[1] : a.out[0];
   if (!out) return;
   const float* const partial = a.partial + int64_t(blockIdx.y) * a.R * a.C;
+  wait_for_previous();
   float sum = 0.f;
   if (column < a.C) {
-#pragma unroll 4
+#pragma unroll 8
     for (int row = warp; row < a.R; row += 32) sum += partial[int64_t(row) * a.C + column];
   }
   sums[warp][lane] = sum;
@@ -46,8 +48,8 @@ template <typename T>
 cudaError_t sum_columns(const ColumnSums<T>& a, cudaStream_t stream) {
   if (!a.out[0] && !a.out[1]) return cudaSuccess;
   const dim3 grid(ceil_div(a.C, kSumWidth), a.out[1] ? 2 : 1);
-  column_sums_kernel<T><<<grid, kSumWidth * 32, 0, stream>>>(a);
-  return cudaGetLastError();
+  const bool dependent = device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9;
+  return launch(column_sums_kernel<T>, {grid, kSumWidth * 32, 0, stream, 1, dependent}, a);
 }
 
 }  // namespace eet

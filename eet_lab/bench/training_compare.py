@@ -19,7 +19,8 @@ from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import RecipeLike, as_recipe
 from eet_lab.threads import cpu_threads
-from eet_lab.training import Example, Rows, Step, Trainer, TrainSettings
+from eet_lab.training import Example, Step, Trainer, TrainSettings
+from eet_lab.training.data import Batches
 from eet_lab.words import plain
 
 BUDGETS = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
@@ -71,11 +72,12 @@ class TrainComparison:
 
 def compare_training(
     model: Model,
-    rows: Rows,
+    rows: Batches,
     recipe: RecipeLike = "all",
     *,
     baseline: RecipeLike = "",
     batch_rows: int = 8,
+    task: str | None = None,
     settings: TrainSettings | None = None,
     repeats: int | None = None,
     budget_s: float = PAIR_BUDGET_S,
@@ -92,7 +94,7 @@ def compare_training(
     check_budget(budget_s)
     recipes = [as_recipe(each, model.device, model.config.in_training) for each in (baseline, recipe)]
     with cpu_threads(model.device), present(model.network.device):
-        sides = [_Side(model, each, rows, batch_rows, settings, cancel) for each in recipes]
+        sides = [_Side(model, each, rows, batch_rows, task, settings, cancel) for each in recipes]
 
         def change() -> Change | None:
             before, after = ([step.ms for step in side.series.runs] for side in sides)
@@ -120,12 +122,12 @@ class _Side:
     """A recipe, its trainer, and the steps that it has taken."""
 
     def __init__(
-        self, model: Model, recipe: Recipe, rows: Rows, batch_rows: int, settings: TrainSettings | None,
-        cancel: Cancel | None,
+        self, model: Model, recipe: Recipe, rows: Batches, batch_rows: int, task: str | None,
+        settings: TrainSettings | None, cancel: Cancel | None,
     ) -> None:  # fmt: skip
         self._on_gpu, self._rows, self._batch_rows, self._cancel = model.device == "cuda", rows, batch_rows, cancel
         before = self._allocated()
-        self._trainer = Trainer(model.network, recipe.parts, settings=settings)
+        self._trainer = Trainer(model.network, recipe.parts, task=task, settings=settings)
         self._recipe, self._held, self._peak = str(recipe), self._allocated() - before, 0
         self.warming, self.series = Series(self._recipe, self._step), Series(self._recipe, self._step)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eet_lab.commands import bench, compare, doctor, generate, lab, load, serve, simulate, techniques
+from eet_lab.commands import bench, compare, doctor, generate, lab, load, serve, simulate, techniques, train
 from eet_lab.commands.command import Command
 
 COMMANDS: tuple[Command, ...] = (
@@ -14,5 +14,6 @@ COMMANDS: tuple[Command, ...] = (
     load.COMMAND,
     compare.COMMAND,
     bench.COMMAND,
+    train.COMMAND,
     simulate.COMMAND,
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import ipywidgets as W
 import numpy as np
 import traitlets as T
 
@@ -82,6 +83,41 @@ class StripChart(Shared):
 
 def _packed(points: Iterable[Point]) -> bytes:
     return np.asarray(list(points), dtype="<f4").tobytes()
+
+
+class StripCharts:
+    """Strip charts side by side, for the ui thread alone.
+
+    `lines` are the title, the unit and the lines of each, by its name. `scales` are those of
+    charts that begin with another one than "linear".
+    """
+
+    def __init__(
+        self, lines: Mapping[str, tuple[str, str, Mapping[str, str]]], *, height: str, x_unit: str = "s",
+        scales: Mapping[str, str] | None = None, **layout: str,
+    ) -> None:  # fmt: skip
+        base, size = chart_script(), {"height": height, "min_width": "0"}
+        self.charts = {
+            name: StripChart(
+                base, title=title, unit=unit, layout=size, x_unit=x_unit, scale=(scales or {}).get(name, "linear"),
+                series=[{"name": line, "color": color} for line, color in series.items()],
+            )
+            for name, (title, unit, series) in lines.items()
+        }  # fmt: skip
+        columns = "repeat(auto-fit, minmax(220px, 1fr))"
+        grid = {"grid_template_columns": columns, "grid_gap": "12px", "margin": "6px 0", **layout}
+        self.box = W.GridBox([*self.charts.values()], layout=grid)
+
+    def clear(self) -> None:
+        """Forget all points."""
+        for chart in self.charts.values():
+            chart.clear()
+
+    def show(self, points: Mapping[str, Iterable[Point]]) -> None:
+        """Show more points of some charts."""
+        for name, new in points.items():
+            self.charts[name].push(new)
+            self.charts[name].snapshot_now()
 
 
 class TokenStream(anywidget.AnyWidget):

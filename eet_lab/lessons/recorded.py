@@ -27,7 +27,12 @@ R = TypeVar("R", Ladder, Comparison)
 @cache
 def rows() -> tuple[Row, ...]:
     """The newest rows of the H200, fp16."""
-    return tuple(row for row in newest(_all_rows()) if row.dtype == "float16")
+    return tuple(row for row in all_newest() if row.dtype == "float16")
+
+
+def all_newest() -> tuple[Row, ...]:
+    """The same of every dtype."""
+    return tuple(newest(_all_rows()))
 
 
 @cache

@@ -149,6 +149,12 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
                 shutil.copyfile(path, folder / path.name)
 
 
+def write_tokenizer(json: str, folder: Path) -> None:
+    """A tokenizer as `tokenizers` writes it. ModelError where it cannot be written."""
+    with _writing(folder):
+        (folder / "tokenizer.json").write_text(json, encoding="utf-8")
+
+
 def write(folder: Path, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """A checkpoint as transformers reads it: config.json and model.safetensors. Errors: ModelError.
 

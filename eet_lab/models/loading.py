@@ -108,12 +108,15 @@ class Model:
 
     def save(self, folder: str | os.PathLike) -> None:
         """Write it as a Hugging Face checkpoint, in its present dtype: config.json, model.safetensors, and what its own
-        checkpoint had of a tokenizer. Each weight is as it was loaded, to the bit. Errors: ModelError.
+        checkpoint had of a tokenizer, or tokenizer.json. Each weight is as it was loaded, to the bit. Errors:
+        ModelError.
         """
         settings = settings_of(self.config) if self.settings is None else self.settings
         weights.saved(self.network, settings, Path(folder))
         if self.folder is not None:
             checkpoint.copy_tokenizer(self.folder, Path(folder))
+        elif self.tokenizer is not None and (written := self.tokenizer.written()):
+            checkpoint.write_tokenizer(written.json, Path(folder))
 
 
 def load(

@@ -23,11 +23,12 @@ AT_A_TIME = 1 << 24
 
 
 class Head(NamedTuple):
-    """What makes logits of hidden states, and the weights that it reads."""
+    """What makes logits of hidden states, and the weights that it reads.
 
-    logits: Callable[
-        ..., Tensor
-    ]  # [N,C] -> [N,V]; `linear` makes its products, and is that of `ops.reference` unless said
+    `logits` takes a `linear` that makes its products: the reference's unless said.
+    """
+
+    logits: Callable[..., Tensor]  # [N,C] -> [N,V]
     weights: tuple[Tensor, ...]
 
 
@@ -43,11 +44,11 @@ def cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Ten
 
 @dataclass(frozen=True)
 class InPlace:
-    """The same, with nothing of the logits' size beside them: the backward pass writes their gradient over them.
+    """A cross entropy with nothing of the logits' size beside them: the backward pass writes their gradient over them.
 
-    Kept is one number a row. The gradient is scaled in fp32 before it is rounded, so that of a scaled loss in float16
-    does not vanish. What made the logits must not need them for its own gradient; PyTorch raises where it does.
-    Source: LightSeq2's criterion (Wang et al., SC 2022); Liger-Kernel (Hsu et al., 2024) for the place of the gradient.
+    Kept are a few numbers a row. The gradient is scaled in fp32 before it is rounded, so that of a scaled loss in
+    float16 does not vanish. What made the logits must not need them for its own gradient; PyTorch raises where it does.
+    Source: LightSeq2's criterion (Wang et al., SC 2022); Liger-Kernel (Hsu et al., 2024) for the gradient's place.
     """
 
     loss: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
@@ -185,8 +186,8 @@ class _Chunked(torch.autograd.Function):
         total = torch.zeros((), dtype=_wide(states), device=states.device)
         trained = [weight for weight in weights if weight.requires_grad]
         # Sums of many chunks: in 16 bits their last ones would be lost, and sums over a batch may overflow.
-        grads = [torch.zeros_like(weight, dtype=total.dtype) for weight in trained]
-        linear = Summed(trained, grads)
+        linear = Summed(trained, total.dtype)
+        grads = linear.sums
         of_states = torch.empty_like(states)
         for begin in range(0, len(states), chunk):
             some = slice(begin, begin + chunk)

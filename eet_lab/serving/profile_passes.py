@@ -214,7 +214,7 @@ class _Decoding:
         return self._timed([[]] * DECODE_STEPS)
 
     def _join(self, mix: Mix) -> Timed:
-        """A pass that reads prompts beside the rows that decode, in a run of them: those who join have no more to tell."""
+        """A pass that reads prompts beside rows that decode, in a run of them: those who join have no more to tell."""
         shares = [mix.extra // mix.joining + (place < mix.extra % mix.joining) for place in range(mix.joining)]
         return self._timed([[self._prompt(1 + share) for share in shares] for _ in range(JOINING_STEPS)])
 

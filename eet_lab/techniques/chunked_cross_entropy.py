@@ -32,6 +32,7 @@ class ChunkedCrossEntropy(Technique):
     title: ClassVar[str] = "Chunked cross entropy"
     numerics: ClassVar[str] = "reordered"
     stages: ClassVar[tuple[str, ...]] = ("train",)
+    lesson: ClassVar[str] = "08_fast_training"
 
     chunk: int = knob(
         1024, "How many tokens' logits exist at a time.", label="Chunk", unit="tokens", low=1, high=1048576

@@ -34,6 +34,7 @@ class FlatOptimizer(Technique):
     title: ClassVar[str] = "Flat optimizer"
     numerics: ClassVar[str] = "reordered"
     stages: ClassVar[tuple[str, ...]] = ("train",)
+    lesson: ClassVar[str] = "08_fast_training"
 
     master: str = knob(
         "float32",

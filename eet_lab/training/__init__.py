@@ -1,6 +1,6 @@
 """Training: batches of examples in, steps of the optimizer out. It knows `Parts`, as engines do, and no technique."""
 
-from eet_lab.training.data import Rows
+from eet_lab.training.data import Examples, Rows
 from eet_lab.training.launch import launch
 from eet_lab.training.run import Evaluation, TrainRun, train
 from eet_lab.training.settings import TrainSettings
@@ -11,6 +11,7 @@ __all__ = [
     "IGNORED",
     "Evaluation",
     "Example",
+    "Examples",
     "Rows",
     "Step",
     "TrainRun",

@@ -1,4 +1,4 @@
-"""Data for language modeling: text as rows of tokens, and which of them each step reads.
+"""Examples, and which of them each step reads: of texts laid end to end, of files, or given one by one.
 
 S tokens a row.
 """
@@ -6,9 +6,10 @@ S tokens a row.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -16,19 +17,114 @@ from eet_lab.errors import TrainingError
 from eet_lab.files import regular_content
 from eet_lab.models import Model
 from eet_lab.scheduling.whole import MOST, check_number, check_whole
-from eet_lab.training.tasks import Example
+from eet_lab.training.tasks import IGNORED, Example
 from eet_lab.words import counted, told, visible
 
 MOST_BYTES = 4 << 30
 """A file's text, and its tokens with eight bytes each, are in memory together."""
+MASKED_SHARE = 0.15
+"""Of the tokens, as BERT was trained (Devlin et al., 2018)."""
 
 
-class Rows:
+class Batches(Protocol):
+    """What a training reads."""
+
+    def batch(self, step: int, num_rows: int) -> list[Example]:
+        """The examples of a step."""
+        ...
+
+
+class Numbered(ABC):
+    """Examples by their numbers, from 0.
+
+    Which of them a step reads depends on (seed, step) alone: each once in an epoch, in an order that is drawn anew. So
+    a run that is resumed in the middle of an epoch reads what it would have read.
+    """
+
+    seed: int
+    unit = "example"
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many there are."""
+
+    @abstractmethod
+    def part(self, begin: int, end: int) -> Self:
+        """Some of them, from one number to before another."""
+
+    @abstractmethod
+    def _read(self, number: int, epoch: int) -> Example:
+        """One of them, as it is in an epoch."""
+
+    def __getitem__(self, number: int) -> Example:
+        return self._read(range(len(self))[number], 0)
+
+    def __iter__(self) -> Iterator[Example]:
+        return (self[number] for number in range(len(self)))
+
+    def split(self, share: float) -> tuple[Self, Self]:
+        """All but the last `share` of them, and these, which are held out. Errors: TrainingError."""
+        check_number(TrainingError, "share", share, 1e-9, 1, "above 0 and below 1")
+        if len(self) < 2:
+            shorter = ", or shorter rows" * (self.unit == "row")
+            raise TrainingError(
+                f"There is {counted(len(self), self.unit)}, of which no share can be held out. Give more{shorter}."
+            )
+        place = max(1, min(len(self) - 1, round(len(self) * (1 - share))))
+        return self.part(0, place), self.part(place, len(self))
+
+    def batch(self, step: int, num_rows: int) -> list[Example]:
+        """The examples that a step reads; where an epoch ends in it, the next one's go on."""
+        check_whole(TrainingError, "num_rows", num_rows, 1, MOST)
+        return [self._read(number, epoch) for number, epoch in self._order(step * num_rows, num_rows)]
+
+    def _order(self, first: int, count: int) -> Iterator[tuple[int, int]]:
+        while count:
+            epoch, place = divmod(first, len(self))
+            order = np.random.default_rng((self.seed, epoch)).permutation(len(self))[place : place + count]
+            yield from ((number, epoch) for number in order.tolist())
+            first, count = first + len(order), count - len(order)
+
+
+class Examples(Numbered):
+    """Examples that are given, such as texts with a class, sources with an answer, or images."""
+
+    def __init__(self, examples: Sequence[Example], *, seed: int = 0) -> None:
+        if not examples:
+            raise TrainingError("There are no examples; give at least one.")
+        self.examples, self.seed = examples, seed
+
+    @classmethod
+    def of_rows(cls, model: Model, rows: Iterable[Mapping[str, Any]], *, seed: int = 0) -> Examples:
+        """Rows with a "text", or its "ids", and "labels" such as the task reads, or a text in their place.
+
+        They may be those of a `Dataset` of the package datasets. Errors: TrainingError, which names the row;
+        ModelError for texts, and a model without a tokenizer.
+        """
+        return cls([_example(model, row, f"Row {number}") for number, row in enumerate(rows, 1)], seed=seed)
+
+    @classmethod
+    def of_file(cls, model: Model, path: str | Path, *, seed: int = 0) -> Examples:
+        """The same from JSON lines. Errors: TrainingError, which names the line."""
+        return cls([_example(model, row, what) for row, what in _json_lines(Path(path), _content(path))], seed=seed)
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def part(self, begin: int, end: int) -> Examples:
+        return Examples(self.examples[begin:end], seed=self.seed)
+
+    def _read(self, number: int, epoch: int) -> Example:
+        return self.examples[number]
+
+
+class Rows(Numbered):
     """Texts as rows of S tokens, one text behind the other, each after the end-of-text token where the model has one.
 
-    Which rows a step reads depends on (seed, step) alone: each row once in an epoch, in an order that is drawn anew. So
-    a run that is resumed in the middle of an epoch reads what it would have read. The rest of the last row is left out.
+    The rest of the last row is left out.
     """
+
+    unit = "row"
 
     def __init__(self, tokens: Sequence[int] | np.ndarray, row_tokens: int, *, seed: int = 0) -> None:
         check_whole(TrainingError, "row_tokens", row_tokens, 2, MOST)
@@ -57,55 +153,73 @@ class Rows:
         """A text file, or JSON lines with a "text" each. Errors: TrainingError."""
         return cls.of_texts(model, read_texts(path), row_tokens, seed=seed)
 
-    def split(self, share: float) -> tuple[Rows, Rows]:
-        """The rows but for the last `share` of them, and these, which are held out. Errors: TrainingError."""
-        check_number(TrainingError, "share", share, 1e-9, 1, "above 0 and below 1")
-        if len(self) < 2:
-            raise TrainingError(
-                f"There is {counted(len(self), 'row')}, of which no share can be held out. Give more text, or shorter "
-                "rows."
-            )
-        place = min(len(self) - 1, round(len(self) * (1 - share))) * self.row_tokens
-        parts = (self.ids[:place], self.ids[place : len(self) * self.row_tokens])
-        first, held_out = (Rows(ids, self.row_tokens, seed=self.seed) for ids in parts)
-        return first, held_out
-
     def __len__(self) -> int:
-        """How many rows there are."""
         return len(self.ids) // self.row_tokens
 
-    def __getitem__(self, number: int) -> Example:
-        """One row."""
-        begin = range(len(self))[number] * self.row_tokens
+    def part(self, begin: int, end: int) -> Rows:
+        return Rows(self.ids[begin * self.row_tokens : end * self.row_tokens], self.row_tokens, seed=self.seed)
+
+    def _read(self, number: int, epoch: int) -> Example:
+        begin = number * self.row_tokens
         return Example(self.ids[begin : begin + self.row_tokens].tolist())
 
-    def batch(self, step: int, num_rows: int) -> list[Example]:
-        """The rows that a step reads; where an epoch ends in it, the next one's go on."""
-        check_whole(TrainingError, "num_rows", num_rows, 1, MOST)
-        return [self[row] for row in self._order(step * num_rows, num_rows)]
 
-    def _order(self, first: int, count: int) -> Iterator[int]:
-        while count:
-            epoch, place = divmod(first, len(self))
-            order = np.random.default_rng((self.seed, epoch)).permutation(len(self))[place : place + count]
-            yield from order.tolist()
-            first, count = first + len(order), count - len(order)
+class Masked(Numbered):
+    """Texts with some of their words masked, others in each epoch: the model tells what stood there.
+
+    Of the tokens that it tells, eight in ten are masked, one is another word, and one is as it was (Devlin et al.,
+    2018), so that the model has to know each word from those around it.
+    """
+
+    def __init__(self, rows: Numbered, mask_id: int, vocab_size: int) -> None:
+        self.rows, self.seed, self.unit = rows, rows.seed, rows.unit
+        self.mask_id, self.vocab_size = mask_id, vocab_size
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, begin: int, end: int) -> Masked:
+        return Masked(self.rows.part(begin, end), self.mask_id, self.vocab_size)
+
+    def _read(self, number: int, epoch: int) -> Example:
+        ids, draw = np.asarray(self.rows[number].ids), np.random.default_rng((self.seed, epoch, number))
+        chance, kind = draw.random((2, len(ids)))
+        chosen = chance <= max(MASKED_SHARE, chance.min())  # one at least
+        others = np.where(kind < 0.8, self.mask_id, draw.integers(self.vocab_size, size=len(ids)))
+        read = np.where(chosen & (kind < 0.9), others, ids)
+        return Example(read.tolist(), np.where(chosen, ids, IGNORED).tolist())
 
 
 def read_texts(path: str | Path) -> list[str]:
     """The texts of a file: one, or one a line of JSON. Errors: TrainingError, which names the line."""
-    path = Path(path)
-    remedy = "Split it, and train on one part after the other."
-    found = regular_content(path, "a file of text", MOST_BYTES, TrainingError, remedy=remedy)
-    try:
-        content = found.decode()
-    except UnicodeDecodeError as error:
-        raise TrainingError(
-            f"{visible(str(path))} is not UTF-8: byte {error.start:,} is {error.object[error.start]:#04x}. Convert it."
-        ) from error
-    if path.suffix not in (".jsonl", ".ndjson"):
+    path, content = Path(path), _content(path)
+    if not is_json(path):
         return [content]
-    texts = []
+    return [_text(row, what) for row, what in _json_lines(path, content)]
+
+
+def is_json(path: str | Path) -> bool:
+    """Whether a file of that name has lines of JSON."""
+    return Path(path).suffix in (".jsonl", ".ndjson")
+
+
+def _content(path: str | Path) -> str:
+    """A file's text. Errors: TrainingError, which names the byte that is none."""
+    found = regular_content(
+        path, "a file of text", MOST_BYTES, TrainingError, remedy="Split it, and train on one part after the other."
+    )
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        line = found.count(b"\n", 0, error.start) + 1
+        raise TrainingError(
+            f"{visible(str(path))} is not UTF-8: byte {error.start:,}, in line {line:,}, is {found[error.start]:#04x}. "
+            "Convert it."
+        ) from error
+
+
+def _json_lines(path: Path, content: str) -> Iterator[tuple[Any, str]]:
+    """What each line holds, and which line it is. Errors: TrainingError."""
     for number, line in enumerate(content.split("\n"), 1):
         if line.strip():
             what = f"Line {number} of {visible(str(path))}"
@@ -113,13 +227,29 @@ def read_texts(path: str | Path) -> list[str]:
                 row = json.loads(line)
             except ValueError as error:
                 raise TrainingError(f"{what} is {told(line)}, which is no JSON.") from error
-            texts.append(_text(row, what))
-    return texts
+            yield row, what
 
 
-def _text(row: str | Mapping[str, Any], what: str) -> str:
+def _text(row: Any, what: str) -> str:
     """The text of a row, which may be the row itself. Errors: TrainingError, which says `what` the row is."""
     text = row if isinstance(row, str) else row.get("text") if isinstance(row, Mapping) else None
     if not isinstance(text, str):
         raise TrainingError(f'{what} is {told(row)}, but it must be an object with a string as its "text".')
     return text
+
+
+def _example(model: Model, row: Any, what: str) -> Example:
+    """A row's example; whether its labels are right is for the task to say. Errors: those of `Examples.of_rows`."""
+    ids: Any = row.get("ids", row.get("text")) if isinstance(row, Mapping) else None
+    if not isinstance(ids, str) and not _are_whole(ids):
+        raise TrainingError(f'{what} is {told(row)}, but it must be an object with "ids" or a "text", and "labels".')
+    labels = row.get("labels")
+    if isinstance(labels, bool) or not (isinstance(labels, str | int) or labels is None or _are_whole(labels)):
+        raise TrainingError(
+            f"{what} has the labels {told(labels)}, but they must be whole numbers, the number of a class, or a text."
+        )
+    return Example(model.encode(ids), model.encode(labels) if isinstance(labels, str) else labels)
+
+
+def _are_whole(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(each, int) and not isinstance(each, bool) for each in values)

@@ -1,4 +1,4 @@
-"""train: a trainer through many steps, with held-out text beside the loss, checkpoints, and Stop."""
+"""train: a trainer through many steps, with held-out data beside the loss, checkpoints, and Stop."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from statistics import median
 from eet_lab.errors import Cancelled, TrainingError
 from eet_lab.progress import Cancel, Progress
 from eet_lab.scheduling.whole import MOST, check_whole
-from eet_lab.training.data import Rows
+from eet_lab.training.data import Batches, Numbered
 from eet_lab.training.trainer import Step, Trainer
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The mean loss of held-out rows after so many steps, counted from the first one of the training."""
+    """The mean loss of held-out examples after so many steps, counted from the first one of the training."""
 
     num_steps: int
     loss: float
@@ -43,11 +43,11 @@ class TrainRun:
 
 def train(
     trainer: Trainer,
-    rows: Rows,
+    rows: Batches,
     *,
     max_steps: int,
     batch_rows: int,
-    held_out: Rows | None = None,
+    held_out: Numbered | None = None,
     evaluate_every: int | None = None,
     folder: str | Path | None = None,
     save_every: int | None = None,
@@ -78,7 +78,7 @@ def train(
 
     def evaluate() -> None:
         if held_out is not None:
-            loss = trainer.evaluate([held_out[number] for number in range(len(held_out))], cancel)
+            loss = trainer.evaluate([*held_out], cancel)
             evaluations.append(Evaluation(trainer.num_steps, loss))
             if on_evaluation is not None:
                 on_evaluation(evaluations[-1])

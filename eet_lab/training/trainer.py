@@ -52,11 +52,24 @@ UNREAD = ("ops", "weights", "kv_cache", "memory", "launch", "layers")
 """Slots that training does not read: parts that change them alone would be on and do nothing."""
 
 
+class Work(NamedTuple):
+    """What a step's arithmetic is counted from; pads are left out.
+
+    `sizes` are the tokens of each text and of its source; `head_size` the numbers in the matrices of the head, which
+    each of the labels reads.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    num_labels: int
+    head_size: int
+
+
 @dataclass(frozen=True)
 class Step:
     """One step of the optimizer. `loss` is the mean over all labels of the batch, and `grad_norm` is that before
     gradients were clipped; `num_tokens` are those of the texts, `computed_tokens` the same with pads. A step whose
-    gradients overflowed in float16, as scaled by `loss_scale`, has updated nothing: `is_skipped`.
+    gradients overflowed in float16, as scaled by `loss_scale`, has updated nothing: `is_skipped`. `work` is what had to
+    be computed.
     """
 
     number: int
@@ -69,6 +82,7 @@ class Step:
     ms: float
     loss_scale: float = 1.0
     is_skipped: bool = False
+    work: Work | None = None
 
 
 class _Asked(NamedTuple):
@@ -167,8 +181,18 @@ class Trainer:
         computed = sum(each.group.computed_tokens for each in passes)
         ms = (perf_counter() - begin) * 1e3
         return Step(
-            number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms, scale, is_skipped=not is_finite
-        )
+            number, loss, grad_norm, lr, batch.num_tokens, computed, len(passes), ms, scale, is_skipped=not is_finite,
+            work=self._work(batch),
+        )  # fmt: skip
+
+    def work(self, examples: Sequence[Example]) -> Work:
+        """What a step over these examples has to compute. Errors: those of `step`."""
+        return self._work(self._checked(examples))
+
+    def _work(self, batch: Checked) -> Work:
+        head = self.task.head(self.model, self.parts.train_ops).weights
+        sizes = tuple((len(text.ids), len(text.source)) for text in batch.texts)
+        return Work(sizes, batch.num_labels, sum(weight.numel() for weight in head if weight.ndim > 1))
 
     @exclusive
     def gradients(self, examples: Sequence[Example]) -> tuple[float, dict[str, Tensor]]:

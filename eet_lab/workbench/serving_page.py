@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from eet_lab.errors import EETError
 from eet_lab.figures import theme
-from eet_lab.figures.live import StripChart, chart_script
+from eet_lab.figures.live import StripCharts
 from eet_lab.figures.outputs import FigureBox
 from eet_lab.figures.players import ServingFilm
 from eet_lab.figures.serving import agreement_table, in_words, told_table
@@ -23,7 +23,6 @@ from eet_lab.words import brief
 from eet_lab.workbench.actions import ActionPage, field, said_words
 from eet_lab.workbench.serving_jobs import MOST_REQUESTS, Asked, Measured, names_for
 
-HEIGHT = {"height": "195px", "min_width": "0"}
 LINES = {
     "requests": ("requests", "", {"wait": theme.SERIES[1], "run": theme.SELECTION}),
     "ttft": ("time to first token", "ms", {"p50": theme.BASELINE, "p99": theme.SELECTION}),
@@ -32,39 +31,30 @@ LINES = {
 """Title, unit and lines of each chart."""
 
 
-class ServingLive:
-    """Three strip charts over the seconds that a model serves; hidden until it does. For the ui thread alone."""
+class ServingLive(StripCharts):
+    """Three strip charts over the seconds that a model serves; hidden until it does."""
 
     def __init__(self) -> None:
-        base = chart_script()
-        self._charts = {
-            name: StripChart(
-                base, title=title, unit=unit, layout=HEIGHT,
-                series=[{"name": line, "color": color} for line, color in lines.items()],
-            )
-            for name, (title, unit, lines) in LINES.items()
-        }  # fmt: skip
-        columns = "repeat(auto-fit, minmax(220px, 1fr))"
-        layout = {"grid_template_columns": columns, "grid_gap": "12px", "display": "none", "margin": "4px 0"}
-        self.box = W.GridBox(list(self._charts.values()), layout=layout)
+        super().__init__(LINES, height="195px", display="none")
 
     def clear(self) -> None:
         """Another serving begins."""
         self.box.layout.display = "grid"
-        for chart in self._charts.values():
-            chart.clear()
+        super().clear()
 
     def push(self, look: Look) -> None:
         """One more look."""
-        at = look.at_s
         values = {
             "requests": (look.waiting, look.running),
             "ttft": tuple(look.ttft_ms.get(name) for name in ("p50", "p99")),
             "tpot": tuple(look.tpot_ms.get(name) for name in ("p50", "p99")),
         }
-        for name, chart in self._charts.items():
-            chart.push((number, at, float(y)) for number, y in enumerate(values[name]) if y is not None)
-            chart.snapshot_now()
+        self.show(
+            {
+                name: [(number, look.at_s, float(y)) for number, y in enumerate(each) if y is not None]
+                for name, each in values.items()
+            }
+        )
 
 
 BURSTS = {"like clockwork": 0.0, "at random (Poisson)": 1.0, "in bursts (cv 2)": 2.0, "in great bursts (cv 4)": 4.0}

@@ -80,7 +80,7 @@ class TrainController(ActionController):
             self.page.tell("Done.")
         else:
             self.trained = value
-            self.page.show_run(value.run, asked.steps)
+            self.page.show_run(value.run, asked.steps, value.mfu)
             self.page.tell(self._kept() or "Done.")
 
     def _put_comparison(self, found: TrainComparison) -> None:

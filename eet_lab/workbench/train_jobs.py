@@ -10,21 +10,22 @@ from typing import NamedTuple
 
 import torch
 
+from eet_lab.bench import cost
 from eet_lab.bench.training_compare import TrainComparison, compare_training
 from eet_lab.devices import present
-from eet_lab.errors import ModelError, RecipeError, TrainingError
+from eet_lab.errors import RecipeError, TrainingError
 from eet_lab.models import Model
-from eet_lab.models.loading import DEMO
+from eet_lab.models.config import Seq2SeqConfig, VisionConfig
 from eet_lab.progress import Cancel, Progress
 from eet_lab.technique import Recipe
 from eet_lab.texts import as_recipe
 from eet_lab.threads import cpu_threads
-from eet_lab.training import Rows, Step, Trainer, TrainRun, TrainSettings, checkpoint, train
+from eet_lab.training import Rows, Step, Trainer, TrainRun, TrainSettings, checkpoint, demos, train
+from eet_lab.training.data import Examples, Numbered
 from eet_lab.training.run import Evaluation
-from eet_lab.training.tasks import LANGUAGE, task_of
+from eet_lab.training.tasks import LANGUAGE, MASKED, task_of
 from eet_lab.words import counted, visible
 
-BUNDLED = DEMO / "heldout.jsonl"
 HELD_OUT = 0.1
 """The share of the rows that are not trained on."""
 MOST_HELD_OUT = 64
@@ -36,7 +37,9 @@ PARTS = 10
 
 @dataclass(frozen=True)
 class TrainAsked:
-    """A run of training. `data` is a file, and "" the bundled one; `folder` that of the checkpoint, and "" none."""
+    """A run of training. `data` is a file, and "" what ships or is drawn for the task; `task` is one of `TASKS`, and
+    None what the model's head is for; `folder` is that of the checkpoint, and "" none.
+    """
 
     data: str = ""
     techniques: tuple[str, ...] = ()
@@ -47,6 +50,7 @@ class TrainAsked:
     warmup_steps: int = 5
     dropout: float = 0.0
     folder: str = ""
+    task: str | None = None
 
     @property
     def settings(self) -> TrainSettings:
@@ -67,8 +71,8 @@ class TrainAsked:
         return self.place is not None and os.path.isfile(self.place / checkpoint.NAME)
 
     def check(self, model: Model) -> None:
-        """What can be told before the data is read. Errors: TrainingError, RecipeError."""
-        self.settings, self.recipe(model)
+        """What can be told before the data is read. Errors: TrainingError, RecipeError, ModelError."""
+        task_of(self.task, model.config), self.settings, self.recipe(model)
         if (num_tokens := self.batch_rows * self.row_tokens) > MOST_BATCH_TOKENS:
             raise TrainingError(
                 f"A batch would have {num_tokens:,} tokens, but at most {MOST_BATCH_TOKENS:,} are read for a step. "
@@ -79,27 +83,43 @@ class TrainAsked:
         """The techniques. Errors: RecipeError."""
         return as_recipe(",".join(self.techniques), model.device, model.config.in_training)
 
-    def rows(self, model: Model) -> tuple[Rows, Rows]:
+    def reads_text(self, model: Model) -> bool:
+        """Whether labels are made from texts alone."""
+        return task_of(self.task, model.config) in (LANGUAGE, MASKED)
+
+    def reads_rows(self, model: Model) -> bool:
+        """Whether texts are cut into rows; other examples are as long as they are."""
+        of_bundled = not isinstance(model.config, VisionConfig | Seq2SeqConfig)
+        return self.reads_text(model) or (of_bundled and not self.data)
+
+    def told(self, model: Model) -> str:
+        """What is read where no data is given, in words."""
+        if isinstance(model.config, VisionConfig):
+            return "drawn digits"
+        return demos.TOLD[task_of(self.task, model.config)]
+
+    def rows(self, model: Model) -> tuple[Numbered, Numbered]:
         """What is trained on, and what is held out. Errors: TrainingError, ModelError."""
-        rows = Rows.of_file(model, os.path.expanduser(self.data) if self.data else BUNDLED, self.row_tokens)
+        path, task = os.path.expanduser(self.data), task_of(self.task, model.config)
+        rows: Numbered
+        if not path:
+            rows = demos.bundled(model, task, self.row_tokens)
+        elif self.reads_text(model):
+            rows = Rows.of_file(model, path, self.row_tokens)
+            rows = demos.masked(model, rows) if task is MASKED else rows
+        else:
+            rows = Examples.of_file(model, path)
         trained, held_out = rows.split(HELD_OUT)
-        return trained, Rows(held_out.ids[: MOST_HELD_OUT * self.row_tokens], self.row_tokens)
-
-
-def check_model(model: Model) -> None:
-    """ModelError for a model that does not learn from text alone."""
-    task = task_of(None, model.config)
-    if task is not LANGUAGE:
-        raise ModelError(
-            f"{model.name} is trained for {task.name}, which needs labels beside a text. Take a decoder such as "
-            "'demo', or eet_lab.Trainer with examples of your own."
-        )
+        return trained, held_out.part(0, min(len(held_out), MOST_HELD_OUT))
 
 
 class Look(NamedTuple):
-    """What a step did. `allocated_bytes` by torch once it was done, and the most until then; None on a CPU."""
+    """What a step did. `mfu` is the share of the measured ceiling that its arithmetic reached; `allocated_bytes` by
+    torch once it was done, and the most until then. All three are None on a CPU.
+    """
 
     step: Step
+    mfu: float | None
     allocated_bytes: int | None
     peak_bytes: int | None
 
@@ -109,10 +129,11 @@ OnLook = Callable[[Look | Evaluation], None]
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of a run, and the model as it is after it."""
+    """What came of a run, and the model as it is after it. `mfu` is that of the step in the middle; None on a CPU."""
 
     run: TrainRun
     model: Model
+    mfu: float | None
 
 
 def train_model(
@@ -122,7 +143,7 @@ def train_model(
     every = -(-asked.steps // PARTS)
     rows, held_out = asked.rows(model)
     with cpu_threads(model.device), present(model.network.device):
-        trainer = Trainer(model.network, asked.recipe(model).parts, settings=asked.settings)
+        trainer = Trainer(model.network, asked.recipe(model).parts, task=asked.task, settings=asked.settings)
         if resumes and asked.place is not None:
             trainer.resume(asked.place)
             if trainer.num_steps >= asked.steps:
@@ -134,16 +155,21 @@ def train_model(
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
 
+        def reached(step: Step) -> float | None:
+            return step.work and cost.mfu(trainer.config, step.work, step.ms, model.device)
+
         def look(step: Step) -> None:
             counters = (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()) if on_gpu else (None, None)
-            on_look(Look(step, *counters))
+            on_look(Look(step, reached(step), *counters))
 
         run = train(
             trainer, rows, max_steps=asked.steps, batch_rows=asked.batch_rows, held_out=held_out, evaluate_every=every,
             folder=asked.place, save_every=every if asked.place else None, on_step=look, on_evaluation=on_look,
             progress=progress, cancel=cancel,
         )  # fmt: skip
-        return Trained(run, replace(model, network=trainer.trained()))
+        found = sorted(mfu for step in run.steps if (mfu := reached(step)) is not None)
+        middle = found[len(found) // 2] if found else None
+        return Trained(run, replace(model, network=trainer.trained()), middle)
 
 
 def compare_recipes(
@@ -154,6 +180,6 @@ def compare_recipes(
         raise RecipeError("No technique is ticked, so there is nothing to compare: tick one.")
     rows, _ = asked.rows(model)
     return compare_training(
-        model, rows, asked.recipe(model), batch_rows=asked.batch_rows, settings=asked.settings, progress=progress,
-        cancel=cancel, on_partial=on_partial,
+        model, rows, asked.recipe(model), batch_rows=asked.batch_rows, task=asked.task, settings=asked.settings,
+        progress=progress, cancel=cancel, on_partial=on_partial,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -11,50 +12,37 @@ import ipywidgets as W
 from eet_lab.bench.paired import memory_words
 from eet_lab.bench.training_compare import TrainComparison, TrainedSide
 from eet_lab.figures import theme
-from eet_lab.figures.live import Point, StripChart, chart_script
+from eet_lab.figures.live import Point, StripCharts
 from eet_lab.models import Model
 from eet_lab.models.config import Config
 from eet_lab.technique import Technique, obstacle, registry
 from eet_lab.training import TrainRun
 from eet_lab.training.run import Evaluation
-from eet_lab.words import MiB, amount, brief, counted, padded, visible
+from eet_lab.training.tasks import task_of
+from eet_lab.words import MiB, amount, brief, counted, padded, percent, visible
 from eet_lab.workbench.actions import ActionPage, field, help_line, said_words
 from eet_lab.workbench.train_jobs import Look, TrainAsked
 
-HEIGHT = {"height": "190px", "min_width": "0"}
 LINES = {
-    "loss": ("loss", "nats a token", {"training": theme.BASELINE, "held-out": theme.SELECTION}),
+    "loss": ("loss", "nats a label", {"training": theme.BASELINE, "held-out": theme.SELECTION}),
     "speed": ("speed", "tokens/s", {"tokens a second": theme.GAIN}),
+    "mfu": ("MFU", "%", {"of this GPU’s bf16 products": theme.SERIES[2]}),
     "norm": ("gradient norm", "", {"norm": theme.SERIES[3]}),
     "memory": ("GPU memory", "MiB", {"allocated": theme.SELECTION, "peak": theme.SERIES[1]}),
 }
 """Title, unit and lines of each chart."""
 SCALES = {"loss": "log", "norm": "log"}
 NOT_MEASURED = "Not measured on a CPU."
+NO_CEILING = "No ceiling measured on a CPU."
 
 
-class TrainLive:
-    """Four strip charts over the steps of a run. For the ui thread alone."""
+class TrainLive(StripCharts):
+    """Strip charts over the steps of a run."""
 
     def __init__(self, on_gpu: bool) -> None:
-        base = chart_script()
-        self.charts = {
-            name: StripChart(
-                base, title=title, unit=unit, layout=HEIGHT, x_unit="", scale=SCALES.get(name, "linear"),
-                series=[{"name": line, "color": color} for line, color in lines.items()],
-            )
-            for name, (title, unit, lines) in LINES.items()
-        }  # fmt: skip
-        self.charts["memory"].note = "" if on_gpu else NOT_MEASURED
-        columns = "repeat(auto-fit, minmax(230px, 1fr))"
-        self.box = W.GridBox(
-            [*self.charts.values()], layout={"grid_template_columns": columns, "grid_gap": "14px", "margin": "6px 0"}
-        )
-
-    def clear(self) -> None:
-        """Another run begins."""
-        for chart in self.charts.values():
-            chart.clear()
+        super().__init__(LINES, height="190px", x_unit="", scales=SCALES)
+        if not on_gpu:
+            self.charts["memory"].note, self.charts["mfu"].note = NOT_MEASURED, NO_CEILING
 
     def push(self, looks: Iterable[Look | Evaluation]) -> None:
         """What was told since."""
@@ -67,24 +55,24 @@ class TrainLive:
             points["loss"].append((0, at, step.loss))
             points["speed"].append((0, at, step.num_tokens / step.ms * 1e3))
             points["norm"].append((0, at, step.grad_norm))
+            if look.mfu is not None:
+                points["mfu"].append((0, at, 100 * look.mfu))
             held = enumerate((look.allocated_bytes, look.peak_bytes))
             points["memory"] += [(line, at, num_bytes / MiB) for line, num_bytes in held if num_bytes is not None]
-        for name, chart in self.charts.items():
-            chart.push(points[name])
-            chart.snapshot_now()
+        self.show(points)
 
 
 WIDE, BUTTON = {"width": "auto"}, {"width": "110px"}
 FORM = {"grid_template_columns": "repeat(auto-fit, minmax(215px, 1fr))", "grid_gap": "4px 18px", "margin": "6px 0"}
 ROW = {"flex_flow": "row wrap", "display": "flex", "grid_gap": "4px 14px", "align_items": "center", "margin": "6px 0"}
 FIELDS = {
-    "data": ("data, a file", "Text or JSONL; a tenth is held out."),
+    "data": ("data, a file", "{data}; a tenth is held out."),
     "folder": ("checkpoint, a folder", "Written at most ten times a run, and at Stop."),
     "lr": ("learning rate", "How far AdamW moves the weights."),
     "warmup_steps": ("warm-up, steps", "The learning rate rises from 0."),
     "steps": ("steps", "In all: those before a Resume count."),
     "batch_rows": ("rows a batch", "A step reads one batch."),
-    "row_tokens": ("tokens a row", "At most the model’s context, {context:,}."),
+    "row_tokens": ("tokens a row", "{row_tokens}"),
     "dropout": ("dropout, a share", "Of hidden states and attention."),
 }
 """The name of each field, with its unit, and its line of help."""
@@ -96,17 +84,25 @@ class TrainPage(ActionPage):
     """All widgets. `put` is called with the action from whatever thread a callback comes on."""
 
     def __init__(self, model: Model, asked: TrainAsked, put: Callable[[str], None]) -> None:
-        on_gpu = model.device == "cuda"
+        self._asked, on_gpu = asked, model.device == "cuda"
         self._where = "" if on_gpu else theme.badge("on a CPU: its times say nothing of a GPU’s", "warn")
         text = {"continuous_update": False, "layout": WIDE}
         self.fields: dict[str, Any] = {
-            "data": W.Text(asked.data, placeholder="Python’s documentation, held-out part", **text),
+            "data": W.Text(asked.data, placeholder=asked.told(model), **text),
             "folder": W.Text(asked.folder, placeholder="none", **text),
         }
         for name in [name for name in FIELDS if name not in self.fields]:
             kind = W.FloatText if name in SHARES else W.IntText
             self.fields[name] = kind(getattr(asked, name), layout=WIDE)
-        helps = {name: help.format(context=model.config.context) for name, (_, help) in FIELDS.items()}
+        of_text = asked.reads_rows(model)
+        self.fields["row_tokens"].disabled = not of_text
+        told_of = {
+            "data": "Text or JSONL" if asked.reads_text(model) else "JSONL with text and labels",
+            "row_tokens": f"At most the model’s context, {model.config.context:,}."
+            if of_text
+            else "As long as each is.",
+        }
+        helps = {name: help.format_map(told_of) for name, (_, help) in FIELDS.items()}
         form = [field(FIELDS[name][0], self.fields[name], helps[name]) for name in FIELDS]
         config = model.config.in_training
         fitting = [technique() for technique in registry().values() if "train" in technique.stages]
@@ -131,7 +127,8 @@ class TrainPage(ActionPage):
         self.status = W.HTML(said_words("Press Train."))
         self.live = TrainLive(on_gpu)
         self.error, self.headline, self.comparison = W.HTML(), W.HTML(), W.HTML()
-        told = f"<b>{escape(visible(model.label))}</b>, {escape(model.dtype)} {self._where}"
+        task = task_of(asked.task, model.config).name
+        told = f"<b>{escape(visible(model.label))}</b>, {escape(model.dtype)}, {task} {self._where}"
         self.box = W.VBox(
             [
                 W.HTML(theme.stylesheet()), W.HTML(f"<div>{told}</div>"), W.GridBox(form, layout=FORM),
@@ -145,7 +142,8 @@ class TrainPage(ActionPage):
         """What the fields say now."""
         values = {name: widget.value for name, widget in self.fields.items()}
         values |= {name: values[name].strip() for name in ("data", "folder")}
-        return TrainAsked(techniques=tuple(name for name, box in self.techniques.items() if box.value), **values)
+        ticked = tuple(name for name, box in self.techniques.items() if box.value)
+        return replace(self._asked, techniques=ticked, **values)
 
     def begin(self, compares: bool) -> None:
         """Something is asked for: what was told of the last one of its kind goes."""
@@ -167,10 +165,11 @@ class TrainPage(ActionPage):
         self.tell("")
         self.error.value = theme.error_card(error)
 
-    def show_run(self, run: TrainRun, num_steps: int) -> None:
-        """What came of a run that was asked for so many steps."""
+    def show_run(self, run: TrainRun, num_steps: int, mfu: float | None) -> None:
+        """What came of a run that was asked for so many steps; `mfu` is that of its step in the middle."""
         kind = "warn" if run.was_stopped else "good"
-        told = f"<b>{escape(headline(run, num_steps))}</b> {self._where}"
+        reached = "" if mfu is None else f", MFU {percent(mfu)}"
+        told = f"<b>{escape(headline(run, num_steps) + reached)}</b> {self._where}"
         self.headline.value = f'<div class="eet-note eet-{kind}">{told}</div>'
 
     def show_comparison(self, found: TrainComparison) -> None:
@@ -179,14 +178,14 @@ class TrainPage(ActionPage):
 
 
 def headline(run: TrainRun, num_steps: int) -> str:
-    """`Loss 5.21 to 3.87 on held-out text in 40 steps, 1,230 tokens/s`."""
+    """`Loss 5.21 to 3.87 on held-out data in 40 steps, 1,230 tokens/s`."""
     if not run.steps:
         return "Stopped before the first step."
     first, *_, last = (padded(each.loss) for each in (*run.evaluations[:1], *run.evaluations))
     speed = f"{brief(run.tokens_per_s or 0)} tokens/s"
     if not run.was_stopped:
-        return f"Loss {first} to {last} on held-out text in {counted(len(run.steps), 'step')}, {speed}"
-    fell = f"{first} to {last} on held-out text" if len(run.evaluations) > 1 else f"{first} at first on held-out text"
+        return f"Loss {first} to {last} on held-out data in {counted(len(run.steps), 'step')}, {speed}"
+    fell = f"{first} to {last} on held-out data" if len(run.evaluations) > 1 else f"{first} at first on held-out data"
     return f"Stopped after {run.steps[-1].number + 1:,} of {counted(num_steps, 'step')}: loss {fell}, {speed}"
 
 

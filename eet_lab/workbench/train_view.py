@@ -10,17 +10,18 @@ from eet_lab.technique import Recipe, everything
 from eet_lab.training import TrainRun
 from eet_lab.workbench.actions import ActionView
 from eet_lab.workbench.train_controller import TrainController
-from eet_lab.workbench.train_jobs import TrainAsked, check_model
+from eet_lab.workbench.train_jobs import TrainAsked
 
 
 class TrainView(ActionView):
     """Train a copy of a model, stop it, go on from its checkpoint, and compare techniques with none.
 
-    `model` is a name, or what `eet_lab.load` gave, a decoder. `data` is a text
-    file or JSON lines with a "text" each (default: text of Python's documentation that ships with the demo model), the
-    last tenth of which is held out. `folder` is where the checkpoint is kept. `lr` rises over `warmup_steps`; each of
-    `steps` reads `batch_rows` rows of `row_tokens` tokens. `run` is what the last run did, `trained` the model after
-    it, and `compared` the last comparison.
+    `model` is a name, or what `eet_lab.load` gave. `task` is "language", "masked", "classes", "token-classes" or
+    "seq2seq" (default: what its head is for). `data` is a file, the last tenth of which is held out: text, or JSON
+    lines with a "text" each; for classes and answers JSON lines with a "text" or "ids", and "labels". Without one, what
+    ships is read: Python's documentation, numbers in words, or drawn digits. `folder` is where the checkpoint is kept.
+    `lr` rises over `warmup_steps`; each of `steps` reads `batch_rows` examples, or rows of `row_tokens` tokens. `run`
+    is what the last run did, `trained` the model after it, and `compared` the last comparison.
 
     Opening another view closes this one. `close()` stops the training and ends its threads. Errors: ModelError,
     TrainingError.
@@ -40,13 +41,13 @@ class TrainView(ActionView):
         row_tokens: int = 128,
         warmup_steps: int = 5,
         dropout: float = 0.0,
+        task: str | None = None,
         device: str | None = None,
     ) -> None:
         loaded = model if isinstance(model, Model) else load(model, device=device)
-        check_model(loaded)
         ticked: Recipe = everything(loaded.device, loaded.config.in_training)
         asked = TrainAsked(
-            str(data), ticked.names, lr, steps, batch_rows, row_tokens, warmup_steps, dropout, str(folder)
+            str(data), ticked.names, lr, steps, batch_rows, row_tokens, warmup_steps, dropout, str(folder), task
         )
         asked.check(loaded)  # told now rather than when a button is pressed
         self.model = loaded

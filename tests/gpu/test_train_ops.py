@@ -15,6 +15,7 @@ from test_seq2seq_training import examples
 from test_training import language, masked
 
 from eet_lab.models import load
+from eet_lab.models.decoder import mapped
 from eet_lab.ops import reference
 from eet_lab.ops.cuda import train_embedding, train_epilogue, train_norm
 from eet_lab.ops.noise import Dropout, token_keys
@@ -60,7 +61,7 @@ def check(ours, plain, inputs, dout) -> None:
 
 def dropout(T: int, p: float = 0.1) -> Dropout:
     numbers = torch.arange(T, device=DEVICE)
-    return Dropout(p, 0.0, token_keys(7, 3, numbers // 50, numbers % 50), numbers)
+    return Dropout(p, 0.0, token_keys(73, numbers // 50, numbers % 50), numbers)
 
 
 @pytest.mark.parametrize("T, C", SHAPES)
@@ -85,7 +86,7 @@ def test_activations(act, T, F, biased, dtype):
     inputs = [made(T, N, dtype=dtype, std=2.0), *([made(N, dtype=dtype, seed=1)] if biased else [])]
 
     def ours(y, bias=None):
-        return train_epilogue._Epilogue.apply(y, bias, None, act, None)
+        return train_epilogue.Epilogue.apply(y, bias, None, act, None)
 
     def plain(y, bias=None):
         return reference.activate(y if bias is None else y + bias, act, empty=autograd)
@@ -100,7 +101,7 @@ def test_residuals(T, C, p, biased, dtype):
     inputs += [made(C, dtype=dtype, seed=2)] if biased else []
 
     def ours(y, residual, bias=None):
-        return train_epilogue._Epilogue.apply(y, bias, residual, None, dropout(T, p).noise())
+        return train_epilogue.Epilogue.apply(y, bias, residual, None, dropout(T, p).noise())
 
     def plain(y, residual, bias=None):
         return dropout(T, p)(y if bias is None else y + bias) + residual
@@ -200,12 +201,14 @@ def test_gradients_of_whole_models(name, p):
     layout = "pre_padding,mask_removal,packed_prefill"
 
     def gradients(dtype, recipe):
-        network = load(theirs(kind), device=DEVICE, dtype=dtype).network
+        is_exact = dtype == torch.float64
+        network = load(theirs(kind), device=DEVICE, dtype=torch.float32 if is_exact else dtype).network
+        network = mapped(network, torch.Tensor.double) if is_exact else network
         return Trainer(network, Recipe.parse(recipe).parts, dropout=p, attention_dropout=p).gradients(data())
 
-    loss, exact = gradients("float32", layout)
-    for dtype in ("float32", "bfloat16"):
-        eps = torch.finfo(getattr(torch, dtype)).eps
+    loss, exact = gradients(torch.float64, layout)
+    for dtype in (torch.float32, torch.bfloat16):
+        eps = torch.finfo(dtype).eps
         (_, low), (value, ours), again = (gradients(dtype, words) for words in (layout, *[f"{layout},{FUSED}"] * 2))
         assert value == pytest.approx(loss, rel=20 * eps), dtype
         assert ours.keys() == exact.keys()

@@ -92,7 +92,7 @@ def test_stop_ends_serving_from_the_page_and_from_the_bar(bench: Workbench, tab:
         tab.page._rate.value = 0.05  # somebody comes every twenty seconds
         bench.controller.put(c.PressServing("serve"))
         turn_until(
-            bench, lambda: tab.page.live.box.layout.display == "grid" and tab.page.live._charts["requests"].points
+            bench, lambda: tab.page.live.box.layout.display == "grid" and tab.page.live.charts["requests"].points
         )
         with pytest.raises(EETError, match="cannot start while"):
             bench.controller.do(c.Run())
@@ -151,8 +151,8 @@ def test_looks_are_drawn_and_a_percentile_that_is_not_there_is_left_out(tab: Ser
     live.clear()
     live.push(Look(0.5, 3, 2, 0, 6, {}, {}))
     live.push(Look(1.0, 1, 4, 1, 6, {"p50": 20.0, "p99": 40.0}, {}))
-    assert [point[1:] for point in live._charts["requests"].points] == [(0.5, 3.0), (1.0, 1.0), (0.5, 2.0), (1.0, 4.0)]
-    assert len(live._charts["ttft"].points) == 2 and live._charts["tpot"].points == []
+    assert [point[1:] for point in live.charts["requests"].points] == [(0.5, 3.0), (1.0, 1.0), (0.5, 2.0), (1.0, 4.0)]
+    assert len(live.charts["ttft"].points) == 2 and live.charts["tpot"].points == []
 
 
 def test_both_are_drawn_with_the_error_of_the_simulation() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,10 +18,15 @@ import torch
 import eet_lab
 from eet_lab.errors import EETError, ModelError, TrainingError
 from eet_lab.models import Model
+from eet_lab.models.config import EncoderConfig
+from eet_lab.models.loading import demo_tokenizer
 from eet_lab.models.table import flat
 from eet_lab.models.tokenizer import Tokenizer
+from eet_lab.models.weights import random_decoder
+from eet_lab.training import demos
+from eet_lab.training.demos import demo_of
 from eet_lab.workbench import train_jobs, train_page
-from eet_lab.workbench.train_jobs import TrainAsked
+from eet_lab.workbench.train_jobs import TrainAsked, train_model
 from eet_lab.workbench.train_view import TrainView
 
 ROWS = {"row_tokens": 12, "batch_rows": 2, "warmup_steps": 2, "lr": 1e-2}
@@ -67,7 +74,7 @@ def test_what_is_chosen_is_trained_and_resumed_to_the_bit(view: TrainView, model
     run = view.run
     assert run is not None and [step.number for step in run.steps] == [*range(5)] and (tmp_path / "run").is_dir()
     first, last = run.evaluations[0].loss, run.evaluations[-1].loss
-    assert f"Loss {first:.2f} to {last:.2f} on held-out text in 5 steps" in told(view) and "tokens/s" in told(view)
+    assert f"Loss {first:.2f} to {last:.2f} on held-out data in 5 steps" in told(view) and "tokens/s" in told(view)
     losses = [y for line, _, y in points(view, "loss") if line == 0]
     assert losses == list(run.losses) and len(points(view, "loss")) == 5 + 6
     assert len(points(view, "norm")) == len(points(view, "speed")) == 5
@@ -177,8 +184,10 @@ def test_a_step_that_fails_is_told_and_keeps_the_last_checkpoint(view: TrainView
 def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly(
     view: TrainView, model: Model, data: Path
 ) -> None:
-    with pytest.raises(ModelError, match="classification, which needs labels"):
-        TrainView(encoders.ours("bert-classes"))
+    with pytest.raises(TrainingError, match="task is 'masked', and the model is a decoder"):
+        TrainView(model, task="masked")
+    with pytest.raises(ModelError, match="lacks a token classification head"):
+        TrainView(encoders.ours("bert-classes"), task="token-classes")
     with pytest.raises(TrainingError, match="lr is -1"):
         TrainView(model, data, lr=-1.0)
     with pytest.raises(EETError, match="no action 'trian'. Did you mean 'train'"):
@@ -190,3 +199,45 @@ def test_a_new_view_closes_the_old_one_unless_it_is_asked_for_wrongly(
     with pytest.raises(EETError, match="closed"):
         view.press("train")
     second.close()
+
+
+HEADS = {"act": "gelu", "eps": 1e-12, "family": "bert", "labels": ("a", "b", "c")}
+
+
+def of_task(task: str) -> Model:
+    """A tiny model for it, untrained."""
+    if task in ("classes", "token-classes"):
+        config = EncoderConfig(1, 32, 2, 64, 4096, 64, **HEADS, heads=(task.replace("-", "_"),))
+        return Model("tiny", "tiny", random_decoder(config, 0, torch.device("cpu"), torch.float32), WORDS, "random")
+    return demo_of({"seq2seq": "translator-tiny", "masked": "bert-tiny", "images": "vit-tiny"}[task]).model()
+
+
+WORDS = demo_tokenizer()
+LABELLED = {"classes": 2, "token-classes": [0, 1, 2], "seq2seq": "4 2"}
+
+
+@pytest.mark.parametrize("task", ["masked", "classes", "token-classes", "seq2seq", "images"])
+def test_each_task_has_data_of_its_own_and_reads_files(
+    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(demos, "MOST_NUMBERS", 300)
+    monkeypatch.setattr(demos, "MOST_IMAGES", 300)
+    model = of_task(task)
+    asked = TrainAsked(steps=3, row_tokens=16, batch_rows=4, warmup_steps=1)
+    told: list[Any] = []
+    done = train_model(model, asked, False, told.append, lambda *_: None, threading.Event())
+    assert len(done.run.steps) == 3 and done.mfu is None and all(map(math.isfinite, done.run.losses))
+    assert done.run.evaluations[-1].loss < done.run.evaluations[0].loss + 0.5
+    page = train_page.TrainPage(model, asked, print)
+    assert page.fields["row_tokens"].disabled == (task in ("seq2seq", "images"))
+    assert page.fields["data"].placeholder == asked.told(model)
+    page.close()
+    if task == "images":
+        return
+    path = tmp_path / "rows.jsonl"
+    row = {"ids": [5, 6, 7], "labels": LABELLED[task]} if task != "masked" else {"text": "five six seven"}
+    path.write_text("\n".join(json.dumps(row) for _ in range(20)))
+    rows, held_out = replace(asked, data=str(path), row_tokens=3).rows(model)
+    assert len(held_out) == 2 and len(rows) == 18
+    if task == "seq2seq":
+        assert rows[0].labels == model.encode("4 2")

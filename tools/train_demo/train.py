@@ -1,130 +1,123 @@
-"""Train the demo model on the encoded corpus and keep the checkpoint with the lowest validation loss.
+"""Train the demo model on the encoded corpus and keep the weights with the lowest validation loss.
 
     python tools/train_demo/train.py [--data .demo_data] [--out eet_lab/models/demo]
 
-Writes an fp16 HF checkpoint, and `training.json` with the figures for the model card. The corpus is small and
-is X
+`eet_lab.training` trains it, in bfloat16 with weights in fp32 beside. Writes an fp16 HF checkpoint, and `training.json`
+with the figures for the model card. The corpus is small and is read many times over, so dropout and weight decay are
+high; text of whole sources is mixed in, less of it from step to step. `--below LOSS` writes nothing unless the test
+loss is as low as that, such as that of the model that is there.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import datetime
 import json
-import math
 import platform
 import shutil
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+
+from eet_lab.bench.environment import device_name
+from eet_lab.models import Model
+from eet_lab.models.config import Config
+from eet_lab.models.decoder import Decoder, mapped
+from eet_lab.models.weights import placed, random_decoder
+from eet_lab.technique import Recipe
+from eet_lab.training import Evaluation, Example, Rows, Trainer, TrainSettings, train
 
 END_OF_TEXT = 0
-VOCAB_SIZE, NUM_POSITIONS, N_EMBD, N_LAYER, N_HEAD = 4096, 1024, 256, 4, 4
+CONFIG = Config(4, 256, 4, 1024, 4096, 1024, bos_id=END_OF_TEXT, eos_id=END_OF_TEXT)
 SETTINGS = ("steps", "batch", "learning_rate", "weight_decay", "dropout", "sources", "seed")
 EVALUATE_EVERY = 250
 WARM_UP_STEPS = 100
 
 
-def make_model(dropout: float) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCAB_SIZE,
-            n_positions=NUM_POSITIONS,
-            n_embd=N_EMBD,
-            n_layer=N_LAYER,
-            n_head=N_HEAD,
-            bos_token_id=END_OF_TEXT,
-            eos_token_id=END_OF_TEXT,
-            resid_pdrop=dropout,
-            embd_pdrop=dropout,
-            attn_pdrop=dropout,
-        )
-    )
-
-
-def load_tokens(path: Path, device: str) -> Tensor:
-    return torch.from_numpy(np.fromfile(path, dtype=np.uint16).astype(np.int64)).to(device)
+def load_tokens(path: Path) -> np.ndarray:
+    return np.fromfile(path, dtype=np.uint16).astype(np.int64)
 
 
 class Windows:
     """Random windows of one token stream; every second one begins where a document does, as prompts do."""
 
-    def __init__(self, tokens: Tensor) -> None:
+    def __init__(self, tokens: np.ndarray) -> None:
         # Wrapping around lets a document near the end open a full window too.
-        self.tokens = torch.cat((tokens, tokens[:NUM_POSITIONS]))
+        self.tokens = np.concatenate((tokens, tokens[: CONFIG.context]))
         self.num_tokens = len(tokens)
-        self.documents = (tokens == END_OF_TEXT).nonzero().flatten()
-        self.offsets = torch.arange(NUM_POSITIONS, device=tokens.device)
+        self.documents = np.flatnonzero(tokens == END_OF_TEXT)
 
-    def draw(self, count: int) -> Tensor:
-        device = self.tokens.device
-        starts = torch.randint(self.num_tokens, (count,), device=device)
-        chosen = torch.randint(len(self.documents), (len(starts[::2]),), device=device)
-        starts[::2] = self.documents[chosen]
-        return self.tokens[starts[:, None] + self.offsets]
+    def draw(self, count: int, draw: np.random.Generator) -> Iterable[Example]:
+        starts = draw.integers(self.num_tokens, size=count)
+        starts[::2] = draw.choice(self.documents, len(starts[::2]))
+        return (Example(self.tokens[start : start + CONFIG.context].tolist()) for start in starts)
 
 
-@torch.no_grad()
-def evaluate(model: GPT2LMHeadModel, tokens: Tensor) -> float:
+@dataclass(frozen=True)
+class Mixed:
+    """What each step reads: prose, and sources, whose share falls by a half."""
+
+    prose: Windows
+    sources: Windows
+    share: float
+    steps: int
+    seed: int
+
+    def batch(self, step: int, num_rows: int) -> list[Example]:
+        draw, num_sources = np.random.default_rng((self.seed, step)), self.num_sources(step, num_rows)
+        return [*self.prose.draw(num_rows - num_sources, draw), *self.sources.draw(num_sources, draw)]
+
+    def num_sources(self, step: int, num_rows: int) -> int:
+        return round(num_rows * (self.share - 0.5 * step / self.steps))
+
+
+def evaluate(network: Decoder, tokens: np.ndarray) -> float:
     """Mean loss in nats per token over consecutive full windows; a shorter rest is left out."""
-    model.eval()
-    windows = tokens[: len(tokens) // NUM_POSITIONS * NUM_POSITIONS].view(-1, NUM_POSITIONS)
-    total = sum(model(batch, labels=batch).loss.item() * len(batch) for batch in windows.split(16))
-    model.train()
-    return total / len(windows)
+    return Trainer(network, Recipe.parse("all", network.device.type, CONFIG.in_training).parts).evaluate(
+        [*Rows(tokens, CONFIG.context)]
+    )
 
 
-def make_optimizer(model: GPT2LMHeadModel, learning_rate: float, weight_decay: float) -> torch.optim.AdamW:
-    """Decay matrices only: shrinking a norm or a bias regularizes nothing."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
+def trained(trainer: Trainer) -> Decoder:
+    """A copy of the weights in fp32, as they were before they were rounded."""
+    state = trainer.optimizer.state
+    wide = {id(p): state[p].get("master", p).detach().float().clone() for p in trainer.parameters.values()}
+    return mapped(trainer.model, lambda tensor: wide[id(tensor)] if id(tensor) in wide else tensor.float())
 
 
-def cosine(step: int, num_steps: int) -> float:
-    warm_up = min(1.0, (step + 1) / WARM_UP_STEPS)
-    return warm_up * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / num_steps)))
+def train_model(args: argparse.Namespace) -> tuple[Decoder, list[dict[str, float]]]:
+    prose, sources = (Windows(load_tokens(args.data / f"{name}.bin")) for name in ("train", "sources"))
+    rows = Mixed(prose, sources, share=args.sources, steps=args.steps, seed=args.seed)
+    network = random_decoder(CONFIG, args.seed, torch.device(args.device), getattr(torch, args.dtype))
+    settings = TrainSettings(
+        lr=args.learning_rate, betas=(0.9, 0.95), weight_decay=args.weight_decay, dropout=args.dropout,
+        warmup_steps=min(WARM_UP_STEPS, args.steps), lr_schedule="cosine", max_steps=args.steps, seed=args.seed,
+    )  # fmt: skip
+    recipe = Recipe.parse(args.recipe, args.device, CONFIG.in_training)
+    print("techniques:", recipe, flush=True)
+    trainer, curve = Trainer(network, recipe.parts, settings=settings), list[dict[str, float]]()
+    best, losses = trained(trainer), list[float]()
 
-
-def train(args: argparse.Namespace) -> tuple[GPT2LMHeadModel, list[dict[str, float]]]:
-    torch.manual_seed(args.seed)
-    prose = Windows(load_tokens(args.data / "train.bin", args.device))
-    sources = Windows(load_tokens(args.data / "sources.bin", args.device))
-    validation = load_tokens(args.data / "validation.bin", args.device)
-    model = make_model(args.dropout).to(args.device).train()
-    optimizer = make_optimizer(model, args.learning_rate, args.weight_decay)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, args.steps))
-
-    best, best_loss, curve = model.state_dict(), math.inf, []
-    for step in range(1, args.steps + 1):
-        num_sources = round(args.batch * (args.sources - 0.5 * step / args.steps))
-        batch = torch.cat((prose.draw(args.batch - num_sources), sources.draw(num_sources)))
-        with torch.autocast(args.device, dtype=torch.bfloat16):
-            loss = model(batch, labels=batch).loss
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        scheduler.step()
-        if step % EVALUATE_EVERY == 0 or step == args.steps:
-            validation_loss = evaluate(model, validation)
-            curve.append({"step": step, "training_loss": loss.item(), "validation_loss": validation_loss})
+    def look(found: Evaluation) -> None:
+        nonlocal best
+        if not curve or found.loss < min(point["validation_loss"] for point in curve):
+            best = trained(trainer)
+        if found.num_steps:
+            curve.append({"step": found.num_steps, "training_loss": losses[-1], "validation_loss": found.loss})
             print(" ".join(f"{key} {value:.4g}" for key, value in curve[-1].items()), flush=True)
-            if validation_loss < best_loss:
-                best_loss, best = validation_loss, copy.deepcopy(model.state_dict())
-    model.load_state_dict(best)
-    return model, curve
+
+    train(
+        trainer, rows, max_steps=args.steps, batch_rows=args.batch, evaluate_every=EVALUATE_EVERY,
+        held_out=Rows(load_tokens(args.data / "validation.bin"), CONFIG.context), on_evaluation=look,
+        on_step=lambda step: losses.append(step.loss),
+    )  # fmt: skip
+    return best, curve
 
 
 def main() -> None:
@@ -132,6 +125,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(".demo_data"))
     parser.add_argument("--out", type=Path, default=Path("eet_lab/models/demo"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="bfloat16" if torch.cuda.is_available() else "float32")
+    parser.add_argument("--recipe", default="all", help="techniques of training")
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--batch", type=int, default=8, help="windows per step")
     parser.add_argument("--learning-rate", type=float, default=2e-3)
@@ -139,41 +134,40 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.15)
     parser.add_argument("--sources", type=float, default=0.8, help="share of code at first; it falls by 0.5")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--below", type=float, help="write nothing if the test loss is above")
     args = parser.parse_args()
 
     start = time.perf_counter()
-    model, curve = train(args)
+    network, curve = train_model(args)
     training_s = time.perf_counter() - start
-    args.out.mkdir(parents=True, exist_ok=True)
-    model.config.activation_function = "gelu_new"  # the name that every reader of GPT-2 knows
-    model.half().save_pretrained(args.out)
-    for path in sorted((args.data / "model").iterdir()):
-        shutil.copyfile(path, args.out / path.name)
-
-    model.float().eval()
     losses = {
-        name: evaluate(model, load_tokens(args.data / f"{name}.bin", args.device))
-        for name in ("train", "validation", "test")
+        name: evaluate(network, load_tokens(args.data / f"{name}.bin")) for name in ("train", "validation", "test")
     }
-    figures = {
+    figures: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "hardware": torch.cuda.get_device_name() if args.device == "cuda" else platform.machine(),
+        "hardware": device_name(args.device),
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
         "corpus": json.loads((args.data / "corpus.json").read_text()),
-        "num_parameters": model.num_parameters(),
+        "num_parameters": CONFIG.num_params,
         "settings": {name: vars(args)[name] for name in SETTINGS},
         "training_s": round(training_s, 1),
         "best_step": min(curve, key=lambda point: point["validation_loss"])["step"],
         "loss": losses,
         "curve": curve,
     }
+    print(json.dumps({name: figures[name] for name in ("loss", "training_s", "best_step")}, indent=1))
+    if args.below is not None and losses["test"] > args.below:
+        print(f"The test loss is above {args.below}: nothing is written.")
+        return
+    half = placed(network, network.device, torch.float16)
+    Model("demo", "demo", half, None, "random").save(args.out)
+    for path in sorted((args.data / "model").iterdir()):
+        shutil.copyfile(path, args.out / path.name)
     (args.out / "training.json").write_text(json.dumps(figures, indent=1) + "\n")
-    shown = ("loss", "training_s", "best_step")
-    print(json.dumps({name: figures[name] for name in shown}, indent=1))
 
 
 if __name__ == "__main__":

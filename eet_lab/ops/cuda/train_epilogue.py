@@ -29,7 +29,7 @@ from eet_lab.ops.fits import Shapes, refuses
 from eet_lab.ops.types import Drop, Empty, Linear, Noise, all_kept
 
 WARPS, VECTOR_BYTES = 8, 16  # rows that a block has at a time, each a warp's
-BLOCKS = 4  # of a multiprocessor
+BLOCKS = {False: 4, True: 3}  # of a multiprocessor, by whether it is gated: one wave
 
 
 def unfit_width(model: Shapes) -> str | None:
@@ -50,7 +50,7 @@ def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: C
     """act(linear(x)): [T,C] -> [T,F]. Of an activated layer the product without its bias is kept, and nothing else."""
     if act is None:
         return linear(x, w, empty=empty)
-    return _Epilogue.apply(linear(x, w._replace(bias=None), empty=empty), w.bias, None, act, None)
+    return Epilogue.apply(linear(x, w._replace(bias=None), empty=empty), w.bias, None, act, None)
 
 
 @refuses(unfit_width)
@@ -58,7 +58,7 @@ def linear_act(x: Tensor, w: Linear, act: str | None, *, empty: Empty, linear: C
 def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, drop: Drop = all_kept) -> Tensor:
     """linear(x) + residual: [T,C], [T,N] -> [T,N]. Kept is nothing; what is dropped is drawn again."""
     y = reference.linear(x, w._replace(bias=None), empty=empty)
-    return _Epilogue.apply(y, w.bias, residual, None, drop.noise())
+    return Epilogue.apply(y, w.bias, residual, None, drop.noise())
 
 
 @refuses(unfit_width)
@@ -66,10 +66,10 @@ def linear_residual(x: Tensor, w: Linear, residual: Tensor, *, empty: Empty, dro
 def dropped(x: Tensor, drop: Drop) -> Tensor:
     """What a training pass keeps of hidden states: [T,C] -> [T,C]."""
     noise = drop.noise()
-    return x if noise is None else _Epilogue.apply(x, None, None, None, noise)
+    return x if noise is None else Epilogue.apply(x, None, None, None, noise)
 
 
-class _Epilogue(torch.autograd.Function):
+class Epilogue(torch.autograd.Function):
     """drop(act(y + bias)) + residual."""
 
     @staticmethod
@@ -135,7 +135,7 @@ def epilogue_backward(
 
 def _how(act: str | None, x: Tensor, F: int) -> dict[str, Any]:
     """The rest of the arguments of both launchers."""
-    strips = ceil(F * x.element_size(), 32 * VECTOR_BYTES)
-    R = max(1, min(ceil(len(x), WARPS), BLOCKS * gpu().num_blocks // strips))
-    how = {"act": number_of(act), "gated": act in GATED, "dtype": DTYPES[x.dtype]}
+    gated, strips = act in GATED, ceil(F * x.element_size(), 32 * VECTOR_BYTES)
+    R = max(1, min(ceil(len(x), WARPS), BLOCKS[gated] * gpu().num_blocks // strips))
+    how = {"act": number_of(act), "gated": gated, "dtype": DTYPES[x.dtype]}
     return how | {"T": len(x), "F": F, "R": R, "stream": stream_of(x)}

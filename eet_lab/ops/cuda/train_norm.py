@@ -55,16 +55,17 @@ def norm_backward(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The gradients of x [T,C], of the weight [C] and, where there is a mean, of the bias [C]. Two launches."""
     T, C = x.shape
-    log_team = max(0, (ceil(C, WARP_CHANNELS) - 1).bit_length())
-    num_warps = max(BLOCK_WARPS, 1 << log_team)
-    teams, most = num_warps >> log_team, gpu().num_blocks * 2 * BLOCK_WARPS // num_warps
-    num_blocks = max(1, min(ceil(T, teams), most))
+    log_team = (ceil(C, WARP_CHANNELS) - 1).bit_length()
+    teams = max(1, BLOCK_WARPS >> log_team)
+    each = 1 if 1 << log_team > BLOCK_WARPS else 3 if x.element_size() == 2 else 2  # blocks of a multiprocessor
+    rows = max(1, ceil(T, teams * each * gpu().num_blocks))  # of a team
+    num_blocks = max(1, ceil(T, teams * rows))  # as few as take no longer
     partial = torch.empty(2, num_blocks, C, dtype=torch.float32, device=x.device)
     dx, dweight = torch.empty_like(x), torch.empty_like(weight)
     dbias = None if mean is None else torch.empty_like(weight)
     native.loaded("train_norm").eet_norm_backward(
         dx=at(dx), dweight=at(dweight), dbias=at(dbias), partial=at(partial), dy=at(dy), x=at(x),
         norm_weight=at(weight), mean=at(mean), scale=at(scale), dtype=DTYPES[x.dtype], T=T, C=C, log_team=log_team,
-        num_warps=num_warps, num_blocks=num_blocks, stream=stream_of(x),
+        num_blocks=num_blocks, stream=stream_of(x),
     )  # fmt: skip
     return dx, dweight, dbias

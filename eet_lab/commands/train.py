@@ -1,0 +1,69 @@
+"""`eet-lab train`: small models that are trained here from nothing."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from eet_lab.commands.arguments import add_model
+from eet_lab.commands.command import Command
+from eet_lab.commands.terminal import ProgressLine, stoppable
+
+GUIDE = """\
+Trains a small model from random weights, on data that is on every machine or is drawn, and tells its loss on what was
+held out. Nothing is downloaded.
+
+  eet-lab train translator-tiny                     numbers, from words to digits: about half a minute of a CPU
+  eet-lab train vit-tiny --save digits              pictures of digits; a checkpoint that transformers reads
+  eet-lab train gpt2-tiny --steps 1000              Python's documentation, read a few times
+  eet-lab train gpt2-mini --device cuda --dtype bfloat16 --save writer
+  eet-lab generate "The built-in function" --model ./writer --temperature 0.7
+
+Models: gpt2-tiny and, for a GPU, gpt2-mini (the documentation of this Python), bert-tiny (numbers in words and in
+digits, some of them masked), translator-tiny, vit-tiny (scikit-learn's handwritten digits where it is installed, and
+else drawn ones). Ctrl-C ends the training, and keeps what was learned.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("demo", metavar="NAME", help="which one: see above")
+    parser.add_argument("--steps", type=int, metavar="N", help="steps of the optimizer (default: the model's own)")
+    parser.add_argument(
+        "--recipe", default="all", metavar="WORDS", help="see `eet-lab techniques --help` (default: all)"
+    )
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write the model there when it is done")
+    add_model(parser, default=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train and print; 130 when stopped."""
+    from eet_lab.devices import checked_device
+    from eet_lab.models.loading import checked_dtype
+    from eet_lab.progress import Clock
+    from eet_lab.technique import Recipe
+    from eet_lab.training.demos import demo_of, train_demo
+    from eet_lab.words import brief, counted, percent
+
+    demo, device = demo_of(args.demo), checked_device(args.device)
+    demo = demo if args.steps is None else demo.in_steps(args.steps)
+    dtype = checked_dtype(args.dtype or "float32", device)
+    recipe = Recipe.parse(args.recipe, device.partition(":")[0], demo.config.in_training)
+    line = ProgressLine(Clock())
+    try:
+        with stoppable() as stop:
+            found = train_demo(demo, recipe.parts, device=device, dtype=dtype, progress=line, cancel=stop)
+    finally:
+        line.clear()
+    first, *_, last = (each.loss for each in (*found.run.evaluations[:1], *found.run.evaluations))
+    print(f"{demo.title}: {found.model.config.num_params:,} weights, {found.model.dtype} on {device}, {recipe}")
+    steps = counted(len(found.run.steps), "step")
+    print(f"{steps} in {brief(found.seconds)} s; loss on what was held out {first:.3f} to {last:.3f}")
+    print(f"right: {percent(found.right)} {'of all answers' if demo.is_whole else 'of all that is asked for'}")
+    if args.save:
+        found.model.save(args.save)
+        print(f"saved in {args.save}")
+    return 130 if found.run.was_stopped else 0
+
+
+COMMAND = Command("train", "train a small model from nothing", GUIDE, add_arguments, run)

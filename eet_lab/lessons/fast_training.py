@@ -1,0 +1,368 @@
+"""Lesson 8, fast training: what is a training step made of, and which of it can be left out?
+
+N tokens with a label, C channels, V words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from statistics import median
+from tempfile import mkdtemp
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import ipywidgets as W
+import plotly.graph_objects as go
+import torch
+from IPython.display import display
+from torch.utils._pytree import tree_leaves
+
+from eet_lab.bench.launches import TorchCalls, is_work
+from eet_lab.bench.rows import Row
+from eet_lab.bench.training_compare import TrainComparison, compare_training
+from eet_lab.devices import checked_device
+from eet_lab.figures import theme
+from eet_lab.lessons import recorded
+from eet_lab.lessons.prediction import Prediction, after_prediction
+from eet_lab.lessons.show import Shown, here, noted, table, there
+from eet_lab.models import Model
+from eet_lab.models.config import PRESETS
+from eet_lab.technique import Recipe, obstacle, registry
+from eet_lab.texts import generate
+from eet_lab.training import Example, Examples, Trainer
+from eet_lab.training.data import read_texts
+from eet_lab.training.demos import BUNDLED, TrainedDemo, demo_of, train_demo
+from eet_lab.words import MiB, brief, counted, ms_words, percent
+
+NUM_TEXTS, LONGEST = 12, 96
+BASE, PACKED = "pre_padding", "pre_padding,mask_removal,packed_prefill"
+CHUNK = 1024
+FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+PARTS = (FORWARD, BACKWARD, UPDATE)
+COLORS = {FORWARD: theme.SELECTION, BACKWARD: theme.SERIES[1], UPDATE: theme.GAIN}
+STEPS = 3
+"""Steps whose median time is told."""
+PROMPTS = ("The built-in function", "If the object", "A class is")
+
+
+def untrained(device: str | None = None) -> Model:
+    """The model that the lesson trains, with random weights, and the demo model's tokenizer."""
+    device = checked_device(device)
+    demo = demo_of("gpt2-mini" if device.startswith("cuda") else "gpt2-tiny")
+    return demo.model(device, torch.bfloat16 if device.startswith("cuda") else torch.float32)
+
+
+@cache
+def texts(model: Model) -> Examples:
+    """Documents of very different lengths, the longest cut."""
+    found = (model.encode(text)[:LONGEST] for text in read_texts(BUNDLED))
+    return Examples([Example(ids) for ids in found if len(ids) > 1][:NUM_TEXTS])
+
+
+def lengths(model: Model) -> list[int]:
+    """Tokens of each."""
+    return [len(example.ids) for example in texts(model)]
+
+
+def pads(model: Model) -> float:
+    """The share of pads, where all are padded to the longest."""
+    sizes = lengths(model)
+    return 1 - sum(sizes) / (len(sizes) * max(sizes))
+
+
+class Part(NamedTuple):
+    """A part of a step: what it took, and what PyTorch was called for."""
+
+    ms: float
+    calls: int
+    num_bytes: int
+
+
+class Moved(TorchCalls):
+    """Counts calls that compute, and the bytes of all that goes in and comes out."""
+
+    num_bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(function, types, args, kwargs)
+        if is_work(function):
+            moved = (each for each in tree_leaves((args, kwargs, result)) if isinstance(each, torch.Tensor))
+            self.num_bytes += sum(each.numel() * each.element_size() for each in moved)
+        return result
+
+
+class Watched:
+    """A trainer that notes where its passes end: forward with the loss, backward with the last gradient."""
+
+    def __init__(self, model: Model, recipe: str) -> None:
+        parts = Recipe.parse(recipe, model.device, model.config.in_training).parts
+        self._on_gpu, self._examples, self._loss = model.device == "cuda", [*texts(model)], parts.loss
+        self._trainer = Trainer(model.network, replace(parts, loss=self._marked))
+        for parameter in self._trainer.parameters.values():
+            parameter.register_post_accumulate_grad_hook(lambda _: self._mark(BACKWARD))
+        self._step(Moved())  # the first one warms up
+
+    def parts(self) -> dict[str, Part]:
+        """Milliseconds of steps that nobody counts, in the middle, and the counts of another one."""
+        timed = [self._step(nullcontext()) for _ in range(STEPS)]
+        counted = self._step(Moved())
+        return {part: counted[part]._replace(ms=median(each[part].ms for each in timed)) for part in PARTS}
+
+    def _step(self, moved: Any) -> dict[str, Part]:
+        self._moved, self._marks = moved, dict[str, tuple[Any, int, int]]()
+        with moved:
+            self._mark("")
+            self._trainer.step(self._examples)
+            self._mark(UPDATE)
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        ends = zip(("", FORWARD, BACKWARD), PARTS, strict=True)
+        return {part: self._between(self._marks[before], self._marks[part]) for before, part in ends}
+
+    def _marked(self, *given: Any) -> torch.Tensor:
+        loss = self._loss(*given)
+        self._mark(FORWARD)
+        return loss
+
+    def _mark(self, part: str) -> None:
+        now: Any = torch.cuda.Event(enable_timing=True) if self._on_gpu else perf_counter()
+        if self._on_gpu:
+            now.record()
+        seen = self._moved if isinstance(self._moved, Moved) else None
+        self._marks[part] = now, len(seen.calls) if seen else 0, seen.num_bytes if seen else 0
+
+    def _between(self, begin: tuple[Any, int, int], end: tuple[Any, int, int]) -> Part:
+        ms = begin[0].elapsed_time(end[0]) if self._on_gpu else (end[0] - begin[0]) * 1e3
+        return Part(ms, end[1] - begin[1], end[2] - begin[2])
+
+
+def anatomy(model: Model) -> Shown:
+    """Time, calls and bytes of the three parts of a step."""
+    parts, tensors = Watched(model, BASE).parts(), len(Trainer(model.network).parameters)
+    return Shown(
+        here(model),
+        _shares(parts, f"A step of {len(texts(model))} texts, by its parts"),
+        "All texts are padded to the longest. The forward pass computes the loss, the backward pass the gradient of "
+        "each weight, and the update moves the weights. Backward computes two products for each of forward, one for "
+        "the weights and one for what came in, so expect it to take twice as long. The update computes almost nothing: "
+        f"it reads and writes every weight, its gradient and two moments, of {tensors} tensors, one after the other. "
+        "On a GPU each call is a launch, which costs the host some microseconds however small it is.",
+    )
+
+
+def _shares(parts: dict[str, Part], title: str) -> go.Figure:
+    rows: dict[str, tuple[list[float], Callable[[float], str]]] = {
+        "time": ([part.ms for part in parts.values()], ms_words),
+        "calls of PyTorch": ([part.calls for part in parts.values()], lambda n: f"{n:,.0f}"),
+        "bytes in and out": ([part.num_bytes / MiB for part in parts.values()], lambda n: f"{brief(n)} MiB"),
+    }
+    fig = theme.figure(title, height=210, barmode="stack", bargap=0.35)
+    for place, name in enumerate(parts):
+        of_row = [values[place] / sum(values) for values, _ in rows.values()]
+        told = [words(values[place]) for values, words in rows.values()]
+        fig.add_bar(
+            y=[*rows], x=[round(100 * each, 2) for each in of_row], orientation="h", name=name, customdata=told,
+            text=[word if share > 0.07 else "" for word, share in zip(told, of_row, strict=True)],
+            marker_color=COLORS[name], textposition="inside", insidetextanchor="middle", textangle=0,
+            textfont={"color": "white"}, hovertemplate="%{y}: " + name + " %{customdata}, %{x:.0f} %<extra></extra>",
+        )  # fmt: skip
+    fig.update_layout(legend={"traceorder": "normal"})
+    fig.update_xaxes(title="% of the step", range=[0, 100])
+    return fig.update_yaxes(autorange="reversed")
+
+
+def predict(model: Model) -> Prediction:
+    """What share of a batch is pads? Reveals the count, and no time."""
+    sizes = lengths(model)
+    return Prediction(
+        f"{len(sizes)} texts of {min(sizes)} to {max(sizes)} tokens share a step. Padded to the longest, how many "
+        "percent of the tokens that are computed are pads?",
+        reveal=f"{percent(pads(model))}: of {len(sizes) * max(sizes):,} tokens, {sum(sizes):,} are real. A pad is "
+        "computed by every linear layer, forward and backward, and teaches nothing.",
+        number=(0, 100),
+        unit="%",
+    )
+
+
+@after_prediction
+def packing(guess: Prediction, model: Model) -> Shown:
+    """The texts padded and end to end, and steps of both in turn."""
+    found = compare_training(
+        model, texts(model), PACKED, baseline=f"{BASE},mask_removal", batch_rows=NUM_TEXTS, repeats=6
+    )
+    return Shown(_layouts(lengths(model)), here(model), _compared(found, ("padded", "packed")), _said(found, model))
+
+
+def _layouts(sizes: list[int]) -> go.Figure:
+    """Texts as rows with pads, and below them the same in one row."""
+    fig = theme.figure("The same texts padded, and packed", height=300, barmode="stack", bargap=0.15)
+    names = [f"text {number}" for number in range(1, len(sizes) + 1)]
+    fig.add_bar(y=names, x=sizes, orientation="h", name="real", marker_color=theme.SELECTION, hoverinfo="x")
+    fig.add_bar(
+        y=names, x=[max(sizes) - n for n in sizes], orientation="h", name="pads", hoverinfo="x",
+        marker=theme.hatched(theme.BASELINE, theme.GRID),
+    )  # fmt: skip
+    begin = 0
+    for number, size in enumerate(sizes):
+        fig.add_bar(
+            y=["packed"], x=[size], orientation="h", base=[begin], showlegend=False, name=names[number],
+            marker={"color": theme.SELECTION, "line": {"color": "white", "width": 1}}, hoverinfo="name+x", width=0.8,
+        )  # fmt: skip
+        begin += size
+    fig.update_xaxes(title="tokens")
+    return fig.update_yaxes(autorange="reversed", tickfont={"size": 10})
+
+
+def _compared(found: TrainComparison, names: tuple[str, str]) -> Any:
+    sides, change = (found.baseline, found.selection), found.change
+    times = ("–", "–") if change is None else (ms_words(change.before), ms_words(change.after))
+    rows = [
+        [name, ms, f"{side.steps[-1].computed_tokens:,}", f"{side.losses[-1]:.4f}"]
+        for name, ms, side in zip(names, times, sides, strict=True)
+    ]
+    return table(["", "a step", "tokens computed", "loss of the last step"], rows)
+
+
+def _said(found: TrainComparison, model: Model) -> str:
+    change = f"A step: {found.change.words('ms')}. " if found.change else ""
+    return (
+        f"{change}Same loss curve? {found.verdict}. {found.explanation} Packed, texts lie end to end, and attention is "
+        f"told where each begins (cu_seqlens). {percent(pads(model))} of the tokens go; the update is the same, and "
+        "on a CPU attention takes a call for each text, so the time falls by less."
+    )
+
+
+def logits(model: Model) -> Shown:
+    """What logits of a step take, whole and in chunks, and whether gradients are the same."""
+    vocabularies = {"this model": model.config.vocab_size, "GPT-2": PRESETS["gpt2"].vocab_size}
+    vocabularies["Llama 3"] = PRESETS["llama-8b"].vocab_size
+    num_tokens = 8 * 1024
+    rows = [
+        [f"{name}, {words:,} words", *(f"{4 * tokens * words / MiB:,.0f} MiB" for tokens in (num_tokens, CHUNK))]
+        for name, words in vocabularies.items()
+    ]
+    examples, config = [*texts(model)], model.config.in_training
+    (plain, before), (chunked, after) = (
+        Trainer(model.network, Recipe.parse(recipe, model.device, config).parts).gradients(examples)
+        for recipe in (BASE, f"{BASE},chunked_cross_entropy:chunk=64")
+    )
+    error = max(float((before[path] - after[path]).norm() / before[path].norm().clamp_min(1e-12)) for path in before)
+    return Shown(
+        table(["8 texts of 1,024 tokens", "logits in fp32, whole", f"{CHUNK:,} tokens at a time"], rows),
+        "The head makes a number for each token and each word. The gradient of the logits is as large again, and "
+        "without a technique both are there at once, the largest tensors of the step by far.",
+        f"`chunked_cross_entropy` makes the logits of some tokens, takes their loss and their gradient, and forgets "
+        f"them. Nothing is computed twice. Here, with chunks of 64 tokens: loss {plain:.6f} whole and {chunked:.6f} in "
+        f"chunks, and no gradient is further from the other than {error:.1e} of its norm.",
+    )
+
+
+def flat(model: Model) -> Shown:
+    """The update of each tensor, and of one buffer."""
+    plain, buffered = (Watched(model, recipe).parts()[UPDATE] for recipe in (BASE, f"{BASE},flat_optimizer"))
+    rows = [[name, f"{part.calls:,}", ms_words(part.ms)] for name, part in (("each tensor", plain), ("flat", buffered))]
+    return Shown(
+        here(model),
+        table(["update of", "calls of PyTorch", "time"], rows),
+        "`flat_optimizer` lays all weights into one buffer, and their gradients and moments into others of the same "
+        "layout; a layer's weights are views of it. The formula is the same, and so is each number. The calls no "
+        "longer grow with the number of tensors. The bytes stay, so what is saved is the host's time: on a GPU that "
+        "is most of the update of a small model.",
+    )
+
+
+def on_a_gpu(model: Model) -> Shown:
+    """What is trained with on a GPU: which techniques there are, measured here or recorded, if either is there."""
+    config = model.config.in_training
+    kinds = [technique() for technique in registry().values() if "train" in technique.stages]
+    why = {each.title: obstacle(each, model.device, config) for each in kinds}
+    lines = [[title, reason.rstrip(".") if reason else "runs here"] for title, reason in why.items()]
+    shown: list[Any] = [table(["technique of training", "here"], lines)]
+    rows = recorded_rows()
+    if model.device == "cuda":
+        found = compare_training(model, texts(model), "all", batch_rows=NUM_TEXTS)
+        shown += [here(model), _compared(found, ("no technique", "all"))]
+    if rows:
+        times = [[row.workload, recorded.who(row), ms_words(row.total_ms.p50)] for row in rows if row.total_ms]
+        shown += [there(rows), table(["workload", "who", "a step"], times)]
+    elif model.device != "cuda":
+        shown.append(
+            noted("Not measured: there is no GPU here, and no run of an H200 is recorded for this lesson yet.", "cpu")
+        )
+    return Shown(
+        *shown,
+        "On a GPU a small model's step is bound by launches: the host hands over hundreds of kernels, most of which "
+        "run for some microseconds. Kernels of our own compute what lies between two matrix products in one launch, "
+        "forward and backward. A CUDA graph of a whole step replays all launches as one. Large models gain less, "
+        "since their products take most of the time.",
+    )
+
+
+def recorded_rows() -> list[Row]:
+    """Training steps that an H200 took; none until the benchmark's file has some."""
+    return [row for row in recorded.all_newest() if row.workload.startswith("train:")]
+
+
+def train(device: str | None = None) -> TrainedDemo:
+    """Train the lesson's model on this machine's own documentation, and say how far it is."""
+    device = checked_device(device)
+    on_gpu = device.startswith("cuda")
+    demo, line = demo_of("gpt2-mini" if on_gpu else "gpt2-tiny"), W.HTML("Reading Python’s documentation …")
+    display(line)
+
+    def progress(done: int, total: int, words: str) -> None:
+        if done % 10 == 0 or done == total:
+            line.value = f"Step {done:,} of {total:,}, {words}"
+
+    config = demo.config.in_training
+    parts = Recipe.parse("all", "cuda" if on_gpu else "cpu", config).parts
+    return train_demo(demo, parts, device=device, dtype=torch.bfloat16 if on_gpu else torch.float32, progress=progress)
+
+
+def learned(found: TrainedDemo) -> Shown:
+    """The loss of each step and of held-out text, and the same prompts before and after."""
+    steps, held_out = found.run.steps, found.run.evaluations
+    fig = theme.figure("Loss, nats a token", height=320)
+    fig.add_scatter(
+        x=[step.number + 1 for step in steps], y=theme.rounded(found.run.losses), name="training",
+        line={"color": theme.BASELINE, "width": 1.2},
+    )  # fmt: skip
+    fig.add_scatter(
+        x=[each.num_steps for each in held_out], y=theme.rounded(each.loss for each in held_out), name="held-out text",
+        mode="lines+markers", line={"color": theme.SELECTION, "width": 2.5},
+    )  # fmt: skip
+    fig.update_xaxes(title="step")
+    num_tokens = sum(step.num_tokens for step in steps)
+    return Shown(
+        here(found.model),
+        fig,
+        f"{found.model.config.num_params:,} weights read {num_tokens:,} tokens in {counted(len(steps), 'step')} and "
+        f"{brief(found.seconds)} s. On text that it never read, the loss fell from {held_out[0].loss:.2f} (random "
+        f"guesses among {found.model.config.vocab_size:,} words: {_uniform(found.model):.2f}) to "
+        f"{held_out[-1].loss:.2f}: it takes the right word for {percent(found.right)} of all places. Where the two "
+        "lines part, the model learns what it read by heart.",
+    )
+
+
+def _uniform(model: Model) -> float:
+    return float(torch.tensor(float(model.config.vocab_size)).log())
+
+
+def written(model: Model, found: TrainedDemo) -> Shown:
+    """The same prompts, continued before and after the training."""
+    how: dict[str, Any] = {"max_new_tokens": 24, "temperature": 0.7, "top_k": 40}
+    before, after = (generate(each, PROMPTS, **how).texts for each in (model, found.model))
+    both = zip(PROMPTS, before, after, strict=True)
+    rows = [[prompt, *(" ".join(text.split()) for text in each)] for prompt, *each in both]
+    return Shown(table(["prompt", "untrained", "trained"], rows))
+
+
+def saved(found: TrainedDemo) -> str:
+    """The model as a checkpoint in a temporary folder, which transformers reads, too."""
+    folder = Path(mkdtemp(prefix="eet-lab-")) / "trained-gpt2"
+    replace(found.model, name=folder.name).save(folder)
+    return str(folder)
